@@ -123,7 +123,7 @@ def load_statistics(
     return files.result(data_version, _count_rows(session, group, data_version))
 
 
-def stored_statistics(
+def find_stored_statistics(
     session: Session,
     name: str,
     *,
@@ -136,7 +136,7 @@ def stored_statistics(
     return _statistics_files(session, group.spec).get(data_version)
 
 
-def statistics_to_compare(
+def load_statistics_to_compare(
     session: Session, name: str, compare_with: int | str | None
 ) -> Statistics | None:
     """Return the statistics of another version (an integer) or of another group (a name)."""

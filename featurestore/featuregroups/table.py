@@ -115,15 +115,15 @@ def _read_group_snapshot(path: str, title: str, as_of: TableVersion | None) -> O
 
 def resolve(session: Session, name: str, version: int | None) -> tuple[str, int]:
     """Return the name and version of a registered group; the name may be ``name@v2``."""
-    name, version_argument = requested_version(name, version)
+    name, version_argument = parse_requested_version(name, version)
     with session.registry.reading() as connection:
         return name, featuregroups.get(connection, name, version_argument).version
 
 
-def requested_version(name: str, version: int | None) -> tuple[str, int | None]:
+def parse_requested_version(name: str, version: int | None) -> tuple[str, int | None]:
     """Return the group name and the requested version, None for the latest version.
 
-    >>> requested_version("weather@v2", None)
+    >>> parse_requested_version("weather@v2", None)
     ('weather', 2)
 
     Raises:

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query
 from featurestore.errors import LimitExceeded, StatisticsNotFound
 from featurestore.featuregroups import FeatureGroup
 from featurestore.featuregroups.handle import group_details
-from featurestore.featuregroups.quality import stored_statistics
+from featurestore.featuregroups.quality import find_stored_statistics
 from featurestore.featuregroups.table import TableVersion
 from featurestore.model.featuregroup import Commit
 from featurestore.model.statistics import ColumnStatistics, Statistics
@@ -83,7 +83,7 @@ def definition(group: FeatureGroup) -> dict[str, Any]:
 
 def statistics(group: FeatureGroup, table_version: TableVersion | None = None) -> Statistics | None:
     """Return the stored statistics of a table version, or None; they are never computed here."""
-    return stored_statistics(
+    return find_stored_statistics(
         group._session, group.name, version=group.version, delta_version=table_version
     )
 

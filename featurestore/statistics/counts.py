@@ -17,7 +17,7 @@ from featurestore.statistics.moments import (
     Moments,
     Twofold,
     add_twofold,
-    product,
+    multiply_exactly,
     sum_integers,
     sum_twofold,
 )
@@ -145,7 +145,7 @@ def _exact_sum(values: Values, value_counts: ValueCounts | None) -> Total:
     # Missing values contain the pivot. Subtracting the pivots from the sum of all numbers avoids a
     # copy of the finite values.
     total = sum_twofold(values.numbers, largest=largest)
-    return add_twofold(total, product(-values.missing, float(values.pivot)))
+    return add_twofold(total, multiply_exactly(-values.missing, float(values.pivot)))
 
 
 def _count_dictionary(data: pa.DictionaryArray, *, counts_distinct: bool) -> ColumnCounts:

@@ -134,7 +134,7 @@ def _rank_by_sorting(
     values: NDArray[Any], weights: NDArray[np.int64]
 ) -> tuple[NDArray[Any], NDArray[np.int64], Floats]:
     """Return the distinct values, their counts, and the mid-rank of each row, by sorting."""
-    order, ordered = ascending(values)
+    order, ordered = sort_ascending(values)
     if not len(ordered):
         return ordered, np.empty(0, dtype=np.int64), np.empty(0)
     first = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
@@ -373,10 +373,10 @@ def _common_divisor(values: NDArray[np.int64]) -> int:
     return max(int(np.gcd.reduce(differences)), 1)
 
 
-def ascending(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
+def sort_ascending(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """Sort numbers in ascending order, and return their positions and the sorted numbers.
 
-    >>> ascending(np.array([30, 10, 20]))
+    >>> sort_ascending(np.array([30, 10, 20]))
     (array([1, 2, 0]), array([10, 20, 30]))
     """
     if not len(values):

@@ -84,7 +84,7 @@ class CoMoments:
     n: NDArray[np.int64]
     mean: tuple[Floats, Floats]
     square: tuple[Floats, Floats]
-    product: tuple[Floats, Floats]
+    multiply_exactly: tuple[Floats, Floats]
 
     @classmethod
     def empty(cls, columns: int) -> CoMoments:
@@ -192,10 +192,10 @@ def _sum_block(values: Floats, largest: float, rounded: Floats) -> Twofold:
     return add_twofold(_scale_integer(multiples, math.ulp(sigma)), (float(remainders.sum()), 0.0))
 
 
-def product(count: int, number: float) -> Twofold:
+def multiply_exactly(count: int, number: float) -> Twofold:
     """Return the exact product of a count and a number.
 
-    >>> product(3, 0.5)
+    >>> multiply_exactly(3, 0.5)
     (1.5, 0.0)
     """
     # The denominator of a float is a power of two, so its reciprocal is exact.

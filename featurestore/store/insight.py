@@ -139,11 +139,11 @@ class InsightCalls(StoreBase):
         >>> figure = store.visualize_featuregroup_correlations("weather", plot=False)
         >>> figure.savefig("correlations.png")
         """
-        from featurestore.featuregroups.quality import load_statistics, statistics_to_compare
+        from featurestore.featuregroups.quality import load_statistics, load_statistics_to_compare
         from featurestore.statistics import plots
 
         statistics = load_statistics(self._session, name, version=version)
-        other_statistics = statistics_to_compare(self._session, name, compare_with)
+        other_statistics = load_statistics_to_compare(self._session, name, compare_with)
         figure = plots.correlations(
             statistics,
             other=other_statistics,
@@ -152,7 +152,7 @@ class InsightCalls(StoreBase):
             cmap=cmap,
             annot=annot,
         )
-        return plots.shown(figure, plot=plot)
+        return plots.show_or_return(figure, plot=plot)
 
     def visualize_featuregroup_distributions(
         self,
@@ -170,15 +170,15 @@ class InsightCalls(StoreBase):
         >>> len(figure.axes)
         2
         """
-        from featurestore.featuregroups.quality import load_statistics, statistics_to_compare
+        from featurestore.featuregroups.quality import load_statistics, load_statistics_to_compare
         from featurestore.statistics import plots
 
         statistics = load_statistics(self._session, name, version=version)
-        other_statistics = statistics_to_compare(self._session, name, compare_with)
+        other_statistics = load_statistics_to_compare(self._session, name, compare_with)
         figure = plots.distributions(
             statistics, other=other_statistics, columns=columns, figsize=figsize
         )
-        return plots.shown(figure, plot=plot)
+        return plots.show_or_return(figure, plot=plot)
 
     def visualize_featuregroup_clusters(
         self,
@@ -204,7 +204,7 @@ class InsightCalls(StoreBase):
         )
         source = load_statistics(self._session, name, version=version).source
         figure = plots.clusters(state, source=source, figsize=figsize)
-        return plots.shown(figure, plot=plot)
+        return plots.show_or_return(figure, plot=plot)
 
     def visualize_featuregroup_descriptive_stats(
         self, name: str, *, version: int | None = None
@@ -252,7 +252,7 @@ class InsightCalls(StoreBase):
             cmap=cmap,
             annot=annot,
         )
-        return plots.shown(figure, plot=plot)
+        return plots.show_or_return(figure, plot=plot)
 
     def visualize_training_dataset_distributions(
         self,
@@ -280,7 +280,7 @@ class InsightCalls(StoreBase):
         figure = plots.distributions(
             statistics, other=other_statistics, columns=columns, figsize=figsize
         )
-        return plots.shown(figure, plot=plot)
+        return plots.show_or_return(figure, plot=plot)
 
     def visualize_training_dataset_clusters(
         self,
@@ -306,7 +306,7 @@ class InsightCalls(StoreBase):
         figure = plots.clusters(
             find_clusters(sample, clusters=clusters), source=source, figsize=figsize
         )
-        return plots.shown(figure, plot=plot)
+        return plots.show_or_return(figure, plot=plot)
 
     def visualize_training_dataset_descriptive_stats(
         self, name: str, *, version: int | None = None, split: str | None = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from featurestore import ingest
 from featurestore.errors import FeatureGroupNotFound, InvalidReference, TrainingDatasetNotFound
 from featurestore.featuregroups.discovery import Match
-from featurestore.featuregroups.table import requested_version
+from featurestore.featuregroups.table import parse_requested_version
 from featurestore.model.display import Listing
 from featurestore.model.manifest import Manifest
 from featurestore.model.names import check_name
@@ -209,7 +209,7 @@ class RemoteFeatureStore(RemoteTrainingDatasetCalls, RemoteWriteCalls, FeatureSt
     # -- groups -----------------------------------------------------------------------------------
 
     def featuregroup(self, name: str, *, version: int | None = None) -> FeatureGroup:
-        name, number = requested_version(name, version)
+        name, number = parse_requested_version(name, version)
         path = f"/featuregroups/{check_name(name)}"
         if number is not None:
             path += f"/{number}"

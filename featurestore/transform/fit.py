@@ -191,7 +191,9 @@ def chains_from_json(payload: ChainsJson, *, view: str) -> dict[str, Chain]:
     chains = {}
     for name, steps in payload.items():
         try:
-            chains[name] = Chain(tuple(_step(JsonObject.from_value(step, name)) for step in steps))
+            chains[name] = Chain(
+                tuple(_parse_step(JsonObject.from_value(step, name)) for step in steps)
+            )
         except MalformedJson as error:
             raise FeatureViewDamaged(
                 f"The transformations of feature view {view!r} are not supported by this release: "
@@ -201,7 +203,7 @@ def chains_from_json(payload: ChainsJson, *, view: str) -> dict[str, Chain]:
     return chains
 
 
-def _step(data: JsonObject) -> Step:
+def _parse_step(data: JsonObject) -> Step:
     """Parse a step before fitting."""
     rule = RULES.get(data.text("rule"))
     if rule is None:

@@ -234,7 +234,7 @@ class Transformations:
             version=payload.number("version", minimum=1),
             fit_on=payload.text("fit_on"),
             rows=payload.number("rows"),
-            columns=tuple(map(_column, payload.objects("columns"))),
+            columns=tuple(map(_parse_column, payload.objects("columns"))),
         )
 
     def to_bytes(self) -> bytes:
@@ -298,14 +298,14 @@ class Transformations:
         return display.records_table(self.records())
 
 
-def _column(data: JsonObject) -> FittedColumn:
+def _parse_column(data: JsonObject) -> FittedColumn:
     """Parse a fitted column, whose output form must be that of this release."""
     kind = data.get("type")
     try:
         type_from_json(kind)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise data.wrong_type_error("type", "a feature type") from error
-    steps = Chain(tuple(map(_step, data.objects("steps"))))
+    steps = Chain(tuple(map(_parse_step, data.objects("steps"))))
     column = FittedColumn(data.text("name"), kind, steps, data.flag("narrow"))
     try:
         output = column.output.to_json()
@@ -318,7 +318,7 @@ def _column(data: JsonObject) -> FittedColumn:
     return column
 
 
-def _step(data: JsonObject) -> Step:
+def _parse_step(data: JsonObject) -> Step:
     """Parse a fitted step."""
     name = data.text("rule")
     rule = RULES.get(name)

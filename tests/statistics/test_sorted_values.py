@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from featurestore.statistics.distribution import ascending, bin_counts
+from featurestore.statistics.distribution import sort_ascending, bin_counts
 
 FINITE = {"allow_nan": False, "allow_infinity": False}
 VALUES = st.one_of(
@@ -31,7 +31,7 @@ VALUES = st.one_of(
 @settings(max_examples=75, deadline=None)
 @given(VALUES)
 def test_sorted_values_equal_numpy_order(values: Any) -> None:
-    order, ordered = ascending(values)
+    order, ordered = sort_ascending(values)
     assert sorted(order.tolist()) == list(range(len(values)))
     assert ordered.dtype == values.dtype
     assert np.array_equal(values[order], ordered)
@@ -46,7 +46,7 @@ def test_sorted_values_differing_in_last_bits_are_sorted(kind: Any) -> None:
         [near.view(kind), np.array([-1.0, 1e300]).astype(np.float64).view(kind)]
     )
     random.shuffle(values)
-    order, ordered = ascending(values)
+    order, ordered = sort_ascending(values)
     assert sorted(order.tolist()) == list(range(len(values)))
     assert np.array_equal(ordered, np.sort(values))
     assert np.array_equal(values[order], ordered)

@@ -68,11 +68,11 @@ def _new_figure(figsize: Size | None, *, default: Size) -> Iterator[Figure]:
         plt.close(figure)
 
 
-def shown(figure: Figure, *, plot: bool) -> Figure | None:
+def show_or_return(figure: Figure, *, plot: bool) -> Figure | None:
     """Show a figure and return None if ``plot``, otherwise return the figure.
 
     >>> from matplotlib.figure import Figure
-    >>> shown(Figure(), plot=False) is None
+    >>> show_or_return(Figure(), plot=False) is None
     False
     """
     if not plot:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from featurestore.statistics.distribution import sort_ascending, bin_counts
+from featurestore.statistics.distribution import bin_counts, sort_ascending
 
 FINITE = {"allow_nan": False, "allow_infinity": False}
 VALUES = st.one_of(

@@ -269,7 +269,7 @@ def check_same_definition(
         before, now = getattr(stored_spec, label), getattr(declared_spec, label)
         if before != now:
             differences.append(
-                f"{label}: stored {_format_value(before)}, given {_format_value(now)}"
+                f"{label}: stored {_format_value(before)}, declared {_format_value(now)}"
             )
     differences += _column_differences(stored_spec.schema, declared_spec.schema, declared.types)
     if differences:
@@ -291,7 +291,7 @@ def _column_differences(
         if kind is None:
             differences.append(f"column {column.name!r} ({column.type}) is missing")
         elif kind != column.type and not _is_undeclared_decimal(kind, column, declared):
-            differences.append(f"column {column.name!r}: stored {column.type}, given {kind}")
+            differences.append(f"column {column.name!r}: stored {column.type}, declared {kind}")
     differences += [f"column {name!r} is new" for name in types_by_name]
     return differences
 

@@ -73,11 +73,11 @@ def test_get_or_create_writes_once_and_compares_definitions(duckdb_store: Featur
     assert first == again
     assert again.delta_version == 1
     for other, says in (
-        ({"primary_key": ["id", "x"][:1]}, "event_time: stored 't', given None"),
-        ({**options, "ttl": "1h"}, "ttl: stored None, given '1h'"),
+        ({"primary_key": ["id", "x"][:1]}, "event_time: stored 't', declared None"),
+        ({**options, "ttl": "1h"}, "ttl: stored None, declared '1h'"),
         (
             {**options, "primary_key": ["id", "t"]},
-            r"primary_key: stored \['id'\], given \['id', 't'\]",
+            r"primary_key: stored \['id'\], declared \['id', 't'\]",
         ),
     ):
         with pytest.raises(DefinitionMismatch, match=says):

@@ -86,7 +86,7 @@ def test_column_provenance_contains_run_and_source_versions(duckdb_store: Featur
     assert [
         (e.name, e.version, e.delta_version, e.source_delta_version, e.run_id) for e in edges
     ] == [("derived", 1, 2, 1, "run7")]
-    with pytest.raises(FeatureNotFound, match="no column 'z'; it has 'y'"):
+    with pytest.raises(FeatureNotFound, match=r"no column 'z'\. Available: 'y'"):
         provenance(duckdb_store.session, "derived.z")
 
 

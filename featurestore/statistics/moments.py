@@ -84,7 +84,7 @@ class CoMoments:
     n: NDArray[np.int64]
     mean: tuple[Floats, Floats]
     square: tuple[Floats, Floats]
-    multiply_exactly: tuple[Floats, Floats]
+    product: tuple[Floats, Floats]
 
     @classmethod
     def empty(cls, columns: int) -> CoMoments:

@@ -252,13 +252,13 @@ def _correlations(
 def _column_sum(counts: ColumnCounts) -> int | float | None:
     if isinstance(counts.total, int):
         return counts.total
-    return _select_finite(counts.total[0] + counts.total[1])
+    return _finite_or_none(counts.total[0] + counts.total[1])
 
 
 def _column_mean(counts: ColumnCounts, column: CountedColumn) -> float | str | None:
     """Return the mean, formatted as a time for time columns, or None if it overflows."""
     if isinstance(counts.total, tuple):
-        return _select_finite((counts.total[0] + counts.total[1]) / counts.moments.n)
+        return _finite_or_none((counts.total[0] + counts.total[1]) / counts.moments.n)
     mean = counts.total / counts.moments.n
     if column.kind == "time":
         return str(_format_computed(mean, column, counts))
@@ -280,7 +280,7 @@ def _column_std(moments: Moments, kind: pa.DataType) -> float | None:
     return std
 
 
-def _select_finite(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     """Return a finite number, or None for an overflow, which JSON cannot represent."""
     return value if math.isfinite(value) else None
 

@@ -101,7 +101,7 @@ def test_get_or_create_writes_once_and_compares_definitions(duckdb_store: Featur
         ({"ttl": "1h"}, KeyRequired, "ttl needs an event_time"),
         ({"event_time": "t", "ttl": "soon"}, InvalidArgument, "not a duration"),
         ({"event_time": "t", "created_time": "t"}, InvalidArgument, "same column"),
-        ({"validation": "loose"}, InvalidArgument, "not a policy"),
+        ({"validation": "loose"}, InvalidArgument, "not a validation policy"),
         ({"tags": {"a": 1}}, InvalidArgument, "not a pair of strings"),
         ({"version": 0}, OutOfRange, "not between 1 and"),
         ({"version": True}, InvalidArgument, "not an integer"),

@@ -239,7 +239,7 @@ def test_plots_count_omitted_features_and_accept_columns() -> None:
     assert "of 200" not in plots.distributions(statistics, columns=["feature_199"]).get_suptitle()
     axes = plots.correlations(statistics).axes
     texts = [*axes[-1].texts, *axes[1].texts]
-    assert any("200 columns, more than 120" in each.get_text() for each in texts)
+    assert any("200 columns: no names above 120" in each.get_text() for each in texts)
     table = table_of(200, rows=50)
     grouped = find_clusters(count(accumulator_of(table), table.to_batches()), clusters=2)
     right = plots.clusters(grouped).axes[1]
@@ -358,7 +358,7 @@ def test_plot_without_display_logs_how_to_save(
 ) -> None:
     duckdb_store.create_featuregroup(table_of(3), "things")
     assert duckdb_store.visualize_featuregroup_correlations("things") is None
-    assert "plot=False and save it: figure.savefig('figure.png')" in caplog.text
+    assert "plot=False and save the figure: figure.savefig('figure.png')" in caplog.text
     caplog.clear()
     duckdb_store.visualize_featuregroup_correlations("things", plot=False)
     assert not caplog.text

@@ -128,7 +128,7 @@ def test_decode_images_invalid_bytes_raises(pixels: Any) -> None:
 
 def test_raw_images_wrong_size_raises() -> None:
     cells = np.array([b"abcd", b"abc"], object)
-    with pytest.raises(InvalidArgument, match=r"Row 1 .* has 3 bytes.* \(2, 2, 1\) are 4"):
+    with pytest.raises(InvalidArgument, match=r"Row 1 .* has 3 bytes.* \(2, 2, 1\) have 4"):
         reshape_raw_images(cells, None, shape=(2, 2, 1))
     actual = reshape_raw_images(cells, np.array([True, False]), shape=(2, 2, 1))
     assert actual.reshape(2, 4).tolist() == [list(b"abcd"), [0] * 4]

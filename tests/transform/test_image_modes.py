@@ -282,7 +282,7 @@ def test_raw_16_bit_rows_of_bytes_are_little_endian() -> None:
     rows = np.array([[1, 0, 0, 1], [255, 255, 0, 0]], dtype=np.uint8)
     pixels = reshape_raw_images(rows, None, shape=(1, 2, 1), dtype="uint16")
     assert pixels.reshape(2, 2).tolist() == [[1, 256], [65535, 0]]
-    with pytest.raises(InvalidArgument, match=r"has 4 bytes.* are 2"):
+    with pytest.raises(InvalidArgument, match=r"has 4 bytes.* have 2"):
         reshape_raw_images(rows, None, shape=(1, 1, 1), dtype="uint16")
 
 

@@ -85,8 +85,8 @@ def check_params(params: Mapping[str, Any] | None) -> dict[str, Any]:
         plain_params = json.loads(json.dumps(dict(params), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise InvalidArgument(
-            f"params={params!r} are not numbers, strings, lists and objects of these: {error}.",
-            hint="a function can create other objects itself, or close over them",
+            f"params={params!r} contains values other than numbers, strings, lists and dicts: {error}.",
+            hint="create other objects inside the function, or let it close over them",
         ) from error
     invalid_names = [
         name for name in params if not isinstance(name, str) or not name.isidentifier()
@@ -146,7 +146,7 @@ def _pickle(function: TrainFunction) -> bytes:
             is_stream = any(value is each for each in (sys.stdin, sys.stdout, sys.stderr))
             is_memory = isinstance(value, io.BytesIO | io.StringIO)
             if isinstance(value, io.IOBase) and not is_memory and not is_stream:
-                raise pickle.PicklingError(f"it refers to {value!r}")
+                raise pickle.PicklingError(f"it refers to the open file {value!r}")
             return super().reducer_override(value)
 
     content = io.BytesIO()
@@ -210,7 +210,7 @@ def _parse_signature(function: TrainFunction) -> tuple[set[str], list[str], bool
             accepts_all = True
         elif parameter.kind is parameter.POSITIONAL_ONLY:
             raise InvalidTrainFunction(
-                f"{qualified_name(function)} takes {parameter.name!r} by position only.",
+                f"{qualified_name(function)} has the positional-only argument {parameter.name!r}.",
                 hint="arguments of a training function are passed by name",
             )
         elif parameter.kind is not parameter.VAR_POSITIONAL:

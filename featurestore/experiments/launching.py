@@ -123,7 +123,9 @@ def check_request(request: LaunchRequest, launcher: Launcher) -> bytes:
 def check_integer(argument: str, value: object, *, minimum: int, maximum: int) -> None:
     """Raise InvalidArgument unless the value is an integer within bounds."""
     if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= maximum:
-        raise InvalidArgument(f"{argument}={value!r} is not an integer of at least {minimum}.")
+        raise InvalidArgument(
+            f"{argument}={value!r} is not an integer from {minimum} to {maximum}."
+        )
 
 
 def check_dataset(dataset: object) -> None:
@@ -136,8 +138,8 @@ def check_dataset(dataset: object) -> None:
     current = TrainingDataset.open(dataset.path)
     if current.manifest.content_hash != dataset.manifest.content_hash:
         raise ManifestMismatch(
-            f"The training dataset at {dataset.path!r} was replaced since it was opened.",
-            hint="open it again",
+            f"The training dataset at {dataset.path!r} has been replaced since it was opened.",
+            hint="open the dataset again",
         )
 
 
@@ -150,7 +152,7 @@ def check_features(dataset: TrainingDataset, names: tuple[str, ...]) -> None:
             f"Unknown input {unknown[0]!r} of {dataset.name!r}. Available: {', '.join(inputs)}."
         )
     if names and not set(inputs) - set(names):
-        raise InvalidArgument("All inputs are left out; training needs at least one.")
+        raise InvalidArgument("The ablation removes all inputs; training needs at least one.")
 
 
 def new_record(request: LaunchRequest, launcher: Launcher) -> RunRecord:
@@ -202,8 +204,9 @@ def resume(
     record = catalog.load(session, run_id)
     if "workers" not in record.settings:
         raise InvalidArgument(
-            f"Run {run_id!r} is a {record.kind}, which has no workers of its own.",
-            hint="resume one of its trials, or call the search again with resume=True",
+            f"Run {run_id!r} of kind {record.kind!r} has no workers to restart.",
+            hint="resume one of its trials; a search continues with "
+            f"experiments.get_study({run_id!r}).resume()",
         )
     function = function or functions.find_loaded_function(str(record.code.get("function", "")))
     if function is None:
@@ -384,7 +387,7 @@ def _build_run_error(
     attempts = len(record.attempts)
     return RunFailed(
         f"Run {record.id!r} of {record.name!r} failed after {attempts} "
-        f"{'start' if attempts == 1 else 'starts'}: {record.reason}\n{trace.strip()}",
+        f"{'attempt' if attempts == 1 else 'attempts'}: {record.reason}\n{trace.strip()}",
         hint=f"read the logs with featurestore run logs {record.id}; continue from the last checkpoint with "
         f"experiments.get_run({record.id!r}).resume()",
     )

@@ -162,7 +162,7 @@ def mirror(run: Run, uri: str, *, artifacts: Sequence[str]) -> str:
     unknown = [name for name in artifacts if name not in FOLDERS]
     if unknown:
         raise InvalidArgument(
-            f"artifacts={list(artifacts)!r} has the unknown folder {unknown[0]!r}. Available: {listing(FOLDERS)}.",
+            f"Unknown folder {unknown[0]!r} in artifacts=. Available: {listing(FOLDERS)}.",
             hint=did_you_mean(unknown[0], FOLDERS) or 'artifacts=["artifacts", "checkpoints"]',
         )
     try:
@@ -178,7 +178,7 @@ def mirror(run: Run, uri: str, *, artifacts: Sequence[str]) -> str:
         message = str(error.message).replace(uri, without_password(uri))
         raise MlflowError(
             f"MLflow at {without_password(uri)!r} rejected run {run.id!r}: {message}",
-            hint="the uploaded part remains; repeat the call to continue",
+            hint="uploaded values remain in MLflow; repeat the call to continue",
         ) from error
 
 
@@ -195,7 +195,8 @@ def collect_points(run: Run) -> list[_MetricPoint]:
         if names.setdefault(key, name) != name:
             raise InvalidArgument(
                 f"The metrics {names[key]!r} and {name!r} have the same name {key!r} in MLflow.",
-                hint="context.report(step, **{'val_auc': ...}): letters, digits, _ - . / and blank",
+                hint="context.report(step, **{'val_auc': ...}); MLflow allows letters, digits, _ - . / "
+                "and spaces",
             )
     keys = {name: key for key, name in names.items()}
     ended = _milliseconds(run.record.ended or run.record.created)

@@ -134,7 +134,8 @@ def cross_validate(
         raise InvalidArgument(f"Split {split!r} has {rows} rows, fewer than {folds} folds.")
     if held_out == split:
         raise InvalidArgument(
-            f"held_out={held_out!r} is the split to divide.", hint='held_out="validation"'
+            f"held_out={held_out!r} must differ from split={split!r}, which is divided into folds.",
+            hint='held_out="validation"',
         )
     plan: list[Proposal] = []
     for number in range(folds):
@@ -326,7 +327,7 @@ def components(
         check_features(dataset, component.features)
     if not ablated_components:
         raise InvalidArgument(
-            f"features={features!r} and layers={layers!r} contain no component to leave out.",
+            f"features={features!r} and layers={layers!r} contain no component to ablate.",
             hint="features='each', 'groups' or lists of names; layers=['dropout']",
         )
     return ablated_components
@@ -348,7 +349,7 @@ def _group_features(dataset: TrainingDataset, features: Any) -> dict[str, tuple[
     for feature in features:
         names = (feature,) if isinstance(feature, str) else tuple(feature)
         if " + ".join(names) in groups:
-            raise InvalidArgument(f"features={features!r} name {' + '.join(names)!r} twice.")
+            raise InvalidArgument(f"features={features!r} contains {' + '.join(names)!r} twice.")
         groups[" + ".join(names)] = names
     return groups
 

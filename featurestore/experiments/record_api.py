@@ -32,9 +32,9 @@ def session_of(store: FeatureStore | None, dataset: TrainingDataset | None) -> S
     # Workers append to files and lock them, which object stores do not support.
     if not storage_for(session.location).supports_appending:
         raise UnsupportedLocation(
-            f"Runs of experiments need a directory, and the store at {session.location!r} is not in one.",
+            f"Experiments require a store in a directory; {session.location!r} is not a directory.",
             hint="store=featurestore.connect('/shared/runs') records the runs in a directory that "
-            "all workers see; the dataset remains in its store",
+            "all workers can access; the dataset remains in its store",
         )
     return session
 

@@ -135,7 +135,7 @@ def check_metrics(metrics: Mapping[str, Any], *, location: str) -> dict[str, flo
         if not math.isfinite(number):
             raise InvalidMetric(
                 f"Metric {name!r} is {float(number)} {location}.",
-                hint="the training diverged: a smaller learning rate, or inputs without nulls",
+                hint="the training diverged: use a smaller learning rate, or inputs without nulls",
             )
         finite_metrics[name] = float(number)
     return finite_metrics
@@ -145,7 +145,7 @@ def check_step(step: object) -> int:
     """Validate a step number and return it."""
     index = getattr(step, "__index__", None)
     if index is None or isinstance(step, bool) or index() < 0:
-        raise InvalidArgument(f"step={step!r} is not the number of a step: 0, 1, ...")
+        raise InvalidArgument(f"step={step!r} is not a step number: 0, 1, ...")
     return int(index())
 
 
@@ -216,8 +216,8 @@ def format_of(model: Any) -> ModelFormat:
     if hasattr(model, "predict"):
         return ModelFormat(".joblib", _write_joblib)
     raise InvalidArgument(
-        f"context.save cannot write a {type(model).__name__}. It supports models of Keras, "
-        "modules and state dicts of PyTorch, models of Spark ML, and objects with a predict method.",
+        f"context.save cannot write a {type(model).__name__}. It supports Keras models, PyTorch "
+        "modules and state dicts, Spark ML models, and objects with a predict method.",
         hint="with open(os.path.join(context.artifact_dir, 'model.bin'), 'wb') as file: ...",
     )
 
@@ -240,8 +240,8 @@ def _write_spark(model: Any, path: str) -> None:
     model.write().overwrite().save(Path(path).absolute().as_uri())
     if not files.is_directory(path):
         raise InvalidArgument(
-            f"Spark wrote the model on executors that do not see {os.path.dirname(path)!r}.",
-            hint="keep the store in a directory that the driver and all executors see",
+            f"Spark wrote the model on executors that cannot access {os.path.dirname(path)!r}.",
+            hint="keep the store in a directory that the driver and all executors can access",
         )
 
 
@@ -295,9 +295,9 @@ def final_checksums(directory: str, saved: Mapping[str, str]) -> dict[str, str]:
     for relative, digest in saved.items():
         path = os.path.join(directory, relative)
         if relative not in checksums:
-            raise damaged_file(path, "context.save wrote it, and it is missing")
+            raise damaged_file(path, "context.save wrote it, but it is missing")
         if checksums[relative] != digest:
-            raise damaged_file(path, "it is not what context.save wrote")
+            raise damaged_file(path, "it has changed since context.save wrote it")
     for relative in checksums:
         if relative.endswith(".keras"):
             _check_archive(os.path.join(directory, relative))
@@ -350,7 +350,7 @@ def check_tensorboard(directory: str) -> None:
     for path in files.walk(directory):
         if os.path.basename(path) == PROJECTOR_FILE:
             raise UntrustedModel(
-                f"{path!r} names files that TensorBoard would serve.",
+                f"{path!r} refers to files that TensorBoard would serve.",
                 hint=f"if you trust its author: tensorboard --logdir {directory}",
             )
 

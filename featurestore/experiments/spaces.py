@@ -70,9 +70,13 @@ def choice(options: Sequence[Any]) -> Choice:
 def _interval(low: float, high: float, *, log: bool, whole: bool) -> Interval:
     numbers = all(isinstance(each, int | float) for each in (low, high))
     if not numbers or not math.isfinite(low) or not math.isfinite(high) or low > high:
-        raise InvalidArgument(f"{low!r} to {high!r} is not an interval.", hint="uniform(0.0, 0.5)")
+        raise InvalidArgument(
+            f"{low!r} to {high!r} is not a valid interval.", hint="uniform(0.0, 0.5)"
+        )
     if log and low <= 0:
-        raise InvalidArgument(f"low={low!r} has no logarithm.", hint="loguniform(1e-4, 1e-1)")
+        raise InvalidArgument(
+            f"low={low!r} must be positive on a logarithmic scale.", hint="loguniform(1e-4, 1e-1)"
+        )
     if whole and not all(isinstance(each, int) for each in (low, high)):
         raise InvalidArgument(f"{low!r} to {high!r} are not integers.", hint="integers(1, 8)")
     return Interval(low, high, log, whole)

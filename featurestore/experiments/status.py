@@ -138,8 +138,8 @@ def lock_driver(directory: str) -> Iterator[None]:
     """
     if is_driven(directory):
         raise RunRunning(
-            f"The run {os.path.basename(directory)!r} is still running.",
-            hint="wait for its end, or end the process that drives it",
+            f"Run {os.path.basename(directory)!r} is still running.",
+            hint="wait until it ends, or stop the process that drives it",
         )
     path = os.path.join(directory, _LOCK)
     handle = locks.acquire_lock(path)
@@ -254,7 +254,7 @@ def evaluate_attempt(
                 reason = f"{member} waited for workers that had finished: {status.error}. "
                 reason += _SAME_CALLS
                 return AttemptEnd("failed", exit_texts, final_statuses, reason, status.trace)
-            reason = f"{member} lost another one: {status.error}: {status.message}"
+            reason = f"{member} lost another process: {status.error}: {status.message}"
             return AttemptEnd("failed", exit_texts, final_statuses, reason, can_retry=True)
     return AttemptEnd("finished" if first is None else first.state, exit_texts, final_statuses)
 

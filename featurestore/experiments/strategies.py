@@ -134,9 +134,9 @@ class Schedule:
         replicas = self.strategy.num_replicas_in_sync
         if replicas != 1:
             raise InvalidArgument(
-                f"Each worker has {replicas} devices, and each of them would compute every "
+                f"Each worker has {replicas} devices, and each device would process every "
                 "row of the batch.",
-                hint="as many workers as there are devices",
+                hint="start one worker per device",
             )
         tf = import_tensorflow()
         self.coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)

@@ -179,7 +179,8 @@ class Study:
         if override is not None or stored_name is None or stored_name in (*SAMPLERS, *STOPS):
             return override or stored_name
         raise InvalidArgument(
-            f"The {argument} of {self.id!r} was an object, {stored_name}.",
+            f"The {argument} of study {self.id!r} was an Optuna object ({stored_name}), which is "
+            "not stored.",
             hint=f"study.resume({argument}=optuna...)",
         )
 
@@ -191,7 +192,7 @@ def check_study(record: RunRecord) -> RunRecord:
     """Check that a record belongs to a search, and return it."""
     if record.kind != "search":
         raise RunNotFound(
-            f"Run {record.id!r} is a {record.kind}, not a search.",
+            f"Run {record.id!r} of kind {record.kind!r} is not a search.",
             hint=f"experiments.get_run({record.id!r})",
         )
     return record
@@ -232,7 +233,7 @@ def search(session: Session, request: SearchRequest) -> RunRecord:
         )
     duplicates = sorted(set(space) & set(request.launch.params))
     if duplicates:
-        raise InvalidArgument(f"{listing(duplicates)} are in both space and params.")
+        raise InvalidArgument(f"space and params both contain {listing(duplicates)}.")
     fixed = functions.check_params(request.launch.params)
     probe = {**fixed, **dict.fromkeys(space)}
     dumped = check_request(
@@ -307,7 +308,7 @@ def run_study(
         final_record = _final_record(session, record)
         catalog.save(session, final_record)
     if final_record.state == "failed":
-        raise RunFailed(f"None of the trials of {record.id!r} finished; {final_record.reason}")
+        raise RunFailed(f"No trial of {record.id!r} finished; {final_record.reason}")
     return final_record
 
 
@@ -345,7 +346,7 @@ def _final_record(session: Session, record: RunRecord) -> RunRecord:
     now = utc_now().isoformat()
     if best is None:
         reasons = [trial.reason or trial.state for trial in trials]
-        return replace(record, state="failed", ended=now, reason=f"the first one: {reasons[0]}")
+        return replace(record, state="failed", ended=now, reason=f"first trial: {reasons[0]}")
     settings = {**record.settings, "best": best.id}
     metrics = {metric: best.metrics[metric]}
     return replace(record, state="finished", ended=now, settings=settings, metrics=metrics)

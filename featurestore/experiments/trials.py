@@ -315,7 +315,7 @@ class TrialPool:
             return
         log_tail = "\n".join(read_last_lines(slot.log, 15))
         raise RunFailed(
-            f"Workers end before they begin a trial: {describe_exit(status)}\n{log_tail}"
+            f"Workers exit before they start a trial: {describe_exit(status)}\n{log_tail}"
         )
 
     def _start_worker(self, server: TrialServer) -> None:

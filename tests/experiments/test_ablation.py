@@ -172,11 +172,11 @@ def test_invalid_ablations_and_folds_are_refused(sums: TrainingDataset) -> None:
     ask: dict[str, Any] = {"dataset": sums, "metric": "mse"}
     for wrong, text in [
         ({"features": ["temp"]}, "Unknown input 'temp' of 'sums'. Available: x0, x1, x2, x3"),
-        ({"features": [["x0", "x1", "x2", "x3"]]}, "All inputs are left out"),
+        ({"features": [["x0", "x1", "x2", "x3"]]}, "The ablation removes all inputs"),
         ({"features": "every"}, "is not 'each', 'groups'"),
         ({"features": "groups"}, "was not created from feature groups"),
-        ({"features": None}, "contain no component to leave out"),
-        ({"features": ["x0", "x0"]}, "name 'x0' twice"),
+        ({"features": None}, "contain no component to ablate"),
+        ({"features": ["x0", "x0"]}, "contains 'x0' twice"),
         ({"repeats": 0}, "repeats=0"),
         ({"direction": "down"}, "neither 'max' nor 'min'"),
         ({"dataset": "sums"}, "needs dataset="),
@@ -185,7 +185,7 @@ def test_invalid_ablations_and_folds_are_refused(sums: TrainingDataset) -> None:
             experiments.ablate(fitted, **{**ask, **wrong})
     with pytest.raises(InvalidArgument, match="folds=1"):
         experiments.cross_validate(fitted, dataset=sums, folds=1)
-    with pytest.raises(InvalidArgument, match="is the split to divide"):
+    with pytest.raises(InvalidArgument, match="must differ from split='train'"):
         experiments.cross_validate(fitted, dataset=sums, held_out="train")
     assert experiments.get_runs() == []
     with pytest.raises(InvalidMetric, match="without metric 'auc'; it reported 'mse'"):

@@ -339,7 +339,7 @@ def test_score_reads_label_inputs_from_labels(kept: FeatureStore) -> None:
     named = rows.drop("y").append_column("id", pa.array([1, 2]))
     kept.score(model, labels=named, featuregroup="sums", key="id", trust=True).show()
     assert kept.featuregroup("sums").read().count() == 2
-    with pytest.raises(FeatureNotFound, match="needs the missing columns 'b'"):
+    with pytest.raises(FeatureNotFound, match="requires columns that the labels lack: 'b'"):
         kept.score(model, labels=rows.select(["a"]), trust=True)
 
 

@@ -168,8 +168,8 @@ def saves_and_damages(how: str, context: Any) -> None:
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ("changed", "is not what context.save wrote"),
-        ("missing", "and it is missing"),
+        ("changed", "has changed since context.save wrote it"),
+        ("missing", "but it is missing"),
         ("keras", r"model\.keras' of a run is damaged"),
     ],
 )
@@ -213,7 +213,7 @@ def test_register_model_names_unsupported_files(sums: TrainingDataset) -> None:
     Path(run.path, "artifacts", "model.keras").unlink()
     for name in ("a", "b"):
         Path(run.path, "artifacts", f"{name}.pkl").write_bytes(pickle.dumps(Sum()))
-    with pytest.raises(ModelNotFound, match="left 2 models") as refused:
+    with pytest.raises(ModelNotFound, match="has 2 models") as refused:
         experiments.register_model(run, "two")
     assert refused.value.hint == "register_model(run, name, artifact='artifacts/a.pkl')"
 

@@ -237,13 +237,13 @@ def test_invalid_search_is_refused_without_side_effects(kept: FeatureStore) -> N
         ({"direction": "up"}, "neither 'max' nor 'min'"),
         ({"space": {}}, "has no parameters"),
         ({"space": {"x": 3}}, "is not a set of values"),
-        ({"space": {"x": [object()]}, "sampler": "grid"}, "not numbers, strings"),
+        ({"space": {"x": [object()]}, "sampler": "grid"}, "other than numbers, strings"),
         ({"sampler": "grid"}, "finite set of values"),
         ({"trials": None}, "only a grid has"),
         ({"trials": 0}, "trials=0"),
         ({"parallel": 0}, "parallel=0"),
         ({"metric": "val auc"}, "is not a valid name"),
-        ({"params": {"x": 1}}, "are in both space and params"),
+        ({"params": {"x": 1}}, "space and params both contain"),
     ]:
         with pytest.raises(InvalidArgument, match=text):
             experiments.search(bowl, **{**good, **wrong})
@@ -258,11 +258,15 @@ def test_unknown_metric_ends_search_nan_fails_trial(kept: FeatureStore) -> None:
     with pytest.raises(InvalidMetric, match="without metric 'val_auc'; it reported 'y'"):
         experiments.search(bowl, space=SPACE, metric="val_auc", trials=30, store=kept)
     assert len(experiments.get_runs(trials=True)) == 2
-    with pytest.raises(RunFailed, match=r"None of the trials .* finished.*'y' is nan"):
+    with pytest.raises(RunFailed, match=r"No trial of .* finished.*'y' is nan"):
         experiments.search(nan, space={"x": [1, 2]}, metric="y", sampler="grid", store=kept)
     trial = next(run for run in experiments.get_runs(trials=True) if run.kind == "trial")
     with pytest.raises(RunNotFound, match="not a search"):
         experiments.get_study(trial.id)
+    search_run = next(run for run in experiments.get_runs() if run.kind == "search")
+    hint = rf"experiments\.get_study\('{search_run.id}'\)\.resume\(\)"
+    with pytest.raises(InvalidArgument, match=hint):
+        search_run.resume(nan)
 
 
 def test_search_trials_read_the_dataset(sums: TrainingDataset) -> None:

@@ -35,7 +35,7 @@ def test_run_with_remote_dataset_is_stored_locally(
     store = place.connect()
     new_dataset = store.create_training_dataset(frame, "d", label="y", transformations=None)
     before = names_below(store.location)
-    with pytest.raises(UnsupportedLocation, match="need a directory") as refused:
+    with pytest.raises(UnsupportedLocation, match="require a store in a directory") as refused:
         experiments.launch(train, name="some", dataset=new_dataset)
     assert "store=featurestore.connect(" in str(refused.value.hint)
     with featurestore.connect(tmp_path / "runs") as runs:

@@ -85,7 +85,9 @@ def test_unsupported_operations_on_s3_are_refused_before_writing(
     before = objects()
     with pytest.raises(UnsupportedLocation, match=r"yet.*\nHint: "):
         featurestore.connect("gs://bucket/a", engine="spark", registry="sqlite:///cache.db")
-    with pytest.raises(UnsupportedLocation, match=r"need a directory.*\nHint: store=featurestore"):
+    with pytest.raises(
+        UnsupportedLocation, match=r"require a store in a directory.*\nHint: store=featurestore"
+    ):
         experiments.get_runs("some", store=store)
     assert objects() == before
 

@@ -144,7 +144,7 @@ class Model:
         path = os.path.join(self.path, TRANSFORMATIONS_FILE)
         if not files.exists(path) or files.sha256(path) != self.spec.transformations:
             raise ModelDamaged(
-                f"{path!r} is not the file that was registered.", hint="restore it from a copy"
+                f"{path!r} differs from the registered file.", hint="restore it from a copy"
             )
         return Transformations.from_bytes(files.read_bytes(path), path=path)
 
@@ -272,7 +272,7 @@ def publish(
         with Publication() as publication:
             if not publication.link(staged, directories.model_file(directory)):
                 raise ModelExists(
-                    f"Version {published_spec.version} of model {published_spec.name!r} exists already."
+                    f"Version {published_spec.version} of model {published_spec.name!r} already exists."
                 )
         run.committed_version = published_spec.version
         with warn_after_publication(

@@ -81,7 +81,7 @@ def find_code_objects(path: str, flavor: str) -> list[str]:
     except (zipfile.BadZipFile, KeyError, ValueError, RecursionError, OSError) as error:
         raise ModelDamaged(f"{path!r} was not written by Keras: {error}") from error
     if not isinstance(config, dict) or not isinstance(config.get("class_name"), str):
-        raise ModelDamaged(f"{path!r} has no configuration of a model.")
+        raise ModelDamaged(f"{path!r} has no model configuration.")
     # Models are loaded without the configuration of ``compile``.
     config = {name: value for name, value in config.items() if name != "compile_config"}
     for node in _iter_objects(config):

@@ -82,9 +82,9 @@ def detect_flavor(path: str) -> Flavor:
     if is_pipeline(path):
         return "spark"
     raise InvalidArgument(
-        f"{name!r} is not a model of a known format.",
+        f"{name!r} does not have a supported model format.",
         hint="model.save('model.keras'), a SavedModel folder, model.pkl or model.joblib, "
-        "or the folder of a PipelineModel of Spark ML",
+        "or the folder of a Spark ML PipelineModel",
     )
 
 
@@ -114,7 +114,8 @@ def check_trusted(path: str, flavor: str, *, trust: bool, description: str) -> N
         if not code:
             return
         raise UntrustedModel(
-            f"{description} contains more than layers of Keras: {listing(code)}. Loading it may run code.",
+            f"{description} contains objects other than Keras layers: {listing(code)}. "
+            "Loading it may run code.",
             hint="trust=True if you trust its author",
         )
     raise UntrustedModel(
@@ -154,7 +155,7 @@ def check_files(directory: str, spec: ModelSpec) -> None:
         path = files.resolve_inside(directory, file.path)
         if not files.exists(path) or files.sha256(path) != file.sha256:
             raise ModelDamaged(
-                f"{path!r} is not the file that was registered as model {spec.name!r} version "
+                f"{path!r} differs from the file that was registered as model {spec.name!r} version "
                 f"{spec.version}.",
                 hint="restore it from a copy, or register the run's model again",
             )
@@ -183,7 +184,7 @@ def make_predictor(model: Any, flavor: str, *, method: str) -> Predict:
     predict_method = getattr(model, method, None)
     if predict_method is None:
         raise InvalidArgument(
-            f"A {type(model).__name__} has no {method!r}.", hint='method="predict"'
+            f"A {type(model).__name__} has no method {method!r}.", hint='method="predict"'
         )
     return lambda model_input: _named_outputs(predict_method(model_input))
 

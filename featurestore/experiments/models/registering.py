@@ -114,7 +114,7 @@ def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> 
     )
     if flavor == "spark" and fitted is not None:
         raise InvalidArgument(
-            "A pipeline of Spark ML cannot use transformations, and the run read transformed features.",
+            "A Spark ML pipeline cannot use transformations, but the run read transformed features.",
             hint="transformed=False, and the transformations as stages of the pipeline",
         )
     spec = replace(spec, outputs=_trial_outputs(run.session, spec, path, dataset, fitted))
@@ -133,8 +133,8 @@ def _resolve_artifact(run: Run, artifact: str | None) -> str:
         path = _artifact_path(run, artifact)
         if not files.exists(path) and not files.is_directory(path):
             raise ModelNotFound(
-                f"Run {run.id!r} has no {artifact!r}; it has {listing(run.artifacts)}.",
-                hint="context.artifact_dir is where a training function saves its model",
+                f"Run {run.id!r} has no artifact {artifact!r}. Available: {listing(run.artifacts)}.",
+                hint="a training function saves its model in context.artifact_dir",
             )
         return path
     models, damages = [], []
@@ -154,7 +154,7 @@ def _resolve_artifact(run: Run, artifact: str | None) -> str:
         return os.path.join(run.path, models[0])
     if models:
         raise ModelNotFound(
-            f"Run {run.id!r} left {len(models)} models: {listing(models)}.",
+            f"Run {run.id!r} has {len(models)} models: {listing(models)}.",
             hint=f"register_model(run, name, artifact={models[0]!r})",
         )
     reason = "It has no artifacts."
@@ -162,7 +162,7 @@ def _resolve_artifact(run: Run, artifact: str | None) -> str:
         reason = f"No artifact has a model format: {listing(run.artifacts)}."
     raise ModelNotFound(
         f"Run {run.id!r} has no model to register. {reason}",
-        hint="context.save(model) in the training function writes one",
+        hint="call context.save(model) in the training function",
     )
 
 
@@ -260,7 +260,9 @@ def _trial_outputs(
             model_outputs = _predict(spec, model, _to_model_input(spec, fitted, rows))
         columns = to_columns(model_outputs, rows.num_rows).items()
         return tuple(ModelOutput(name, type_to_json(column.type)) for name, column in columns)
-    raise InvalidArgument(f"Training dataset {dataset.name!r} has no rows to try the model on.")
+    raise InvalidArgument(
+        f"Training dataset {dataset.name!r} has no rows for the trial prediction."
+    )
 
 
 def _to_model_input(spec: ModelSpec, fitted: Transformations | None, rows: pa.RecordBatch) -> Any:
@@ -275,9 +277,9 @@ def _to_model_input(spec: ModelSpec, fitted: Transformations | None, rows: pa.Re
         if texts:
             numeric = [each.name for each in spec.inputs if each.name not in texts]
             raise InvalidArgument(
-                f"arrays='matrix' needs numbers. Inputs of other types: {listing(texts)}.",
-                hint=f"columns={numeric!r} where the model was fitted without them, "
-                "transformations in the dataset that turn them into numbers, or arrays='columns'",
+                f"arrays='matrix' requires numeric inputs. Inputs of other types: {listing(texts)}.",
+                hint=f"columns={numeric!r} if the model was fitted without them, dataset "
+                "transformations that convert them to numbers, or arrays='columns'",
             )
     return to_model_input(spec, fitted, rows)
 
@@ -294,8 +296,8 @@ def _predict(spec: ModelSpec, model: Any, model_input: Any) -> Mapping[str, Any]
         names = [each.name for each in spec.inputs]
         raise InvalidArgument(
             f"The model cannot use the inputs {listing(names)} as {spec.arrays!r}: {text}",
-            hint='arrays="matrix" passes one array of (rows, inputs), arrays="columns" one for '
-            "each input; columns=[...] sets their order",
+            hint='arrays="matrix" passes one array of shape (rows, inputs), arrays="columns" one '
+            "array per input; columns=[...] sets their order",
         ) from error
 
 

@@ -212,7 +212,7 @@ def get_model_features(
     missing_inputs = [name for name in model.inputs if name not in frame.columns]
     if missing_inputs:
         raise FeatureNotFound(
-            f"Model {spec.name!r} version {spec.version} needs the missing columns "
+            f"Model {spec.name!r} version {spec.version} requires columns that the labels lack: "
             f"{listing(missing_inputs)}. Columns of the labels: {listing(frame.columns, limit=30)}.",
             hint=f"labels need the columns {list(spec.label_columns)}",
         )
@@ -252,8 +252,8 @@ def score(
     duplicate_names = [name for name in schema.names if schema.names.count(name) > 1]
     if duplicate_names:
         raise ColumnConflict(
-            f"The label columns {listing(sorted(set(duplicate_names)))} have the names of predictions.",
-            hint="rename these columns of the labels",
+            f"The label columns {listing(sorted(set(duplicate_names)))} have the same names as predictions.",
+            hint="rename these label columns",
         )
     if spec.flavor == "spark":
         loading.check_files(model.path, spec)

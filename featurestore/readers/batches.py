@@ -322,7 +322,7 @@ def fill_nulls(column: SelectedColumn, values: Values, *, in_place: bool = False
         array[~present] = column.fill
     elif column.fill is None and not column.masked:
         raise NullsInColumns(
-            f"Column {column.name!r} has nulls, but its manifest lists none.",
+            f"Column {column.name!r} has nulls, but the manifest lists none.",
             hint="TrainingDataset.open(path).verify() re-reads everything",
         )
     return array, present

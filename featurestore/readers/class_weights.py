@@ -125,7 +125,7 @@ def build_class_weighting(
     weight = next((column.name for column in selected if column.weight), None)
     if weight is None and any(column.name == SAMPLE_WEIGHT for column in selected):
         raise ReaderConfigError(
-            f"The column {SAMPLE_WEIGHT!r} has the name of the weights that class_weights= adds.",
+            f"Column {SAMPLE_WEIGHT!r} conflicts with the weight column that class_weights= adds.",
             hint="create the dataset with weight='sample_weight', or read without this column",
         )
     label_weights = []
@@ -225,7 +225,7 @@ def _class_weights_for_label(
         is_number = isinstance(weight, (int, float, np.number)) and not isinstance(weight, bool)
         if not is_number or not np.isfinite(weight) or weight < 0:
             raise InvalidArgument(
-                f"class_weights={{{value!r}: {weight!r}}} is not a weight.",
+                f"class_weights={{{value!r}: {weight!r}}} is not a valid weight.",
                 hint=f"class_weights={{{value!r}: 1.0}}: a finite number of at least 0",
             )
     return class_weights

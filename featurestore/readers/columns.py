@@ -128,18 +128,19 @@ def _column_names(manifest: Manifest, columns: Sequence[str] | None) -> list[str
         names = [column.name for column in manifest.columns if column.role in _DEFAULT_ROLES]
         return names or [column.name for column in manifest.columns]
     if isinstance(columns, str):
-        raise InvalidArgument(f"columns={columns!r} is a string.", hint=f"columns=[{columns!r}]")
+        raise InvalidArgument(
+            f"columns={columns!r} is a string, not a list.", hint=f"columns=[{columns!r}]"
+        )
     available = [column.name for column in manifest.columns]
     unknown = [name for name in columns if name not in available]
     problem = None
     if unknown:
-        problem = f"has no column {listing(unknown)}"
+        problem = f": training dataset {manifest.name!r} has no column {listing(unknown)}"
     elif not columns or len(set(columns)) < len(columns):
-        problem = "reads each column once, and at least one"
+        problem = " must contain at least one column, and each column once"
     if problem is not None:
         raise InvalidArgument(
-            f"columns={list(columns)}: training dataset {manifest.name!r} {problem}. It has "
-            f"{listing(available, limit=50)}."
+            f"columns={list(columns)}{problem}. Available: {listing(available, limit=50)}."
         )
     return list(columns)
 
@@ -154,7 +155,8 @@ def _fill_values(nulls: Nulls, names: Sequence[str]) -> dict[str, Any]:
     unknown = [name for name in nulls if name not in names]
     if unknown:
         raise InvalidArgument(
-            f"nulls= names columns that are not read: {listing(unknown)}. Read: {listing(names)}."
+            f"nulls= contains columns that are not read: {listing(unknown)}. "
+            f"Available: {listing(names)}."
         )
     return dict(nulls)
 
@@ -186,7 +188,7 @@ def _refuse_ragged(columns: Sequence[SelectedColumn]) -> None:
         names.append(column.name)
     if ragged:
         raise UnsupportedType(
-            "These columns have no fixed shape and cannot be put into batches: "
+            "These columns have no fixed shape and cannot be batched: "
             f"{listing(ragged, limit=50)}.",
             hint=f"transformations={{{ragged[0]!r}: t.pad(8) | ...}} pads lists to one length; "
             f"columns={[*regular, *ragged]} reads lists as values and row splits, columns={regular} "
@@ -213,7 +215,7 @@ def _cast_fill_value(column: SelectedColumn) -> SelectedColumn:
         return column
     if column.items is not None:
         raise InvalidArgument(
-            f"nulls={{{column.name!r}: {column.fill!r}}}: missing lists cannot be filled.",
+            f"nulls={{{column.name!r}: {column.fill!r}}}: null lists cannot be filled.",
             hint='nulls="mask" reads them as empty lists and adds <column>_present',
         )
     value = (
@@ -223,7 +225,7 @@ def _cast_fill_value(column: SelectedColumn) -> SelectedColumn:
     )
     if value is None:
         raise InvalidArgument(
-            f"nulls={{{column.name!r}: {column.fill!r}}} is not a value of a column of type "
+            f"nulls={{{column.name!r}: {column.fill!r}}} is not a valid value for a column of type "
             f"{column.dtype}."
         )
     return replace(column, fill=value)
@@ -336,7 +338,7 @@ def _ragged_rows(
     items = array.flatten()  # excludes the items under null lists
     if items.null_count:
         raise NullsInColumns(
-            f"Lists of column {name!r} have nulls inside.",
+            f"Lists of column {name!r} contain nulls.",
             hint="fill them before the dataset is created",
         )
     lengths = np.diff(array.offsets.to_numpy())
@@ -373,7 +375,7 @@ def _fixed_size_rows(array: Any, *, name: str) -> Values:
         items = _validity_mask(array)
         if items is not None and (valid is None or (valid & ~items).any()):
             raise NullsInColumns(
-                f"Lists of column {name!r} have nulls inside.",
+                f"Lists of column {name!r} contain nulls.",
                 hint="fill them before the dataset is created",
             )
     return _flatten_items(array, valid).reshape(rows, *shape), present

@@ -116,8 +116,8 @@ def _evaluate_by_function(
     # A PyTorch module is also callable, but returns predictions rather than metrics.
     if not callable(function) or hasattr(function, "state_dict") or options:
         raise InvalidArgument(
-            "evaluate() takes a compiled Keras model, or a function from an element of torch_loader "
-            f"to metrics of each row; this is {type(function).__name__}.",
+            "evaluate() takes a compiled Keras model, or a function that maps an element of "
+            f"torch_loader to metrics per row, not {type(function).__name__}.",
             hint='reader.evaluate(lambda features, label: {"right": '
             "model(features).argmax(1) == label})",
         )
@@ -146,7 +146,7 @@ def _evaluate_by_steps(
     unknown = sorted(set(options) - {"verbose", "return_dict"})
     if unknown:
         raise InvalidArgument(
-            f"evaluate() of a model of this strategy does not take {listing(unknown)}.",
+            f"evaluate() with this strategy does not support {listing(unknown)}.",
             hint="reader.evaluate(model)",
         )
     tf = import_tensorflow()
@@ -218,7 +218,7 @@ def refuse_metrics_over_padding(reader: Reader, model: Any) -> None:
             names.append(getattr(metric, "name", metric))
     if reader.order.remainder == "pad" and names:
         raise ReaderConfigError(
-            f'metrics= of the model ({listing(names)}) would count the padding of remainder="pad".',
+            f'metrics= of the model ({listing(names)}) would include the padding rows of remainder="pad".',
             hint=f"model.compile(..., weighted_metrics=[{', '.join(map(repr, names))}])",
         )
 

@@ -95,7 +95,9 @@ class Heartbeat:
         if kind is not None and self.workers > 1:
             # The error of a collective operation does not name the worker that stopped, but the
             # last steps show it.
-            _log.critical("Worker %d ends with %s.\n%s", self.worker, kind.__name__, self.report())
+            _log.critical(
+                "Worker %d failed with %s.\n%s", self.worker, kind.__name__, self.report()
+            )
 
     def start(self) -> None:
         """Start watching."""
@@ -178,9 +180,9 @@ class Heartbeat:
         if seconds_without_step < self._timeout:
             return None
         return WorkerStalled(
-            f"Worker {self.worker} of {self.workers} has made no step for {seconds_without_step:.0f} s.\n"
+            f"Worker {self.worker} of {self.workers} has not finished a step for {seconds_without_step:.0f} s.\n"
             f"{self.report()}",
-            hint="start all workers again; they resume from the last checkpoint",
+            hint="restart all workers; they resume from the last checkpoint",
         )
 
     def _watch(self) -> None:

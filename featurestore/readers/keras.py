@@ -96,7 +96,7 @@ def distribute_for_keras(
         if has_empty_replica(reader, replicas, batch=batch):
             raise ReaderConfigError(
                 f"{reader.order.rows:,} rows in batches of {batch:,} leave one of {replicas} "
-                "replicas without rows, for which convolutions of TensorFlow fail.",
+                "replicas without rows, and TensorFlow convolutions fail on empty batches.",
                 hint="reader.evaluate(model), or checkpoint.fit(model, epochs, validation=reader)",
             )
         if start_step:  # a partial epoch must follow the reader's order
@@ -229,7 +229,7 @@ def refuse_unknown_steps(options: Mapping[str, Any]) -> None:
     if distributed and options.get("validation_steps") is None:
         steps = "validation_steps=checks.steps_per_epoch"
         raise InvalidArgument(
-            "validation_data= is a distributed dataset, whose number of steps Keras cannot know.",
+            "validation_data= is a distributed dataset, whose number of steps Keras cannot determine.",
             hint=f"checkpoint.fit(model, epochs, validation=checks), or model.fit(..., {steps}), "
             "where checks is the reader",
         )
@@ -247,7 +247,7 @@ def pop_validation_reader(validation: Any, options: dict[str, Any]) -> Any:
     data = options.get("validation_data")
     if validation is not None and data is not None:
         raise InvalidArgument(
-            "validation= and validation_data= exclude each other.",
+            "validation= and validation_data= are mutually exclusive.",
             hint="fit(model, epochs, validation=reader)",
         )
     reader = get_attached_reader(data)

@@ -94,19 +94,19 @@ class ReaderOrder:
         for name in ("block_rows", "window_rows", "global_batch_size", "lanes"):
             check_at_least_one(name, getattr(self, name))
         if not is_integer(self.seed):
-            raise ReaderConfigError(f"seed={self.seed!r} is not a whole number.")
+            raise ReaderConfigError(f"seed={self.seed!r} is not an integer.")
         if self.window_rows % self.block_rows:
             blocks = max(1, round(self.window_rows / self.block_rows))
             raise ReaderConfigError(
-                f"window_rows={self.window_rows} is not a multiple of the dataset's block of "
+                f"window_rows={self.window_rows} is not a multiple of the dataset's block size, "
                 f"{self.block_rows} rows.",
                 hint=f"window_rows={blocks * self.block_rows}",
             )
         if self.global_batch_size % self.lanes:
             raise ReaderConfigError(
-                f"lanes={self.lanes} does not divide global_batch_size={self.global_batch_size}; "
-                f"lanes may be {_format_numbers(divisors(self.global_batch_size))}.",
-                hint=f"leave lanes out (it is then {default_lanes(self.global_batch_size)})",
+                f"lanes={self.lanes} does not divide global_batch_size={self.global_batch_size}. "
+                f"Available: {_format_numbers(divisors(self.global_batch_size))}.",
+                hint=f"omit lanes=; its default is {default_lanes(self.global_batch_size)}",
             )
         if self.remainder == "drop" and self.rows < self.global_batch_size:
             raise ReaderConfigError(
@@ -141,18 +141,20 @@ class ReaderOrder:
         """Raise ReaderConfigError unless ``workers`` divides the lanes and ``worker`` is valid."""
         if self.remainder == "keep" and workers > 1:
             raise ReaderConfigError(
-                f'remainder="keep" is for one worker: the last batches of {workers} would differ.',
+                f'remainder="keep" supports only one worker: the last batches of {workers} workers '
+                "would differ in size.",
                 hint='remainder="pad", or "drop"',
             )
         if workers < 1 or self.lanes % workers:
             raise ReaderConfigError(
-                f"{workers} workers cannot share {self.lanes} lanes equally; "
-                f"with {self.lanes} lanes there can be {_format_numbers(self.worker_counts())} workers.",
+                f"{workers} workers cannot share {self.lanes} lanes equally. "
+                f"Available: {_format_numbers(self.worker_counts())} workers.",
                 hint=self._suggest_setting(workers),
             )
         if not 0 <= worker < workers:
             raise ReaderConfigError(
-                f"worker={worker} is not one of {workers} workers.", hint=f"0 to {workers - 1}"
+                f"worker={worker} is out of range for {workers} workers.",
+                hint=f"0 to {workers - 1}",
             )
 
     def worker_batch(self, workers: int) -> int:
@@ -381,7 +383,7 @@ def permutations(size: int, keys: Sequence[int]) -> Rows:
 def check_at_least_one(name: str, value: object) -> None:
     """Raise ReaderConfigError unless the value is an integer of at least 1."""
     if not is_integer(value):
-        raise ReaderConfigError(f"{name}={value!r} is not a whole number.")
+        raise ReaderConfigError(f"{name}={value!r} is not an integer.")
     if value < 1:  # type: ignore[operator]
         raise ReaderConfigError(f"{name}={value} must be at least 1.")
 

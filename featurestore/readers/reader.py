@@ -217,10 +217,10 @@ class Reader:
         raise self._not_iterable("iterated")
 
     def __len__(self) -> int:
-        raise self._not_iterable("taken for a list")
+        raise self._not_iterable("used as a list")
 
     def __getitem__(self, _index: object) -> Batch:
-        raise self._not_iterable("taken for a list")
+        raise self._not_iterable("used as a list")
 
     def __bool__(self) -> bool:
         return True
@@ -578,7 +578,7 @@ class Reader:
         """
         if self.weighing is not None:
             raise ReaderConfigError(
-                "The reader has class weights already.", hint="leave class_weights= out of fit"
+                "The reader already has class weights.", hint="omit class_weights= in fit"
             )
         transform = None if self.transform is None else self.transform.transform
         labels = _yielded_labels(self.files(), self.columns, self.row_ranges, transform)
@@ -940,14 +940,10 @@ def resume(
     )
     missing_keys = [name for name in required_keys if name not in state]
     if missing_keys:
-        raise ReaderConfigError(
-            f"This is not the state of a reader: it lacks {', '.join(missing_keys)}."
-        )
+        raise ReaderConfigError(f"This is not a reader state: it lacks {', '.join(missing_keys)}.")
     epoch, step = state["epoch"], state["step"]
     if not is_integer(epoch) or not is_integer(step) or epoch < 0:
-        raise ReaderConfigError(
-            f"This is not the state of a reader: epoch={epoch!r}, step={step!r}."
-        )
+        raise ReaderConfigError(f"This is not a reader state: epoch={epoch!r}, step={step!r}.")
     if state["order_version"] != ORDER_VERSION:
         raise ReaderConfigError(
             f"The state has order version {state['order_version']}; this release reads order "
@@ -998,6 +994,6 @@ def _refuse_weight_name(columns: Sequence[SelectedColumn], remainder: str) -> No
     for column in columns:
         if column.name == SAMPLE_WEIGHT and remainder == "pad" and not column.weight:
             raise ReaderConfigError(
-                f"The column {SAMPLE_WEIGHT!r} has the name of the weights that padding adds.",
-                hint="make the dataset with weight='sample_weight', or read with remainder='drop'",
+                f"Column {SAMPLE_WEIGHT!r} conflicts with the weight column that padding adds.",
+                hint="create the dataset with weight='sample_weight', or read with remainder='drop'",
             )

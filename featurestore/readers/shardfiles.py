@@ -27,7 +27,7 @@ _OPEN_READERS = 64
 _OPEN_MAPS = 4096
 _SEQUENTIAL_SHARDS = 64
 _CHECKING_THREADS = 16
-_DAMAGE_HINT = "restore it, or create the dataset again"
+_DAMAGE_HINT = "restore the shard, or create the dataset again"
 # The low ROW_BITS bits of a location are the row within a shard, the high bits the shard number.
 ROW_BITS = 40
 ROW_MASK = (1 << ROW_BITS) - 1

@@ -32,7 +32,7 @@ _GATHER_THREADS = 4
 _NUMBER_BITS = 40
 _PADDING_ADVICE = (
     'remainder="pad": padding rows have weight 0, but Keras divides losses by them, and metrics= '
-    "and predict count them. Take checkpoint.fit(model, epochs, validation=reader), "
+    "and predict count them. Use checkpoint.fit(model, epochs, validation=reader), "
     'reader.evaluate(model) and weighted_metrics=, or read with remainder="keep".'
 )
 _log = logging.getLogger("featurestore.readers")
@@ -73,8 +73,8 @@ def tf_dataset(
     batch = reader.order.worker_batch(workers) if workers > 0 else 0
     if replicas > 1 and batch % replicas:
         raise ReaderConfigError(
-            f"A worker's batch of {batch} rows cannot be divided by its {replicas} replicas.",
-            hint=f"a global_batch_size that {workers * replicas} divides",
+            f"A worker's batch of {batch} rows cannot be divided among its {replicas} replicas.",
+            hint=f"a global_batch_size that is a multiple of {workers * replicas}",
         )
     if replicas > 1 and reader.order.remainder == "keep":
         raise ReaderConfigError(

@@ -141,7 +141,7 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
             self._loaded = self._position.resume(step, worker, workers, yielded=yielded)
         else:
             raise ReaderConfigError(
-                f"The state belongs to a DataLoader of {state_workers} workers; this one has {workers}.",
+                f"The state belongs to a DataLoader with {state_workers} workers; this one has {workers}.",
                 hint=f"load it through a StatefulDataLoader with num_workers={state_workers}; the state "
                 "of reader.torch_loader() works with any number of workers",
             )
@@ -253,7 +253,7 @@ def refuse_strings(reader: Reader) -> None:
             column.name for column in reader.columns if column.name not in string_columns
         ]
         raise UnsupportedType(
-            f"These columns have strings or bytes, which PyTorch has no tensors for: "
+            "These columns contain strings or bytes, for which PyTorch has no tensor type: "
             f"{listing(string_columns, limit=50)}.",
             hint=f"encode them: transformations={{{string_columns[0]!r}: t.vocabulary()}}; or omit them: "
             f"columns={other_columns}. String columns named in columns= are lists of bytes",
@@ -413,7 +413,7 @@ def evaluate_by_function(
     weight = math.fsum(each for _, each in totals)
     if not weight:
         raise InvalidArgument(
-            "The weights of the split have the sum 0, so its metrics have no mean.",
+            "The weights of the split sum to 0, so the means of its metrics are undefined.",
             hint="check the weight column: reader.weight",
         )
     means = {}

@@ -103,7 +103,7 @@ class Position:
         """Return the next iteration of a worker without starting it."""
         if workers > MAX_WORKERS:
             raise ReaderConfigError(
-                f"{workers} workers are more than the {MAX_WORKERS} that can share a rank's steps."
+                f"A rank supports at most {MAX_WORKERS} DataLoader workers, not {workers}."
             )
         started = int(self._started[workers, worker])
         for worker_count, counts in enumerate(self._started):
@@ -123,7 +123,7 @@ def step_from_state(reader: Reader, state: Mapping[str, Any]) -> int:
         ReaderConfigError: The state is invalid, or belongs to a reader with different settings.
     """
     if "epoch" not in state or "step" not in state or "manifest" not in state:
-        raise ReaderConfigError("This is not the state of a reader or loader.")
+        raise ReaderConfigError("This is not a reader state or loader state.")
     if state.get("order_version") != ORDER_VERSION:
         raise ReaderConfigError(
             f"The state has order version {state.get('order_version')}; this release reads order "
@@ -138,7 +138,7 @@ def step_from_state(reader: Reader, state: Mapping[str, Any]) -> int:
         )
     settings = reader.state(0, 0)
     differences = [
-        f"{name}={state[name]!r} and not {value!r}"
+        f"{name}={state[name]!r}, not {value!r}"
         for name, value in settings.items()
         if name not in _POSITION_KEYS and name in state and state[name] != value
     ]

@@ -118,8 +118,8 @@ def test_class_weights_ignore_rows_without_label(duckdb_store: FeatureStore) -> 
 def test_class_weights_explicit_mapping_is_validated(duckdb_store: FeatureStore) -> None:
     dataset = dataset_of(duckdb_store, pa.array(of_two(0, 1)))
     for wrong, text in (
-        ({0: 1.0, 1: -1.0}, "is not a weight"),
-        ({0: 1.0, 1: float("nan")}, "is not a weight"),
+        ({0: 1.0, 1: -1.0}, "is not a valid weight"),
+        ({0: 1.0, 1: float("nan")}, "is not a valid weight"),
         ("even", 'class_weights="balanced"'),
         ({"z": {0: 1.0}}, "Available: 'y'"),
         ({}, "not a mapping"),

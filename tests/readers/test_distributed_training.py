@@ -222,7 +222,7 @@ def test_stopped_worker_report_contains_steps_of_all_workers(
     finally:
         run.kill()
     log = (tmp_path / "log-0.txt").read_text()
-    assert "Worker 0 of 2 has made no step for" in log
+    assert "Worker 0 of 2 has not finished a step for" in log
     assert re.search(r"worker 0: epoch \d+, step \d+, \d+ s ago", log)
     assert re.search(r"worker 1: epoch \d+, step \d+, \d+ s ago", log)
 

@@ -33,7 +33,7 @@ def test_heartbeat_report_marks_slowest_worker(tmp_path: Path) -> None:
     assert beats[0].stalled() is None
     clock.now += 1
     report = str(beats[0].stalled())
-    assert "Worker 0 of 3 has made no step for 60 s" in report
+    assert "Worker 0 of 3 has not finished a step for 60 s" in report
     lines = report.splitlines()
     assert "epoch 4, step 7, 60 s ago" in lines[2]
     assert [line for line in lines if "the others wait for it" in line] == [lines[2]]
@@ -129,9 +129,9 @@ def test_heartbeat_reported_stall_raises_at_next_step(
         Heartbeat(tmp_path, timeout=0.2, on_stall="report") as beat,
     ):
         beat.beat(0, 1)
-        with pytest.raises(WorkerStalled, match="Worker 0 of 1 has made no step"):
+        with pytest.raises(WorkerStalled, match="Worker 0 of 1 has not finished a step"):
             beat_until_it_raises(beat)
-    assert "has made no step" in caplog.text
+    assert "has not finished a step" in caplog.text
 
 
 def beat_until_it_raises(beat: Heartbeat) -> None:
@@ -154,7 +154,7 @@ def test_heartbeat_failed_run_logs_step_of_every_worker(
 
     with caplog.at_level(logging.CRITICAL), pytest.raises(RuntimeError, match="collective"):
         run()
-    assert "Worker 0 ends with RuntimeError" in caplog.text
+    assert "Worker 0 failed with RuntimeError" in caplog.text
     assert "worker 0: epoch 0, step 5" in caplog.text
     assert "worker 1: epoch 0, step 4" in caplog.text
 

@@ -157,7 +157,7 @@ def test_columns_without_fixed_shape_raise_together(tmp_path: Path) -> None:
         ({"columns": []}, InvalidArgument, "at least one"),
         ({"columns": "ratio"}, InvalidArgument, r"columns=\['ratio'\]"),
         ({"global_batch_size": 0}, ReaderConfigError, "global_batch_size=0"),
-        ({"global_batch_size": 2.0}, ReaderConfigError, "whole number"),
+        ({"global_batch_size": 2.0}, ReaderConfigError, "not an integer"),
         (
             {"global_batch_size": 204},
             ReaderConfigError,

@@ -51,7 +51,7 @@ def test_balanced_over_replicas_gives_each_replica_rows(tfrecord: Example, repli
 
 def test_remainder_keep_with_two_workers_raises(tfrecord: Example) -> None:
     reader = open_example(tfrecord, remainder="keep")
-    with pytest.raises(ReaderConfigError, match='remainder="keep" is for one worker'):
+    with pytest.raises(ReaderConfigError, match='remainder="keep" supports only one worker'):
         reader.batches(worker=0, workers=2)
 
 
@@ -214,7 +214,7 @@ def test_tf_dataset_logs_padding_notice_once(
         reader.tf_dataset()
     assert [record.getMessage() for record in caplog.records] == [
         'remainder="pad": padding rows have weight 0, but Keras divides losses by them, and '
-        "metrics= and predict count them. Take checkpoint.fit(model, epochs, validation=reader), "
+        "metrics= and predict count them. Use checkpoint.fit(model, epochs, validation=reader), "
         'reader.evaluate(model) and weighted_metrics=, or read with remainder="keep".'
     ]
 

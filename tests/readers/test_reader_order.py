@@ -323,7 +323,7 @@ def test_check_workers_invalid_count_raises_with_valid_counts() -> None:
     assert "global_batch_size=25" in str(caught.value)
     with pytest.raises(ReaderConfigError, match=r"(?s)8 workers .*lanes=24"):
         make().check_workers(0, 8)
-    with pytest.raises(ReaderConfigError, match="worker=3 is not one of 3"):
+    with pytest.raises(ReaderConfigError, match="worker=3 is out of range for 3"):
         make().check_workers(3, 3)
     with pytest.raises(ReaderConfigError, match="0 workers"):
         make().check_workers(0, 0)
@@ -334,7 +334,7 @@ def test_check_workers_invalid_count_raises_with_valid_counts() -> None:
     [
         (
             {"lanes": 7},
-            r"lanes=7 does not divide global_batch_size=24; lanes may be 1, 2, 3, 4, 6, 8, 12, 24",
+            r"lanes=7 does not divide global_batch_size=24. Available: 1, 2, 3, 4, 6, 8, 12, 24",
         ),
         ({"rows": 23}, r"23 rows do not fill one global batch of 24"),
         ({"window_rows": 20}, r"(?s)window_rows=20 .* 8 rows.*window_rows=16"),

@@ -170,7 +170,7 @@ def test_tf_dataset_invalid_workers_raise_before_first_step(tfrecord: Example) -
         reader.tf_dataset(worker=0, workers=5)
     with pytest.raises(ValueError, match="start_step=17"):
         reader.tf_dataset(start_step=17)
-    with pytest.raises(ReaderConfigError, match="is for one worker"):
+    with pytest.raises(ReaderConfigError, match="supports only one worker"):
         open_example(tfrecord, remainder="keep").tf_dataset(worker=1, workers=3)
 
 

@@ -262,7 +262,7 @@ def test_to_numpy_nulls_inside_lists_raise(tmp_path: Path) -> None:
     from featurestore.errors import NullsInColumns
     from featurestore.readers.columns import to_numpy
 
-    with pytest.raises(NullsInColumns, match="'words' have nulls inside"):
+    with pytest.raises(NullsInColumns, match="'words' contain nulls"):
         to_numpy(pa.array([["a", None]], pa.list_(pa.string())), name="words")
     values, present = to_numpy(pa.array([None, [1, 2], []], pa.list_(pa.int64())), name="x")
     assert [cell.tolist() for cell in values] == [[], [1, 2], []]

@@ -45,6 +45,7 @@ def save_all(session: Session, records: Sequence[RunRecord]) -> None:
     """Write run records, then register them together."""
     if not records:
         return
+    # The file is the source of truth, so it is written first. The registry can be rebuilt from it.
     for record in records:
         record_files.write_run(
             run_directory(session, record), _remove_unlisted_names(session, record)
@@ -96,12 +97,14 @@ def find(
         try:
             records.append(_redact_unreadable_names(session, record_files.read_run(directory)))
         except FeatureStoreError as error:
+            # A damaged record must not hide the other runs.
             warn_caller(f"The run {run_id} is skipped: {error.message}", UserWarning)
     return records
 
 
 def _remove_unlisted_names(session: Session, record: RunRecord) -> RunRecord:
     """Remove the names of unlisted objects from the reasons of a record."""
+    # The record contains these words in any case, so they are not removed from its reasons.
     allowed_words = extract_words(
         json.dumps([record.name, record.params, record.settings], default=str)
     )
@@ -141,6 +144,7 @@ def read_metrics(directory: str) -> list[MetricValue]:
     if not files.exists(path):
         return []
     try:
+        # Invalid bytes are replaced, so that the checksum of the line detects them as damage.
         return parse_metrics(files.read_bytes(path).decode("utf-8", "replace"))
     except MalformedJson as error:
         raise run_files.damaged_file(path, str(error)) from error
@@ -168,6 +172,7 @@ def list_artifacts(directory: str) -> Sequence[str]:
     artifacts = []
     for folder in ("checkpoints", "artifacts", "tensorboard"):
         for name in files.list_directory(os.path.join(directory, folder)):
+            # Names with a leading dot are checkpoints and models that are being written.
             if not name.startswith(".") and name != "heartbeats":
                 artifacts.append(f"{folder}/{name}")
     return artifacts

@@ -136,6 +136,7 @@ class Context:
         from featurestore.experiments.strategies import make_strategy
 
         tf_strategy = make_strategy(self.task.strategy)
+        # Worker processes seed TensorFlow at their start only if it is already imported.
         seed_tensorflow(self.task.seed)
         return tf_strategy
 
@@ -183,7 +184,10 @@ class Context:
             rows=rows,
             class_weights=class_weights,
         )
+        # Raise errors here rather than at the first batch.
         reader.order.check_workers(self.worker, self.workers)
+        # The strategy is created on first use, so that functions without TensorFlow never import
+        # it.
         self.readers.append(RunReader(reader, self.worker, self.workers, lambda: self.strategy))
         return self.readers[-1]
 
@@ -242,6 +246,7 @@ class Context:
         from featurestore.experiments.strategies import report_callback
         from featurestore.readers.checkpoint import ReaderCheckpoint
 
+        # The input contexts of this strategy are (0, 1) for every worker.
         if self.task.strategy == PARAMETER_SERVER:
             raise InvalidArgument(
                 "fit does not support parameter servers: each worker would read every row.",
@@ -264,6 +269,7 @@ class Context:
             self, model, run_reader, save_every=save_every, start=reader_checkpoint.position_of()
         )
         callbacks = [*(options.pop("callbacks", None) or ()), callback]
+        # The output is a log file, so print one line per epoch and no progress bar.
         options.setdefault("verbose", 2 if self.worker == 0 else 0)
         history = reader_checkpoint.fit(
             model,
@@ -275,11 +281,14 @@ class Context:
             callbacks=callbacks,
             **options,
         )
+        # Keras iterates the dataset of the underlying reader, which does not move this position.
         run_reader.epoch, run_reader.step = epochs, 0
         return history
 
     def _take_initial_checkpoint(self) -> str | None:
         """Return the common checkpoint of all workers on the first call, then None (the newest)."""
+        # Workers start at different times: the first one may save a newer checkpoint before the
+        # last one restores.
         first, self._restored = not self._restored, True
         return self.task.checkpoint if first else None
 
@@ -323,10 +332,12 @@ class Context:
             Stopped: The search stopped this trial.
             InvalidMetric: A value is not a finite number.
         """
+        # Check before the early return, so that invalid metrics fail on every worker.
         number = check_step(step)
         values = check_metrics(metrics, location=f"at step {number}")
         if self.worker > 0:
             return
+        # Write before the listener decides, so that the report that stops a trial is recorded.
         self._reports.write(number, values)
         if self.listener is not None and self.listener(number, values):
             raise Stopped(f"The search stopped this trial at step {number}.")
@@ -350,6 +361,7 @@ class Context:
         path = save_model(model, directory=directory, name=name, worker=self.worker)
         if self.worker == 0:
             relative = os.path.relpath(path, self.task.run)
+            # A Spark model is a folder: files of an earlier save with this name were removed.
             stale_paths = [each for each in self.saved if each.startswith(f"{relative}/")]
             for stale_path in stale_paths:
                 del self.saved[stale_path]
@@ -358,6 +370,7 @@ class Context:
 
     def close(self) -> None:
         """Close the reports, and remove the artifacts of all workers except the first."""
+        # Accessing the cached property would create the files of a run without reports.
         if "_reports" in vars(self):
             self._reports.close()
         if self.worker > 0:

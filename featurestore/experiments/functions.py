@@ -30,6 +30,7 @@ TrainFunction = Callable[..., Any]
 # Arguments that a function may accept in addition to its parameters.
 PROVIDED = ("params", "context")
 
+# In a development checkout these packages are outside site-packages, but are not user code.
 _OWN_PACKAGES = ("featurestore", "featurestore_connectors", "featurestore_schemas")
 
 
@@ -55,6 +56,7 @@ def check_function(function: TrainFunction, names: Iterable[str]) -> None:
             hint=f"params={{{missing[0]!r}: ...}}, or a default in the function",
         )
     unknown = sorted(names - accepted)
+    # A function with an argument ``params`` or ``context`` reads the other parameters from it.
     if unknown and not accepts_all and not accepted.intersection(PROVIDED):
         raise InvalidTrainFunction(
             f"{qualified_name(function)} has no argument {listing(unknown)}. Its arguments: {listing(accepted)}.",
@@ -67,6 +69,7 @@ def call(function: TrainFunction, params: Mapping[str, Any], context: Any) -> An
     accepted, _, accepts_all = _parse_signature(function)
     values = {**params}
     for name, value in zip(PROVIDED, (dict(params), context), strict=True):
+        # A parameter named "params" or "context" takes precedence.
         values.setdefault(name, value)
     if not accepts_all:
         values = {name: value for name, value in values.items() if name in accepted}
@@ -82,6 +85,8 @@ def check_params(params: Mapping[str, Any] | None) -> dict[str, Any]:
     if params is None:
         return {}
     try:
+        # The round trip converts tuples to lists: a resumed run reads its parameters from the
+        # record and must get equal values.
         plain_params = json.loads(json.dumps(dict(params), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise InvalidArgument(
@@ -124,6 +129,8 @@ def dump_function(function: TrainFunction, *, by_value: bool = False) -> bytes:
             dumped = _pickle(function)
         finally:
             if is_pickled_by_value:
+                # The registration applies to the process, so it would change later pickles of the
+                # user.
                 cloudpickle.unregister_pickle_by_value(module)
     except (TypeError, ValueError, AttributeError, NotImplementedError, RecursionError) as error:
         raise _unpicklable_error(function, error) from error
@@ -143,6 +150,7 @@ def _pickle(function: TrainFunction) -> bytes:
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, value: Any) -> Any:
+            # cloudpickle pickles stdout and stderr by name, and refuses stdin.
             is_stream = any(value is each for each in (sys.stdin, sys.stdout, sys.stderr))
             is_memory = isinstance(value, io.BytesIO | io.StringIO)
             if isinstance(value, io.IOBase) and not is_memory and not is_stream:
@@ -186,6 +194,7 @@ def find_loaded_function(function_reference: str) -> TrainFunction | None:
     module_name, _, path = function_reference.partition(":")
     target: Any = sys.modules.get(module_name)
     for name in path.split("."):
+        # ``getattr`` could run a module's ``__getattr__``, which may import code.
         target = vars(target).get(name) if isinstance(target, ModuleType | type) else None
     if not inspect.isfunction(target) or not _is_user_code(inspect.getmodule(target)):
         return None
@@ -234,6 +243,7 @@ def _is_unimportable(module: ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if file is None or module.__name__ == "__main__":
         return False
+    # Workers get the import path of this process. Compare paths, since an import would run code.
     relative_path = module.__name__.replace(".", os.sep)
     importable_paths = set()
     for root in sys.path:
@@ -259,6 +269,7 @@ def describe_code(function: TrainFunction) -> dict[str, Any]:
     digest = None
     if source is not None:
         digest = hashlib.sha256(source.encode()).hexdigest()
+    # Code without a source file is assigned to the commit of the working directory.
     folder = os.getcwd()
     if file is not None and os.path.isabs(file):
         folder = os.path.dirname(file)
@@ -289,6 +300,7 @@ def _git(folder: str, *words: str) -> str | None:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
+        # The commit is optional information: a missing or slow git must not fail the launch.
         return None
     return process.stdout.strip() if process.returncode == 0 else None
 

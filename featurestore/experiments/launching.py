@@ -112,6 +112,7 @@ def check_request(request: LaunchRequest, launcher: Launcher) -> bytes:
     check_integer("retries", request.retries, minimum=0, maximum=_MAX_SEED)
     check_integer("seed", request.seed, minimum=0, maximum=_MAX_SEED)
     functions.check_function(request.function, request.params)
+    # Workers of other launchers may run on machines that do not have the user's modules.
     dumped = functions.dump_function(request.function, by_value=launcher.name != "local")
     if request.dataset is not None:
         check_dataset(request.dataset)
@@ -202,6 +203,7 @@ def resume(
 ) -> RunRecord:
     """Restart a run from its newest checkpoint and return its final record."""
     record = catalog.load(session, run_id)
+    # Only the records of studies have no workers.
     if "workers" not in record.settings:
         raise InvalidArgument(
             f"Run {run_id!r} of kind {record.kind!r} has no workers to restart.",
@@ -218,6 +220,7 @@ def resume(
     functions.check_function(function, record.params)
     dumped = functions.dump_function(function, by_value=launcher.name != "local")
     if record.dataset is not None:
+        # Fails before a worker starts if the dataset was replaced.
         Task(run="", dataset=vars(record.dataset)).open_dataset()
     launcher.check(len(run_members(record)))
     code = describe_code(function)
@@ -226,6 +229,7 @@ def resume(
     settings = dict(record.settings)
     if retries is not None:
         settings["retries"] = retries
+    # The checksums in ``files`` belong to the previous end, and the files are about to change.
     record = replace(
         record, state="running", ended=None, reason=None, code=code, settings=settings, files={}
     )
@@ -252,11 +256,14 @@ def run_attempts(execution: _Execution) -> RunRecord:
                     "exits": list(attempt_end.exits),
                     "reason": attempt_end.reason,
                 }
+                # Save each attempt, so that it remains recorded if the driver is killed during the
+                # next one.
                 record = replace(record, attempts=(*record.attempts, attempt))
                 catalog.save(session, record)
                 if not attempt_end.can_retry:
                     break
         except BaseException as error:
+            # Ctrl-C also ends the run; otherwise its record would remain in the state "running".
             state: Any = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
             now = utc_now().isoformat()
@@ -289,6 +296,7 @@ def _run_attempt(execution: _Execution, *, number: int) -> AttemptEnd:
             dataset=None if record.dataset is None else vars(record.dataset),
             number=position,
             role=member.role,
+            # A chief reads the rows of all workers.
             worker=0 if member.role == CHIEF else member.index,
             workers=1 if member.role == CHIEF else int(record.settings["workers"]),
             attempt=number,
@@ -300,6 +308,7 @@ def _run_attempt(execution: _Execution, *, number: int) -> AttemptEnd:
             checkpoint=newest,
         )
         worker = build_worker_task(task, environment=execution.environment)
+        # TF_CONFIG contains the index within the role, not the number of the process.
         tasks.append(replace(worker, index=member.index))
     gang = Gang(tuple(tasks), execution.function, strategy in ("multiworker", PARAMETER_SERVER))
 
@@ -328,6 +337,8 @@ def build_worker_task(task: Task, *, environment: Mapping[str, str]) -> WorkerTa
         settings={"task": task.to_json()},
         log=os.path.join(task.run, "logs", f"{name}.log"),
         directory=os.path.join(task.run, "work", name),
+        # Python accepts 32-bit hash seeds. With a fixed one, sets have the same order in every
+        # attempt.
         environment={"PYTHONHASHSEED": str(task.seed % 2**32), **environment},
     )
 
@@ -360,6 +371,7 @@ def finish_record(
     except FeatureStoreError as error:
         state, reason = "failed", reason or f"{type(error).__name__}: {error.message}"
     if status is not None:
+        # Values that the function returned take precedence over reported ones.
         metrics |= status.metrics
     return replace(
         record,
@@ -381,6 +393,7 @@ def _build_run_error(
     execution: _Execution, record: RunRecord, attempt_end: AttemptEnd
 ) -> FeatureStoreError:
     trace = attempt_end.trace
+    # A killed process leaves no traceback, so show the end of its log.
     if trace is None:
         log = os.path.join(execution.directory, "logs", "worker-00000.log")
         trace = "\n".join(read_last_lines(log, 15))

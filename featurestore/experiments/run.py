@@ -54,6 +54,8 @@ class Run:
     @property
     def state(self) -> str:
         """The state: "running", "finished", "failed", "stopped" or "interrupted"."""
+        # A killed driver cannot update the record, so "running" is valid only while its lock is
+        # held.
         if self.record.state == "running" and not status.is_driven(self.path):
             return "interrupted"  # its driver died
         return self.record.state
@@ -66,6 +68,7 @@ class Run:
     @property
     def metrics(self) -> dict[str, float]:
         """The last value of each metric; values that the function returned take precedence."""
+        # The record gets its metrics when the run ends; before that they are in the metrics file.
         if self.record.state != "running":
             return dict(self.record.metrics)
         return {name: series[max(series)] for name, series in self._series().items()}
@@ -220,12 +223,14 @@ def compare_runs(a: Run, b: Run) -> RunComparison:
     Raises:
         RunDamaged: The record or the metrics of a run are damaged.
     """
+    # Without this check, files that changed after the run would appear as differences of the runs.
     for run in (a, b):
         catalog.verify(run.session, run.record)
     first, second = a.record, b.record
     shared = {"seed", *first.settings, *second.settings}
     settings = []
     for record in (first, second):
+        # Kind and seed are fields of the record, but they are compared like settings.
         all_settings = {"kind": record.kind, "seed": record.seed, **record.settings}
         settings.append({name: all_settings.get(name) for name in ("kind", *sorted(shared))})
     return RunComparison(

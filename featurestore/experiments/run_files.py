@@ -30,6 +30,7 @@ from featurestore.storage.appending import AppendedFile
 from featurestore.storage.locks import host_name
 
 TENSORBOARD = "tensorboard"
+# No separator and no leading dot: a name must not leave the folder or look like a temporary file.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 ARTIFACTS = "artifacts"
 PROJECTOR_FILE = "projector_config.pbtxt"
@@ -52,6 +53,7 @@ class Reports:
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append the metrics of a step."""
+        # A killed attempt may have left a truncated line, so the first line begins with a newline.
         line = format_metrics_line(step, metrics, time=time.time(), begins=self._is_first)
         if self._is_first:
             self._events.discard_from(step)
@@ -74,10 +76,12 @@ class Events:
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError as error:
             raise missing_extra("tensorboard", "experiments") from error
+        # TensorBoard reads only files whose names contain "tfevents".
         name = f"events.out.tfevents.{int(time.time())}.{host_name()}.{os.getpid()}"
         self._file = AppendedFile(os.path.join(directory, name))
         self._records: Any = RecordWriter(self._file)
         self._event: Any = Event
+        # The first record of an event file must be its version.
         self._append(file_version="brain.Event:2")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -124,6 +128,7 @@ def check_metrics(metrics: Mapping[str, Any], *, location: str) -> dict[str, flo
     finite_metrics = {}
     for name, value in metrics.items():
         item = getattr(value, "item", None)
+        # Scalars of numpy and PyTorch have ``item``, tensors of TensorFlow only ``numpy``.
         number = item() if item is not None and getattr(value, "ndim", 0) == 0 else value
         if hasattr(number, "numpy"):
             number = number.numpy().item()
@@ -171,13 +176,17 @@ def save_model(model: Any, *, directory: str, name: str, worker: int) -> str:
         file_name += model_format.ending
     published = os.path.join(directory, file_name)
     if worker > 0:
+        # Saving a distributed variable may reduce it over all workers, so each worker must write a
+        # copy.
         if model_format.collective:
             with tempfile.TemporaryDirectory(prefix="featurestore-") as discarded:
                 model_format.write(model, os.path.join(discarded, file_name))
         return published
     files.make_directory(directory)
+    # Left by a worker that was killed while it saved.
     for stale in temporary_directories(directory):
         files.remove(stale, below=directory)
+    # In the target directory, because a rename is atomic only within one file system.
     with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=directory) as temporary_directory:
         temporary = os.path.join(temporary_directory, file_name)
         model_format.write(model, temporary)
@@ -205,6 +214,7 @@ def format_of(model: Any) -> ModelFormat:
     Raises:
         InvalidArgument: The library of the model is unknown.
     """
+    # Inspect class names instead of importing every supported library.
     libraries = {each.__module__.split(".")[0] for each in type(model).__mro__}
     if libraries & {"keras", "tf_keras"} and hasattr(model, "save"):
         return ModelFormat(".keras", _write_keras, collective=True)
@@ -213,6 +223,7 @@ def format_of(model: Any) -> ModelFormat:
     if _is_torch(model):
         # The state of a sharded module is gathered from all workers.
         return ModelFormat(".pt", _write_torch, collective=True)
+    # Last, since Keras models have ``predict`` as well.
     if hasattr(model, "predict"):
         return ModelFormat(".joblib", _write_joblib)
     raise InvalidArgument(
@@ -230,6 +241,8 @@ def _write_torch(model: Any, path: str) -> None:
     torch = importlib.import_module("torch")
     state = model
     if isinstance(model, torch.nn.Module):
+        # The wrapper adds the prefix "module." to all keys, so its state would not load into the
+        # module.
         wrapped = isinstance(model, torch.nn.parallel.DistributedDataParallel)
         module = model.module if wrapped else model
         state = module.state_dict()
@@ -237,6 +250,7 @@ def _write_torch(model: Any, path: str) -> None:
 
 
 def _write_spark(model: Any, path: str) -> None:
+    # Spark resolves a path without a scheme in its default file system, which may be HDFS.
     model.write().overwrite().save(Path(path).absolute().as_uri())
     if not files.is_directory(path):
         raise InvalidArgument(
@@ -254,6 +268,7 @@ def _write_joblib(model: Any, path: str) -> None:
 
 
 def _is_torch(model: Any) -> bool:
+    # A model of PyTorch exists only if PyTorch is loaded, so there is no need to import it.
     torch = sys.modules.get("torch")
     if torch is None:
         return False
@@ -275,6 +290,7 @@ def checksums_below(directory: str, folder: str) -> dict[str, str]:
         return {}
     if files.is_file(top):
         return {folder: files.sha256(top)}
+    # Skip the incomplete saves of killed workers.
     for path in files.walk(top, enter=lambda name: not name.startswith(TEMPORARY)):
         if files.is_file(path) and not files.is_link(path):
             checksums[_relative(path, directory)] = files.sha256(path)
@@ -299,6 +315,8 @@ def final_checksums(directory: str, saved: Mapping[str, str]) -> dict[str, str]:
         if checksums[relative] != digest:
             raise damaged_file(path, "it has changed since context.save wrote it")
     for relative in checksums:
+        # The function may have written the file without ``context.save``. A ZIP archive has
+        # checksums of its own.
         if relative.endswith(".keras"):
             _check_archive(os.path.join(directory, relative))
     metrics = os.path.join(directory, METRICS_FILE)
@@ -321,6 +339,7 @@ def check_files(directory: str, record: RunRecord, *, below: Sequence[str]) -> N
     for relative, digest in record.files.items():
         if not any(relative == each or relative.startswith(f"{each}/") for each in below):
             continue
+        # The record is a file that users can edit, so its paths may lead outside.
         path = files.resolve_inside(directory, relative)
         if not files.exists(path):
             raise damaged_file(path, "it is missing")

@@ -102,6 +102,7 @@ def status_path(run: str, number: int) -> str:
 
 def write_status(task: Task, status: WorkerStatus) -> None:
     """Write the status file of a worker for the driver."""
+    # The driver may read the file at any time, so it is replaced atomically.
     files.replace_json(status_path(task.run, task.number), vars(status))
 
 
@@ -126,6 +127,7 @@ def read_status(run: str, number: int, *, attempt: int) -> WorkerStatus | None:
         )
     except MalformedJson as error:
         raise RunDamaged(f"The file {path!r} of a worker is damaged: {error}") from error
+    # The file of an earlier attempt remains until the process writes its first status.
     return status if status.attempt == attempt else None
 
 
@@ -147,6 +149,8 @@ def lock_driver(directory: str) -> Iterator[None]:
     try:
         yield
     finally:
+        # Remove the file while it is locked: after the release, the path may already be the lock
+        # file of the next driver.
         files.remove(path, below=directory)
         _locked_paths.discard(path)
         locks.release_lock(handle)
@@ -155,6 +159,8 @@ def lock_driver(directory: str) -> Iterator[None]:
 def is_driven(directory: str) -> bool:
     """Return True if a live process is driving the run."""
     path = os.path.join(directory, _LOCK)
+    # Check this process first: ``is_locked`` opens the file, and closing it would release our own
+    # lock (POSIX locks belong to the process).
     return path in _locked_paths or locks.is_locked(path)
 
 
@@ -194,11 +200,13 @@ def watch(
             each_poll()
             time.sleep(_POLL_SECONDS)
             exits = running.poll()
+        # Workers and servers of a chief never exit on their own.
         chief_is_done = team[0].role == CHIEF and exits[0] == 0
         if any(exits) and not chief_is_done:
             exits = _wait_for_exits(running)
     finally:
         running.stop()
+    # Read after the stop, when no process can write its status anymore.
     statuses = [read(worker) for worker in range(len(exits))]
     return evaluate_attempt(exits, statuses, team)
 
@@ -230,12 +238,14 @@ def evaluate_attempt(
         return AttemptEnd(
             first.state, exit_texts, final_statuses
         )  # the chief finished without the workers that it lost
+    # An error of the function is the cause; processes that were lost later are consequences.
     for member, status in zip(team, final_statuses, strict=True):
         if status is not None and status.state == "failed" and not status.lost_a_peer:
             reason = f"{member}: {status.error}: {status.message}"
             if len(team) > 1 and "Collective ops is aborted" in str(status.message):
                 reason += f"\n{_SAME_CALLS}"
             return AttemptEnd("failed", exit_texts, final_statuses, reason, status.trace)
+    # A killed process leaves no final status, or one that contradicts its exit status.
     for number in order_by_severity(team):
         status = final_statuses[number]
         ended_well = status is not None and status.state in ("finished", "stopped")
@@ -306,6 +316,8 @@ def _progress_lines(logs: Logs) -> list[str]:
     progress_lines = []
     for name, path in logs().items():
         log_lines = [line for line in read_last_lines(path, 20) if line.strip()]
+        # Progress bars overwrite their line after a carriage return. Logs may contain escape
+        # sequences, which a terminal would execute.
         last = escape_line(log_lines[-1].split("\r")[-1]) if log_lines else ""
         progress_lines.append(f"{escape_line(name)}: {last}"[:_WIDTH])
     return progress_lines

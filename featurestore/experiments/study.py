@@ -235,10 +235,12 @@ def search(session: Session, request: SearchRequest) -> RunRecord:
     if duplicates:
         raise InvalidArgument(f"space and params both contain {listing(duplicates)}.")
     fixed = functions.check_params(request.launch.params)
+    # The sampled values do not exist yet; the check of the function needs only the names.
     probe = {**fixed, **dict.fromkeys(space)}
     dumped = check_request(
         replace(request.launch, params=probe, workers=request.parallel), launcher
     )
+    # The study records only the fixed parameters; each trial adds its sampled ones.
     record = new_record(replace(request.launch, params=fixed), launcher)
     settings = {
         "on": launcher.name,
@@ -252,6 +254,7 @@ def search(session: Session, request: SearchRequest) -> RunRecord:
         "direction": request.direction,
     }
     record = replace(record, kind="search", settings=settings)
+    # Saved before the first worker starts, so that a crash leaves a study that can be resumed.
     catalog.save(session, record)
     return run_study(session, record, request, dumped)
 
@@ -286,10 +289,12 @@ def run_study(
     directory = catalog.run_directory(session, record)
     files.make_directory(directory)
     with status.lock_driver(directory):
+        # Listed under the lock, since a previous driver adds trials until it ends.
         past_trials = catalog.find(session, parent=record.id)
         sampling.restore(
             [_past_trial(session, past_trial, request.metric) for past_trial in past_trials]
         )
+        # ``trials`` is the total number, so the trials of earlier drivers count.
         proposals.next_number = len(past_trials)
         template = replace(new_record(request.launch, launcher), kind="trial", parent=record.id)
         pool = TrialPool(
@@ -317,6 +322,7 @@ def finish_pool(session: Session, record: RunRecord, pool: TrialPool) -> None:
     try:
         pool.run()
     except BaseException as error:
+        # Ctrl-C also ends the study; otherwise its record would remain in the state "running".
         state: Any = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
         now = utc_now().isoformat()
@@ -326,6 +332,7 @@ def finish_pool(session: Session, record: RunRecord, pool: TrialPool) -> None:
 
 def reset_unfinished(past_trials: list[RunRecord]) -> deque[RunRecord]:
     """Return the trials that were running when their driver ended, reset for another run."""
+    # A killed driver leaves its trials in the state "running".
     interrupted = [each for each in past_trials if each.state in ("running", "interrupted")]
     return deque(replace(each, state="running", ended=None, reason=None) for each in interrupted)
 
@@ -336,6 +343,7 @@ def find_best_trial(trials: list[RunRecord], metric: str, direction: str) -> Run
     if not finished:
         return None
     sign = -1 if direction == "max" else 1
+    # ``min`` returns the first of equal trials, for both directions.
     return min(finished, key=lambda each: sign * each.metrics[metric])
 
 

@@ -54,6 +54,7 @@ def order_by_severity(team: Sequence[Member]) -> list[int]:
     >>> order_by_severity(members("parameter_server", 2, 1))
     [0, 3, 1, 2]
     """
+    # The loss of a chief or server ends the run. The loss of a worker alone does not.
     order = (CHIEF, SERVER, WORKER)
     return sorted(range(len(team)), key=lambda index: order.index(team[index].role))
 
@@ -197,14 +198,17 @@ class Task:
 def seed_all(seed: int) -> None:
     """Seed Python, numpy and, if it is loaded, TensorFlow."""
     random.seed(seed)
+    # numpy accepts only 32-bit seeds.
     np.random.seed(seed % 2**32)
     _seeded.clear()
+    # A function that does not use TensorFlow should not wait for its import.
     if "tensorflow" in sys.modules:
         seed_tensorflow(seed)
 
 
 def seed_tensorflow(seed: int) -> None:
     """Seed TensorFlow once per run, and make its operations deterministic."""
+    # Another call would restart the sequence of operation seeds in the middle of the run.
     if seed in _seeded:
         return
     tf = importlib.import_module("tensorflow")

@@ -69,8 +69,11 @@ class TrialServer:
         try:
             data = JsonObject.from_value(json.loads(received.data), "message")
             message = Message(received.peer, data.number("worker"), data)
+            # A connection must not report for the trial of another worker.
             if self._workers.setdefault(message.peer, message.worker) != message.worker:
                 raise data.wrong_type_error("worker", "that of the connection")
+            # Check reports here, so that a malformed one ends only its connection and not the
+            # study.
             if data.text("kind") == "report":
                 data.number("step")
                 data.object("metrics").read_values(JsonObject.real)
@@ -171,6 +174,7 @@ class TrialPool:
 
     def _handle(self, server: TrialServer, message: Message) -> None:
         slot = self._find_slot(message.worker)
+        # The message arrived after its worker was removed.
         if slot is None:
             return
         kind, data = message.data.text("kind"), message.data
@@ -182,6 +186,8 @@ class TrialPool:
             if kind == "ended" and slot.trial is not None:
                 changed.append(self._end_trial(slot))
                 self.proposals.ended(changed[0])
+            # This worker started, so earlier deaths were not caused by the environment of all
+            # workers.
             self._early_deaths = 0
             trial = self._next_trial()
             if trial is None:
@@ -193,6 +199,7 @@ class TrialPool:
             # still recorded as running, and no record refers to the new directory.
             server.reply(message, {"task": self._build_task(trial).to_json()})
         finally:
+            # Also if ``ended`` aborted the study, because the trial has ended.
             catalog.save_all(self.session, changed)
 
     def _logs(self) -> dict[str, str]:
@@ -292,8 +299,11 @@ class TrialPool:
                 self._retry_or_fail(slot, status)
             elif status != 0:
                 self._count_early_death(slot, status)
+            # A worker exits with status 0 when the driver has no more trials for it.
             if status != 0 and (self.unfinished or not self._is_exhausted):
                 self._start_worker(server)
+        # The last worker may die when the others have already ended; its trial needs another
+        # worker.
         if not self._slots and self.unfinished:
             self._start_worker(server)
 
@@ -303,6 +313,7 @@ class TrialPool:
         tries = len(slot.trial.attempts) + 1
         can_retry = tries <= int(slot.trial.settings["retries"])
         reason = f"its worker was lost: {describe_exit(status)}"
+        # Until its retry the trial is saved as running, so that a resumed study finds it.
         record = self._save_attempt(slot, "running" if can_retry else "failed", reason=reason)
         if can_retry:
             self.unfinished.append(replace(record, ended=None, reason=None))
@@ -321,6 +332,7 @@ class TrialPool:
     def _start_worker(self, server: TrialServer) -> None:
         key = self._next_key
         self._next_key += 1
+        # The worker has its own log in the study's directory until it gets a trial.
         task = Task(run=self._study_directory, number=key)
         host, port = server.address
         serve = {"address": [host, port], "key": server.key, "worker": key}

@@ -73,6 +73,7 @@ def run_task(task: Task, dumped: bytes, listener: Listener | None = None) -> Wor
         traceback.print_exc()
         final_status = running_status.failed(error)
     finally:
+        # Close before the final status is written: the driver reads the metrics after it.
         context.close()
     final_status = final_status.with_readers(
         [*(reader.state() for reader in context.readers), *context.matrices]
@@ -140,6 +141,7 @@ class Driver:
             self._connection.send_bytes(json.dumps(message).encode())
             reply = self._connection.recv_bytes()
         except (OSError, EOFError):
+            # The driver has ended. An empty reply contains no task, so this worker ends as well.
             reply = b"{}"
         return JsonObject.from_value(json.loads(reply), "answer")
 
@@ -171,8 +173,11 @@ def _trial_output(run: str) -> Iterator[None]:
     working_directory = os.path.join(run, "work", "worker-00000")
     files.make_directory(working_directory)
     previous_directory = os.getcwd()
+    # Redirect the descriptors, so that the output of C libraries and child processes is logged,
+    # too.
     saved_handles = os.dup(1), os.dup(2)
     with open_log(os.path.join(run, "logs", "worker-00000.log")) as log:
+        # Buffered output belongs to the previous log.
         _flush()
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -195,6 +200,8 @@ def _flush() -> None:
 def _clear_models() -> None:
     """Clear the graphs of the previous trial in each installed Keras."""
     for name in ("keras", "tf_keras"):
+        # Keras keeps global state for every model, so the memory of the process would grow with
+        # each trial.
         if name in sys.modules:
             sys.modules[name].backend.clear_session()
 

@@ -115,6 +115,8 @@ class _Mirror:
         }
         params = [entities.Param(name, text[:_MAX_PARAM_LENGTH]) for name, text in texts.items()]
         run_tags = [entities.RunTag(name, text[:_MAX_TAG_LENGTH]) for name, text in tags.items()]
+        # MLflow refuses another value for an existing parameter, but accepts the same value again,
+        # so a call can be repeated.
         for batch in _batches(params, _MAX_NAMES):
             client.log_batch(mirrored, params=batch)
         for batch in _batches(run_tags, _MAX_NAMES):
@@ -130,10 +132,12 @@ class _Mirror:
         for folder in self.artifacts:
             path = os.path.join(run.path, folder)
             if files.list_directory(path):
+                # A symbolic link must not upload files from outside the run.
                 run_files.check_own_files(run.path, folder)
                 client.log_artifacts(mirrored, path, folder)
         status = _STATUS[run.state]
         if run.state == "running":
+            # ``set_terminated`` would also set an end time.
             client.update_run(mirrored, status=status)
             return
         ended = _milliseconds(run.record.ended or run.record.created)
@@ -175,6 +179,7 @@ def mirror(run: Run, uri: str, *, artifacts: Sequence[str]) -> str:
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         return _Mirror(client, entities, artifacts).mirror_run(run, None)
     except MlflowException as error:
+        # Errors of database drivers may contain the URI with its password.
         message = str(error.message).replace(uri, without_password(uri))
         raise MlflowError(
             f"MLflow at {without_password(uri)!r} rejected run {run.id!r}: {message}",
@@ -206,6 +211,7 @@ def collect_points(run: Run) -> list[_MetricPoint]:
         points.append(_MetricPoint(keys[each.name], each.value, time, each.step))
         last[each.name] = each.value
         latest = max(latest, each.step)
+    # A value that the function returned has no step of its own.
     for name, value in run.metrics.items():
         if last.get(name) != value:
             points.append(_MetricPoint(keys[name], value, ended, latest))

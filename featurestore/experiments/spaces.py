@@ -20,6 +20,8 @@ from typing import Any
 from featurestore.errors import InvalidArgument, did_you_mean, missing_extra
 from featurestore.experiments.functions import check_params
 
+# Differential evolution, which Optuna does not have: population, differential weight, crossover
+# rate.
 POPULATION = 8
 _WEIGHT = 0.6
 _CROSSOVER = 0.8
@@ -110,6 +112,7 @@ class Interval:
         value = low + position * (high - low)
         if self.log:
             value = math.exp(value)
+        # ``exp`` and ``log`` round, so the value may be slightly outside the interval.
         value = min(max(value, self.low), self.high)
         return round(value) if self.whole else value
 
@@ -140,6 +143,8 @@ class Choice:
         """Return an Optuna distribution over the option indexes."""
         import optuna
 
+        # Optuna warns about categories other than None, booleans, numbers and strings; options may
+        # be lists.
         return optuna.distributions.CategoricalDistribution(tuple(range(len(self.options))))
 
     def position(self, value: Any) -> float:
@@ -235,12 +240,14 @@ class Sampling:
         self._grid = grid(space) if sampler == "grid" else []
         self._distributions = {name: each.distribution() for name, each in space.items()}
         logging = self._optuna.logging
+        # The verbosity applies to the process, so it is restored for other studies of the user.
         previous_verbosity = logging.get_verbosity()
         logging.set_verbosity(logging.WARNING)  # the in-memory study is an implementation detail
         try:
             self._study = self._optuna.create_study(direction=DIRECTIONS[direction])
         finally:
             logging.set_verbosity(previous_verbosity)
+        # Samplers selected by name are set before each trial.
         if not isinstance(sampler, str):
             self._study.sampler = sampler
         self._set_pruner()
@@ -252,8 +259,11 @@ class Sampling:
 
     def restore(self, past_trials: Iterable[PastTrial]) -> None:
         """Add earlier trials and their reports to the study, ordered by number."""
+        # Optuna numbers trials by their position in the study.
         for past_trial in sorted(past_trials, key=lambda trial: trial.number):
             optuna_trial = self._optuna.trial.create_trial(
+                # Add trials as running and repeat their reports and ends, so that samplers and
+                # pruners get the state that they had before the interruption.
                 state=self._optuna.trial.TrialState.RUNNING,
                 params={
                     name: self._to_optuna_value(name, past_trial.params[name])
@@ -263,6 +273,7 @@ class Sampling:
             )
             optuna_trial.datetime_start = dt.datetime.now()
             self._study.add_trial(optuna_trial)
+            # Optuna has no public way to continue a trial that was added to a study.
             trial_id = self._study.trials[past_trial.number]._trial_id
             self._trials[past_trial.number] = self._optuna.trial.Trial(self._study, trial_id)
             for step, value in past_trial.history.items():
@@ -276,8 +287,12 @@ class Sampling:
         fixed = self._propose_without_optuna(number)
         if fixed is not None:
             internal = {name: self._to_optuna_value(name, value) for name, value in fixed.items()}
+            # Optuna's own GridSampler raises an error at its last trial when trials are requested
+            # by ``ask``.
             self._study.enqueue_trial(internal)
         elif isinstance(self._sampler, str):
+            # A new sampler per trial depends only on the seed and on earlier trials, also after a
+            # restart.
             self._study.sampler = self._seeded_sampler(number)
         trial = self._study.ask(self._distributions)
         self._trials[trial.number] = trial
@@ -287,8 +302,11 @@ class Sampling:
         """Record an intermediate value of a trial and return True to prune the trial."""
         trial = self._trials[number]
         self._set_resource_unit({step: value})
+        # A resumed trial repeats the steps after its checkpoint, and Optuna warns about repeated
+        # steps.
         if step not in self._study.trials[number].intermediate_values:
             trial.report(value, step)
+        # The result may be a ``numpy.bool_``, which JSON replies cannot contain.
         return bool(trial.should_prune())
 
     def tell(self, number: int, state: str, value: float | None) -> None:
@@ -321,6 +339,7 @@ class Sampling:
     def _set_resource_unit(self, history: Mapping[int, float]) -> None:
         """Use the first reported step as the unit of successive halving."""
         if history and self._first_step is None:
+            # Optuna requires a minimum resource of at least 1.
             self._first_step = max(1, min(history))
             self._set_pruner()
 
@@ -380,6 +399,7 @@ def evolve(space: Space, finished: Sequence[tuple[Params, float]], *, seed: str)
     """
     draw = random.Random(seed)
     best = sorted(finished, key=lambda each: each[1])[:POPULATION]
+    # Mutation needs differences between earlier trials, so the first ones are random.
     if len(best) < min(4, POPULATION):
         return {name: parameter.value_at(draw.random()) for name, parameter in space.items()}
     parent = draw.choice(best)[0]
@@ -392,6 +412,8 @@ def evolve(space: Space, finished: Sequence[tuple[Params, float]], *, seed: str)
             continue
         base = parameter.position(best[0][0][name])
         step = parameter.position(first[0][name]) - parameter.position(second[0][name])
+        # The noise keeps proposals distinct when the population has converged and all differences
+        # are 0.
         position = base + _WEIGHT * step + draw.gauss(0, 0.02)
         params[name] = parameter.value_at(min(max(position, 0.0), 1.0))
     return params

@@ -46,6 +46,7 @@ def report_callback(
 ) -> Any:
     """Create a Keras callback that reports metric means since the last checkpoint."""
     name = "keras"
+    # A callback must belong to the same Keras package as the model.
     if any(each.__module__.split(".")[0] == "tf_keras" for each in type(model).__mro__):
         name = "tf_keras"
     keras = importlib.import_module(name)
@@ -155,6 +156,8 @@ class Schedule:
             saved = False
             if len(self.waiting) >= max_calls:
                 yield self._pop_oldest()
+            # A checkpoint must not contain half of the updates of a running call, so all calls end
+            # first.
             if checkpoint is not None and (step + 1) % save_every == 0:
                 yield from self._drain()
                 checkpoint.save()

@@ -142,6 +142,7 @@ class Model:
         if self.spec.transformations is None:
             return None
         path = os.path.join(self.path, TRANSFORMATIONS_FILE)
+        # Other transformations would change predictions without an error.
         if not files.exists(path) or files.sha256(path) != self.spec.transformations:
             raise ModelDamaged(
                 f"{path!r} differs from the registered file.", hint="restore it from a copy"
@@ -259,6 +260,8 @@ def publish(
     with in_flight(session, kind=directories.REGISTER, name=spec.name, version=version) as run:
         directory = session.paths.model(spec.name, run.version)
         make_directory(directory)
+        # All files are complete before ``model.json`` appears; a directory without it is not a
+        # model.
         target = os.path.join(directory, ARTIFACT, os.path.basename(artifact))
         copied = _copy(artifact, target, directory)
         if fitted is not None:
@@ -268,8 +271,11 @@ def publish(
         published_spec = replace(spec, version=run.version, artifact=relative, files=copied)
         staged = directories.model_file(run.staging)
         files.write_atomically(staged, published_spec.to_bytes())
+        # Another process may have considered this one dead and removed its files.
         run.check_intent()
         with Publication() as publication:
+            # Creating the link fails if the file exists, so only one of two concurrent writers
+            # succeeds.
             if not publication.link(staged, directories.model_file(directory)):
                 raise ModelExists(
                     f"Version {published_spec.version} of model {published_spec.name!r} already exists."
@@ -317,6 +323,7 @@ def every(session: Session, *, name: str | None = None) -> list[ModelSpec]:
         try:
             specs.append(directories.read(session.paths.model(*model_key), *model_key))
         except FeatureStoreError as error:
+            # A damaged version must not hide the others.
             message = f"The model {model_key[0]} version {model_key[1]} is skipped: {error.message}"
             warn_caller(message, UserWarning)
     return specs
@@ -336,6 +343,8 @@ def remove(session: Session, name: str, version: int) -> None:
         index.get(connection, name, version)
     with in_flight(session, kind=directories.REMOVE, name=name, version=version) as run:
         with session.registry.transaction() as connection:
+            # Remove the index entry first, so that no process finds a version whose files are being
+            # deleted.
             directories.unregister(connection, name, version)
         directories.remove_files(session.paths, name, version)
         run.registered = True

@@ -92,6 +92,7 @@ def find_code_objects(path: str, flavor: str) -> list[str]:
 
 def _iter_objects(config: Any) -> Iterator[Mapping[str, Any]]:
     """Yield all objects that Keras would build from a configuration, at any depth."""
+    # A stack instead of recursion, since the file may be nested deeper than the recursion limit.
     waiting = [config]
     while waiting:
         value = waiting.pop()
@@ -106,6 +107,7 @@ def _iter_objects(config: Any) -> Iterator[Mapping[str, Any]]:
 def _is_data(node: Mapping[str, Any], library: Any, flavor: str) -> bool:
     """Return True if Keras builds the object from its public classes."""
     name, module, config = node["class_name"], node.get("module"), node.get("config")
+    # The file is untrusted, so the types of its values are unknown.
     if not isinstance(name, str) or not (module is None or isinstance(module, str)):
         return False
     if name in _CODE:
@@ -152,11 +154,13 @@ def _has_class(library: Any, module_path: str, name: str) -> bool:
 
 def _is_operation(module: str, name: str, library: Any) -> bool:
     """Return True if an imported Keras module has an operation with this name."""
+    # Do not import the module, since the name comes from the untrusted file.
     operation = getattr(sys.modules.get(module), name, None)
     return isinstance(operation, type) and issubclass(operation, library.Operation)
 
 
 def _is_function(name: object, library: Any) -> bool:
+    # These two functions build objects from their argument.
     if not isinstance(name, str) or not name.isidentifier() or name in ("get", "deserialize"):
         return False
     return any(
@@ -177,6 +181,7 @@ def _display_name(node: Mapping[str, Any]) -> str:
     config = node.get("config")
     if node["class_name"] in ("function", "TFOpLambda", "SlicingOpLambda"):
         function = config.get("function") if isinstance(config, dict) else config
+        # Limit the length, since the text of an untrusted file appears in an error message.
         return f"{name} {str(function)[:100]}"
     if isinstance(config, dict) and isinstance(config.get("vocabulary"), str):
         return f"{name} with the file {config['vocabulary'][:100]}"
@@ -194,6 +199,7 @@ def _find_external_datasets(archive: zipfile.ZipFile) -> list[str]:
         while waiting:
             group = waiting.pop()
             for name in group:
+                # Only hard links are certain to stay in this file.
                 if not isinstance(group.get(name, getlink=True), h5py.HardLink):
                     outside.append(f"a link {name!r} in its weights")
                     continue

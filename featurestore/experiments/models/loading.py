@@ -135,6 +135,7 @@ def load_object(path: str, flavor: str) -> Any:
         safe = not keras_files.find_code_objects(
             path, flavor
         )  # unsafe only after ``check_trusted``
+        # Predictions need neither the optimizer nor losses, which may be functions of the author.
         return library.models.load_model(path, compile=False, safe_mode=safe)
     if flavor == "tensorflow":
         return _import_library("tensorflow").saved_model.load(path)
@@ -170,6 +171,7 @@ def load_predictor(directory: str, content: bytes) -> Predict:
         content: The content of ``model.json``, so that a replaced model is loaded again.
     """
     spec = ModelSpec.from_bytes(content, path=directory)
+    # Check in each process, immediately before the files are loaded.
     check_files(directory, spec)
     path = files.resolve_inside(directory, spec.artifact)
     return make_predictor(load_object(path, spec.flavor), spec.flavor, method=spec.method)
@@ -285,6 +287,7 @@ def add_predictions(pipeline: Any, rows: Any, method: str) -> Any:
         )
     column = transformed[name]
     if method != "predict":
+        # Probabilities are vectors of Spark ML, a type that does not exist outside Spark.
         column = _import_spark_library("pyspark.ml.functions").vector_to_array(column)
     return transformed.withColumn(PREDICTION, column)
 

@@ -71,10 +71,12 @@ def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> 
     See ``experiments.register_model``. Nothing is written before the trial prediction succeeds.
     """
     path = _resolve_artifact(run, request.artifact)
+    # The record has checksums only of files in the run's directory.
     if files.is_below(path, run.path):
         run_catalog.verify(run.session, run.record, artifacts=[os.path.relpath(path, run.path)])
     flavor = loading.detect_flavor(path)
     description = f"{os.path.basename(path)!r} of run {run.id!r}"
+    # Before the trial prediction, which loads the model and may run its code.
     loading.check_trusted(path, flavor, trust=request.trust, description=description)
     dataset = _resolve_dataset(run, request.dataset)
     # The settings of the run's first reader, if there was one.
@@ -83,12 +85,14 @@ def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> 
     inputs = _model_inputs(dataset, request, state)
     arrays = request.arrays
     if arrays is None:
+        # Models of scikit-learn take one matrix.
         arrays = "matrix" if flavor in ("pickle", "joblib") else "columns"
     manifest = dataset.manifest
     labels = [column.name for column in manifest.columns if column.role == "label"]
     names = [each.name for each in inputs]
     spec = ModelSpec(
         name=request.name,
+        # ``publish`` sets the version and the files.
         version=1,
         flavor=flavor,
         artifact=os.path.basename(path),
@@ -147,6 +151,7 @@ def _resolve_artifact(run: Run, artifact: str | None) -> str:
             damages.append(error)
         except InvalidArgument:  # not a model
             continue
+    # A damaged model must not lead to the registration of another one.
     if damages:
         raise damages[0]
     if len(models) == 1:
@@ -215,6 +220,7 @@ def _model_inputs(
     if columns is None:
         columns = [column.name for column in manifest.columns if column.role == "feature"]
     masked: set[str] = set()
+    # The reader uses the same masks for all splits.
     if nulls == "mask":
         for split in manifest.splits:
             masked.update(name for name, count in split.nulls.items() if count)
@@ -223,6 +229,7 @@ def _model_inputs(
         column = manifest.column(name)
         if column.role in ("label", "weight"):
             continue
+        # The training files store this column as float32, so scoring must round its inputs as well.
         narrow = column.tf_type == "float32"
         fill = None if isinstance(nulls, str) else nulls.get(name)
         inputs.append(ModelInput(name, column.type, narrow, name in masked, fill))
@@ -290,6 +297,7 @@ def _predict(spec: ModelSpec, model: Any, model_input: Any) -> Mapping[str, Any]
     try:
         return predict(model_input)
     except FeatureStoreError:
+        # It already has a message for the user.
         raise
     except Exception as error:
         text = str(error).strip().split("\n")[0]
@@ -314,6 +322,8 @@ def build_retrieval(
     """
     steps: list[Mapping[str, Any]] = []
     if manifest.plan is not None:
+        # On-demand features read other features, which are not in ``inputs``, so with them no
+        # feature is dropped.
         needed = None if find_plan_features(manifest.plan) else set(inputs)
         _add_steps(manifest.plan, steps, needed)
     time = None
@@ -335,6 +345,7 @@ def build_retrieval(
 
 def _label_time(plan: Mapping[str, Any]) -> str | None:
     root_plan = plan
+    # The labels, and so their time, belong to the first of the chained calls.
     while root_plan.get("left_plan") is not None:
         root_plan = root_plan["left_plan"]
     time = root_plan.get("left_time")
@@ -360,6 +371,8 @@ def _add_steps(
     for join in joins:
         source, join_features = join["source"], []
         for output in join["outputs"]:
+            # An inner join also selects rows, so it is kept even if none of its features is an
+            # input.
             if needed is None or output["name"] in needed or plan["how"] == "inner":
                 join_features.append(_to_requested_feature(join, output))
         if join_features:

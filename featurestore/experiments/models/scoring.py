@@ -83,6 +83,7 @@ class PredictBatch:
         if not batch.num_rows:
             types = {output.name: type_from_json(output.type) for output in spec.outputs}
             return {name: pa.array([], kind) for name, kind in types.items()}
+        # Loaded once per process: engines call this object for many batches.
         predict = load_predictor(self.directory, self.content)
         model_outputs = predict(to_model_input(spec, self.fitted, batch))
         columns = to_columns(model_outputs, batch.num_rows)
@@ -176,6 +177,7 @@ def _to_masked_array(
         column = pc.fill_null(column, pa.scalar(model_input.fill, model_input.kind))
     data, present = to_numpy(column, name=model_input.name)
     if model_input.narrow and pat.is_floating(model_input.kind):
+        # Round as the training files do, but keep the type that the reader yields.
         data = data.astype(np.float32).astype(data.dtype)
     return data, present
 
@@ -256,6 +258,7 @@ def score(
             hint="rename these label columns",
         )
     if spec.flavor == "spark":
+        # Spark loads the files itself; for other formats ``load_predictor`` checks them.
         loading.check_files(model.path, spec)
         rows = session.engine.to_spark(frame.relation)
         scored_rows = loading.score_rows(
@@ -266,6 +269,8 @@ def score(
         return FeatureFrame(session, adopted).made_of(*inputs)
     fitted = model.transformations
     if fitted is not None:
+        # Engines pickle the function for their workers. Transformations of labels are not needed
+        # there.
         fitted = fitted.portable(without=[n for n in spec.label if n not in model.inputs])
     function = PredictBatch(
         model.path, spec.to_bytes(), fitted, tuple(label_columns), schema, fixed_label_time
@@ -318,6 +323,7 @@ def _to_readable_frame(
     if adopted is not None:
         schema = typed_schema(adopted.schema, lambda _: types)
         return FeatureFrame(session, typed_relation(session.engine, adopted, schema))
+    # Read everything, since a stream of batches can be read only once.
     table = typed_table(to_reader(labels).read_all(), lambda _: types, library_name(labels))
 
     def relation() -> Relation:

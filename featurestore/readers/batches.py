@@ -81,6 +81,7 @@ class StepRange:
         if self.worker_epoch.workers == 1:
             # The steps of a single worker are consecutive.
             starts, size = starts[:1], size * self.steps
+        # Ranges after the last row are empty; these rows are padding.
         starts = np.minimum(starts, order.rows)
         return starts, np.minimum(starts + size, order.rows)
 
@@ -155,12 +156,14 @@ class StepRanges(Sequence[StepRange]):
                 for epoch, recent_epoch in self._worker_epochs.copy().items()
                 if epoch >= number - 1
             }
+            # Replace the dict instead of changing it, since other threads read it without a lock.
             self._worker_epochs = {**recent_epochs, number: worker_epoch}
         return worker_epoch
 
 
 def _growing_range_bounds(start: int, stop: int, *, most: int) -> list[int]:
     """Return bounds of ranges from ``start`` to ``stop`` that grow to ``most`` steps."""
+    # A short first range yields the first batch early.
     edges, distance = [start], 1
     while edges[-1] < stop:
         edges.append(min(stop, edges[-1] + distance))
@@ -192,6 +195,7 @@ class Iterations:
             ranges = self._ranges.get(iteration)
             if ranges is None:
                 ranges = self._ranges[iteration] = self._ranges_of(iteration)
+                # A thread that still reads an evicted iteration computes its ranges again.
                 while len(self._ranges) > _CACHED_ITERATIONS:
                     self._ranges.pop(next(iter(self._ranges)))
             return ranges

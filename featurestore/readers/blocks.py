@@ -86,6 +86,7 @@ class RecordBlocks:
         byte_rows = ByteRows(self.access, self.columns, self._memory, rows=steps.row_count)
         decoding = _Decoding(packing, read_column, byte_rows)
         if not steps.worker_epoch.order.shuffle:
+            # Canonical rows are adjacent in the files, so they need no sort.
             records_by_range = self.files.slices(*steps.canonical_ranges())
             count = sum(map(len, records_by_range))  # padding is at the end of the last step
             arrays_in_file_order, ungrouped = self._decode(
@@ -96,15 +97,19 @@ class RecordBlocks:
         # reading order.
         locations = self._locations(steps)
         order = np.argsort(locations)
+        # ``PADDING`` is -1, so padding rows precede all records.
         padded = int(np.searchsorted(locations[order], PADDING, side="right"))
         records = self._gather_records(locations[order[padded:]])
         arrays_in_file_order, ungrouped = self._decode(
             records, slice(padded, len(order)), decoding, order
         )
+        # The inverse permutation of the sort.
         positions = np.empty_like(order)
         positions[order] = np.arange(len(order))
         arrays = self._borrow_buffers(packing, len(order))
         for array, target in zip(arrays_in_file_order, arrays, strict=True):
+            # mode="clip" writes into ``out`` without an intermediate buffer; all positions are in
+            # bounds.
             np.take(array, positions, axis=1, out=target, mode="clip")
         return arrays, {
             name: values[positions] for name, values in ungrouped.items()
@@ -144,6 +149,7 @@ class RecordBlocks:
                     fill_nulls(column, (numbers[column.name][chunk_rows], present), in_place=True)
             start = chunk_rows.stop
         for array in arrays:
+            # Buffers are reused and contain values of earlier ranges.
             array[:, : real_rows.start] = 0
             array[:, real_rows.stop :] = 0
         byte_rows.clear(yielded_rows[: real_rows.start])
@@ -213,6 +219,7 @@ class RecordBlocks:
         by_lane = (
             window_parts[0] if len(window_parts) == 1 else np.concatenate(window_parts, axis=1)
         )
+        # The reading order is by step, and by lane within a step.
         by_step = by_lane.reshape(len(lanes), steps.steps, b).transpose(1, 0, 2)
         return by_step.reshape(-1)
 
@@ -220,6 +227,7 @@ class RecordBlocks:
         """Return the row locations of a window in each lane, with ``PADDING`` at the end."""
         key = (worker_epoch.epoch.number, worker_epoch.worker, worker_epoch.workers, window)
         with self._lock:
+            # The lock also protects ``expect``, which is not thread-safe.
             self.files.expect(worker_epoch.epoch, lanes, window)
             locations = self._windows.get(key)
             if locations is None:
@@ -227,6 +235,7 @@ class RecordBlocks:
                     worker_epoch.epoch, lanes, window
                 )
                 while len(self._windows) > _CACHED_WINDOWS:
+                    # Ranges are read in order, so the oldest window is no longer needed.
                     self._windows.popitem(last=False)
             return locations
 
@@ -277,6 +286,7 @@ class ByteRows:
         self.arrays: dict[str, Records] = {}
         no_records = np.empty((0, access.record_bytes), dtype=np.uint8)
         for column in columns:
+            # The shape of an empty view contains the number of bytes per row.
             view = access.byte_rows(no_records, column.name) if column.byte_rows else None
             if view is not None:
                 buffers = [((rows, view.shape[1]), np.dtype(np.uint8))]
@@ -334,6 +344,7 @@ class WindowBlocks:
         """Return the columns of a step range as arrays of shape (steps * batch, ...)."""
         if steps.worker_epoch is not self._worker_epoch:
             self._worker_epoch = steps.worker_epoch
+            # Window numbers are the same in each epoch, but their rows differ.
             self._windows.clear()
         read = self._read_lanes if steps.worker_epoch.order.shuffle else self._read_ranges
         result = add_masks(self.columns, read(steps))
@@ -358,6 +369,7 @@ class WindowBlocks:
         result: dict[str, Values] = {}
         by_lane: dict[str, Values] = {}
         for column in self.columns:
+            # Reshaped views, so that windows are written directly into the result.
             values, present = result[column.name] = padding_values(column, steps.row_count)
             by_lane[column.name] = (
                 values.reshape(*shape, *values.shape[1:]),
@@ -418,6 +430,7 @@ class WindowBlocks:
         for key in list(self._windows):
             if key[1] < window:
                 del self._windows[key]
+        # Loading all next windows at once would delay the step at the end of a window.
         ready = -(-used * len(lanes) // size)
         for lane in lanes[:ready]:
             if window + 1 < self._epoch_order.windows(lane):

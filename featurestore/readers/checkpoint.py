@@ -84,6 +84,7 @@ class ReaderCheckpoint:
         # Reading a variable may reduce it over all workers, so every worker writes a copy. Only
         # the first worker's copy is published.
         temporary = os.path.join(self.directory, f".{name}.worker-{self.worker}")
+        # Left by a worker that was killed while it saved this step.
         files.remove(temporary, below=self.directory)
         files.make_directory(temporary)
         self._write(temporary)
@@ -92,6 +93,7 @@ class ReaderCheckpoint:
             return
         files.write_json(os.path.join(temporary, STATE_FILE), state)
         final = os.path.join(self.directory, name)
+        # A rename cannot replace a directory. A resumed run may save the same step again.
         files.remove(final, below=self.directory)
         files.rename(temporary, final)
         self._prune()
@@ -136,6 +138,7 @@ class ReaderCheckpoint:
         newest = self._checkpoint_to_restore()
         if newest is None:
             return 0, 0
+        # The name contains the position, so the state file is not read.
         match = _CHECKPOINT_NAME.fullmatch(os.path.basename(newest))
         assert match is not None
         return int(match[1]), int(match[2])
@@ -237,6 +240,7 @@ class ReaderCheckpoint:
             user_callbacks, self._restored_states
         ):
             return merge_histories(model, [])
+        # The validation callback replaces the validation of Keras.
         frequency = options.pop("validation_freq", 1) if validation_reader is not None else 1
         histories: list[Any] = []
         with self.heartbeat(directory=heartbeat_dir, timeout=timeout) as heartbeat:
@@ -266,6 +270,8 @@ class ReaderCheckpoint:
                     epochs=last,
                     initial_epoch=epoch,
                     steps_per_epoch=self.reader.steps_per_epoch - step,
+                    # Corrections of metrics come first, so that all callbacks see them. Saving
+                    # comes last, so that a checkpoint contains the changes of all callbacks.
                     callbacks=[*metric_callbacks, *callbacks, saving_callback],
                     **options,
                 )
@@ -340,8 +346,10 @@ class ReaderCheckpoint:
             read_objects(os.path.join(directory, _PREFIX), self.objects)
             return
         content = io.BytesIO(files.read_bytes(os.path.join(directory, _ARRAYS)))
+        # Pickled arrays could run code when they are loaded.
         with np.load(content, allow_pickle=False) as saved:
             for name, array in self.objects.items():
+                # In place, since the training function keeps references to the arrays.
                 array[...] = saved[name]
 
     def _worker_position(self) -> tuple[int, int]:
@@ -386,6 +394,7 @@ class _Progress:
         restored = self.checkpoint._restored_states
         if restored is not None:
             restore_callback_states(self.callbacks, restored)
+            # Only the first ``fit`` call restores: later calls continue with the current states.
             self.checkpoint._restored_states = None
 
     def begin_epoch(self) -> None:
@@ -397,6 +406,8 @@ class _Progress:
         epoch, step = self._position()
         if self.heartbeat is not None:
             self.heartbeat.beat(epoch, step)
+        # With ``steps_per_execution`` Keras reports several steps at once, so a multiple may be
+        # skipped.
         if self.steps // self.save_every > previous_steps // self.save_every and step:
             self._save()
 

@@ -47,6 +47,7 @@ class LabelWeights:
         if values.dtype == object:
             # Give both sides the same fixed width, since numpy would truncate longer strings.
             values = values.astype(np.bytes_)
+        # For values above the last class, ``searchsorted`` returns an index out of bounds.
         index = np.searchsorted(self.classes, values).clip(max=len(self.classes) - 1)
         is_unknown = real & (self.classes[index] != values)
         if is_unknown.any():
@@ -172,6 +173,7 @@ def _class_counts(manifest: Manifest, label: str) -> dict[str, int]:
         manifest.splits[0],
     )
     counts = split.label_counts.get(label)
+    # Manifests count the values of a label only if it has few of them.
     if counts is None:
         kind = type_from_json(manifest.column(label).type)
         raise InvalidArgument(
@@ -272,6 +274,7 @@ def _build_label_weights(label: str, weights: ByClass) -> LabelWeights:
         values = np.array(classes)
         if values.dtype == np.bool_:
             values = values.astype(np.int64)
+    # ``row_weights`` uses a binary search, which needs ascending classes.
     order = np.argsort(values, kind="stable")
     sorted_weights = np.array([weights[class_value] for class_value in classes], dtype=np.float32)
     return LabelWeights(label, values[order], sorted_weights[order])

@@ -300,6 +300,7 @@ def to_ragged(rows: npt.NDArray[Any], dtype: np.dtype[Any]) -> Ragged:
     if is_item_rows(rows):
         items, lengths = split_item_rows(rows)
         return Ragged(items.astype(dtype, copy=False), np.cumsum(np.append(0, lengths)))
+    # ``np.concatenate`` needs at least one array, also if all lists are empty.
     item_arrays = [np.empty(0, dtype=dtype)]
     row_splits = np.zeros(len(rows) + 1, dtype=np.int64)
     for row, cell in enumerate(rows.tolist()):
@@ -368,6 +369,8 @@ def _fixed_size_rows(array: Any, *, name: str) -> Values:
     shape: tuple[int, ...] = ()
     while pat.is_fixed_size_list(kind):
         size = kind.list_size
+        # ``values`` ignores the offset of the array, and ``flatten`` would omit the items of null
+        # lists.
         array = array.values.slice(array.offset * size, len(array) * size)
         shape, kind = (*shape, size), kind.value_type
         if valid is not None:
@@ -394,6 +397,7 @@ def _flatten_items(array: Any, present: npt.NDArray[np.bool_] | None) -> npt.NDA
     if present is None:
         numbers: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
         return numbers
+    # Arrow converts integers with nulls to floats, so fill the nulls first.
     values = array.fill_null(pa.scalar(0).cast(array.type)).to_numpy(zero_copy_only=False)
     # Values under null lists are undefined.
     return np.where(present, values, values.dtype.type(0))
@@ -414,5 +418,6 @@ def _decimal_bytes(array: pa.Array) -> npt.NDArray[Any]:
     result = np.full(len(array), b"", dtype=object)
     for row, value in enumerate(array.to_pylist()):
         if value is not None:
+            # ``str`` may return an exponent, such as "1E+3".
             result[row] = format(value, "f").encode()
     return result

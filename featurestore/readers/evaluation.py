@@ -176,6 +176,7 @@ def _evaluation_reader(reader: Reader, *, replicas: int) -> Reader:
     """Return an evaluation reader, padded for several replicas, else with a short last batch."""
     if replicas > 1:
         replica_batch = -(-reader.global_batch_size // replicas)
+        # TensorFlow convolutions fail on empty batches.
         while _leaves_replica_empty(reader.order.rows, replicas, replica_batch):
             replica_batch += 1
         return balance_over_replicas(reader, replicas, batch=replica_batch * replicas)
@@ -213,6 +214,7 @@ def refuse_metrics_over_padding(reader: Reader, model: Any) -> None:
     Keras applies sample weights to the loss and to ``weighted_metrics=``, but not to ``metrics=``.
     """
     names = []
+    # The attribute names of Keras 3 and of tf_keras; neither has a public one.
     for attribute in ("_compile_metrics", "compiled_metrics"):
         for metric in getattr(getattr(model, attribute, None), "_user_metrics", None) or ():
             names.append(getattr(metric, "name", metric))
@@ -343,6 +345,7 @@ def _means_over_rows(model: Any) -> list[Any]:
 
 def _loss_means_and_functions(model: Any) -> tuple[Any, Sequence[Any], Sequence[Any]]:
     """Return the total loss metric, the output loss metrics, and the loss functions."""
+    # Keras has no public access to the metrics and functions of a compiled loss.
     if keras_module(model).__name__ == "tf_keras":
         container = getattr(model, "compiled_loss", None)
         means = [] if container is None else container.metrics
@@ -377,6 +380,7 @@ def _penalty_of_variables(model: Any) -> float:
 
 
 def _steps_per_execution(model: Any) -> int:
+    # An integer in Keras 3, a variable in tf_keras.
     for name in ("steps_per_execution", "_steps_per_execution"):
         steps = getattr(model, name, None)
         if steps is not None:

@@ -49,6 +49,7 @@ class _RunningCalls:
         """Reject new calls and wait for running ones."""
         with self._lock:
             self._is_closed = True
+        # A call that never returns must not block the exit forever.
         deadline = time.monotonic() + _TIMEOUT_SECONDS
         while not self._is_quiet() and time.monotonic() < deadline:
             time.sleep(_QUIET_SECONDS / 10)

@@ -25,6 +25,7 @@ from featurestore.storage.appending import OverwrittenFile
 
 EXIT_STALLED = 75  # EX_TEMPFAIL of sysexits.h: try again
 _WRITE_SECONDS = 1.0
+# The content is padded to this size, so that a short entry overwrites a long one completely.
 _FILE_BYTES = 512
 
 _log = logging.getLogger(__name__)
@@ -101,6 +102,7 @@ class Heartbeat:
 
     def start(self) -> None:
         """Start watching."""
+        # A file of an earlier start would report its last step as a step of this one.
         files.remove(_step_file(self.directory, self.worker), below=self.directory)
         self._last = self._clock()
         self._stopped.clear()
@@ -150,6 +152,7 @@ class Heartbeat:
                 self._file = OverwrittenFile(path, size=_FILE_BYTES)
             self._file.write(self._encode_step(step))
         except StorageError as error:
+            # Log the problem once and not at each step.
             self._is_unwritable = True
             _log.warning("The heartbeat cannot be written: %s", error)
 
@@ -186,6 +189,7 @@ class Heartbeat:
         )
 
     def _watch(self) -> None:
+        # Frequent checks, so that a stall is reported at most a quarter of the timeout late.
         while not self._stopped.wait(min(_WRITE_SECONDS, self._timeout / 4)):
             self.write()
             stall = self.stalled()
@@ -193,6 +197,8 @@ class Heartbeat:
                 continue
             _log.critical("%s", stall)
             if self._on_stall == "exit":
+                # ``os._exit`` flushes nothing. An exception in this thread would not end the main
+                # thread, which may wait in a collective operation.
                 logging.shutdown()
                 sys.stderr.flush()
                 os._exit(EXIT_STALLED)
@@ -212,6 +218,7 @@ def read_steps(directory: str, *, workers: int) -> dict[int, WorkerStep]:
             if files.exists(path):
                 steps[worker] = _parse_step(files.read_json(path))
         except (StorageError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+            # ``int`` of an infinite JSON number raises OverflowError, an ArithmeticError.
             _log.warning("The heartbeat of worker %d cannot be read: %r", worker, error)
     return steps
 

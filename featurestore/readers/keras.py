@@ -156,6 +156,7 @@ def _attach_reader(
             if frame is not None and frame.f_code.co_name == _SYMBOLIC_BUILD:
                 return kind.__iter__(make_dataset())
             if frame is not None and frame.f_code.co_name == "evaluate":
+                # Created on first use: a dataset that only ``fit`` iterates needs no second one.
                 if not evaluation_datasets:
                     evaluation_datasets.append(make_evaluation_dataset())
                 return kind.__iter__(evaluation_datasets[0])
@@ -172,6 +173,8 @@ def _attach_reader(
                     "checkpoint.fit(model, epochs, class_weights={0: 1.0, 1: 3.0})",
                 )
 
+    # Keras and strategies accept only instances of dataset classes, so the object is changed and
+    # not wrapped.
     dataset.__class__ = DatasetOfReader
     setattr(dataset, _READER, reader)
     return dataset
@@ -294,6 +297,7 @@ def wrap_for_fit(
 
     def hook(name: str) -> Callable[..., None]:
         def call(self: Any, *arguments: Any, **keywords: Any) -> None:
+            # Keras calls these hooks in each ``fit``, and callbacks would reset their state.
             if name == "on_train_begin" and not is_first_fit:
                 return
             if name == "on_train_end" and not is_last_fit():
@@ -338,6 +342,8 @@ def dump_callback_states(callbacks: Sequence[Any]) -> bytes:
         for name in _COUNTERS if kind else ():
             value = vars(callback).get(name)
             if isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
+                # "best" starts at infinity, which JSON cannot represent. The hexadecimal form keeps
+                # all bits.
                 state[name] = float(value).hex()
         weights = vars(callback).get(_BEST_WEIGHTS) if kind else None
         for index, array in enumerate(weights or ()):
@@ -365,6 +371,7 @@ def restore_callback_states(callbacks: Sequence[Any], content: bytes) -> bool:
                 value = float.fromhex(text)
                 is_integer = name in _COUNTERS and name != "best" and math.isfinite(value)
                 setattr(callback, name, int(value) if is_integer else value)
+            # The indexes have six digits, so the sorted names are in the order of the weights.
             names = sorted(name for name in saved.files if name.startswith(f"{number}-"))
             if names:
                 setattr(callback, _BEST_WEIGHTS, [saved[name] for name in names])

@@ -169,6 +169,7 @@ class ReaderOrder:
 
     def lane_bounds(self, lane: int) -> tuple[int, int]:
         """Return the positions ``[start, stop)`` of a lane."""
+        # Lanes cover all rows, and their lengths differ by at most one row.
         return lane * self.rows // self.lanes, (lane + 1) * self.rows // self.lanes
 
     def epoch(self, number: int) -> EpochOrder:
@@ -290,12 +291,15 @@ class EpochOrder:
             return positions
         size = self.order.block_rows
         begin, gap = self._short_block
+        # Only one block is short. Shifting the positions after it by its missing rows makes all
+        # slots equally long, so that a division finds the slot.
         shifted = positions + gap * (positions >= begin + size - gap)
         slots = shifted // size
         return self._blocks[slots] * size + (shifted - slots * size)
 
     def _cached_window(self, lane: int, window: int) -> Rows:
         """Return ``window_rows`` of the lane's current window from a cache."""
+        # Steps are read in order, so consecutive calls need the same window of a lane.
         cached_window = self._last_windows.get(lane)
         if cached_window is None or cached_window[0] != window:
             cached_window = self._last_windows[lane] = (window, self.window_rows(lane, window))
@@ -317,6 +321,7 @@ class EpochOrder:
         if self.order.shuffle:
             begin, gap = self._short_block
         edges = np.arange(low // size, (high + gap) // size + 2, dtype=np.int64) * size
+        # Slots after the short block start ``gap`` positions earlier.
         edges = edges - gap * (edges > begin)
         inner = edges[(edges > low) & (edges < high)]
         return np.concatenate([[low], inner, [high]])
@@ -344,6 +349,7 @@ class EpochOrder:
         return int(np.flatnonzero(self._blocks == count - 1)[0]) * order.block_rows, gap
 
     def _key(self, purpose: int, lane: int = 0, window: int = 0) -> int:
+        # Part of order version 1 (docs/reader-order.md).
         key = purpose
         for number in (self.order.seed, self.number, lane, window):
             key = mix(key + mix(number + GOLDEN))

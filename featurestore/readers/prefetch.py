@@ -123,6 +123,7 @@ class PrefetchedBlocks:
         self._read_keys: OrderedDict[int, None] = OrderedDict()
         self._gap_keys: OrderedDict[int, None] = OrderedDict()
         self.pool = ThreadPoolExecutor(_FETCHES, thread_name_prefix="featurestore-get")
+        # The callback must not refer to ``self``, which could then never be collected.
         weakref.finalize(self, self.pool.shutdown, wait=False, cancel_futures=True)
 
     def get(self, keys: Sequence[int]) -> list[Future[Records]]:
@@ -135,6 +136,8 @@ class PrefetchedBlocks:
                 self._read_keys.move_to_end(key)
                 self._gap_keys.pop(key, None)
                 blocks.append(self._blocks[key])
+            # The blocks of this call stay, even beyond the limit. Threads that wait for an evicted
+            # block have their own reference to its future.
             while len(self._read_keys) > max(self.limits.read_blocks, len(keys)):
                 self._blocks.pop(self._read_keys.popitem(last=False)[0])
             return blocks
@@ -165,6 +168,7 @@ class PrefetchedBlocks:
         missing_keys = []
         for key in keys:
             future = self._blocks.get(key)
+            # Repeat requests that failed.
             if future is None or (future.done() and future.exception() is not None):
                 missing_keys.append(key)
         for _, keys_of_shard in groupby(missing_keys, key=lambda key: key >> ROW_BITS):
@@ -192,6 +196,7 @@ class PrefetchedBlocks:
                 if self._unread_count >= self.limits.unread_blocks:
                     continue
                 self._gap_keys[key] = None
+            # Known before the request runs, so that other threads wait for it and do not repeat it.
             futures[key] = self._blocks[key] = Future()
         self.pool.submit(_fetch_blocks, self._fetch, keys, futures)
 
@@ -245,6 +250,7 @@ class BufferPool:
             offsets.append(end)
             sizes.append(size)
             end += -(-size // ALIGNMENT) * ALIGNMENT
+        # Additional bytes, so that the first array can start at an aligned address.
         block = self._pop_free_buffer(end + ALIGNMENT, purpose)
         # All views keep a reference to this array, because numpy considers it the memory owner.
         owner = np.frombuffer(block.data, dtype=np.uint8)
@@ -352,6 +358,7 @@ class RangedShardFiles(ShardFiles):
         shards = locations >> ROW_BITS
         block_numbers = (self.first_rows[shards] + rows) // self.manifest.block_rows
         row_keys = (shards << ROW_BITS) + block_numbers
+        # Locations are ascending, so the rows of a block are adjacent.
         changes = np.flatnonzero(row_keys[1:] != row_keys[:-1]) + 1
         bounds = [0, *changes.tolist(), len(row_keys)]
         block_keys = row_keys[bounds[:-1]].tolist()
@@ -411,6 +418,8 @@ class RangedShardFiles(ShardFiles):
     ) -> npt.NDArray[np.bool_]:
         """Return for each block whether the lanes read it in ``window`` or later."""
         is_needed = np.zeros(self.split.rows // self.manifest.block_rows + 1, np.bool_)
+        # With row ranges, the rows of the order are not the rows of the files, and blocks in gaps
+        # are not cached.
         if self.row_ranges is None:
             for lane in lanes:
                 low, high = epoch.order.lane_bounds(lane)

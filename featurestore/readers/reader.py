@@ -200,6 +200,7 @@ class Reader:
             if weight.all():
                 return batch
             return {name: array[weight > 0] for name, array in batch.items()}
+        # A weight column of the dataset is 0 in padding rows, because all their values are 0.
         if self.weight is None:
             batch[SAMPLE_WEIGHT] = weight
         return batch
@@ -222,6 +223,7 @@ class Reader:
     def __getitem__(self, _index: object) -> Batch:
         raise self._not_iterable("used as a list")
 
+    # Without this method a truth test would call ``__len__``, which raises an error.
     def __bool__(self) -> bool:
         return True
 
@@ -532,6 +534,7 @@ class Reader:
             raise ReaderConfigError(
                 f"Epoch {epoch} has no step {step}: an epoch has {self.steps_per_epoch} steps."
             )
+        # The end of an epoch and the start of the next one are the same position.
         if step == self.steps_per_epoch:
             epoch, step = epoch + 1, 0
         return {
@@ -690,9 +693,13 @@ class Reader:
     def files(self) -> ShardFiles:
         """Return the files of the split."""
         split_files = shard_files(self.path, self.manifest, self.split)
+        # Only fixed-width records can be read by ranges; shards of other layouts are cached as
+        # files.
         if split_files.access is None or self.cache is not None or storage_for(self.path).is_local:
             return replace(split_files, row_ranges=self.row_ranges, cache=self.cache)
         order = self.order
+        # One more block per lane, because lanes may start within a block. One more per shard,
+        # because a block that spans two shards is cached in two parts.
         window_blocks = order.lanes * (order.window_rows // order.block_rows + 1)
         return RangedShardFiles(
             self.path,

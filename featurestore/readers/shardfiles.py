@@ -105,6 +105,7 @@ class ShardFiles:
             for shard, begin, end in self._shard_ranges(starts, stops)
         ]
         if not batches:
+            # An empty table needs the schema of the columns.
             batches.append(self._reader(0).read(0, 0, columns))
         return pa.Table.from_batches(batches)
 
@@ -118,6 +119,7 @@ class ShardFiles:
         for start, stop, shard in ranges:
             while start < stop:
                 first, end = int(firsts[shard]), min(stop, int(firsts[shard + 1]))
+                # A shard without rows has the same first row as the next shard.
                 if start < end:
                     yield shard, start - first, end - first
                     start = end
@@ -131,6 +133,7 @@ class ShardFiles:
         self._maps.clear()
 
     def _records_of_shard(self, shard: int) -> npt.NDArray[np.uint8]:
+        # The lookup needs no lock: in the worst case, two threads map the same shard.
         records = self._maps.get(shard)
         if records is not None:
             return records
@@ -140,6 +143,7 @@ class ShardFiles:
                 records = self.access.records(path)  # type: ignore[union-attr]
             _check_rows(self.directory, entry, len(records))
             self._maps[shard] = records
+            # Arrays in use keep an evicted map open.
             while len(self._maps) > _OPEN_MAPS:
                 self._maps.popitem(last=False)
         return records
@@ -205,6 +209,7 @@ def to_canonical_ranges(row_ranges: RowRanges, starts: Rows, stops: Rows) -> tup
 
 
 def _check_rows(directory: str, shard: ManifestShard, rows: int) -> None:
+    # A larger row number would overwrite the shard number of a location.
     if rows != shard.rows or rows > ROW_MASK:
         raise DatasetDamaged(
             f"{os.path.join(directory, shard.path)!r} has {rows} rows, but {shard.rows} in the "
@@ -216,6 +221,7 @@ def _check_rows(directory: str, shard: ManifestShard, rows: int) -> None:
 def check_shards(directory: str, split: ManifestSplit) -> None:
     """Raise DatasetDamaged unless the size of every shard of a split matches the manifest."""
     if storage_for(directory).prefers_listing:
+        # One listing replaces a request for each shard.
         sizes = files.list_sizes(os.path.join(directory, split.name))
         for shard in split.shards:
             _check_size(shard, files.resolve_inside(directory, shard.path), sizes)

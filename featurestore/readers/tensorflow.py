@@ -93,11 +93,13 @@ def tf_dataset(
     dataset = builder.dataset(iterations, reader.blocks())
     steps = max(0, reader.steps_per_epoch * epochs - start_step) * replicas
     options = tf.data.Options()
+    # Each worker's dataset has only its own rows, so sharding it again would lose rows.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     options.deterministic = True
     # Disable autotuning: it has nothing to tune here, and the end of an epoch would wait up to a
     # second for its thread.
     options.autotune.enabled = False
+    # TensorFlow cannot infer the number of elements, which Keras uses as the number of steps.
     dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps))
     return dataset.prefetch(2 * replicas).with_options(options)
 
@@ -222,6 +224,7 @@ class _DatasetBuilder:
                         batches[name] = self._ragged_tensor(array, items)
                 return batches
 
+            # ``read_next`` returns an empty dict after the last range.
             return iter(read_next, {})
 
         specs = {}
@@ -392,6 +395,7 @@ def write_objects(prefix: str, objects: Mapping[str, Any]) -> None:
 
 def read_objects(prefix: str, objects: Mapping[str, Any]) -> None:
     """Read the variables of trackable objects."""
+    # Without the assertion, an object that is not in the checkpoint would keep its initial values.
     import_tensorflow().train.Checkpoint(**objects).read(prefix).assert_existing_objects_matched()
 
 

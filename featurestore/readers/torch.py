@@ -117,6 +117,7 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
         if iteration is None:
             iteration = self._position.peek(*get_loader_worker())
         step, yielded = iteration.begin, iteration.yielded
+        # The steps of a single worker are consecutive, so its position is a step.
         if iteration.workers == 1:
             step, yielded = step + yielded, 0
         epoch, step = divmod(step, max(1, self.reader.steps_per_epoch))
@@ -227,6 +228,7 @@ def _ragged_tensors(rows: Sequence[Any], items: np.dtype[Any]) -> Ragged:
 
 
 def _remove_padding(columns: Mapping[str, Any], weight: Any) -> dict[str, Any]:
+    # A batch of padding alone is kept, because all ranks must call their models equally often.
     if weight is None or bool(weight.all()) or not bool(weight.any()):
         return dict(columns)
     # Without shuffling, padding rows are at the end of the last step; otherwise anywhere in it.
@@ -402,6 +404,7 @@ def evaluate_by_function(
                 if reader.weight is not None:
                     weight = element_parts[-1]
                 for name, values in _check_metrics(function(*element_parts), len(weight)).items():
+                    # The value of a padding row may be NaN, and NaN times the weight 0 is NaN.
                     counted_values = torch.where(weight > 0, values.detach().cpu().double(), 0.0)
                     sums[name] = sums.get(name, 0.0) + float(
                         (counted_values * weight.double()).sum()
@@ -410,6 +413,7 @@ def evaluate_by_function(
     totals = [(sums, weights)] * ranks
     if ranks > 1:
         distributed.all_gather_object(totals, (sums, weights))
+    # ``fsum`` is exact, so the result does not depend on the order of the ranks.
     weight = math.fsum(each for _, each in totals)
     if not weight:
         raise InvalidArgument(

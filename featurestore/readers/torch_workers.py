@@ -38,6 +38,7 @@ def require_torch() -> None:
         raise missing_extra("torch", "torch")
 
 
+# The counters of workers are allocated before their number is known.
 MAX_WORKERS = 128
 # State keys that are not reader settings.
 _POSITION_KEYS = ("order_version", "dataset", "manifest", "epoch", "step", "workers", "yielded")
@@ -65,6 +66,7 @@ class Position:
 
     def __init__(self, start: int, *, first: int, steps: int) -> None:
         self._first, self._steps = first, steps
+        # In shared memory, because each worker process has a copy of this object.
         self._start = torch.tensor([start], dtype=torch.int64).share_memory_()
         # Number of started iterations by worker count and worker, since loaders with different
         # worker counts may read the same dataset alternately.
@@ -74,6 +76,7 @@ class Position:
     def begin(self, worker: int, workers: int) -> Iteration:
         """Start and return the next iteration of a worker."""
         iteration = self.peek(worker, workers)
+        # Each worker changes only its own counter, so no lock is needed.
         self._started[workers, worker] += 1
         return iteration
 
@@ -108,6 +111,7 @@ class Position:
         started = int(self._started[workers, worker])
         for worker_count, counts in enumerate(self._started):
             if worker_count != workers:
+                # All workers of another loader start an iteration, so the maximum counts it once.
                 started += int(counts.max())
         start = int(self._start[0])
         if started:
@@ -166,6 +170,8 @@ class Columns(dict[str, Any]):
                 groups.setdefault((values.dtype, values.shape), []).append(name)
             else:
                 other_columns[name] = values
+        # PyTorch transfers each tensor in its own shared memory segment, so equal columns are
+        # stacked.
         stacked = [torch.stack(list(map(self.__getitem__, names))) for names in groups.values()]
         return restore_columns, (list(self), list(groups.values()), stacked, other_columns)
 
@@ -191,4 +197,5 @@ def pack_element(element: Any) -> Any:
         return tuple(map(pack_element, element))
     if isinstance(element, dict):
         return Columns(element)
+    # A view would transfer the memory of its complete range.
     return element.clone()

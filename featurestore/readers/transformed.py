@@ -156,6 +156,7 @@ def plan_transformed_columns(
             file_columns.append(column)
             columns.append(column)
             continue
+        # A transformation that replaces nulls must know where they are.
         needs_mask = column.name in transform.null_handling and column.fill is None
         byte_rows = column.name in transform.byte_rows and column.fill is None
         masked = column.masked or needs_mask

@@ -126,6 +126,7 @@ def _redact_unreadable_names(session: Session, record: RunRecord) -> RunRecord:
 
 
 def _map_reasons(record: RunRecord, convert: Callable[[str], str]) -> RunRecord:
+    """Convert the reasons of a run and of its attempts."""
     attempts = []
     for attempt in record.attempts:
         reason = attempt.get("reason")

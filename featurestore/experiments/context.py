@@ -289,8 +289,8 @@ class Context:
         """Return the common checkpoint of all workers on the first call, then None (the newest)."""
         # Workers start at different times: the first one may save a newer checkpoint before the
         # last one restores.
-        first, self._restored = not self._restored, True
-        return self.task.checkpoint if first else None
+        is_first_call, self._restored = not self._restored, True
+        return self.task.checkpoint if is_first_call else None
 
     def schedule(
         self,

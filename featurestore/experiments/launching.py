@@ -284,6 +284,7 @@ def run_attempts(execution: _Execution) -> RunRecord:
 
 
 def _run_attempt(execution: _Execution, *, number: int) -> AttemptEnd:
+    """Start all processes of a run once, and return the end of the attempt."""
     record, team = execution.record, run_members(execution.record)
     strategy = str(record.settings["strategy"])
     # Listed once: the first worker may save again before the last worker starts.
@@ -392,6 +393,7 @@ def read_last_metrics(directory: str) -> dict[str, float]:
 def _build_run_error(
     execution: _Execution, record: RunRecord, attempt_end: AttemptEnd
 ) -> FeatureStoreError:
+    """Build the error of a failed run, with the traceback or the end of the log."""
     trace = attempt_end.trace
     # A killed process leaves no traceback, so show the end of its log.
     if trace is None:

@@ -108,12 +108,15 @@ class _Mirror:
     def _write(
         self, mirrored: str, run: Run, tags: Mapping[str, str], points: Sequence[_MetricPoint]
     ) -> None:
+        """Write the parameters, tags, metrics, files and state of a run to its mirrored run."""
         entities, client = self.entities, self.client
-        texts = {
+        param_texts = {
             name: (json.dumps(value) if isinstance(value, dict | list) else str(value))
             for name, value in run.params.items()
         }
-        params = [entities.Param(name, text[:_MAX_PARAM_LENGTH]) for name, text in texts.items()]
+        params = [
+            entities.Param(name, text[:_MAX_PARAM_LENGTH]) for name, text in param_texts.items()
+        ]
         run_tags = [entities.RunTag(name, text[:_MAX_TAG_LENGTH]) for name, text in tags.items()]
         # MLflow refuses another value for an existing parameter, but accepts the same value again,
         # so a call can be repeated.

@@ -338,6 +338,7 @@ def components(
 
 
 def _group_features(dataset: TrainingDataset, features: Any) -> dict[str, tuple[str, ...]]:
+    """Return the features of each component to ablate, by component name."""
     inputs = dataset.roles.inputs
     if features is None:
         return {}

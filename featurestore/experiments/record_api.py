@@ -82,8 +82,8 @@ def get_runs(
     from featurestore.experiments.run import Run
 
     session = session_of(store, None)
-    read = None if dataset is None else (dataset, version)
-    records = catalog.find(session, name=name, dataset=read, trials=trials, limit=limit)
+    dataset_key = None if dataset is None else (dataset, version)
+    records = catalog.find(session, name=name, dataset=dataset_key, trials=trials, limit=limit)
     runs = [Run(session, record) for record in records]
     return [run for run in runs if state is None or run.state == state]
 

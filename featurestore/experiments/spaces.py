@@ -70,6 +70,7 @@ def choice(options: Sequence[Any]) -> Choice:
 
 
 def _interval(low: float, high: float, *, log: bool, whole: bool) -> Interval:
+    """Create an interval after checking its bounds."""
     numbers = all(isinstance(each, int | float) for each in (low, high))
     if not numbers or not math.isfinite(low) or not math.isfinite(high) or low > high:
         raise InvalidArgument(
@@ -344,6 +345,7 @@ class Sampling:
             self._set_pruner()
 
     def _set_pruner(self) -> None:
+        """Set the pruner that ``stop`` selects."""
         pruners = self._optuna.pruners
         if self._stop is None:
             self._study.pruner = pruners.NopPruner()
@@ -397,24 +399,24 @@ def evolve(space: Space, finished: Sequence[tuple[Params, float]], *, seed: str)
     >>> 0 <= evolve({"x": uniform(0, 1)}, finished, seed="7")["x"] <= 1
     True
     """
-    draw = random.Random(seed)
+    generator = random.Random(seed)
     best = sorted(finished, key=lambda each: each[1])[:POPULATION]
     # Mutation needs differences between earlier trials, so the first ones are random.
     if len(best) < min(4, POPULATION):
-        return {name: parameter.value_at(draw.random()) for name, parameter in space.items()}
-    parent = draw.choice(best)[0]
-    first, second = draw.sample(best, 2)
-    mutated_name = draw.choice(list(space))
+        return {name: parameter.value_at(generator.random()) for name, parameter in space.items()}
+    parent = generator.choice(best)[0]
+    first, second = generator.sample(best, 2)
+    mutated_name = generator.choice(list(space))
     params = {}
     for name, parameter in space.items():
-        if name != mutated_name and draw.random() > _CROSSOVER:
+        if name != mutated_name and generator.random() > _CROSSOVER:
             params[name] = parent[name]
             continue
         base = parameter.position(best[0][0][name])
         step = parameter.position(first[0][name]) - parameter.position(second[0][name])
         # The noise keeps proposals distinct when the population has converged and all differences
         # are 0.
-        position = base + _WEIGHT * step + draw.gauss(0, 0.02)
+        position = base + _WEIGHT * step + generator.gauss(0, 0.02)
         params[name] = parameter.value_at(min(max(position, 0.0), 1.0))
     return params
 

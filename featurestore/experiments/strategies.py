@@ -179,6 +179,7 @@ class Schedule:
             yield self._pop_oldest()
 
     def _pop_oldest(self) -> tuple[int, Any]:
+        """Wait for the oldest call and return (step, return value)."""
         errors = import_tensorflow().errors
         oldest = self.waiting.popleft()
         try:

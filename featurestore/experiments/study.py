@@ -175,6 +175,7 @@ class Study:
         return Study(self.session, resume_study(self.session, self.record, request))
 
     def _sampler_or_pruner(self, argument: str, override: Any) -> Any:
+        """Return the sampler or pruner to resume with: the override, or the recorded name."""
         stored_name = self.record.settings[argument]
         if override is not None or stored_name is None or stored_name in (*SAMPLERS, *STOPS):
             return override or stored_name
@@ -348,6 +349,7 @@ def find_best_trial(trials: list[RunRecord], metric: str, direction: str) -> Run
 
 
 def _final_record(session: Session, record: RunRecord) -> RunRecord:
+    """Return the record of a study whose trials have ended."""
     metric, direction = record.settings["metric"], record.settings["direction"]
     trials = catalog.find(session, parent=record.id)
     best = find_best_trial(trials, metric, direction)

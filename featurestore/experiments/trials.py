@@ -173,6 +173,7 @@ class TrialPool:
             server.close()
 
     def _handle(self, server: TrialServer, message: Message) -> None:
+        """Record a report, or end the trial of a worker and send it the next one."""
         slot = self._find_slot(message.worker)
         # The message arrived after its worker was removed.
         if slot is None:
@@ -222,6 +223,7 @@ class TrialPool:
         return self.proposals.report(slot.trial.number, data.number("step"), metrics)
 
     def _next_trial(self) -> RunRecord | None:
+        """Return the record of the next trial, None if there are no more."""
         if self.unfinished:
             return self.unfinished.popleft()
         proposal = self.proposals.next()
@@ -321,6 +323,7 @@ class TrialPool:
             self.proposals.ended(record)
 
     def _count_early_death(self, slot: _Slot, status: int) -> None:
+        """Count a worker that died before its first trial; fail the study after several."""
         self._early_deaths += 1
         if self._early_deaths < _MAX_EARLY_DEATHS:
             return

@@ -127,6 +127,7 @@ def _is_data(node: Mapping[str, Any], library: Any, flavor: str) -> bool:
 
 
 def _is_public(name: str, module: str | None, library: Any, flavor: str) -> bool:
+    """Return True for a public class, a model class or an operation of the installed Keras."""
     if not name.isidentifier():
         return False
     if module is None:
@@ -160,6 +161,7 @@ def _is_operation(module: str, name: str, library: Any) -> bool:
 
 
 def _is_function(name: object, library: Any) -> bool:
+    """Return True for the name of a public activation, loss or metric function."""
     # These two functions build objects from their argument.
     if not isinstance(name, str) or not name.isidentifier() or name in ("get", "deserialize"):
         return False

@@ -219,6 +219,7 @@ def _predict_in_batches(model: Any, model_input: Any) -> Mapping[str, npt.NDArra
 
 
 def _signature_predictor(model: Any) -> Predict:
+    """Return the prediction function of a SavedModel, which calls its default signature."""
     library, signature = _import_library("tensorflow"), model.signatures["serving_default"]
 
     _, input_specs = signature.structured_input_signature
@@ -273,9 +274,9 @@ def add_predictions(pipeline: Any, rows: Any, method: str) -> Any:
     try:
         transformed = pipeline.transform(rows)
     except _import_spark_library("pyspark.errors").PySparkException as error:
-        text = str(error).strip().split("\n")[0]
+        reason = str(error).strip().split("\n")[0]
         raise InvalidArgument(
-            f"The pipeline cannot transform the columns {listing(rows.columns)}: {text}",
+            f"The pipeline cannot transform the columns {listing(rows.columns)}: {reason}",
             hint="fit it on the features of the training dataset: "
             "store.get_training_dataset(name).read('train').to_spark()",
         ) from error

@@ -192,6 +192,7 @@ def _resolve_dataset(run: Run, override: TrainingDataset | None) -> TrainingData
 def _resolve_transformations(
     dataset: TrainingDataset, transformed: bool | Transformations | None, state: Mapping[str, Any]
 ) -> Transformations | None:
+    """Return the requested transformations, or else those of the run's reader."""
     if transformed is None and "transformed" in state:
         if state["transformed"] is None:
             return None
@@ -280,11 +281,11 @@ def _to_model_input(spec: ModelSpec, fitted: Transformations | None, rows: pa.Re
     """
     if spec.arrays == "matrix":
         columns = to_model_input(replace(spec, arrays="columns"), fitted, rows)
-        texts = [name for name, values in columns.items() if values.dtype.kind not in "biuf"]
-        if texts:
-            numeric = [each.name for each in spec.inputs if each.name not in texts]
+        non_numeric = [name for name, values in columns.items() if values.dtype.kind not in "biuf"]
+        if non_numeric:
+            numeric = [each.name for each in spec.inputs if each.name not in non_numeric]
             raise InvalidArgument(
-                f"arrays='matrix' requires numeric inputs. Inputs of other types: {listing(texts)}.",
+                f"arrays='matrix' requires numeric inputs. Inputs of other types: {listing(non_numeric)}.",
                 hint=f"columns={numeric!r} if the model was fitted without them, dataset "
                 "transformations that convert them to numbers, or arrays='columns'",
             )
@@ -300,10 +301,10 @@ def _predict(spec: ModelSpec, model: Any, model_input: Any) -> Mapping[str, Any]
         # It already has a message for the user.
         raise
     except Exception as error:
-        text = str(error).strip().split("\n")[0]
+        reason = str(error).strip().split("\n")[0]
         names = [each.name for each in spec.inputs]
         raise InvalidArgument(
-            f"The model cannot use the inputs {listing(names)} as {spec.arrays!r}: {text}",
+            f"The model cannot use the inputs {listing(names)} as {spec.arrays!r}: {reason}",
             hint='arrays="matrix" passes one array of shape (rows, inputs), arrays="columns" one '
             "array per input; columns=[...] sets their order",
         ) from error
@@ -344,6 +345,7 @@ def build_retrieval(
 
 
 def _label_time(plan: Mapping[str, Any]) -> str | None:
+    """Return the name of the label time in a JSON plan, if any."""
     root_plan = plan
     # The labels, and so their time, belong to the first of the chained calls.
     while root_plan.get("left_plan") is not None:

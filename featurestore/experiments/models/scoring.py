@@ -80,6 +80,7 @@ class PredictBatch:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _predictions(self, spec: ModelSpec, batch: pa.RecordBatch) -> dict[str, pa.Array]:
+        """Return the prediction columns of a batch."""
         if not batch.num_rows:
             types = {output.name: type_from_json(output.type) for output in spec.outputs}
             return {name: pa.array([], kind) for name, kind in types.items()}

@@ -122,7 +122,9 @@ class StepRanges(Sequence[StepRange]):
             steps = epochs * total - start_step
         stop = start_step + max(0, steps)
         self._first = list(
-            pairwise(_growing_range_bounds(start_step, min(stop, total), most=max_steps_per_range))
+            pairwise(
+                _growing_range_bounds(start_step, min(stop, total), max_steps=max_steps_per_range)
+            )
         )
         self._later = list(pairwise([*range(0, total, max_steps_per_range), total]))
         # Steps of a partial last epoch.
@@ -146,6 +148,7 @@ class StepRanges(Sequence[StepRange]):
         return StepRange(self._worker_epoch(self._start_epoch + 1 + epoch), start, stop)
 
     def _worker_epoch(self, number: int) -> WorkerEpoch:
+        """Return an epoch of this worker from a cache."""
         worker_epoch = self._worker_epochs.get(number)
         if worker_epoch is None:
             worker_epoch = WorkerEpoch(self._order.epoch(number), self._worker, self._workers)
@@ -161,14 +164,14 @@ class StepRanges(Sequence[StepRange]):
         return worker_epoch
 
 
-def _growing_range_bounds(start: int, stop: int, *, most: int) -> list[int]:
-    """Return bounds of ranges from ``start`` to ``stop`` that grow to ``most`` steps."""
+def _growing_range_bounds(start: int, stop: int, *, max_steps: int) -> list[int]:
+    """Return bounds of ranges from ``start`` to ``stop`` that grow to ``max_steps`` steps."""
     # A short first range yields the first batch early.
-    edges, distance = [start], 1
-    while edges[-1] < stop:
-        edges.append(min(stop, edges[-1] + distance))
-        distance = min(2 * distance, most)
-    return edges
+    bounds, distance = [start], 1
+    while bounds[-1] < stop:
+        bounds.append(min(stop, bounds[-1] + distance))
+        distance = min(2 * distance, max_steps)
+    return bounds
 
 
 class Iterations:

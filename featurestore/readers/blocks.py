@@ -176,11 +176,13 @@ class RecordBlocks:
 
         The transfer of fixed-width bytes costs half as much as that of Python objects.
         """
-        single = column.dtype == object and not column.shape and column.items is None
-        if single and column.fill is None:
-            texts = self.access.padded_texts(records, column.name)
-            if texts is not None:
-                return fill_nulls(column, (texts, self.access.present(records, column.name)))[0]
+        is_string_column = column.dtype == object and not column.shape and column.items is None
+        if is_string_column and column.fill is None:
+            padded_strings = self.access.padded_texts(records, column.name)
+            if padded_strings is not None:
+                return fill_nulls(
+                    column, (padded_strings, self.access.present(records, column.name))
+                )[0]
         return self._decode_column(records, column)
 
     def _plane_reader(self, packing: Packing) -> PlaneReader:
@@ -193,11 +195,11 @@ class RecordBlocks:
 
     def _gather_records(self, locations: Rows) -> Iterator[Records]:
         """Yield chunks of the records at ``locations``; each chunk overwrites the same buffer."""
-        most = max(1, _GATHERED_BYTES // self.access.record_bytes)
-        shape = min(most, len(locations)), self.access.record_bytes
+        max_records = max(1, _GATHERED_BYTES // self.access.record_bytes)
+        shape = min(max_records, len(locations)), self.access.record_bytes
         records = self._memory.borrow([(shape, np.dtype(np.uint8))], purpose="records")[0]
-        for start in range(0, len(locations), most):
-            chunk = locations[start : start + most]
+        for start in range(0, len(locations), max_records):
+            chunk = locations[start : start + max_records]
             self.files.records(chunk, out=records[: len(chunk)])
             yield records[: len(chunk)]
 
@@ -353,6 +355,7 @@ class WindowBlocks:
         return result
 
     def _read_ranges(self, steps: StepRange) -> dict[str, Values]:
+        """Read unshuffled steps from their canonical ranges."""
         names = [column.name for column in self.columns]
         table = self.files.read(*steps.canonical_ranges(), names)
         columns: dict[str, Values] = {}
@@ -364,6 +367,7 @@ class WindowBlocks:
         return columns
 
     def _read_lanes(self, steps: StepRange) -> dict[str, Values]:
+        """Read shuffled steps from the windows of each lane."""
         lanes, b = steps.worker_epoch.lanes, steps.worker_epoch.order.lane_batch
         shape = steps.steps, len(lanes), b
         result: dict[str, Values] = {}
@@ -408,6 +412,7 @@ class WindowBlocks:
         return columns
 
     def _load_window(self, lane: int, window: int) -> Mapping[str, Values]:
+        """Read a window of a lane, and shuffle it."""
         starts, stops = self._epoch_order.window_ranges(lane, window)
         table = self.files.read(starts, stops, [column.name for column in self.columns])
         order = self._epoch_order.window_permutation(lane, window)

@@ -322,6 +322,7 @@ class ReaderCheckpoint:
         return callbacks
 
     def _write(self, directory: str) -> None:
+        """Write the objects and the callback states to a directory."""
         if self._callback_states is not None:
             files.write_atomically(os.path.join(directory, _CALLBACKS), self._callback_states)
         if not self.objects:
@@ -336,6 +337,7 @@ class ReaderCheckpoint:
         files.write_atomically(os.path.join(directory, _ARRAYS), content.getvalue())
 
     def _read(self, directory: str) -> None:
+        """Restore the objects and the callback states from a directory."""
         callbacks = os.path.join(directory, _CALLBACKS)
         self._restored_states = files.read_bytes(callbacks) if files.exists(callbacks) else None
         if not self.objects:

@@ -221,6 +221,7 @@ def _class_weights_for_label(
     *,
     transform: Transform | None,
 ) -> ByClass:
+    """Return balanced weights, or explicit weights after checking them."""
     if isinstance(class_weights, str):
         return compute_balanced_weights(manifest, label, transform=transform)
     for value, weight in class_weights.items():
@@ -234,6 +235,7 @@ def _class_weights_for_label(
 
 
 def _weights_by_label(class_weights: ClassWeights, labels: list[str]) -> dict[str, str | ByClass]:
+    """Return the class weights of each label from the ``class_weights=`` argument."""
     if isinstance(class_weights, str):
         if class_weights != BALANCED:
             raise InvalidArgument(

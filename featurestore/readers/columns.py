@@ -124,6 +124,7 @@ def select_columns(
 
 
 def _column_names(manifest: Manifest, columns: Sequence[str] | None) -> list[str]:
+    """Return the names of the columns to read, after checking ``columns=``."""
     if columns is None:
         names = [column.name for column in manifest.columns if column.role in _DEFAULT_ROLES]
         return names or [column.name for column in manifest.columns]
@@ -146,6 +147,7 @@ def _column_names(manifest: Manifest, columns: Sequence[str] | None) -> list[str
 
 
 def _fill_values(nulls: Nulls, names: Sequence[str]) -> dict[str, Any]:
+    """Return the fill value of each column, after checking ``nulls=``."""
     if isinstance(nulls, str):
         if nulls not in ("error", "mask"):
             raise InvalidArgument(
@@ -385,6 +387,7 @@ def _fixed_size_rows(array: Any, *, name: str) -> Values:
 
 
 def _flatten_items(array: Any, present: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
+    """Convert values other than lists to numpy; nulls become zeros or empty bytes."""
     kind = array.type
     if pat.is_decimal(kind):
         return _decimal_bytes(array)
@@ -407,10 +410,10 @@ def _to_bytes_objects(array: pa.Array, present: npt.NDArray[np.bool_] | None) ->
     raw = cast_bytes(array, pa.large_binary())
     if raw.null_count:
         raw = raw.fill_null(b"")
-    texts: npt.NDArray[Any] = raw.to_numpy(zero_copy_only=False)
+    byte_strings: npt.NDArray[Any] = raw.to_numpy(zero_copy_only=False)
     if present is None:
-        return texts
-    return np.where(present, texts, b"")
+        return byte_strings
+    return np.where(present, byte_strings, b"")
 
 
 def _decimal_bytes(array: pa.Array) -> npt.NDArray[Any]:

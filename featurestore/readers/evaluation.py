@@ -113,6 +113,7 @@ def _evaluate_keras(reader: Reader, model: Any, options: dict[str, Any]) -> Any:
 def _evaluate_by_function(
     reader: Reader, function: Any, options: Mapping[str, Any]
 ) -> dict[str, float]:
+    """Evaluate with a function that returns metrics per row, as for PyTorch."""
     # A PyTorch module is also callable, but returns predictions rather than metrics.
     if not callable(function) or hasattr(function, "state_dict") or options:
         raise InvalidArgument(

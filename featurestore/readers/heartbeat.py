@@ -189,6 +189,7 @@ class Heartbeat:
         )
 
     def _watch(self) -> None:
+        """Write the steps and check for a stall, until the heartbeat is stopped."""
         # Frequent checks, so that a stall is reported at most a quarter of the timeout late.
         while not self._stopped.wait(min(_WRITE_SECONDS, self._timeout / 4)):
             self.write()
@@ -250,8 +251,10 @@ def describe_steps(steps: dict[int, WorkerStep], *, workers: int, now: float) ->
             lines.append(f"  worker {worker}: no step yet")
             continue
         progress.append((last_step.epoch, last_step.step))
-        text = f"epoch {last_step.epoch}, step {last_step.step}, {now - last_step.time:.0f} s ago"
-        lines.append(f"  worker {worker}: {text} ({last_step.host}, process {last_step.pid})")
+        position = (
+            f"epoch {last_step.epoch}, step {last_step.step}, {now - last_step.time:.0f} s ago"
+        )
+        lines.append(f"  worker {worker}: {position} ({last_step.host}, process {last_step.pid})")
     slowest = min(progress)
     if slowest < max(progress):
         for worker in range(workers):

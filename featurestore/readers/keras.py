@@ -276,8 +276,8 @@ def validation_callback(model: Any, validation: Reader, *, frequency: int = 1) -
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             if (epoch + 1) % frequency == 0 and logs is not None:
-                figures = validation.evaluate(self.model)
-                logs.update({f"val_{name}": value for name, value in figures.items()})
+                metrics = validation.evaluate(self.model)
+                logs.update({f"val_{name}": value for name, value in metrics.items()})
 
     return ValidationCallback()
 
@@ -367,8 +367,8 @@ def restore_callback_states(callbacks: Sequence[Any], content: bytes) -> bool:
                 _stateful_class_name(callback) or None
             ):
                 continue
-            for name, text in states[number]["state"].items():
-                value = float.fromhex(text)
+            for name, hex_value in states[number]["state"].items():
+                value = float.fromhex(hex_value)
                 is_integer = name in _COUNTERS and name != "best" and math.isfinite(value)
                 setattr(callback, name, int(value) if is_integer else value)
             # The indexes have six digits, so the sorted names are in the order of the weights.

@@ -202,6 +202,7 @@ class PrefetchedBlocks:
 
 
 def _fetch_blocks(fetch: Fetch, keys: range, futures: dict[int, Future[Any]]) -> None:
+    """Run a request and set the results of its futures."""
     try:
         blocks = fetch(keys)
     except BaseException as error:  # raised in the threads that wait for a block
@@ -262,6 +263,7 @@ class BufferPool:
         ]
 
     def _pop_free_buffer(self, size: int, purpose: Any) -> npt.NDArray[np.uint8]:
+        """Return a free buffer of at least this size, or a new one."""
         free = self._free.setdefault(purpose, [])
         while free:
             try:

@@ -621,8 +621,8 @@ class Reader:
         def ranges_for_iteration(iteration: int) -> StepRanges:
             epoch, step = start_epoch, start_step
             if iteration and total:
-                passed, step = divmod(start_step + iteration * steps, total)
-                epoch += passed
+                complete_epochs, step = divmod(start_step + iteration * steps, total)
+                epoch += complete_epochs
             return self.step_ranges(
                 epochs,
                 worker=worker,

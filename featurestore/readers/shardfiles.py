@@ -133,6 +133,7 @@ class ShardFiles:
         self._maps.clear()
 
     def _records_of_shard(self, shard: int) -> npt.NDArray[np.uint8]:
+        """Return the memory-mapped records of a shard."""
         # The lookup needs no lock: in the worst case, two threads map the same shard.
         records = self._maps.get(shard)
         if records is not None:
@@ -198,13 +199,13 @@ def to_canonical_ranges(row_ranges: RowRanges, starts: Rows, stops: Rows) -> tup
     begins: list[int] = []
     ends: list[int] = []
     for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
-        passed = 0
+        rows_before = 0
         for first, end in row_ranges:
-            low, high = max(start, passed), min(stop, passed + end - first)
+            low, high = max(start, rows_before), min(stop, rows_before + end - first)
             if low < high:
-                begins.append(first + low - passed)
-                ends.append(first + high - passed)
-            passed += end - first
+                begins.append(first + low - rows_before)
+                ends.append(first + high - rows_before)
+            rows_before += end - first
     return np.array(begins, dtype=np.int64), np.array(ends, dtype=np.int64)
 
 

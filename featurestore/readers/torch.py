@@ -148,6 +148,7 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
             )
 
     def _elements(self, iteration: Iteration) -> Iterator[Any]:
+        """Yield the elements of the steps that belong to this process."""
         first = iteration.begin + iteration.worker + iteration.yielded * iteration.workers
         total = self.reader.steps_per_epoch
         if first >= iteration.end or not total:
@@ -426,20 +427,20 @@ def evaluate_by_function(
     return means
 
 
-def _check_metrics(figures: Any, rows: int) -> Mapping[str, Any]:
+def _check_metrics(metrics: Any, rows: int) -> Mapping[str, Any]:
     """Check the shapes of the metrics that a function returned, and return the metrics.
 
     Raises:
         InvalidArgument: A metric is not a tensor with one value per row.
     """
-    if not isinstance(figures, Mapping):
+    if not isinstance(metrics, Mapping):
         raise InvalidArgument(
-            f"The function returned {type(figures).__name__}, which is not a mapping.", hint=_HINT
+            f"The function returned {type(metrics).__name__}, which is not a mapping.", hint=_HINT
         )
-    for name, values in figures.items():
+    for name, values in metrics.items():
         shape = tuple(getattr(values, "shape", ()))
         if not isinstance(values, torch.Tensor) or shape != (rows,):
             raise InvalidArgument(
                 f"The function returned {name!r} of shape {shape} for {rows} rows.", hint=_HINT
             )
-    return figures
+    return metrics

@@ -256,7 +256,7 @@ class Ablation:
     def __str__(self) -> str:
         full_model_mean = statistics.fmean(self.whole)
         width = max(len(row.name) for row in self.rows)
-        header = f"{self.metric} of the full model: {full_model_mean:.4g}; worse without"
+        header = f"{self.metric} of the full model: {full_model_mean:.4g}; degradation without:"
         lines = [f"  {row.name:<{width}}  {row.mean:+.4g}  {row.interval}" for row in self.rows]
         return "\n".join([header, *lines])
 
@@ -269,7 +269,7 @@ class Ablation:
 
         return draw_intervals(
             [(row.name, row.mean, row.low, row.high) for row in self.rows],
-            label=f"{self.metric}: worse without, mean and 95 % interval",
+            label=f"{self.metric}: degradation without the component, mean and 95 % interval",
         )
 
 

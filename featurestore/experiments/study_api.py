@@ -156,7 +156,7 @@ def ablate(
     ...     return {"auc": 0.6 + 0.1 * ("temp" in reader.inputs)}
     >>> dataset = store.get_training_dataset("late_flights")
     >>> print(experiments.ablate(train_fn, dataset=dataset, metric="auc", repeats=2))
-    auc of the full model: 0.7; worse without
+    auc of the full model: 0.7; degradation without:
       temp   +0.1  [+0.1, +0.1]
       seats  +0  [+0, +0]
     """

@@ -239,7 +239,8 @@ def _weights_by_label(class_weights: ClassWeights, labels: list[str]) -> dict[st
     if isinstance(class_weights, str):
         if class_weights != BALANCED:
             raise InvalidArgument(
-                f"class_weights={class_weights!r} is unknown.", hint='class_weights="balanced"'
+                f"class_weights={class_weights!r} is not supported.",
+                hint='class_weights="balanced"',
             )
         return dict.fromkeys(labels, BALANCED)
     if not isinstance(class_weights, Mapping) or not class_weights:

@@ -151,7 +151,8 @@ def _fill_values(nulls: Nulls, names: Sequence[str]) -> dict[str, Any]:
     if isinstance(nulls, str):
         if nulls not in ("error", "mask"):
             raise InvalidArgument(
-                f"nulls={nulls!r} is unknown.", hint='nulls="error", "mask" or {column: value}'
+                f"nulls={nulls!r} is not supported.",
+                hint='nulls="error", "mask" or {column: value}',
             )
         return {}
     unknown = [name for name in nulls if name not in names]

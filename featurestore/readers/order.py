@@ -88,7 +88,7 @@ class ReaderOrder:
     def __post_init__(self) -> None:
         if self.remainder not in REMAINDERS:
             raise ReaderConfigError(
-                f"remainder={self.remainder!r} is unknown.",
+                f"remainder={self.remainder!r} is not supported.",
                 hint='remainder="drop", "keep" or "pad"',
             )
         for name in ("block_rows", "window_rows", "global_batch_size", "lanes"):

@@ -31,8 +31,8 @@ _GATHER_THREADS = 4
 # The low bits of a range number are its index within the iteration, the high bits the iteration.
 _NUMBER_BITS = 40
 _PADDING_ADVICE = (
-    'remainder="pad": padding rows have weight 0, but Keras divides losses by them, and metrics= '
-    "and predict count them. Use checkpoint.fit(model, epochs, validation=reader), "
+    'remainder="pad": padding rows have weight 0, but Keras counts them in mean losses, metrics= '
+    "and predict. Use checkpoint.fit(model, epochs, validation=reader), "
     'reader.evaluate(model) and weighted_metrics=, or read with remainder="keep".'
 )
 _log = logging.getLogger("featurestore.readers")

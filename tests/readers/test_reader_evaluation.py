@@ -213,8 +213,8 @@ def test_tf_dataset_logs_padding_notice_once(
         reader.tf_dataset()
         reader.tf_dataset()
     assert [record.getMessage() for record in caplog.records] == [
-        'remainder="pad": padding rows have weight 0, but Keras divides losses by them, and '
-        "metrics= and predict count them. Use checkpoint.fit(model, epochs, validation=reader), "
+        'remainder="pad": padding rows have weight 0, but Keras counts them in mean losses, '
+        "metrics= and predict. Use checkpoint.fit(model, epochs, validation=reader), "
         'reader.evaluate(model) and weighted_metrics=, or read with remainder="keep".'
     ]
 

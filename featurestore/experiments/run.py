@@ -57,7 +57,7 @@ class Run:
         # A killed driver cannot update the record, so "running" is valid only while its lock is
         # held.
         if self.record.state == "running" and not status.is_driven(self.path):
-            return "interrupted"  # its driver died
+            return "interrupted"
         return self.record.state
 
     @property

@@ -74,7 +74,7 @@ class TransformedColumns:
     """The columns before and after a transformation.
 
     Attributes:
-        stored: The columns to read, with masks if the transformation needs them.
+        file_columns: The columns to read, with masks if the transformation needs them.
         columns: The yielded columns.
         transform: The transformation.
     """

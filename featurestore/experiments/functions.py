@@ -90,7 +90,7 @@ def check_params(params: Mapping[str, Any] | None) -> dict[str, Any]:
         plain_params = json.loads(json.dumps(dict(params), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise InvalidArgument(
-            f"params={params!r} contains values other than numbers, strings, lists and dicts: {error}.",
+            f"params={params!r} contains values other than finite numbers, strings, lists and dicts: {error}.",
             hint="create other objects inside the function, or let it close over them",
         ) from error
     invalid_names = [

@@ -237,7 +237,7 @@ def test_invalid_search_is_refused_without_side_effects(kept: FeatureStore) -> N
         ({"direction": "up"}, "neither 'max' nor 'min'"),
         ({"space": {}}, "has no parameters"),
         ({"space": {"x": 3}}, "is not a set of values"),
-        ({"space": {"x": [object()]}, "sampler": "grid"}, "other than numbers, strings"),
+        ({"space": {"x": [object()]}, "sampler": "grid"}, "other than finite numbers, strings"),
         ({"sampler": "grid"}, "finite set of values"),
         ({"trials": None}, "only a grid has"),
         ({"trials": 0}, "trials=0"),

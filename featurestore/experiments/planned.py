@@ -61,7 +61,7 @@ def run_planned(
     record = replace(record, settings=study_settings, params=functions.check_params(request.params))
     directory = catalog.run_directory(session, record)
     files.make_directory(directory)
-    # Other processes show the study as running while the lock is held.
+    # Other processes show the study as running as long as this one has the lock.
     with status.lock_driver(directory):
         catalog.save(session, record)
         template = replace(new_record(request, launcher), kind="trial", parent=record.id)

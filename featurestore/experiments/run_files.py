@@ -268,7 +268,7 @@ def _write_joblib(model: Any, path: str) -> None:
 
 
 def _is_torch(model: Any) -> bool:
-    # A model of PyTorch exists only if PyTorch is loaded, so there is no need to import it.
+    # A model of PyTorch exists only if PyTorch is loaded, so it need not be imported.
     torch = sys.modules.get("torch")
     if torch is None:
         return False

@@ -288,8 +288,8 @@ class Sampling:
         fixed = self._propose_without_optuna(number)
         if fixed is not None:
             internal = {name: self._to_optuna_value(name, value) for name, value in fixed.items()}
-            # Optuna's own GridSampler raises an error at its last trial when trials are requested
-            # by ``ask``.
+            # Optuna's own GridSampler raises an error at its last trial unless Optuna runs the
+            # trials.
             self._study.enqueue_trial(internal)
         elif isinstance(self._sampler, str):
             # A new sampler per trial depends only on the seed and on earlier trials, also after a

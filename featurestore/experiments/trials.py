@@ -223,7 +223,7 @@ class TrialPool:
         return self.proposals.report(slot.trial.number, data.number("step"), metrics)
 
     def _next_trial(self) -> RunRecord | None:
-        """Return the record of the next trial, None if there are no more."""
+        """Return the record of the next trial, or None after the last one."""
         if self.unfinished:
             return self.unfinished.popleft()
         proposal = self.proposals.next()

@@ -237,7 +237,7 @@ class RecordBlocks:
                     worker_epoch.epoch, lanes, window
                 )
                 while len(self._windows) > _CACHED_WINDOWS:
-                    # Ranges are read in order, so the oldest window is no longer needed.
+                    # Ranges are read in order, so the oldest window will not be read again.
                     self._windows.popitem(last=False)
             return locations
 

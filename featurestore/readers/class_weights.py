@@ -173,7 +173,7 @@ def _class_counts(manifest: Manifest, label: str) -> dict[str, int]:
         manifest.splits[0],
     )
     counts = split.label_counts.get(label)
-    # Manifests count the values of a label only if it has few of them.
+    # Manifests count the values only of labels with few distinct values.
     if counts is None:
         kind = type_from_json(manifest.column(label).type)
         raise InvalidArgument(

@@ -90,7 +90,7 @@ def select_columns(
     fills = _fill_values(nulls, names)
     masked: set[str] = set()
     if nulls == "mask":
-        # Use the same masks for all splits, so that a model can read any of them.
+        # Use the same masks for all splits, so that a model can read every split.
         for manifest_split in manifest.splits:
             masked.update(name for name, count in manifest_split.nulls.items() if count)
     selected = []

@@ -171,7 +171,7 @@ class ShardFiles:
         return local_path(self.directory, entry, self.cache)
 
     def check_rows(self) -> None:
-        """Raise DatasetDamaged unless shards have as many rows as the manifest says.
+        """Raise DatasetDamaged unless the row counts of shards match the manifest.
 
         A reader's memory and time depend on these numbers, so they are checked before the order is
         computed. The file size determines the number of fixed-width records. In other layouts, only

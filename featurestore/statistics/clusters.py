@@ -186,7 +186,7 @@ def _draw_initial_centers(data: Floats, cluster_count: int, random: np.random.Ge
         if total > 0:
             index = random.choice(len(data), p=nearest / total)
         else:
-            # All rows are equal to a center, so there are no weights.
+            # All rows are equal to a center, so all weights are zero.
             index = random.integers(len(data))
         centers.append(data[index])
         nearest = np.minimum(nearest, ((data - centers[-1]) ** 2).sum(axis=1))

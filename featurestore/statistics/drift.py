@@ -295,7 +295,7 @@ def _bin_shares(old: ColumnStatistics, new: ColumnStatistics) -> tuple[Floats, F
     old_distribution, new_distribution = cumulative(old), cumulative(new)
     if old_distribution is None or new_distribution is None:
         return None
-    # A few distinct values are compared individually, because deciles would merge some of them.
+    # A few distinct values are compared individually, because deciles would merge several values.
     if old.top_complete and len(old.top) <= len(_DECILES) + 1:
         edges = old_distribution.points
     else:

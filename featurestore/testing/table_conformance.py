@@ -207,7 +207,7 @@ class TableConformance:
         assert dict(read_snapshot(path).transactions) == {"stream/0": 7, "stream/1": 9}
         (newest, *_) = read_history(path)
         assert newest.rows_in == 2
-        # The current numbers of the partitions are no longer None, so another writer would be
+        # The partitions have new numbers now, so another writer would be
         # overtaken.
         again = TableWrite("upsert", key=("id",), offsets=offsets)
         with pytest.raises(StreamOvertaken):

@@ -137,8 +137,8 @@ def _add_copy_count(relation: Relation, key: Sequence[str], engine: Engine) -> R
         conditions.append(column.copy().is_(exp.null()).not_())
     copies = exp.Window(this=exp.Count(this=exp.Star()), partition_by=columns)
     has_key = exp.and_(*conditions)
-    copies_or_one = exp.case().when(has_key, copies).else_(exp.Literal.number(1))
-    query = exp.select(exp.Star(), exp.alias_(copies_or_one, _COPIES, quoted=True)).from_(
+    copy_count = exp.case().when(has_key, copies).else_(exp.Literal.number(1))
+    query = exp.select(exp.Star(), exp.alias_(copy_count, _COPIES, quoted=True)).from_(
         exp.to_table("rows", quoted=True)
     )
     return engine.sql(query.sql(dialect=engine.dialect), tables={"rows": relation}, parameters={})

@@ -83,9 +83,11 @@ def _measure_expressions(measure: Measure, schema: pa.Schema) -> list[exp.Expr]:
     if measure.kind == "rows":
         return [exp.alias_(exp.Count(this=exp.Star()), name, quoted=True)]
     if measure.kind == "present":
-        present_rows = exp.Case().when(
-            _any_value_condition(measure.columns, schema), exp.Literal.number(1)
-        )
+        conditions = []
+        for column in measure.columns:
+            value = _nan_as_null(column, schema.field(column).type)
+            conditions.append(value.is_(exp.null()).not_())
+        present_rows = exp.Case().when(exp.or_(*conditions), exp.Literal.number(1))
         return [exp.alias_(exp.Count(this=present_rows), name, quoted=True)]
     column = measure.columns[0]
     kind = schema.field(column).type
@@ -143,17 +145,6 @@ def _nan_as_null(name: str, kind: pa.DataType) -> exp.Expr:
         # sums.
         return exp.Case().when(exp.IsNan(this=column).not_(), column.copy())
     return column
-
-
-def _any_value_condition(columns: Sequence[str], schema: pa.Schema) -> exp.Expr:
-    """Return the SQL condition that at least one of the columns has a value."""
-    from sqlglot import exp
-
-    conditions = []
-    for name in columns:
-        value = _nan_as_null(name, schema.field(name).type)
-        conditions.append(value.is_(exp.null()).not_())
-    return exp.or_(*conditions)
 
 
 def _repeated_rows_query(columns: Sequence[str], schema: pa.Schema) -> exp.Select:

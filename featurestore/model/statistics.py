@@ -18,6 +18,8 @@ from featurestore.model.roles import Role
 STATISTICS_FORMAT = 1
 Kind = Literal["number", "boolean", "time", "text", "binary", "list", "struct"]
 Value = bool | int | float | str
+# Longer strings are stored as their first characters and "…".
+MAX_TEXT_CHARACTERS = 120
 # The grid of stored quantiles, dense enough to compare two distributions.
 PROBABILITIES: tuple[float, ...] = tuple(step / 200 for step in range(201))
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from featurestore.errors import missing_extra
 from featurestore.model.statistics import (
+    MAX_TEXT_CHARACTERS,
     ColumnStatistics,
     Correlations,
     Histogram,
@@ -49,7 +50,6 @@ _FIRST_DAY = (date.min - date(1970, 1, 1)).days
 _LAST_DAY = (date.max - date(1970, 1, 1)).days
 _FIRST_MICROS = to_micros(datetime.min.replace(tzinfo=UTC))
 _LAST_MICROS = to_micros(datetime.max.replace(tzinfo=UTC))
-_MAX_TEXT_CHARACTERS = 120
 _SECONDS_PER_DAY = 86_400
 _MICROS_PER_SECOND = 1_000_000
 
@@ -291,8 +291,8 @@ def _format_value(value: Any, kind: pa.DataType) -> Value:
         return time_text(value, kind)
     if pat.is_boolean(kind):
         return bool(value)
-    if pat.is_string(kind) and len(value) > _MAX_TEXT_CHARACTERS:
-        return f"{value[:_MAX_TEXT_CHARACTERS]}…"
+    if pat.is_string(kind) and len(value) > MAX_TEXT_CHARACTERS:
+        return f"{value[:MAX_TEXT_CHARACTERS]}…"
     return _to_integer(value, kind)
 
 

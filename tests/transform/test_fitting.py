@@ -101,6 +101,33 @@ def test_fit_from_statistics_export_and_files_agree(
     assert later.fit(ASKED).columns == fitted_of(counted).columns
 
 
+@pytest.mark.parametrize("length", [119, 120, 121, 256])
+def test_fit_long_strings_from_statistics_equals_fit_from_rows(
+    duckdb_store: FeatureStore, length: int
+) -> None:
+    words = ["é" * (length - 1) + end for end in "ab"] + ["…"]
+    data = pa.table(
+        {"id": range(90), "word": words * 30, "same": words * 30, "label": [0, 1, 0] * 30}
+    )
+    chains = {"word": t.vocabulary(), "same": t.one_hot()}
+    datasets = []
+    for statistics in (True, False):
+        datasets.append(
+            make(
+                duckdb_store,
+                data,
+                f"words_{statistics}".lower(),
+                transformations=chains,
+                data_format="parquet",
+                statistics=statistics,
+            )
+        )
+    assert fitted_of(datasets[0]).columns == fitted_of(datasets[1]).columns
+    codes = datasets[0].reader("train", global_batch_size=8, remainder="keep", columns=["word"])
+    for batch in codes.batches():
+        assert batch["word"].min() > 1  # 0 is missing, 1 is unknown
+
+
 def test_engines_fit_equal_transformations(spark: Any, tmp_path: Path) -> None:
     made = []
     for engine in ("duckdb", "spark"):

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from featurestore.model.json_object import JsonObject
-from featurestore.model.statistics import ColumnStatistics
+from featurestore.model.statistics import MAX_TEXT_CHARACTERS, ColumnStatistics
 from featurestore.transform.ops import Ops, Value
 from featurestore.transform.rules.rule import (
     Rule,
@@ -217,6 +217,9 @@ def strings_by_frequency(step: Step, column: ColumnStatistics | None) -> list[An
         return None
     is_complete = column.top_complete and column.distinct_exact and column.sampled == column.count
     if column.kind != "text" or not is_complete:
+        return None
+    # Statistics store the beginning of longer strings, which would encode them as unknown.
+    if column.lengths is not None and column.lengths.maximum > MAX_TEXT_CHARACTERS:
         return None
     pairs = [(str(top_value.value).encode(), top_value.count) for top_value in column.top]
     # The listed values must account for all values, so that the vocabulary is complete.

@@ -675,6 +675,13 @@ class _Writer:
                 f"{shorten_sql(self._sql)}: {node.sql(dialect=DIALECT)} has no fixed length.",
                 hint=f"interval 3 days; available units: {listing(map(str.lower, _INTERVALS))}",
             )
+        # Compared before the multiplication, which would overflow a timedelta.
+        if abs(int(amount)) > (datetime.max - datetime.min) / _INTERVALS[unit]:
+            raise InvalidSql(
+                f"{shorten_sql(self._sql)}: {node.sql(dialect=DIALECT)} is longer than the years 1 "
+                "to 9999.",
+                hint="times must be in the years 1 to 9999",
+            )
         return int(amount) * _INTERVALS[unit]
 
     # -- refusals -------------------------------------------------------------------------

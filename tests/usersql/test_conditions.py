@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 from datetime import UTC, datetime
 
@@ -119,6 +120,20 @@ def test_predicate_engine_dependent_sql_raises_with_replacement(text: str, write
     for dialect in ("duckdb", "spark"):
         with pytest.raises(InvalidSql, match=rf"(?s)Hint:.*{write}"):
             predicate(text, schema=SCHEMA, dialect=dialect)
+
+
+@pytest.mark.parametrize("unit", ["weeks", "days", "hours", "minutes", "seconds"])
+@pytest.mark.parametrize("sign", ["", "-"])
+@pytest.mark.parametrize("time", ["at", "timestamptz '2024-01-01'", "date '2024-01-01'"])
+def test_predicate_interval_of_any_length_is_valid_or_raises(
+    unit: str, sign: str, time: str
+) -> None:
+    for digits in range(1, 10):
+        text = f"{time} + interval '{sign}{'9' * digits}' {unit} > at"
+        with contextlib.suppress(InvalidSql):
+            predicate(text, schema=SCHEMA, dialect="duckdb")
+    with pytest.raises(InvalidSql, match="years 1 to 9999"):
+        predicate("at + interval 999999999 weeks > at", schema=SCHEMA, dialect="duckdb")
 
 
 def test_predicate_unknown_column_raises_with_known_columns() -> None:

@@ -92,7 +92,7 @@ def list_users(context: typer.Context) -> None:
 
 @app.command(epilog="Example: featurestore user remove ann")
 def remove(context: typer.Context, name: Name) -> None:
-    """Remove a user with all tokens and roles, and end all browser sessions."""
+    """Remove a user with their tokens and roles, and end their browser sessions."""
     from featurestore.server.access import changes
 
     changes.remove_user(store(context).session, command_line(), name)

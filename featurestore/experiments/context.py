@@ -62,7 +62,7 @@ class Context:
 
     @property
     def worker(self) -> int:
-        """The number of this worker, from 0."""
+        """The zero-based index of this worker."""
         return self.task.worker
 
     @property
@@ -390,7 +390,7 @@ class Context:
 
 @dataclass(frozen=True)
 class RunCheckpoint:
-    """Saves the trained objects with the position of a reader."""
+    """Saves the objects being trained together with the reader's position."""
 
     checkpoint: ReaderCheckpoint
     reader: RunReader

@@ -434,7 +434,7 @@ def _floats_to_sortable_words(values: NDArray[Any]) -> Words:
 
 
 def _sort_ties(order: NDArray[np.int64], words: Words, values: NDArray[Any]) -> None:
-    """Sort positions whose integers are equal by their values, in place."""
+    """Break ties: sort the positions of equal integers by value, in place."""
     is_equal = words[1:] == words[:-1]
     tied = np.flatnonzero(np.append(is_equal, False) | np.append(False, is_equal))
     positions = order[tied]

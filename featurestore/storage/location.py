@@ -173,7 +173,7 @@ def remove_owner(path: str) -> str:
 
 
 def require_local(path: str, action: str, hint: str) -> None:
-    """Refuse an operation that supports only directories, before it writes anything.
+    """Raise an error if a path is not local, before an operation writes anything.
 
     Raises:
         UnsupportedLocation: The path is a URI.

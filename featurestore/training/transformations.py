@@ -183,7 +183,7 @@ def fit_dataset(
 def write_transformations(directory: str, fitted: Transformations) -> dict[str, str]:
     """Write the transformations file unless it exists, and return its manifest entry."""
     path = os.path.join(directory, fitted.path)
-    # A fit has the same name if it has the same content, so an intact file needs no rewrite.
+    # Files are named by their content, so an intact file needs no rewrite.
     if not files.exists(path) or files.sha256(path) != fitted.sha256:
         files.write_atomically(path, fitted.to_bytes())
     return {"path": fitted.path, "sha256": fitted.sha256}

@@ -71,7 +71,7 @@ class RowCheck:
 
     @property
     def is_reported(self) -> bool:
-        """Whether reports include the check if no row fails."""
+        """Whether reports include the check even if no row fails."""
         return self.type != EARLY_TIMES
 
     @property

@@ -427,13 +427,13 @@ class ConcurrentAggregate(Generic[State, Result]):
 def _accumulate_queue(
     accumulator: Accumulator[State, Result], queue: Queue[pa.RecordBatch | None]
 ) -> State:
-    """Return the accumulator state over the batches of a queue, which None ends."""
+    """Accumulate the batches of a queue until None is received, and return the state."""
     state = accumulator.start()
     try:
         while (batch := queue.get()) is not None:
             state = accumulator.update(state, batch)
     except BaseException:
-        # Drain the queue, or the producer would block forever.
+        # Drain the queue; otherwise the producer would block forever.
         while queue.get() is not None:
             pass
         raise

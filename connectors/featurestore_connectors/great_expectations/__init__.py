@@ -239,7 +239,7 @@ def _is_warning(expectation: Mapping[str, Any]) -> bool:
 
 
 def _raise_failure(result: Any) -> None:
-    """Raise exceptions that Great Expectations caught, since the check has no outcome."""
+    """Re-raise any exception that Great Expectations caught, since the check has no result."""
     exception_info = result.exception_info or {}
     # The result contains a single exception, or one exception per metric.
     exceptions = (

@@ -39,7 +39,7 @@ class MapTask:
     result: pa.Schema
 
     def __call__(self, batches: Batches) -> Batches:
-        """Yield the function's results in storage types."""
+        """Yield the function's results, converted to storage types."""
         with encode_errors():
             for batch in batches:
                 result = self.function(_to_features(batch, self.input_schema))
@@ -48,14 +48,14 @@ class MapTask:
 
 @dataclass(frozen=True)
 class MapSortedTask:
-    """Applies a function of feature types to the iterator over a sorted partition's batches."""
+    """Applies a function to the batches of a sorted partition, converted to feature types."""
 
     function: Callable[[Batches], Batches]
     input_schema: pa.Schema
     result: pa.Schema
 
     def __call__(self, batches: Batches) -> Batches:
-        """Yield the function's results in storage types."""
+        """Yield the function's results, converted to storage types."""
         with encode_errors():
             for result in self.function(
                 _to_features(batch, self.input_schema) for batch in batches

@@ -139,10 +139,10 @@ def _as_items(array: npt.NDArray[Any], width: int) -> npt.NDArray[Any]:
 
 def spread(values: npt.NDArray[np.uint64], *, width: int) -> npt.NDArray[np.uint64]:
     """Convert integers below ``2**(7 * width)`` to varints of ``width <= 8`` bytes, in place."""
-    for stays, moved_to, shift in spreading_steps(width):
+    for kept_bits, moved_bits, shift in spreading_steps(width):
         moved = values << np.uint64(shift)
-        moved &= np.uint64(moved_to)
-        values &= np.uint64(stays)
+        moved &= np.uint64(moved_bits)
+        values &= np.uint64(kept_bits)
         values |= moved
     if width > 1:
         values |= np.uint64(_CONTINUATION_BITS & ((1 << 8 * (width - 1)) - 1))
@@ -156,18 +156,18 @@ def gather(words: npt.NDArray[Any], *, width: int) -> npt.NDArray[Any]:
 
 
 def join(words: npt.NDArray[Any], *, width: int) -> npt.NDArray[Any]:
-    """Join the seven-bit groups in the bytes of words to integers, in place."""
+    """Pack the low seven bits of the bytes of each word into one integer, in place."""
     number = words.dtype.type
     largest = np.iinfo(words.dtype).max
     if width == 1:
         return words
-    for stays, moved_to, shift in reversed(spreading_steps(width)):
-        moved = words & number(moved_to & largest)
+    for kept_bits, moved_bits, shift in reversed(spreading_steps(width)):
+        moved = words & number(moved_bits & largest)
         moved >>= number(shift)
         if shift == 1:  # x - x / 2 clears the moved bits
             words -= moved
         else:
-            words &= number(stays & largest)
+            words &= number(kept_bits & largest)
             words |= moved
     return words
 
@@ -186,10 +186,10 @@ def spreading_steps(width: int) -> tuple[tuple[int, int, int], ...]:
 
 # Each step shifts the upper half of every field. In the end, 56 bits are eight groups of seven.
 _STEPS = tuple(
-    (stays, (stays << (bits + shift)) & (2**64 - 1), shift)
+    (kept_bits, (kept_bits << (bits + shift)) & (2**64 - 1), shift)
     for bits, shift in _SHIFTS
     # Mask of the low ``bits`` of every second field.
-    for stays in [sum(((1 << bits) - 1) << low for low in range(0, 64, 2 * (bits + shift)))]
+    for kept_bits in [sum(((1 << bits) - 1) << low for low in range(0, 64, 2 * (bits + shift)))]
 )
 
 

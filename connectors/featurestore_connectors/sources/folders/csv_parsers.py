@@ -76,12 +76,12 @@ class CsvFileParser:
         return [column[0].as_py() or "" for column in batch.columns]
 
     def batches(self, width: int, columns: Sequence[int]) -> Iterator[pa.RecordBatch]:
-        """Yield the string columns with numbers ``columns``, without the header.
+        """Yield the columns at the indices ``columns`` as strings, without the header.
 
         Records whose number of fields is not ``width`` are added to the bad rows.
 
         Raises:
-            InvalidSourceFile: A line is not valid CSV in this dialect. The message includes its number.
+            InvalidSourceFile: A line is not valid CSV in this dialect. The message includes the line number.
         """
         has_header = self.dialect.header
         self._ragged = 0

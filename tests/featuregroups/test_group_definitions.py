@@ -134,7 +134,7 @@ def test_get_featuregroup_unknown_raises_with_available(duckdb_store: FeatureSto
     duckdb_store.create_featuregroup(TABLE, "g")
     with pytest.raises(FeatureGroupNotFound, match="Available: 'g'"):
         duckdb_store.get_featuregroup("h")
-    with pytest.raises(FeatureGroupNotFound, match="no version 2; it has 1"):
+    with pytest.raises(FeatureGroupNotFound, match=r"no version 2\. Available: 1"):
         duckdb_store.insert_into_featuregroup(TABLE, "g", version=2)
 
 

@@ -83,7 +83,7 @@ def test_unsupported_operations_on_s3_are_refused_before_writing(
         return sorted((object_server.root / bucket[5:]).rglob("*"))
 
     before = objects()
-    with pytest.raises(UnsupportedLocation, match=r"yet.*\nHint: "):
+    with pytest.raises(UnsupportedLocation, match=r"does not support gs:.*\nHint: "):
         featurestore.connect("gs://bucket/a", engine="spark", registry="sqlite:///cache.db")
     with pytest.raises(
         UnsupportedLocation, match=r"require a store in a directory.*\nHint: store=featurestore"
@@ -102,7 +102,7 @@ def test_unsupported_operations_on_s3_are_refused_before_writing(
         ("ftp://host/a", {}, UnsupportedLocation, "not a supported location"),
         ("s3://{bucket}/a", {"storage_options": {"regoin": "x"}}, ConfigurationError, "region"),
         ("{folder}", {"storage_options": {}}, None, ""),
-        ("{folder}", {"storage_options": {"aws_region": "x"}}, InvalidArgument, "URIs"),
+        ("{folder}", {"storage_options": {"aws_region": "x"}}, InvalidArgument, "requires a URI"),
     ],
 )
 def test_connect_invalid_location_raises_with_reason(

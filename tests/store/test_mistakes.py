@@ -199,7 +199,7 @@ GROUPS: list[Row] = [
     ("missing column", lambda w: w.group.insert(table().drop(columns="x")), SchemaMismatch, ("missing: 'x'",)),
     ("no such group", lambda w: w.store.get_featuregroup("gg"), FeatureGroupNotFound,
      ("'c', 'g', 'h', 'keyless'", "did you mean 'g'")),
-    ("no such version", lambda w: w.store.get_featuregroup("g", version=3), FeatureGroupNotFound, ("it has 1", "g@v1")),
+    ("no such version", lambda w: w.store.get_featuregroup("g", version=3), FeatureGroupNotFound, ("Available: 1", "g@v1")),
     ("kind of dataframe", lambda w: w.store.get_featuregroup("g", dataframe_type="panda"), InvalidArgument,  # type: ignore[arg-type]
      ("dataframe_type='pandas'",)),
     ("condition", lambda w: w.store.delete_from_featuregroup("g", "kk = 'a'"), InvalidSql, ("'kk'", "'k', 't', 'x', 'y'")),

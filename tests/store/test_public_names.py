@@ -217,7 +217,7 @@ def test_connect_resolves_location_and_engine(
 
 @pytest.mark.parametrize("place", ["viewfs://x/y", "dbfs:/x", "ftp://x/y"])
 def test_connect_unsupported_file_system_raises(place: str) -> None:
-    with pytest.raises(featurestore.errors.UnsupportedLocation, match="mounted"):
+    with pytest.raises(featurestore.errors.UnsupportedLocation, match="mount point"):
         connect(place)
 
 

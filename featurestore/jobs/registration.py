@@ -281,8 +281,7 @@ def _import_module(name: str) -> ModuleType:
         # Either the module itself or a module that it imports is missing.
         if missing is not None and not name.startswith(missing):
             raise InvalidJob(
-                f"{name!r} cannot be loaded: {error}.",
-                hint=f"pip install {missing.split('.')[0]}",
+                f"{name!r} cannot be loaded: {error}.", hint=_install_hint(error)
             ) from error
         raise InvalidJob(
             f"{name!r} is not a file, a folder or a module.", hint="jobs/traffic.py"

@@ -208,5 +208,5 @@ def test_rows_out_of_file_order_raise(
         return replace(found, native=found.native.order(f"{files.POSITION} DESC"))
 
     monkeypatch.setattr(files, "read_positions", descending)
-    with pytest.raises(EngineError, match="in file order"):
+    with pytest.raises(EngineError, match="did not return the rows of a table in file order"):
         retrieval.run(retrieval.plan(["rows.x"], "asked"))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Self
 
 from featurestore.errors import InvalidJob
 from featurestore.featuregroups.table import OpenGroup
@@ -153,7 +152,6 @@ def monitor_job(
     >>> (watch.spec.kind, watch.spec.watched.freshness)
     ('monitor', datetime.timedelta(seconds=7200))
     """
-    arguments = dict(locals())
     max_ages = parse_freshness(freshness)
     watched = check_monitor_spec(
         MonitorSpec(
@@ -172,7 +170,20 @@ def monitor_job(
     )
     check_metrics(watched.metrics)
     inputs = {WATCHED_INPUT: normalize_reference(featuregroup)}
-    spec = monitor_spec(name, inputs, watched, MonitorOptions.from_arguments(arguments))
+    options = MonitorOptions(
+        schedule=schedule,
+        window=window,
+        start=start,
+        allowed_lateness=allowed_lateness,
+        timezone=timezone,
+        retries=retries,
+        catchup=catchup,
+        alert=alert,
+        remind=remind,
+        description=description,
+        tags=tags,
+    )
+    spec = monitor_spec(name, inputs, watched, options)
     return add_to_module(JobDefinition(spec), calling_globals())
 
 
@@ -252,7 +263,6 @@ def model_monitor_job(
     >>> (watch.spec.inputs, watch.spec.watched.metric_names)
     ({'rows': 'late_scores', 'labels': 'questions'}, ('auc', 'labelled'))
     """
-    arguments = dict(locals())
     if baseline is not None and not baseline.is_moving:
         raise InvalidJob(
             f"The baseline of predictions must be rolling, not {baseline}.",
@@ -293,7 +303,20 @@ def model_monitor_job(
         WATCHED_INPUT: normalize_reference(predictions),
         LABELS_INPUT: normalize_reference(labels),
     }
-    spec = monitor_spec(name, inputs, watched, MonitorOptions.from_arguments(arguments))
+    options = MonitorOptions(
+        schedule=schedule,
+        window=window,
+        start=start,
+        allowed_lateness=allowed_lateness,
+        timezone=timezone,
+        retries=retries,
+        catchup=catchup,
+        alert=alert,
+        remind=remind,
+        description=description,
+        tags=tags,
+    )
+    spec = monitor_spec(name, inputs, watched, options)
     return add_to_module(JobDefinition(spec), calling_globals())
 
 
@@ -356,11 +379,6 @@ class MonitorOptions:
     remind: Duration | None
     description: str
     tags: Mapping[str, str] | None
-
-    @classmethod
-    def from_arguments(cls, arguments: Mapping[str, Any]) -> Self:
-        """Select the options from the arguments of a monitor definition."""
-        return cls(**{each.name: arguments[each.name] for each in fields(cls)})
 
 
 def monitor_spec(

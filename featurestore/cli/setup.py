@@ -20,6 +20,7 @@ from featurestore import config as configuration
 from featurestore.cli.output import show_record, show_rows, show_text
 from featurestore.cli.state import Settings, settings, store
 from featurestore.errors import FeatureStoreError, MissingExtra
+from featurestore.model.distributions import install_command
 from featurestore.plugins import plugin_names
 from featurestore.plugins.engine import find_engine
 from featurestore.storage import files, storage_for
@@ -31,21 +32,22 @@ registry_app = typer.Typer(help="The registry: the index of the store.", no_args
 OK, ABSENT, PROBLEM = "ok", "absent", "problem"
 JAVA_VERSIONS = (17, 21)
 _CORE = ("duckdb", "deltalake", "pyarrow", "numpy", "sqlalchemy", "alembic", "sqlglot")
-_EXTRAS = {
-    "pyspark": "spark",
-    "delta-spark": "spark",
+# The distributions of extras, and a module of each.
+_OPTIONAL = {
+    "pyspark": "pyspark",
+    "delta-spark": "delta",
     "tensorflow": "tensorflow",
-    "tf_keras": "keras2",
+    "tf_keras": "tf_keras",
     "petastorm": "petastorm",
-    "great-expectations": "validation",
-    "matplotlib": "plots",
-    "croniter": "jobs",
-    "narwhals": "jobs",
+    "great-expectations": "great_expectations",
+    "matplotlib": "matplotlib",
+    "croniter": "croniter",
+    "narwhals": "narwhals",
     "pandas": "pandas",
     "polars": "polars",
-    "psycopg": "postgres",
-    "obstore": "s3",
-    "hdfs-native": "hdfs",
+    "psycopg": "psycopg",
+    "obstore": "obstore",
+    "hdfs-native": "hdfs_native",
 }
 
 
@@ -116,11 +118,11 @@ def run_checks(options: Settings) -> list[Check]:
 def _check_libraries() -> Iterator[Check]:
     for name in _CORE:
         yield _check_library(name, PROBLEM, f"pip install {name}")
-    for name, extra in _EXTRAS.items():
-        yield _check_library(name, ABSENT, f"pip install 'featurestore[{extra}]'")
+    for name, module in _OPTIONAL.items():
+        yield _check_library(name, ABSENT, install_command(module))
 
 
-def _check_library(name: str, state_if_missing: str, hint: str) -> Check:
+def _check_library(name: str, state_if_missing: str, hint: str | None) -> Check:
     installed_version = _installed_version(name)
     if installed_version is None:
         return Check(name, state_if_missing, "not installed", hint)

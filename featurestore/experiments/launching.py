@@ -145,7 +145,7 @@ def check_dataset(dataset: object) -> None:
 
 
 def check_features(dataset: TrainingDataset, names: tuple[str, ...]) -> None:
-    """Check that an ablation removes existing inputs, and not all of them."""
+    """Check that an ablation removes existing inputs and leaves at least one."""
     inputs = dataset.roles.inputs
     unknown = [name for name in names if name not in inputs]
     if unknown:

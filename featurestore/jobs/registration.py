@@ -26,6 +26,7 @@ from featurestore.jobs.schedule import build_schedule, last_schedule_time
 from featurestore.jobs.window_jobs import check_window_job, with_primary_key
 from featurestore.model import times
 from featurestore.model.display import Listing
+from featurestore.model.distributions import install_command
 from featurestore.model.job import JobSpec
 from featurestore.registry import alerts, jobs
 from featurestore.registry.jobs import RegisteredJob
@@ -321,7 +322,7 @@ def _last_line_number(error: BaseException, path: str) -> int:
 
 def _install_hint(error: BaseException) -> str | None:
     if isinstance(error, ModuleNotFoundError) and error.name:
-        return f"pip install {error.name.split('.')[0]}"
+        return install_command(error.name)
     return None
 
 

@@ -151,3 +151,22 @@ def test_load_jobs_broken_file_error_names_file(define: Define) -> None:
         load_jobs(define("1 / 0"))
     with pytest.raises(InvalidJob, match=r"cannot be loaded, line \d+: SyntaxError"):
         load_jobs(define(python_job().replace("def ", "deaf ")))
+
+
+@pytest.mark.parametrize(
+    ("module", "hint"),
+    [
+        ("sklearn", "pip install scikit-learn"),
+        ("yaml", "pip install pyyaml"),
+        ("PIL.Image", "pip install 'featurestore[images]'"),
+        ("confluent_kafka", "pip install 'featurestore[kafka]'"),
+        ("our_helpers", None),
+    ],
+)
+def test_missing_import_hint_names_the_distribution(
+    define: Define, module: str, hint: str | None
+) -> None:
+    file = define(f"raise ModuleNotFoundError('No module named {module}', name={module!r})")
+    with pytest.raises(InvalidJob, match="cannot be loaded") as refused:
+        load_jobs(file)
+    assert refused.value.hint == hint

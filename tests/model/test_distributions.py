@@ -1,0 +1,41 @@
+"""The pip command for a missing module names an extra or a distribution that has the module."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from featurestore.model.distributions import DISTRIBUTIONS, EXTRAS, install_command
+
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+OWN_EXTRAS = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+
+
+def normalize(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def distributions(module: str) -> set[str]:
+    return {normalize(name) for name in packages_distributions().get(module, [module])}
+
+
+@pytest.mark.parametrize("module", EXTRAS)
+def test_extra_of_module_installs_its_distribution(module: str) -> None:
+    requirements = OWN_EXTRAS[EXTRAS[module]]
+    names = {normalize(re.split(r"[\[<>=]", each)[0]) for each in requirements}
+    assert distributions(module) & names
+
+
+@pytest.mark.parametrize("module", sorted(DISTRIBUTIONS.keys() & packages_distributions().keys()))
+def test_distribution_of_module_is_the_installed_one(module: str) -> None:
+    assert normalize(DISTRIBUTIONS[module]) in distributions(module)
+
+
+def test_install_command_without_known_distribution_is_none() -> None:
+    assert install_command("google") is None
+    assert install_command("our_helpers.days") is None
+    assert install_command("google.cloud.storage") == "pip install google-cloud-storage"

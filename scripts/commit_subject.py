@@ -10,7 +10,7 @@ LIMIT = 72
 
 
 def problems_of(message: str) -> list[str]:
-    """Return what is wrong with the first line of a commit message.
+    """Return the problems of the first line of a commit message.
 
     >>> problems_of("Fix partition values of null keys")
     []
@@ -37,7 +37,7 @@ def problems_of(message: str) -> list[str]:
 
 
 def main() -> int:
-    """Print the problems of a message file; return 1 where it has any."""
+    """Print the problems of a message file; return 1 if there are any."""
     problems = problems_of(Path(sys.argv[1]).read_text(encoding="utf-8"))
     for problem in problems:
         print(f"commit subject: {problem}", file=sys.stderr)

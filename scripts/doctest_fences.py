@@ -1,6 +1,6 @@
-"""An extension of Griffe: examples in docstrings become blocks of code on the reference pages.
+"""A Griffe extension: show the examples in docstrings as code blocks on the reference pages.
 
-Lines that begin with ``>>>`` would be quotations in Markdown.
+Markdown would show lines that begin with ``>>>`` as quotations.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ FENCE = "```"
 
 
 class DoctestFences(griffe.Extension):
-    """Puts fences around the examples of every docstring."""
+    """Adds code fences around the examples of every docstring."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Change the docstring of one object."""
+        """Add code fences to the docstring of one object."""
         if obj.docstring is not None:
             obj.docstring.value = fenced(obj.docstring.value)
 
 
 def fenced(text: str) -> str:
-    """Return a docstring with fences around each run of lines from ``>>>`` to an empty line."""
+    """Return a docstring with code fences around each example, from ``>>>`` to an empty line."""
     lines: list[str] = []
     indent: str | None = None
     for line in text.splitlines():

@@ -1,17 +1,17 @@
-"""Measure how the code reads: scripts/house.py prints one line for each package, worst first.
+"""Measure the readability of the code: scripts/house.py prints a line per package, worst first.
 
-Columns, per 1,000 lines of code unless said otherwise:
+Columns, per 1,000 lines of code unless a unit is stated:
 
-- fillers: names that do not say what they hold (found, given, told, piece, kept, ...)
-- dialect: docstrings, comments and messages with turns of phrase that are not standard English
+- fillers: names that do not describe their values (found, given, told, piece, kept, ...)
+- dialect: phrases in docstrings, comments and messages that are not standard English
 - once: private module-level functions with exactly one use
 - loops: an empty list or dict, then a loop that only fills it
-- small: share of modules under 100 lines, in per cent
+- small: share of modules under 100 lines, in percent
 - single: modules that exactly one other module imports (count)
 - is_uri: branches on the kind of location (count)
 
-``--check`` compares with ``scripts/house.json`` and fails where a package got worse;
-``--write`` stores the figures of today there.
+``--check`` compares with ``scripts/house.json`` and fails if a package got worse;
+``--write`` stores the current figures.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Measure:
 
 
 def measure_packages() -> dict[str, Measure]:
-    """Return the counts of each package; migrations are left out."""
+    """Return the counts of each package, without migrations."""
     modules: dict[str, list[Path]] = defaultdict(list)
     for top in TOPS:
         for path in sorted((ROOT / top).rglob("*.py")):
@@ -170,7 +170,7 @@ def _is_filler(name: str) -> bool:
 
 
 def _messages_of(node: ast.AST) -> list[str]:
-    """Return the texts of an error that is raised."""
+    """Return the string constants of a raised error."""
     if not isinstance(node, ast.Raise) or node.exc is None:
         return []
     constants = [each for each in ast.walk(node.exc) if isinstance(each, ast.Constant)]
@@ -245,8 +245,8 @@ def worse_than_before(measures: dict[str, Measure]) -> list[str]:
 def main() -> int:
     """Print the table, check the figures or store them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="fail where a package got worse")
-    parser.add_argument("--write", action="store_true", help="store the figures of today")
+    parser.add_argument("--check", action="store_true", help="fail if a package got worse")
+    parser.add_argument("--write", action="store_true", help="store the current figures")
     options = parser.parse_args()
     measures = measure_packages()
     if options.write:

@@ -1,6 +1,6 @@
-"""Writes ``docs/assets/packages.svg`` from the layers that import-linter checks.
+"""Write ``docs/assets/packages.svg`` from the layers that import-linter checks.
 
-``python scripts/package_picture.py``; a test compares the file with what this draws.
+Usage: ``python scripts/package_picture.py``. A test compares the file with the output.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ FILLS = {
     "delta": "#fdecd8",
     "model": "#efe7fa",
 }
-# What connectors see, beside what lies below it.
+# Packages that connectors import, in addition to the lower packages.
 SEEN = ("delta", "storage", "plugins")
 LEFT, WIDTH, TOP, HEIGHT, GAP = 20, 640, 44, 42, 8
 STYLE = (

@@ -1,6 +1,7 @@
-"""Take the pictures of docs/how-to/server.md in a browser, over a small store of real flights.
+"""Take the screenshots of docs/how-to/server.md from a small store of real flights.
 
-Python scripts/server_pictures.py [--folder FOLDER]: light and dark, wide and as on a phone.
+Usage: ``python scripts/server_pictures.py [--folder FOLDER]``. Takes light and dark screenshots in
+desktop and phone sizes.
 """
 
 from __future__ import annotations
@@ -35,11 +36,13 @@ PICTURES = [
 
 
 def main() -> None:
-    """Take every picture."""
+    """Take all screenshots."""
     from tests.server.browsing import chromium, listening, tab
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", default=None, help="where the store is made, or is")
+    parser.add_argument(
+        "--folder", default=None, help="folder of the store, created if it does not exist"
+    )
     folder = Path(parser.parse_args().folder or tempfile.mkdtemp())
     is_made = (folder / "store").exists()
     with featurestore.connect(folder / "store") as store:
@@ -55,7 +58,7 @@ def main() -> None:
 
 
 def fill(store: FeatureStore) -> None:
-    """Make the groups of January's flights, a dataset, and two runs with losses that are made up."""
+    """Create the groups of January's flights, a dataset, and two runs with synthetic losses."""
     from late_flights import datasets, features
 
     features.write_groups(store, until="2013-02-01")
@@ -68,7 +71,7 @@ def fill(store: FeatureStore) -> None:
 def add_run(
     store: FeatureStore, dataset: TrainingDataset, run_id: str, rate: float, *, day: int
 ) -> None:
-    """Write the record of a run and what it reported."""
+    """Write the record of a run and its metrics."""
     losses = {}
     for step in range(0, 600, 10):
         losses[step] = 0.42 + 0.3 * math.exp(-rate * step / 8) + 0.012 * math.sin(step * (1 + rate))

@@ -1,9 +1,7 @@
-"""Writes ``featurestore/__init__.pyi`` from the signatures of FeatureStore.
+"""Write ``featurestore/__init__.pyi`` from the signatures of FeatureStore.
 
-``python scripts/write_stub.py``.
-
-Type checkers and editors read that file; the module itself makes its functions when they are first
-used.
+Usage: ``python scripts/write_stub.py``. Type checkers and editors read the stub, because the module
+creates its functions at first use.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ Written by scripts/write_stub.py.
 """
 
 '''
-# What each dataframe_type= gives back.
+# The result type of each dataframe_type=.
 DATAFRAMES = {
     "None": "FeatureFrame",
     "Literal['pandas']": "pd.DataFrame",
@@ -47,7 +45,7 @@ def stub_text() -> str:
     """Return the text of the stub."""
     body: list[ast.stmt] = []
     for file in sorted((PACKAGE / "store").glob("*.py")):
-        if file.name.startswith("remote"):  # the same calls again, for served stores
+        if file.name.startswith("remote"):  # the same calls, for served stores
             continue
         body += ast.parse(file.read_text(encoding="utf-8")).body
     tree = ast.Module(body, [])
@@ -77,7 +75,7 @@ def functions_by_name(tree: ast.Module) -> dict[str, ast.FunctionDef]:
 
 
 def names_in(functions: list[ast.FunctionDef]) -> set[str]:
-    """Return the names that signatures use."""
+    """Return the names in signatures."""
     found = set()
     for function in functions:
         found |= {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
@@ -106,7 +104,7 @@ def overload(function: ast.FunctionDef, argument: str, kind: str, result: str) -
     made.returns = ast.parse(result, mode="eval").body
     index = [each.arg for each in made.args.kwonlyargs].index(argument)
     made.args.kwonlyargs[index].annotation = ast.parse(kind, mode="eval").body
-    if kind not in ("None", "Literal[True]"):  # only the default kind may be left out
+    if kind not in ("None", "Literal[True]"):  # only the default kind is optional
         made.args.kw_defaults[index] = None
     return made
 
@@ -121,7 +119,7 @@ def bare(function: ast.FunctionDef) -> ast.FunctionDef:
 
 
 def imported(tree: ast.Module, names: set[str]) -> set[str]:
-    """Return the lines of the module that import names, one a line."""
+    """Return the import lines of the module, one name per line."""
     lines = set()
     for node in ast.walk(tree):
         if not isinstance(node, ast.Import | ast.ImportFrom):
@@ -135,7 +133,7 @@ def imported(tree: ast.Module, names: set[str]) -> set[str]:
 
 
 def formatted(text: str) -> str:
-    """Return the text as ruff writes it."""
+    """Return the text in ruff format."""
     import subprocess
 
     for command in (["check", "--select", "I", "--fix", "--quiet"], ["format", "--quiet"]):

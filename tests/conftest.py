@@ -120,7 +120,7 @@ NOT_INNER_LOOP = (
     "tests/usersql/test_queries_mean_the_same.py",
     "tests/validation/test_table_expectations.py",
 )
-# Tests that use further libraries; with these, this is the run on the newest stack.
+# Tests that use further libraries; with these, this is the run with the newest versions.
 LIBRARIES = (
     "tests/docstrings",
     "tests/lineage",
@@ -162,15 +162,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--core-only",
         action="store_true",
-        help="run what the installed libraries allow: tests of extras that are not installed are left out",
+        help="skip the tests of extras that are not installed",
     )
-    parser.addoption(
-        "--inner-loop", action="store_true", help="run the rooms of the core, without what kills"
-    )
+    parser.addoption("--inner-loop", action="store_true", help="run the fast tests of the core")
     parser.addoption(
         "--libraries",
         action="store_true",
-        help="run the inner loop, and what other versions of libraries can change beside it",
+        help="run the fast tests and the tests that depend on the versions of libraries",
     )
     parser.addoption(
         "--times", action="store_true", help="print the 20 slowest tests and the sum of each folder"

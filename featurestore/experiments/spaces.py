@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from featurestore.arrow.lists import as_list
 from featurestore.errors import InvalidArgument, did_you_mean, missing_extra
 from featurestore.experiments.functions import check_params
 
@@ -63,10 +64,10 @@ def choice(options: Sequence[Any]) -> Choice:
     >>> choice(["relu", "tanh"]).values()
     ('relu', 'tanh')
     """
-    values = tuple(options)
+    values = as_list(options)
     if not values:
         raise InvalidArgument("A choice needs at least one option.", hint="choice([16, 32])")
-    return Choice(values)
+    return Choice(tuple(values))
 
 
 def _interval(low: float, high: float, *, log: bool, whole: bool) -> Interval:
@@ -185,8 +186,8 @@ def check_space(space: Mapping[str, Any]) -> dict[str, Parameter]:
     for name, values in space.items():
         if isinstance(values, Interval | Choice):
             parameters[name] = values
-        elif isinstance(values, list | tuple) and values:
-            parameters[name] = Choice(tuple(values))
+        elif options := as_list(values):
+            parameters[name] = Choice(tuple(options))
         else:
             raise InvalidArgument(
                 f"space[{name!r}]={values!r} is not a set of values.",

@@ -6,7 +6,6 @@ If a type conversion can lose information, each value is checked (``arrow.fittin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -203,16 +202,15 @@ def check_columns(
             ),
         )
     refuse_untyped(
-        pa.schema(new_columns), subject="The dataframe", hint=partial(_typing_hint, library)
+        pa.schema(new_columns),
+        subject="The dataframe",
+        hint=lambda columns: (
+            format_typing_lines(library, columns)
+            or f"omit {listing(columns.names)} until a row has a value"
+        ),
     )
     # Existing rows have null in new columns.
     return [field.with_nullable(True) for field in new_columns]
-
-
-def _typing_hint(language: str, columns: pa.Schema) -> str:
-    """Return a hint with the code that sets the types of new columns without values."""
-    lines = format_typing_lines(language, columns)
-    return lines or f"omit {listing(columns.names)} until a row has a value"
 
 
 def _column_problems(batch_schema: pa.Schema, column_types: Mapping[str, pa.DataType]) -> list[str]:

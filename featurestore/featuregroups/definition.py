@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeAlias
@@ -22,6 +22,7 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.featuregroups.conform import ConvertColumns
+from featurestore.model.arguments import as_tuple
 from featurestore.model.featuregroup import (
     VALIDATION_POLICIES,
     ExternalRows,
@@ -130,7 +131,7 @@ def build_spec(
         name=name,
         version=version,
         schema=schema,
-        primary_key=parse_column_names(declared.primary_key, argument="primary_key"),
+        primary_key=as_tuple(declared.primary_key),
         event_time=declared.event_time,
         created_time=declared.created_time,
         partition_by=_partition_columns(declared, schema),
@@ -147,7 +148,7 @@ def build_spec(
 
 def _partition_columns(declared: Declaration, schema: pa.Schema) -> tuple[str, ...]:
     """Return the declared partition columns, which must have values that can name folders."""
-    names = parse_column_names(declared.partition_by, argument="partition_by")
+    names = as_tuple(declared.partition_by)
     types = {column.name: column.type for column in schema}
     for name in names:
         kind = types.get(name)
@@ -168,7 +169,7 @@ def check_primary_key(declared: Declaration) -> None:
 
     Key columns are joined by equality, so a row would match only labels of exactly that time.
     """
-    key_columns = parse_column_names(declared.primary_key, argument="primary_key")
+    key_columns = as_tuple(declared.primary_key)
     times = [name for name in (declared.event_time, declared.created_time) if name in key_columns]
     if not times:
         return
@@ -181,19 +182,6 @@ def check_primary_key(declared: Declaration) -> None:
         "identify a row; a time in the key would be joined by equality, not as of the label time.",
         hint=hint,
     )
-
-
-def parse_column_names(argument_value: str | Sequence[str], *, argument: str) -> tuple[str, ...]:
-    """Return the column names in an argument that is one name or a sequence of names."""
-    names: tuple[Any, ...] = (argument_value,)
-    if isinstance(argument_value, Iterable) and not isinstance(argument_value, str):
-        names = tuple(argument_value)
-    if not all(isinstance(name, str) for name in names):
-        raise InvalidArgument(
-            f"{argument}={argument_value!r} is not a list of column names.",
-            hint=f"{argument}=['id']",
-        )
-    return names
 
 
 def normalize_expectations(expectations: object) -> tuple[Mapping[str, Any], ...]:

@@ -271,14 +271,13 @@ class FeatureGroup:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, FeatureGroup):
             return NotImplemented
-        return (self._session.location, self._name, self._version) == (
-            other._session.location,
-            other._name,
-            other._version,
-        )
+        return self._identity() == other._identity()
 
     def __hash__(self) -> int:
-        return hash((self._session.location, self._name, self._version))
+        return hash(self._identity())
+
+    def _identity(self) -> tuple[str, str, int]:
+        return self._session.location, self._name, self._version
 
 
 def group_summary(group: FeatureGroup) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from featurestore import usersql
+from featurestore.arrow.lists import to_plain_lists
 from featurestore.errors import InvalidJob, listing
 from featurestore.jobs.schedule import build_schedule, has_overlapping_windows
-from featurestore.model.arguments import calling_globals, with_suggestions
+from featurestore.model.arguments import as_tuple, calling_globals, with_suggestions
 from featurestore.model.featuregroup import VALIDATION_POLICIES
 from featurestore.model.job import (
     MODES,
@@ -284,7 +285,7 @@ def feature_job_spec(request: FeatureJobRequest, *, kind: JobKind, code: str) ->
         created_time=request.created_time,
         partition_by=as_tuple(request.partition_by),
         ttl=parse_ttl(request.ttl),
-        expectations=tuple(dict(expectation) for expectation in request.expectations),
+        expectations=tuple(map(to_plain_lists, request.expectations)),
         statistics=request.statistics,
         compact=request.compact,
         description=request.description,
@@ -348,11 +349,6 @@ def _parse_duration(value: timedelta | str | None, argument: str) -> timedelta |
 def parse_start(value: datetime | str | None) -> datetime | None:
     """Parse the start of a job's first window; None disables catchup."""
     return None if value is None else parse_moment(value, argument="start")
-
-
-def as_tuple(value: str | Sequence[str]) -> tuple[str, ...]:
-    """Return column or channel names as a tuple; a single name may be passed as a string."""
-    return (value,) if isinstance(value, str) else tuple(value)
 
 
 def check_options(spec: JobSpec) -> None:

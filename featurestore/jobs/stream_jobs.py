@@ -18,6 +18,7 @@ from featurestore.arrow.column_names import (
     snake_case_names,
     suggest_renames,
 )
+from featurestore.arrow.lists import to_plain_lists
 from featurestore.arrow.schemas import parse_type
 from featurestore.arrow.types import check_nesting, feature_schema
 from featurestore.arrow.untyped import format_dtypes, refuse_untyped
@@ -27,7 +28,6 @@ from featurestore.jobs.definitions import (
     Duration,
     JobDefinition,
     add_to_module,
-    as_tuple,
     check_channel_names,
     check_keys_and_times,
     check_options,
@@ -35,7 +35,7 @@ from featurestore.jobs.definitions import (
 from featurestore.jobs.run import JobRun, RunOutput, check_lease, run_recorded
 from featurestore.jobs.target import declaration
 from featurestore.model import times
-from featurestore.model.arguments import calling_globals, with_suggestions
+from featurestore.model.arguments import as_tuple, calling_globals, with_suggestions
 from featurestore.model.job import JobSpec
 from featurestore.model.names import SNAKE_CASE, check_name, check_rename
 from featurestore.model.stream import StreamSpec, check_stream
@@ -187,7 +187,7 @@ def stream_job(
         created_time=created_time,
         partition_by=as_tuple(partition_by),
         ttl=parse_ttl(ttl),
-        expectations=tuple(dict(expectation) for expectation in expectations),
+        expectations=tuple(map(to_plain_lists, expectations)),
         statistics=statistics,
         description=description,
         tags=dict(tags or {}),

@@ -11,10 +11,12 @@ import operator
 import re
 import sys
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import timedelta
 from types import FrameType
 from typing import Any, TypeVar
 
+from featurestore.arrow.lists import as_list
 from featurestore.errors import InvalidArgument, OutOfRange, UnknownArgument, did_you_mean, listing
 
 _INTERNAL_PREFIXES = ("featurestore.", "featurestore_connectors.", "functools", "contextlib")
@@ -30,6 +32,21 @@ COUNTS: Mapping[str, tuple[int, int]] = {
     "limit": (0, MAX_INT64),
     "offset": (0, MAX_INT64),
     "n": (0, MAX_INT64),
+}
+
+# Annotations of lists, also by their aliases, and annotations of lists of names only.
+_LISTS = re.compile(r"\b(Sequence|Columns|Windows|JoinKey)\b")
+_NAMES = re.compile(r"(?P<name>str \| |)(Sequence\[str\]|(?P<alias>Columns))( \| None)?")
+
+# Examples of arguments whose items are not columns.
+_LIST_EXAMPLES = {
+    "alert": "['ops']",
+    "features": "['weather.temp']",
+    "functions": "['sum', 'mean']",
+    "metric": "['auc']",
+    "null_values": "['NA']",
+    "over": "['1d', '7d']",
+    "windows": "['purchases.amount|sum|7d']",
 }
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -101,15 +118,23 @@ REPLACEMENTS: Mapping[str, str] = {
 def with_suggestions(function: F) -> F:
     """Wrap a function so that a TypeError suggests the correct argument."""
     # Inspect the signature at decoration, not at each call.
-    positions = _count_positions(function)
+    counts = _find_positions(function, filter(_is_count, _parameters(function)))
+    lists = list_arguments(function)
+    list_positions = _find_positions(function, lists.values())
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        for name, position in positions.items():
+        for name, position in counts.items():
             if name in kwargs:
                 check_counts({name: kwargs[name]})
             elif position is not None and position < len(args):
                 check_counts({name: args[position]})
+        for name, position in list_positions.items():
+            if name in kwargs:
+                kwargs[name] = _parse_list(kwargs[name], lists[name])
+            elif position is not None and position < len(args):
+                items = _parse_list(args[position], lists[name])
+                args = (*args[:position], items, *args[position + 1 :])
         try:
             return function(*args, **kwargs)
         except TypeError as error:
@@ -133,6 +158,15 @@ def suggest_arguments(owner: T) -> T:
             # A classmethod is a descriptor that contains the function.
             setattr(owner, name, classmethod(with_suggestions(member.__func__)))
     return owner
+
+
+def as_tuple(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Return one name or several names as a tuple.
+
+    >>> as_tuple("id")
+    ('id',)
+    """
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def check_count(value: object, *, argument: str, minimum: int = 0, maximum: int = MAX_INT64) -> int:
@@ -236,18 +270,82 @@ def calling_frame(functions: Collection[str], packages: Collection[str]) -> Fram
     return None
 
 
-def _count_positions(function: Callable[..., Any]) -> dict[str, int | None]:
-    """Return the positions of count arguments; None for keyword-only arguments.
+def list_arguments(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a function that are lists of names or values.
+
+    >>> list(list_arguments(store.create_featuregroup))
+    ['primary_key', 'partition_by', 'expectations']
+    """
+    return {each.name: each for each in _parameters(function) if _is_list(each)}
+
+
+def _parse_list(value: object, parameter: inspect.Parameter) -> object:
+    """Return an argument as a list, and a value of another type of the parameter unchanged.
+
+    Raises:
+        InvalidArgument: The value has no type of the parameter.
+    """
+    if value is None and parameter.default is None:
+        return value
+    names = _NAMES.fullmatch(str(parameter.annotation))
+    if isinstance(value, str):
+        if names is None or names["name"] or names["alias"]:
+            return value
+        raise InvalidArgument(
+            f"{parameter.name}={value!r} is a string, not a list.",
+            hint=f"{parameter.name}=[{value!r}]",
+        )
+    items = as_list(value)
+    if names is not None:
+        is_valid = items is not None and all(isinstance(item, str) for item in items)
+    else:
+        is_valid = items is not None or _is_single_value(value, parameter)
+    if not is_valid:
+        example = _LIST_EXAMPLES.get(parameter.name, "['id']")
+        raise InvalidArgument(
+            f"{parameter.name}={_short_repr(value)} is not a list of names.",
+            hint=f"{parameter.name}={example}",
+        )
+    return value if items is None else items
+
+
+def _is_single_value(value: object, parameter: inspect.Parameter) -> bool:
+    """Return whether a parameter accepts a value of this type in place of a list."""
+    if parameter.name == "expectations" or isinstance(value, Mapping | timedelta):
+        return True
+    return type(value).__module__.startswith("featurestore.")
+
+
+def _parameters(function: Callable[..., Any]) -> Iterable[inspect.Parameter]:
+    return inspect.signature(function).parameters.values()
+
+
+def _is_count(parameter: inspect.Parameter) -> bool:
+    """Return whether a parameter is a count.
 
     ``before=`` is a version in some calls and a table in others: the annotation decides.
     """
-    positions: dict[str, int | None] = {}
-    for position, parameter in enumerate(inspect.signature(function).parameters.values()):
-        # Annotations are strings in modules with postponed evaluation.
-        if parameter.name in COUNTS and re.search(r"\bint\b", str(parameter.annotation)):
-            is_positional = parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-            positions[parameter.name] = position if is_positional else None
-    return positions
+    # Annotations are strings in modules with postponed evaluation.
+    return parameter.name in COUNTS and bool(re.search(r"\bint\b", str(parameter.annotation)))
+
+
+def _is_list(parameter: inspect.Parameter) -> bool:
+    if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+        return False
+    return parameter.name == "expectations" or bool(_LISTS.search(str(parameter.annotation)))
+
+
+def _find_positions(
+    function: Callable[..., Any], parameters: Iterable[inspect.Parameter]
+) -> dict[str, int | None]:
+    """Return the positions of parameters by name; None for keyword-only parameters."""
+    names = list(inspect.signature(function).parameters)
+    return {
+        each.name: names.index(each.name)
+        if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        else None
+        for each in parameters
+    }
 
 
 def _argument_error(
@@ -328,4 +426,4 @@ def _short_repr(value: object) -> str:
     # Python refuses to format integers of more than 4,300 digits.
     if isinstance(value, int) and abs(value) > 10**40:
         return f"<an integer of {value.bit_length()} bits>"
-    return f"{value!r:.80}"
+    return " ".join(repr(value).split())[:80]

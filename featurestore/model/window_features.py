@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from featurestore.errors import FeatureStoreError, InvalidArgument, InvalidReference, listing
+from featurestore.model.arguments import with_suggestions
 from featurestore.model.display import escape_line
 from featurestore.model.json_object import (
     MAX_INT64,
@@ -74,6 +75,7 @@ class WindowFeature:
         return f"{self.reference}|{self.function}|{over}"
 
 
+@with_suggestions
 def window(
     feature: str,
     function: WindowFunction,
@@ -133,6 +135,7 @@ def window(
     )
 
 
+@with_suggestions
 def windows(
     feature: str,
     functions: WindowFunction | Sequence[WindowFunction],

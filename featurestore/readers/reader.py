@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import ManifestMismatch, NotIterable, ReaderConfigError
-from featurestore.model.arguments import suggest_arguments
+from featurestore.model.arguments import suggest_arguments, with_suggestions
 from featurestore.model.manifest import Manifest, ManifestSplit
 from featurestore.model.runtime import usable_cores
 from featurestore.plugins.format import find_format
@@ -769,6 +769,7 @@ def _compose_functions(first: ArraysFunction, second: ArraysFunction) -> ArraysF
     return lambda arrays: second(first(arrays))
 
 
+@with_suggestions
 def open_reader(
     path: str,
     manifest: Manifest,

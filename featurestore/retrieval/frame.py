@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from featurestore.arrow.lists import as_list
 from featurestore.arrow.types import describe
 from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
 from featurestore.external import find_live_sources, keep_rows
@@ -250,8 +251,9 @@ class FeatureFrame:
         """
         if isinstance(columns, str):
             return self.select(columns)
-        if isinstance(columns, list | tuple) and all(isinstance(each, str) for each in columns):
-            return self.select(*columns)
+        names = as_list(columns)
+        if names is not None and all(isinstance(name, str) for name in names):
+            return self.select(*names)
         raise InvalidArgument(
             f"frame[{columns!r}] is not a column.",
             hint="frame['x'] selects a column, frame.filter('x > 1') filters rows, frame.head(5) "
@@ -361,10 +363,12 @@ class FeatureFrame:
         """
         names: list[str] = []
         for each in columns:
-            if isinstance(each, str):
-                names.append(each)
-            else:
-                names += each
+            items = [each] if isinstance(each, str) else as_list(each)
+            if items is None or not all(isinstance(item, str) for item in items):
+                raise InvalidArgument(
+                    f"{each!r:.80} is not a column name.", hint="frame.select('x', 'y')"
+                )
+            names += items
         missing_names = [name for name in names if name not in self.columns]
         if missing_names:
             raise FeatureNotFound(

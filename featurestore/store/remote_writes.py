@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from featurestore import ingest
+from featurestore.arrow.lists import to_plain_lists
 from featurestore.featuregroups.definition import convert_reader, declared_types
 from featurestore.featuregroups.renaming import rename_frame_columns
 from featurestore.model.featuregroup import Commit
@@ -48,6 +49,8 @@ class RemoteWriteCalls(FeatureGroupCalls):
                 hint='expectations=[{"type": "expect_column_values_to_not_be_null", '
                 '"kwargs": {"column": "x"}}]',
             )
+        if expectations is not None:
+            options["expectations"] = [to_plain_lists(each, levels=4) for each in expectations]
         path = f"/featuregroups/{check_name(name)}"
         # Declared types are applied before the rows are sent, so that hints contain code for the
         # caller's library.

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from featurestore.arrow.lists import as_list
 from featurestore.errors import InvalidArgument, listing
 from featurestore.transform.steps import Chain, single_step
 
@@ -140,9 +141,11 @@ def bins(edges: Sequence[float]) -> Chain:
     >>> bins([0, 18, 65])
     bins(edges=[0.0, 18.0, 65.0])
     """
-    numbers = [_check_finite_number("edges", edge) for edge in edges]
+    numbers = [_check_finite_number("edges", edge) for edge in as_list(edges) or ()]
     if not numbers or sorted(set(numbers)) != numbers:
-        raise InvalidArgument(f"edges={list(edges)} are not ascending.", hint="t.bins([0, 18, 65])")
+        raise InvalidArgument(
+            f"edges={edges!r:.80} are not ascending numbers.", hint="t.bins([0, 18, 65])"
+        )
     return single_step("bins", edges=numbers)
 
 

@@ -245,6 +245,6 @@ def test_argument_hints_work_when_pasted(
 
 @pytest.mark.parametrize("argument", ["primary_key", "partition_by"])
 def test_number_as_column_names_raises(duckdb_store: FeatureStore, argument: str) -> None:
-    with pytest.raises(FeatureStoreError, match="is not a list of column names") as refused:
+    with pytest.raises(FeatureStoreError, match="is not a list of names") as refused:
         create(duckdb_store, **{argument: 5})
     assert refused.value.hint == f"{argument}=['id']"

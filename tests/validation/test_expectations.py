@@ -10,12 +10,15 @@ import pickle
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from importlib.resources import files
 from typing import Any
 
 import jsonschema
 import numpy as np
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -313,3 +316,53 @@ def test_expectations_show_no_progress_bars(
     bare = rule("column_kl_divergence_to_be_less_than", column="x", threshold=0.1)
     assert len(validator.check(TABLE.select(["x"]), [bare])) == 1
     assert capfd.readouterr().err == ""
+
+
+COLLECTIONS: dict[str, Callable[[list[Any]], Any]] = {
+    "tuple": tuple,
+    "set": set,
+    "generator": iter,
+    "dict keys": lambda values: dict.fromkeys(values).keys(),
+    "numpy": np.array,
+    "numpy scalars": lambda values: list(np.array(values)),
+    "pandas": pd.Series,
+    "pandas Index": pd.Index,
+    "polars": pl.Series,
+    "arrow": pa.array,
+}
+
+
+@pytest.mark.parametrize("kind", COLLECTIONS)
+@pytest.mark.parametrize(
+    ("expectation", "argument", "values"),
+    [
+        (rule("column_values_to_be_in_set", column="word"), "value_set", ["x", "y"]),
+        (rule("column_values_to_be_in_set", column="n"), "value_set", [1, 2]),
+        (rule("column_distinct_values_to_equal_set", column="x"), "value_set", [0.5, 1.5]),
+        (rule("column_values_to_match_regex_list", column="word"), "regex_list", ["x", "y"]),
+        (rule("compound_columns_to_be_unique"), "column_list", ["n", "x"]),
+        (rule("table_columns_to_match_set"), "column_set", ["n", "x"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_collections_of_any_library_are_lists_of_values(
+    validator: Validator, expectation: dict[str, Any], argument: str, values: list[Any], kind: str
+) -> None:
+    def normalize(collection: Any) -> Any:
+        kwargs = {**expectation["kwargs"], argument: collection}
+        return validator.normalize([{**expectation, "kwargs": kwargs}])
+
+    normalized = normalize(COLLECTIONS[kind](values))
+    assert json.dumps(normalized) == json.dumps(normalize(values))
+
+
+@pytest.mark.parametrize(
+    "values", [pd.DataFrame({"a": ["x"]}), np.array([["x"]]), pa.table({"a": ["x"]})]
+)
+def test_table_as_value_set_raises(validator: Validator, values: Any) -> None:
+    wrong = rule("column_values_to_be_in_set", column="word", value_set=values)
+    with pytest.raises(InvalidExpectation, match=r"value_set is a .*, not a list") as raised:
+        validator.normalize([wrong])
+    assert raised.value.hint is not None
+    pasted = eval(f"dict({raised.value.hint})")
+    validator.normalize([rule("column_values_to_be_in_set", column="word", **pasted)])

@@ -9,7 +9,7 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import date
@@ -18,6 +18,7 @@ from functools import lru_cache
 from numbers import Real
 from typing import Any
 
+from featurestore.arrow.lists import to_plain_lists
 from featurestore.errors import (
     InvalidExpectation,
     did_you_mean,
@@ -293,14 +294,7 @@ def _normalize(expectation: Mapping[str, Any]) -> dict[str, Any]:
             hint="write "
             "{'type': 'expect_column_values_to_not_be_null', 'kwargs': {'column': 'age'}}",
         )
-    column_list = kwargs.get("column_list")
-    if column_list is not None and not (
-        isinstance(column_list, list | tuple) and all(isinstance(name, str) for name in column_list)
-    ):
-        raise InvalidExpectation(
-            f"{kind}: column_list={column_list!r} is not a list of names.",
-            hint="column_list=['first', 'second']",
-        )
+    kwargs = parse_lists(kind, kwargs)
     plain: dict[str, Any] = {"type": kind, "kwargs": dict(kwargs)}
     for key in _STORED_KEYS:
         if expectation.get(key):
@@ -316,6 +310,27 @@ def _normalize(expectation: Mapping[str, Any]) -> dict[str, Any]:
         if parsed.get(key) and parsed[key] != _DEFAULTS.get(key):
             normalized[key] = parsed[key]
     return normalized
+
+
+def parse_lists(kind: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an expectation with plain lists for the collections in them."""
+    arguments: dict[str, Any] = to_plain_lists(kwargs)
+    for name, value in arguments.items():
+        # Great Expectations would compare the values of a table or matrix as one value.
+        if isinstance(value, Sized) and not isinstance(value, list | str | bytes | Mapping):
+            raise InvalidExpectation(
+                f"{kind}: {name} is a {type(value).__name__}, not a list of values.",
+                hint=f"{name}=['first', 'second']",
+            )
+    column_list = arguments.get("column_list")
+    if column_list is not None and not (
+        isinstance(column_list, list) and all(isinstance(name, str) for name in column_list)
+    ):
+        raise InvalidExpectation(
+            f"{kind}: column_list={column_list!r} is not a list of names.",
+            hint="column_list=['first', 'second']",
+        )
+    return arguments
 
 
 def _suggest_type(kind: str) -> str:

@@ -29,6 +29,7 @@ from featurestore.arrow.arrays import combine_chunks
 from featurestore.arrow.casts import cast_array
 from featurestore.arrow.json_text import (
     JsonError,
+    NonFinite,
     NumberText,
     json_type_name,
     parse_json,
@@ -393,6 +394,8 @@ def _convert_each(values: list[Any], kind: pa.DataType, path: str) -> tuple[pa.A
 
 def _convert_scalar(value: Any, kind: pa.DataType) -> Any:
     """Convert a value to a type; return None if it does not fit."""
+    if isinstance(value, NonFinite):
+        return float(value) if pat.is_floating(kind) else None
     try:
         if pat.is_decimal(kind):
             if not isinstance(value, NumberText):

@@ -28,6 +28,12 @@ class NumberText(str):
     __slots__ = ()
 
 
+class NonFinite(float):
+    """NaN or an infinity that a format writes as a string, since numbers in JSON are finite."""
+
+    __slots__ = ()
+
+
 class _Integer(NumberText):
     __slots__ = ()
 

@@ -35,6 +35,8 @@ from featurestore.validation.quarantine import quarantine_schema
 PARTITION, OFFSET = "record_partition", "record_offset"
 REPEATED = "another record has the same key and times"
 _IS_MARKED = "__fs_lost"
+_TIME = "__fs_time"
+_MAX_TIME = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,18 @@ class RecordOrder:
     "first", or "quarantine", which writes the first row and quarantines the others. ``deleted`` has
     the primary keys of delete records, with partition and offset. ``written_positions`` collects
     the positions of written records when quarantined records are written again.
+
+    ``is_log_time`` is set if the event time is the time at which a database logged a change. Then a
+    new change replaces the earlier records of its primary key that have a later event time, such as
+    rows of a snapshot, whose event time is that of the snapshot. A change is new if no earlier
+    record has its key and event time. Other changes are repetitions, which replace nothing.
     """
 
     on_duplicates: str
     columns: pa.Schema
     deleted: pa.Table | None = None
     written_positions: list[pa.Table] | None = None
+    is_log_time: bool = False
 
 
 def ranges_of_positions(positions: pa.Table) -> dict[str, list[list[int]]]:
@@ -108,6 +116,36 @@ def has_repeated_keys(session: Session, rows: object, group: OpenGroup) -> bool:
         same = _equality_condition("batch", "stored", spec.upsert_key)
         query = f"SELECT 1 AS n FROM stored WHERE EXISTS (SELECT 1 FROM batch WHERE {same}) LIMIT 1"
         tables = {"batch": engine.select(relation, keys), "stored": stored_keys}
+        return engine.count(_run_query(engine, query, tables)) > 0
+
+
+def has_decreasing_times(session: Session, rows: object, group: OpenGroup) -> bool:
+    """Return True if a row has an earlier event time than an earlier record of its primary key.
+
+    ``rows`` have partition and offset of their records, and must be readable more than once.
+    """
+    spec, engine = group.spec, session.engine
+    keys = ", ".join(map(quoted, (*spec.primary_key, PARTITION)))
+    time = quoted(spec.event_time or "")
+    latest = (
+        f"SELECT {time} AS {_TIME}, max({time}) OVER (PARTITION BY {keys} ORDER BY {OFFSET} "
+        "ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS n FROM batch"
+    )
+    query = f"SELECT 1 AS n FROM ({latest}) AS times WHERE n > {_TIME} LIMIT 1"
+    with open_relation(rows, engine=engine, like=spec.schema) as relation:
+        if engine.count(_run_query(engine, query, {"batch": relation})):
+            return True
+    with open_relation(rows, engine=engine, like=spec.schema) as relation:
+        stored_keys = _read_stored_keys(engine, relation, group, with_later=True)
+    if stored_keys is None:
+        return False
+    same = _equality_condition("batch", "stored", spec.primary_key)
+    query = (
+        "SELECT 1 AS n FROM stored WHERE EXISTS "
+        f"(SELECT 1 FROM batch WHERE {same} AND batch.{time} < stored.{time}) LIMIT 1"
+    )
+    with open_relation(rows, engine=engine, like=spec.schema) as relation:
+        tables = {"batch": relation, "stored": stored_keys}
         return engine.count(_run_query(engine, query, tables)) > 0
 
 
@@ -173,7 +211,7 @@ def _resolve_duplicates(
     """Return a batch with one row per key, the quarantined duplicates, and the keys to delete."""
     engine, spec, good = session.engine, batch.spec, batch.relation
     key = spec.upsert_key
-    stored_keys = _read_stored_keys(engine, good, group)
+    stored_keys = _read_stored_keys(engine, good, group, with_later=order.is_log_time)
     tables = {"batch": engine.select(good, {name: name for name in (*key, PARTITION, OFFSET)})}
     deleted = order.deleted
     if deleted is not None:
@@ -187,7 +225,11 @@ def _resolve_duplicates(
     repeated_positions = _query_positions(
         engine, _repeated_positions_query(spec, order, tables), tables
     )
-    marked = _mark_rows(engine, good, deleted_positions.merge(repeated_positions))
+    unwritten_positions = deleted_positions.merge(repeated_positions)
+    if order.is_log_time:
+        query = _replaced_positions_query(spec, tables)
+        unwritten_positions = unwritten_positions.merge(_query_positions(engine, query, tables))
+    marked = _mark_rows(engine, good, unwritten_positions)
     names = {name: name for name in spec.schema.names}
     written_rows = engine.filter(marked, f"NOT {_IS_MARKED}")
     _add_written_positions(engine, written_rows, order)
@@ -201,7 +243,14 @@ def _resolve_duplicates(
         quarantined = copies if quarantined is None else _union_rows(engine, quarantined, copies)
     deleted_keys = None
     if deleted is not None:
-        deleted_keys = _find_deleted_keys(engine, rows, spec, group, tables["deleted"], run)
+        # A delete applies to rows of any time.
+        tables["stored"] = engine.read_table(group.path, columns=key)
+    if deleted is not None or (order.is_log_time and stored_keys is not None):
+        query = _deleted_keys_query(spec, order)
+        deleted_keys = engine.stage(
+            _run_query(engine, query, {**tables, "batch": rows}), os.path.join(run.rows, "outgoing")
+        )
+        deleted_keys = deleted_keys if engine.count(deleted_keys) else None
     # An append adds only files. An upsert also rewrites files, so it is used only if stored rows
     # are replaced or deleted.
     replaces = deleted_keys is not None or _has_matches(engine, rows, stored_keys, key)
@@ -297,8 +346,13 @@ class _TimeRangeAccumulator(Accumulator[Any, Any]):
         return state
 
 
-def _read_stored_keys(engine: Engine, rows: Relation, group: OpenGroup) -> Relation | None:
-    """Return the stored keys in the time range of the rows, or None if there are none."""
+def _read_stored_keys(
+    engine: Engine, rows: Relation, group: OpenGroup, *, with_later: bool = False
+) -> Relation | None:
+    """Return the stored keys in the time range of the rows, or None if there are none.
+
+    ``with_later`` also returns the keys with later times.
+    """
     state, spec = read_snapshot(group.path), group.spec
     time = spec.event_time
     if not state.rows:
@@ -311,26 +365,34 @@ def _read_stored_keys(engine: Engine, rows: Relation, group: OpenGroup) -> Relat
             return None
         # The time statistics of the files may exclude matches without reading rows.
         bounds = state.bounds(time)
-        if bounds is not None and not bounds.may_contain(*extremes).any():
+        low, high = extremes
+        last = _MAX_TIME if with_later else high
+        if bounds is not None and not bounds.may_contain(low, last).any():
             return None
-        predicate = _time_range_condition(engine, time, kind, extremes)
+        high = None if with_later else high
+        predicate = _time_range_condition(engine, time, kind, low, high)
     stored_rows = engine.read_table(group.path, version=state.version, columns=spec.upsert_key)
     stored_rows = engine.select(stored_rows, {name: name for name in spec.upsert_key})
     return stored_rows if predicate is None else engine.filter(stored_rows, predicate)
 
 
 def _time_range_condition(
-    engine: Engine, time: str, kind: pa.DataType, extremes: tuple[int, int]
+    engine: Engine, time: str, kind: pa.DataType, low: int, high: int | None
 ) -> str:
-    """Return the SQL condition that a time is between two instants, in the engine's dialect."""
+    """Return the SQL condition for a range of times, in the engine's dialect."""
+    column = exp.column(time, quoted=True)
+    condition: exp.Expression = exp.GTE(this=column, expression=_time_literal(low, kind))
+    if high is not None:
+        condition = column.between(_time_literal(low, kind), _time_literal(high, kind))
+    return condition.sql(dialect=engine.dialect)
+
+
+def _time_literal(number: int, kind: pa.DataType) -> exp.Expression:
+    """Return an instant in the storage type of a time column as SQL."""
     type_name = "DATE" if pa.types.is_date(kind) else "TIMESTAMPTZ"
-    sides = []
-    for number in extremes:
-        instant = pa.scalar(number, pa.int32() if type_name == "DATE" else pa.int64())
-        text = exp.Literal.string(str(instant.cast(kind).cast(pa.string()).as_py()))
-        sides.append(exp.cast(text, type_name, dialect="duckdb"))
-    low, high = sides
-    return exp.column(time, quoted=True).between(low, high).sql(dialect=engine.dialect)
+    instant = pa.scalar(number, pa.int32() if type_name == "DATE" else pa.int64())
+    text = exp.Literal.string(str(instant.cast(kind).cast(pa.string()).as_py()))
+    return exp.cast(text, type_name, dialect="duckdb")
 
 
 def _repeated_positions_query(
@@ -363,27 +425,51 @@ def _deleted_condition(spec: FeatureGroupSpec) -> str:
     return f"EXISTS (SELECT 1 FROM deleted WHERE {same} AND deleted.{OFFSET} > batch.{OFFSET})"
 
 
-def _find_deleted_keys(
-    engine: Engine,
-    rows: Relation,
-    spec: FeatureGroupSpec,
-    group: OpenGroup,
-    deleted: Relation,
-    run: InFlight,
-) -> Relation | None:
-    """Return the keys of stored rows that are deleted and not replaced, or None if there are none."""
-    stored_rows = engine.read_table(group.path, columns=spec.upsert_key)
-    tables = {"stored": stored_rows, "deleted": deleted, "batch": rows}
+def _replaced_positions_query(spec: FeatureGroupSpec, tables: Mapping[str, Relation]) -> str:
+    """Return the query for positions of rows that a later record with an earlier time replaces."""
+    keys = ", ".join(map(quoted, (*spec.primary_key, PARTITION)))
+    time = quoted(spec.event_time or "")
+    live = "SELECT * FROM batch"
+    if "deleted" in tables:
+        live += f" WHERE NOT ({_deleted_condition(spec)})"
+    is_new = "n = 1"
+    if "stored" in tables:
+        same = _equality_condition("counted", "stored", (*spec.primary_key, spec.event_time or ""))
+        is_new += f" AND NOT EXISTS (SELECT 1 FROM stored WHERE {same})"
+    return (
+        f"WITH live AS ({live}), counted AS (SELECT *, row_number() OVER "
+        f"(PARTITION BY {keys}, {time} ORDER BY {OFFSET}) AS n FROM live), "
+        f"changes AS (SELECT *, CASE WHEN {is_new} THEN {time} END AS {_TIME} FROM counted), "
+        f"following AS (SELECT *, min({_TIME}) OVER (PARTITION BY {keys} ORDER BY {OFFSET} "
+        f"ROWS BETWEEN 1 FOLLOWING AND UNBOUNDED FOLLOWING) AS next_time FROM changes) "
+        f"SELECT {PARTITION}, {OFFSET} FROM following WHERE next_time < {time}"
+    )
+
+
+def _deleted_keys_query(spec: FeatureGroupSpec, order: RecordOrder) -> str:
+    """Return the query for keys of stored rows that are deleted and not replaced."""
     keys = ", ".join(map(quoted, spec.upsert_key))
-    query = (
-        f"SELECT DISTINCT {keys} FROM stored WHERE "
-        f"EXISTS (SELECT 1 FROM deleted WHERE {_equality_condition('stored', 'deleted', spec.primary_key)}) "
-        f"AND NOT EXISTS (SELECT 1 FROM batch WHERE {_equality_condition('stored', 'batch', spec.upsert_key)})"
+    changes = "SELECT 1 AS n"
+    conditions = []
+    if order.deleted is not None:
+        same = _equality_condition("stored", "deleted", spec.primary_key)
+        conditions.append(f"EXISTS (SELECT 1 FROM deleted WHERE {same})")
+    if order.is_log_time:
+        time, names = quoted(spec.event_time or ""), ", ".join(map(quoted, spec.primary_key))
+        same = _equality_condition("batch", "stored", (*spec.primary_key, spec.event_time or ""))
+        changes = (
+            f"SELECT {names}, min({time}) AS {_TIME} FROM batch "
+            f"WHERE NOT EXISTS (SELECT 1 FROM stored WHERE {same}) GROUP BY {names}"
+        )
+        same = _equality_condition("stored", "changes", spec.primary_key)
+        conditions.append(
+            f"EXISTS (SELECT 1 FROM changes WHERE {same} AND changes.{_TIME} < stored.{time})"
+        )
+    same = _equality_condition("stored", "batch", spec.upsert_key)
+    return (
+        f"WITH changes AS ({changes}) SELECT DISTINCT {keys} FROM stored "
+        f"WHERE ({' OR '.join(conditions)}) AND NOT EXISTS (SELECT 1 FROM batch WHERE {same})"
     )
-    deleted_keys = engine.stage(
-        _run_query(engine, query, tables), os.path.join(run.rows, "outgoing")
-    )
-    return deleted_keys if engine.count(deleted_keys) else None
 
 
 def _has_matches(

@@ -14,7 +14,13 @@ import pyarrow.compute as pc
 
 from featurestore.errors import BadRecord
 from featurestore.featuregroups.commit import add_to_quarantine
-from featurestore.featuregroups.records import OFFSET, PARTITION, RecordOrder, has_repeated_keys
+from featurestore.featuregroups.records import (
+    OFFSET,
+    PARTITION,
+    RecordOrder,
+    has_decreasing_times,
+    has_repeated_keys,
+)
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.featuregroups.write import Write, insert
 from featurestore.model.job import JobSpec
@@ -110,6 +116,7 @@ def commit_micro_batch(
                 stream.on_duplicates,
                 pa.schema([records.bad.schema.field(name) for name in STORED_COLUMNS]),
                 records.deleted if records.deleted.num_rows else None,
+                is_log_time=_has_log_time(spec),
             )
             write = replace(write, order=order)
             rows = _select_columns(
@@ -136,7 +143,18 @@ def _depends_on_order(
         return True
     if group.spec.expectations and spec.validation != "off":
         return True  # rows are quarantined before rows with the same key are compared
-    return has_repeated_keys(session, rows, group)
+    if has_repeated_keys(session, rows, group):
+        return True
+    if not _has_log_time(spec):
+        return False
+    names = [*spec.primary_key, str(spec.event_time), PARTITION, OFFSET]
+    return has_decreasing_times(session, _select_columns(session, records.good, names), group)
+
+
+def _has_log_time(spec: JobSpec) -> bool:
+    """Return whether the event time is the time at which the database logged a change."""
+    assert spec.stream is not None
+    return spec.stream.fields.get(str(spec.event_time)) == "change_timestamp"
 
 
 def _select_columns(

@@ -46,8 +46,6 @@ from featurestore_connectors.kafka.record_values import (
 )
 
 _WRITES = {"c": "create", "r": "read", "u": "update", "d": "delete"}
-# The placeholder of connectors for values that are not in the database's log.
-_UNAVAILABLE = "__debezium_unavailable_value"
 _UNSUPPORTED = {"t": "truncates the table", "m": "is a message of the database's log"}
 # The columns of the records that both readers produce.
 RECORDS = pa.schema(
@@ -363,14 +361,21 @@ class DebeziumValues:
         """Return the values of an event; for a delete only the key, as others may be missing."""
         row = dict(event.row or {})
         if event.operation == "delete":
-            return {name: row.get(name) for name in self.primary_key}
+            row = {name: row.get(name) for name in self.primary_key}
+        for column in self.schema:
+            if column.name in row:
+                row[column.name] = record_values.from_text(
+                    row[column.name], column.type, has_schema=event.has_schema
+                )
         return row
 
     def _incomplete_reason(self, event: _Event) -> str | None:
         """Return why an event is incomplete, or None; large values are omitted if unchanged."""
-        row = self._event_values(event)
+        if event.operation == "delete":
+            return None
+        row = event.row or {}
         for name in self.schema.names:
-            if row.get(name) == _UNAVAILABLE:
+            if record_values.is_unavailable(row.get(name)):
                 return f"{name} did not change and is not in the event (REPLICA IDENTITY FULL includes it)"
         return None
 
@@ -403,18 +408,22 @@ class DebeziumValues:
                     envelope[side] = record_values.from_avro(
                         value, types[side], writer_schema.named_types
                     )
-        return _parse_envelope(envelope)
+        return _parse_envelope(envelope, has_schema=True)
 
 
 @dataclass(frozen=True)
 class _Event:
-    """A parsed change event. ``reason`` is set if it cannot be applied."""
+    """A parsed change event.
+
+    ``has_schema`` is set if values are converted by a schema, ``reason`` if it cannot be applied.
+    """
 
     row: Mapping[str, Any] | None = None
     operation: str | None = None
     changed: int | None = None
     captured: int | None = None
     reason: str | None = None
+    has_schema: bool = False
 
 
 def _parse_json_event(text: str | None) -> _Event:
@@ -426,10 +435,11 @@ def _parse_json_event(text: str | None) -> _Event:
         return _Event(reason=reason)
     if envelope.keys() == {"schema", "payload"}:
         envelope = record_values.from_json(envelope["payload"], envelope["schema"])
-    return _parse_envelope(envelope)
+        return _parse_envelope(envelope, has_schema=True)
+    return _parse_envelope(envelope, has_schema=False)
 
 
-def _parse_envelope(envelope: Any) -> _Event:
+def _parse_envelope(envelope: Any, *, has_schema: bool) -> _Event:
     """Parse an event envelope; an invalid envelope becomes an event with a reason."""
     if not isinstance(envelope, Mapping) or "op" not in envelope:
         return _Event(reason="the value is not a change event: it has no 'op'")
@@ -443,7 +453,8 @@ def _parse_envelope(envelope: Any) -> _Event:
     if not isinstance(row, Mapping):
         return _Event(reason=f"the change event has no {side!r}")
     changed = _event_micros(source if isinstance(source, Mapping) else {})
-    return _Event(row, _WRITES[operation], changed, _event_micros(envelope))
+    captured = _event_micros(envelope)
+    return _Event(row, _WRITES[operation], changed, captured, has_schema=has_schema)
 
 
 def _event_micros(times: Mapping[str, Any]) -> int | None:

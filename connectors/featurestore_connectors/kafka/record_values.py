@@ -7,12 +7,18 @@ A schema of Kafka Connect or Debezium has the name of a value's semantic type, s
 ``io.debezium.time.MicroTimestamp``, while the value itself is a number or bytes. Times are
 converted to ISO strings, and decimals to digits. The names are in
 https://debezium.io/documentation/reference/stable/connectors/postgresql.html
+
+Other values are strings because JSON has no such numbers (NaN, infinities), or because the
+connector is configured so (decimals, and dates with the time zone Z).
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
+import re
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -25,7 +31,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.column_names import check_feature_names
 from featurestore.arrow.json_columns import JsonColumns
-from featurestore.arrow.json_text import NumberText
+from featurestore.arrow.json_text import NonFinite, NumberText
 from featurestore.arrow.text_values import TextRules
 from featurestore.errors import InvalidJob
 
@@ -49,6 +55,28 @@ _LOGICAL_UNITS = {
 }
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
 _VARIABLE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
+_NON_FINITE = {name: NonFinite(name) for name in ("NaN", "Infinity", "-Infinity")}
+_NUMBER = re.compile(r"-?[0-9]+(?P<fraction>\.[0-9]+)?")
+_ISO_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}Z")
+
+
+def _unavailable_values() -> tuple[Any, ...]:
+    """Return the values that connectors write in place of a value that is not in the log.
+
+    Postgres does not log large values that an update does not change. Connectors write a text, and
+    convert it to the type of the column: to bytes, character codes, a name-based UUID or an object.
+    """
+    text = "__debezium_unavailable_value"
+    data = text.encode()
+    base64_text = base64.b64encode(data).decode()
+    name_hash = hashlib.md5(data, usedforsecurity=False).digest()
+    items = [text, data, base64_text, str(uuid.UUID(bytes=name_hash, version=3))]
+    codes = [[*data], [NumberText(code) for code in data]]
+    objects = [{text: text}, f'{{"{text}":"{text}"}}']
+    return (text, data, base64_text, *objects, *codes, *([item] for item in items))
+
+
+_UNAVAILABLE = _unavailable_values()
 
 
 @dataclass(frozen=True)
@@ -142,13 +170,54 @@ def _is_representable(kind: pa.DataType) -> bool:
     return bool(is_number or is_time or pat.is_boolean(kind) or pat.is_string(kind))
 
 
+def is_unavailable(value: Any) -> bool:
+    """Return whether a value of a change event is a placeholder, because it is not in the log.
+
+    >>> is_unavailable("X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ=="), is_unavailable([95, 95])
+    (True, False)
+    """
+    return isinstance(value, str | bytes | list | dict) and value in _UNAVAILABLE
+
+
+def from_text(value: Any, kind: pa.DataType, *, has_schema: bool) -> Any:
+    """Convert a string to the value of a column type for which connectors write strings.
+
+    Without a schema, a string of digits may also be the base64 text of a decimal, so a decimal
+    needs a point. Other strings are unchanged.
+
+    >>> from_text("NaN", pa.float64(), has_schema=False)
+    nan
+    >>> from_text("2024-02-29Z", pa.date32(), has_schema=False)
+    '2024-02-29'
+    """
+    if isinstance(value, list) and (pat.is_list(kind) or pat.is_fixed_size_list(kind)):
+        return [from_text(item, kind.value_type, has_schema=has_schema) for item in value]
+    if isinstance(value, Mapping) and pat.is_struct(kind):
+        types = {each.name: each.type for each in kind.fields}
+        return {
+            name: from_text(item, types[name], has_schema=has_schema) if name in types else item
+            for name, item in value.items()
+        }
+    if not isinstance(value, str) or isinstance(value, NumberText):
+        return value
+    if pat.is_floating(kind):
+        return _NON_FINITE.get(value, value)
+    if pat.is_date(kind) and _ISO_DATE.fullmatch(value):
+        return value[:-1]
+    if pat.is_decimal(kind):
+        number = _NUMBER.fullmatch(value)
+        if number is not None and (has_schema or number["fraction"] is not None):
+            return NumberText(value)
+    return value
+
+
 def from_json(value: Any, schema: Any) -> Any:
     """Convert a JSON value by its Connect schema; without a schema it is unchanged.
 
     >>> from_json(1, {"type": "int32", "name": "io.debezium.time.Date"})
     '1970-01-02'
     """
-    if value is None or not isinstance(schema, Mapping):
+    if value is None or not isinstance(schema, Mapping) or is_unavailable(value):
         return value
     name = schema.get("name")
     if name in _UNITS:
@@ -172,7 +241,7 @@ def from_avro(value: Any, schema: Any, types_by_name: Mapping[str, Any]) -> Any:
         schema = branches[0] if len(branches) == 1 else None
     if isinstance(schema, str):
         schema = types_by_name.get(schema)
-    if value is None or not isinstance(schema, Mapping):
+    if value is None or not isinstance(schema, Mapping) or is_unavailable(value):
         return value
     if isinstance(schema.get("type"), list | Mapping):
         return from_avro(value, schema["type"], types_by_name)

@@ -12,11 +12,13 @@ from collections.abc import Callable
 from tests.hdfs_server import NoHdfs, hdfs_jars
 from tests.maven import NotFetched
 from tests.server.axe import axe
+from tests.streams.debezium_server import debezium_jars
 from tests.streams.kafka_server import NoKafka, kafka_jars, spark_connectors
 
 PARTS: dict[str, Callable[[], object]] = {
     "Kafka (Maven Central)": kafka_jars,
     "Spark's connectors to Kafka, S3 and PostgreSQL (Maven Central)": spark_connectors,
+    "Debezium with Kafka Connect (Maven Central)": debezium_jars,
     "HDFS (Maven Central)": hdfs_jars,
     "axe-core for accessibility (npm)": axe,
 }

@@ -14,13 +14,9 @@ import pyarrow.compute as pc
 
 from featurestore.errors import BadRecord
 from featurestore.featuregroups.commit import add_to_quarantine
-from featurestore.featuregroups.records import (
-    OFFSET,
-    PARTITION,
-    RecordOrder,
-    has_decreasing_times,
-    has_repeated_keys,
-)
+from featurestore.featuregroups.log_order import has_decreasing_times
+from featurestore.featuregroups.record_queries import OFFSET, PARTITION
+from featurestore.featuregroups.records import RecordOrder, has_repeated_keys
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.featuregroups.write import Write, insert
 from featurestore.model.job import JobSpec

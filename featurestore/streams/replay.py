@@ -18,12 +18,8 @@ from sqlglot import exp
 from featurestore.delta.history import read_history
 from featurestore.delta.log import is_delta_table
 from featurestore.delta.snapshot import Snapshot, read_snapshot
-from featurestore.featuregroups.records import (
-    OFFSET,
-    PARTITION,
-    RecordOrder,
-    positions_of_ranges,
-)
+from featurestore.featuregroups.record_queries import OFFSET, PARTITION
+from featurestore.featuregroups.records import RecordOrder, positions_of_ranges
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.featuregroups.write import Write, insert
 from featurestore.model.job import JobSpec

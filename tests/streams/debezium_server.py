@@ -119,8 +119,9 @@ class Connect:
         end = time.monotonic() + _TIMEOUT
         while count() != (len(self.connectors),):
             log = self.log.read_text()
-            is_running = self._process.poll() is None and _FAILED not in log
-            assert is_running and time.monotonic() < end, log[-3000:]
+            assert self._process.poll() is None, log[-3000:]
+            assert _FAILED not in log, log[-3000:]
+            assert time.monotonic() < end, log[-3000:]
             time.sleep(0.02)
 
     def connected(self) -> psycopg.Connection[Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 import re
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -10,6 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import featurestore
 from featurestore.errors import InvalidJob
@@ -180,6 +184,206 @@ def test_invalid_change_events_are_quarantined_with_reason(
         "the value is not a change event: it has no 'op'",
         "the value is not JSON: Expecting value at column 1",
     ]
+
+
+UNAVAILABLE = "__debezium_unavailable_value"
+
+
+BASE64 = base64.b64encode(UNAVAILABLE.encode()).decode()
+# What the connector for Postgres writes for large values of columns of different types.
+UNAVAILABLE_FORMS: list[tuple[Any, Any]] = [
+    ("string", UNAVAILABLE),
+    ("string", BASE64),
+    ("string", json.dumps({UNAVAILABLE: UNAVAILABLE}, separators=(",", ":"))),
+    ("list<string>", [UNAVAILABLE]),
+    ("list<string>", [BASE64]),
+    ("list<string>", ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"]),  # an array of UUIDs
+    ("list<int64>", list(UNAVAILABLE.encode())),
+    ("list<date>", list(UNAVAILABLE.encode())),
+    (pa.struct([pa.field(UNAVAILABLE, pa.string())]), {UNAVAILABLE: UNAVAILABLE}),
+]
+
+
+@pytest.mark.parametrize("has_schema", [True, False])
+def test_unchanged_large_value_is_quarantined_in_each_form(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, has_schema: bool
+) -> None:
+    schema: dict[str, Any] = {"id": "int64"}
+    types: dict[str, dict[str, Any]] = {"id": {"type": "int32"}}
+    for number, (kind, value) in enumerate(UNAVAILABLE_FORMS):
+        schema[f"large{number}"] = kind
+        types[f"large{number}"] = {"type": "string"}
+        if isinstance(value, list):
+            day = {"type": "int32", "name": "io.debezium.time.Date"}
+            items = day if kind == "list<date>" else {"type": "string"}
+            types[f"large{number}"] = {"type": "array", "items": items}
+    events = []
+    for number, (_, value) in enumerate(UNAVAILABLE_FORMS):
+        row = {"id": number, f"large{number}": value}
+        payload = envelope("u", None, row, NOON)
+        events.append(json_event({"id": number}, payload, types if has_schema else None))
+    spec = job(schema=schema)
+    run(monkeypatch, duckdb_store, spec, MemoryTopics([events]))
+    assert [row["reasons"][0] for row in quarantined(duckdb_store, "customers")] == [
+        f"large{number} did not change and is not in the event (REPLICA IDENTITY FULL includes it)"
+        for number in range(len(UNAVAILABLE_FORMS))
+    ]
+
+
+@pytest.mark.parametrize("has_schema", [True, False])
+def test_values_that_connectors_write_as_strings_are_converted(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, has_schema: bool
+) -> None:
+    """Floats that JSON does not have, and dates and decimals of connectors configured for strings."""
+    schema = {
+        "id": "int64",
+        "ratio": "double",
+        "small": "float",
+        "day": "date",
+        "price": pa.decimal128(30, 4),
+        "ratios": "list<double>",
+        "prices": pa.list_(pa.decimal128(10, 2)),
+        "days": "list<date>",
+    }
+    rows: list[dict[str, Any]] = [
+        {
+            "id": 1,
+            "ratio": "NaN",
+            "small": "Infinity",
+            "day": "2024-02-29Z",
+            "price": "-12345678901234567890.5000",
+            "ratios": [1, "-Infinity", None],
+            "prices": ["1.25", None],
+            "days": ["0001-01-01Z"],
+        },
+        {"id": 2, "ratio": 0.1, "small": 1, "day": "9999-12-31", "price": "0.1"},
+    ]
+    strings = {"type": "array", "items": {"type": "string"}}
+    types: dict[str, Any] = {"id": {"type": "int32"}, "price": {"type": "string"}}
+    types |= {"ratio": {"type": "double"}, "small": {"type": "float"}, "ratios": strings}
+    types |= {"day": {"type": "string", "name": "io.debezium.time.IsoDate"}, "prices": strings}
+    types["days"] = strings
+    events = []
+    for row in rows:
+        payload = envelope("c", None, row, NOON)
+        events.append(json_event({"id": row["id"]}, payload, types if has_schema else None))
+    run(monkeypatch, duckdb_store, job(schema=schema), MemoryTopics([events]))
+    assert quarantined(duckdb_store, "customers") == []
+    first, second = rows_of(duckdb_store, "customers")
+    assert math.isnan(first["ratio"])
+    assert first["small"] == math.inf
+    assert first["day"] == date(2024, 2, 29)
+    assert first["price"] == Decimal("-12345678901234567890.5")
+    assert first["ratios"] == [1, -math.inf, None]
+    assert first["prices"] == [Decimal("1.25"), None]
+    assert first["days"] == [date(1, 1, 1)]
+    assert (second["ratio"], second["small"], second["price"]) == (0.1, 1, Decimal("0.1"))
+
+
+@pytest.mark.parametrize("has_schema", [True, False])
+def test_tombstone_with_key_of_strings_deletes_row(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, has_schema: bool
+) -> None:
+    types: dict[str, Any] = {
+        "day": {"type": "string", "name": "io.debezium.time.IsoDate"},
+        "price": {"type": "string"},
+    }
+    events: list[Record] = []
+    for price in ("1.50", "2.50"):
+        row = {"day": "2024-02-29Z", "price": price}
+        events.append(
+            json_event(row, envelope("c", None, row, NOON), types if has_schema else None)
+        )
+    events.append((events[0][0], None))
+    spec = job(schema={"day": "date", "price": pa.decimal128(10, 2)}, primary_key=("day", "price"))
+    run(monkeypatch, duckdb_store, spec, MemoryTopics([events]))
+    assert quarantined(duckdb_store, "customers") == []
+    assert [row["price"] for row in rows_of(duckdb_store, "customers")] == [Decimal("2.5")]
+
+
+@pytest.mark.parametrize(
+    ("text", "has_schema", "expected"),
+    [("1234", True, Decimal(1234)), ("1234", False, None), ("NAN", True, None), ("", True, None)],
+)
+def test_decimal_string_without_point_needs_schema(
+    duckdb_store: FeatureStore,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    has_schema: bool,
+    expected: Decimal | None,
+) -> None:
+    """Four digits are also the base64 text of a decimal in bytes."""
+    types = {"id": {"type": "int32"}, "price": {"type": "string"}} if has_schema else None
+    event = json_event({"id": 1}, envelope("c", None, {"id": 1, "price": text}, NOON), types)
+    spec = job(schema={"id": "int64", "price": pa.decimal128(10, 2)})
+    run(monkeypatch, duckdb_store, spec, MemoryTopics([[event]]))
+    assert [row["price"] for row in rows_of(duckdb_store, "customers")] == (
+        [] if expected is None else [expected]
+    )
+    assert len(quarantined(duckdb_store, "customers")) == (expected is None)
+
+
+def test_change_with_earlier_time_replaces_snapshot_row(
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change that was committed before the time of the snapshot, but is not in it."""
+    spec = job(schema={"id": "int64", "name": "string"}, created_time=None)
+    events = []
+    for op, name, moment in (("r", "old", NOON + 90), ("u", "new", NOON), ("u", "newer", NOON + 1)):
+        row = {"id": 1, "name": name}
+        events.append(json_event({"id": 1}, envelope(op, None, row, moment)))
+    run(monkeypatch, duckdb_store, spec, MemoryTopics([events], [1]))
+    rows = rows_of(duckdb_store, "customers")
+    assert [(row["name"], row["changed_at"]) for row in rows] == [
+        ("new", at(NOON)),
+        ("newer", at(NOON + 1)),
+    ]
+
+
+CHANGES = st.lists(
+    st.tuples(st.integers(0, 9), st.sampled_from("ccccd"), st.integers(0, 5)),
+    min_size=30,
+    max_size=60,
+)
+
+
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=CHANGES, sizes=st.lists(st.integers(8, 30), min_size=1, max_size=4), known=...)
+def test_group_has_changes_that_no_later_change_precedes(
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: list[tuple[int, str, int]],
+    sizes: list[int],
+    known: bool,
+) -> None:
+    """The rows do not depend on the sizes of micro-batches."""
+    expected: dict[int, dict[int, set[int]]] = {}
+    partitions: list[list[Record]] = [[], []]
+    for number, (key, op, time) in enumerate(changes):
+        row = {"id": key, "number": number}
+        sides = (row, None) if op == "d" else (None, row)
+        partitions[key % 2].append(json_event({"id": key}, envelope(op, *sides, NOON + time)))
+        times = expected.setdefault(key, {})
+        if op == "d":
+            times.clear()
+            continue
+        if time not in times:
+            for later in [each for each in times if each > time]:
+                del times[later]
+        times[time] = {number}
+    spec = job(
+        schema={"id": "int64", "number": "int64"}, created_time="known_at" if known else None
+    )
+    store = featurestore.connect(tmp_path_factory.mktemp("log"))
+    run(monkeypatch, store, spec, MemoryTopics(partitions, sizes))
+    rows = {(row["id"], row["changed_at"], row["number"]) for row in rows_of(store, "customers")}
+    store.close()
+    assert rows == {
+        (key, at(NOON + time), number)
+        for key, times in expected.items()
+        for time, numbers in times.items()
+        for number in numbers
+    }
 
 
 def test_change_event_job_without_upsert_key_is_refused() -> None:

@@ -291,7 +291,7 @@ class KeyReader:
         if key is None:
             return {}, "the record has neither key nor value"
         try:
-            value = self._value(key)
+            value, has_schema = self._value(key)
         except (AvroError, UnicodeDecodeError) as error:
             return {}, f"the key cannot be read: {error}"
         if isinstance(value, dict):
@@ -299,30 +299,35 @@ class KeyReader:
             absent = [name for name in names.values() if name not in value]
             if absent:
                 return {}, f"the key has no {absent[0]!r}"
-            return {name: value[foreign] for name, foreign in names.items()}, None
+            types = zip(names.items(), self.schema.types, strict=True)
+            return {
+                name: record_values.from_text(value[foreign], kind, has_schema=has_schema)
+                for (name, foreign), kind in types
+            }, None
         if len(self.schema) != 1:
             return {}, "the key has one value, but the primary key has several columns"
         return {self.schema.names[0]: value}, None
 
-    def _value(self, key: bytes) -> Any:
-        """Parse a key: Avro, JSON, or a plain string."""
+    def _value(self, key: bytes) -> tuple[Any, bool]:
+        """Parse a key: Avro, JSON, or a plain string. Also return whether it has a schema."""
         # A key may be Avro or JSON, independent of the value. Only Avro begins with a zero byte.
         if self.registry is not None and key[:1] == b"\0":
             value, writer_schema = read_datum(key, self.registry)
-            return record_values.from_avro(value, writer_schema.schema, writer_schema.named_types)
+            value = record_values.from_avro(value, writer_schema.schema, writer_schema.named_types)
+            return value, True
         text = key.decode()
         is_text = len(self.schema) == 1 and pa.types.is_string(self.schema.types[0])
         try:
             value = parse_json(text, exact=True)
         except JsonError:
             # Keys are often plain strings, which are not JSON.
-            return text
+            return text, False
         if isinstance(value, dict) and value.keys() == {"schema", "payload"}:
-            return record_values.from_json(value["payload"], value["schema"])
+            return record_values.from_json(value["payload"], value["schema"]), True
         # A key such as 007 is a JSON number, but a string column keeps its digits.
         if is_text and not isinstance(value, str | dict):
-            return text
-        return value
+            return text, False
+        return value, False
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,8 @@ def from_text(value: Any, kind: pa.DataType, *, has_schema: bool) -> Any:
     if isinstance(value, list) and (pat.is_list(kind) or pat.is_fixed_size_list(kind)):
         return [from_text(item, kind.value_type, has_schema=has_schema) for item in value]
     if isinstance(value, Mapping) and pat.is_struct(kind):
-        types = {each.name: each.type for each in kind.fields}
+        fields = [kind.field(number) for number in range(kind.num_fields)]
+        types = {each.name: each.type for each in fields}
         return {
             name: from_text(item, types[name], has_schema=has_schema) if name in types else item
             for name, item in value.items()

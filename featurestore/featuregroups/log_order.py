@@ -79,7 +79,7 @@ def find_replaced_rows(
     )
     records = engine.stream(run_query(engine, query, tables)).read_all()
     records = records.sort_by([(PARTITION, "ascending"), (OFFSET, "ascending")])
-    stored = None
+    stored_keys = None
     if "stored" in tables:
         names = ", ".join(map(quoted, spec.upsert_key))
         same = equality_condition("stored", "decreasing", key)
@@ -91,12 +91,12 @@ def find_replaced_rows(
             # The live records follow the delete, which removes the stored rows.
             same = equality_condition("stored", "deleted", key)
             query += f" AND NOT EXISTS (SELECT 1 FROM deleted WHERE {same})"
-        stored = engine.stream(run_query(engine, query, tables)).read_all()
-    record_indices, stored_indices = _replay_changes(spec, records, stored)
+        stored_keys = engine.stream(run_query(engine, query, tables)).read_all()
+    record_indices, stored_indices = _replay_changes(spec, records, stored_keys)
     positions = records.select([PARTITION, OFFSET]).take(pa.array(record_indices, pa.int64()))
-    if stored is None or not stored_indices:
+    if stored_keys is None or not stored_indices:
         return ReplacedRows(positions, None)
-    return ReplacedRows(positions, stored.take(pa.array(stored_indices, pa.int64())))
+    return ReplacedRows(positions, stored_keys.take(pa.array(stored_indices, pa.int64())))
 
 
 def _decreasing_keys(spec: FeatureGroupSpec, tables: Mapping[str, Relation]) -> str:
@@ -126,7 +126,7 @@ def _decreasing_keys(spec: FeatureGroupSpec, tables: Mapping[str, Relation]) -> 
 
 
 def _replay_changes(
-    spec: FeatureGroupSpec, records: pa.Table, stored: pa.Table | None
+    spec: FeatureGroupSpec, records: pa.Table, stored_keys: pa.Table | None
 ) -> tuple[list[int], list[int]]:
     """Return the indices of the records and of the stored rows that later records replace.
 
@@ -136,8 +136,8 @@ def _replay_changes(
     # stored rows are counted down from -1.
     current: defaultdict[Any, defaultdict[Any, list[int]]]
     current = defaultdict(lambda: defaultdict(list))
-    if stored is not None:
-        for index, (key, time) in enumerate(_keys_and_times(spec, stored)):
+    if stored_keys is not None:
+        for index, (key, time) in enumerate(_keys_and_times(spec, stored_keys)):
             current[key][time].append(-1 - index)
     replaced: list[int] = []
     for index, (key, time) in enumerate(_keys_and_times(spec, records)):

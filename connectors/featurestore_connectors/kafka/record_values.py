@@ -58,25 +58,25 @@ _VARIABLE_DECIMAL = "io.debezium.data.VariableScaleDecimal"
 _NON_FINITE = {name: NonFinite(name) for name in ("NaN", "Infinity", "-Infinity")}
 _NUMBER = re.compile(r"-?[0-9]+(?P<fraction>\.[0-9]+)?")
 _ISO_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}Z")
-
-
-def _unavailable_values() -> tuple[Any, ...]:
-    """Return the values that connectors write in place of a value that is not in the log.
-
-    Postgres does not log large values that an update does not change. Connectors write a text, and
-    convert it to the type of the column: to bytes, character codes, a name-based UUID or an object.
-    """
-    text = "__debezium_unavailable_value"
-    data = text.encode()
-    base64_text = base64.b64encode(data).decode()
-    name_hash = hashlib.md5(data, usedforsecurity=False).digest()
-    items = [text, data, base64_text, str(uuid.UUID(bytes=name_hash, version=3))]
-    codes = [[*data], [NumberText(code) for code in data]]
-    objects = [{text: text}, f'{{"{text}":"{text}"}}']
-    return (text, data, base64_text, *objects, *codes, *([item] for item in items))
-
-
-_UNAVAILABLE = _unavailable_values()
+# Postgres does not log large values that an update does not change. Connectors write a text in place
+# of each, converted to the type of the column: bytes, character codes, a UUID (its MD5), an object.
+_PLACEHOLDER = "__debezium_unavailable_value"
+_PLACEHOLDER_BYTES = _PLACEHOLDER.encode()
+_PLACEHOLDER_HASH = hashlib.md5(_PLACEHOLDER_BYTES, usedforsecurity=False).digest()
+_PLACEHOLDERS = (
+    _PLACEHOLDER,
+    _PLACEHOLDER_BYTES,
+    base64.b64encode(_PLACEHOLDER_BYTES).decode(),
+    str(uuid.UUID(bytes=_PLACEHOLDER_HASH, version=3)),
+)
+_UNAVAILABLE: tuple[Any, ...] = (
+    *_PLACEHOLDERS,
+    *([each] for each in _PLACEHOLDERS),
+    [*_PLACEHOLDER_BYTES],
+    [NumberText(code) for code in _PLACEHOLDER_BYTES],
+    {_PLACEHOLDER: _PLACEHOLDER},
+    f'{{"{_PLACEHOLDER}":"{_PLACEHOLDER}"}}',
+)
 
 
 @dataclass(frozen=True)

@@ -213,7 +213,7 @@ def _sibling_hint(
     """Return a hint if an expression refers to another on-demand feature, else None."""
     for sibling in features:
         is_absent = sibling.name not in schema.names
-        if is_absent and error.message.endswith(f"a column that does not exist: {sibling.name!r}."):
+        if is_absent and f" the unknown column {sibling.name!r}. " in error.message:
             return (
                 f"{sibling.name!r} is computed in the same call: write ({sibling.sql}) instead of "
                 f"{sibling.name}, or request it in an earlier call and pass that frame as labels="

@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.errors import InvalidSql, listing
+from featurestore.errors import InvalidSql, did_you_mean, listing
 from featurestore.model.runtime import check_time
 from featurestore.usersql.functions import (
     ALIASES,
@@ -63,6 +64,11 @@ _TYPE_KINDS: dict[str, Kind] = {
     "BIGINT": "integer", "INT": "integer", "DOUBLE": "number", "TEXT": "string", "VARCHAR": "string",
     "DATE": "date", "TIMESTAMP": "timestamp", "TIMESTAMPTZ": "timestamp",
     "TIMESTAMPNTZ": "timestamp", "TIMESTAMPLTZ": "timestamp", "VARBINARY": "binary",
+}  # fmt: skip
+# The types of casts in SQL.
+_SQL_TYPES: dict[Kind, str] = {
+    "boolean": "boolean", "integer": "bigint", "number": "double", "string": "varchar",
+    "date": "date", "timestamp": "timestamptz", "binary": "blob",
 }  # fmt: skip
 
 
@@ -231,21 +237,24 @@ class _Writer:
 
         if not isinstance(node, exp.Column) or node.is_star or node.args.get("join_mark"):
             raise self._unsupported_error(node)
-        first, *fields = [part.name for part in node.parts]
+        column, *fields = node.parts
+        first = column.name
         if first.lower() not in self._columns:
             raise InvalidSql(
-                f"{shorten_sql(self._sql)} names a column that does not exist: {first!r}.",
-                hint=f"the columns are {listing(self._columns.values(), limit=50)}; "
-                "string constants take single quotes",
+                f"{shorten_sql(self._sql)} names the unknown column {first!r}. Available: "
+                f"{listing(self._columns.values(), limit=50)}.",
+                hint=self._column_hint(column),
             )
         names = [self._columns[first.lower()]]
         arrow = self._schema.field(names[0]).type
-        for name in fields:
+        for name in [field.name for field in fields]:
             field = _field(arrow, name)
             if field is None:
                 raise InvalidSql(
-                    f"{shorten_sql(self._sql)}: {'.'.join(names)} has no field {name!r}.",
-                    hint=f"{'.'.join(names)} is {arrow}",
+                    f"{shorten_sql(self._sql)}: {'.'.join(names)} has no field {name!r}. "
+                    f"Available: {listing(_field_names(arrow), limit=50)}.",
+                    hint=did_you_mean(name, _field_names(arrow))
+                    or f"{'.'.join(names)} has the type {arrow}",
                 )
             names.append(field.name)
             arrow = field.type
@@ -593,7 +602,13 @@ class _Writer:
         target = node.args["to"]
         kind = _TYPE_KINDS.get(str(target.this.name))
         operand = self.write(node.this)
-        if kind is None or target.expressions or node.args.get("format"):
+        if kind is None:
+            raise InvalidSql(
+                f"{shorten_sql(self._sql)} casts to the unsupported type "
+                f"{target.sql(dialect=DIALECT).lower()}. Available: {listing(_SQL_TYPES.values())}.",
+                hint="cast(seats as double)",
+            )
+        if target.expressions or node.args.get("format"):
             raise self._unsupported_error(node)
         # Constant times are converted here, because the formats that engines accept differ.
         if isinstance(operand.constant, str) and kind in ("date", "timestamp"):
@@ -609,11 +624,11 @@ class _Writer:
         if operand.kind == "null":
             cast = CASTS_OF_NULL.get(kind)
         if cast is None:
-            casts = listing([f"{source}::{target}" for source, target in CASTS])
+            types = [_SQL_TYPES[target] for source, target in CASTS if source == operand.kind]
             raise InvalidSql(
                 f"{shorten_sql(self._sql)} casts {operand.kind} to {kind}, which differs between "
-                "engines.",
-                hint=f"supported casts: {casts}",
+                f"engines. Available types for {operand.kind}: {listing(types)}.",
+                hint=f"cast(x as {types[0]})" if types else f"use a column of the type {kind}",
             )
         return TypedSql(cast.template(self._dialect).format(operand.sql), kind)
 
@@ -700,9 +715,19 @@ class _Writer:
             hint=hint or "for example \"zone = 'A' and speed > 10\"",
         )
 
+    def _column_hint(self, name: exp.Expr) -> str:
+        """Return the hint for the name of an unknown column."""
+        constant = f"a string constant takes single quotes: '{name.name}'"
+        if name.args.get("quoted"):
+            return constant
+        return did_you_mean(name.name, self._columns.values()) or constant
+
     def _unknown_function_error(self, name: str) -> InvalidSql:
         names = sorted({*FUNCTIONS, *SAME_KIND_FUNCTIONS})
+        similar = did_you_mean(name, names, write="{}()")
         hint = f"supported functions: {listing(names, limit=60)}"
+        if similar is not None:
+            hint = f"{similar} {hint}"
         if name.lower() in CLOCK:
             hint = "call fix_clock() first"
         return InvalidSql(
@@ -715,13 +740,23 @@ class _Writer:
         self, name: str, operands: Sequence[TypedSql], functions: Sequence[Function] = ()
     ) -> InvalidSql:
         kinds = ", ".join([operand.kind for operand in operands])
-        hint = "cast one of them, or compare values of one type"
+        hint = _cast_hint([operand.kind for operand in operands])
         if functions:
             signatures = [f"({', '.join(function.arguments)})" for function in functions]
             hint = f"{name} takes {' or '.join(signatures)}"
         return InvalidSql(
             f"{shorten_sql(self._sql)}: {name} does not support the types {kinds}.", hint=hint
         )
+
+
+def _cast_hint(kinds: Sequence[Kind]) -> str:
+    """Return a hint with the casts between the types of some operands."""
+    casts = [
+        f"{source} to {target}: cast(x as {_SQL_TYPES[target]})"
+        for source, target in permutations(dict.fromkeys(kinds), 2)
+        if (source, target) in CASTS or (source == "null" and target in CASTS_OF_NULL)
+    ]
+    return "; ".join(casts) or "use operands of one type"
 
 
 def _parenthesize(node: exp.Expr) -> str:
@@ -753,6 +788,13 @@ def _value_kind(kind: pa.DataType) -> Kind:
         if check(kind):
             return value_kind
     return "list"
+
+
+def _field_names(kind: pa.DataType) -> list[str]:
+    """Return the fields of a struct type; other types have none."""
+    if not pat.is_struct(kind):
+        return []
+    return [kind.field(index).name for index in range(kind.num_fields)]
 
 
 def _field(kind: pa.DataType, name: str) -> pa.Field | None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.errors import InvalidSql, listing
+from featurestore.errors import InvalidSql, did_you_mean, listing
 from featurestore.usersql.functions import CLOCK, REPLACEMENTS, SPARK_QUERY_FUNCTIONS
 from featurestore.usersql.text import DIALECT, clean_error_message, parse_statement, shorten_sql
 
@@ -249,8 +249,8 @@ def _function_error(name: str, sql: str, dialect: str = DIALECT) -> InvalidSql:
             hint="write the time as a constant; in a job, $window_end is the end of its window",
         )
     if dialect == DIALECT:
-        reason = "whose result does not depend on its arguments alone"
-        hint = REPLACEMENTS.get(name)
+        reason = "which is unknown, or whose result does not depend on its arguments alone"
+        hint = REPLACEMENTS.get(name) or did_you_mean(name, _duckdb_functions(), write="{}()")
     else:
         reason = f"which was not verified to be equal on {dialect}"
         functions = listing(sorted(SPARK_QUERY_FUNCTIONS), limit=60)
@@ -338,7 +338,7 @@ class _Scopes:
         allowed = {name.lower() for name in table_names}
         for name in self.read:
             if name.lower() not in allowed:
-                raise self._unknown_table(name, hint=f"available tables: {listing(table_names)}")
+                raise self._unknown_table(name, table_names)
 
     def _check_table(self, table: exp.Table, visible: frozenset[str]) -> None:
         from sqlglot import exp
@@ -347,18 +347,24 @@ class _Scopes:
             self._check_table_function(table.this)
         # A schema or database qualifies tables that are not inputs, and a string names a file.
         elif not isinstance(table.this, exp.Identifier) or table.db or table.catalog:
-            raise self._unknown_table(table.sql(dialect=DIALECT))
+            raise self._unknown_table(table.sql(dialect=DIALECT), ())
         elif table.name.lower() not in visible:
             self.read[table.name] = None
 
     def _check_table_function(self, function: exp.Anonymous) -> None:
         if function.name.lower() not in _TABLE_FUNCTIONS:
-            raise self._unknown_table(function.sql(dialect=DIALECT))
+            raise InvalidSql(
+                f"{shorten_sql(self._sql)} reads the unsupported table function "
+                f"{function.name.lower()!r}. Available: {listing(sorted(_TABLE_FUNCTIONS))}.",
+                hint="select * from range(10)",
+            )
 
-    def _unknown_table(self, name: str, *, hint: str | None = None) -> InvalidSql:
+    def _unknown_table(self, name: str, table_names: Sequence[str]) -> InvalidSql:
+        available = f" Available: {listing(table_names)}." if table_names else ""
         return InvalidSql(
-            f"{shorten_sql(self._sql)} reads the unknown table {name!r}.",
-            hint=hint or "a query names its tables without schema, database or file",
+            f"{shorten_sql(self._sql)} reads the unknown table {name!r}.{available}",
+            hint=did_you_mean(name, table_names)
+            or "a query names its tables without schema, database or file",
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import re
 from datetime import UTC, datetime
 
 import duckdb
@@ -139,6 +140,25 @@ def test_predicate_interval_of_any_length_is_valid_or_raises(
 def test_predicate_unknown_column_raises_with_known_columns() -> None:
     with pytest.raises(InvalidSql, match=r"'sped'(.|\n)*'speed', 'Zone', 'address', 'at'"):
         predicate("sped > 1 and speed > 2", schema=SCHEMA, dialect="duckdb")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sped > 1", "did you mean speed"),
+        ("address.town = 'x'", "no field 'town'. Available: 'street'"),
+        ("starts_wit(zone, 'A')", "did you mean starts_with()"),
+        ("seats = '5'", "integer to string: cast(x as varchar)"),
+        ("at > true", "use operands of one type"),
+        ("cast(seats as json) = 1", "unsupported type json. Available: 'boolean', 'bigint'"),
+        ("cast(zone as bigint) = 1", "use a column of the type integer"),
+        ("cast(seats as date) > at", "Available types for integer: 'double', 'varchar'"),
+    ],
+)
+def test_predicate_errors_name_available_names_and_types(text: str, message: str) -> None:
+    for dialect in ("duckdb", "spark"):
+        with pytest.raises(InvalidSql, match=re.escape(message)):
+            predicate(text, schema=SCHEMA, dialect=dialect)
 
 
 def test_predicate_double_quoted_text_raises() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -219,6 +220,16 @@ def test_query_uncompared_function_raises_on_spark() -> None:
 )
 def test_columns_read_returns_named_columns(text: str, read: list[str]) -> None:
     assert find_columns(text, ["id", "zone", "fare"]) == read
+
+
+def test_query_errors_name_available_names() -> None:
+    for text, message in (
+        ("select * from trip", "Available: 'trips'.\nHint: did you mean trips?"),
+        ("select * from read_csv('x')", "'read_csv'. Available: 'generate_series', 'range'"),
+        ("select lenght(zone) as n from trips", "did you mean length()"),
+    ):
+        with pytest.raises(InvalidSql, match=re.escape(message)):
+            query(text, tables=["trips"], dialect="duckdb")
 
 
 def test_query_unknown_table_raises_with_known_tables() -> None:

@@ -27,10 +27,10 @@ shop: $(STAMP) ## run the shop example: Postgres, Kafka, sources, a stream, a tr
 
 test: $(STAMP) ## run all tests except soak tests (WORKERS=1 for one process, ARGS="-k name" to select tests)
 	@$(BIN)/python -m tests.fetch
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --times $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --times --hints $(ARGS)
 
 check: $(STAMP) ## run the fast tests: the core on DuckDB, about two minutes
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --times --inner-loop -m 'not spark and not soak and not slow and not hypothesis and not tensorflow and not petastorm and not postgres' $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --times --hints --inner-loop -m 'not spark and not soak and not slow and not hypothesis and not tensorflow and not petastorm and not postgres' $(ARGS)
 
 lint: $(STAMP) ## run ruff, mypy, import-linter, and the checks for dead code and readability
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

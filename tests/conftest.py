@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -26,6 +27,7 @@ from hypothesis import HealthCheck, settings
 
 from tests import hdfs_server as hdfs
 from tests.forking import WORKER_MODULE, ForkedWorker, ForkServer
+from tests.hint_checks import find_recorded_problems, record_hints
 from tests.object_server import ObjectServer, program, serving
 from tests.on_spark import QUICK_JAVA, look_names_up_once
 from tests.streams import kafka_server
@@ -158,6 +160,11 @@ settings.load_profile("house")
 os.environ.setdefault("FEATURESTORE_DURABILITY", "fast")
 
 
+# The environment variable with the folder of recorded hints, for all processes of a run.
+HINTS_FOLDER = "FEATURESTORE_TEST_HINTS"
+HINT_PROBLEMS = pytest.StashKey[list[str]]()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--core-only",
@@ -169,6 +176,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--libraries",
         action="store_true",
         help="run the fast tests and the tests that depend on the versions of libraries",
+    )
+    parser.addoption(
+        "--hints",
+        action="store_true",
+        help="check the code and commands in the hints of all errors that tests raise",
     )
     parser.addoption(
         "--times", action="store_true", help="print the 20 slowest tests and the sum of each folder"
@@ -340,6 +352,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _turn(item, slow_files))
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--hints"):
+        if not hasattr(config, "workerinput"):
+            os.environ[HINTS_FOLDER] = tempfile.mkdtemp(prefix="featurestore-hints-")
+        record_hints(Path(os.environ[HINTS_FOLDER]))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the run if recorded hints have problems."""
+    config = session.config
+    if config.getoption("--hints") and not hasattr(config, "workerinput"):
+        config.stash[HINT_PROBLEMS] = find_recorded_problems(Path(os.environ[HINTS_FOLDER]))
+        if config.stash[HINT_PROBLEMS]:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("spark") is not None:
         require_spark()
@@ -367,6 +396,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
         )
     for name, count in sorted(cases.items()):
         terminalreporter.write_line(f"point in time: the oracle agreed with {count:,} {name}")
+    for problem in terminalreporter.config.stash.get(HINT_PROBLEMS, []):
+        terminalreporter.write_line(f"invalid hint: {problem}", red=True)
     if terminalreporter.config.getoption("--times"):
         _write_times(terminalreporter)
 

@@ -395,12 +395,12 @@ def _parse_key(spec: FeatureGroupSpec, key: Any) -> dict[str, Any]:
         )
     key_values = _key_values(spec, key)
     if key_values is None or set(key_values) != set(spec.primary_key):
-        placeholders = [f"{name!r}: <{spec.schema.field(name).type}>" for name in spec.primary_key]
-        example = ", ".join(placeholders)
+        types = {name: spec.schema.field(name).type for name in spec.primary_key}
+        examples = [f"{name!r}: {_example_value(kind)}" for name, kind in types.items()]
         raise InvalidArgument(
             f"key={key!r} does not match the primary key {listing(spec.primary_key)} of "
-            f"{spec.name!r}.",
-            hint=f"key={{{example}}}",
+            f"{spec.name!r}, of type {', '.join(map(str, types.values()))}.",
+            hint=f"key={{{', '.join(examples)}}}",
         )
     converted_key = {}
     for name in spec.primary_key:
@@ -419,6 +419,19 @@ def _key_values(spec: FeatureGroupSpec, key: Any) -> dict[str, Any] | None:
     return dict(zip(spec.primary_key, key, strict=True))
 
 
+def _example_value(kind: pa.DataType) -> str:
+    """Return the code of a key value of a type."""
+    if pat.is_timestamp(kind):
+        return "'2024-01-31T12:00:00Z'"
+    if pat.is_date(kind):
+        return "datetime.date(2024, 1, 31)"
+    if pat.is_boolean(kind):
+        return "True"
+    if pat.is_integer(kind) or pat.is_decimal(kind):
+        return "1"
+    return "b'a'" if pat.is_binary(kind) else "'a'"
+
+
 def convert_key(value: Any, kind: pa.DataType, name: str) -> Any:
     """Convert a key value to the column type."""
     if pat.is_timestamp(kind):
@@ -433,8 +446,8 @@ def convert_key(value: Any, kind: pa.DataType, name: str) -> Any:
         ValueError,
     ) as error:
         raise InvalidArgument(
-            f"key: {name}={value!r} is not a {kind}.",
-            hint=f"key={{{name!r}: ...}} with a {kind}; this one is of type {type(value).__name__}",
+            f"key: {name}={value!r} has the type {type(value).__name__}, not {kind}.",
+            hint=f"key={{{name!r}: {_example_value(kind)}}}",
         ) from error
 
 

@@ -265,5 +265,5 @@ def test_names_option_names_columns(lake: Lake) -> None:
     files: dict[str, str | bytes] = {"a.csv": "id,x\n1,2\n"}
     assert rows(lake(files, columns=["x"])) == [{"x": 2}]
     for columns in ([], "x"):
-        with pytest.raises(InvalidArgument, match="is not a list of names"):
+        with pytest.raises(InvalidArgument, match="not a list"):
             lake(files, columns=columns)

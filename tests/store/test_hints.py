@@ -7,9 +7,8 @@ times are pasted in ``tests/ingest``, those of arguments here.
 from __future__ import annotations
 
 import ast
+import json
 import re
-import shlex
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,34 +16,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-import typer
 
-from featurestore.cli import app
 from featurestore.errors import FeatureStoreError
 from featurestore.store import FeatureStore
-
-ROOT = Path(__file__).parents[2]
-SOURCES = [
-    path
-    for folder in ("featurestore", "connectors/featurestore_connectors")
-    for path in sorted((ROOT / folder).rglob("*.py"))
-]
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
-# Names of other packages in hints.
-FOREIGN = {"open", "read_text", "compile", "predict", "argmax", "join", "TFRecordDataset", "set"}
-FOREIGN |= {"rename_axis", "collect", "to_frame", "toDF", "reshape", "select", "index", "get"}
-FOREIGN |= {"pd", "DataFrame", "stop", "append", "hole", "dumps", "toArrow", "value_counts"}
-FOREIGN |= {"replace", "Path"}
-# Arguments of other libraries' functions, and setting names before an equals sign.
-OTHER_ARGUMENTS = {
-    "column_list",
-    "compression_type",
-    "weighted_metrics",
-    "hole",
-    "dropna",
-    "names_of",
-    "dtype",
-}
+from tests.hint_checks import (
+    ROOT,
+    code_of,
+    code_problems,
+    command_problems,
+    find_recorded_problems,
+    source_trees,
+)
 
 
 def text_of(node: ast.expr) -> str | None:
@@ -61,7 +43,7 @@ def text_of(node: ast.expr) -> str | None:
 
 def hints() -> Iterator[tuple[str, str]]:
     """Yield the position and text of each literal hint."""
-    for path, tree in TREES.items():
+    for path, tree in source_trees().items():
         for node in ast.walk(tree):
             if not isinstance(node, ast.Call):
                 continue
@@ -71,43 +53,6 @@ def hints() -> Iterator[tuple[str, str]]:
                     yield f"{path.relative_to(ROOT)}:{keyword.value.lineno}", text
 
 
-def code_of(text: str) -> ast.AST | None:
-    """Return the code at the start of a hint, or None for prose and commands."""
-    for part in (text, re.split(r", or |; | or |: ", text)[0]):
-        for form in (part, f"f({part})"):
-            try:
-                tree = ast.parse(form.strip())
-            except SyntaxError:
-                continue
-            nodes = list(ast.walk(tree))
-            if any(isinstance(node, ast.Call | ast.Assign) for node in nodes):
-                return tree
-    return None
-
-
-def parameters() -> dict[str, set[str]]:
-    """Return the argument names of each function and class of the source; * accepts any."""
-    known: dict[str, set[str]] = defaultdict(set)
-    for tree in TREES.values():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                arguments = node.args
-                names = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-                known[node.name].update(each.arg for each in names)
-                if arguments.kwarg is not None:
-                    known[node.name].add("*")
-            elif isinstance(node, ast.ClassDef):
-                for each in node.body:
-                    if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
-                        known[node.name].add(each.target.id)
-                    elif isinstance(each, ast.FunctionDef) and each.name == "__init__":
-                        names = [*each.args.args, *each.args.kwonlyargs]
-                        known[node.name].update(argument.arg for argument in names)
-    return known
-
-
-KNOWN = parameters()
-ARGUMENTS = set().union(*KNOWN.values())
 HINTS = list(hints())
 CODE = [(position, text) for position, text in HINTS if code_of(text) is not None]
 COMMANDS = [(position, text) for position, text in HINTS if re.match("featurestore [a-z]", text)]
@@ -121,38 +66,36 @@ def test_hints_include_many_code_lines_and_commands() -> None:
 
 @pytest.mark.parametrize(("position", "text"), CODE, ids=[position for position, _ in CODE])
 def test_hint_lines_use_existing_functions_and_arguments(position: str, text: str) -> None:
-    tree = code_of(text)
-    assert tree is not None
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                if isinstance(target, ast.Name) and "." not in ast.unparse(node.value):
-                    assert target.id in ARGUMENTS | OTHER_ARGUMENTS, f"{position}: {target.id}="
-        if not isinstance(node, ast.Call):
-            continue
-        name = ast.unparse(node.func).rsplit(".", 1)[-1]
-        arguments = {keyword.arg for keyword in node.keywords if keyword.arg}
-        if name == "f" or name in FOREIGN:
-            assert arguments <= ARGUMENTS | OTHER_ARGUMENTS, f"{position}: {arguments}"
-            continue
-        assert name in KNOWN, f"{position}: {name}()"
-        allowed = KNOWN[name] | {"hole"}
-        assert "*" in allowed or arguments <= allowed, f"{position}: {name}({arguments - allowed}=)"
+    assert list(code_problems(text)) == [], position
 
 
 @pytest.mark.parametrize(("position", "text"), COMMANDS, ids=[position for position, _ in COMMANDS])
 def test_hint_commands_exist(position: str, text: str) -> None:
-    command: Any = typer.main.get_command(app)
-    words = shlex.split(text.split(",")[0].replace("'", ""))[1:]
-    while words and hasattr(command, "commands"):
-        word = words.pop(0)
-        if word.startswith("--"):  # an option of the store, and its value
-            words = words[1:]
-            continue
-        assert word in command.commands, f"{position}: {word}"
-        command = command.commands[word]
-    options = {name for each in command.params for name in each.opts}
-    assert {word for word in words if word.startswith("--")} <= options, position
+    assert list(command_problems(text)) == [], position
+
+
+@pytest.mark.parametrize(
+    ("hint", "problem"),
+    [
+        ("primary_key=['id']", None),
+        ("df['c'] = df['c'].astype('float64'); primary_key=['id']", None),
+        ("store.compact_featuregroup('g')", None),
+        ("featurestore fg list", None),
+        ("key={'k': <string>}", "is not valid Python"),
+        ("primary_keys=['id']", "unknown argument primary_keys="),
+        ("store.compact_group('g')", "unknown function compact_group()"),
+        ("compact_featuregroup('g', all=True)", "unknown arguments"),
+        ("featurestore fg compact --all", "unknown options"),
+        ("featurestore group list", "unknown command group"),
+    ],
+)
+def test_recorded_hints_name_existing_functions(
+    tmp_path: Path, hint: str, problem: str | None
+) -> None:
+    line = json.dumps(["featurestore.module:1", hint, None])
+    (tmp_path / "1.jsonl").write_text(line + "\n")
+    problems = find_recorded_problems(tmp_path)
+    assert [problem in each for each in problems] == ([] if problem is None else [True])
 
 
 NOON = datetime(2024, 1, 31, 12, tzinfo=UTC)

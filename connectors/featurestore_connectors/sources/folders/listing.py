@@ -112,8 +112,7 @@ def split_by_format(
     if len(files_by_format) > 1:
         raise InvalidArgument(
             f"{remove_owner(files_root)} has files of several formats: {listing(sorted(files_by_format))}.",
-            hint=f"add_source(..., options={{'format': {sorted(files_by_format)[0]!r}}}) reads one of "
-            "them",
+            hint=f"options={{'format': {sorted(files_by_format)[0]!r}}}",
         )
     ((name, format_files),) = files_by_format.items()
     folder_files = FolderFiles(files_root, name, tuple(format_files), tuple(unread))

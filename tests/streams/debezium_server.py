@@ -6,6 +6,7 @@ are skipped with the reason.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 import uuid
@@ -26,6 +27,7 @@ VERSION = "3.6.1.Final"
 _POM = Path(__file__).parent / "kafka" / "debezium-pom.xml"
 _TIMEOUT = 180.0
 _CONNECTOR = "io.debezium.connector.postgresql.PostgresConnector"
+_POSITION = re.compile(rb'\["(\w+)",\{"server":"[^"]*"\}\].*?"lsn":(\d+)', re.DOTALL)
 _FAILED = "Task is being killed"
 _CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
 
@@ -94,35 +96,48 @@ class Connect:
                 "select count(*) from pg_replication_slots"
                 " where slot_name = any(%s) and confirmed_flush_lsn is not null"
             )
-            self._wait(lambda: connection.execute(query, [self.slots]).fetchone())
+            self._wait(
+                lambda: connection.execute(query, [self.slots]).fetchone() == (len(self.slots),)
+            )
 
     def wait(self) -> None:
         """Wait until the topics contain all changes that are committed in the database.
 
-        A connector confirms only positions of records that the broker has stored. It confirms the
-        last change of the table after a later change, which is a change of ``pulse``.
+        Connect stores the position of a record after the broker has stored it and all records
+        before it. It stores the position of the table's last change or of a later change, of
+        ``pulse``. The slots are not sufficient: Debezium confirms a position in a slot although
+        earlier records of other partitions are still being sent.
         """
         self.wait_for_slots()
         with self.connected() as connection:
-            connection.execute("update pulse set beat = beat + 1")
-            (last,) = connection.execute("select pg_current_wal_lsn()").fetchone() or (None,)
-            query = (
-                "with beat as (update pulse set beat = beat + 1)"
-                " select count(*) from pg_replication_slots"
-                " where slot_name = any(%s) and confirmed_flush_lsn >= %s"
-            )
-            self._wait(lambda: connection.execute(query, [self.slots, last]).fetchone())
+            query = "select (pg_current_wal_lsn() - '0/0')::bigint"
+            (last,) = connection.execute(query).fetchone() or (0,)
 
-    def _wait(self, count: Callable[[], object]) -> None:
-        """Wait until the count is the number of connectors."""
+            def are_published() -> bool:
+                connection.execute("update pulse set beat = beat + 1")
+                positions = self._stored_positions()
+                return all(positions.get(name, 0) >= last for name in self.connectors)
+
+            self._wait(are_published)
+
+    def _stored_positions(self) -> dict[str, int]:
+        """Return the position of each connector in Connect's file, a serialized map of JSON."""
+        data = self._offsets.read_bytes() if self._offsets.exists() else b""
+        return {match[1].decode(): int(match[2]) for match in _POSITION.finditer(data)}
+
+    def _wait(self, is_done: Callable[[], bool]) -> None:
         assert self._process is not None
         end = time.monotonic() + _TIMEOUT
-        while count() != (len(self.connectors),):
+        while not is_done():
             log = self.log.read_text()
             assert self._process.poll() is None, log[-3000:]
             assert _FAILED not in log, log[-3000:]
             assert time.monotonic() < end, log[-3000:]
             time.sleep(0.02)
+
+    @property
+    def _offsets(self) -> Path:
+        return self.folder / "offsets"
 
     def connected(self) -> psycopg.Connection[Any]:
         import psycopg
@@ -139,7 +154,7 @@ class Connect:
             "bootstrap.servers": self.broker,
             "key.converter": _CONVERTER,
             "value.converter": _CONVERTER,
-            "offset.storage.file.filename": self.folder / "offsets",
+            "offset.storage.file.filename": self._offsets,
             "offset.flush.interval.ms": 100,
             "plugin.discovery": "service_load",
             "listeners": "http://127.0.0.1:0",
@@ -163,6 +178,7 @@ class Connect:
             "topic.creation.default.partitions": 3,
             "topic.creation.default.replication.factor": 1,
             "poll.interval.ms": 50,
+            "slot.retry.delay.ms": 500,
         }
 
 

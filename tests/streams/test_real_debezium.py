@@ -124,15 +124,20 @@ TYPES = {
 }
 
 
+def require_debezium() -> None:
+    """Skip the current test if the connectors cannot be fetched."""
+    try:
+        debezium_jars()
+    except NotFetched as error:
+        pytest.skip(f"{SKIPPED}: {error}")
+
+
 @pytest.fixture(scope="module")
 def shop(
     broker: Broker, postgres_server: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Connect]:
     """A process with both connectors, and a database with the tables that they capture."""
-    try:
-        debezium_jars()
-    except NotFetched as error:
-        pytest.skip(f"{SKIPPED}: {error}")
+    require_debezium()
     url = new_database(postgres_server, "shop")
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(THINGS)
@@ -171,9 +176,14 @@ def current_rows(store: FeatureStore, group: str, key: tuple[str, ...]) -> list[
     newest: dict[Any, dict[str, Any]] = {}
     for row in store.get_featuregroup(group).to_arrow().to_pylist():
         identity = tuple(row[name] for name in key)
-        if identity not in newest or row["changed_at"] > newest[identity]["changed_at"]:
+        last = newest.get(identity)
+        if last is None or _times(row) > _times(last):
             newest[identity] = row
     return comparable([{**row, "changed_at": None} for row in newest.values()])
+
+
+def _times(row: Mapping[str, Any]) -> tuple[datetime, datetime | None]:
+    return row["changed_at"], row.get("known_at")
 
 
 def comparable(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -37,6 +37,8 @@ OTHER_ARGUMENTS = {
     "names_of",
     "dtype",
     "value_set",
+    "min_value",
+    "max_value",
 }
 # Variables of our objects in hints.
 OWN_OBJECTS = {"store", "frame", "group", "dataset", "view", "reader", "study", "featurestore", "t"}

@@ -179,10 +179,11 @@ class Study:
         stored_name = self.record.settings[argument]
         if override is not None or stored_name is None or stored_name in (*SAMPLERS, *STOPS):
             return override or stored_name
+        example = "samplers.TPESampler()" if argument == "sampler" else "pruners.MedianPruner()"
         raise InvalidArgument(
             f"The {argument} of study {self.id!r} was an Optuna object ({stored_name}), which is "
             "not stored.",
-            hint=f"study.resume({argument}=optuna...)",
+            hint=f"study.resume({argument}=optuna.{example})",
         )
 
     def _repr_html_(self) -> str:

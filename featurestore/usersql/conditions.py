@@ -606,7 +606,7 @@ class _Writer:
             raise InvalidSql(
                 f"{shorten_sql(self._sql)} casts to the unsupported type "
                 f"{target.sql(dialect=DIALECT).lower()}. Available: {listing(_SQL_TYPES.values())}.",
-                hint="cast(seats as double)",
+                hint="for example cast(seats as double)",
             )
         if target.expressions or node.args.get("format"):
             raise self._unsupported_error(node)
@@ -628,7 +628,9 @@ class _Writer:
             raise InvalidSql(
                 f"{shorten_sql(self._sql)} casts {operand.kind} to {kind}, which differs between "
                 f"engines. Available types for {operand.kind}: {listing(types)}.",
-                hint=f"cast(x as {types[0]})" if types else f"use a column of the type {kind}",
+                hint=f"for example cast(x as {types[0]})"
+                if types
+                else f"use a column of the type {kind}",
             )
         return TypedSql(cast.template(self._dialect).format(operand.sql), kind)
 
@@ -743,7 +745,7 @@ class _Writer:
         hint = _cast_hint([operand.kind for operand in operands])
         if functions:
             signatures = [f"({', '.join(function.arguments)})" for function in functions]
-            hint = f"{name} takes {' or '.join(signatures)}"
+            hint = f"argument types of {name}: {' or '.join(signatures)}"
         return InvalidSql(
             f"{shorten_sql(self._sql)}: {name} does not support the types {kinds}.", hint=hint
         )

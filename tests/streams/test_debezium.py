@@ -8,6 +8,7 @@ import math
 import re
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -323,21 +324,31 @@ def test_decimal_string_without_point_needs_schema(
     assert len(quarantined(duckdb_store, "customers")) == (expected is None)
 
 
+@pytest.mark.parametrize("engine", ["duckdb", pytest.param("spark", marks=pytest.mark.spark)])
+@pytest.mark.parametrize("size", [1, 3])
 def test_change_with_earlier_time_replaces_snapshot_row(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    engine: Any,
+    size: int,
 ) -> None:
     """A change that was committed before the time of the snapshot, but is not in it."""
+    if engine == "spark":
+        request.getfixturevalue("spark")
+    store = featurestore.connect(tmp_path / "store", engine=engine)
     spec = job(schema={"id": "int64", "name": "string"}, created_time=None)
     events = []
     for op, name, moment in (("r", "old", NOON + 90), ("u", "new", NOON), ("u", "newer", NOON + 1)):
         row = {"id": 1, "name": name}
         events.append(json_event({"id": 1}, envelope(op, None, row, moment)))
-    run(monkeypatch, duckdb_store, spec, MemoryTopics([events], [1]))
-    rows = rows_of(duckdb_store, "customers")
+    run(monkeypatch, store, spec, MemoryTopics([events], [size]))
+    rows = rows_of(store, "customers")
     assert [(row["name"], row["changed_at"]) for row in rows] == [
         ("new", at(NOON)),
         ("newer", at(NOON + 1)),
     ]
+    store.close()
 
 
 CHANGES = st.lists(

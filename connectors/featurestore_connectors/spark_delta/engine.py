@@ -199,7 +199,7 @@ class SparkEngine:
         buckets.use_location(self.session, directory)
         if isinstance(relation, BufferedRelation):
             return row_buffer.stage(relation, directory)
-        return row_buffer.stage_frame(relation, directory)
+        return row_buffer.stage_frame(relation, directory, self.session)
 
     # -- tables -------------------------------------------------------------------------
 

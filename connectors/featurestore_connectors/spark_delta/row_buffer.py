@@ -124,11 +124,15 @@ def _row_groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterato
         yield pa.Table.from_batches(buffered, schema)
 
 
-def stage_frame(source: Relation, directory: str) -> Relation:
-    """Write the rows as Parquet and return a relation over the files."""
+def stage_frame(source: Relation, directory: str, session: Any) -> Relation:
+    """Write the rows as Parquet and return a relation over the files.
+
+    The relation belongs to ``session``. A micro-batch of a stream belongs to a session of the
+    stream, in which the views of a query are not visible.
+    """
     with translate_errors():
         source.native.write.mode("overwrite").parquet(directory)
-    reader = source.native.sparkSession.read.schema(spark_schema(source.schema))
+    reader = session.read.schema(spark_schema(source.schema))
     return staged_relation(relation(reader.parquet(directory), source.schema), directory)
 
 

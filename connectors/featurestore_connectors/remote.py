@@ -5,11 +5,11 @@ from __future__ import annotations
 import http.client
 import io
 import json
-import select
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -43,8 +43,8 @@ def send_until_response(
 ) -> Iterator[bytes]:
     """Yield chunks until the server responds; after an error it does not read the rest."""
     for chunk in chunks:
-        readable, _, _ = select.select([connection.sock], [], [], 0)
-        if readable:
+        # select() refuses descriptors above 1,023, which a training process can reach.
+        if wait([connection.sock], timeout=0):
             return
         yield chunk
 

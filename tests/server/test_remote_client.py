@@ -7,6 +7,7 @@ import contextlib
 import http.client
 import json
 import re
+import resource
 import socket
 import tempfile
 import threading
@@ -309,6 +310,19 @@ def test_remote_labels_and_rows_are_streamed(local: FeatureStore, remote: Featur
     many = labels(5_000)
     frame = remote.get_features(["numbers@v1.x"], labels=many).to_arrow()
     assert frame.column("k").equals(many.column("k"))
+
+
+def test_remote_labels_are_sent_by_client_with_many_open_files(remote: FeatureStore) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1_400:
+        pytest.skip(f"this process may open {hard} files only")
+    with contextlib.ExitStack() as open_files:
+        open_files.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1_400), hard))
+        while open_files.enter_context(Path("/dev/null").open("rb")).fileno() < 1_100:
+            pass
+        frame = remote.get_features(["numbers@v1.x"], labels=labels(5_000))
+        assert frame.count() == 5_000
 
 
 def test_aborted_response_raises_server_unavailable(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Shard files: hashed while written, and cached locally for readers that cannot read objects.
+"""Shard files: hashed while written, cached locally for objects, and mapped into memory.
 
 A cache is a folder that all processes on a machine may share. Each shard is fetched once, verified
 against its SHA-256 during the download, and named by its SHA-256. The least recently used copies
@@ -8,15 +8,19 @@ an open file remains readable after eviction.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import hashlib
+import mmap
 import os
 import re
 import time
 import uuid
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import DatasetDamaged, InvalidArgument
@@ -40,6 +44,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COPY = re.compile(r"[0-9a-f]{64}(\.[A-Za-z0-9]+)?")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}(\.[A-Za-z0-9]+)?\.[0-9a-f]{32}\.tmp")
 _ABANDONED_SECONDS = 24 * 3600
+_MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 @dataclass(frozen=True)
@@ -344,3 +349,40 @@ class ShardFile:
 def is_temporary(name: str) -> bool:
     """Return True if a file name is the temporary name of an incomplete shard."""
     return name.startswith(".") and name.endswith(_TEMPORARY)
+
+
+def map_shard(path: str) -> memoryview:
+    """Map a local file into memory, read-only; the map is removed with its last view.
+
+    ``mmap.mmap`` duplicates the descriptor of a file for as long as the map exists. Then a reader
+    of a thousand shards would exceed the usual limit of 1,024 open files. This map has none.
+    """
+    library = _c_library()
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size == 0:
+            return memoryview(b"")
+        address = library.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+        if address == _MAP_FAILED:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), path)
+    finally:
+        os.close(descriptor)
+    memory = (ctypes.c_ubyte * size).from_address(address)
+    # Views can outlive the interpreter's exit handlers, after which the process frees the map.
+    weakref.finalize(memory, library.munmap, address, size).atexit = False
+    return memoryview(memory).toreadonly()
+
+
+@cache
+def _c_library() -> ctypes.CDLL:
+    """Return the C library of this process, with the types of the functions for memory maps."""
+    library = ctypes.CDLL(None, use_errno=True)
+    offset = ctypes.c_long
+    library.mmap.argtypes = [
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, offset,
+    ]  # fmt: skip
+    library.mmap.restype = ctypes.c_void_p
+    library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return library

@@ -19,6 +19,7 @@ from featurestore.errors import DatasetDamaged
 from featurestore.plugins.format import Plane, ShardProblem
 from featurestore.plugins.plain import select_fields
 from featurestore.storage import files
+from featurestore.storage.shards import map_shard
 from featurestore_connectors.tfrecord import fixed, items, wire
 from featurestore_connectors.tfrecord.layout import RecordLayout
 from featurestore_connectors.tfrecord.planes import FixedPlaneReader
@@ -139,11 +140,7 @@ def map_records(path: str, *, record_bytes: int) -> npt.NDArray[np.uint8]:
             f"which is not a multiple of its records' {record_bytes:,}.",
             hint="it was truncated or changed; featurestore td verify lists the damage",
         )
-    # An empty file cannot be mapped.
-    if size == 0:
-        return np.zeros((0, record_bytes), np.uint8)
-    # Slices of a plain array are faster than those of the subclass np.memmap.
-    return np.memmap(path, np.uint8, "r").view(np.ndarray).reshape(-1, record_bytes)
+    return np.frombuffer(map_shard(path), np.uint8).reshape(-1, record_bytes)
 
 
 def read_index(path: str, *, size: int) -> npt.NDArray[np.uint64]:

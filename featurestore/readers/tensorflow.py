@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from threading import Lock
 from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
 import numpy as np
 
@@ -90,7 +92,7 @@ def tf_dataset(
     iterations = reader.iterations(
         epochs, worker=worker, workers=workers, start_epoch=start_epoch, start_step=start_step
     )
-    dataset = builder.dataset(iterations, reader.blocks())
+    dataset = builder.dataset(iterations)
     steps = max(0, reader.steps_per_epoch * epochs - start_step) * replicas
     options = tf.data.Options()
     # Each worker's dataset has only its own rows, so sharding it again would lose rows.
@@ -119,13 +121,14 @@ class _DatasetBuilder:
     single_step_ranges: bool
     removes_padding: bool
 
-    def dataset(self, iterations: Iterations, source: Blocks) -> Any:
+    def dataset(self, iterations: Iterations) -> Any:
         """Return a dataset of batches; several threads read fixed-width records.
 
         Variable-length lists cannot be packed, so datasets with such columns are read in order.
         """
         finish = self._step_element if self.single_step_ranges else self._range_elements
-        if isinstance(source, PackedBlocks) and not self.reader.ragged:
+        source = _DroppableBlocks(self.reader.blocks)
+        if isinstance(source.blocks(), PackedBlocks) and not self.reader.ragged:
             steps = self.numbered_ranges(iterations, source, finish)
         else:
             steps = self.sequential_ranges(iterations).map(self._without_autograph(finish))
@@ -165,7 +168,7 @@ class _DatasetBuilder:
         return self.tf.RaggedTensor.from_uniform_row_length(lists, self.packing.batch)
 
     def numbered_ranges(
-        self, iterations: Iterations, source: PackedBlocks, finish: Callable[..., Any]
+        self, iterations: Iterations, source: _DroppableBlocks, finish: Callable[..., Any]
     ) -> Any:
         """Return a dataset of step ranges that several threads read by range number.
 
@@ -184,7 +187,7 @@ class _DatasetBuilder:
         @await_at_exit
         def read(number: Any) -> list[Any]:
             iteration, index = divmod(int(number), 1 << _NUMBER_BITS)
-            return source.read_packed(iterations[iteration][index], packing)
+            return source.blocks().read_packed(iterations[iteration][index], packing)
 
         def numbers(_: Any) -> Any:
             # TensorFlow calls this once per iteration over the dataset.
@@ -201,9 +204,12 @@ class _DatasetBuilder:
 
         ranges = tf.data.Dataset.from_tensors(0).flat_map(self._without_autograph(numbers))
         threads = min(_GATHER_THREADS, usable_cores())
-        return ranges.map(
+        ranges = ranges.map(
             self._without_autograph(load), num_parallel_calls=threads, deterministic=True
         )
+        # Iterators and the datasets of later transformations refer to this dataset.
+        finalize(ranges, source.drop).atexit = False
+        return ranges
 
     def sequential_ranges(self, iterations: Iterations) -> Any:
         """Return a dataset of step ranges that are read in order."""
@@ -278,6 +284,31 @@ class _DatasetBuilder:
         tf = self.tf
         kind = tf.string if dtype.kind == "O" else tf.as_dtype(dtype)
         return tf.TensorSpec(shape, kind)
+
+
+class _DroppableBlocks:
+    """The blocks of a reader, which are opened again if a range is read after they were dropped.
+
+    TensorFlow keeps the functions of ``numpy_function`` until the process ends: it appends them to
+    the default graph. Without ``drop``, each dataset of a process would keep its buffers, memory
+    maps and prefetch threads.
+    """
+
+    def __init__(self, open_blocks: Callable[[], Blocks]) -> None:
+        self._open_blocks = open_blocks
+        self._blocks: Any = None
+        self._lock = Lock()
+
+    def blocks(self) -> Any:
+        """Return the open blocks."""
+        with self._lock:
+            if self._blocks is None:
+                self._blocks = self._open_blocks()
+            return self._blocks
+
+    def drop(self) -> None:
+        """Drop the blocks; calls that still read them keep them until they return."""
+        self._blocks = None
 
 
 def distribute(

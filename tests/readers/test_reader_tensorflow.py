@@ -5,6 +5,8 @@ What the numpy iterator gives, with static shapes, decoded in the graph where re
 
 from __future__ import annotations
 
+import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -19,6 +21,7 @@ import pytest
 
 from featurestore.errors import ReaderConfigError
 from featurestore.readers import Reader
+from featurestore.readers.blocks import RecordBlocks, WindowBlocks
 from featurestore.readers.columns import SAMPLE_WEIGHT
 from featurestore.readers.reader import open_reader
 from tests.readers.conftest import Example
@@ -200,3 +203,31 @@ def test_process_exits_with_iterator_in_mid_epoch(tmp_path: Path, data_format: s
     assert (
         subprocess.run(command, timeout=120, check=False, stderr=subprocess.DEVNULL).returncode == 3
     )
+
+
+def open_blocks() -> list[object]:
+    gc.collect()
+    return [each for each in gc.get_objects() if isinstance(each, (RecordBlocks, WindowBlocks))]
+
+
+def test_tf_dataset_releases_its_blocks(example: Example) -> None:
+    before = len(open_blocks())
+    for stop in (3, None):  # abandoned in mid-epoch, and read to the end
+        dataset = open_example(example, seed=4).tf_dataset().map(lambda *element: element)
+        for _ in itertools.islice(dataset, stop):
+            pass
+        del dataset, _
+        assert len(open_blocks()) == before
+
+
+def test_tf_dataset_without_python_object_is_readable(tfrecord: Example) -> None:
+    import tensorflow as tf
+
+    expected = list(open_example(tfrecord, seed=4).batches())
+    dataset = open_example(tfrecord, seed=4).tf_dataset()
+    variant, spec = tf.data.experimental.to_variant(dataset), dataset.element_spec
+    del dataset
+    gc.collect()
+    rest = tf.data.experimental.from_variant(variant, spec)
+    rows = [features["row_id"].numpy().tolist() for features, _ in rest]
+    assert rows == [batch["row_id"].tolist() for batch in expected]

@@ -16,7 +16,6 @@ time that occurs twice is scheduled twice.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -84,14 +83,16 @@ def due_windows(
     since = watermark or schedule.start
     if since is None:
         return due
+    until = times.shift_time(now, -schedule.allowed_lateness)
     # A schedule of minutes over centuries has millions of windows, so requests to the server are
     # ended by their time limit.
     for window in iterate_within_limit(windows_after(schedule, since)):
-        if times.shift_time(window.end, schedule.allowed_lateness) > now or len(due) == limit:
+        if window.end > until or len(due) == limit:
             break
         # The first window after the start may begin before it, if the start is not a schedule time.
         has_started = schedule.start is None or window.start >= schedule.start
-        if has_started and window not in computed:
+        # The hash of a window takes longer than its computation.
+        if has_started and not (computed and window in computed):
             due.append(window)
     return due
 
@@ -195,10 +196,12 @@ def last_schedule_time(schedule: Schedule, instant: datetime) -> datetime:
     """
     # croniter's get_prev excludes the instant itself.
     just_after = times.shift_time(instant, timedelta(microseconds=1))
-    with _within_calendar(schedule, instant):
+    try:
         cron_times = _croniter(schedule.cron, just_after.astimezone(ZoneInfo(schedule.timezone)))
         local_time: datetime = cron_times.get_prev(datetime)
         return local_time.astimezone(UTC)
+    except (OverflowError, ValueError) as error:
+        raise _out_of_calendar_error(schedule, instant) from error
 
 
 def has_overlapping_windows(schedule: Schedule) -> bool:
@@ -221,8 +224,10 @@ def _schedule_times(schedule: Schedule, instant: datetime) -> Iterator[datetime]
     else:
         upcoming = _local_schedule_times(schedule, instant)
     while True:
-        with _within_calendar(schedule, instant):
+        try:
             instant = next(upcoming)
+        except (OverflowError, ValueError) as error:
+            raise _out_of_calendar_error(schedule, instant) from error
         yield instant
 
 
@@ -233,17 +238,15 @@ def _local_schedule_times(schedule: Schedule, instant: datetime) -> Iterator[dat
         yield local_time.astimezone(UTC)
 
 
-@contextmanager
-def _within_calendar(schedule: Schedule, instant: datetime) -> Iterator[None]:
-    """Raise OutOfRange if there is no schedule time near an instant within the supported years."""
-    try:
-        yield
-    # datetime and croniter raise these errors for years outside 1 to 9999.
-    except (OverflowError, ValueError) as error:
-        raise OutOfRange(
-            f"The schedule {schedule.cron!r} has no time near {instant.isoformat()}.",
-            hint="choose a start and an end in the years of the data, for example 2024",
-        ) from error
+def _out_of_calendar_error(schedule: Schedule, instant: datetime) -> OutOfRange:
+    """Return the error for a schedule time outside the years 1 to 9999.
+
+    datetime raises OverflowError and croniter ValueError there.
+    """
+    return OutOfRange(
+        f"The schedule {schedule.cron!r} has no time near {instant.isoformat()}.",
+        hint="choose a start and an end in the years of the data, for example 2024",
+    )
 
 
 @dataclass(frozen=True)

@@ -79,10 +79,11 @@ def find_due_windows(session: Session, job: RegisteredJob) -> list[Window]:
         computed = runs.find_windows(
             connection, name, states=[runs.DONE, runs.STALE], start=job.watermark
         )
-    upcoming = due_windows(
+    windows = due_windows(
         build_schedule(spec), watermark=job.watermark, now=times.utc_now(), computed=computed
     )
-    windows = sorted({*failed, *upcoming})
+    if failed:
+        windows = sorted({*failed, *windows})
     return windows if spec.catchup is None else windows[: spec.catchup]
 
 

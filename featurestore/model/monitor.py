@@ -40,7 +40,13 @@ MODEL_MEASURES = (AUC, *SQL_MEASURES)
 
 # Smaller distribution differences are ignored. Larger differences count if they also exceed the
 # differences expected by chance and those among the baseline windows.
-DEFAULT_DRIFT: Mapping[str, float] = {"psi": 0.2, "ks": 0.1, "null_share": 0.05, "new_values": 0.01}
+DEFAULT_DRIFT: Mapping[str, float] = {
+    "psi": 0.2,
+    "ks": 0.1,
+    "null_share": 0.05,
+    "new_values": 0.01,
+    "out_of_range": 0.02,
+}
 MEASURES = (*DEFAULT_DRIFT, "js", "gone_values")
 DEFAULT_VOLUME = (0.65, 1.8)
 DEFAULT_BASELINE = timedelta(days=56)

@@ -195,6 +195,55 @@ def measure_mixture(
     return _measure_values(profiles, later)
 
 
+def shares_out_of_range(profiles: ComparedProfiles) -> tuple[float, list[float]] | None:
+    """Return the share of numbers outside the baseline's range, and the same of reference windows.
+
+    A reference window with a group is compared with the range of the other windows of its group.
+    Return None without numbers to compare.
+    """
+    baseline_range = _value_range(profiles.members)
+    if profiles.now.cumulative is None or baseline_range is None:
+        return None
+    ranges = [_value_range([window]) for window in profiles.reference_windows]
+    reference_shares = []
+    for number, window in enumerate(profiles.reference_windows):
+        other_range: tuple[float, float] | None = baseline_range
+        if profiles.groups:
+            group = profiles.groups[number]
+            other_range = _join_ranges(
+                [
+                    value_range
+                    for other, value_range in enumerate(ranges)
+                    if profiles.groups[other] == group and other != number
+                ]
+            )
+        if other_range is not None and ranges[number] is not None:
+            reference_shares.append(_share_outside(window, other_range))
+    return _share_outside(profiles.now, baseline_range), reference_shares
+
+
+def _value_range(profiles: Sequence[ColumnProfile]) -> tuple[float, float] | None:
+    """Return the smallest and the largest number of profiles, or None without numbers."""
+    distributions = [profile.cumulative for profile in profiles]
+    return _join_ranges(
+        [(each.points[0], each.points[-1]) for each in distributions if each is not None]
+    )
+
+
+def _join_ranges(ranges: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
+    known_ranges = [each for each in ranges if each is not None]
+    if not known_ranges:
+        return None
+    return min(low for low, _ in known_ranges), max(high for _, high in known_ranges)
+
+
+def _share_outside(profile: ColumnProfile, value_range: tuple[float, float]) -> float:
+    low, high = value_range
+    # Numbers equal to the minimum are inside of the range.
+    below, up_to_high = profile.up_to(np.array([np.nextafter(low, -np.inf), high]))
+    return float(below + 1.0 - up_to_high)
+
+
 @dataclass(frozen=True)
 class _BinnedProfiles:
     """Bin shares and distribution function values, one row per profile."""

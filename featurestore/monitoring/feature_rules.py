@@ -24,6 +24,7 @@ from featurestore.monitoring.comparison import (
     has_enough_windows,
     measure_distances,
     measure_mixture,
+    shares_out_of_range,
 )
 from featurestore.monitoring.profile import ColumnProfile, Profile
 
@@ -47,6 +48,8 @@ def compare_distribution(
         findings += _compare_distances(watched.drift, profiles, measured, alpha)
         if measured.shares is not None:
             shares.append(measured.shares)
+    if "out_of_range" in watched.drift:
+        findings += _find_out_of_range(watched.drift["out_of_range"], profiles, alpha)
     if "new_values" in watched.drift:
         findings += _find_new_values(watched.drift["new_values"], profiles)
     if "gone_values" in watched.drift:
@@ -82,6 +85,37 @@ def _compare_distances(
             Finding("drift", profiles.now.name, name, round(value, 6), None, high, value > high)
         )
     return findings
+
+
+def _find_out_of_range(threshold: float, profiles: ComparedProfiles, alpha: float) -> list[Finding]:
+    """Return the share of numbers outside the range of the baseline.
+
+    A few extreme values hardly move the deciles, on which the distances are based.
+    """
+    shares = shares_out_of_range(profiles)
+    if shares is None:
+        return []
+    share, reference_shares = shares
+    after = float(profiles.now.sampled)
+    # Of unchanged rows, two are expected outside of the range of as many rows.
+    _, by_chance = bounds.chance_count(2.0, profiles.rows, after, alpha)
+    high = max(
+        threshold,
+        by_chance / max(after, 1.0),
+        bounds.baseline_limit(reference_shares),
+        # In a source whose level changes every day, few windows have a large share outside.
+        bounds.heavy_tail_limit(reference_shares),
+    )
+    high = min(high, 1.0)
+    text = ""
+    if share > high:
+        text = f"{profiles.now.name}: {share:.1%} of values are outside the baseline's range"
+    name = profiles.now.name
+    return [
+        Finding(
+            "values", name, "out_of_range", round(share, 6), None, high, share > high, text=text
+        )
+    ]
 
 
 def _find_new_values(threshold: float, profiles: ComparedProfiles) -> list[Finding]:
@@ -398,12 +432,13 @@ def _excess_missing_counts(
                 (now.window.start - reference_window.window.start, group, missing_count)
             )
     excess = {}
+    medians = {group: float(np.median(group_shares)) for group, group_shares in shares.items()}
     for age, group, missing_count in window_counts:
         # The baseline of a weekday does not apply to the other days, so these are compared with
         # their own median.
         middle = before
         if groups:
-            middle = float(np.median(shares[group]))
+            middle = medians[group]
         excess[age] = MissingCount(
             missing_count.missing - middle * missing_count.rows, missing_count.rows
         )

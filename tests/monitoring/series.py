@@ -80,6 +80,13 @@ def day(of: Series, number: int, *, fault: str | None = None) -> Profile:
     return Profile(window, rows, 1, 1, columns, {"x": "double", "kind": "string"})
 
 
+def number_profile(number: int, values: np.ndarray) -> Profile:
+    """Return the profile of a day with a single numeric feature."""
+    window = Window(START + number * DAY, START + (number + 1) * DAY)
+    columns = {"x": _number("x", values, 0)}
+    return Profile(window, len(values), 1, 1, columns, {"x": "double"})
+
+
 def _values(of: Series, rng: np.random.Generator, rows: int) -> np.ndarray:
     if of.shape == "lognormal":
         return rng.lognormal(0.0, 0.7, rows)

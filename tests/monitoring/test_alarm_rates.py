@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from featurestore.model.monitor import MonitorSpec
+from featurestore.model.monitor_report import Finding
 from featurestore.monitoring import rules
 from featurestore.monitoring.bounds import chance_unseen
 from featurestore.monitoring.comparison import FixedReference
@@ -17,7 +19,16 @@ from featurestore.monitoring.feature_rules import (
     MissingValues,
     is_jointly_out_of_bounds,
 )
-from tests.monitoring.series import FAULTS, alarms, compared, day, is_found, plain, series
+from tests.monitoring.series import (
+    FAULTS,
+    alarms,
+    compared,
+    day,
+    is_found,
+    number_profile,
+    plain,
+    series,
+)
 
 WATCHED = plain(MonitorSpec("series"))
 
@@ -62,6 +73,51 @@ def test_occasional_values_are_not_out_of_bounds() -> None:
         out += share > chance_unseen(before[before > 0].tolist(), 200)
     assert out == 0
     assert chance_unseen([500, 300, 200], 200) < 0.1
+
+
+ROWS = 500
+SHAPES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+    "normal": lambda rng, number: rng.normal(number % 7, 1, ROWS),
+    "heavy tails": lambda rng, _: rng.standard_cauchy(ROWS),
+    "prices": lambda rng, _: rng.lognormal(3, 2, ROWS),
+    "daily level": lambda rng, _: rng.normal(rng.normal(0, 2), 1, ROWS),
+    "counter": lambda rng, number: np.arange(ROWS) + number * ROWS,
+    "constant": lambda rng, _: np.full(ROWS, 3.0),
+    "few numbers": lambda rng, _: rng.integers(0, 5, ROWS).astype(float),
+}
+
+
+def out_of_range(
+    shape: str, seed: int, change: Callable[[np.ndarray], np.ndarray] | None = None
+) -> Finding:
+    """Return the finding about the range of the last of 57 days, whose values ``change`` changes."""
+    rng = np.random.default_rng([seed, 5])
+    days = {}
+    for number in range(57):
+        values = SHAPES[shape](rng, number)
+        if number == 56 and change is not None:
+            values = change(values)
+        days[number] = number_profile(number, values)
+    findings = rules.evaluate_rules(WATCHED, days[56], FixedReference(compared(days, 56))).findings
+    return next(each for each in findings if each.measure == "out_of_range")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_out_of_range_is_rare_for_unchanged_values(shape: str) -> None:
+    assert sum(out_of_range(shape, seed).out for seed in range(40)) <= 1
+
+
+@pytest.mark.parametrize("shape", ["normal", "prices", "constant", "few numbers"])
+@pytest.mark.parametrize("direction", [-1, 1])
+def test_out_of_range_detects_a_share_of_extreme_values(shape: str, direction: int) -> None:
+    def with_outliers(values: np.ndarray) -> np.ndarray:
+        values[: ROWS // 10] = direction * 1e7
+        return values
+
+    for seed in range(20):
+        finding = out_of_range(shape, seed, with_outliers)
+        assert finding.out
+        assert finding.value == pytest.approx(0.1, abs=0.021)
 
 
 @pytest.mark.parametrize(("storm", "alarms"), [(0.0, True), (0.03, True), (0.06, False)])

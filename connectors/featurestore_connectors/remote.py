@@ -44,7 +44,8 @@ def send_until_response(
     """Yield chunks until the server responds; after an error it does not read the rest."""
     for chunk in chunks:
         # select() refuses descriptors above 1,023, which a training process can reach.
-        if wait([connection.sock], timeout=0):
+        readable = wait([connection.sock], timeout=0)
+        if readable:
             return
         yield chunk
 

@@ -213,8 +213,8 @@ def shares_out_of_range(profiles: ComparedProfiles) -> tuple[float, list[float]]
             other_range = _join_ranges(
                 [
                     value_range
-                    for other, value_range in enumerate(ranges)
-                    if profiles.groups[other] == group and other != number
+                    for index, value_range in enumerate(ranges)
+                    if profiles.groups[index] == group and index != number
                 ]
             )
         if other_range is not None and ranges[number] is not None:
@@ -231,10 +231,10 @@ def _value_range(profiles: Sequence[ColumnProfile]) -> tuple[float, float] | Non
 
 
 def _join_ranges(ranges: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
-    known_ranges = [each for each in ranges if each is not None]
-    if not known_ranges:
+    value_ranges = [each for each in ranges if each is not None]
+    if not value_ranges:
         return None
-    return min(low for low, _ in known_ranges), max(high for _, high in known_ranges)
+    return min(low for low, _ in value_ranges), max(high for _, high in value_ranges)
 
 
 def _share_outside(profile: ColumnProfile, value_range: tuple[float, float]) -> float:

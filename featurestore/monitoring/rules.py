@@ -97,7 +97,10 @@ def confirm_findings(
         confirm: The number of consecutive windows that must be out of bounds.
         are_disjoint: Whether the windows do not overlap, so that their counts can be added.
     """
-    earlier_keys = [_keys_out_of_bounds(result) for result in results[-confirm:-1]]
+    earlier_keys = [
+        {finding.key for finding in result.findings if finding.out}
+        for result in results[-confirm:-1]
+    ]
     findings = []
     for finding in results[-1].findings:
         is_immediate = finding.kind in _IMMEDIATE_KINDS or (
@@ -116,10 +119,6 @@ def confirm_findings(
             finding = joint_finding or finding
         findings.append(replace(finding, alarm=finding.out and (is_immediate or repeated)))
     return tuple(findings)
-
-
-def _keys_out_of_bounds(result: RuleResult) -> set[tuple[str, str, str]]:
-    return {finding.key for finding in result.findings if finding.out}
 
 
 def _joint_finding(finding: Finding, results: Sequence[RuleResult]) -> Finding | None:

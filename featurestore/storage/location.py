@@ -54,9 +54,10 @@ class Location:
         # One scheme per storage, so that a location has one spelling.
         scheme = _SCHEME_ALIASES.get(scheme, scheme)
         if match is None or not is_supported(scheme):
+            # The text may be a URI with a password.
+            safe_text = re.sub(r"//[^/]*@", "//***@", text)
             raise UnsupportedLocation(
-                # The text may be a URI with a password.
-                f"location={_strip_password(text)!r} is not a supported location.",
+                f"location={safe_text!r} is not a supported location.",
                 hint="a local directory, such as the mount point of another file system, "
                 "s3://bucket/prefix (gs:// and az:// are untested) or hdfs://namenode:port/path; "
                 "set credentials in the environment or in storage_options=",
@@ -180,7 +181,3 @@ def require_local(path: str, action: str, hint: str) -> None:
     """
     if is_uri(path):
         raise UnsupportedLocation(f"{action} require a local directory, not {path}.", hint=hint)
-
-
-def _strip_password(text: str) -> str:
-    return re.sub(r"//[^/]*@", "//***@", text)

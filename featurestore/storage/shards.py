@@ -20,7 +20,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import DatasetDamaged, InvalidArgument
@@ -357,7 +356,12 @@ def map_shard(path: str) -> memoryview:
     ``mmap.mmap`` duplicates the descriptor of a file for as long as the map exists. Then a reader
     of a thousand shards would exceed the usual limit of 1,024 open files. This map has none.
     """
-    library = _c_library()
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.argtypes = [
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+    ]  # fmt: skip
+    library.mmap.restype = ctypes.c_void_p
+    library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     descriptor = os.open(path, os.O_RDONLY)
     try:
         size = os.fstat(descriptor).st_size
@@ -373,16 +377,3 @@ def map_shard(path: str) -> memoryview:
     # Views can outlive the interpreter's exit handlers, after which the process frees the map.
     weakref.finalize(memory, library.munmap, address, size).atexit = False
     return memoryview(memory).toreadonly()
-
-
-@cache
-def _c_library() -> ctypes.CDLL:
-    """Return the C library of this process, with the types of the functions for memory maps."""
-    library = ctypes.CDLL(None, use_errno=True)
-    offset = ctypes.c_long
-    library.mmap.argtypes = [
-        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, offset,
-    ]  # fmt: skip
-    library.mmap.restype = ctypes.c_void_p
-    library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    return library

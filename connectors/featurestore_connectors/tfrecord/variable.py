@@ -57,11 +57,18 @@ class VariableEncoder:
         payload = pc.binary_join_element_wise(*segments, _NOTHING)
         offsets, data = binary_parts(payload)
         lengths = np.diff(offsets)
+        # Few lengths are distinct, and each header needs a checksum.
+        distinct, length_index = np.unique(lengths, return_inverse=True)
+        headers = b"".join(wire.header(int(length)) for length in distinct)
+        header_rows = np.frombuffer(headers, np.uint8).reshape(-1, wire.HEADER)[length_index]
         # Each record needs one call for its checksum, since records have different lengths.
         bounds = list(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True))
         footers = wire.checksums(data, bounds).astype("<u4")[:, None].view(np.uint8)
         framed = pc.binary_join_element_wise(
-            _frame_headers(lengths), payload, items.rows_to_binary_array(footers), _NOTHING
+            items.rows_to_binary_array(header_rows),
+            payload,
+            items.rows_to_binary_array(footers),
+            _NOTHING,
         )
         return binary_parts(framed)[1], lengths + wire.FRAMING
 
@@ -74,15 +81,6 @@ def _split_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     half = batch.num_rows // 2
     yield from _split_batch(batch.slice(0, half))
     yield from _split_batch(batch.slice(half))
-
-
-def _frame_headers(lengths: npt.NDArray[np.int64]) -> pa.Array:
-    # Few lengths are distinct, and each header needs a checksum.
-    distinct, length_index = np.unique(lengths, return_inverse=True)
-    headers = b"".join(wire.header(int(length)) for length in distinct)
-    return items.rows_to_binary_array(
-        np.frombuffer(headers, np.uint8).reshape(-1, wire.HEADER)[length_index]
-    )
 
 
 def _encode(array: pa.Array, tail: Tail) -> list[pa.Array]:

@@ -184,7 +184,8 @@ def test_weather_monitor_alarms_in_winter(tmp_path: Path) -> None:
         command, cwd=EXAMPLE, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "weather_watch: alarm, 2013-10-14" in done.stdout
+    assert "weather_watch: alarm, 2013-09-23" in done.stdout
+    assert "temp: 9.5% of values are outside the baseline's range" in done.stdout
     assert "temp psi" in done.stdout
     assert (tmp_path / "winter.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert "<svg" in (tmp_path / "winter.html").read_text()

@@ -38,7 +38,10 @@ def checked(folder: Path, engine: str) -> MonitorReport:
 def test_monitor_report_on_spark_equals_embedded_engine(tmp_path: Path, clock: Clock) -> None:
     clock.now = START + 16 * DAY
     embedded, cluster = checked(tmp_path, "duckdb"), checked(tmp_path, "spark")
-    assert {(each.kind, each.subject) for each in cluster.alarms} == {("drift", "amount")}
+    assert {(each.kind, each.subject) for each in cluster.alarms} == {
+        ("drift", "amount"),
+        ("values", "amount"),
+    }
     assert (cluster.rows, cluster.state) == (A_DAY, embedded.state)
     findings = {each.key: each for each in embedded.findings}
     assert findings.keys() == {each.key for each in cluster.findings}
@@ -48,7 +51,7 @@ def test_monitor_report_on_spark_equals_embedded_engine(tmp_path: Path, clock: C
         other = findings[actual.key]
         assert (actual.out, actual.alarm) == (other.out, other.alarm)
         # Sketches of quantiles depend on the order in which an engine reads the rows.
-        error = 0.001 if actual.kind in ("drift", "anchor") else 1e-9
+        error = 0.001 if actual.kind in ("drift", "anchor", "values") else 1e-9
         assert [actual.value, actual.low, actual.high] == pytest.approx(
             [other.value, other.low, other.high], nan_ok=True, abs=error
         )

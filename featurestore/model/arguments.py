@@ -285,7 +285,7 @@ def _parse_list(value: object, parameter: inspect.Parameter) -> object:
     Raises:
         InvalidArgument: The value has no type of the parameter.
     """
-    if value is None and parameter.default is None:
+    if value is None and (parameter.default is None or "None" in str(parameter.annotation)):
         return value
     names = _NAMES.fullmatch(str(parameter.annotation))
     if isinstance(value, str):

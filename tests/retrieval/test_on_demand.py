@@ -209,7 +209,7 @@ def test_view_on_demand_equals_scoring(store: FeatureStore) -> None:
 @pytest.mark.parametrize(
     ("wanted", "error", "words"),
     [
-        (lambda: feature("x", "nothing + 1"), InvalidSql, "'x'.*does not exist: 'nothing'"),
+        (lambda: feature("x", "nothing + 1"), InvalidSql, "'x'.*unknown column 'nothing'"),
         (lambda: feature("x", "now()"), InvalidSql, "reads the clock"),
         (lambda: feature("x", "sum(seats)"), InvalidSql, "not verified to be equal"),
         (lambda: feature("x", "seats +"), InvalidSql, "cannot be parsed"),

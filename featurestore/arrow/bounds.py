@@ -131,7 +131,7 @@ def max_cell_bytes() -> int:
     if not text.isascii() or not text.isdigit() or int(text) == 0:
         raise ConfigurationError(
             f"{CELL_BYTES_VARIABLE}={text!r} is not a number of bytes.",
-            hint=f"{CELL_BYTES_VARIABLE}={DEFAULT_CELL_BYTES}",
+            hint=f"export {CELL_BYTES_VARIABLE}={DEFAULT_CELL_BYTES}",
         )
     return int(text)
 

@@ -160,8 +160,8 @@ def to_model_input(spec: ModelSpec, fitted: Transformations | None, batch: pa.Re
         raise NullsInColumns(
             f"Model {spec.name!r} version {spec.version} was trained without nulls. Inputs with "
             f"nulls: {listing(nulls)}.",
-            hint=f"register_model(..., nulls={{{nulls[0]!r}: 0}}) fills them, or train with "
-            'context.reader(..., nulls="mask")',
+            hint=f"register_model(..., nulls={{{nulls[0]!r}: 0}}) fills them; "
+            'context.reader(..., nulls="mask") adds columns that mark them',
         )
     if spec.arrays == "columns":
         return arrays

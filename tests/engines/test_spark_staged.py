@@ -19,6 +19,7 @@ from featurestore.plugins.engine import TableWrite
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 from featurestore_connectors.spark_delta import SparkEngine, streams
 from featurestore_connectors.spark_delta import staged as staged_rows
+from featurestore_connectors.spark_delta.relations import relation
 from featurestore_connectors.spark_delta.staged import StagedRelation
 from tests.engines.rows import AllRows
 from tests.on_spark import on_executors
@@ -196,3 +197,13 @@ def test_staged_write_selects_columns(spark: SparkSession, tmp_path: Path) -> No
     assert str(table["y"].to_pylist()) == str(rows(0, 50)["x"].to_pylist())
     for file in read_snapshot(path).files:
         assert parquet.read_schema(file.path).names == ["id", "y"]
+
+
+def test_query_reads_staged_rows_of_another_session(spark: SparkSession, tmp_path: Path) -> None:
+    """A micro-batch belongs to a session of its stream."""
+    engine = SparkEngine(spark)
+    micro_batch = spark.newSession().range(20)
+    staged = engine.stage(relation(micro_batch, pa.schema([("id", pa.int64())])), str(tmp_path))
+    query = "SELECT count(*) AS n, max(id) AS last FROM batch"
+    counted = engine.sql(query, tables={"batch": staged}, parameters={})
+    assert engine.stream(counted).read_all().to_pylist() == [{"n": 20, "last": 19}]

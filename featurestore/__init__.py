@@ -103,7 +103,7 @@ _FUNCTIONS = (
     "backfill_job",
     "get_runs",
     "pause_job",
-    "replay_stream",
+    "replay_quarantine",
     "unpause_job",
     "check_monitor",
     "accept_monitor",

@@ -336,7 +336,7 @@ def replay(
     name: Annotated[str, typer.Argument(help="Name of the stream job.", show_default=False)],
 ) -> None:
     """Read the quarantined records of a job again, and write those that are now readable."""
-    replayed = store(context).replay_stream(name)
+    replayed = store(context).replay_quarantine(name)
     reasons = sorted(replayed.reasons.items(), key=lambda each: -each[1])
     lines = [
         f"{replayed.rows} records written, {replayed.left} remain in quarantine",

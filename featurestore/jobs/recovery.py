@@ -259,7 +259,7 @@ def _to_run(job_commit: JobCommit) -> Run:
     )
 
 
-def replay_stream(session: Session, name: str) -> Replayed:
+def replay_quarantine(session: Session, name: str) -> Replayed:
     """Decode the quarantined records of a stream job again, with its current definition.
 
     Raises:

@@ -203,7 +203,7 @@ class JobCalls(StoreBase):
 
         service.set_paused(self._session, name, paused=True)
 
-    def replay_stream(self, name: str) -> Replayed:
+    def replay_quarantine(self, name: str) -> Replayed:
         """Reprocess the quarantined records of a stream job and return the numbers of results.
 
         Use it after fixing the job schema, an expectation or a schema registry. A record that can
@@ -220,14 +220,14 @@ class JobCalls(StoreBase):
             JobLeased: Another process is running the job.
 
         >>> registered = store.register_jobs("jobs.py")
-        >>> store.replay_stream("mean_temp")
+        >>> store.replay_quarantine("mean_temp")
         Traceback (most recent call last):
         featurestore.errors.InvalidJob: Job 'mean_temp' does not read a topic.
         Hint: featurestore job list
         """
-        from featurestore.jobs.recovery import replay_stream
+        from featurestore.jobs.recovery import replay_quarantine
 
-        return replay_stream(self._session, name)
+        return replay_quarantine(self._session, name)
 
     def unpause_job(self, name: str) -> None:
         """Resume a paused job; the windows it missed are due.

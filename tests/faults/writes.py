@@ -404,7 +404,7 @@ WRITES = {
         lambda store: store.pause_job("hourly"),
     ),
     "replay a stream": Write(
-        "replay_stream", lambda store: store.replay_stream("read_again"), _misread
+        "replay_quarantine", lambda store: store.replay_quarantine("read_again"), _misread
     ),
     "check a monitor": Write(
         "check_monitor",

@@ -102,7 +102,7 @@ PARAMETERS = {
     "backfill_job": "name start end * resume",
     "get_runs": "name",
     "pause_job": "name",
-    "replay_stream": "name",
+    "replay_quarantine": "name",
     "unpause_job": "name",
     "get_monitors": "",
     "accept_monitor": "name * window until note",

@@ -67,12 +67,12 @@ def test_replay_writes_readable_records_and_keeps_others(
     assert [row["id"] for row in rows_of(duckdb_store, "g")] == [1]
     fixed = job(schema={"id": "int64", "at": "timestamp", "x": "int64", "y": "string"})
     registered(duckdb_store, monkeypatch, fixed, topics)
-    actual = duckdb_store.replay_stream("g")
+    actual = duckdb_store.replay_quarantine("g")
     assert (actual.rows, actual.left) == (0, 3)
     monkeypatch.setattr(
         MemoryTopics, "decoder", lambda self, spec, request: _rounding(spec, request)
     )
-    actual = duckdb_store.replay_stream("g")
+    actual = duckdb_store.replay_quarantine("g")
     assert actual.rows == 1
     assert dict(actual.reasons) == {
         "id is a string ('three'), which is not int64": 1,
@@ -80,7 +80,7 @@ def test_replay_writes_readable_records_and_keeps_others(
     }
     assert sorted(row["id"] for row in rows_of(duckdb_store, "g")) == [1, 2]
     assert [row["record_offset"] for row in quarantined(duckdb_store, "g")] == [2, 3]
-    assert duckdb_store.replay_stream("g").rows == 0
+    assert duckdb_store.replay_quarantine("g").rows == 0
     assert len(rows_of(duckdb_store, "g")) == 2
 
 
@@ -120,10 +120,10 @@ def test_replay_interrupted_between_commits_writes_no_duplicates(
     with monkeypatch.context() as patched:
         patched.setattr(replays, "_remove_records", dies)
         with pytest.raises(KeyboardInterrupt):
-            duckdb_store.replay_stream("g")
+            duckdb_store.replay_quarantine("g")
     assert len(rows_of(duckdb_store, "g")) == 2
     assert len(quarantined(duckdb_store, "g")) == 3
-    found = duckdb_store.replay_stream("g")
+    found = duckdb_store.replay_quarantine("g")
     assert (found.rows, found.left) == (0, 1)
     assert len(rows_of(duckdb_store, "g")) == 2
     assert len(quarantined(duckdb_store, "g")) == 1
@@ -138,7 +138,7 @@ def test_replay_does_not_replace_newer_rows(
     monkeypatch.setattr(
         MemoryTopics, "decoder", lambda self, spec, request: _rounding(spec, request)
     )
-    actual = duckdb_store.replay_stream("g")
+    actual = duckdb_store.replay_quarantine("g")
     assert (actual.rows, actual.left) == (0, 1)
     assert [row["x"] for row in rows_of(duckdb_store, "g")] == [9]
 
@@ -148,7 +148,7 @@ def test_replay_without_group_is_refused(
 ) -> None:
     registered(duckdb_store, monkeypatch, job(), MemoryTopics([[]]))
     with pytest.raises(InvalidJob, match="no feature group with its current columns yet"):
-        duckdb_store.replay_stream("g")
+        duckdb_store.replay_quarantine("g")
 
 
 def test_replay_command_prints_counts_and_reasons(

@@ -22,8 +22,8 @@ from featurestore.arrow.column_lines import quoted
 from featurestore.featuregroups.record_queries import (
     OFFSET,
     PARTITION,
-    deleted_condition,
     equality_condition,
+    live_records_query,
     read_stored_keys,
     run_query,
 )
@@ -107,9 +107,6 @@ def _decreasing_keys(spec: FeatureGroupSpec, tables: Mapping[str, Relation]) -> 
     """
     names = ", ".join(map(quoted, spec.primary_key))
     time = quoted(str(spec.event_time))
-    live = "SELECT * FROM batch"
-    if "deleted" in tables:
-        live += f" WHERE NOT ({deleted_condition(spec)})"
     latest = (
         f"SELECT {names}, {time} AS this_time, max({time}) OVER (PARTITION BY {names}, {PARTITION} "
         f"ORDER BY {OFFSET} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS latest_time "
@@ -122,6 +119,7 @@ def _decreasing_keys(spec: FeatureGroupSpec, tables: Mapping[str, Relation]) -> 
             f" UNION SELECT {names} FROM live WHERE EXISTS "
             f"(SELECT 1 FROM stored WHERE {same} AND stored.{time} > live.{time})"
         )
+    live = live_records_query(spec, tables)
     return f"WITH live AS ({live}), decreasing AS (SELECT DISTINCT * FROM ({decreasing}) AS keys)"
 
 

@@ -42,6 +42,13 @@ def deleted_condition(spec: FeatureGroupSpec) -> str:
     return f"EXISTS (SELECT 1 FROM deleted WHERE {same} AND deleted.{OFFSET} > batch.{OFFSET})"
 
 
+def live_records_query(spec: FeatureGroupSpec, tables: Mapping[str, Relation]) -> str:
+    """Return the query for the records of ``batch`` that no later record deletes."""
+    if "deleted" not in tables:
+        return "SELECT * FROM batch"
+    return f"SELECT * FROM batch WHERE NOT ({deleted_condition(spec)})"
+
+
 def read_stored_keys(
     engine: Engine, rows: Relation, group: OpenGroup, *, with_later: bool = False
 ) -> Relation | None:

@@ -24,6 +24,7 @@ from featurestore.featuregroups.record_queries import (
     PARTITION,
     deleted_condition,
     equality_condition,
+    live_records_query,
     read_stored_keys,
     run_query,
 )
@@ -290,9 +291,6 @@ def _repeated_positions_query(
     """Return the query for positions of rows that are not written because their key is repeated."""
     keys = ", ".join(map(quoted, spec.upsert_key))
     direction = "DESC" if order.on_duplicates == "last" else "ASC"
-    live = "SELECT * FROM batch"
-    if "deleted" in tables:
-        live += f" WHERE NOT ({deleted_condition(spec)})"
     repeated = (
         f"SELECT {PARTITION}, {OFFSET}, row_number() OVER (PARTITION BY {keys} "
         f"ORDER BY {PARTITION} {direction}, {OFFSET} {direction}) AS n FROM live"
@@ -304,7 +302,7 @@ def _repeated_positions_query(
             f" UNION SELECT {PARTITION}, {OFFSET} FROM live "
             f"WHERE EXISTS (SELECT 1 FROM stored WHERE {same})"
         )
-    return f"WITH live AS ({live}) {query}"
+    return f"WITH live AS ({live_records_query(spec, tables)}) {query}"
 
 
 def _deleted_keys_query(spec: FeatureGroupSpec, tables: Mapping[str, Relation]) -> str:

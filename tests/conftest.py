@@ -369,6 +369,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the recorded hints, to which no worker writes any more."""
+    if config.getoption("--hints") and not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.pop(HINTS_FOLDER, ""), ignore_errors=True)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("spark") is not None:
         require_spark()

@@ -205,5 +205,5 @@ def test_query_reads_staged_rows_of_another_session(spark: SparkSession, tmp_pat
     micro_batch = spark.newSession().range(20)
     staged = engine.stage(relation(micro_batch, pa.schema([("id", pa.int64())])), str(tmp_path))
     query = "SELECT count(*) AS n, max(id) AS last FROM batch"
-    counted = engine.sql(query, tables={"batch": staged}, parameters={})
-    assert engine.stream(counted).read_all().to_pylist() == [{"n": 20, "last": 19}]
+    result = engine.sql(query, tables={"batch": staged}, parameters={})
+    assert engine.stream(result).read_all().to_pylist() == [{"n": 20, "last": 19}]

@@ -228,6 +228,6 @@ def test_tf_dataset_without_python_object_is_readable(tfrecord: Example) -> None
     variant, spec = tf.data.experimental.to_variant(dataset), dataset.element_spec
     del dataset
     gc.collect()
-    rest = tf.data.experimental.from_variant(variant, spec)
-    rows = [features["row_id"].numpy().tolist() for features, _ in rest]
+    restored = tf.data.experimental.from_variant(variant, spec)
+    rows = [features["row_id"].numpy().tolist() for features, _ in restored]
     assert rows == [batch["row_id"].tolist() for batch in expected]

@@ -99,6 +99,36 @@ def test_jvm_row_hashes_equal_python(
     assert engine.with_row_hash(held, key, seed=SEED, name=HASH) is None
 
 
+def test_sql_functions_equal_python(spark: SparkSession) -> None:
+    """SQL calls the functions by name, also in a session without the extension."""
+    from pyspark.errors import PySparkException
+
+    from featurestore_connectors.spark_delta import SparkEngine, row_hashes
+
+    rows = every_type().select(["int64", "float32", "te`xt", "time"]).rename_columns(list("abcd"))
+    session = spark.newSession()
+    registry = session._jsparkSession.sessionState().functionRegistry()
+    # Identifiers have other parts in each version of Spark.
+    functions = registry.listFunction()
+    identifiers = [functions.apply(index) for index in range(functions.size())]
+    own = [each for each in identifiers if each.funcName().startswith("featurestore_")]
+    assert own
+    assert all(registry.dropFunction(each) for each in own)
+    assert row_hashes.has_functions(session)
+    frame = SparkEngine(session).from_arrow(rows.to_reader()).native
+    hashes = frame.selectExpr(
+        f"featurestore_row_hash({SEED}, a, b, c, d)",
+        "featurestore_tie_hash('a', a, 'b', b, 'c', c, 'd', d)",
+    )
+    expected = [row_hash(rows, seed=SEED), tie_hash(rows)]
+    for values, words in zip(zip(*hashes.collect(), strict=True), expected, strict=True):
+        assert list(values) == to_sortable(words).tolist()
+    with pytest.raises(PySparkException, match="DECIMAL"):
+        frame.selectExpr("featurestore_row_hash(0, CAST(a AS DECIMAL(30, 2)))").collect()
+    with pytest.raises(PySparkException, match="featurestore-tfrecord requires the option id"):
+        frame.write.format("featurestore-tfrecord").mode("append").save()
+
+
 def test_jvm_export_equals_python_and_duckdb(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

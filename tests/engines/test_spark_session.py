@@ -92,7 +92,23 @@ def test_missing_library_error_has_install_command(
         session.check_libraries()
 
 
+def test_unsupported_pair_error_names_supported_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"pyspark": "4.3.0", "delta-spark": "4.4.1"}
+    monkeypatch.setattr(jars, "version", installed.__getitem__)
+    with pytest.raises(
+        ConfigurationError, match=r"pyspark 4\.3\.0 with delta-spark 4\.4\.1"
+    ) as caught:
+        jars.check_pair()
+    for spark, (first, last) in jars.DELTA_OF_SPARK.items():
+        assert f"pyspark {spark} with delta-spark {first}" in caught.value.message
+        for delta in (first, last):
+            installed |= {"pyspark": f"{spark}.1", "delta-spark": delta}
+            jars.check_pair()
+    assert caught.value.hint == "pip install 'pyspark==4.2.0' 'delta-spark==4.4.0'"
+
+
 def test_active_session_is_reused_and_kept(spark: Any) -> None:
+    spark.createDataFrame([], "a int")  # makes the session active again after other sessions
     engine = SparkEngine()
     assert engine.session is spark
     engine.close()

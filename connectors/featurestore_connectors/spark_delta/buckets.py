@@ -14,7 +14,7 @@ from featurestore.errors import ConfigurationError, UnsupportedLocation
 from featurestore.storage import storage_for
 from featurestore.storage.connections import options_of, s3a_options
 from featurestore.storage.location import HDFS, Location
-from featurestore_connectors.spark_delta import jars
+from featurestore_connectors.spark_delta import connect, jars
 from featurestore_connectors.spark_delta.jars import has_class
 from featurestore_connectors.spark_delta.session import check_log_store, session_hint
 
@@ -33,6 +33,8 @@ def use_location(session: Any, path: str) -> None:
     """
     if storage_for(path).is_local:
         return
+    # Its driver has other options and credentials of buckets than this process.
+    connect.refuse(session, f"The location {path}")
     location = Location.parse(path)
     if location.scheme == HDFS:
         _use_cluster(session, location)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.log import commit_info, commit_path, latest_version, read_commit
 from featurestore.delta.schema import check_writable
@@ -26,6 +27,7 @@ from featurestore.errors import (
     WriteConflict,
 )
 from featurestore.storage.failures import warn_published
+from featurestore_connectors.spark_delta import connect
 from featurestore_connectors.spark_delta.buckets import use_table
 from featurestore_connectors.spark_delta.failures import full_text, to_store_error
 from featurestore_connectors.spark_delta.relations import cast_to
@@ -80,16 +82,16 @@ class CommitSession:
         # The unique id identifies this commit if Spark fails after publishing it.
         self.note = json.dumps({**commit_metadata, "id": uuid.uuid4().hex}, sort_keys=True)
         self.session: Any = None
+        self._views: list[str] = []
 
     def __enter__(self) -> CommitSession:
         use_table(self.parent, self._path)
         # Delta for Spark would also write tables with features that the embedded engine refuses.
         check_writable(self._path, read_snapshot(self._path).protocol)
-        self.session = self.parent.newSession()
-        # One call, since reading several hundred settings takes longer than a small commit. Spark
-        # copies them under its lock, since other threads may change settings concurrently.
-        parent_settings = self.parent.conf._jconf.getAllAsJava()
-        self.session._jsparkSession.sessionState().conf().settings().putAll(parent_settings)
+        if is_connect_object(self.parent):
+            self.session = connect.open_session(self.parent)
+        else:
+            self.session = self._copy_parent()
         for key, value in _SETTINGS.items():
             self.set(key, value)
         # The copied settings may contain the version of an earlier commit of the user's session.
@@ -98,12 +100,24 @@ class CommitSession:
         self.set(_DURABILITY, "full" if self._durable else "fast")
         return self
 
+    def _copy_parent(self) -> Any:
+        session = self.parent.newSession()
+        # One call, since reading several hundred settings takes longer than a small commit. Spark
+        # copies them under its lock, since other threads may change settings concurrently.
+        parent_settings = self.parent.conf._jconf.getAllAsJava()
+        session._jsparkSession.sessionState().conf().settings().putAll(parent_settings)
+        return session
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        for view in self._views:
+            self.parent.catalog.dropGlobalTempView(view)
+        if is_connect_object(self.session):
+            connect.close_session(self.session)
         self.session = None
 
     def set(self, key: str, value: str) -> None:
@@ -116,11 +130,10 @@ class CommitSession:
         # all sessions of an application.
         view = f"featurestore_{uuid.uuid4().hex}"
         frame.createGlobalTempView(view)
-        try:
-            database = self.session.conf.get("spark.sql.globalTempDatabase", "global_temp")
-            return self.session.table(f"{database}.{view}")
-        finally:
-            self.parent.catalog.dropGlobalTempView(view)
+        # Frames of Spark Connect look for the view when they are executed.
+        self._views.append(view)
+        database = self.session.conf.get("spark.sql.globalTempDatabase", "global_temp")
+        return self.session.table(f"{database}.{view}")
 
     def run(self, command: Callable[[], object]) -> int | None:
         """Run a command and return the committed Delta version, or None without a commit.
@@ -317,9 +330,13 @@ class Transaction:
 
     def commit(self, operation: str, *arguments: Any) -> None:
         """Commit as a Delta operation with the constructor arguments ``arguments``."""
-        operation_class = getattr(
-            self._jvm, f"org.apache.spark.sql.delta.DeltaOperations${operation}"
-        )
+        name = f"org.apache.spark.sql.delta.DeltaOperations${operation}"
+        loader = self._jvm.Thread.currentThread().getContextClassLoader()
+        constructor = self._jvm.java.lang.Class.forName(name, True, loader).getConstructors()[0]
+        # Delta 4.2 added optional arguments.
+        added = constructor.getParameterCount() - len(arguments)
+        arguments += (self.empty_option(),) * added
+        operation_class = getattr(self._jvm, name)
         self._transaction.commit(self.to_sequence(self._actions), operation_class(*arguments))
 
     def to_sequence(self, items: Any = None) -> Any:

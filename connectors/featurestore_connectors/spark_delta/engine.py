@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from featurestore.arrow.spark_connect import is_connect_object
+from featurestore.delta.scan import plan_scan
+from featurestore.errors import UnsupportedDataframe
 from featurestore.plugins.engine import (
     Accumulator,
     BatchFunction,
@@ -49,6 +52,7 @@ from featurestore_connectors.spark_delta.session import (
     check_session,
     find_session,
     is_local,
+    is_stopped,
     settings_for_builder,
     start_session,
 )
@@ -82,8 +86,7 @@ class SparkEngine:
     def session(self) -> Any:
         """The SparkSession, found or started on first use."""
         with self._lock:
-            # A stopped context has no Java object; then a new session is needed.
-            if self._session is None or self._session.sparkContext._jsc is None:
+            if self._session is None or is_stopped(self._session):
                 session = self._user_session if self._user_session is not None else find_session()
                 # Only a session that the engine started may be stopped by it.
                 self._owns_session = session is None
@@ -106,6 +109,11 @@ class SparkEngine:
     # -- relations ----------------------------------------------------------------------
 
     def adopt(self, frame: object) -> Relation | None:
+        if is_connect_object(frame) and not is_connect_object(self.session):
+            raise UnsupportedDataframe(
+                "engine='spark' runs in this process, so it cannot read a Spark Connect DataFrame.",
+                hint="featurestore.connect(engine='duckdb')",
+            )
         return relations.adopt(frame)
 
     def from_arrow(self, reader: pa.RecordBatchReader) -> Relation:
@@ -121,9 +129,13 @@ class SparkEngine:
         version: int | None = None,
         schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
+        data_files: Sequence[str] | None = None,
     ) -> Relation:
         buckets.use_location(self.session, path)
-        return scan.read_table(self.session, path, version=version, schema=schema, columns=columns)
+        table_scan = plan_scan(
+            path, version=version, schema=schema, columns=columns, data_files=data_files
+        )
+        return scan.read_scan(self.session, table_scan)
 
     def read_files(self, paths: Sequence[str], *, schema: pa.Schema | None = None) -> Relation:
         # Before Spark lists the paths: it keeps a connection with its first options.

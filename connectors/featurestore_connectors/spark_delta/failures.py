@@ -112,7 +112,9 @@ def to_store_error(error: BaseException) -> FeatureStoreError:
 
 def full_text(error: BaseException) -> str:
     """Return the complete message of an error, including its Java causes."""
-    return "\n".join([str(error), *_java_causes(error)])
+    # The errors of Spark Connect have the causes in the stack trace of the server.
+    trace = getattr(error, "_stacktrace", None) or ""
+    return "\n".join([str(error), *_java_causes(error), trace])
 
 
 def first_line(error: BaseException) -> str:

@@ -11,17 +11,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from featurestore.errors import MissingJava, missing_extra
+from featurestore.errors import ConfigurationError, MissingJava, missing_extra
 from featurestore.storage.connections import connected_roots
 
-# The Hadoop version of Spark 4.0, and the modules of its AWS client (15 MB instead of 558 MB for
-# the complete AWS bundle).
-S3A_PACKAGES = (
-    "org.apache.hadoop:hadoop-aws:3.4.1",
-    "software.amazon.awssdk:s3:2.24.6",
-    "software.amazon.awssdk:s3-transfer-manager:2.24.5",
-    "software.amazon.awssdk:sts:2.24.6",
-)
+# Hadoop's version in each minor version of Spark, and the versions of the modules of its AWS client
+# (15 MB instead of 558 MB for the complete AWS bundle).
+_HADOOP_OF_SPARK = {
+    "4.0": ("3.4.1", "2.24.6", "2.24.5"),
+    "4.1": ("3.4.2", "2.29.52", "2.29.52"),
+    "4.2": ("3.5.0", "2.35.4", "2.35.4"),
+}
 # Spark has its own netty and logging libraries.
 EXCLUDED = ("software.amazon.awssdk:bundle", "io.netty:*", "org.slf4j:*")
 JVM_JAR = Path(__file__).parent / "jvm" / "featurestore-spark.jar"
@@ -29,6 +28,17 @@ JVM_JAR = Path(__file__).parent / "jvm" / "featurestore-spark.jar"
 _JAR_FOLDER = os.path.join(".ivy2.5.2", "jars")
 S3A_FILE_SYSTEM = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 SUPPORTED = (17, 21)
+# The versions of Delta, from first to last, for each minor version of Spark, of which Delta's
+# internal classes are tested.
+DELTA_OF_SPARK = {
+    "4.0": ("4.0.1", "4.0.1"),
+    "4.1": ("4.1.0", "4.4.0"),
+    "4.2": ("4.4.0", "4.4.0"),
+}
+NEWEST_PAIR = ("4.2.0", "4.4.0")
+# Since Delta 4.2, delta-spark needs Delta Kernel.
+_FIRST_WITH_KERNEL = (4, 2)
+_KERNEL = ("delta-kernel-api", "delta-kernel-defaults", "delta-kernel-unitycatalog")
 _HINT = (
     "install Java 17 (Debian: apt-get install openjdk-17-jre-headless; "
     "macOS: brew install openjdk@17) or set JAVA_HOME"
@@ -41,6 +51,33 @@ def check_libraries() -> None:
     for library, module in (("pyspark", "pyspark"), ("delta-spark", "delta")):
         if importlib.util.find_spec(module) is None:
             raise missing_extra(library, "spark")
+
+    check_pair()
+
+
+def check_pair() -> None:
+    """Check the installed pair of pyspark and delta-spark, if both are installed.
+
+    Raises:
+        ConfigurationError: The pair is not supported. The message has the pairs that are.
+    """
+    try:
+        spark, delta = version("pyspark"), version("delta-spark")
+    except PackageNotFoundError:
+        return  # a session on a platform that has Delta's jars
+    first, last = DELTA_OF_SPARK.get(_minor(spark), ("", ""))
+    if first and _numbers(first) <= _numbers(delta) <= _numbers(last):
+        return
+    pairs = "; ".join(
+        f"pyspark {minor} with delta-spark {first} to {last}"
+        if first != last
+        else f"pyspark {minor} with delta-spark {first}"
+        for minor, (first, last) in DELTA_OF_SPARK.items()
+    )
+    raise ConfigurationError(
+        f"The store does not support pyspark {spark} with delta-spark {delta}. Supported: {pairs}.",
+        hint=f"pip install 'pyspark=={NEWEST_PAIR[0]}' 'delta-spark=={NEWEST_PAIR[1]}'",
+    )
 
 
 def check_java() -> int:
@@ -103,18 +140,51 @@ def _java_path() -> str:
 
 
 def delta_package() -> str:
-    """Return the Maven coordinates of Delta for the installed version of delta-spark."""
-    try:
-        return f"io.delta:delta-spark_2.13:{version('delta-spark')}"
-    except PackageNotFoundError:
-        raise missing_extra("delta-spark", "spark") from None
+    """Return the Maven coordinates of Delta for the installed versions of Spark and Delta."""
+    spark, delta = installed_pair()
+    return f"io.delta:{_delta_artifact(spark, delta)}:{delta}"
 
 
 def delta_jars() -> list[Path]:
     """Return the paths of Delta's jars in Spark's download cache; the files may not exist."""
+    spark, delta = installed_pair()
+    names = [_delta_artifact(spark, delta), "delta-storage"]
+    if _numbers(delta) >= _FIRST_WITH_KERNEL:
+        names += _KERNEL
     folder = Path(os.path.expanduser("~"), _JAR_FOLDER)
-    names = ("delta-spark_2.13", "delta-storage")
-    return [folder / f"io.delta_{name}-{version('delta-spark')}.jar" for name in names]
+    return [folder / f"io.delta_{name}-{delta}.jar" for name in names]
+
+
+def installed_pair() -> tuple[str, str]:
+    """Return the installed versions of pyspark and delta-spark."""
+    try:
+        return version("pyspark"), version("delta-spark")
+    except PackageNotFoundError as error:
+        raise missing_extra(str(error.name), "spark") from None
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    """Return the numbers of a release.
+
+    >>> _numbers("4.2.0"), _numbers("4.0.1rc1")
+    ((4, 2, 0), (4, 0, 1))
+    """
+    return tuple(map(int, re.findall(r"\.?(\d+)", release)[:3]))
+
+
+def _minor(release: str) -> str:
+    return ".".join(map(str, _numbers(release)[:2]))
+
+
+def _delta_artifact(spark: str, delta: str) -> str:
+    """Return the name of Delta's artifact, which has the version of Spark since Delta 4.1.
+
+    >>> _delta_artifact("4.0.5", "4.0.1"), _delta_artifact("4.2.0", "4.4.0")
+    ('delta-spark_2.13', 'delta-spark_4.2_2.13')
+    """
+    if _numbers(delta) < (4, 1):
+        return "delta-spark_2.13"
+    return f"delta-spark_{_minor(spark)}_2.13"
 
 
 def includes_s3a(jars: str | None) -> bool:
@@ -126,10 +196,21 @@ def includes_s3a(jars: str | None) -> bool:
     return jars is not None and "hadoop-aws" in jars
 
 
+def s3a_packages() -> list[str]:
+    """Return the Maven coordinates of S3A for the installed version of Spark."""
+    hadoop, client, transfer_manager = _HADOOP_OF_SPARK[_minor(installed_pair()[0])]
+    return [
+        f"org.apache.hadoop:hadoop-aws:{hadoop}",
+        f"software.amazon.awssdk:s3:{client}",
+        f"software.amazon.awssdk:s3-transfer-manager:{transfer_manager}",
+        f"software.amazon.awssdk:sts:{client}",
+    ]
+
+
 def s3a_settings() -> dict[str, str]:
     """Return the session settings that download the S3A jars."""
     return {
-        "spark.jars.packages": ",".join(S3A_PACKAGES),
+        "spark.jars.packages": ",".join(s3a_packages()),
         "spark.jars.excludes": ",".join(EXCLUDED),
     }
 

@@ -9,6 +9,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -18,13 +19,14 @@ from zipimport import zipimporter
 
 import pyarrow as pa
 
+from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.errors import (
     InvalidSql,
     SchemaMismatch,
-    UnsupportedDataframe,
     listing,
 )
 from featurestore.plugins.engine import Relation, TimeRange
+from featurestore_connectors.spark_delta import connect
 from featurestore_connectors.spark_delta.failures import first_line, translate_errors
 from featurestore_connectors.spark_delta.sqltext import (
     cast_to_features,
@@ -38,6 +40,7 @@ Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 ENGINE = "spark"
 # Prefix of temporary columns. Feature names cannot start with this prefix.
 _NUMBER, _ROW = "__fs_number", "__fs_row"
+_CONSTANTS = "spark.sql.legacy.parameterSubstitution.constantsOnly"
 # View names are global in a session, so concurrent queries would see each other's tables.
 _VIEWS = Lock()
 
@@ -55,11 +58,6 @@ def adopt(frame: object) -> Relation | None:
     module = type(frame).__module__
     if not module.startswith("pyspark.sql.") or type(frame).__name__ != "DataFrame":
         return None
-    if ".connect" in module:
-        raise UnsupportedDataframe(
-            "A Spark Connect DataFrame cannot be used: its session is in another process.",
-            hint="pass frame.toArrow(), or use a SparkSession in this process",
-        )
     return relation(frame)
 
 
@@ -84,7 +82,10 @@ def filter_rows(source: Relation, predicate: str) -> Relation:
     from pyspark.errors import PySparkException
 
     try:
-        return relation(source.native.where(predicate), source.schema)
+        matching_rows = source.native.where(predicate)
+        # Spark Connect resolves the predicate when the schema is read.
+        _ = matching_rows.schema
+        return relation(matching_rows, source.schema)
     except PySparkException as error:
         raise InvalidSql(f"Spark rejects the filter {predicate!r}: {first_line(error)}") from error
 
@@ -108,11 +109,18 @@ def run_sql(
     """
     from pyspark.errors import PySparkException
 
+    if is_connect_object(session):
+        frames = {name: table.native for name, table in tables.items()}
+        try:
+            return relation(connect.run_query(session, query, frames=frames, parameters=parameters))
+        except PySparkException as error:
+            raise InvalidSql(f"Spark rejects the query: {first_line(error)}") from error
     with _VIEWS:
         # The user's session may already have views with these names.
         hidden = _create_views(session, tables)
         try:
-            native = session.sql(convert_parameters(query), args=dict(parameters))
+            with _bind_parsed_parameters(session):
+                native = session.sql(convert_parameters(query), args=dict(parameters))
         except PySparkException as error:
             raise InvalidSql(f"Spark rejects the query: {first_line(error)}") from error
         finally:
@@ -121,6 +129,27 @@ def run_sql(
             for name, frame in hidden.items():
                 frame.createOrReplaceTempView(quote(name))
     return relation(native)
+
+
+@contextmanager
+def _bind_parsed_parameters(session: Any) -> Iterator[None]:
+    """Make Spark bind parameters after parsing within the context.
+
+    Spark 4.1 and later bind them while parsing, which the SQL parser of Delta 4.4 does not do.
+    """
+    if session.version.startswith("4.0."):
+        yield
+        return
+    # The setting is internal: reading it returns None unless it was set.
+    previous = session.conf.get(_CONSTANTS, None)
+    session.conf.set(_CONSTANTS, "true")
+    try:
+        yield
+    finally:
+        if previous is None:
+            session.conf.unset(_CONSTANTS)
+        else:
+            session.conf.set(_CONSTANTS, previous)
 
 
 def _create_views(session: Any, tables: Mapping[str, Relation]) -> dict[str, Any]:
@@ -173,6 +202,8 @@ def cast_to(frame: Any, target: Any) -> Any:
 
 def explain(source: Relation) -> str:
     """Return Spark's formatted physical plan."""
+    if is_connect_object(source.native):
+        return str(source.native._explain_string(mode="formatted"))
     execution = source.native._jdf.queryExecution()
     jvm = source.native.sparkSession._jvm
     with translate_errors():

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from pyarrow import parquet
 
 from featurestore.arrow.fitting import widened_schema
+from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.delta.commits import stream_overtaken_error
 from featurestore.delta.datafile import DataFile, has_bounds, ordinal
 from featurestore.delta.maintenance import check_files
@@ -25,7 +26,7 @@ from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import InvalidSql
 from featurestore.plugins.engine import TableWrite
 from featurestore.storage import files
-from featurestore_connectors.spark_delta import row_buffer, scan, staged
+from featurestore_connectors.spark_delta import connect, row_buffer, scan, staged
 from featurestore_connectors.spark_delta.commits import (
     NONE_YET,
     CommitSession,
@@ -46,12 +47,15 @@ COPIED, SOURCE = "numTargetRowsCopied", "operationNumSourceRows"
 
 def upsert(commit: CommitSession, path: str, rows: Any, write: TableWrite, *, grows: bool) -> None:
     """Merge rows by key; null keys never match."""
-    from delta.tables import DeltaTable
-
     if write.transaction is not None:
         app, number = write.transaction
         commit.set("spark.databricks.delta.write.txnAppId", app)
         commit.set("spark.databricks.delta.write.txnVersion", str(number))
+    if is_connect_object(commit.session):
+        connect.merge_rows(commit.session, path, rows, write.key, grows=grows)
+        return
+    from delta.tables import DeltaTable
+
     is_same_key = " AND ".join(f"old.{quote(name)} = new.{quote(name)}" for name in write.key)
     merge = (
         DeltaTable.forPath(commit.session, path).alias("old").merge(rows.alias("new"), is_same_key)
@@ -222,11 +226,17 @@ def delete(
     durable: bool = True,
 ) -> int | None:
     """Delete the rows that match a predicate; return the version, or None if no row matches."""
-    from delta.tables import DeltaTable
     from pyspark.errors import AnalysisException, ParseException
 
     def once() -> None:
         try:
+            if is_connect_object(commit.session):
+                table = connect.table_at(path)
+                # Without an alias, Spark reads WHERE (name) as an alias with a column.
+                commit.session.sql(f"DELETE FROM {table} AS fs_rows WHERE ({predicate}\n)")
+                return
+            from delta.tables import DeltaTable
+
             DeltaTable.forPath(commit.session, path).delete(predicate)
         except (AnalysisException, ParseException) as error:
             if is_conflict(error):
@@ -244,6 +254,7 @@ def widen_columns(
     session: Any, path: str, columns: pa.Schema, *, durable: bool = True
 ) -> int | None:
     """Rewrite all files with wider decimals; return the version, or None if not necessary."""
+    connect.refuse(session, "schema_change='add' with wider decimals")
     with CommitSession(session, path, {"operation": "widen"}, durable=durable) as commit:
         return commit.run(lambda: _widen_once(commit, path, columns))
 
@@ -275,11 +286,13 @@ def compact(
     session: Any, path: str, *, below: int | None = None, durable: bool = True
 ) -> int | None:
     """Merge files smaller than ``below`` bytes; return the version, or None without changes."""
-    from delta.tables import DeltaTable
-
     with CommitSession(session, path, {"operation": "compact"}, durable=durable) as commit:
         if below is not None:
             commit.set("spark.databricks.delta.optimize.minFileSize", str(below))
+        if is_connect_object(session):
+            return commit.run(lambda: commit.session.sql(f"OPTIMIZE {connect.table_at(path)}"))
+        from delta.tables import DeltaTable
+
         return commit.run(
             lambda: DeltaTable.forPath(commit.session, path).optimize().executeCompaction()
         )

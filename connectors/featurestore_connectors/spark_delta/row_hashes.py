@@ -1,7 +1,7 @@
-"""Row hashes that JVM functions compute and count, without transferring rows to Python.
+"""Row hashes that SQL functions compute and count, without transferring rows to Python.
 
-The functions (``jvm/RowHash.java``) are in the jar of the log store. Python hashes the rows if the
-executors do not have the jar, or if a type is not supported.
+``jvm/StoreExtensions.java`` registers the functions, in the jar of the log store. Python hashes the
+rows if the executors do not have the jar, or if a type is not supported.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.hashing import row_hash_start, tie_hash_salt, value_kind
+from featurestore.arrow.spark_connect import is_connect_object
+from featurestore.hashing import value_kind
 from featurestore.plugins.engine import Relation
 from featurestore.plugins.format import ColumnProfile
 from featurestore.plugins.native import HashCounts
 from featurestore_connectors.spark_delta.failures import translate_errors
 from featurestore_connectors.spark_delta.jars import JVM_JAR, has_class
 from featurestore_connectors.spark_delta.relations import relation
+from featurestore_connectors.spark_delta.session import STORE_EXTENSION
 from featurestore_connectors.spark_delta.sqltext import column
 
-_CLASS = "featurestore.hashing.RowHash"
-_SIGN = -(2**63)
 _BITS = 16
 
 
@@ -42,14 +42,10 @@ def with_row_hash(
     all_supported = all(value_kind(field.type) is not None for field in fields)
     if not all_supported or not has_functions(session):
         return None
-    functions = session._jvm.featurestore.hashing.RowHash
-    state = sf.lit(_signed(row_hash_start(seed)))
-    for field in fields:
-        function, value = _hash_function(functions, field)
-        state = _java_call(session, function, state, value)
-    # Spark has no unsigned integers. With its sign bit flipped, a signed integer sorts like the
-    # unsigned hash.
-    return _with_column(source, name, state.bitwiseXOR(sf.lit(_SIGN)), pa.int64())
+    # Spark has no unsigned integers. The signed number sorts like the unsigned hash.
+    signed_seed = (seed + 2**63) % 2**64 - 2**63
+    value = sf.call_function("featurestore_row_hash", sf.lit(signed_seed), *map(column, columns))
+    return _with_column(source, name, value, pa.int64())
 
 
 def with_tie_hash(source: Relation, *, name: str) -> Relation | None:
@@ -60,25 +56,23 @@ def with_tie_hash(source: Relation, *, name: str) -> Relation | None:
     all_supported = all(value_kind(kind) is not None for kind in source.schema.types)
     if not all_supported or not has_functions(session):
         return None
-    functions = session._jvm.featurestore.hashing.TieHash
-    total = sf.lit(0).cast("bigint")
-    for field in source.schema:
-        salt = _signed(tie_hash_salt(field.name))
-        function, value = _hash_function(functions, field, salt, exact=True)
-        total = _java_call(session, function, total, value)
-    return _with_column(source, name, _java_call(session, functions.finished(), total), pa.int64())
+    pairs = [part for each in source.schema.names for part in (sf.lit(each), column(each))]
+    value = sf.call_function("featurestore_tie_hash", *pairs)
+    return _with_column(source, name, value, pa.int64())
 
 
 def with_range_number(
     source: Relation, values: str, *, starts: Sequence[int], numbers: Sequence[int], name: str
 ) -> Relation:
     """Return the rows with the range number of an int64 column."""
-    session = source.native.sparkSession
-    # Packed as bytes, since py4j transfers a list element by element.
-    packed_starts = struct.pack(f">{len(starts)}q", *starts)
-    packed_numbers = struct.pack(f">{len(numbers)}i", *numbers)
-    ranges = session._jvm.featurestore.hashing.RowHash.ranges(packed_starts, packed_numbers)
-    number = _java_call(session, ranges, column(values))
+    from pyspark.sql import functions as sf
+
+    number = sf.call_function(
+        "featurestore_range_number",
+        column(values),
+        sf.lit(struct.pack(f">{len(starts)}q", *starts)),
+        sf.lit(struct.pack(f">{len(numbers)}i", *numbers)),
+    )
     return _with_column(source, name, number, pa.int32())
 
 
@@ -89,15 +83,17 @@ def count_hashes(
 
     Only the bins of each group are collected to the driver.
     """
+    from pyspark.sql import functions as sf
+
     schema = source.schema
     for name in columns:
         kind = schema.field(name).type
         if value_kind(kind) is None and not pat.is_decimal(kind):
             return None
-    rows = source.native.select(*map(column, [*columns, hashes, group]))
-    counts = source.native.sparkSession._jvm.featurestore.hashing.RowCounts
+    arguments = [sf.lit(_BITS), *map(column, [hashes, group, *columns])]
+    counts = source.native.agg(sf.call_function("featurestore_count_rows", *arguments))
     with translate_errors():
-        counts_json = json.loads(counts.count(rows._jdf, hashes, group, list(columns), _BITS))
+        counts_json = json.loads(counts.collect()[0][0])
     histograms, sums = {}, {}
     for number, bin_counts in counts_json["groups"].items():
         # Java writes big-endian numbers.
@@ -132,51 +128,24 @@ def hashes_of_groups(
 # -- hashes -------------------------------------------------------------------------------
 
 
-def _hash_function(
-    functions: Any, field: pa.Field, *salt: int, exact: bool = False
-) -> tuple[Any, Any]:
-    """Return the JVM function that hashes a column, and the column cast to its input type."""
-    from pyspark.sql import functions as sf
-
-    value, kind = column(field.name), field.type
-    number = value_kind(kind)
-    # A cast to double would change the bits of NaN.
-    if pat.is_float32(kind) and exact:
-        return functions.floats(number, *salt), value
-    if pat.is_floating(kind):
-        return functions.doubles(number, *salt), value.cast("double")
-    if pat.is_string(kind):
-        return functions.bytes(number, *salt), value.cast("binary")
-    if pat.is_binary(kind):
-        return functions.bytes(number, *salt), value
-    if pat.is_date32(kind):
-        value = sf.unix_date(value)
-    elif pat.is_timestamp(kind):
-        value = sf.unix_micros(value)
-    return functions.words(number, *salt), value.cast("bigint")
-
-
 def has_functions(session: Any) -> bool:
-    """Return whether driver and executors have the jar, which must be among the initial jars."""
-    jars = session.sparkContext.getConf().get("spark.jars", "")
-    return JVM_JAR.name in jars and has_class(session, _CLASS)
+    """Return whether the session has the SQL functions, and the executors have their jar.
 
-
-def _java_call(session: Any, function: Any, *arguments: Any) -> Any:
-    """Return a column that calls a Java function."""
-    from pyspark.sql.classic.column import Column
-
-    java_arguments = session._jvm.PythonUtils.toSeq([argument._jc for argument in arguments])
-    return Column(function.apply(java_arguments))
+    A session that the user built without the setting ``spark.sql.extensions`` gets the functions
+    here, if the jar is among its initial jars.
+    """
+    if is_connect_object(session):
+        return True  # checked when the engine takes the session
+    jars = session.conf.get("spark.jars", "")
+    if JVM_JAR.name not in jars or not has_class(session, STORE_EXTENSION):
+        return False
+    session._jvm.featurestore.spark.StoreExtensions.register(session._jsparkSession)
+    return True
 
 
 def _with_column(source: Relation, name: str, value: Any, kind: pa.DataType) -> Relation:
     native = source.native.select(*map(column, source.schema.names), value.alias(name))
     return relation(native, source.schema.append(pa.field(name, kind)))
-
-
-def _signed(word: int) -> int:
-    return word - 2**64 if word >= 2**63 else word
 
 
 def _profile(field: pa.Field, measured: dict[str, int], *, rows: int) -> ColumnProfile:

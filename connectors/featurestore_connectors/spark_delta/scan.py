@@ -18,7 +18,7 @@ from pyarrow import parquet
 
 from featurestore.arrow.untyped import format_sql_casts, refuse_untyped
 from featurestore.delta.datafile import DataFile
-from featurestore.delta.scan import plan_scan
+from featurestore.delta.scan import TableScan
 from featurestore.delta.snapshot import Snapshot
 from featurestore.errors import ConfigurationError, EngineError, StorageError, TableDamaged
 from featurestore.plugins.engine import Relation
@@ -37,36 +37,37 @@ from featurestore_connectors.spark_delta.sqltext import column, quote, spark_sch
 _FEW_FILES = 32
 # Characters of Hadoop's glob patterns, and characters that Hadoop parses as a scheme or an escape.
 _NO_PLAIN_PATH = re.compile(r"[*?\[\]{}\\%,:]")
+# Columns of a frame that contain the name and the partition values of the file of each row.
+_FILE_NAME, _PARTITION = "__fs_file_name", "__fs_partition"
 _NANOSECONDS = "spark.sql.legacy.parquet.nanosAsLong"
 
 
-def read_table(
-    session: Any,
-    path: str,
-    *,
-    version: int | None,
-    schema: pa.Schema | None,
-    columns: Sequence[str] | None,
-) -> Relation:
-    """Return the rows of a Delta version; the latest version is pinned by the call."""
+def read_scan(session: Any, table_scan: TableScan) -> Relation:
+    """Return the rows of a Delta version."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
+    from pyspark.sql import functions as sf
 
     # The schema comes from the log, since Spark omits columns that have no type.
-    table_scan = plan_scan(path, version=version, schema=schema, columns=columns)
     snapshot = table_scan.snapshot
     try:
-        if is_plain(snapshot):
+        # Delta would open all files of the version for a partial scan.
+        if is_plain(snapshot) or (table_scan.is_partial and _has_plain_files(snapshot)):
             frame = plain_frame(session, snapshot, snapshot.files)
         else:
-            frame = session.read.format("delta").option("versionAsOf", snapshot.version).load(path)
+            frame = session.read.format("delta").option("versionAsOf", snapshot.version)
+            frame = frame.load(snapshot.path)
+            if table_scan.is_partial:
+                # File names contain unique identifiers.
+                names = [os.path.basename(file.path) for file in snapshot.files]
+                frame = frame.filter(sf.col("_metadata.file_name").isin(names))
     except (PySparkException, Py4JError) as error:
         store_error = to_store_error(error)
         # Only an unknown failure is described by the version that was read; other errors name the
         # file.
         if isinstance(store_error, EngineError):
             store_error = EngineError(
-                f"Spark cannot read version {snapshot.version} of {path}: {first_line(error)}"
+                f"Spark cannot read version {snapshot.version} of {snapshot.path}: {first_line(error)}"
             )
         raise store_error from error
     # Columns that the version lacks are null.
@@ -79,9 +80,19 @@ def is_plain(snapshot: Snapshot) -> bool:
 
     Delta starts jobs to read its log and to select files, which take longer than reading few files.
     """
-    has_features = snapshot.protocol.reader > 1  # files of other types than the table's, for one
-    if has_features or snapshot.partition_by or len(snapshot.files) > _FEW_FILES:
+    if snapshot.partition_by or len(snapshot.files) > _FEW_FILES:
         return False
+    return _has_plain_files(snapshot)
+
+
+def _has_plain_files(snapshot: Snapshot) -> bool:
+    if snapshot.protocol.reader > 1:  # files of other types than the table's, for one
+        return False
+    # Spark casts these partition values in the log as Delta does.
+    is_exact = (pat.is_string, pat.is_integer, pat.is_date, pat.is_boolean)
+    for name in snapshot.partition_by:
+        if not any(check(snapshot.schema.field(name).type) for check in is_exact):
+            return False
     for file in snapshot.files:
         # Spark silently skips hidden files and interprets some characters as patterns.
         hidden = os.path.basename(file.path).startswith(("_", "."))
@@ -91,8 +102,12 @@ def is_plain(snapshot: Snapshot) -> bool:
 
 
 def plain_frame(session: Any, snapshot: Snapshot, data_files: Sequence[DataFile]) -> Any:
-    """Return a frame over files of a plain version, with the table's columns and types."""
-    from pyspark.sql.types import NullType, StructType
+    """Return a frame over files of a plain version, with the table's columns and types.
+
+    Partition values come from the log.
+    """
+    from pyspark.sql import functions as sf
+    from pyspark.sql.types import NullType, StringType, StructType
 
     columns = StructType()
     for field in StructType.fromJson(json.loads(snapshot.metadata["schemaString"])).fields:
@@ -103,7 +118,27 @@ def plain_frame(session: Any, snapshot: Snapshot, data_files: Sequence[DataFile]
         return session.createDataFrame([], columns)
     # Do not interpret folder names as partition values.
     reader = session.read.schema(columns).option("recursiveFileLookup", "true")
-    return reader.parquet(*[file.path for file in data_files])
+    frame = reader.parquet(*[file.path for file in data_files])
+    if not snapshot.partition_by:
+        return frame
+    # File names contain unique identifiers.
+    rows = [
+        (os.path.basename(file.path), *map(file.partition.get, snapshot.partition_by))
+        for file in data_files
+    ]
+    texts = [f"{_PARTITION}{number}" for number, _ in enumerate(snapshot.partition_by)]
+    schema = StructType()
+    for name in (_FILE_NAME, *texts):
+        schema.add(name, StringType())
+    stored = [column(name) for name in columns.names if name not in snapshot.partition_by]
+    frame = frame.select(sf.col("_metadata.file_name").alias(_FILE_NAME), *stored)
+    partitions = [
+        # Delta does not distinguish an empty string from null.
+        sf.nullif(sf.col(text), sf.lit("")).cast(columns[name].dataType).alias(name)
+        for name, text in zip(snapshot.partition_by, texts, strict=True)
+    ]
+    values = sf.broadcast(session.createDataFrame(rows, schema))
+    return frame.join(values, _FILE_NAME).select(*stored, *partitions)
 
 
 def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) -> Relation:

@@ -12,15 +12,17 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
+from featurestore.arrow.spark_connect import find_connect_session, is_connect_object
 from featurestore.errors import ConfigurationError, EngineError
 from featurestore.model.runtime import usable_cores
 from featurestore.storage import files
 from featurestore.storage.location import HDFS, scheme_of
-from featurestore_connectors.spark_delta import jars
+from featurestore_connectors.spark_delta import connect, jars
 from featurestore_connectors.spark_delta.jars import (
     JVM_JAR,
     check_java,
     check_libraries,
+    check_pair,
     delta_jars,
     delta_package,
     has_class,
@@ -39,9 +41,12 @@ LOG_STORES = {"file": "featurestore.delta.PosixLogStore", "s3": "featurestore.de
 _LOG_STORE_OF_HDFS = "io.delta.storage.HDFSLogStore"
 
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+# Registers the SQL functions of ``jvm/StoreFunctions.java``.
+STORE_EXTENSION = "featurestore.spark.StoreExtensions"
 _CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _DELTA = {"spark.sql.extensions": _EXTENSION, "spark.sql.catalog.spark_catalog": _CATALOG}
 _GLOBAL_LOG_STORE = "spark.delta.logStore.class"
+_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 _UTC_NAMES = ("UTC", "Etc/UTC", "GMT", "Z", "+00:00")
 _LOG_SETTINGS = os.path.join(os.path.dirname(__file__), "log4j2.properties")
 
@@ -55,7 +60,7 @@ def find_session() -> Any:
 
     # ``getOrCreate`` would start Spark if it is not running.
     if SparkContext._active_spark_context is None:
-        return None
+        return find_connect_session()
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
@@ -71,6 +76,10 @@ def check_session(session: Any) -> None:
         ConfigurationError: The session is not configured for Delta, or its time zone is not UTC.
             The hint includes the settings.
     """
+    is_connect = is_connect_object(session)
+    if is_connect:
+        connect.check_server(session)
+    check_pair()
     extensions = session.conf.get("spark.sql.extensions", "") or ""
     catalog = session.conf.get("spark.sql.catalog.spark_catalog", "") or ""
     if _EXTENSION not in extensions or catalog != _CATALOG:
@@ -80,16 +89,25 @@ def check_session(session: Any) -> None:
             hint=f"build it with {needed} and the package {delta_package()}, "
             "or start Python without a SparkSession",
         )
-    _check_delta_classes(session)
+    if not is_connect:
+        _check_delta_classes(session)
     zone = session.conf.get("spark.sql.session.timeZone", "")
     if zone not in _UTC_NAMES:
         raise ConfigurationError(
             f"The time zone of the active SparkSession is {zone!r}; the store needs UTC.",
             hint='spark.conf.set("spark.sql.session.timeZone", "UTC")',
         )
-    if is_local(session) and "PYSPARK_PYTHON" not in os.environ:
+    if not is_connect and is_local(session) and "PYSPARK_PYTHON" not in os.environ:
         # Local workers use the driver's interpreter.
         session.sparkContext.pythonExec = sys.executable
+
+
+def is_stopped(session: Any) -> bool:
+    """Return whether a session can no longer run queries."""
+    if is_connect_object(session):
+        return bool(session.is_stopped)
+    # A stopped context has no Java object.
+    return session.sparkContext._jsc is None
 
 
 def check_log_store(session: Any, path: str) -> None:
@@ -102,14 +120,21 @@ def check_log_store(session: Any, path: str) -> None:
     """
     scheme = scheme_of(path)
     # Delta only reads settings with which the JVM was started.
-    configuration = session.sparkContext._jsc.getConf()
+    is_connect = is_connect_object(session)
+    configuration = (
+        connect.read_log_store_settings(session, _log_store_keys(scheme))
+        if is_connect
+        else session.sparkContext._jsc.getConf()
+    )
     if scheme == HDFS and _configured_log_store(configuration, scheme) in (
         None,
         _LOG_STORE_OF_HDFS,
     ):
         return
     name = LOG_STORES.get(scheme, _LOG_STORE_OF_HDFS)
-    if _configured_log_store(configuration, scheme) == name and has_class(session, name):
+    if _configured_log_store(configuration, scheme) == name and (
+        is_connect or has_class(session, name)
+    ):
         return
     raise ConfigurationError(
         "The active SparkSession could overwrite Delta commits of other processes, "
@@ -144,6 +169,13 @@ def start_session(location: str | None = None) -> Any:
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted:
         check_java()
+    if "SPARK_REMOTE" in os.environ:
+        raise ConfigurationError(
+            "engine='spark' does not open Spark Connect sessions, but SPARK_REMOTE selects the "
+            f"server {os.environ['SPARK_REMOTE']}.",
+            hint="SparkSession.builder.getOrCreate() before connect, or "
+            "featurestore.connect(engine='duckdb')",
+        )
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
@@ -186,7 +218,7 @@ def configure_session(builder: Any, *, location: str | None = None) -> Any:
     builder = builder.config(map=session_settings())
     packages: list[str] = []
     if location is not None and location.startswith("s3://") and not jars.includes_s3a(user_jars):
-        packages.extend(jars.S3A_PACKAGES)
+        packages.extend(jars.s3a_packages())
         builder = builder.config(map=jars.s3a_settings())
     fetched_jars = delta_jars()
     # Use downloaded Delta jars as files, to avoid network access and resolver output on every
@@ -203,6 +235,7 @@ def session_settings() -> dict[str, str]:
     log_stores = {_log_store_setting(scheme): name for scheme, name in LOG_STORES.items()}
     return {
         **_DELTA,
+        "spark.sql.extensions": connect.EXTENSIONS,
         **log_stores,
         "spark.sql.session.timeZone": "UTC",
         # Not INT96, which has no usable statistics.
@@ -223,14 +256,21 @@ def settings_for_builder(location: str) -> dict[str, str]:
     settings = {**session_settings(), "spark.jars": str(JVM_JAR)}
     packages = [delta_package()]
     if location.startswith("s3://"):
-        packages.extend(jars.S3A_PACKAGES)
+        packages.extend(jars.s3a_packages())
         settings.update(jars.s3a_settings())
     return {**settings, "spark.jars.packages": ",".join(packages)}
 
 
 def is_local(session: Any) -> bool:
     """Return whether the executors are threads of the driver."""
-    return str(session.sparkContext.master).startswith("local")
+    return str(session.conf.get("spark.master", "")).startswith("local")
+
+
+def default_parallelism(session: Any) -> int:
+    """Return the number of tasks that the application runs at a time."""
+    if is_connect_object(session):
+        return connect.read_parallelism(session)
+    return int(session.sparkContext.defaultParallelism)
 
 
 def staging_directory(session: Any) -> str:
@@ -243,7 +283,8 @@ def staging_directory(session: Any) -> str:
     if directory:
         files.make_directory(directory)
         return directory
-    if is_local(session):
+    is_here = not is_connect_object(session) or session.client.host in _THIS_MACHINE
+    if is_local(session) and is_here:
         return tempfile.gettempdir()
     raise ConfigurationError(
         "Data must be sent to the executors, but no shared folder is configured.",
@@ -288,13 +329,20 @@ def _log_store_setting(scheme: str) -> str:
 
 
 def _configured_log_store(configuration: Any, scheme: str) -> str | None:
-    """Return the log store configured for all schemes or for one, with or without "spark."."""
-    for setting in (_GLOBAL_LOG_STORE, _log_store_setting(scheme)):
-        for key in (setting, setting.removeprefix("spark.")):
-            name = str(configuration.get(key, ""))
-            if name:
-                return name
+    """Return the log store configured for all schemes or for one, or None."""
+    for key in _log_store_keys(scheme):
+        name = str(configuration.get(key, ""))
+        if name:
+            return name
     return None
+
+
+def _log_store_keys(scheme: str) -> list[str]:
+    """Return the settings of a log store in Delta's order, with and without "spark."."""
+    keys = []
+    for setting in (_GLOBAL_LOG_STORE, _log_store_setting(scheme)):
+        keys += [setting, setting.removeprefix("spark.")]
+    return keys
 
 
 def _check_delta_classes(session: Any) -> None:

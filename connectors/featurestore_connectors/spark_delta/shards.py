@@ -1,7 +1,7 @@
 """Shuffles of rows by key and by shard, and shard export on executors.
 
 Each shard is sorted and written by one task, either by a Python function or by the JVM
-(``jvm/RecordShards.java``), without transferring rows to Python.
+(the data source ``featurestore-tfrecord``), without transferring rows to Python.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import struct
+import uuid
 from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any
@@ -35,7 +36,7 @@ from featurestore.storage.publication import make_directory
 from featurestore_connectors.spark_delta.failures import translate_errors
 from featurestore_connectors.spark_delta.relations import map_in_arrow
 from featurestore_connectors.spark_delta.row_hashes import has_functions
-from featurestore_connectors.spark_delta.session import is_local
+from featurestore_connectors.spark_delta.session import default_parallelism, is_local
 from featurestore_connectors.spark_delta.sqltext import column
 from featurestore_connectors.spark_delta.tasks import RESULT_FIELDS, ShardsTask
 
@@ -44,6 +45,8 @@ _TASK_BYTES = 128 << 20
 # The driver tracks each pair of tasks before and after a shuffle.
 _MAX_TASKS = 8_192
 _TASKS_ON_CLUSTERS = 32
+# The data source of ``jvm/RecordSource.java``.
+_SOURCE = "featurestore-tfrecord"
 
 
 def write_shards(
@@ -92,7 +95,7 @@ def repartition_by_shard(source: Relation, shard: str, shard_count: int) -> Any:
 def _max_partitions(frame: Any) -> int:
     """Return the largest number of partitions that is useful for this application."""
     session = frame.sparkSession
-    tasks = 4 * int(session.sparkContext.defaultParallelism)
+    tasks = 4 * default_parallelism(session)
     if is_local(session):
         return tasks
     # A cluster with autoscaling starts with few cores.
@@ -166,15 +169,15 @@ def write_in_jvm(source: Relation, task: RecordTask) -> list[RecordShard]:
     # Created once here, and not by each task.
     for folder in sorted({os.path.dirname(path) for path, _ in task.shards}):
         make_directory(os.path.join(task.directory, folder))
-    writer = source.native.sparkSession._jvm.featurestore.tfrecord.RecordShards
+    # A write returns nothing, so the reports of the shards are read by the id of the write.
+    write_id = uuid.uuid4().hex
+    task_json = json.dumps(_describe_task(source.schema, task))
+    writer = rows.write.format(_SOURCE).mode("append")
+    reader = source.native.sparkSession.read.format(_SOURCE).option("id", write_id)
     with translate_errors():
-        shard_reports = list(
-            writer.write(rows._jdf, json.dumps(_describe_task(source.schema, task)))
-        )
-    written_shards = [
-        _parse_shard_report(json.loads(report), source.schema, task) for report in shard_reports
-    ]
-    return written_shards
+        writer.options(id=write_id, task=task_json).save()
+        reports = [json.loads(row["report"]) for row in reader.load().collect()]
+    return [_parse_shard_report(report, source.schema, task) for report in reports]
 
 
 def _describe_task(schema: pa.Schema, task: RecordTask) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.casts import cast_batch
+from featurestore.arrow.spark_connect import utc_argument
 from featurestore.arrow.types import (
     TIMESTAMP,
     decimal_places,
@@ -200,7 +201,8 @@ def _arrow_schema(frame: Any) -> pa.Schema:
         try:
             if "variant" in field.dataType.simpleString():  # would pass for a struct of bytes
                 raise UnsupportedType("variant")
-            fields.append(pa.field(field.name, to_arrow_type(field.dataType), nullable=True))
+            kind = to_arrow_type(field.dataType, **utc_argument(to_arrow_type))
+            fields.append(pa.field(field.name, kind, nullable=True))
         except (PySparkException, UnsupportedType):
             unsupported.append(f"{field.name}: {field.dataType.simpleString()}")
     if unsupported:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.model.runtime import usable_cores
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation, Result, State
 from featurestore.storage.connections import options_of_connections
 from featurestore_connectors.spark_delta.failures import translate_errors
 from featurestore_connectors.spark_delta.parquet_rows import ParquetRows
 from featurestore_connectors.spark_delta.relations import map_in_arrow, relation
-from featurestore_connectors.spark_delta.session import is_local
+from featurestore_connectors.spark_delta.session import default_parallelism, is_local
 from featurestore_connectors.spark_delta.sqltext import column, spark_schema
 from featurestore_connectors.spark_delta.staged import rows_of
 from featurestore_connectors.spark_delta.tasks import (
@@ -64,7 +64,10 @@ def aggregate(source: Relation, accumulator: Accumulator[State, Result]) -> Resu
     if not is_local(session):
         # A large table has thousands of partitions, so executors merge most states.
         group = sf.floor(sf.col("part") / _STATES_AT_ONCE)
-        states = states.groupBy(group).applyInArrow(partial(merge_table, accumulator), STATE_FIELDS)
+        # Not a partial function: Spark 4.2 warns that it cannot resolve the type hints.
+        states = states.groupBy(group).applyInArrow(
+            lambda table: merge_table(accumulator, table), STATE_FIELDS
+        )
     with translate_errors():
         state_rows = states.collect()
     # In the order of partitions, so that float sums do not depend on which task ends first.
@@ -87,9 +90,9 @@ def _aggregate_in_driver(rows: ParquetRows, accumulator: Accumulator[State, Resu
 
 def _accumulate_files(session: Any, rows: ParquetRows, accumulator: Accumulator[State, Any]) -> Any:
     """Return a frame with the accumulator state of each file part."""
-    parts = max(int(session.sparkContext.defaultParallelism), rows.bytes // _TASK_BYTES)
-    task = AccumulateFilesTask(accumulator, rows, parts, options_of_connections())
-    return map_in_arrow(session.range(0, parts, 1, parts), ["id"], task, STATE_FIELDS)
+    task_count = max(default_parallelism(session), rows.bytes // _TASK_BYTES)
+    task = AccumulateFilesTask(accumulator, rows, task_count, options_of_connections())
+    return map_in_arrow(session.range(0, task_count, 1, task_count), ["id"], task, STATE_FIELDS)
 
 
 def stream(source: Relation, *, batch_rows: int, limit: int | None) -> pa.RecordBatchReader:
@@ -98,7 +101,8 @@ def stream(source: Relation, *, batch_rows: int, limit: int | None) -> pa.Record
     # Rows are sent as Arrow messages in a binary column, since collecting rows would convert each
     # value to a Python object.
     messages = map_in_arrow(source.native, source.schema.names, task, MESSAGE_FIELDS)
-    if limit is not None and limit <= _FEW_ROWS:
+    # Spark Connect cannot run a job on some partitions only.
+    if limit is not None and limit <= _FEW_ROWS and not is_connect_object(messages):
         message_stream = _first_messages(messages)
     else:
         message_stream = _all_messages(messages)

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 from pyarrow import parquet
 
+from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.arrow.types import storage_schema
 from featurestore.delta.log import commit_path, is_delta_table
 from featurestore.delta.maintenance import remove_unneeded_files
@@ -33,7 +34,7 @@ from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
 from featurestore.storage import files, storage_for
 from featurestore.storage.files import read_bytes, write_new
 from featurestore.storage.publication import Publication, make_directory
-from featurestore_connectors.spark_delta import rewrite, sqltext
+from featurestore_connectors.spark_delta import connect, rewrite, sqltext
 from featurestore_connectors.spark_delta.commits import (
     ATTEMPTS,
     CommitSession,
@@ -146,6 +147,8 @@ def write(
     session: Any, path: str, relation: Relation, write: TableWrite, *, durable: bool = True
 ) -> int | None:
     """Write one commit; return its version, or None if its transaction is already committed."""
+    if write.offsets or write.deletes is not None:
+        connect.refuse(session, "A commit of stream offsets or deleted keys")
     # Checked without a Spark job. Delta checks the transaction again when it commits.
     if is_repeat(path, write.transaction):
         return None
@@ -159,7 +162,12 @@ def _write_once(commit: CommitSession, path: str, relation: Relation, write: Tab
     """Write with Delta's writers, or with a cheaper equivalent."""
     from pyspark.sql.types import StructType
 
-    if isinstance(relation, StagedRelation) and _append_linked(commit, path, relation, write):
+    # Links need a transaction of Delta, which needs the JVM.
+    if (
+        not is_connect_object(commit.session)
+        and isinstance(relation, StagedRelation)
+        and _append_linked(commit, path, relation, write)
+    ):
         return
     table = commit.session.read.format("delta").load(path)
     columns = _add_missing_columns(StructType(list(table.schema.fields)), write.add_columns)
@@ -221,7 +229,7 @@ def _upsert_once(
         # Repeated reads return the same rows, so Delta does not need to materialize the source.
         commit.set("spark.databricks.delta.merge.materializeSource", "none")
     is_merged = False
-    if isinstance(relation, BufferedRelation) and not grows:
+    if isinstance(relation, BufferedRelation) and not grows and not is_connect_object(rows):
         is_merged = rewrite.upsert_small(commit, path, relation, rows, write)
     if not is_merged:
         rewrite.upsert(commit, path, rows, write, grows=grows)

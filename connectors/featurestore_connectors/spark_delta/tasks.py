@@ -211,10 +211,7 @@ def split_by_shard(batches: Batches, shard: str) -> Iterator[tuple[int, Batches]
 
 
 def merge_table(accumulator: Accumulator[State, Any], table: pa.Table) -> pa.Table:
-    """Return one row with the merged state of several partitions, merged in partition order.
-
-    This is a function, not a callable object, since Spark inspects the number of arguments.
-    """
+    """Return one row with the merged state of several partitions, merged in partition order."""
     with encode_errors():
         # The shuffle does not preserve the order of partitions.
         table = table.sort_by("part")

@@ -44,7 +44,12 @@ public final class ColumnReader implements Serializable {
   /** Returns the reader of a column. */
   public static ColumnReader of(StructType schema, String name) {
     int ordinal = schema.fieldIndex(name);
-    return new ColumnReader(ordinal, kindOf(schema.fields()[ordinal].dataType()));
+    return of(ordinal, schema.fields()[ordinal].dataType());
+  }
+
+  /** Returns the reader of the column at a position. */
+  static ColumnReader of(int ordinal, DataType type) {
+    return new ColumnReader(ordinal, kindOf(type));
   }
 
   private static Kind kindOf(DataType type) {

@@ -7,27 +7,24 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import featurestore.hashing.CanonicalOrder;
 import featurestore.hashing.ColumnReader;
 import java.io.IOException;
+import java.io.Serializable;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Arrays;
-import java.util.Iterator;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
-import org.apache.spark.api.java.function.FlatMapFunction;
-import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.InternalRow;
-import org.apache.spark.sql.classic.Dataset;
 import org.apache.spark.sql.types.StructType;
 
 /**
- * Writes rows as shards of records where they are, so that none leaves the JVM.
+ * Writes the sorted rows of a partition as shards of records, without sending them to Python.
  *
- * <p>A partition is sorted by hash, and its shards follow each other. Rows of one hash are brought into the order of
- * their canonical bytes. What is told of a shard is what the store's writer in Python tells.
+ * <p>A partition is sorted by hash, and its shards follow each other. Rows of one hash are written in the order of
+ * their canonical bytes. The report of a shard is that of the store's writer in Python.
  */
-public final class RecordShards implements FlatMapFunction<Iterator<InternalRow>, String> {
+final class RecordShards implements Serializable {
   private static final long serialVersionUID = 1L;
   private static final int BLOCK_BYTES = 1 << 20;
   // One label, whatever its bits.
@@ -46,7 +43,8 @@ public final class RecordShards implements FlatMapFunction<Iterator<InternalRow>
   private final CanonicalOrder order;
   private final RecordEncoder encoder;
 
-  private RecordShards(JsonNode task, StructType schema) throws IOException {
+  RecordShards(String taskJson, StructType schema) throws IOException {
+    JsonNode task = new ObjectMapper().readTree(taskJson);
     directory = task.get("directory").asText();
     indexSuffix = task.get("index_suffix").asText();
     JsonNode shards = task.get("shards");
@@ -74,37 +72,47 @@ public final class RecordShards implements FlatMapFunction<Iterator<InternalRow>
     encoder = new RecordEncoder(task.get("records"), schema);
   }
 
-  /** Writes the shards of sorted rows; returns a JSON object for each that has rows. */
-  public static List<String> write(Dataset<Row> rows, String task) throws IOException {
-    RecordShards writer = new RecordShards(new ObjectMapper().readTree(task), rows.schema());
-    return rows.queryExecution().toRdd().toJavaRDD().mapPartitions(writer).collect();
+  /** Returns a writer for the rows of one partition. */
+  Output open() {
+    return new Output();
   }
 
-  @Override
-  public Iterator<String> call(Iterator<InternalRow> sorted) {
-    List<String> found = new ArrayList<>();
-    Shard open = null;
-    try {
-      while (sorted.hasNext()) {
-        InternalRow row = sorted.next();
-        int number = (int) shard.integer(row);
-        if (open != null && open.number != number) {
-          found.add(open.finish());
-          open = null;
-        }
-        if (open == null) {
-          open = new Shard(number);
-        }
-        open.add(row);
+  /** The shards of one partition while they are written. */
+  final class Output {
+    private final ArrayList<String> reports = new ArrayList<>();
+    private Shard shardOfRows;
+
+    /** Adds the next row. */
+    void add(InternalRow row) {
+      int number = (int) shard.integer(row);
+      if (shardOfRows != null && shardOfRows.number != number) {
+        finishShard();
       }
-      if (open != null) {
-        found.add(open.finish());
-        open = null;
+      if (shardOfRows == null) {
+        shardOfRows = new Shard(number);
       }
-      return found.iterator();
-    } finally {
-      if (open != null) {
-        open.abandon();
+      shardOfRows.add(row);
+    }
+
+    private void finishShard() {
+      Shard finished = shardOfRows;
+      shardOfRows = null;
+      reports.add(finished.finish());
+    }
+
+    /** Publishes the last shard; returns a JSON object for each shard that has rows. */
+    ArrayList<String> finish() {
+      if (shardOfRows != null) {
+        finishShard();
+      }
+      return reports;
+    }
+
+    /** Removes the shard that is not finished. */
+    void abandon() {
+      if (shardOfRows != null) {
+        shardOfRows.abandon();
+        shardOfRows = null;
       }
     }
   }

@@ -3,127 +3,148 @@ package featurestore.hashing;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
-import java.io.Serializable;
 import java.nio.ByteBuffer;
-import java.util.Iterator;
-import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
-import org.apache.spark.api.java.JavaRDD;
-import org.apache.spark.api.java.function.FlatMapFunction;
-import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.InternalRow;
-import org.apache.spark.sql.classic.Dataset;
-import org.apache.spark.sql.types.StructType;
 
-/** Counts hashed rows where they are: by group and leading bits of the hash, and what layouts ask of columns. */
-public final class RowCounts {
-  private static final int MANY_PARTS = 4096;
+/** Counts of hashed rows by group and leading bits of the hash, and what layouts require of columns. */
+final class RowCounts {
+  // The most bytes of a number of seven bits per byte.
+  private static final int NUMBER_BYTES = 10;
+  private static final int GROUP_FIELDS = 2;
+  private static final int COLUMN_FIELDS = 5;
 
-  private RowCounts() {}
+  private final TreeMap<Long, Group> groups = new TreeMap<>();
+  private final Column[] columns;
+  private final int bits;
+  private long rows;
+  private Group last;
+  private long lastNumber;
+
+  RowCounts(int bits, int width) {
+    this.bits = bits;
+    columns = new Column[width];
+    for (int index = 0; index < width; index++) {
+      columns[index] = new Column();
+    }
+  }
+
+  /** Counts a row of hash, group and columns. */
+  void add(InternalRow row, ColumnReader[] readers) {
+    rows++;
+    group(readers[1].integer(row)).add(readers[0].integer(row) ^ Long.MIN_VALUE, bits);
+    for (int index = 0; index < columns.length; index++) {
+      ColumnReader reader = readers[index + 2];
+      if (!reader.isNull(row)) {
+        columns[index].add(reader, row);
+      }
+    }
+  }
+
+  private Group group(long number) {
+    if (last == null || number != lastNumber) {
+      last = groups.computeIfAbsent(number, any -> new Group(bits));
+      lastNumber = number;
+    }
+    return last;
+  }
+
+  /** Adds other counts to these, and returns these. */
+  RowCounts merge(RowCounts other) {
+    rows += other.rows;
+    last = null;
+    for (Map.Entry<Long, Group> each : other.groups.entrySet()) {
+      groups.merge(each.getKey(), each.getValue(), Group::merged);
+    }
+    for (int index = 0; index < columns.length; index++) {
+      columns[index].merge(other.columns[index]);
+    }
+    return this;
+  }
 
   /**
-   * Returns the counts as a JSON object: of each group the sum of its hashes and the rows of all bins, of each column
+   * Returns the counts as a JSON object: for each group the sum of its hashes and the rows of all bins, for each column
    * its values, extremes and lengths.
    */
-  public static String count(Dataset<Row> rows, String hash, String group, List<String> columns, int bits) {
-    Counting counting = new Counting(rows.schema(), hash, group, columns, bits);
-    JavaRDD<InternalRow> parts = rows.queryExecution().toRdd().toJavaRDD();
-    // The driver gets as many states as the root of the parts: with a depth of 3 the cube root, by one more stage.
-    int depth = parts.getNumPartitions() > MANY_PARTS ? 3 : 2;
-    return parts.mapPartitions(counting).treeAggregate(
-        new State(columns.size()), State::merged, State::merged, depth).toJson();
+  String toJson() {
+    ObjectNode counts = new ObjectMapper().createObjectNode();
+    counts.put("rows", rows);
+    ObjectNode ofGroups = counts.putObject("groups");
+    for (Map.Entry<Long, Group> each : groups.entrySet()) {
+      ByteBuffer bins = ByteBuffer.allocate(each.getValue().bins.length * Long.BYTES);
+      bins.asLongBuffer().put(each.getValue().bins);
+      ObjectNode group = ofGroups.putObject(Long.toString(each.getKey()));
+      group.put("sum", each.getValue().sum);
+      group.put("bins", bins.array());
+    }
+    ArrayNode ofColumns = counts.putArray("columns");
+    for (Column column : columns) {
+      column.describe(ofColumns.addObject());
+    }
+    return counts.toString();
   }
 
-  private static final class Counting implements FlatMapFunction<Iterator<InternalRow>, State> {
-    private static final long serialVersionUID = 1L;
-    private final ColumnReader hash;
-    private final ColumnReader group;
-    private final ColumnReader[] columns;
-    private final int bits;
-
-    private Counting(StructType schema, String hash, String group, List<String> columns, int bits) {
-      this.hash = ColumnReader.of(schema, hash);
-      this.group = ColumnReader.of(schema, group);
-      this.columns = new ColumnReader[columns.size()];
-      for (int index = 0; index < this.columns.length; index++) {
-        this.columns[index] = ColumnReader.of(schema, columns.get(index));
-      }
-      this.bits = bits;
+  /** Returns the counts as bytes; small numbers of rows take one byte, since a shuffle moves many bins. */
+  byte[] toBytes() {
+    int size = (4 + COLUMN_FIELDS * columns.length) * Long.BYTES;
+    size += groups.size() * (GROUP_FIELDS * Long.BYTES + (NUMBER_BYTES << bits));
+    ByteBuffer data = ByteBuffer.allocate(size);
+    data.putLong(bits).putLong(columns.length).putLong(rows).putLong(groups.size());
+    for (Column column : columns) {
+      column.write(data);
     }
-
-    @Override
-    public Iterator<State> call(Iterator<InternalRow> rows) {
-      State state = new State(columns.length);
-      while (rows.hasNext()) {
-        InternalRow row = rows.next();
-        state.rows++;
-        state.group(group.integer(row), bits).add(hash.integer(row) ^ Long.MIN_VALUE, bits);
-        for (int index = 0; index < columns.length; index++) {
-          if (!columns[index].isNull(row)) {
-            state.columns[index].add(columns[index], row);
-          }
-        }
+    for (Map.Entry<Long, Group> each : groups.entrySet()) {
+      data.putLong(each.getKey()).putLong(each.getValue().sum);
+      for (long bin : each.getValue().bins) {
+        putNumber(data, bin);
       }
-      return List.of(state).iterator();
     }
+    byte[] written = new byte[data.position()];
+    data.flip().get(written);
+    return written;
   }
 
-  private static final class State implements Serializable {
-    private static final long serialVersionUID = 1L;
-    private final TreeMap<Long, Group> groups = new TreeMap<>();
-    private final Column[] columns;
-    private long rows;
-    private transient Group last;
-    private transient long lastNumber;
-
-    private State(int width) {
-      columns = new Column[width];
-      for (int index = 0; index < width; index++) {
-        columns[index] = new Column();
+  static RowCounts fromBytes(byte[] bytes) {
+    ByteBuffer data = ByteBuffer.wrap(bytes);
+    RowCounts counts = new RowCounts((int) data.getLong(), (int) data.getLong());
+    counts.rows = data.getLong();
+    long groupCount = data.getLong();
+    for (Column column : counts.columns) {
+      column.read(data);
+    }
+    for (long index = 0; index < groupCount; index++) {
+      Group group = new Group(counts.bits);
+      counts.groups.put(data.getLong(), group);
+      group.sum = data.getLong();
+      for (int bin = 0; bin < group.bins.length; bin++) {
+        group.bins[bin] = number(data);
       }
     }
-
-    private Group group(long number, int bits) {
-      if (last == null || number != lastNumber) {
-        last = groups.computeIfAbsent(number, any -> new Group(bits));
-        lastNumber = number;
-      }
-      return last;
-    }
-
-    private static State merged(State left, State right) {
-      left.rows += right.rows;
-      for (Map.Entry<Long, Group> each : right.groups.entrySet()) {
-        left.groups.merge(each.getKey(), each.getValue(), Group::merged);
-      }
-      for (int index = 0; index < left.columns.length; index++) {
-        left.columns[index].merge(right.columns[index]);
-      }
-      return left;
-    }
-
-    private String toJson() {
-      ObjectNode found = new ObjectMapper().createObjectNode();
-      found.put("rows", rows);
-      ObjectNode ofGroups = found.putObject("groups");
-      for (Map.Entry<Long, Group> each : groups.entrySet()) {
-        ByteBuffer bins = ByteBuffer.allocate(each.getValue().bins.length * Long.BYTES);
-        bins.asLongBuffer().put(each.getValue().bins);
-        ObjectNode group = ofGroups.putObject(Long.toString(each.getKey()));
-        group.put("sum", each.getValue().sum);
-        group.put("bins", bins.array());
-      }
-      ArrayNode ofColumns = found.putArray("columns");
-      for (Column column : columns) {
-        column.describe(ofColumns.addObject());
-      }
-      return found.toString();
-    }
+    return counts;
   }
 
-  private static final class Group implements Serializable {
-    private static final long serialVersionUID = 1L;
+  private static void putNumber(ByteBuffer data, long number) {
+    while (number > 0x7F) {
+      data.put((byte) (number | 0x80));
+      number >>>= 7;
+    }
+    data.put((byte) number);
+  }
+
+  private static long number(ByteBuffer data) {
+    long number = 0;
+    int shift = 0;
+    byte next = data.get();
+    while (next < 0) {
+      number |= (next & 0x7FL) << shift;
+      shift += 7;
+      next = data.get();
+    }
+    return number | (long) next << shift;
+  }
+
+  private static final class Group {
     private final long[] bins;
     private long sum;
 
@@ -145,8 +166,7 @@ public final class RowCounts {
     }
   }
 
-  private static final class Column implements Serializable {
-    private static final long serialVersionUID = 1L;
+  private static final class Column {
     private long values;
     private long minimum = Long.MAX_VALUE;
     private long maximum = Long.MIN_VALUE;
@@ -174,14 +194,26 @@ public final class RowCounts {
       total += other.total;
     }
 
-    private void describe(ObjectNode found) {
-      found.put("values", values);
+    private void write(ByteBuffer data) {
+      data.putLong(values).putLong(minimum).putLong(maximum).putLong(longest).putLong(total);
+    }
+
+    private void read(ByteBuffer data) {
+      values = data.getLong();
+      minimum = data.getLong();
+      maximum = data.getLong();
+      longest = data.getLong();
+      total = data.getLong();
+    }
+
+    private void describe(ObjectNode column) {
+      column.put("values", values);
       if (minimum <= maximum) {
-        found.put("minimum", minimum);
-        found.put("maximum", maximum);
+        column.put("minimum", minimum);
+        column.put("maximum", maximum);
       }
-      found.put("longest", longest);
-      found.put("total", total);
+      column.put("longest", longest);
+      column.put("total", total);
     }
   }
 }

@@ -2,48 +2,25 @@ package featurestore.hashing;
 
 import java.lang.invoke.MethodHandles;
 import java.lang.invoke.VarHandle;
-import java.nio.ByteBuffer;
 import java.nio.ByteOrder;
-import java.util.Arrays;
-import org.apache.spark.sql.api.java.UDF1;
-import org.apache.spark.sql.api.java.UDF2;
-import org.apache.spark.sql.expressions.UserDefinedFunction;
-import org.apache.spark.sql.functions;
-import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.unsafe.types.UTF8String;
 
 /**
- * The row hash of the store as functions of Spark, so that rows are hashed where they are.
+ * The row hash of the store, which Spark's generated code calls for each value.
  *
- * <p>A row's hash is folded column by column: each function takes the hash so far and a value, and gives the hash
+ * <p>A row's hash is folded column by column: {@code fold} takes the hash so far and a value, and returns the hash
  * with that value. {@code docs/row-hash.md} defines it, and {@code featurestore.hashing} computes the same; the test
- * vectors hold for both. Words are unsigned, as Java's {@code long} is where it is only added, multiplied and shifted.
+ * vectors hold for both. Words are unsigned: addition, multiplication and shifts of Java's {@code long} are the same.
  */
 public final class RowHash {
   private static final long GOLDEN = 0x9E3779B97F4A7C15L;
+  private static final int ROW = 13;
   private static final long NULL = tag(255);
   private static final long NAN = 0x7FF8L << 48;
+  private static final VarHandle WORDS =
+      MethodHandles.byteArrayViewVarHandle(long[].class, ByteOrder.LITTLE_ENDIAN);
 
   private RowHash() {}
-
-  /** Returns the function that folds words of a kind: called from Python, which would not tell the overloads apart. */
-  public static UserDefinedFunction words(int kind) {
-    return functions.udf(new OfWord(kind), DataTypes.LongType);
-  }
-
-  /** Returns the function that folds numbers with a fraction. */
-  public static UserDefinedFunction doubles(int kind) {
-    return functions.udf(new OfDouble(kind), DataTypes.LongType);
-  }
-
-  /** Returns the function that folds byte strings of a kind. */
-  public static UserDefinedFunction bytes(int kind) {
-    return functions.udf(new OfBytes(kind), DataTypes.LongType);
-  }
-
-  /** Returns the function that tells the number of a value's range. */
-  public static UserDefinedFunction ranges(byte[] starts, byte[] numbers) {
-    return functions.udf(new Ranges(starts, numbers), DataTypes.IntegerType);
-  }
 
   static long mix(long word) {
     word = (word ^ (word >>> 30)) * 0xBF58476D1CE4E5B9L;
@@ -51,107 +28,95 @@ public final class RowHash {
     return word ^ (word >>> 31);
   }
 
-  private static long tag(int kind) {
+  /** Returns the word that represents a kind of values. */
+  public static long tag(int kind) {
     return mix(kind * GOLDEN);
   }
 
-  /** Folds values of one word: whole numbers, times, dates, truth values as 0 and 1. */
-  public static final class OfWord implements UDF2<Long, Long, Long> {
-    private static final long serialVersionUID = 1L;
-    private final long tag;
-
-    /** Takes the kind of the values. */
-    public OfWord(int kind) {
-      this.tag = tag(kind);
-    }
-
-    @Override
-    public Long call(Long state, Long word) {
-      return mix(state + (word == null ? NULL : mix(word ^ tag)));
-    }
+  /** Returns the hash of a row without columns. */
+  public static long start(long seed) {
+    return mix(seed ^ tag(ROW));
   }
 
-  /** Folds numbers with a fraction: 0.0 and -0.0 are alike, and so are all NaN. */
-  public static final class OfDouble implements UDF2<Long, Double, Long> {
-    private static final long serialVersionUID = 1L;
-    private final long tag;
-
-    /** Takes the kind of the values. */
-    public OfDouble(int kind) {
-      this.tag = tag(kind);
-    }
-
-    @Override
-    public Long call(Long state, Double value) {
-      if (value == null) {
-        return mix(state + NULL);
-      }
-      long bits = Double.doubleToRawLongBits(value);
-      if (value == 0) {
-        bits = 0;
-      } else if (Double.isNaN(value)) {
-        bits = NAN;
-      }
-      return mix(state + mix(bits ^ tag));
-    }
+  /** Returns a hash with its sign bit flipped, so that signed numbers have the order of the unsigned hashes. */
+  public static long finish(long state) {
+    return state ^ Long.MIN_VALUE;
   }
 
-  /** Folds texts, as their UTF-8 bytes, and bytes. */
-  public static final class OfBytes implements UDF2<Long, byte[], Long> {
-    private static final long serialVersionUID = 1L;
-    private static final VarHandle WORDS =
-        MethodHandles.byteArrayViewVarHandle(long[].class, ByteOrder.LITTLE_ENDIAN);
-    private final long tag;
-
-    /** Takes the kind of the values. */
-    public OfBytes(int kind) {
-      this.tag = tag(kind);
-    }
-
-    @Override
-    public Long call(Long state, byte[] value) {
-      if (value == null) {
-        return mix(state + NULL);
-      }
-      long sum = 0;
-      long position = GOLDEN;
-      int whole = value.length & ~7;
-      for (int start = 0; start < whole; start += 8) {
-        sum += mix((long) WORDS.get(value, start) + position);
-        position += GOLDEN;
-      }
-      if (whole < value.length) {
-        long last = 0;
-        for (int index = value.length - 1; index >= whole; index--) {
-          last = last << 8 | (value[index] & 0xFF);
-        }
-        sum += mix(last + position);
-      }
-      return mix(state + mix(sum + mix(value.length ^ tag)));
-    }
+  /** Folds an integer or a time. */
+  public static long fold(long state, long value, boolean isNull, long tag) {
+    return isNull ? mix(state + NULL) : foldWord(state, value, tag);
   }
 
-  /** Tells in which of some ranges a value lies, by the number of that range. */
-  public static final class Ranges implements UDF1<Long, Integer> {
-    private static final long serialVersionUID = 1L;
-    private final long[] starts;
-    private final int[] numbers;
+  /** Folds an integer or a date. */
+  public static long fold(long state, int value, boolean isNull, long tag) {
+    return fold(state, (long) value, isNull, tag);
+  }
 
-    /**
-     * Takes where the second and later ranges begin, strictly ascending, and the numbers of all ranges, both as
-     * big-endian bytes.
-     */
-    public Ranges(byte[] starts, byte[] numbers) {
-      this.starts = new long[starts.length / Long.BYTES];
-      ByteBuffer.wrap(starts).asLongBuffer().get(this.starts);
-      this.numbers = new int[numbers.length / Integer.BYTES];
-      ByteBuffer.wrap(numbers).asIntBuffer().get(this.numbers);
-    }
+  /** Folds an integer. */
+  public static long fold(long state, short value, boolean isNull, long tag) {
+    return fold(state, (long) value, isNull, tag);
+  }
 
-    @Override
-    public Integer call(Long value) {
-      int found = Arrays.binarySearch(starts, value);
-      return numbers[found >= 0 ? found + 1 : -found - 1];
+  /** Folds an integer. */
+  public static long fold(long state, byte value, boolean isNull, long tag) {
+    return fold(state, (long) value, isNull, tag);
+  }
+
+  /** Folds a boolean. */
+  public static long fold(long state, boolean value, boolean isNull, long tag) {
+    return fold(state, value ? 1L : 0L, isNull, tag);
+  }
+
+  /** Folds a float as the double of the same value. */
+  public static long fold(long state, float value, boolean isNull, long tag) {
+    return fold(state, (double) value, isNull, tag);
+  }
+
+  /** Folds a double: 0.0 and -0.0 are equal, and so are all NaN. */
+  public static long fold(long state, double value, boolean isNull, long tag) {
+    long bits = Double.doubleToRawLongBits(value);
+    if (value == 0) {
+      bits = 0;
+    } else if (Double.isNaN(value)) {
+      bits = NAN;
     }
+    return fold(state, bits, isNull, tag);
+  }
+
+  /** Folds a text by its UTF-8 bytes, or null. */
+  public static long fold(long state, UTF8String value, long tag) {
+    return fold(state, value == null ? null : value.getBytes(), tag);
+  }
+
+  /** Folds bytes, or null. */
+  public static long fold(long state, byte[] value, long tag) {
+    return value == null ? mix(state + NULL) : foldBytes(state, value, tag);
+  }
+
+  static long foldWord(long state, long word, long tag) {
+    return mix(state + mix(word ^ tag));
+  }
+
+  static long foldBytes(long state, byte[] value, long tag) {
+    return mix(state + hashOf(value, tag));
+  }
+
+  static long hashOf(byte[] value, long tag) {
+    long sum = 0;
+    long position = GOLDEN;
+    int whole = value.length & ~7;
+    for (int start = 0; start < whole; start += 8) {
+      sum += mix((long) WORDS.get(value, start) + position);
+      position += GOLDEN;
+    }
+    if (whole < value.length) {
+      long last = 0;
+      for (int index = value.length - 1; index >= whole; index--) {
+        last = last << 8 | (value[index] & 0xFF);
+      }
+      sum += mix(last + position);
+    }
+    return mix(sum + mix(value.length ^ tag));
   }
 }

@@ -148,12 +148,25 @@ public class S3LogStore extends HadoopFileSystemLogStore {
     PutObjectRequest.Builder request =
         files
             .getRequestFactory()
-            .newPutObjectRequestBuilder(
-                files.pathToKey(target), PutObjectOptions.keepingDirs(), length, false);
+            .newPutObjectRequestBuilder(files.pathToKey(target), options(), length, false);
     if (!overwrite) {
       request.overrideConfiguration(added -> added.putHeader("If-None-Match", "*"));
     }
     return request.build();
+  }
+
+  /** Returns the options of a plain write; Hadoop 3.5 renamed the method that returns them. */
+  private static PutObjectOptions options() {
+    for (String name : List.of("keepingDirs", "defaultOptions")) {
+      try {
+        return (PutObjectOptions) PutObjectOptions.class.getMethod(name).invoke(null);
+      } catch (NoSuchMethodException error) {
+        continue;
+      } catch (ReflectiveOperationException error) {
+        throw new IllegalStateException(error);
+      }
+    }
+    throw new IllegalStateException("hadoop-aws has no options for writing an object");
   }
 
   private static boolean holds(S3AFileSystem files, Path target, byte[] data) throws IOException {

@@ -89,6 +89,7 @@ class StorageConformance:
         stored_object = storage.find("sized")
         assert stored_object is not None
         assert (stored_object.name, stored_object.size) == ("sized", 5)
+        assert [stored_object] == list(storage.list(""))
         assert abs(stored_object.modified - datetime.now(UTC)) < timedelta(minutes=5)
 
     def test_object_names_can_hold_any_text(self, storage: ObjectStore) -> None:

@@ -157,6 +157,30 @@ class TableConformance:
             {"value": 0.5, "id": 1}
         ]
 
+    def test_read_table_reads_only_named_data_files(self, engine: Engine, tmp_path: Path) -> None:
+        path = new_table(engine, tmp_path, partition_by=("zone",))
+        tables = [rows_with_ids(0), rows_with_ids(4, value=9.0)]
+        paths: list[str] = []
+        for table in tables:
+            write(engine, path, table)
+            paths += [file.path for file in read_snapshot(path).files if file.path not in paths]
+
+        def read(data_files: list[str], version: int | None = None) -> list[dict[str, Any]]:
+            relation = engine.read_table(
+                path, version=version, schema=SCHEMA, data_files=data_files
+            )
+            return rows(engine, relation, sort_by="id")
+
+        assert read(paths) == [row for table in tables for row in table.to_pylist()]
+        assert read(paths[1:]) == tables[1].to_pylist()
+        assert read([]) == []
+        # A version contains only its own files, and other files are not needed.
+        assert read(paths, version=1) == tables[0].to_pylist()
+        files.remove(paths[0], below=path)
+        assert read(paths[1:]) == tables[1].to_pylist()
+        with pytest.raises(TableDamaged, match=os.path.basename(paths[0])):
+            read(paths)
+
     def test_overwrite_keeps_only_new_rows(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         write(engine, path, rows_with_ids(0, 1))

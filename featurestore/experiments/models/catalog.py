@@ -37,6 +37,7 @@ from featurestore.storage.publication import Publication, make_directory
 from featurestore.transform.fitted import Transformations
 
 if TYPE_CHECKING:
+    from featurestore.experiments.models.serving import ModelServer
     from featurestore.retrieval import FeatureFrame
     from featurestore.session import Session
     from featurestore.training.dataset import TrainingDataset
@@ -77,7 +78,7 @@ class Model:
 
     @property
     def flavor(self) -> str:
-        """The file format: "keras", "tf_keras", "tensorflow", "spark", "pickle" or "joblib"."""
+        """The file format: "keras", "tf_keras", "tensorflow", "torch", "spark", "pickle", "joblib"."""
         return self.spec.flavor
 
     @property
@@ -163,6 +164,22 @@ class Model:
         loading.check_files(self.path, self.spec)
         loading.check_trusted(self.artifact, self.flavor, trust=trust, description=description)
         return loading.load_object(self.artifact, self.flavor)
+
+    def server(self, *, online: str | None = None, trust: bool = False) -> ModelServer:
+        """Return a server of predictions from the published view of the training dataset.
+
+        Args:
+            online: The name of the online store; None means the embedded store.
+            trust: Allow loading files that run code, such as SavedModel and pickles.
+
+        Raises:
+            InvalidArgument: The training dataset was not created from a feature view.
+            NotPublished: The view is not published to the online store.
+            UntrustedModel: The file contains code, and ``trust`` is False.
+        """
+        from featurestore.experiments.models.serving import ModelServer
+
+        return ModelServer(self, online=online, trust=trust)
 
     def get_features(
         self,

@@ -1,7 +1,8 @@
 """Loading of models by flavor, and batch prediction on arrays or Spark DataFrames.
 
-A Keras file is data unless its configuration refers to code (``keras_files``). SavedModel, pickles
-and Spark ML pipelines are programs that run their author's code, so they require trust.
+A Keras file is data unless its configuration refers to code (``keras_files``), and so is a program
+of PyTorch (``torch_files``). SavedModel, pickles and Spark ML pipelines run their author's code, so
+they require trust.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from featurestore.errors import (
     listing,
     missing_extra,
 )
-from featurestore.experiments.models import keras_files
+from featurestore.experiments.models import keras_files, torch_files
 from featurestore.ingest import to_relation
 from featurestore.model.registered_model import (
     LABEL_TIME,
@@ -60,8 +61,20 @@ _MIN_ROWS = 32
 # Maps a model input to predictions by output name ("" for a single output).
 Predict = Callable[[Any], Mapping[str, npt.NDArray[Any]]]
 
-_SAFE = ("keras", "tf_keras")
-_EXTRAS = {"keras": "tensorflow", "tf_keras": "keras2", "tensorflow": "tensorflow"}
+_KERAS_FLAVORS = ("keras", "tf_keras")
+# These need trust only if a file contains code.
+SAFE_FLAVORS = (*_KERAS_FLAVORS, "torch")
+_EXTRAS = {
+    "keras": "tensorflow",
+    "tf_keras": "keras2",
+    "tensorflow": "tensorflow",
+    "torch": "torch",
+}
+_DATA = {
+    "keras": "Keras layers",
+    "tf_keras": "Keras layers",
+    "torch": "tensors and known operators of PyTorch",
+}
 _PICKLED = {".pkl": "pickle", ".pickle": "pickle", ".joblib": "joblib"}
 
 
@@ -75,6 +88,15 @@ def detect_flavor(path: str) -> Flavor:
     ending = os.path.splitext(name)[1]
     if ending == ".keras" and files.is_file(path):
         return _keras_flavor(path)
+    if ending == ".pt2" and files.is_file(path):
+        return "torch"
+    if ending in torch_files.STATE_DICT_ENDINGS and files.is_file(path):
+        raise InvalidArgument(
+            f"{name!r} cannot predict: a state dict has the tensors of a PyTorch module without its "
+            "code, and TorchScript is not supported.",
+            hint="program = torch.export.export(module.eval(), (inputs,), "
+            "dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)); context.save(program)",
+        )
     if ending in _PICKLED and files.is_file(path):
         return _PICKLED[ending]  # type: ignore[return-value]
     if files.is_file(os.path.join(path, "saved_model.pb")):
@@ -83,8 +105,8 @@ def detect_flavor(path: str) -> Flavor:
         return "spark"
     raise InvalidArgument(
         f"{name!r} does not have a supported model format.",
-        hint="model.save('model.keras'), a SavedModel folder, model.pkl or model.joblib, "
-        "or the folder of a Spark ML PipelineModel",
+        hint="model.save('model.keras'), torch.export.save(program, 'model.pt2'), a SavedModel "
+        "folder, model.pkl or model.joblib, or the folder of a Spark ML PipelineModel",
     )
 
 
@@ -104,17 +126,17 @@ def check_trusted(path: str, flavor: str, *, trust: bool, description: str) -> N
 
     Raises:
         UntrustedModel: The file contains code and ``trust`` is False.
-        ModelDamaged: The file was not written by Keras.
+        ModelDamaged: The file was not written by its library.
     """
     if trust:
         return
-    if flavor in _SAFE:
+    if flavor in SAFE_FLAVORS:
         _import_library(flavor)
-        code = keras_files.find_code_objects(path, flavor)
+        code = _find_code_objects(path, flavor)
         if not code:
             return
         raise UntrustedModel(
-            f"{description} contains objects other than Keras layers: {listing(code)}. "
+            f"{description} contains objects other than {_DATA[flavor]}: {listing(code)}. "
             "Loading it may run code.",
             hint="trust=True if you trust its author",
         )
@@ -130,13 +152,13 @@ def load_object(path: str, flavor: str) -> Any:
     Raises:
         MissingExtra: The library of the model is not installed.
     """
-    if flavor in _SAFE:
+    if flavor in SAFE_FLAVORS:
         library = _import_library(flavor)
-        safe = not keras_files.find_code_objects(
-            path, flavor
-        )  # unsafe only after ``check_trusted``
+        is_safe = not _find_code_objects(path, flavor)  # unsafe only after ``check_trusted``
+        if flavor == "torch":
+            return torch_files.load_program(path, is_safe=is_safe)
         # Predictions need neither the optimizer nor losses, which may be functions of the author.
-        return library.models.load_model(path, compile=False, safe_mode=safe)
+        return library.models.load_model(path, compile=False, safe_mode=is_safe)
     if flavor == "tensorflow":
         return _import_library("tensorflow").saved_model.load(path)
     if flavor == "spark":
@@ -144,6 +166,12 @@ def load_object(path: str, flavor: str) -> Any:
     if flavor == "joblib":
         return importlib.import_module("joblib").load(path)
     return pickle.loads(files.read_bytes(path))
+
+
+def _find_code_objects(path: str, flavor: str) -> list[str]:
+    if flavor == "torch":
+        return torch_files.find_code_objects(path)
+    return keras_files.find_code_objects(path, flavor)
 
 
 def check_files(directory: str, spec: ModelSpec) -> None:
@@ -179,8 +207,10 @@ def load_predictor(directory: str, content: bytes) -> Predict:
 
 def make_predictor(model: Any, flavor: str, *, method: str) -> Predict:
     """Return the prediction function of a model."""
-    if flavor in _SAFE:
+    if flavor in _KERAS_FLAVORS:
         return lambda model_input: _predict_in_batches(model, model_input)
+    if flavor == "torch":
+        return torch_files.make_predictor(model)
     if flavor == "tensorflow":
         return _signature_predictor(model)
     predict_method = getattr(model, method, None)

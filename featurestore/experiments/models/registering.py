@@ -20,7 +20,7 @@ from featurestore.errors import (
 )
 from featurestore.experiments import catalog as run_catalog
 from featurestore.experiments import run_files
-from featurestore.experiments.models import catalog, loading
+from featurestore.experiments.models import catalog, loading, torch_files
 from featurestore.experiments.models.scoring import to_columns, to_model_input
 from featurestore.experiments.run import Run
 from featurestore.model.feature_view import FeatureViewSpec
@@ -85,8 +85,8 @@ def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> 
     inputs = _model_inputs(dataset, request, state)
     arrays = request.arrays
     if arrays is None:
-        # Models of scikit-learn take one matrix.
-        arrays = "matrix" if flavor in ("pickle", "joblib") else "columns"
+        # Models of scikit-learn, and most modules of PyTorch, take one matrix.
+        arrays = "matrix" if flavor in ("pickle", "joblib", "torch") else "columns"
     manifest = dataset.manifest
     labels = [column.name for column in manifest.columns if column.role == "label"]
     names = [each.name for each in inputs]
@@ -141,7 +141,12 @@ def _resolve_artifact(run: Run, artifact: str | None) -> str:
                 hint="a training function saves its model in context.artifact_dir",
             )
         return path
-    models, damages = [], []
+    return _only_model(run)
+
+
+def _only_model(run: Run) -> str:
+    """Return the path of the only artifact of a run that has the format of a model."""
+    models, damages, refusals = [], [], []
     for relative in run.artifacts:
         path = os.path.join(run.path, relative)
         try:
@@ -149,8 +154,9 @@ def _resolve_artifact(run: Run, artifact: str | None) -> str:
             models.append(relative)
         except ModelDamaged as error:
             damages.append(error)
-        except InvalidArgument:  # not a model
-            continue
+        except InvalidArgument as error:  # not a model
+            if relative.endswith(torch_files.STATE_DICT_ENDINGS):
+                refusals.append(error)
     # A damaged model must not lead to the registration of another one.
     if damages:
         raise damages[0]
@@ -162,6 +168,8 @@ def _resolve_artifact(run: Run, artifact: str | None) -> str:
             f"Run {run.id!r} has {len(models)} models: {listing(models)}.",
             hint=f"register_model(run, name, artifact={models[0]!r})",
         )
+    if refusals:  # they name the reason
+        raise refusals[0]
     reason = "It has no artifacts."
     if run.artifacts:
         reason = f"No artifact has a model format: {listing(run.artifacts)}."
@@ -303,10 +311,15 @@ def _predict(spec: ModelSpec, model: Any, model_input: Any) -> Mapping[str, Any]
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         names = [each.name for each in spec.inputs]
+        hint = (
+            'arrays="matrix" passes one array of shape (rows, inputs), arrays="columns" one '
+            "array per input; columns=[...] sets their order"
+        )
+        if spec.flavor == "torch":
+            hint += "; export with dynamic_shapes for any number of rows"
         raise InvalidArgument(
             f"The model cannot use the inputs {listing(names)} as {spec.arrays!r}: {reason}",
-            hint='arrays="matrix" passes one array of shape (rows, inputs), arrays="columns" one '
-            "array per input; columns=[...] sets their order",
+            hint=hint,
         ) from error
 
 

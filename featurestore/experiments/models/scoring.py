@@ -40,8 +40,8 @@ from featurestore.readers.columns import PRESENT, to_numpy
 from featurestore.registry import featuregroups
 from featurestore.retrieval import FeatureFrame
 from featurestore.retrieval.labels import typed_relation, typed_schema, typed_table
+from featurestore.retrieval.view_rows import retrieve_rows
 from featurestore.transform.fitted import Transformations
-from featurestore.views.definition import retrieve_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,0 +1,254 @@
+"""Redis, and servers with its protocol such as Valkey, as an online store: one string per key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from featurestore.errors import (
+    InvalidArgument,
+    OnlineStoreError,
+    OnlineStoreUnavailable,
+    missing_extra,
+)
+from featurestore.plugins.online import OnlineConfig, OnlineStore
+from featurestore_connectors.online.connections import ConnectionPool, ServerAddress, ThreadedReads
+
+_DEFAULT_PORT = 6379
+# Keys per command: the server executes no other commands during one.
+_WRITE_BATCH = 2_000
+_SCRIPT_BATCH = 500
+_SCAN_BATCH = 1_000
+_SPECIAL = re.compile(rb"[*?\[\]\\]")
+# Strings are compared by the locale of the server, and numbers of Lua have 53 bits. The halves of
+# the sequence are compared as numbers instead.
+_WRITE_NEWER = b"""
+local count = 0
+for i, key in ipairs(KEYS) do
+  local current = redis.call('GETRANGE', key, 1, 8)
+  local newer = #current < 8
+  if not newer then
+    local high, low = struct.unpack('>I4I4', current)
+    local new_high, new_low = struct.unpack('>I4I4', string.sub(ARGV[i], 2, 9))
+    newer = new_high > high or (new_high == high and new_low > low)
+  end
+  if newer then
+    redis.call('SET', key, ARGV[i])
+    count = count + 1
+  end
+end
+return count
+"""
+# The value of a missing key is ``false`` in Lua. ARGV has one element if the key must be missing.
+_COMPARE_AND_SET = b"""
+local current = redis.call('GET', KEYS[1])
+if current == ARGV[1] then return 1 end
+if current ~= (ARGV[2] or false) then return 0 end
+redis.call('SET', KEYS[1], ARGV[1])
+return 1
+"""
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A connection of redis-py that only reads."""
+
+    redis: Any
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.redis.disconnect()
+
+
+class RedisOnlineStore:
+    """One database of a Redis server; a Redis Cluster is not supported."""
+
+    def __init__(self, config: OnlineConfig) -> None:
+        self.config = config
+        self._address = ServerAddress.parse(config, default_port=_DEFAULT_PORT)
+        self._async_reads = ThreadedReads(self.read)
+        if not re.fullmatch(r"\d{0,4}", self._address.database):
+            raise InvalidArgument(
+                f"Online store {config.name!r}: {self._address.database!r} is not the number of a "
+                "database.",
+                hint="redis://localhost:6379/0",
+            )
+        self._readers = ConnectionPool(self._connect_reader)
+
+    @property
+    def name(self) -> str:
+        return "redis"
+
+    def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        if not keys:
+            return []
+        with self._translate_errors():
+            # The server may have closed an idle connection. A timeout is not repeated.
+            if self._readers.has_idle:
+                from redis import exceptions
+
+                try:
+                    return self._read_once(keys)
+                except exceptions.ConnectionError:
+                    self._readers.close_idle()
+            return self._read_once(keys)
+
+    def _read_once(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """Read by a command on a connection, which takes a third of the time of the client."""
+        with self._readers.borrow() as connection:
+            command = connection.redis.pack_command("MGET", *keys)
+            connection.redis.send_packed_command(command, check_health=False)
+            values: list[bytes | None] = connection.redis.read_response()
+        return values
+
+    async def read_async(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return await self._async_reads.read(keys)
+
+    def write(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        pairs = list(zip(keys, values, strict=True))
+        with self._translate_errors(), self._client.pipeline(transaction=False) as pipeline:
+            for start in range(0, len(pairs), _WRITE_BATCH):
+                batch = pairs[start : start + _WRITE_BATCH]
+                pipeline.execute_command("MSET", *chain.from_iterable(batch))
+            pipeline.execute()
+
+    def write_newer(self, keys: Sequence[bytes], values: Sequence[bytes]) -> int:
+        count = 0
+        for start in range(0, len(keys), _SCRIPT_BATCH):
+            end = start + _SCRIPT_BATCH
+            count += self._run_script(_WRITE_NEWER, keys[start:end], values[start:end])
+        return count
+
+    def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
+        arguments = [value] if expected is None else [value, expected]
+        return self._run_script(_COMPARE_AND_SET, [key], arguments) == 1
+
+    def delete_prefix(self, prefix: bytes) -> int:
+        pattern = _SPECIAL.sub(rb"\\\g<0>", prefix) + b"*"
+        deleted, cursor = 0, 0
+        with self._translate_errors():
+            while True:
+                cursor, keys = self._client.scan(cursor, match=pattern, count=_SCAN_BATCH)
+                if keys:
+                    # The server frees the memory in the background.
+                    deleted += self._client.execute_command("UNLINK", *keys)
+                if cursor == 0:
+                    return deleted
+
+    def clock(self) -> datetime:
+        with self._translate_errors():
+            seconds, microseconds = self._client.time()
+        return datetime.fromtimestamp(seconds, UTC) + timedelta(microseconds=microseconds)
+
+    def check(self) -> None:
+        with self._translate_errors():
+            info = self._client.info("all")
+        if info.get("redis_mode") == "cluster":
+            raise OnlineStoreError(
+                f"{self._subject} is a Redis Cluster, whose servers cannot be read in one request.",
+                hint="use a server without cluster mode, with replicas for availability",
+            )
+        policy = info.get("maxmemory_policy", "noeviction")
+        if policy != "noeviction":
+            raise OnlineStoreError(
+                f"{self._subject} has maxmemory-policy {policy}: if its memory is full, it deletes "
+                "published values silently.",
+                hint="set maxmemory-policy noeviction in redis.conf, or run: "
+                "redis-cli config set maxmemory-policy noeviction",
+            )
+
+    def statistics(self) -> Mapping[str, int]:
+        with self._translate_errors():
+            return {
+                "keys": self._client.dbsize(),
+                "bytes": self._client.info("memory")["used_memory"],
+            }
+
+    def close(self) -> None:
+        self._async_reads.close()
+        self._readers.close_idle()
+        if "_client" in vars(self):
+            self._client.close()
+
+    @property
+    def _subject(self) -> str:
+        return f"Online store {self.config.name!r} at {self._address}"
+
+    @cached_property
+    def _client(self) -> Any:
+        redis = _import_redis()
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
+        seconds = self._address.timeout
+        return redis.Redis(
+            host=self._address.host,
+            port=self._address.port,
+            db=int(self._address.database or 0),
+            username=self._address.user,
+            password=None if self.config.secret is None else self.config.secret(),
+            ssl=self.config.uri.startswith("rediss:"),
+            socket_timeout=seconds,
+            socket_connect_timeout=seconds,
+            # The server may have closed a pooled connection. A timeout is not repeated.
+            retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
+        )
+
+    def _connect_reader(self) -> _Reader:
+        reader = _Reader(self._client.connection_pool.make_connection())
+        reader.redis.connect()
+        return reader
+
+    def _run_script(self, script: bytes, keys: Sequence[bytes], arguments: Sequence[bytes]) -> int:
+        """Run a script that writes, and return its result."""
+        with self._translate_errors():
+            # The server compiles a script once; its text is a fraction of the arguments.
+            return int(self._client.eval(script, len(keys), *keys, *arguments))
+
+    @contextmanager
+    def _translate_errors(self) -> Iterator[None]:
+        """Convert errors of the client; the password is in no message of the server."""
+        exceptions = _import_redis().exceptions
+        try:
+            yield
+        except exceptions.AuthenticationError as error:
+            raise self._permission_error(error) from None
+        except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
+            raise OnlineStoreUnavailable(
+                f"{self._subject} cannot be reached or does not respond: {error}",
+                hint=f"check that this works: redis-cli -h {self._address.host} "
+                f"-p {self._address.port} ping",
+            ) from None
+        except exceptions.NoPermissionError as error:
+            raise self._permission_error(error) from None
+        except exceptions.OutOfMemoryError as error:
+            raise OnlineStoreError(
+                f"{self._subject} is full: {error}",
+                hint="increase maxmemory in redis.conf, or delete data of other applications",
+            ) from None
+        except exceptions.RedisError as error:
+            raise OnlineStoreError(f"{self._subject}: {error}") from None
+
+    def _permission_error(self, error: Exception) -> OnlineStoreError:
+        return OnlineStoreError(
+            f"{self._subject} denies access: {error}",
+            hint="set the user in the URI, redis://user@host:6379/0, and secret= to its password",
+        )
+
+
+def _import_redis() -> Any:
+    try:
+        import redis
+    except ImportError as error:
+        raise missing_extra("redis", "redis") from error
+    return redis
+
+
+if TYPE_CHECKING:
+    _contract: type[OnlineStore] = RedisOnlineStore

@@ -1,0 +1,188 @@
+"""SQLite as an online store: a file on a local disk, read and written by processes of one machine.
+
+The write-ahead log admits readers during a write. It is synchronized to disk by
+``compare_and_set``: a power loss may remove the last commits before it, but never an earlier commit
+alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from featurestore.errors import InvalidArgument, OnlineStoreError, OnlineStoreUnavailable
+from featurestore.model.times import utc_now
+from featurestore.plugins.online import OnlineConfig, OnlineStore
+from featurestore.storage import files
+from featurestore_connectors.online.connections import (
+    ConnectionPool,
+    ThreadedReads,
+    end_of_prefix,
+)
+
+_PREFIX = "sqlite:///"
+# Another process may hold the write lock for the duration of a batch.
+_LOCK_SECONDS = 30.0
+_SWITCH_POLL_SECONDS = 0.005
+# Keys per SELECT. Their number is padded to a power of two, since each number is a statement that
+# SQLite compiles, and Python caches 128 statements.
+_MAX_KEYS = 512
+_DELETE_BATCH = 10_000
+_CREATE = """
+    CREATE TABLE IF NOT EXISTS entries (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID
+"""
+_SELECT = {
+    count: f"SELECT key, value FROM entries WHERE key IN ({', '.join('?' * count)})"
+    for count in (1 << power for power in range(_MAX_KEYS.bit_length()))
+}
+_UPSERT = "INSERT INTO entries VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+# Blobs are compared byte by byte, which is the order of big-endian numbers.
+_UPSERT_NEWER = f"{_UPSERT} WHERE substr(entries.value, 2, 8) < substr(excluded.value, 2, 8)"
+_DELETE = """
+    DELETE FROM entries
+    WHERE key IN (SELECT key FROM entries WHERE key >= ?1 AND (?2 IS NULL OR key < ?2) LIMIT ?3)
+"""
+_STATISTICS = "SELECT count(*), coalesce(sum(length(key) + length(value)), 0) FROM entries"
+
+
+class SQLiteOnlineStore:
+    """A SQLite file."""
+
+    name = "sqlite"
+
+    def __init__(self, config: OnlineConfig) -> None:
+        path = config.uri.removeprefix(_PREFIX)
+        if not config.uri.startswith(_PREFIX) or not path or config.secret is not None:
+            raise InvalidArgument(
+                f"Online store {config.name!r}: a SQLite file has a path and no secret.",
+                hint="sqlite:////var/lib/features/online.db",
+            )
+        self.config = config
+        self._path = path
+        self._pool = ConnectionPool(self._connect)
+        self._async_reads = ThreadedReads(self.read)
+
+    def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        values: dict[bytes, bytes] = {}
+        with self._borrow() as connection:
+            for start in range(0, len(keys), _MAX_KEYS):
+                batch = keys[start : start + _MAX_KEYS]
+                count = 1 << (len(batch) - 1).bit_length()
+                padding = (batch[0],) * (count - len(batch))
+                values.update(connection.execute(_SELECT[count], (*batch, *padding)))
+        return list(map(values.get, keys))
+
+    async def read_async(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return await self._async_reads.read(keys)
+
+    def write(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        with self._transaction() as connection:
+            connection.executemany(_UPSERT, zip(keys, values, strict=True))
+
+    def write_newer(self, keys: Sequence[bytes], values: Sequence[bytes]) -> int:
+        with self._transaction() as connection:
+            cursor = connection.executemany(_UPSERT_NEWER, zip(keys, values, strict=True))
+            return max(cursor.rowcount, 0)
+
+    def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
+        with self._transaction(synchronous="FULL") as connection:
+            row = connection.execute(_SELECT[1], (key,)).fetchone()
+            current = None if row is None else row[1]
+            if current not in (expected, value):
+                return False
+            connection.execute(_UPSERT, (key, value))
+            return True
+
+    def delete_prefix(self, prefix: bytes) -> int:
+        deleted, count = 0, _DELETE_BATCH
+        while count == _DELETE_BATCH:
+            # Other processes can write between two batches.
+            with self._transaction() as connection:
+                arguments = (prefix, end_of_prefix(prefix), _DELETE_BATCH)
+                count = connection.execute(_DELETE, arguments).rowcount
+            deleted += count
+        return deleted
+
+    def clock(self) -> datetime:
+        return utc_now()
+
+    def check(self) -> None:
+        # An empty transaction requires the permission to write.
+        with self._transaction() as connection:
+            connection.execute("SELECT 1 FROM entries LIMIT 1")
+
+    def statistics(self) -> Mapping[str, int]:
+        with self._borrow() as connection:
+            keys, size = connection.execute(_STATISTICS).fetchone()
+        return {"keys": keys, "bytes": size}
+
+    def close(self) -> None:
+        self._async_reads.close()
+        self._pool.close_idle()
+
+    def _connect(self) -> sqlite3.Connection:
+        files.make_directory(os.path.dirname(self._path))
+        connection = sqlite3.connect(
+            self._path, timeout=_LOCK_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        try:
+            _use_write_ahead_log(connection)
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute(_CREATE)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @contextmanager
+    def _borrow(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with self._pool.borrow() as connection:
+                yield connection
+        except sqlite3.OperationalError as error:
+            raise OnlineStoreUnavailable(
+                f"Online store {self.config.name!r}: {self._path}: {error}.",
+                hint="check that the file and its folder can be written, and that the disk is not full",
+            ) from error
+        except sqlite3.Error as error:
+            raise OnlineStoreError(
+                f"Online store {self.config.name!r}: {self._path}: {error}.",
+                hint="remove the file, and publish again",
+            ) from error
+
+    @contextmanager
+    def _transaction(self, synchronous: str = "NORMAL") -> Iterator[sqlite3.Connection]:
+        with self._borrow() as connection:
+            connection.execute(f"PRAGMA synchronous = {synchronous}")
+            # Immediate: a transaction that reads first could not wait for another writer.
+            connection.execute("BEGIN IMMEDIATE")
+            # After an error the connection is closed, which rolls back.
+            yield connection
+            connection.execute("COMMIT")
+
+
+def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """Switch a new file to the write-ahead log, which other connections may do at the same time.
+
+    SQLite does not apply the timeout of the connection to this switch. Files keep the mode.
+    """
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            # The low byte of an extended code is the error.
+            is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            if not is_busy or time.monotonic() > deadline:
+                raise
+        time.sleep(_SWITCH_POLL_SECONDS)
+
+
+if TYPE_CHECKING:
+    _contract: type[OnlineStore] = SQLiteOnlineStore

@@ -1,0 +1,239 @@
+"""PyTorch programs (``.pt2``, written by ``torch.export.save``): detection of code, and loading.
+
+``torch.export.load`` unpickles some entries of the archive, and evaluates the shapes and guards of
+the graph as Python text, so it may run code of an untrusted file. A program is therefore loaded
+from a copy of its archive that has only tensors, and a graph of known operators without guards,
+metadata and example inputs. A program that needs more requires the caller's trust.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import re
+import zipfile
+from collections.abc import Callable, Container, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from featurestore.errors import InvalidArgument, ModelDamaged, listing
+from featurestore.storage import files
+
+# Entries that contain numbers or constant texts.
+_PLAIN = re.compile(
+    r"archive_format|archive_version|byteorder|\.data/(version|serialization_id)"
+    r"|data/weights/weight_\d+|data/constants/tensor_\d+"
+)
+STATE_DICT_ENDINGS = (".pt", ".pth")
+_GRAPH = "models/model.json"
+_CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
+_SAMPLE_INPUTS = "data/sample_inputs/model.pt"
+# Entries that a prediction does not need.
+_IGNORED = re.compile(r"extra/.*|data/sample_inputs/model\.pt")
+_TENSOR_FILE = re.compile(r"(weight|tensor)_\d+")
+# Shapes: SymPy would evaluate any other text as Python.
+_SYMBOL = re.compile(r"[a-z]{1,4}\d{1,9}")
+_SHAPE = re.compile(
+    r"(Symbol\('[a-z]{1,4}\d{1,9}'(, (positive|nonnegative|integer)=True)*\)|Integer\(-?\d{1,18}\)"
+    r"|(Add|Mul|Max|Min|Mod)\(|[a-z]{1,4}\d{1,9}|\d{1,18}|\*(?!\*)|[-+,() ])*"
+)
+_STRUCTURES = (None, "builtins.tuple", "builtins.list", "builtins.dict")
+# Operators that only compute. Others may read or write files, or access memory without checks.
+# fmt: off
+_OPERATORS = frozenset((
+    "abs", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "add", "add_", "addmm", "alias", "all", "amax", "amin",
+    "any", "arange", "argmax", "argmin", "_assert_tensor_metadata", "avg_pool1d", "avg_pool2d", "baddbmm",
+    "batch_norm", "bmm", "cat", "celu", "chunk", "clamp", "clamp_min", "clone", "concat", "contiguous",
+    "conv1d", "conv2d", "convolution", "cos", "cumsum", "detach", "detach_", "div", "dropout", "einsum", "elu",
+    "embedding", "eq", "erf", "exp", "expand", "expand_as", "expm1", "feature_dropout", "flatten", "floor",
+    "fmod", "full", "full_like", "gather", "ge", "gelu", "glu", "group_norm", "gru", "gt", "hardsigmoid",
+    "hardswish", "hardtanh", "index_select", "isnan", "layer_norm", "le", "leaky_relu", "lift_fresh_copy",
+    "linear", "log", "log1p", "_log_softmax", "log_softmax", "logical_and", "logical_not", "logical_or",
+    "logsumexp", "lstm", "lt", "matmul", "max", "max_pool1d", "max_pool2d", "maximum", "mean", "min", "minimum",
+    "mish", "mm", "mul", "mul_", "nan_to_num", "narrow", "native_batch_norm",
+    "_native_batch_norm_legit_no_training", "native_layer_norm", "ne", "neg", "norm", "one_hot", "ones",
+    "ones_like", "pad", "permute", "pow", "prelu", "reciprocal", "relu", "relu6", "relu_", "remainder",
+    "reshape", "rms_norm", "round", "rsqrt", "rsub", "scalar_tensor", "scaled_dot_product_attention", "select",
+    "selu", "sigmoid", "sign", "silu", "silu_", "sin", "slice", "_softmax", "softmax", "softplus", "split",
+    "split_with_sizes", "sqrt", "square", "squeeze", "stack", "std", "sub", "sub_", "sum", "sym_size", "t",
+    "tanh", "tile", "to", "_to_copy", "topk", "transpose", "type_as", "unbind", "unflatten", "unsqueeze", "var",
+    "view", "where", "zeros", "zeros_like",
+))
+_COMPUTING = re.compile(
+    rf"torch\.ops\.aten\.({'|'.join(_OPERATORS)})\.[A-Za-z]\w*|_operator\.(getitem|add|sub|mul|[engl][eqt])"
+)
+_VALUES = frozenset(
+    f"as_{name}" for name in (
+        "tensor", "tensors", "int", "ints", "float", "floats", "bool", "bools", "string", "strings", "none",
+        "sym_int", "sym_ints", "sym_bool", "sym_float", "name", "expr", "scalar_type", "memory_format",
+        "layout", "device", "optional_tensor", "optional_tensors",
+    )
+)
+# fmt: on
+
+
+def find_code_objects(path: str) -> list[str]:
+    """Find the parts of a program that may run code; empty for tensors with known operators.
+
+    Raises:
+        ModelDamaged: The file was not written by ``torch.export.save``.
+    """
+    entries = _read_entries(path, only=(_GRAPH, *_CONFIGS))
+    code = [
+        f"the file {name[:100]!r}"
+        for name in entries
+        if name not in (_GRAPH, *_CONFIGS)
+        and not _PLAIN.fullmatch(name)
+        and not _IGNORED.fullmatch(name)
+    ]
+    if _GRAPH not in entries:  # the format before PyTorch 2.8, which pickles tensors
+        return sorted(code) or ["no graph"]
+    try:
+        configs = [json.loads(entries[name])["config"] for name in _CONFIGS]
+        graph = json.loads(entries[_GRAPH])
+        for config in configs:
+            for name, tensor in config.items():
+                is_plain = tensor["use_pickle"] is False
+                if not is_plain or not _TENSOR_FILE.fullmatch(tensor["path_name"]):
+                    code.append(f"the pickle of {name[:100]!r}")
+        code += _find_graph_code(graph)
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise ModelDamaged(f"{path!r} was not written by torch.export.save: {error!r}") from error
+    return sorted(set(code))
+
+
+def load_program(path: str, *, is_safe: bool) -> Any:
+    """Load a program; without code from a copy of its archive that contains only checked parts."""
+    export = importlib.import_module("torch.export")
+    if not is_safe:
+        _read_entries(path)  # raises for a damaged archive
+        return export.load(io.BytesIO(files.read_bytes(path)))
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, entry in _read_entries(path).items():
+            if name == _GRAPH:
+                graph = json.loads(entry)
+                # These are evaluated, and not needed.
+                graph["guards_code"] = []
+                for node in _iter_objects(graph):
+                    if isinstance(node.get("metadata"), dict):
+                        node["metadata"] = {}
+                entry = json.dumps(graph).encode()
+            elif name in _CONFIGS:
+                # Written again, since parsers may differ for other texts.
+                entry = json.dumps(json.loads(entry)).encode()
+            elif name == _SAMPLE_INPUTS:
+                entry = b""  # a pickle; without it, the program has no example inputs
+            elif _IGNORED.fullmatch(name):
+                continue
+            archive.writestr(f"program/{name}", entry)
+    content.seek(0)
+    return export.load(content)
+
+
+def make_predictor(program: Any) -> Callable[[Any], Mapping[str, npt.NDArray[Any]]]:
+    """Return the prediction function of a program.
+
+    A matrix is its only argument; columns are arguments by the parameter names of ``forward``.
+    """
+    torch, module = importlib.import_module("torch"), program.module()
+    names = program.graph_signature.user_inputs
+    types = {
+        node.name: node.meta["val"].dtype
+        for node in program.graph.nodes
+        if node.name in names and hasattr(node.meta.get("val"), "dtype")
+    }
+
+    def predict(model_input: Any) -> Mapping[str, npt.NDArray[Any]]:
+        arrays = model_input
+        if not isinstance(model_input, Mapping):
+            if len(names) != 1:
+                raise InvalidArgument(
+                    f"The program has the inputs {listing(names)}, not one matrix.",
+                    hint='register_model(..., arrays="columns")',
+                )
+            arrays = {names[0]: model_input}
+        elif set(arrays) != set(names):
+            raise InvalidArgument(
+                f"The program has the inputs {listing(names)}, not {listing(arrays)}.",
+                hint="name the parameters of forward() like the columns, or export a program with "
+                'one matrix and use arrays="matrix"',
+            )
+        tensors = [
+            torch.from_numpy(np.ascontiguousarray(arrays[name])).to(types.get(name))
+            for name in names
+        ]
+        with torch.inference_mode():
+            outputs = module(*tensors)
+        if isinstance(outputs, Mapping):
+            return {str(name): values.numpy() for name, values in outputs.items()}
+        if isinstance(outputs, list | tuple):
+            return {str(index): values.numpy() for index, values in enumerate(outputs)}
+        return {"": outputs.numpy()}
+
+    return predict
+
+
+def _read_entries(path: str, *, only: Container[str] | None = None) -> dict[str, bytes]:
+    """Return the entries of an archive, by their name below its root folder.
+
+    With ``only``, other entries are empty, since tensors may have gigabytes.
+    """
+    try:
+        with zipfile.ZipFile(files.open_complete(path)) as archive:
+            entries = {}
+            for path_in_archive in archive.namelist():
+                name = path_in_archive.partition("/")[2]
+                if not path_in_archive.endswith("/"):
+                    is_needed = only is None or name in only
+                    entries[name] = archive.read(path_in_archive) if is_needed else b""
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError) as error:
+        raise ModelDamaged(f"{path!r} was not written by torch.export.save: {error}") from error
+    return entries
+
+
+def _find_graph_code(graph: Any) -> list[str]:
+    """Return the operators, values and shapes of a graph that may run code."""
+    code = [
+        f"the symbol {name[:100]!r}"
+        for name in graph["range_constraints"]
+        if not _SYMBOL.fullmatch(name)
+    ]
+    for node in _iter_objects(graph):
+        for key, value in node.items():
+            if key == "target" and not _COMPUTING.fullmatch(str(value)):
+                code.append(f"the operator {str(value)[:100]!r}")
+            elif key == "expr_str" and not _SHAPE.fullmatch(value):
+                code.append(f"the shape {value[:100]!r}")
+            elif key.startswith("as_") and key not in _VALUES:
+                code.append(f"a value of the kind {key[3:50]!r}")
+            elif key in ("in_spec", "out_spec"):
+                code += _find_structure_code(value)
+    return code
+
+
+def _find_structure_code(text: str) -> list[str]:
+    """Return the structures of inputs or outputs other than tuples, lists and dicts."""
+    code = []
+    for node in _iter_objects(json.loads(text)):
+        if node["type"] not in _STRUCTURES:
+            code.append(f"the structure {str(node['type'])[:100]!r}")
+        # The keys of a dict may be members of an enumeration, whose module would be imported.
+        if "__enum__" in str(node["context"]):
+            code.append("an enumeration")
+    return code
+
+
+def _iter_objects(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield all objects of a JSON value, at any depth."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, dict):
+            yield item
+            waiting += item.values()
+        elif isinstance(item, list):
+            waiting += item

@@ -1,0 +1,191 @@
+"""Publish jobs: write what changed of a feature view to an online store, on a schedule."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from featurestore.alerts import incidents
+from featurestore.errors import FeatureStoreError, NotPublished
+from featurestore.jobs.definitions import (
+    Columns,
+    JobDefinition,
+    add_to_module,
+    check_channel_names,
+)
+from featurestore.jobs.run import JobRun, RunOutput, definition_words, run_recorded
+from featurestore.jobs.schedule import build_schedule
+from featurestore.model.arguments import calling_globals, with_suggestions
+from featurestore.model.job import JobSpec
+from featurestore.model.names import check_name, format_group_reference
+from featurestore.model.publication_target import PublicationTarget
+from featurestore.registry.runs import Run
+from featurestore.registry.stored_errors import redact_names
+from featurestore.serving import Publication, publish
+from featurestore.serving.view_calls import measure_lag
+from featurestore.session import Session
+from featurestore.views import definition
+
+_log = logging.getLogger("featurestore.jobs")
+
+
+@with_suggestions
+def publish_job(
+    name: str,
+    *,
+    view: str,
+    to: str | None = None,
+    schedule: str,
+    timezone: str = "UTC",
+    description: str = "",
+    retries: int = 2,
+    on_failure: str | None = None,
+    alert: Columns = (),
+) -> JobDefinition:
+    """Define a scheduled job that publishes a feature view, as ``store.publish`` does.
+
+    A run publishes what changed since the last publication; one run is enough for all windows that
+    were missed.
+
+    Args:
+        name: The job name.
+        view: The feature view, ``late_flights`` (its latest version) or ``late_flights@v2``.
+        to: The name of the online store; None: the embedded one of a local store.
+        schedule: A cron expression.
+        timezone: The time zone of the schedule.
+        description: The purpose of the job.
+        retries: The maximum number of retries of a failed run.
+        on_failure: The command to run when the retries of a run are exhausted.
+        alert: The channels to alert of failures, as for ``job``.
+
+    Raises:
+        InvalidJob: The view is not a name, or the schedule is invalid.
+
+    >>> publication = featurestore.publish_job(
+    ...     "publish_late_flights", view="late_flights", schedule="*/5 * * * *"
+    ... )
+    >>> publication.spec.kind, publication.spec.target
+    ('publish', 'late_flights')
+    """
+    target = PublicationTarget.parse(view, online=to)
+    spec = JobSpec(
+        name=check_name(name, noun="job"),
+        kind="publish",
+        target=target.view,
+        schedule=schedule,
+        inputs={},
+        code="",
+        timezone=timezone,
+        description=description,
+        retries=retries,
+        on_failure=on_failure,
+        alert=check_channel_names(alert),
+        publishes=(target,),
+    )
+    build_schedule(spec)  # the constructor of a schedule validates it
+    return add_to_module(JobDefinition(spec), calling_globals())
+
+
+def run_publish(run: JobRun) -> Run:
+    """Publish the view once, for all windows of the run."""
+    return run_recorded(run, _publish_view)
+
+
+def _publish_view(run: JobRun) -> RunOutput:
+    (target,) = run.spec.publishes
+    publication = publish_target(run.session, target)
+    return RunOutput(sum(publication.rows.values()))
+
+
+def publish_target(session: Session, target: PublicationTarget) -> Publication:
+    """Publish a view to an online store, and log the result."""
+    view = definition.get(session, target.view, target.version)
+    publication = publish(session, view, to=target.online)
+    _log.info("%r", publication)
+    return publication
+
+
+def publish_committed(run: JobRun) -> None:
+    """Publish the views of a stream job, whose group has a new commit."""
+    problems = [_publish_or_warn(run, target) for target in run.spec.publishes]
+    _update_publication_alert(run, problems)
+
+
+def publish_missed(run: JobRun) -> None:
+    """Publish the views of a stream job that lack commits of earlier runs."""
+    problems = []
+    is_known = True
+    for target in run.spec.publishes:
+        is_behind = _is_behind(run, target)
+        if is_behind:
+            problems.append(_publish_or_warn(run, target))
+        is_known = is_known and is_behind is not None
+    _update_publication_alert(run, problems, is_known=is_known)
+
+
+def _publish_or_warn(run: JobRun, target: PublicationTarget) -> str | None:
+    """Publish a view, and return why that failed."""
+    # The rows are committed with their offsets, so that an error must not fail the run. The next
+    # publication writes these rows, too.
+    try:
+        publish_target(run.session, target)
+    except Exception as error:  # connectors may raise any error
+        message = error.message if isinstance(error, FeatureStoreError) else repr(error)
+        _log.warning(
+            "feature view %s is behind, and is published after the next micro-batch: %s",
+            target,
+            message,
+        )
+        return f"feature view {target} is behind: {message}"
+    return None
+
+
+def _update_publication_alert(
+    run: JobRun, problems: Sequence[str | None], *, is_known: bool = True
+) -> None:
+    """Begin an alert at the first failed publication, and end it when no view is behind.
+
+    ``is_known`` is false if the lag of a view is unknown: its alert then neither begins nor ends.
+    """
+    spec, session = run.spec, run.session
+    if not spec.alert or not spec.publishes:
+        return
+    # Channels have no access to groups, so the messages must not name other objects.
+    words = definition_words(spec)
+    lines = [
+        redact_names(session.registry, problem, allowed_names=words)
+        for problem in problems
+        if problem is not None
+    ]
+    if not lines and not is_known:
+        return
+    present = {incidents.PUBLICATION: lines} if lines else {}
+    with session.registry.transaction() as connection:
+        incidents.update_incidents(connection, spec, present, families=[incidents.PUBLICATION])
+
+
+def _is_behind(run: JobRun, target: PublicationTarget) -> bool | None:
+    """Return whether commits of the job's group are not published; None if that is unknown."""
+    if run.group is None:
+        return False
+    reference = format_group_reference(run.group.spec.name, run.group.spec.version)
+    try:
+        view = definition.get(run.session, target.view, target.version)
+        lags = measure_lag(run.session, view, online=target.online)
+    except NotPublished:
+        return True
+    except FeatureStoreError as error:
+        _log.warning("the lag of feature view %s is unknown: %s", target, error.message)
+        return None
+    return any(lag.commits > 0 for lag in lags if lag.featuregroup == reference)
+
+
+def read_groups(session: Session, spec: JobSpec) -> dict[str, str]:
+    """Return the references of the groups that a publish job reads, as inputs of a job."""
+    (target,) = spec.publishes
+    try:
+        view = definition.get(session, target.view, target.version)
+    except FeatureStoreError:  # the run of the job raises the error
+        return {}
+    groups = {(feature.group, feature.version) for feature in view.features}
+    return {name: format_group_reference(name, version) for name, version in sorted(groups)}

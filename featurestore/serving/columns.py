@@ -1,0 +1,379 @@
+"""Keys and columns of published values: conversion between Arrow arrays, bytes and Python values.
+
+An online key is a prefix for the group of a published view, followed by the canonical bytes of the
+primary key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from decimal import Context, Decimal
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from featurestore.arrow.casts import cast_bytes
+from featurestore.arrow.types import is_list_type, is_nested, numpy_type
+from featurestore.hashing import canonical_bytes, value_kind
+from featurestore.hashing.values import BOOL, BYTES, DATE, INTEGER, TEXT, TIME
+from featurestore.model.times import to_micros
+
+_CODES = {
+    "bool": "?",
+    "int8": "b",
+    "int16": "h",
+    "int32": "i",
+    "int64": "q",
+    "uint8": "B",
+    "uint16": "H",
+    "uint32": "I",
+    "uint64": "Q",
+    "float": "f",
+    "double": "d",
+}
+_EPOCH_DAY = date(1970, 1, 1).toordinal()
+# Decimals have at most 38 digits.
+_DECIMALS = Context(prec=76)
+_NUMBERS, _MESSAGE = b"\0", b"\1"
+
+Convert = Callable[[Any], Any]
+PartEncoder = Callable[[Any], bytes]
+PREFIX_BYTES = 8
+
+
+@dataclass(frozen=True)
+class FixedColumn:
+    """A column of fixed width.
+
+    ``code`` is its struct code, ``dtype`` its numpy type, and ``convert`` the function that
+    converts its unpacked values, if they need one.
+    """
+
+    position: int
+    kind: pa.DataType
+    code: str
+    dtype: str
+    convert: Convert | None = None
+
+    @property
+    def field_name(self) -> str:
+        """The name of the numpy field."""
+        return f"c{self.position}"
+
+    def to_numpy(self, array: pa.Array) -> npt.NDArray[Any]:
+        """Return the values in the numpy type, with zeros for nulls."""
+        if pat.is_decimal(self.kind):
+            values = decimal_bytes(array)
+            if array.null_count:
+                values[array.is_null().to_numpy(zero_copy_only=False)] = b""
+            return values
+        if pat.is_timestamp(self.kind):
+            array = array.view(pa.int64())
+        elif pat.is_date(self.kind):
+            array = array.view(pa.int32())
+        if array.null_count:
+            array = pc.fill_null(array, pa.scalar(0).cast(array.type))
+        numbers: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+        return numbers
+
+
+@dataclass(frozen=True)
+class Payloads:
+    """Byte strings: row i is ``data[offsets[i] : offsets[i + 1]]``, after the same prefix."""
+
+    data: bytes
+    offsets: npt.NDArray[np.int64]
+    prefix: bytes = b""
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """The length of each row, with the prefix."""
+        return np.diff(self.offsets) + len(self.prefix)
+
+    def to_list(self) -> list[bytes]:
+        """Return each row after its length."""
+        headers = self.lengths.astype("<u4").tobytes()
+        return [
+            headers[4 * row : 4 * row + 4] + self.prefix + self.data[start:end]
+            for row, (start, end) in enumerate(pairwise(self.offsets.tolist()))
+        ]
+
+
+@dataclass(frozen=True)
+class VariableColumn:
+    """A column of strings, bytes, or nested values."""
+
+    position: int
+    kind: pa.DataType
+
+    def encode(self, array: pa.Array) -> Payloads:
+        """Return the bytes of each row; nulls are empty."""
+        if not is_nested(self.kind):
+            return text_payloads(array)
+        if self._has_plain_items and array.null_count == 0 and array.flatten().null_count == 0:
+            return self._number_payloads(array)
+        return self._message_payloads(array)
+
+    def to_python(self, payload: bytes) -> Any:
+        """Convert the bytes of a row, which are empty for a null."""
+        if pat.is_string(self.kind):
+            return payload.decode()
+        if pat.is_binary(self.kind):
+            return payload
+        if not payload:
+            return None
+        if payload[:1] == _NUMBERS:
+            code = _CODES[str(self.kind.value_type)]
+            count = (len(payload) - 1) // struct.calcsize(code)
+            return list(struct.unpack_from(f"<{count}{code}", payload, 1))
+        batch = pa.ipc.read_record_batch(pa.py_buffer(payload[1:]), self._message_schema)
+        return batch.column(0)[0].as_py()
+
+    @property
+    def _has_plain_items(self) -> bool:
+        is_number_list = is_list_type(self.kind) and str(self.kind.value_type) in _CODES
+        return is_number_list and not pat.is_boolean(self.kind.value_type)
+
+    @property
+    def _message_schema(self) -> pa.Schema:
+        return pa.schema([pa.field("", self.kind)])
+
+    def _number_payloads(self, array: pa.Array) -> Payloads:
+        """Encode lists of numbers without nulls by the bytes of the numbers."""
+        items = array.flatten().to_numpy(zero_copy_only=False)
+        dtype = numpy_type(self.kind.value_type)
+        if pat.is_fixed_size_list(self.kind):
+            lengths = np.full(len(array), self.kind.list_size, dtype=np.int64)
+        else:
+            lengths = pc.list_value_length(array).to_numpy(zero_copy_only=False).astype(np.int64)
+        return Payloads(
+            items.astype(dtype, copy=False).tobytes(), _offsets(lengths * dtype.itemsize), _NUMBERS
+        )
+
+    def _message_payloads(self, array: pa.Array) -> Payloads:
+        """Encode each value as an Arrow message with one row; nulls are empty."""
+        messages = []
+        for row, is_valid in enumerate(array.is_valid().to_pylist()):
+            if not is_valid:
+                messages.append(b"")
+                continue
+            # A copy: the IPC writer of pyarrow 14 writes all fields of a sliced struct.
+            value = array.take(pa.array([row]))
+            batch = pa.RecordBatch.from_arrays([value], schema=self._message_schema)
+            messages.append(_MESSAGE + batch.serialize().to_pybytes())
+        lengths = np.array([len(message) for message in messages], dtype=np.int64)
+        return Payloads(b"".join(messages), _offsets(lengths))
+
+
+def plan_columns(
+    schema: pa.Schema,
+) -> tuple[tuple[FixedColumn, ...], tuple[VariableColumn, ...]]:
+    """Return the columns of fixed width and the other columns of a schema of feature types."""
+    fixed: list[FixedColumn] = []
+    variable: list[VariableColumn] = []
+    for position, kind in enumerate(schema.types):
+        if str(kind) in _CODES:
+            dtype = numpy_type(kind).newbyteorder("<").str
+            fixed.append(FixedColumn(position, kind, _CODES[str(kind)], dtype))
+        elif pat.is_date(kind):
+            fixed.append(FixedColumn(position, kind, "i", "<i4", _to_date))
+        elif pat.is_timestamp(kind):
+            fixed.append(FixedColumn(position, kind, "q", "<i8", _time_converter(kind)))
+        elif pat.is_decimal(kind):
+            fixed.append(FixedColumn(position, kind, "16s", "S16", _DecimalConverter(kind.scale)))
+        else:
+            variable.append(VariableColumn(position, kind))
+    return tuple(fixed), tuple(variable)
+
+
+def _to_date(days: int) -> date:
+    return date.fromordinal(days + _EPOCH_DAY)
+
+
+def _time_converter(kind: pa.DataType) -> Convert:
+    # The time zone object that pyarrow uses for the type.
+    epoch: datetime = pa.scalar(0, pa.int64()).cast(kind).as_py()
+    return lambda micros: epoch + timedelta(microseconds=micros)
+
+
+@dataclass(frozen=True)
+class _DecimalConverter:
+    """A function that converts the bytes of a decimal."""
+
+    scale: int
+
+    def __call__(self, data: bytes) -> Decimal:
+        number = Decimal(int.from_bytes(data, "little", signed=True))
+        return number.scaleb(-self.scale, _DECIMALS)
+
+
+def decimal_bytes(array: pa.Array) -> npt.NDArray[Any]:
+    """Return the 16 bytes of each decimal."""
+    buffer = array.buffers()[1]
+    if buffer is None:
+        return np.zeros(len(array), dtype="S16")
+    return np.frombuffer(buffer, "S16", count=len(array), offset=16 * array.offset).copy()
+
+
+def text_payloads(array: pa.Array) -> Payloads:
+    """Return the bytes of strings or bytes."""
+    large = cast_bytes(array, pa.large_binary())
+    if large.null_count:
+        large = pc.fill_null(large, pa.scalar(b"", pa.large_binary()))
+    _, offsets_buffer, data = large.buffers()
+    if offsets_buffer is None or len(large) == 0:
+        return Payloads(b"", np.zeros(len(large) + 1, dtype=np.int64))
+    offsets = np.frombuffer(offsets_buffer, np.int64, len(large) + 1, 8 * large.offset)
+    return Payloads(b"" if data is None else data.to_pybytes(), offsets)
+
+
+def _offsets(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+
+
+# -- keys ---------------------------------------------------------------------
+
+
+def value_prefix(
+    view: str, version: int, *, group: str, group_version: int, generation: int
+) -> bytes:
+    """Return the first bytes of all keys of a group in one generation of a published view.
+
+    >>> value_prefix("late", 1, group="planes", group_version=1, generation=2).hex()
+    '610238f8a5e528fd'
+    """
+    parts = (view, version, group, group_version, generation)
+    # Names contain no zero bytes.
+    text = "\0".join(map(str, parts))
+    return hashlib.blake2b(text.encode(), digest_size=PREFIX_BYTES).digest()
+
+
+def encode_keys(columns: Sequence[pa.Array]) -> list[bytes | None]:
+    """Return the canonical bytes of each row of key columns, or None for rows with a null.
+
+    >>> [key and key.hex() for key in encode_keys([pa.array(["a", None])])]
+    ['05000000000000000161', None]
+    """
+    names = [str(number) for number in range(len(columns))]
+    if not len(columns[0]):
+        return []
+    encoded = canonical_bytes(pa.RecordBatch.from_arrays(list(columns), names=names))
+    offsets = np.frombuffer(encoded.buffers()[1], np.int64, len(encoded) + 1, 8 * encoded.offset)
+    data = encoded.buffers()[2].to_pybytes()
+    # Slices of one string are created faster than the values of an array.
+    keys: list[bytes | None] = [data[start:end] for start, end in pairwise(offsets.tolist())]
+    for column in columns:
+        if column.null_count:
+            for row in pc.indices_nonzero(column.is_null()).to_pylist():
+                keys[row] = None
+    return keys
+
+
+def compile_key(kinds: Sequence[pa.DataType]) -> Callable[[Sequence[Any]], bytes | None]:
+    """Return a function that encodes the key of one entity like ``encode_keys``.
+
+    The function returns None if a value is null. It raises TypeError or ValueError if a value does
+    not have the type of its column.
+
+    >>> compile_key([pa.string()])(["a"]).hex()
+    '05000000000000000161'
+    """
+    encoders = [_part_encoder(kind) for kind in kinds]
+    if len(encoders) == 1:
+        (encoder,) = encoders
+
+        def encode_single(values: Sequence[Any]) -> bytes | None:
+            value = values[0]
+            return None if value is None else encoder(value)
+
+        return encode_single
+
+    def encode(values: Sequence[Any]) -> bytes | None:
+        if None in values:
+            return None
+        return b"".join([encode(value) for encode, value in zip(encoders, values, strict=True)])
+
+    return encode
+
+
+def _part_encoder(kind: pa.DataType) -> PartEncoder:
+    """Return the encoder of a key column; the common types need no Arrow array."""
+    number = value_kind(kind)
+    encoders: dict[int | None, PartEncoder] = {
+        BOOL: encode_boolean,
+        INTEGER: encode_integer,
+        TEXT: encode_text,
+        BYTES: encode_bytes,
+        DATE: encode_date,
+        TIME: encode_time,
+    }
+    if number in encoders:
+        return encoders[number]
+
+    def encode(value: Any) -> bytes:
+        (key,) = encode_keys([pa.array([value], kind)])
+        if key is None:
+            raise ValueError(f"{value!r} is null")
+        return key
+
+    return encode
+
+
+def _word(kind: int, value: int) -> bytes:
+    return bytes((kind,)) + value.to_bytes(8, "big", signed=True)
+
+
+def encode_boolean(value: Any) -> bytes:
+    """Return the canonical bytes of a boolean."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} is not a boolean")
+    return _word(BOOL, int(value))
+
+
+def encode_integer(value: Any) -> bytes:
+    """Return the canonical bytes of an integer."""
+    # A boolean is an int in Python, but not a key of an integer column.
+    if isinstance(value, bool):
+        raise TypeError(f"{value!r} is not an integer")
+    number = value.__index__()
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{value!r} exceeds 64 bits")
+    return _word(INTEGER, number)
+
+
+def encode_text(value: Any) -> bytes:
+    """Return the canonical bytes of a string."""
+    data = value.encode()
+    return _with_length(TEXT, data)
+
+
+def encode_bytes(value: Any) -> bytes:
+    """Return the canonical bytes of bytes."""
+    return _with_length(BYTES, bytes(memoryview(value)))
+
+
+def _with_length(kind: int, data: bytes) -> bytes:
+    return bytes((kind,)) + len(data).to_bytes(8, "big") + data
+
+
+def encode_date(value: Any) -> bytes:
+    """Return the canonical bytes of a date."""
+    if not isinstance(value, date) or isinstance(value, datetime):
+        raise TypeError(f"{value!r} is not a date")
+    return _word(DATE, value.toordinal() - _EPOCH_DAY)
+
+
+def encode_time(value: Any) -> bytes:
+    """Return the canonical bytes of a timestamp."""
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise TypeError(f"{value!r} is not a datetime with a time zone")
+    return _word(TIME, to_micros(value))

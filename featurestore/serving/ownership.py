@@ -1,0 +1,126 @@
+"""Whether published values belong to the tables of a view: the checks of readers and publishers.
+
+A state record has the name of its view. The same name may be that of another view: in another
+feature store that uses the same online store, or with a group that was deleted and created again.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from featurestore.errors import NotPublished, PublishedValueMismatch
+from featurestore.model.feature_view import FeatureViewSpec
+from featurestore.model.online_store import EMBEDDED
+from featurestore.registry import featuregroups, online_stores
+from featurestore.serving.state import Origin, ViewState, state_key
+from featurestore.serving.stores import open_online_store
+from featurestore.session import Session
+
+
+def read_state(session: Session, spec: FeatureViewSpec, online: str | None) -> ViewState:
+    """Return the state of a published view.
+
+    Raises:
+        NotPublished: The view is not published to the online store.
+        PublishedValueMismatch: The values are those of other tables.
+    """
+    with closing(open_online_store(session, online)) as store:
+        (content,) = store.read([state_key(spec.name, spec.version)])
+        state = ViewState.parse(content)
+        check_published(session, state, spec, online=store.config.name)
+    return state
+
+
+def check_published(
+    session: Session, state: ViewState, spec: FeatureViewSpec, *, online: str
+) -> None:
+    """Check that a view has published values, and that they are those of its tables.
+
+    Raises:
+        NotPublished: The view is not published to the online store.
+        PublishedValueMismatch: Another feature store published the values, or a group was deleted
+            and created again since.
+    """
+    hint = f"store.publish({spec.name!r}, version={spec.version}, to={online!r})"
+    if state.generation == 0:
+        raise NotPublished(
+            f"Feature view {spec.name!r} version {spec.version} is not published to the online "
+            f"store {online!r}.",
+            hint=hint,
+        )
+    _check_origin(session, state, spec, online=online)
+    for name, version in _replaced_groups(session, state):
+        raise PublishedValueMismatch(
+            f"Feature view {spec.name!r} version {spec.version} was published to the online store "
+            f"{online!r} from another feature group {name!r} version {version}, which was deleted.",
+            hint=hint,
+        )
+
+
+def find_origin(session: Session, online: str) -> Origin:
+    """Return the origin of the values that this feature store publishes to an online store."""
+    with session.registry.reading() as connection:
+        created = {each.name: each.created for each in online_stores.list_all(connection)}
+    # Several feature stores may have the same path, for example in containers.
+    return Origin(session.location, created.get(online, 0))
+
+
+def check_publisher(
+    session: Session, state: ViewState, spec: FeatureViewSpec, *, online: str, full: bool
+) -> None:
+    """Check that this feature store may change a state record.
+
+    ``full`` also allows records with the tables of this store, since a store can be moved.
+
+    Raises:
+        PublishedValueMismatch: Another feature store publishes a view with the same name.
+    """
+    if not (full and _has_own_tables(session, state)):
+        _check_origin(session, state, spec, online=online)
+
+
+def _check_origin(
+    session: Session, state: ViewState, spec: FeatureViewSpec, *, online: str
+) -> None:
+    # The embedded online store is a file of the feature store, and is moved with it.
+    if online == EMBEDDED or state.origin in (None, find_origin(session, online)):
+        return
+    assert state.origin is not None
+    has_own_tables = _has_own_tables(session, state)
+    # The registration of the online store may have been removed and added again.
+    if state.origin.location == session.location and (has_own_tables or not state.groups):
+        return
+    hint = (
+        "use another database of the server: "
+        "featurestore.add_online_store('cache2', 'redis://localhost:6379/1')"
+    )
+    if has_own_tables:
+        hint += (
+            f"; if the store was moved: store.publish({spec.name!r}, version={spec.version}, "
+            f"to={online!r}, full=True)"
+        )
+    mismatch = PublishedValueMismatch(
+        f"The online store {online!r} has the values of feature view {spec.name!r} version "
+        f"{spec.version} of another feature store.",
+        hint=hint,
+    )
+    # A note is shown in tracebacks only: responses of servers and errors of job runs have the
+    # message, and must not reveal paths of other stores.
+    mismatch.add_note(f"The other feature store is at {state.origin}.")
+    raise mismatch
+
+
+def _has_own_tables(session: Session, state: ViewState) -> bool:
+    """Return whether a published group has its registered table."""
+    return len(_replaced_groups(session, state)) < len(state.groups)
+
+
+def _replaced_groups(session: Session, state: ViewState) -> list[tuple[str, int]]:
+    """Return the published groups whose table is not the registered one."""
+    with session.registry.reading() as connection:
+        registered = {group: featuregroups.find(connection, *group) for group in state.groups}
+    return [
+        group
+        for group, published in state.groups.items()
+        if (table := registered[group]) is None or table.table_id != published.table_id
+    ]

@@ -1,0 +1,300 @@
+"""Publication of feature views to online stores: complete, or only what changed.
+
+A full publication writes a new generation of values; one change of the state record makes readers
+use it. Thus readers never see missing entities or groups of two publications in one value.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
+from typing import Literal
+
+from featurestore.errors import (
+    InvalidArgument,
+    OnlineStoreError,
+    OnlineStoreUnavailable,
+    VersionNotFound,
+    listing,
+)
+from featurestore.model.feature_view import FeatureViewSpec
+from featurestore.model.names import format_group_reference
+from featurestore.plugins.online import OnlineConfig, OnlineStore
+from featurestore.retrieval.catalog import Pins, RegisteredSpecs, pinned_source
+from featurestore.retrieval.view_rows import check_view
+from featurestore.serving.columns import value_prefix
+from featurestore.serving.incremental import ChangeWriter
+from featurestore.serving.layout import ValueLayout
+from featurestore.serving.ownership import check_publisher, find_origin
+from featurestore.serving.rows import PublishedGroup, write_all
+from featurestore.serving.state import GroupState, PublisherLease, RetiredGeneration, ViewState
+from featurestore.serving.stores import StoreClock, online_config, open_online_store
+from featurestore.session import Session
+
+# Values describe the rows from some time before the publication on, for readers whose measurement
+# of the store's clock differs by a few milliseconds.
+_SLACK = timedelta(minutes=1)
+# The time for which readers may use a generation after it was replaced.
+_GRACE = timedelta(minutes=1)
+
+
+@dataclass(frozen=True)
+class Publication:
+    """The result of publishing a feature view.
+
+    Attributes:
+        view: The name of the view.
+        version: The version of the view.
+        online: The name of the online store.
+        mode: "full" if all values were written, "incremental" if only changed ones were.
+        rows: The number of written values of each group.
+        delta_versions: The Delta version of each group that is now published.
+        seconds: The duration.
+    """
+
+    view: str
+    version: int
+    online: str
+    mode: Literal["full", "incremental"]
+    rows: Mapping[str, int] = field(repr=False)
+    delta_versions: Mapping[str, int] = field(repr=False)
+    seconds: float
+
+    def __repr__(self) -> str:
+        rows = sum(self.rows.values())
+        return (
+            f"Publication({self.view!r}, version={self.version}, online={self.online!r}: "
+            f"{self.mode}, {rows:,} rows in {self.seconds:.1f} s)"
+        )
+
+
+def publish(
+    session: Session, spec: FeatureViewSpec, *, to: str | None = None, full: bool = False
+) -> Publication:
+    """Publish the rows of a view's groups to an online store; see ``FeatureStore.publish``.
+
+    Raises:
+        InvalidArgument: The view has window aggregates, or a group without primary key.
+        FeatureViewBroken: A group no longer has a feature of the view.
+        OnlineStoreError: The online store cannot be used.
+        PublicationSuperseded: Another process has taken over, since this one did not respond.
+        PublishedValueMismatch: Another feature store publishes a view with this name.
+    """
+    started = time.monotonic()
+    check_publishable(session, spec)
+    config = online_config(session, to).with_resolved_secret()
+    with closing(open_online_store(session, to)) as store:
+        store.check()
+        clock = StoreClock(store)
+        lease = PublisherLease(
+            store,
+            clock,
+            spec.name,
+            spec.version,
+            origin=find_origin(session, config.name),
+            check=partial(check_publisher, session, spec=spec, online=config.name, full=full),
+        )
+        with lease:
+            publisher = _Publisher(session, spec, config, store, clock, lease)
+            publisher.remove_retired_generations()
+            groups = _pin_groups(session, spec)
+            mode, rows = publisher.publish(groups, full=full)
+    return Publication(
+        view=spec.name,
+        version=spec.version,
+        online=config.name,
+        mode=mode,
+        rows={format_group_reference(*group.id): rows[group.id] for group in groups},
+        delta_versions={
+            format_group_reference(*group): state.delta_version
+            for group, state in lease.state.groups.items()
+        },
+        seconds=time.monotonic() - started,
+    )
+
+
+def check_publishable(session: Session, spec: FeatureViewSpec) -> None:
+    """Check that a view can be published.
+
+    Raises:
+        InvalidArgument: The view has window aggregates, or a group without primary key.
+        FeatureViewBroken: A group no longer has a feature of the view.
+    """
+    registered = RegisteredSpecs(session)
+    check_view(spec, registered, action="published")
+    if spec.windows:
+        windows = [str(feature.window) for feature in spec.features if feature.window is not None]
+        target = f"{spec.name}_windows"
+        raise InvalidArgument(
+            f"Feature view {spec.name!r} has window aggregates, whose values change without a "
+            f"write: {listing(windows)}.",
+            hint=f"featurestore.window_job({target!r}, {windows}, every='1h', "
+            f"featuregroup={target!r}) in a job file writes them to a feature group, which a view "
+            "can use instead",
+        )
+    unkeyed = [
+        format_group_reference(name, version)
+        for name, version in _columns_by_group(spec)
+        if not registered[name][version].primary_key
+    ]
+    if unkeyed:
+        raise InvalidArgument(
+            f"Feature view {spec.name!r} cannot be published: {listing(unkeyed)} has no primary "
+            "key by which an online store could find its rows.",
+            hint="create the group with primary_key=[...]",
+        )
+
+
+def _columns_by_group(spec: FeatureViewSpec) -> dict[tuple[str, int], list[str]]:
+    """Return the columns of each group that a view reads, without the label group."""
+    columns: dict[tuple[str, int], list[str]] = {}
+    for feature in spec.features:
+        columns.setdefault((feature.group, feature.version), []).append(feature.column)
+    return columns
+
+
+def _pin_groups(session: Session, spec: FeatureViewSpec) -> list[PublishedGroup]:
+    """Pin the latest Delta version of each group."""
+    pins = Pins(session, RegisteredSpecs(session))
+    groups = []
+    for group, columns in _columns_by_group(spec).items():
+        source = pins.source(group)
+        groups.append(PublishedGroup(source, ValueLayout.for_group(source.spec, columns)))
+    return groups
+
+
+@dataclass(frozen=True)
+class _Publisher:
+    """The owner of the lease of a view, which writes its values."""
+
+    session: Session
+    view: FeatureViewSpec
+    config: OnlineConfig
+    store: OnlineStore
+    clock: StoreClock
+    lease: PublisherLease
+
+    def publish(
+        self, groups: Sequence[PublishedGroup], *, full: bool
+    ) -> tuple[Literal["full", "incremental"], dict[tuple[str, int], int]]:
+        """Write what changed if it can be determined, else all values."""
+        if full or not self._can_write_changes(groups):
+            return "full", self.publish_all(groups)
+        rows = {}
+        try:
+            for group in groups:
+                rows[group.id] = self.publish_changes(group)
+        except VersionNotFound:
+            # The files of the published version have been removed.
+            return "full", self.publish_all(groups)
+        return "incremental", rows
+
+    def _can_write_changes(self, groups: Sequence[PublishedGroup]) -> bool:
+        """Return whether the groups are published with the same columns of the same tables."""
+        published = self.lease.state.groups
+        if set(published) != {group.id for group in groups}:
+            return False
+        for group in groups:
+            state = published[group.id]
+            # External groups have no versions to compare.
+            is_same = (state.table_id, state.fingerprint) == (
+                group.source.table_id,
+                group.layout.fingerprint,
+            )
+            if not is_same or group.spec.external is not None:
+                return False
+        return True
+
+    def publish_changes(self, group: PublishedGroup) -> int:
+        """Write the values of a group that changed since its published version."""
+        state = self.lease.state.groups[group.id]
+        version = group.source.delta_version
+        count = 0
+        # An interrupted publication is completed first: some values have its version.
+        for target in sorted({state.target or version, version}):
+            if target <= state.delta_version or target > version:
+                continue
+            pinned = replace(group, source=pinned_source(group.source.path, delta_version=target))
+            now = self.clock.now()
+            unfinished = replace(state, target=target)
+            self._update_group(group, unfinished)
+            count += ChangeWriter(
+                self.session.engine,
+                pinned,
+                state.delta_version,
+                self.store,
+                self._prefix(group.id, self.lease.state.generation),
+                now - _SLACK,
+            ).write()
+            state = pinned.state(now)
+            self._update_group(group, state)
+        return count
+
+    def _update_group(self, group: PublishedGroup, group_state: GroupState) -> None:
+        self.lease.update(lambda state: state.with_group(group.id, group_state))
+
+    def publish_all(self, groups: Sequence[PublishedGroup]) -> dict[tuple[str, int], int]:
+        """Write a new generation of all values, and return the number of rows of each group."""
+        generation = self.lease.token
+        self.lease.update(lambda state: state.with_unfinished(generation))
+        now = self.clock.now()
+        try:
+            rows = {
+                group.id: write_all(
+                    self.session.engine,
+                    group,
+                    config=self.config,
+                    prefix=self._prefix(group.id, generation),
+                    horizon=now - _SLACK,
+                )
+                for group in groups
+            }
+        except Exception as error:
+            # No reader uses these values, whose memory a full server needs for any other write. The
+            # next publication removes the rest.
+            if not isinstance(error, OnlineStoreUnavailable):
+                with suppress(OnlineStoreError):
+                    self._delete_generation(generation)
+            raise
+        states = {group.id: group.state(now) for group in groups}
+
+        def switch(state: ViewState) -> ViewState:
+            retired = state.retired
+            if state.generation:
+                retired = (*retired, RetiredGeneration(state.generation, self.clock.now()))
+            return replace(state, generation=generation, groups=states, retired=retired)
+
+        self.lease.update(switch)
+        return rows
+
+    def remove_retired_generations(self) -> None:
+        """Delete the values of generations that no reader uses any more."""
+        limit = self.clock.now() - _GRACE
+        expired = {record for record in self.lease.state.retired if record.since < limit}
+        for record in expired:
+            self._delete_generation(record.generation)
+        if expired:
+            # After the values, so that an interrupted removal is repeated.
+            self.lease.update(
+                lambda state: replace(
+                    state, retired=tuple(each for each in state.retired if each not in expired)
+                )
+            )
+
+    def _delete_generation(self, generation: int) -> None:
+        for group in _columns_by_group(self.view):
+            self.store.delete_prefix(self._prefix(group, generation))
+
+    def _prefix(self, group: tuple[str, int], generation: int) -> bytes:
+        name, version = group
+        return value_prefix(
+            self.view.name,
+            self.view.version,
+            group=name,
+            group_version=version,
+            generation=generation,
+        )

@@ -1,0 +1,303 @@
+"""Rows of a group that a publication writes: for each entity, those that are current or will be.
+
+They are the result of the ordinary retrieval at the time of the publication, and at each later time
+at which a row becomes eligible. Therefore both engines publish exactly what they retrieve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import groupby
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from featurestore import progress
+from featurestore.arrow.types import TIMESTAMP
+from featurestore.delta.snapshot import read_snapshot
+from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.plan import FeaturePlan, Join, Output, Source
+from featurestore.model.times import to_micros
+from featurestore.plugins.engine import Accumulator, Engine, Relation
+from featurestore.plugins.online import OnlineConfig, open_config
+from featurestore.serving.layout import (
+    Entry,
+    ValueLayout,
+    current_entries,
+    pack_entries,
+    to_timestamps,
+    unpack_entries,
+)
+from featurestore.serving.state import GroupId, GroupState
+
+# Columns of intermediate relations: keys, published columns, times, and the label time.
+_KEY, _VALUE, _EVENT, _CREATED, LABEL_TIME = "k", "v", "event", "created", "label_time"
+
+
+@dataclass(frozen=True)
+class PublishedGroup:
+    """A group of a view, pinned to a Delta version, and the layout of its published columns."""
+
+    source: Source
+    layout: ValueLayout
+
+    @property
+    def id(self) -> GroupId:
+        """The name and version of the group."""
+        return self.spec.name, self.spec.version
+
+    @property
+    def spec(self) -> FeatureGroupSpec:
+        """The definition at the pinned version."""
+        return self.source.spec
+
+    @property
+    def key_names(self) -> dict[str, str]:
+        """The primary-key columns by their short names."""
+        return {f"{_KEY}{index}": name for index, name in enumerate(self.spec.primary_key)}
+
+    @property
+    def value_names(self) -> dict[str, str]:
+        """The published columns by their short names."""
+        return {f"{_VALUE}{index}": name for index, name in enumerate(self.layout.schema.names)}
+
+    @property
+    def time_names(self) -> dict[str, str]:
+        """The time columns by their short names."""
+        times = {_EVENT: self.spec.event_time, _CREATED: self.spec.created_time}
+        return {short: name for short, name in times.items() if name is not None}
+
+    def state(self, published_at: datetime) -> GroupState:
+        """Return the state of the group after its values were published."""
+        return GroupState(
+            delta_version=self.source.delta_version,
+            table_id=self.source.table_id,
+            fingerprint=self.layout.fingerprint,
+            columns=tuple(self.layout.schema.names),
+            published_at=published_at,
+        )
+
+    def schema_of(self, columns: dict[str, str]) -> pa.Schema:
+        """Return the types of columns under their short names."""
+        fields = [self.spec.schema.field(name).with_name(short) for short, name in columns.items()]
+        return pa.schema(fields)
+
+    def read(self, engine: Engine, columns: dict[str, str]) -> Relation:
+        """Return columns of all rows under their short names."""
+        names = list(dict.fromkeys(columns.values()))
+        rows = engine.read_table(
+            self.source.path,
+            version=self.source.delta_version,
+            schema=self.spec.schema,
+            columns=names,
+        )
+        return engine.select(rows, columns)
+
+    def encode(self, batch: pa.RecordBatch) -> tuple[list[bytes | None], list[bytes]]:
+        """Return the keys and the values of retrieved rows."""
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        keys = self.layout.encode_keys([columns[short] for short in self.key_names])
+        values = self.layout.encode(
+            {name: columns[short] for short, name in self.value_names.items()},
+            event_time=columns.get(_EVENT),
+            created_time=columns.get(_CREATED),
+            sequence=self.source.delta_version,
+        )
+        return keys, values
+
+
+def distinct_keys(engine: Engine, group: PublishedGroup, rows: Relation) -> Relation:
+    """Return the distinct keys of rows, without null keys."""
+    columns = ", ".join(group.key_names)
+    present = " AND ".join([f"{name} IS NOT NULL" for name in group.key_names])
+    query = f"SELECT DISTINCT {columns} FROM fs_rows WHERE {present}"
+    keys = engine.sql(query, tables={"fs_rows": rows}, parameters={})
+    return replace(keys, schema=group.schema_of(group.key_names))
+
+
+def retrieve(
+    engine: Engine, group: PublishedGroup, labels: Relation, *, at: datetime | None
+) -> Relation:
+    """Return the row of each key that is current at a time, or at the label time if it is None.
+
+    Rows beyond the group's ttl are included. Keys without a current row are not.
+    """
+    join = Join(
+        source=group.source,
+        on=tuple(group.key_names.items()),
+        outputs=tuple(
+            [Output(name, short) for short, name in group.value_names.items()]
+            + [Output(name, short) for short, name in group.time_names.items()]
+        ),
+        event_time=group.spec.event_time,
+        created_time=group.spec.created_time,
+        # Readers apply the ttl at the time of the read.
+        ttl=None,
+    )
+    features = group.schema_of({**group.value_names, **group.time_names})
+    schema = pa.schema([*labels.schema, *features])
+    plan = FeaturePlan(
+        left_source=None,
+        left_schema=labels.schema,
+        left_columns=tuple(labels.schema.names),
+        left_time=LABEL_TIME if at is None else None,
+        fixed_time=at,
+        joins=(join,),
+        columns=tuple(schema.names),
+        schema=schema,
+        how="inner",
+    )
+    return engine.retrieve(plan, labels=labels)
+
+
+@dataclass(frozen=True)
+class ValueWriter(Accumulator[int, int]):
+    """An accumulator that writes one value for each row, and returns their number."""
+
+    group: PublishedGroup
+    config: OnlineConfig
+    prefix: bytes
+
+    def start(self) -> int:
+        return 0
+
+    def update(self, count: int, batch: pa.RecordBatch) -> int:
+        if not batch.num_rows:
+            return count
+        keys, values = self.group.encode(batch)
+        # The accumulator runs in other processes, too, and holds no connection between batches.
+        with closing(open_config(self.config)) as store:
+            store.write([self.prefix + key for key in keys if key is not None], values)
+        return count + len(values)
+
+    def merge(self, left: int, right: int) -> int:
+        return left + right
+
+    def finish(self, count: int) -> int:
+        return count
+
+
+def write_all(
+    engine: Engine,
+    group: PublishedGroup,
+    *,
+    config: OnlineConfig,
+    prefix: bytes,
+    horizon: datetime,
+) -> int:
+    """Write the values of all entities of a group, and return their number.
+
+    Values describe the rows from ``horizon`` on.
+    """
+    keys = distinct_keys(engine, group, group.read(engine, group.key_names))
+    later = later_labels(engine, group, horizon)
+    count = 0
+    if later is not None:
+        query = f"SELECT * FROM fs_keys EXCEPT SELECT {', '.join(group.key_names)} FROM fs_later"
+        tables = {"fs_keys": keys, "fs_later": later}
+        keys = replace(engine.sql(query, tables=tables, parameters={}), schema=keys.schema)
+        with closing(open_config(config)) as store:
+            for chunk in collect_values(engine, group, later, horizon=horizon):
+                store.write([prefix + key for key in chunk], list(chunk.values()))
+                count += len(chunk)
+    time = None if group.spec.event_time is None else horizon
+    rows = retrieve(engine, group, keys, at=time)
+    return count + engine.aggregate(rows, ValueWriter(group, config, prefix))
+
+
+def collect_values(
+    engine: Engine, group: PublishedGroup, labels: Relation, *, horizon: datetime
+) -> Iterator[dict[bytes, bytes]]:
+    """Retrieve rows for keys and label times, and yield the values of some keys at a time."""
+    rows = retrieve(engine, group, labels, at=None)
+    query = f"SELECT * FROM fs_rows ORDER BY {', '.join(group.key_names)}"
+    ordered = replace(
+        engine.sql(query, tables={"fs_rows": rows}, parameters={}), schema=rows.schema
+    )
+    start = to_micros(horizon)
+    # The rows of a key may continue in the next batch.
+    key: bytes | None = None
+    entries: list[Entry] = []
+    progress.begin_phase("publish rows")
+    for batch in progress.count_items(engine.stream(ordered), len):
+        keys, values = group.encode(batch)
+        chunk = {}
+        for next_key, pairs in groupby(zip(keys, values, strict=True), key=lambda pair: pair[0]):
+            if next_key != key:
+                if key is not None:
+                    chunk[key] = _pack(group, entries, start)
+                key, entries = next_key, []
+            for _, value in pairs:
+                entries += unpack_entries(value)
+        yield chunk
+    if key is not None:
+        yield {key: _pack(group, entries, start)}
+
+
+def _pack(group: PublishedGroup, entries: list[Entry], horizon: int) -> bytes:
+    return pack_entries(
+        current_entries(entries, horizon=horizon),
+        sequence=group.source.delta_version,
+        fingerprint=group.layout.fingerprint,
+    )
+
+
+def later_labels(engine: Engine, group: PublishedGroup, horizon: datetime) -> Relation | None:
+    """Return keys and times at which rows become eligible after ``horizon``, and ``horizon``.
+
+    None if there are no such rows. The times in the log avoid reading most groups.
+    """
+    if not _may_have_later_rows(group.source, horizon):
+        return None
+    times = group.read(engine, {**group.key_names, **group.time_names})
+    schema = group.schema_of(group.key_names).append(pa.field(LABEL_TIME, TIMESTAMP))
+    eligible = engine.map_batches(times, LaterRows(to_micros(horizon)), schema=schema)
+    present = " AND ".join([f"{name} IS NOT NULL" for name in group.key_names])
+    query = f"SELECT DISTINCT * FROM fs_later WHERE {present}"
+    labels = engine.sql(query, tables={"fs_later": eligible}, parameters={})
+    labels = replace(labels, schema=schema)
+    return labels if engine.count(labels) else None
+
+
+def _may_have_later_rows(source: Source, horizon: datetime) -> bool:
+    """Return whether statistics in the log allow rows that become eligible after ``horizon``."""
+    snapshot = read_snapshot(source.path, source.delta_version)
+    for column in (source.spec.event_time, source.spec.created_time):
+        if column is None:
+            continue
+        ranges = snapshot.times(column)
+        if ranges is None or None in ranges:
+            return True
+        # Spark rounds the times in statistics down to milliseconds.
+        limit = to_micros(horizon) - 1000
+        if any(times is not None and times[1] >= limit for times in ranges):
+            return True
+    return False
+
+
+@dataclass(frozen=True)
+class LaterRows:
+    """A batch function that returns the keys and times of rows that are eligible after a time.
+
+    ``horizon`` is this time in microseconds; it is a second label time of each of these keys.
+    """
+
+    horizon: int
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return two rows for each row that becomes eligible after the horizon."""
+        names = [name for name in (_EVENT, _CREATED) if name in batch.schema.names]
+        times = [to_timestamps(batch.column(name)).cast(pa.int64()) for name in names]
+        micros = pc.max_element_wise(*times, skip_nulls=False)
+        is_later = pc.greater(micros, self.horizon)
+        eligible = micros.filter(is_later).cast(TIMESTAMP)
+        keys = batch.select([name for name in batch.schema.names if name.startswith(_KEY)])
+        keys = keys.filter(is_later)
+        horizons = pa.array([self.horizon] * len(eligible), pa.int64()).cast(TIMESTAMP)
+        columns = [pa.concat_arrays([column, column]) for column in keys.columns]
+        columns.append(pa.concat_arrays([eligible, horizons]))
+        schema = keys.schema.append(pa.field(LABEL_TIME, TIMESTAMP))
+        return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,0 +1,508 @@
+"""VectorServer: reads the feature vectors of a published view from an online store.
+
+A request needs one read of the online store, or one more for each step of the view whose key is a
+feature of an earlier step. The registry is read when the server is opened, after publications, and
+each minute, which finds groups that were deleted and created again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from featurestore.errors import OnlineStoreError, PublishedValueMismatch, RegistryError
+from featurestore.model.feature_view import FeatureViewSpec
+from featurestore.model.names import format_group_reference
+from featurestore.plugins.online import OnlineStore
+from featurestore.serving.columns import value_prefix
+from featurestore.serving.layout import ValueLayout, ValueStatus
+from featurestore.serving.ownership import check_published
+from featurestore.serving.state import ViewState, state_key
+from featurestore.serving.stores import StoreClock, open_online_store
+from featurestore.serving.value_reads import DirectReads, ServedBatch, ValueReader
+from featurestore.serving.vector_log import VectorLog
+from featurestore.serving.vector_plan import (
+    Computation,
+    EntityParser,
+    GroupRead,
+    entity_columns,
+    infer_type,
+    label_time_column,
+    missing_column_error,
+    plan_vector,
+)
+from featurestore.serving.vectors import (
+    FeatureVector,
+    Form,
+    Statuses,
+    VectorForm,
+    check_dataset,
+    check_form,
+    convert_batch,
+    dataset_form,
+    raw_form,
+)
+from featurestore.session import Session
+
+if TYPE_CHECKING:
+    from featurestore.training.dataset import TrainingDataset
+
+_log = logging.getLogger("featurestore.serving")
+# The time between checks that the published tables are the registered ones.
+_CHECK_SECONDS = 60.0
+# A publication replaces all values at most a few times during one request.
+_MAX_GENERATIONS = 5
+_MISSING = ValueStatus.MISSING
+
+
+@dataclass(frozen=True)
+class ServedRows:
+    """The values of some entities, and the statuses of their reads by the number of the read.
+
+    ``now`` is the time of the online store, in microseconds, for which the values are current.
+    """
+
+    program: Program
+    rows: list[dict[str, Any]]
+    statuses: Sequence[Statuses]
+    now: int
+
+
+# Yields the keys to read, and receives their values.
+Reads = Generator[list[bytes], list[bytes | None], ServedRows]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A vector plan with the readers of one generation of published values.
+
+    ``published`` identifies the values that the readers expect; other fields of the state record
+    change more often.
+    """
+
+    parser: EntityParser
+    stages: tuple[tuple[tuple[Computation, ...], tuple[ValueReader, ...]], ...]
+    groups: tuple[tuple[str, int], ...]
+    form: VectorForm
+    state_content: bytes
+    published: object
+    direct: DirectReads | None
+    delta_versions: Mapping[str, int]
+
+
+class VectorServer:
+    """Reads the feature vectors of one view version from an online store; thread-safe.
+
+    A vector has the columns of the view in their order, with the values that
+    ``view.get_features(labels=[entity], label_time=now)`` returns, as of the last publication.
+
+    >>> publication = store.publish("late_flights")
+    >>> with store.get_feature_view("late_flights").server() as server:
+    ...     vector = server.get_vector({"tailnum": "N10", "origin": "JFK"})
+    >>> vector, vector.status
+    ({'temp': 39.0, 'seats': 100}, 'found')
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        spec: FeatureViewSpec,
+        store: OnlineStore,
+        form: VectorForm | None,
+        *,
+        log: VectorLog | None = None,
+    ) -> None:
+        self._session, self._spec, self._store, self._form = session, spec, store, form
+        self._log = log
+        self._state_key = state_key(spec.name, spec.version)
+        self._clock = StoreClock(store)
+        self._lock = threading.Lock()
+        inputs: dict[str, pa.DataType] = {}
+        if form is not None:
+            inputs = dict(zip(form.schema.names, form.schema.types, strict=True))
+        self._entity = entity_columns(session, spec, inputs)
+        self._time_column = label_time_column(session, spec)
+        self._untyped = [name for name, kind in self._entity.items() if kind is None]
+        # By the types of request columns that nothing but their values determines.
+        self._programs: dict[tuple[pa.DataType, ...], Program] = {}
+        self._next_check = time.monotonic() + _CHECK_SECONDS
+        (content,) = store.read([self._state_key])
+        if self._untyped:
+            check_published(session, ViewState.parse(content), spec, online=store.config.name)
+            return
+        program = self._update_program((), content)
+        if log is not None:
+            log.open(program.form.schema)
+
+    @property
+    def entity(self) -> list[str]:
+        """The columns that an entity must have: keys and request values.
+
+        The label time is not one of them: it is the time of the request, unless an entity has it.
+
+        >>> publication = store.publish("late_flights")
+        >>> with store.get_feature_view("late_flights").server() as server:
+        ...     server.entity
+        ['origin', 'tailnum']
+        """
+        return [name for name in self._entity if name != self._time_column]
+
+    @property
+    def entity_types(self) -> dict[str, pa.DataType | None]:
+        """The types of all columns that an entity may have; None: the type of the value."""
+        return dict(self._entity)
+
+    @property
+    def online(self) -> str:
+        """The name of the online store."""
+        return self._store.config.name
+
+    @property
+    def clock(self) -> StoreClock:
+        """The clock of the online store, which decides which values are current."""
+        return self._clock
+
+    def get_vector(self, entity: Mapping[str, Any], *, as_: Form = "dict") -> Any:
+        """Return the vector of one entity.
+
+        Args:
+            entity: Its keys and request values by name; other names are ignored. Null keys match
+                nothing.
+            as_: "dict" (a FeatureVector, a dict with the attribute ``status``), "numpy" (a 1-D
+                array) or "arrow" (a table with one row).
+
+        Raises:
+            InvalidArgument: The entity lacks a column, or a value has the wrong type.
+            OnlineStoreError: The online store cannot be read.
+        """
+        vectors = self.get_vectors((entity,), as_=as_)
+        return vectors if as_ == "arrow" else vectors[0]
+
+    def get_vectors(self, entities: Sequence[Mapping[str, Any]], *, as_: Form = "dict") -> Any:
+        """Return the vectors of several entities, in their order, from one read.
+
+        Returns a list of dicts, an array of shape (entities, columns) or an Arrow table; the
+        arguments are those of ``get_vector``. An entity without values does not fail the others.
+        """
+        program, keys = self._direct_keys(entities, as_)
+        if program is not None and keys is not None:
+            vectors = self._direct_vectors(program, self._store.read(keys), as_)
+            if vectors is not None:
+                return vectors
+        return self._vectors(self._read(entities), as_)
+
+    def read_batch(
+        self, entities: Sequence[Mapping[str, Any]], *, at: int | None = None
+    ) -> ServedBatch:
+        """Return the vectors of entities as a record batch, with their origin.
+
+        ``at`` is the instant for which the values are read, in microseconds; None means now.
+        """
+        program, keys = self._direct_keys(entities, "arrow")
+        if program is not None and keys is not None and program.direct is not None:
+            values = self._store.read(keys)
+            if values[0] == program.state_content:
+                now = self._clock.now_micros() if at is None else at
+                batch, statuses = program.direct.batch(values, program.form.schema, now)
+                return ServedBatch(batch, statuses, program.groups, program.delta_versions, now)
+        served = self._read(entities, at)
+        program = served.program
+        batch = program.form.to_batch(served.rows)
+        return ServedBatch(
+            batch, served.statuses, program.groups, program.delta_versions, served.now
+        )
+
+    async def aget_vector(self, entity: Mapping[str, Any], *, as_: Form = "dict") -> Any:
+        """Return the vector of one entity without blocking the event loop; see ``get_vector``."""
+        vectors = await self.aget_vectors((entity,), as_=as_)
+        return vectors if as_ == "arrow" else vectors[0]
+
+    async def aget_vectors(
+        self, entities: Sequence[Mapping[str, Any]], *, as_: Form = "dict"
+    ) -> Any:
+        """Return several vectors without blocking the event loop; see ``get_vectors``."""
+        program, keys = self._direct_keys(entities, as_)
+        if program is not None and keys is not None:
+            vectors = self._direct_vectors(program, await self._store.read_async(keys), as_)
+            if vectors is not None:
+                return vectors
+        return self._vectors(await self._read_async(entities), as_)
+
+    def close(self) -> None:
+        """Close the connections to the online store, and write the logged vectors.
+
+        May be called repeatedly.
+        """
+        self._store.close()
+        if self._log is not None:
+            self._log.close()
+
+    def __enter__(self) -> VectorServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"VectorServer({self._spec.name!r}, version={self._spec.version}, "
+            f"online={self.online!r})"
+        )
+
+    # -- reads ----------------------------------------------------------------------------
+
+    def _direct_keys(
+        self, entities: Sequence[Mapping[str, Any]], form: Form
+    ) -> tuple[Program | None, list[bytes] | None]:
+        """Return the keys of the fast path with its program, or None if it does not apply."""
+        check_form(form)
+        program = self._programs.get(())
+        if program is None or program.direct is None or self._is_check_due():
+            return None, None
+        return program, program.direct.keys(entities)
+
+    def _direct_vectors(self, program: Program, values: Sequence[bytes | None], form: Form) -> Any:
+        """Return the vectors of the fast path, or None if the view was published again."""
+        if program.direct is None or values[0] != program.state_content:
+            return None
+        now = self._clock.now_micros()
+        schema = program.form.schema
+        if form == "dict":
+            vectors = program.direct.vectors(values, program.groups, now)
+            if self._log is not None:
+                self._log.add(schema, vectors, now)
+            return vectors
+        batch, _ = program.direct.batch(values, schema, now)
+        if self._log is not None:
+            self._log.add_batch(batch, now)
+        return convert_batch(batch, form)
+
+    def _read(self, entities: Sequence[Mapping[str, Any]], at: int | None = None) -> ServedRows:
+        reads = self._reads(entities, at)
+        try:
+            keys = next(reads)
+            while True:
+                keys = reads.send(self._store.read(keys))
+        except StopIteration as finished:
+            return finished.value
+
+    async def _read_async(self, entities: Sequence[Mapping[str, Any]]) -> ServedRows:
+        reads = self._reads(entities, None)
+        try:
+            keys = next(reads)
+            while True:
+                keys = reads.send(await self._store.read_async(keys))
+        except StopIteration as finished:
+            return finished.value
+
+    def _reads(self, entities: Sequence[Mapping[str, Any]], at: int | None) -> Reads:
+        """Yield the keys of each round trip, receive their values, and return the rows."""
+        types = self._request_types(entities) if self._untyped else ()
+        program = self._programs.get(types)
+        if program is None or self._is_check_due():
+            (content,) = yield [self._state_key]
+            program = self._update_program(types, content)
+        for _ in range(_MAX_GENERATIONS):
+            rows = [program.parser.parse(entity, self._clock.now) for entity in entities]
+            statuses: list[list[ValueStatus | None]] = [
+                [_MISSING] * len(program.groups) for _ in entities
+            ]
+            now = 0
+            for computations, readers in program.stages:
+                for computation in computations:
+                    computation.add_to(rows)
+                if not readers:
+                    continue
+                keys, targets = self._keys(readers, rows, statuses)
+                values = yield keys
+                if values[0] != program.state_content:
+                    published = program.published
+                    program = self._update_program(types, values[0])
+                    # Values of two generations must not be mixed.
+                    if program.published != published:
+                        break
+                # After the read: a row that became current in the meantime may be the only one.
+                now = self._clock.now_micros() if at is None else at
+                for (reader, row, row_statuses), value in zip(targets, values[1:], strict=True):
+                    row_statuses[reader.number] = reader.set_values(row, value, now)
+            else:
+                return ServedRows(program, rows, statuses, now)
+        raise OnlineStoreError(
+            f"Feature view {self._spec.name!r} was published {_MAX_GENERATIONS} times during one "
+            "request.",
+            hint="publish it less often with full=True",
+        )
+
+    def _keys(
+        self,
+        readers: Sequence[ValueReader],
+        rows: Sequence[dict[str, Any]],
+        statuses: Sequence[list[ValueStatus | None]],
+    ) -> tuple[list[bytes], list[tuple[ValueReader, dict[str, Any], list[ValueStatus | None]]]]:
+        """Return the keys to read, after that of the state record, and where their values belong."""
+        keys, targets = [self._state_key], []
+        for row, row_statuses in zip(rows, statuses, strict=True):
+            for reader in readers:
+                key = reader.key(row)
+                row.update(reader.nulls)
+                if key is None:
+                    continue
+                keys.append(key)
+                targets.append((reader, row, row_statuses))
+        return keys, targets
+
+    def _request_types(self, entities: Sequence[Mapping[str, Any]]) -> tuple[pa.DataType, ...]:
+        """Return the types of the untyped request columns, inferred from the values."""
+        types = []
+        for name in self._untyped:
+            for entity in entities:
+                if name not in entity:
+                    raise missing_column_error(name, entity, self.entity, view=self._spec.name)
+            types.append(infer_type([entity[name] for entity in entities], name=name))
+        return tuple(types)
+
+    def _vectors(self, served: ServedRows, form: Form) -> Any:
+        """Convert rows to vectors."""
+        vector_form = served.program.form
+        if self._log is not None:
+            # Before the transformations, as the statistics of a training dataset.
+            self._log.add(vector_form.schema, served.rows, served.now)
+        if form != "dict":
+            return vector_form.to_vectors(served.rows, form)
+        rows, names = served.rows, vector_form.schema.names
+        if not vector_form.is_raw:
+            rows = vector_form.to_vectors(rows, form)
+        groups = served.program.groups
+        return [
+            FeatureVector(zip(names, map(row.__getitem__, names), strict=True), statuses, groups)
+            for row, statuses in zip(rows, served.statuses, strict=True)
+        ]
+
+    # -- programs -------------------------------------------------------------------------
+
+    def _update_program(self, types: tuple[pa.DataType, ...], content: bytes | None) -> Program:
+        """Return the program for the published values that a state record describes.
+
+        Raises:
+            NotPublished: The view is not published.
+            PublishedValueMismatch: The published columns or tables are not those of the view.
+        """
+        with self._lock:
+            state = ViewState.parse(content)
+            published = _identify_values(state)
+            program = self._programs.get(types)
+            try:
+                check_published(self._session, state, self._spec, online=self.online)
+            except RegistryError as error:
+                # Known values are served while the registry is unavailable.
+                if program is None or program.published != published:
+                    raise
+                _log.warning("the published tables were not checked: %s", error.message)
+            self._next_check = time.monotonic() + _CHECK_SECONDS
+            assert content is not None
+            if program is None or program.published != published:
+                program = self._compile(types, state, content)
+            else:
+                # Only times or the lease changed.
+                program = replace(
+                    program, state_content=content, delta_versions=_delta_versions(state)
+                )
+            self._programs[types] = program
+            return program
+
+    def _is_check_due(self) -> bool:
+        return time.monotonic() >= self._next_check
+
+    def _compile(self, types: tuple[pa.DataType, ...], state: ViewState, content: bytes) -> Program:
+        """Compile a vector plan for published values."""
+        inferred = dict(zip(self._untyped, types, strict=True))
+        fields = [pa.field(name, kind or inferred[name]) for name, kind in self._entity.items()]
+        entity = pa.schema(fields)
+        plan = plan_vector(self._session, self._spec, entity)
+        stages = [
+            (stage.computations, tuple([self._reader(read, state) for read in stage.reads]))
+            for stage in plan.stages
+        ]
+        parser = EntityParser(entity, view=self._spec.name, time_column=self._time_column)
+        form = self._form or raw_form(plan.schema, plan.features)
+        groups = tuple([read.group for read in plan.reads])
+        direct = None
+        if self._form is None and len(stages) == 1 and not stages[0][0]:
+            direct = DirectReads(self._state_key, stages[0][1], plan.features)
+        return Program(
+            parser=parser,
+            stages=tuple(stages),
+            groups=groups,
+            form=form,
+            state_content=content,
+            published=_identify_values(state),
+            direct=direct,
+            delta_versions=_delta_versions(state),
+        )
+
+    def _reader(self, read: GroupRead, state: ViewState) -> ValueReader:
+        """Return the reader of a group's published values."""
+        published = state.groups.get(read.group)
+        columns: Iterable[str] = () if published is None else published.columns
+        layout = ValueLayout.for_group(read.spec, columns)
+        needed = {output.column for output in read.outputs}
+        is_complete = needed <= set(layout.schema.names)
+        if published is None or not is_complete or layout.fingerprint != published.fingerprint:
+            name, version = read.group
+            raise PublishedValueMismatch(
+                f"The columns of feature group {name!r} version {version} changed after feature "
+                f"view {self._spec.name!r} was published.",
+                hint=f"store.publish({self._spec.name!r}, to={self._store.config.name!r})",
+            )
+        prefix = value_prefix(
+            self._spec.name,
+            self._spec.version,
+            group=read.spec.name,
+            group_version=read.spec.version,
+            generation=state.generation,
+        )
+        return ValueReader(read, layout, prefix)
+
+
+def open_server(
+    session: Session,
+    spec: FeatureViewSpec,
+    *,
+    online: str | None = None,
+    dataset: TrainingDataset | None = None,
+    log: VectorLog | None = None,
+) -> VectorServer:
+    """Return a server of a published view; see ``FeatureView.server``."""
+    form = None
+    if dataset is not None:
+        check_dataset(dataset.manifest, spec.name, spec.version)
+        form = dataset_form(dataset)
+    store = open_online_store(session, online)
+    try:
+        return VectorServer(session, spec, store, form, log=log)
+    except BaseException:
+        store.close()
+        raise
+
+
+def _delta_versions(state: ViewState) -> dict[str, int]:
+    """Return the published Delta version of each group."""
+    return {
+        format_group_reference(*group): published.delta_version
+        for group, published in state.groups.items()
+    }
+
+
+def _identify_values(state: ViewState) -> object:
+    """Return what the readers of published values depend on."""
+    groups = {
+        key: (group.table_id, group.columns, group.fingerprint)
+        for key, group in state.groups.items()
+    }
+    return state.generation, groups

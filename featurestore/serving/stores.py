@@ -1,0 +1,192 @@
+"""Online stores of a feature store: registration, the embedded store, and the clock of a store."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+
+from featurestore.errors import InvalidArgument
+from featurestore.model.names import check_name, parse_secret
+from featurestore.model.online_store import EMBEDDED, OnlineStoreSpec, normalize_uri, online_kind
+from featurestore.model.times import from_micros, to_micros, utc_now
+from featurestore.plugins.online import OnlineConfig, OnlineStore, open_config
+from featurestore.recovery import record_files
+from featurestore.registry import online_stores
+from featurestore.session import Session
+from featurestore.storage import files, storage_for
+from featurestore.storage.grants import allow_secret, resolve_secret
+
+_MEASURE_SECONDS = 60.0
+
+
+def add_online_store(
+    session: Session, name: str, uri: str, *, secret: str | None
+) -> OnlineStoreSpec:
+    """Register an online store without connecting to it, and return the registration.
+
+    Raises:
+        OnlineStoreExists: A different online store with this name is registered.
+        InvalidArgument: The URI contains a password, or its kind is not installed.
+    """
+    check_name(name, noun="online store")
+    if name == EMBEDDED:
+        raise InvalidArgument(
+            f"{EMBEDDED!r} is the name of the online store in the location of a store.",
+            hint="featurestore.add_online_store('cache', 'redis://localhost:6379/0')",
+        )
+    uri = normalize_uri(uri, exists=files.exists)
+    spec = OnlineStoreSpec(
+        name=name,
+        kind=online_kind(uri),
+        uri=uri,
+        secret=None if secret is None else str(parse_secret(secret)),
+        created=to_micros(utc_now()),
+    )
+    # This checks the URI without a connection.
+    open_config(_config_of(session, spec)).close()
+    with session.registry.transaction() as connection:
+        # A repeated registration, such as on another machine, only grants the secret.
+        is_registered = name in online_stores.names(connection) and spec == replace(
+            online_stores.get(connection, name), created=spec.created
+        )
+        if not is_registered:
+            online_stores.add(connection, spec)
+            # If the file cannot be written, the registration is rolled back.
+            record_files.write_online_store(session.location, spec)
+    if spec.secret is not None:
+        allow_secret(
+            parse_secret(spec.secret),
+            location=session.location,
+            name=_grant_name(spec),
+            uri=spec.uri,
+        )
+    return spec
+
+
+def get_online_stores(session: Session) -> list[OnlineStoreSpec]:
+    """Return the embedded online store of a local store, and the registered ones by name."""
+    with session.registry.reading() as connection:
+        registered = online_stores.list_all(connection)
+    if not storage_for(session.location).is_local:
+        return registered
+    return [_embedded_store(session), *registered]
+
+
+def remove_online_store(session: Session, name: str) -> None:
+    """Remove the registration of an online store; published values remain."""
+    with session.registry.transaction() as connection:
+        online_stores.remove(connection, name)
+        path = session.paths.online_store(name)
+        files.remove(path, below=session.location)
+
+
+def open_online_store(session: Session, name: str | None = None) -> OnlineStore:
+    """Create an online store by its name, without connecting to it; None: the embedded store.
+
+    Raises:
+        OnlineStoreNotFound: No online store with this name is registered.
+        InvalidArgument: The store has no local location, so that it has no embedded online store.
+    """
+    return open_config(online_config(session, name))
+
+
+def online_config(session: Session, name: str | None = None) -> OnlineConfig:
+    """Return the picklable arguments of an online store, which ``open_config`` opens."""
+    if name in (None, EMBEDDED):
+        return _config_of(session, _embedded_store(session))
+    with session.registry.reading() as connection:
+        return _config_of(session, online_stores.get(connection, name))
+
+
+def check_online_store(session: Session, name: str | None = None) -> dict[str, object]:
+    """Check that an online store can be used; return its address, size and clock offset.
+
+    Raises:
+        OnlineStoreError: The store cannot be used reliably; the hint has the remedy.
+    """
+    store = open_online_store(session, name)
+    try:
+        store.check()
+        offset = (store.clock() - utc_now()).total_seconds()
+        return {
+            "name": store.config.name,
+            "kind": store.name,
+            "uri": store.config.uri,
+            **store.statistics(),
+            "clock_offset_seconds": round(offset, 3),
+        }
+    finally:
+        store.close()
+
+
+def _config_of(session: Session, spec: OnlineStoreSpec) -> OnlineConfig:
+    if spec.secret is None:
+        return OnlineConfig(spec.name, spec.uri)
+    # The password is sent only to the address for which it was registered on this machine.
+    secret = partial(
+        resolve_secret,
+        parse_secret(spec.secret),
+        location=session.location,
+        name=_grant_name(spec),
+        uri=spec.uri,
+    )
+    return OnlineConfig(spec.name, spec.uri, secret)
+
+
+def _embedded_store(session: Session) -> OnlineStoreSpec:
+    if not storage_for(session.location).is_local:
+        raise InvalidArgument(
+            f"The store at {session.location} has no embedded online store, which is a file of "
+            "a local store.",
+            hint="featurestore.add_online_store('cache', 'redis://localhost:6379/0')",
+        )
+    uri = f"sqlite:///{session.paths.embedded_online_store}"
+    return OnlineStoreSpec(EMBEDDED, online_kind(uri), uri)
+
+
+def _grant_name(spec: OnlineStoreSpec) -> str:
+    return f"online store:{spec.name}"
+
+
+class StoreClock:
+    """The clock of an online store: the local clock plus an offset, measured every minute.
+
+    Readers and publishers on several machines share it, so that a machine with a wrong clock
+    neither serves a row too early nor keeps an expired one.
+    """
+
+    def __init__(self, store: OnlineStore) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._offset = 0
+        self._next_measure = float("-inf")
+
+    def now(self) -> datetime:
+        """Return the time of the online store in UTC."""
+        return from_micros(self.now_micros())
+
+    def now_micros(self) -> int:
+        """Return the time of the online store in microseconds since 1970."""
+        if time.monotonic() >= self._next_measure:
+            self._measure()
+        # Faster than a datetime, since a server needs the time for each request.
+        return time.time_ns() // 1000 + self._offset
+
+    def _measure(self) -> None:
+        # Other threads use the previous offset; the first measurement blocks all threads.
+        if not self._lock.acquire(blocking=self._next_measure == float("-inf")):
+            return
+        try:
+            if time.monotonic() < self._next_measure:
+                return
+            before = utc_now()
+            server_time = self._store.clock()
+            # The server read its clock about in the middle of the round trip.
+            middle = before + (utc_now() - before) / 2
+            self._offset = to_micros(server_time) - to_micros(middle)
+            self._next_measure = time.monotonic() + _MEASURE_SECONDS
+        finally:
+            self._lock.release()

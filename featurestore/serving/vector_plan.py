@@ -1,0 +1,342 @@
+"""The plan of a vector: the columns of an entity, the values to read, and the computations.
+
+The plan follows the retrieval plan of the view, so that columns, order and types of a vector are
+those of ``view.get_features``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore import usersql
+from featurestore.arrow.cells import cells_to_array
+from featurestore.config import DEFAULT_ENGINE
+from featurestore.errors import InvalidArgument, find_similar_names, listing
+from featurestore.model.feature_view import FeatureViewSpec, ViewStep
+from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.names import parse_group_reference
+from featurestore.model.plan import FeaturePlan, Join, OnDemandOutput, Output
+from featurestore.model.times import utc_now
+from featurestore.plugins.engine import ComputesRows, RowsFunction, find_engine
+from featurestore.retrieval.catalog import RegisteredSpecs
+from featurestore.retrieval.resolve import find_spec, join_key_types
+from featurestore.retrieval.view_rows import label_group_types, retrieve_rows
+from featurestore.session import Session
+
+Convert = Callable[[Any], Any]
+# The Python types of common column types, and their conversion; Arrow converts other types.
+_PYTHON_TYPES: dict[pa.DataType, tuple[Any, Convert]] = {
+    pa.string(): (str, str),
+    pa.int64(): ((int, np.integer), int),
+    pa.float64(): ((int, float, np.integer, np.floating), float),
+    pa.null(): (object, lambda value: value),
+}
+
+
+@dataclass(frozen=True)
+class GroupRead:
+    """The value of one group for an entity.
+
+    ``key_columns`` are the columns with the key, in primary-key order; ``outputs`` are the columns
+    of the group and their names in the vector. ``number`` is the position among all reads.
+    """
+
+    number: int
+    spec: FeatureGroupSpec
+    key_columns: tuple[str, ...]
+    outputs: tuple[Output, ...]
+
+    @property
+    def group(self) -> tuple[str, int]:
+        """The name and version of the group."""
+        return self.spec.name, self.spec.version
+
+
+@dataclass(frozen=True)
+class Computation:
+    """On-demand features that one query computes from the columns ``inputs``."""
+
+    inputs: tuple[str, ...]
+    names: tuple[str, ...]
+    function: RowsFunction
+
+    def add_to(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Add the features to rows of their inputs."""
+        columns = [[row[name] for row in rows] for name in self.inputs]
+        for row, values in zip(rows, self.function(columns, len(rows)), strict=True):
+            row.update(zip(self.names, values, strict=True))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One round trip: first the computations, then the reads, whose keys may depend on them."""
+
+    computations: tuple[Computation, ...]
+    reads: tuple[GroupRead, ...]
+
+
+@dataclass(frozen=True)
+class VectorPlan:
+    """The steps from an entity to the values of its columns.
+
+    ``schema`` has the types of all columns: those of the entity and all features. ``features`` are
+    the columns of the vector, in the order of the view.
+    """
+
+    stages: tuple[Stage, ...]
+    schema: pa.Schema
+    features: tuple[str, ...]
+
+    @property
+    def reads(self) -> tuple[GroupRead, ...]:
+        """The reads of all stages."""
+        return tuple([read for stage in self.stages for read in stage.reads])
+
+
+def entity_columns(
+    session: Session, spec: FeatureViewSpec, more: Mapping[str, pa.DataType]
+) -> dict[str, pa.DataType | None]:
+    """Return the columns that an entity must have, with their types.
+
+    These are the join keys, the inputs of on-demand features, and the columns ``more``, except
+    those that the view provides. The type None is that of the value of a request: neither the view
+    nor a group determines it.
+    """
+    registered = RegisteredSpecs(session)
+    label_types = label_group_types(spec, registered)
+    needed: dict[str, pa.DataType | None] = {}
+    # Columns in SQL expressions are matched without case.
+    available: set[str] = set()
+    for step in spec.steps:
+        for column, kind in _key_types(step, available, label_types, registered).items():
+            if column.lower() not in available:
+                needed.setdefault(column, label_types.get(column, kind))
+        available.update(feature.name.lower() for feature in step.features)
+        available.update(feature.name.lower() for feature in step.on_demand)
+        for feature in step.on_demand:
+            for column in usersql.expression_columns(feature.sql):
+                name = _match_name(column, [*needed, *label_types, *more])
+                if name.lower() not in available and name not in needed:
+                    needed[name] = label_types.get(name, more.get(name))
+    for name, kind in more.items():
+        if name.lower() not in available:
+            needed.setdefault(name, kind)
+    return needed
+
+
+def label_time_column(session: Session, spec: FeatureViewSpec) -> str | None:
+    """Return the column with the time of the labels of a view, if it has one."""
+    if spec.label_time is not None or spec.labels is None:
+        return spec.label_time
+    name, version = parse_group_reference(spec.labels)
+    return find_spec(name, version=version, specs=RegisteredSpecs(session)).event_time
+
+
+def _key_types(
+    step: ViewStep,
+    available: Iterable[str],
+    label_types: Mapping[str, pa.DataType],
+    registered: RegisteredSpecs,
+) -> dict[str, pa.DataType]:
+    """Return the columns that a step joins on, with the types of the keys."""
+    groups = dict.fromkeys([(feature.group, feature.version) for feature in step.features])
+    specs = [find_spec(name, version=version, specs=registered) for name, version in groups]
+    candidates = {*available, *label_types, *_names_in(step.join_key)}
+    for group in specs:
+        candidates.update(group.primary_key)
+        # In ``join_key``, the name of a group is not that of a column.
+        if group.name not in label_types:
+            candidates.discard(group.name)
+    columns = pa.schema([pa.field(name, pa.null()) for name in sorted(candidates)])
+    return join_key_types(columns, specs, step.join_key)
+
+
+def _names_in(join_key: Any) -> list[str]:
+    """Return all names in a stored ``join_key``."""
+    if isinstance(join_key, Mapping):
+        return [*join_key, *[name for value in join_key.values() for name in _names_in(value)]]
+    if isinstance(join_key, str):
+        return [join_key]
+    return list(join_key or ())
+
+
+def _match_name(column: str, names: Iterable[str]) -> str:
+    """Return the name that equals a column of an expression without case, or the column."""
+    return next((name for name in names if name.lower() == column.lower()), column)
+
+
+def plan_vector(session: Session, spec: FeatureViewSpec, entity: pa.Schema) -> VectorPlan:
+    """Return the plan for entities with these columns; only definitions and logs are read.
+
+    Raises:
+        FeatureViewBroken: A group no longer has a feature of the view.
+        InvalidSql: An on-demand feature does not support the types of its inputs.
+    """
+    frame = retrieve_rows(session, spec, labels=entity.empty_table(), label_time=utc_now())
+    steps: list[FeaturePlan] = []
+    plan = frame.plan
+    while plan is not None:
+        steps.insert(0, plan)
+        plan = plan.left_plan
+    builder = _PlanBuilder(session, entity)
+    for step in steps:
+        for join in step.joins:
+            builder.add_read(join)
+        if step.on_demand:
+            builder.add_computation(step.on_demand, step.left_schema)
+    features = [name for name in frame.columns if name not in entity.names]
+    return VectorPlan(builder.stages(), frame.schema, tuple(features))
+
+
+class _PlanBuilder:
+    """Assigns reads and computations to stages.
+
+    The level of a column is the number of round trips after which it is available.
+    """
+
+    def __init__(self, session: Session, entity: pa.Schema) -> None:
+        self._session = session
+        self._levels = dict.fromkeys(entity.names, 0)
+        self._reads: list[tuple[int, GroupRead]] = []
+        self._computations: list[tuple[int, Computation]] = []
+
+    def add_read(self, join: Join) -> None:
+        """Add the read of a joined group."""
+        spec = join.source.spec
+        left_columns = {key: column for column, key in join.on}
+        if set(left_columns) != set(spec.primary_key):
+            raise InvalidArgument(
+                f"Feature group {spec.name!r} version {spec.version} has no primary key, so its "
+                "values cannot be read by key.",
+                hint=f"create its next version with primary_key={list(left_columns)!r}",
+            )
+        key_columns = tuple([left_columns[key] for key in spec.primary_key])
+        level = max([self._levels[column] for column in key_columns])
+        self._reads.append((level, GroupRead(len(self._reads), spec, key_columns, join.outputs)))
+        self._levels.update(dict.fromkeys([output.name for output in join.outputs], level + 1))
+
+    def add_computation(self, outputs: Sequence[OnDemandOutput], schema: pa.Schema) -> None:
+        """Add the on-demand features of a step."""
+        inputs: dict[str, None] = {}
+        expressions = []
+        for output in outputs:
+            sql, _ = usersql.column_expression(
+                output.feature.sql, schema=schema, dialect=usersql.DIALECT
+            )
+            expressions.append(sql)
+            for column in usersql.expression_columns(output.feature.sql):
+                inputs[_match_name(column, schema.names)] = None
+        engine = self._session.engine
+        # The expressions are equal on every engine; Spark cannot compute them within a request.
+        if not isinstance(engine, ComputesRows):
+            engine = find_engine(DEFAULT_ENGINE)
+        assert isinstance(engine, ComputesRows)
+        function = engine.prepare_rows(
+            expressions,
+            inputs=pa.schema([schema.field(name) for name in inputs]),
+            kinds=pa.schema([pa.field(output.name, output.kind) for output in outputs]),
+        )
+        names = tuple([output.name for output in outputs])
+        level = max([0, *[self._levels[column] for column in inputs]])
+        self._computations.append((level, Computation(tuple(inputs), names, function)))
+        self._levels.update(dict.fromkeys(names, level))
+
+    def stages(self) -> tuple[Stage, ...]:
+        """Return the stages in order."""
+        levels = [level for level, _ in (*self._reads, *self._computations)]
+        return tuple(
+            [
+                Stage(
+                    tuple([each for level, each in self._computations if level == stage]),
+                    tuple([each for level, each in self._reads if level == stage]),
+                )
+                for stage in range(max(levels) + 1)
+            ]
+        )
+
+
+class EntityParser:
+    """Converts entities to rows of Python values, one for each column of a schema.
+
+    ``time_column`` is the label time of the view; an entity without it gets the current time.
+    """
+
+    def __init__(self, schema: pa.Schema, *, view: str, time_column: str | None) -> None:
+        self._view = view
+        self._time_column = time_column if time_column in schema.names else None
+        self._names = tuple([name for name in schema.names if name != self._time_column])
+        self._converters = [(field.name, _converter(field.type)) for field in schema]
+        self._types = dict(zip(schema.names, schema.types, strict=True))
+
+    def parse(self, entity: Mapping[str, Any], now: Callable[[], datetime]) -> dict[str, Any]:
+        """Return the values of an entity in the types of its columns.
+
+        Raises:
+            InvalidArgument: A column is missing, or a value has another type.
+        """
+        row = {}
+        try:
+            for name, convert in self._converters:
+                value = entity[name]
+                row[name] = None if value is None else convert(value)
+        except KeyError:
+            if self._time_column is not None and self._time_column not in entity:
+                return self.parse({**entity, self._time_column: now()}, now)
+            raise missing_column_error(name, entity, self._names, view=self._view) from None
+        except (TypeError, ValueError, ArithmeticError, AttributeError, pa.ArrowException) as error:
+            raise InvalidArgument(
+                f"{name!r}: {value!r} is not a value of the type {self._types[name]}.",
+                hint=f"the columns of an entity of feature view {self._view!r}: "
+                f"{listing([f'{each}: {kind}' for each, kind in self._types.items()])}",
+            ) from error
+        return row
+
+
+def missing_column_error(
+    name: str, entity: Mapping[str, Any], names: Sequence[str], *, view: str
+) -> InvalidArgument:
+    """Return the error for an entity without one of its columns."""
+    hint = f"get_vector({{{name!r}: ...}})"
+    similar_names = find_similar_names(
+        name, [each for each in map(str, entity) if each not in names]
+    )
+    if similar_names:
+        hint = f"rename {similar_names[0]!r} to {name!r}"
+    return InvalidArgument(
+        f"The entity has no {name!r}. Feature view {view!r} requires {listing(names)}; the entity "
+        f"has {listing(list(map(str, entity)))}.",
+        hint=hint,
+    )
+
+
+def infer_type(values: Sequence[Any], *, name: str) -> pa.DataType:
+    """Return the type of request values that neither the view nor a group determines.
+
+    It is the type that the same values have in the labels of ``view.get_features``.
+    """
+    return cells_to_array(values, name=name, language="rows").type
+
+
+def _converter(kind: pa.DataType) -> Convert:
+    """Return the conversion of a value that is not None; it raises for values of other types."""
+    if kind in _PYTHON_TYPES:
+        types, convert = _PYTHON_TYPES[kind]
+    else:
+        types, convert = object, lambda value: pa.scalar(value, kind).as_py()
+    is_boolean = pat.is_boolean(kind)
+
+    def convert_checked(value: Any) -> Any:
+        # A boolean is an int in Python, and Arrow takes a naive time as UTC.
+        is_naive = isinstance(value, datetime) and value.tzinfo is None
+        if not isinstance(value, types) or isinstance(value, bool) != is_boolean or is_naive:
+            raise TypeError
+        return convert(value)
+
+    return convert_checked

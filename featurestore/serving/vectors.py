@@ -1,0 +1,154 @@
+"""Feature vectors: the columns of an entity as a dict, a numpy array or an Arrow table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.arrow.schemas import type_from_json
+from featurestore.errors import InvalidArgument, did_you_mean, listing
+from featurestore.model.times import to_python_rows
+from featurestore.retrieval.conversions import to_numpy
+from featurestore.serving.layout import ValueStatus
+from featurestore.transform.apply import TransformBatch
+
+if TYPE_CHECKING:
+    from featurestore.model.manifest import Manifest
+    from featurestore.training.dataset import TrainingDataset
+    from featurestore.transform.fitted import Transformations
+
+FORMS = ("dict", "numpy", "arrow")
+Form = Literal["dict", "numpy", "arrow"]
+Status = Literal["found", "stale", "missing"]
+# The statuses of the reads of a vector; None: the value is current.
+Statuses = Sequence[ValueStatus | None]
+
+
+class FeatureVector(dict[str, Any]):
+    """The columns of an entity by name, in the order of the view, with the status of its values.
+
+    ``status`` is "found" if all groups have a value, "missing" if a group has none, otherwise
+    "stale": the last row of a group is older than the group's ttl. The columns of stale and missing
+    groups are None.
+    """
+
+    __slots__ = ("_groups", "_statuses")
+
+    def __init__(self, values: Any, statuses: Statuses, groups: Sequence[tuple[str, int]]) -> None:
+        super().__init__(values)
+        self._statuses = statuses
+        self._groups = groups
+
+    @property
+    def status(self) -> Status:
+        """The worst status of all groups."""
+        if ValueStatus.MISSING in self._statuses:
+            return "missing"
+        if ValueStatus.STALE in self._statuses:
+            return "stale"
+        return "found"
+
+    @property
+    def groups(self) -> dict[str, Status]:
+        """The status of each feature group, such as ``{"planes@v1": "found"}``."""
+        by_group: dict[str, Status] = {}
+        for (name, version), status in zip(self._groups, self._statuses, strict=True):
+            reference = f"{name}@v{version}"
+            # A view may join a group twice; the worse status counts.
+            if by_group.get(reference) in (None, "found") or status is ValueStatus.MISSING:
+                by_group[reference] = "found" if status is None else status.value
+        return by_group
+
+
+@dataclass(frozen=True)
+class VectorForm:
+    """The columns of vectors, and the transformation of their rows.
+
+    ``transformations`` are those of a training dataset, and ``narrow`` the columns that its files
+    store as float32.
+    """
+
+    schema: pa.Schema
+    transformations: Transformations | None = None
+    narrow: tuple[str, ...] = ()
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether the vectors contain the values of the store without changes."""
+        return self.transformations is None and not self.narrow
+
+    def to_batch(self, rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
+        """Convert rows to a record batch of the transformed columns."""
+        arrays = []
+        for field in self.schema:
+            array = pa.array([row[field.name] for row in rows], field.type)
+            if field.name in self.narrow:
+                # As the files of the dataset, whose readers keep the type.
+                array = array.cast(pa.float32(), safe=False).cast(field.type)
+            arrays.append(array)
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        if self.transformations is None:
+            return batch
+        return TransformBatch(self.transformations)(batch)
+
+    def to_vectors(self, rows: Sequence[dict[str, Any]], form: Form) -> Any:
+        """Convert rows to a list of dicts, a numpy array (rows, columns) or an Arrow table."""
+        if form == "dict":
+            return to_python_rows(self.to_batch(rows))
+        return convert_batch(self.to_batch(rows), form)
+
+
+def convert_batch(batch: pa.RecordBatch, form: Form) -> Any:
+    """Convert a batch of vectors to a numpy array (rows, columns) or an Arrow table."""
+    table = pa.Table.from_batches([batch])
+    return to_numpy(table) if form == "numpy" else table
+
+
+def raw_form(schema: pa.Schema, names: Sequence[str]) -> VectorForm:
+    """Return the form of vectors with the values of the store."""
+    return VectorForm(pa.schema([schema.field(name) for name in names]))
+
+
+def dataset_form(dataset: TrainingDataset) -> VectorForm:
+    """Return the form of the model inputs of a training dataset, in the order of the dataset."""
+    columns = [column for column in dataset.manifest.columns if column.role == "feature"]
+    schema = pa.schema([(column.name, type_from_json(column.type)) for column in columns])
+    narrow = [
+        column.name
+        for column in columns
+        if column.tf_type == "float32" and pat.is_float64(schema.field(column.name).type)
+    ]
+    fitted = dataset.transformations
+    if fitted is not None:
+        # The files of labels are transformed too, but a vector has no labels.
+        fitted = fitted.portable(
+            without=[each.name for each in fitted.columns if each.name not in schema.names]
+        )
+    return VectorForm(schema, fitted, tuple(narrow))
+
+
+def check_dataset(manifest: Manifest, name: str, version: int) -> None:
+    """Raise InvalidArgument unless a training dataset was created from a view version."""
+    if manifest.view == {"name": name, "version": version}:
+        return
+    origin = "from no feature view"
+    if manifest.view is not None:
+        origin = f"from {manifest.view['name']!r} version {manifest.view['version']}"
+    raise InvalidArgument(
+        f"Training dataset {manifest.name!r} version {manifest.version} was created {origin}, not "
+        f"from feature view {name!r} version {version}.",
+        hint=f"dataset = view.create_training_dataset({manifest.name!r})",
+    )
+
+
+def check_form(form: object) -> None:
+    """Raise InvalidArgument for an unknown ``as_=``."""
+    if form not in FORMS:
+        raise InvalidArgument(
+            f"as_={form!r} is not one of {listing(FORMS)}.",
+            hint=did_you_mean(form, FORMS, write="as_={!r}") or "as_='dict'",
+        )

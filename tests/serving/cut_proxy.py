@@ -1,0 +1,102 @@
+"""Faults of servers: a TCP proxy that cuts the network or loses responses, and a crash of Postgres."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_CHUNK = 1 << 16
+
+
+class CutProxy:
+    """Forwards connections to a local port.
+
+    While ``is_cut``, bytes of clients are discarded; their connections stay open. If a request
+    contains ``lost_marker``, the server gets it, and the connection ends instead of a response;
+    this happens ``losses`` times.
+    """
+
+    def __init__(self, backend: int) -> None:
+        self.is_cut = False
+        self.lost_marker = b""
+        self.losses = 0
+        self._backend = backend
+        self._sockets: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        for each in (self._listener, *self._sockets):
+            _close(each)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._backend))
+                except OSError:
+                    client.close()
+                    continue
+                self._sockets += [client, server]
+                is_lost = threading.Event()
+                for pump in (self._send_requests, self._send_responses):
+                    threading.Thread(
+                        target=pump, args=(client, server, is_lost), daemon=True
+                    ).start()
+
+    def _send_requests(
+        self, client: socket.socket, server: socket.socket, is_lost: threading.Event
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(_CHUNK):
+                if self.lost_marker and self.lost_marker in data and self.losses > 0:
+                    self.losses -= 1
+                    is_lost.set()
+                if not self.is_cut:
+                    server.sendall(data)
+        _close(client, server)
+
+    def _send_responses(
+        self, client: socket.socket, server: socket.socket, is_lost: threading.Event
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while (data := server.recv(_CHUNK)) and not is_lost.is_set():
+                if not self.is_cut:
+                    client.sendall(data)
+        _close(client, server)
+
+
+def _close(*sockets: socket.socket) -> None:
+    for each in sockets:
+        # The shutdown wakes the thread that waits for bytes of the socket.
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+        each.close()
+
+
+@contextmanager
+def cutting(backend: int) -> Iterator[CutProxy]:
+    """Run a proxy for a local port."""
+    proxy = CutProxy(backend)
+    try:
+        yield proxy
+    finally:
+        proxy.close()
+
+
+def crash_postgres(url: str) -> None:
+    """Kill a process of the server, which then ends all connections, and recovers from its log."""
+    import psycopg
+
+    with psycopg.connect(url) as connection:
+        os.kill(connection.info.backend_pid, signal.SIGKILL)
+        # The connection ends with the process.
+        with contextlib.suppress(psycopg.OperationalError):
+            connection.execute("select 1")

@@ -1,0 +1,110 @@
+"""Publication with killed, concurrent and superseded publishers."""
+
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import featurestore
+from featurestore.errors import PublicationSuperseded
+from featurestore.serving.state import Origin, PublisherLease, state_key
+from featurestore.serving.stores import StoreClock, open_online_store
+from tests.serving.online_reads import read_state, read_values, retrieve_values
+
+ROWS = 20_000
+START = datetime(2024, 1, 1, tzinfo=UTC)
+PUBLISH = """
+import sys, featurestore
+store = featurestore.connect(sys.argv[1])
+print("connected", flush=True)
+store.publish("v", full=sys.argv[2] == "full")
+"""
+
+
+def rows_of(ids, hour):
+    at = pa.array([START + timedelta(hours=hour)] * len(ids), pa.timestamp("us", tz="UTC"))
+    return pa.table({"id": ids, "at": at, "x": np.full(len(ids), hour)})
+
+
+@pytest.fixture
+def store(tmp_path):
+    with featurestore.connect(tmp_path) as store:
+        store.create_featuregroup(
+            rows_of(np.arange(ROWS), 0),
+            "g",
+            primary_key="id",
+            event_time="at",
+            statistics=False,
+        )
+        store.create_feature_view("v", features=["g.x"])
+        store.publish("v")
+        yield store
+
+
+def assert_published(store):
+    view = store.get_feature_view("v")
+    keys = [(key,) for key in range(0, ROWS, 97)]
+    now = [datetime.now(UTC)]
+    assert read_values(store, view, keys, now) == retrieve_values(view, keys, ["id"], now)
+
+
+@pytest.mark.parametrize("mode", ["full", "changes"])
+def test_publish_after_a_killed_publisher_equals_retrieval(store, mode):
+    for number, seconds in enumerate((0.05, 0.3), 1):
+        store.insert_into_featuregroup(rows_of(np.arange(0, ROWS, number), number), "g")
+        store.delete_from_featuregroup("g", f"id % 7 = {number}")
+        command = [sys.executable, "-c", PUBLISH, store.location, mode]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as publisher:
+            assert publisher.stdout is not None
+            publisher.stdout.readline()
+            time.sleep(seconds)
+            publisher.kill()
+        # Rows that the killed publisher may have written are removed again.
+        store.delete_from_featuregroup("g", f"id % 5 = 0 and x = {number}")
+        store.publish("v")
+        assert_published(store)
+
+
+def test_concurrent_publishers_wait_for_each_other(store):
+    store.insert_into_featuregroup(rows_of(np.arange(0, ROWS, 2), 1), "g")
+    with ThreadPoolExecutor(3) as pool:
+        publications = list(
+            pool.map(lambda full: store.publish("v", full=full), (False, False, True))
+        )
+    assert sorted(each.mode for each in publications) == ["full", "incremental", "incremental"]
+    assert {each.delta_versions["g@v1"] for each in publications} == {2}
+    assert_published(store)
+
+
+def acquire_lease(online, clock):
+    return PublisherLease(online, clock, "v", 1, origin=Origin("", 0), check=lambda state: None)
+
+
+def use_expired_lease(online, clock, first):
+    """Let another publisher take over an expired lease, then change the state by the first."""
+    state = first.state
+    assert state.lease is not None
+    expired = replace(state.lease, expires=clock.now() - timedelta(seconds=1))
+    content = replace(state, lease=expired).to_bytes()
+    assert online.compare_and_set(state_key("v", 1), state.to_bytes(), content)
+    with acquire_lease(online, clock) as second:
+        assert second.token == first.token + 1
+        first.update(lambda state: replace(state, generation=99))
+
+
+def test_superseded_publisher_cannot_change_the_state(store):
+    with closing(open_online_store(store.session)) as online:
+        clock = StoreClock(online)
+        with (
+            pytest.raises(PublicationSuperseded, match="taken over"),
+            acquire_lease(online, clock) as first,
+        ):
+            use_expired_lease(online, clock, first)
+        assert read_state(online, store.get_feature_view("v")).generation == 1

@@ -1,0 +1,362 @@
+"""Vectors of a published view equal the retrieval of the same entities at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import time_machine
+
+import featurestore
+from featurestore import transform as t
+from featurestore.errors import (
+    DefinitionMismatch,
+    InvalidArgument,
+    NotPublished,
+    PublishedValueMismatch,
+)
+from featurestore.store import FeatureStore
+
+START = datetime(2013, 1, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+FEATURES: list[Any] = [
+    "planes.home",
+    "weather.temp as origin_temp",
+    "planes.seats",
+    "weather.sky",
+    featurestore.feature("per_seat", "Distance / seats"),
+    featurestore.feature("asked_hour", "extract(hour from asked)"),
+    {"features": ["weather.temp as dest_temp"], "join_key": {"dest": "origin"}},
+    {"features": ["weather.wind as home_wind", "weather.t"], "join_key": {"home": "origin"}},
+]
+ENTITY = {"tail": "N1", "origin": "JFK", "dest": "LGA", "distance": 2}
+
+
+@pytest.fixture
+def flights(duckdb_store: FeatureStore) -> FeatureStore:
+    """A store with weather that is valid for two days, planes and questions."""
+    weather = pa.table(
+        {
+            "origin": ["JFK", "LGA"] * 3,
+            "t": [START + hour * HOUR for hour in range(6)],
+            "temp": pa.array([30.0 + hour for hour in range(6)], pa.float32()),
+            "wind": pa.array([[1.0, 2.0]] * 6, pa.list_(pa.float32(), 2)),
+            "sky": ["clear", None] * 3,
+        }
+    )
+    planes = {"tail": ["N1", "N2"], "seats": [100, 200], "home": ["JFK", "BOS"]}
+    questions = {
+        "tail": ["N1", "N2"],
+        "origin": ["JFK", "LGA"],
+        "dest": ["LGA", "JFK"],
+        "asked": [START + 3 * HOUR, START + 5 * HOUR],
+        "distance": [1.5, 2.0],
+        "late": [False, True],
+    }
+    store = duckdb_store
+    store.create_featuregroup(
+        weather, "weather", primary_key="origin", event_time="t", ttl=timedelta(days=2)
+    )
+    store.create_featuregroup(pa.table(planes), "planes", primary_key="tail")
+    store.create_featuregroup(
+        pa.table(questions), "questions", primary_key="tail", event_time="asked"
+    )
+    return store
+
+
+@time_machine.travel(START + 30 * HOUR, tick=False)
+def test_vectors_equal_retrieval(flights: FeatureStore) -> None:
+    view = flights.create_feature_view("late", features=FEATURES, labels="questions", label="late")
+    with pytest.raises(NotPublished, match="'late' version 1 is not published"):
+        view.server()
+    flights.publish("late")
+    server = view.server()
+    assert server.entity == ["tail", "origin", "distance", "dest"]
+    entities = [
+        ENTITY,
+        {**ENTITY, "tail": "N2", "distance": 7.25},  # its home has no weather
+        {**ENTITY, "origin": None, "distance": None},
+        {**ENTITY, "tail": "N9", "dest": "BOS", "asked": START},
+    ]
+    vectors = server.get_vectors(entities)
+    now = START + 30 * HOUR
+    labels = pa.Table.from_pylist(
+        [{"asked": now, **entity} for entity in entities],
+        schema=flights.get_featuregroup("questions").schema.remove(5),
+    )
+    frame = view.get_features(labels=labels, label_time=now)
+    expected = frame.select(*vectors[0]).to_arrow()
+    assert repr([dict(vector) for vector in vectors]) == repr(expected.to_pylist())
+    assert server.get_vectors(entities, as_="arrow") == expected
+    assert [vector.status for vector in vectors] == ["found", "missing", "missing", "missing"]
+    assert vectors[1].groups == {"planes@v1": "found", "weather@v1": "missing"}
+    first = view.get_features(labels=labels.slice(0, 1), label_time=now).select(*vectors[0])
+    numbers = server.get_vector(ENTITY, as_="numpy")
+    assert repr(numbers.tolist()) == repr(first.to_numpy()[0].tolist())
+    assert asyncio.run(server.aget_vectors(entities)) == vectors
+    assert asyncio.run(server.aget_vector(ENTITY)) == vectors[0]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(server.get_vector, entities * 10))
+    assert results == vectors * 10
+    server.close()
+
+
+def test_vector_of_stale_group_is_null(flights: FeatureStore) -> None:
+    view = flights.create_feature_view("v", features=["weather.temp", "planes.seats"])
+    with time_machine.travel(START + 4 * HOUR, tick=False) as clock:
+        flights.publish("v")
+        with view.server() as server:
+            entity = {"origin": "JFK", "tail": "N1"}
+            clock.move_to(START + 52 * HOUR)
+            assert server.get_vector(entity) == {"temp": 34.0, "seats": 100}
+            clock.move_to(START + 52 * HOUR + timedelta(microseconds=1))
+            vector = server.get_vector(entity)
+            assert (vector, vector.status) == ({"temp": None, "seats": 100}, "stale")
+            assert vector.groups == {"weather@v1": "stale", "planes@v1": "found"}
+            # Before its event time, a row is not current.
+            clock.move_to(START)
+            assert server.get_vector(entity).groups["weather@v1"] == "missing"
+
+
+def test_server_follows_generations_and_schemas(flights: FeatureStore) -> None:
+    view = flights.create_feature_view("v", features=["planes.seats"])
+    flights.publish("v")
+    server = view.server()
+    assert server.get_vector({"tail": "N1"}) == {"seats": 100}
+    flights.insert_into_featuregroup(
+        [{"tail": "N1", "seats": 9, "home": "JFK"}], "planes", mode="upsert"
+    )
+    flights.publish("v", full=True)
+    assert server.get_vector({"tail": "N1"}) == {"seats": 9}
+    # Another process publishes other columns under the same view version.
+    other = flights.create_feature_view("other", features=["planes.home"])
+    flights.publish("other")
+    key = b"fs:state:%s:1"
+    online = server._store
+    content, wrong = online.read([key % b"v", key % b"other"])
+    assert online.compare_and_set(key % b"v", content, wrong or b"")
+    with pytest.raises(PublishedValueMismatch, match=r"store\.publish"):
+        server.get_vector({"tail": "N1"})
+    assert other.server().get_vector({"tail": "N2"}) == {"home": "BOS"}
+
+
+@pytest.mark.parametrize(
+    ("entity", "message"),
+    [
+        ({"tail": "N1", "Origin": "JFK"}, "rename 'Origin' to 'origin'"),
+        ({"tail": "N1"}, r"no 'origin'.*requires 'tail', 'origin', 'distance'"),
+        ({**ENTITY, "tail": 5}, "'tail': 5 is not a value of the type string"),
+        ({**ENTITY, "distance": "far"}, "'distance': 'far' is not a value of the type double"),
+        ({**ENTITY, "distance": True}, "'distance': True"),
+        ({**ENTITY, "asked": datetime(2013, 1, 1)}, "'asked': datetime"),
+    ],
+)
+def test_malformed_entity_raises(
+    flights: FeatureStore, entity: dict[str, Any], message: str
+) -> None:
+    view = flights.create_feature_view("late", features=FEATURES, labels="questions", label="late")
+    flights.publish("late")
+    with view.server() as server, pytest.raises(InvalidArgument, match=message):
+        server.get_vectors([ENTITY, entity])
+
+
+def test_request_columns_without_label_group_have_types_of_values(flights: FeatureStore) -> None:
+    features = ["planes.seats", featurestore.feature("per_seat", "distance / seats")]
+    view = flights.create_feature_view("v", features=features)
+    flights.publish("v")
+    with view.server() as server:
+        for distance in (7, 7.5, np.int64(3)):
+            vector = server.get_vector({"tail": "N2", "distance": distance})
+            assert vector == {"seats": 200, "per_seat": float(distance) / 200}
+        with pytest.raises(InvalidArgument, match="rename 'distances' to 'distance'"):
+            server.get_vector({"tail": "N2", "distances": 7})
+
+
+def test_dataset_vectors_equal_its_reader(flights: FeatureStore) -> None:
+    features = ["weather.temp", "planes.seats", featurestore.feature("per", "distance / seats")]
+    view = flights.create_feature_view("v", features=features, labels="questions", label="late")
+    rules = {"seats": t.vocabulary(unknown=1), "temp": t.impute("mean") | t.standardize()}
+    dataset = view.create_training_dataset(
+        "d", features=["distance"], transformations=rules, progress=False
+    )
+    reader = dataset.reader("train", global_batch_size=2, shuffle=False)
+    (batch,) = reader.batches(epoch=0)
+    rows = dataset.read("train").to_arrow().to_pylist()
+    with time_machine.travel(START + 5 * HOUR, tick=False):
+        flights.publish("v")
+        with view.server(dataset=dataset) as server:
+            assert server.entity == ["origin", "tail", "distance"]
+            vectors = server.get_vectors(rows)
+            assert list(vectors[0]) == ["distance", "temp", "seats", "per"]
+            for name in ("distance", "seats", "per"):
+                assert [vector[name] for vector in vectors] == batch[name].tolist()
+            table = server.get_vectors(rows, as_="arrow")
+            assert table.column("seats").to_numpy().dtype == batch["seats"].dtype
+            assert server.get_vector(rows[0], as_="numpy").shape == (4,)
+    other = flights.create_feature_view("other", features=["planes.seats"])
+    flights.publish("other")
+    with pytest.raises(InvalidArgument, match="from 'v' version 1, not from feature view 'other'"):
+        other.server(dataset=dataset)
+
+
+def test_lag_counts_unpublished_commits(flights: FeatureStore) -> None:
+    view = flights.create_feature_view("v", features=["planes.seats", "weather.temp"])
+    flights.publish("v")
+    assert [(lag.featuregroup, lag.commits, lag.behind) for lag in view.online_lag()] == [
+        ("planes@v1", 0, None),
+        ("weather@v1", 0, None),
+    ]
+    before = datetime.now(UTC)
+    for seats in (1, 2):
+        row = {"tail": "N1", "seats": seats, "home": "JFK"}
+        flights.insert_into_featuregroup([row], "planes", mode="upsert")
+    planes, weather = view.online_lag()
+    assert (planes.commits, weather.commits) == (2, 0)
+    # The age of the first of the two commits, whose times are in milliseconds.
+    assert planes.behind is not None
+    assert planes.behind <= datetime.now(UTC) - before + timedelta(milliseconds=1)
+
+
+def test_verify_online_gives_reasons(flights: FeatureStore) -> None:
+    view = flights.create_feature_view("late", features=FEATURES, labels="questions", label="late")
+    with time_machine.travel(START + 30 * HOUR, tick=False):
+        flights.publish("late")
+        report = view.verify_online()
+        assert (report.ok, report.vectors) == (True, 2), report
+        row = {"tail": "N1", "seats": 7, "home": "JFK"}
+        flights.insert_into_featuregroup([row], "planes", mode="upsert")
+        flights.delete_from_featuregroup("weather", "origin = 'LGA'")
+        report = view.verify_online(sample=50)
+        differences = {(each.feature, each.served, each.offline) for each in report.differences}
+        assert ("seats", 100, 7) in differences
+        reasons = {each.feature: each.reason for each in report.differences}
+        assert reasons["seats"] == (
+            "not yet published: planes@v1 up to Delta version 2, published 1"
+        )
+        assert reasons["dest_temp"] == "deleted"
+        assert "100, not 7" in repr(report)
+        flights.publish("late", full=True)
+        assert view.verify_online().ok
+
+
+def test_verify_online_distinguishes_late_rows(flights: FeatureStore) -> None:
+    view = flights.create_feature_view("v", features=["weather.temp"])
+    weather = {"wind": [0.0, 0.0], "sky": "late"}
+    with time_machine.travel(START + 5 * HOUR, tick=False) as clock:
+        flights.publish("v")
+        clock.move_to(START + 6 * HOUR)
+        rows = [
+            # The last row of JFK is of hour 4, that of LGA of hour 5.
+            {"origin": "JFK", "t": START + timedelta(hours=4, minutes=30), "temp": 1.0, **weather},
+            {"origin": "LGA", "t": START + timedelta(hours=5, minutes=30), "temp": 2.0, **weather},
+        ]
+        flights.insert_into_featuregroup(rows, "weather")
+        report = view.verify_online()
+        # Each key once, although the group has a row of each hour.
+        assert report.vectors == len(
+            set(flights.get_featuregroup("weather").to_arrow()["origin"].to_pylist())
+        )
+        assert len(report.differences) == 2
+        reasons = {each.offline: each.reason for each in report.differences}
+    versions = "weather@v1 up to Delta version 2, published 1"
+    assert reasons == {1.0: f"late row: {versions}", 2.0: f"not yet published: {versions}"}
+
+
+def test_verify_online_without_label_group_samples_keys(flights: FeatureStore) -> None:
+    features = ["planes.seats", "weather.temp", featurestore.feature("per", "distance / seats")]
+    view = flights.create_feature_view("v", features=features)
+    with time_machine.travel(START + 30 * HOUR, tick=False):
+        flights.publish("v")
+        report = view.verify_online()
+        assert report.ok
+        assert report.vectors >= 2
+    with pytest.raises(InvalidArgument, match="sample=0 is not"):
+        view.verify_online(sample=0)
+
+
+def test_log_vectors_writes_a_sample_that_equals_the_vectors(
+    flights: FeatureStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    features = ["weather.temp", "planes.seats", featurestore.feature("per", "distance / seats")]
+    view = flights.create_feature_view("v", features=features, labels="questions", label="late")
+    rules = {"seats": t.min_max()}
+    dataset = view.create_training_dataset(
+        "d", features=["distance"], transformations=rules, progress=False
+    )
+    rows = dataset.read("train").to_arrow().to_pylist()
+    with time_machine.travel(START + 5 * HOUR, tick=False):
+        flights.publish("v")
+        server = view.server(dataset=dataset, log_vectors="served", log_sample=1)
+        server.get_vectors(rows)
+        asyncio.run(server.aget_vector(rows[0], as_="arrow"))
+        server.close()
+        server.close()
+        group = flights.featuregroup("served")
+        logged = group.read().to_arrow().to_pylist()
+        assert len(logged) == 3
+        assert {row["served_at"] for row in logged} == {START + 5 * HOUR}
+        # Raw values, as in the statistics of the dataset.
+        assert {row["seats"] for row in logged} == {100, 200}
+        drift = featurestore.compare_statistics(dataset.statistics("train"), group)
+        assert (drift.added, drift.removed) == ((), ("late",)), drift
+        direct = flights.create_feature_view("two", features=["weather.temp", "planes.seats"])
+        flights.publish("two")
+        with direct.server(log_vectors="sampled", log_sample=0.5) as server:
+            for form in ("dict", "numpy", "arrow"):
+                server.get_vectors([{"origin": "JFK", "tail": "N1"}] * 100, as_=form)
+        count = flights.get_featuregroup("sampled").count()
+        assert 90 < count < 210
+        with pytest.raises(DefinitionMismatch, match="sampled"):
+            view.server(log_vectors="sampled")
+        with pytest.raises(InvalidArgument, match="log_sample=7 is not a fraction"):
+            view.server(log_vectors="served", log_sample=7)
+        # A failing write does not fail requests.
+        with direct.server(log_vectors="sampled", log_sample=1) as server:
+            flights.delete_featuregroup("sampled", version=1)
+            assert server.get_vector({"origin": "JFK", "tail": "N1"})["seats"] == 100
+    assert "1 vectors were not logged to 'sampled'" in caplog.text
+
+
+EXITING = """
+import sys, featurestore
+store = featurestore.connect(sys.argv[1])
+server = store.get_feature_view("v").server(log_vectors="served", log_sample=1)
+server.get_vector({"tail": "N1"})
+"""
+
+
+def test_logged_vectors_are_written_at_process_exit(flights: FeatureStore) -> None:
+    flights.create_feature_view("v", features=["planes.seats"])
+    flights.publish("v")
+    subprocess.run([sys.executable, "-c", EXITING, flights.location], check=True, timeout=60)
+    assert flights.get_featuregroup("served").to_arrow()["seats"].to_pylist() == [100]
+
+
+def test_online_lag_and_verify_commands_set_the_exit_code(
+    flights: FeatureStore, command_line: Callable[..., Any]
+) -> None:
+    flights.create_feature_view("v", features=["planes.seats"])
+
+    def run(*words: str, code: int = 0) -> Any:
+        arguments = ("--location", flights.location, "--output", "json", "online", *words)
+        return json.loads(command_line(*arguments, code=code).out)
+
+    run("publish", "v")
+    run("verify", "v")
+    assert [lag["commits"] for lag in run("lag", "v@v1", "--max-behind", "0s")] == [0]
+    row = {"tail": "N1", "seats": 7, "home": "JFK"}
+    flights.insert_into_featuregroup([row], "planes", mode="upsert")
+    (difference,) = run("verify", "v", code=1)
+    assert (difference["served"], difference["offline"]) == (100, 7)
+    assert difference["reason"].startswith("not yet published: planes@v1")
+    assert [len(run("lag", "v", *more)) for more in ((), ("--max-behind", "1d"))] == [1, 1]
+    assert [lag["commits"] for lag in run("lag", "v", "--max-behind", "0s", code=1)] == [1]

@@ -1,0 +1,425 @@
+"""Definitions of external feature groups from dbt nodes: rows, keys, times, tags, expectations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import pyarrow as pa
+
+from featurestore.dbt.expectations import (
+    RECENCY_TESTS,
+    UTILITY_PACKAGES,
+    Columns,
+    Expectation,
+    NotConvertible,
+    to_expectation,
+)
+from featurestore.dbt.manifest import (
+    DbtNode,
+    DbtProject,
+    SnapshotConfig,
+    is_node_id,
+    parse_owner,
+    parse_period,
+)
+from featurestore.errors import InvalidDbtProject, InvalidExpectation, did_you_mean, listing
+from featurestore.featuregroups import Declaration
+from featurestore.featuregroups.definition import normalize_expectations
+from featurestore.model.json_object import JsonObject, MalformedJson
+from featurestore.model.times import parse_duration
+from featurestore.usersql.text import quote
+
+# The keys of meta.featurestore.
+SETTINGS = (
+    "columns",
+    "created_time",
+    "event_time",
+    "freshness",
+    "name",
+    "owner",
+    "primary_key",
+    "snapshots",
+    "tags",
+    "ttl",
+)
+# Tags that an import sets, and removes when they no longer apply.
+NODE_TAG, PROJECT_TAG, PATH_TAG, TAGS_TAG = "dbt_node", "dbt_project", "dbt_path", "dbt_tags"
+DBT_TAGS = (NODE_TAG, PROJECT_TAG, PATH_TAG, TAGS_TAG)
+_NO_TABLE = ("ephemeral", "inline", "test")
+_PLAIN_NAME = re.compile(r"[\w$ -]+")
+_COLUMN = re.compile(r"[A-Za-z_]\w*")
+# Databases whose SQL quotes names with double quotes and resolves the type of a null.
+_SQL_KINDS = ("duckdb", "postgresql")
+
+
+@dataclass(frozen=True)
+class NodeDefinition:
+    """The external feature group of a dbt node.
+
+    ``sql`` replaces ``table`` for snapshots with deleted rows. ``notes`` describe what was not
+    imported. ``max_age`` is the limit of the freshness monitor.
+    """
+
+    node: DbtNode
+    name: str
+    table: str | None
+    sql: str | None
+    columns: tuple[str, ...]
+    declared: Declaration
+    max_age: timedelta | None
+    snapshots: str
+    notes: tuple[str, ...]
+
+
+def group_name(node: DbtNode) -> str:
+    """Return the name of a node's feature group; earlier versions of a model have a suffix."""
+    if node.settings is not None and "name" in node.settings.data:
+        return node.settings.text("name")
+    return node.name if node.is_latest else f"{node.name}_v{node.model_version}"
+
+
+def table_of(node: DbtNode, source_kind: str) -> str:
+    """Return the table of a node as its source names it, with the schema.
+
+    Raises:
+        InvalidDbtProject: The node has no table, or its name cannot be addressed.
+    """
+    if node.materialized in _NO_TABLE:
+        raise InvalidDbtProject(
+            f"{node} is {node.materialized}: it has no table.",
+            hint="config: {materialized: table}",
+        )
+    for name in (node.schema, node.identifier):
+        if not _PLAIN_NAME.fullmatch(name):
+            raise InvalidDbtProject(f"{node}: {name!r} is not a supported name of a table.")
+    if not is_node_id(node.unique_id):
+        raise InvalidDbtProject(f"{node}: {node.unique_id!r} is not a supported id of a node.")
+    # These sources name the tables of their main schema without it.
+    if source_kind in ("duckdb", "sqlite") and node.schema == "main":
+        return node.identifier
+    return f"{node.schema}.{node.identifier}"
+
+
+def define_node(
+    project: DbtProject, node: DbtNode, schema: pa.Schema, *, source_kind: str
+) -> NodeDefinition:
+    """Return the definition of a node's feature group for the columns of its table.
+
+    Raises:
+        InvalidDbtProject: The key or a time is missing or ambiguous, or a setting is invalid; the
+            message names the node.
+    """
+    try:
+        return _NodeReader(project, node, Columns(schema), source_kind).define()
+    except MalformedJson as error:
+        raise InvalidDbtProject(f"{node}: {error}.") from error
+
+
+class _NodeReader:
+    """Derives the parts of a definition from a node and the columns of its table."""
+
+    def __init__(
+        self, project: DbtProject, node: DbtNode, columns: Columns, source_kind: str
+    ) -> None:
+        self._project = project
+        self._node = node
+        self._columns = columns
+        self._source_kind = source_kind
+        self._settings = node.settings or JsonObject({}, f"{node.unique_id}: meta.featurestore")
+        self._notes: list[str] = []
+
+    def define(self) -> NodeDefinition:
+        self._check_settings()
+        node, settings = self._node, self._settings
+        event_time, created_time = self._times()
+        primary_key = self._primary_key((event_time, created_time))
+        sql, column_names = self._rows(primary_key, event_time, created_time)
+        descriptions = {}
+        for name, text in node.columns.items():
+            column = self._columns.find(name)
+            if column in column_names and text.strip():
+                descriptions[str(column)] = text.strip()
+        declared = Declaration(
+            primary_key=primary_key,
+            event_time=event_time,
+            created_time=created_time,
+            ttl=settings.optional_text("ttl"),
+            expectations=self._expectations(column_names),
+            statistics=False,
+            description=node.description.strip(),
+            descriptions=descriptions,
+            tags=self._tags(),
+        )
+        return NodeDefinition(
+            node=node,
+            name=group_name(node),
+            table=None if sql else table_of(node, self._source_kind),
+            sql=sql,
+            columns=column_names,
+            declared=declared,
+            max_age=self._max_age(event_time),
+            snapshots=settings.optional_text("snapshots") or "training",
+            notes=tuple(f"{node}: {note}" for note in self._notes),
+        )
+
+    def _check_settings(self) -> None:
+        for key in self._settings.data:
+            if key not in SETTINGS:
+                raise InvalidDbtProject(
+                    f"{self._node}: unknown key {key!r} in meta.featurestore. Available: "
+                    f"{listing(SETTINGS, limit=20)}.",
+                    hint=did_you_mean(key, SETTINGS, write="meta: {{featurestore: {{{}: ...}}}}"),
+                )
+
+    # -- times and key ----------------------------------------------------------------------------
+
+    def _times(self) -> tuple[str | None, str | None]:
+        """Return the event time and the created time.
+
+        A version of a snapshot is valid from ``dbt_valid_from``. If the rows have an event time of
+        their own, the version became known at that time.
+        """
+        node, settings = self._node, self._settings
+        event_time = self._time_column(settings.optional_text("event_time"), "event_time")
+        event_time = event_time or self._time_column(node.event_time, "event_time")
+        created_time = self._time_column(settings.optional_text("created_time"), "created_time")
+        if node.snapshot is not None:
+            names = node.snapshot.columns
+            valid_from = self._time_column(names["dbt_valid_from"], "dbt_valid_from")
+            if event_time in (None, valid_from):
+                updated_at = self._columns.find(names["dbt_updated_at"])
+                return valid_from, created_time or updated_at
+            return event_time, created_time or valid_from
+        if node.loaded_at is not None:
+            # loaded_at_field may be SQL, which has no column.
+            loaded_at = self._columns.find(node.loaded_at)
+            if loaded_at is None:
+                self._notes.append(f"loaded_at_field {node.loaded_at!r} is not a column")
+            elif event_time is None:
+                event_time = loaded_at
+            elif created_time is None and loaded_at != event_time:
+                created_time = loaded_at
+        return event_time, created_time
+
+    def _time_column(self, name: str | None, role: str) -> str | None:
+        if name is None:
+            return None
+        column = self._columns.find(name)
+        if column is None:
+            raise InvalidDbtProject(
+                f"{self._node}: {role} {name!r} is not a column of its table. Available: "
+                f"{listing(self._columns.schema.names, limit=30)}.",
+                hint=did_you_mean(name, self._columns.schema.names) or "dbt run builds the table",
+            )
+        return column
+
+    def _primary_key(self, times: Sequence[str | None]) -> tuple[str, ...]:
+        """Return the columns that identify an entity; times are not part of the key."""
+        settings = self._settings
+        if "primary_key" in settings.data:
+            value = settings.data["primary_key"]
+            names = (value,) if isinstance(value, str) else settings.texts("primary_key")
+            return self._key_columns(names, "meta.featurestore.primary_key")
+        candidates = self._key_candidates()
+        keys = set()
+        for names in candidates:
+            entity_columns = tuple(name for name in names if name not in times)
+            if entity_columns:
+                keys.add(entity_columns)
+        if len(keys) == 1:
+            return keys.pop()
+        example = "meta: {featurestore: {primary_key: [customer_id]}}"
+        if not keys:
+            raise InvalidDbtProject(
+                f"{self._node} has no key: no primary_key constraint, and no column with the tests "
+                "unique and not_null.",
+                hint=f"{example}, or meta: {{featurestore: false}} to leave it out",
+            )
+        texts = sorted(", ".join(key) for key in keys)
+        raise InvalidDbtProject(
+            f"{self._node} has several possible keys: {listing(texts)}.",
+            hint=example.replace("[customer_id]", f"[{texts[0]}]"),
+        )
+
+    def _key_candidates(self) -> list[tuple[str, ...]]:
+        """Return the keys that the constraint, the snapshot or else the tests declare."""
+        node = self._node
+        if node.constraint_key:
+            return [self._key_columns(node.constraint_key, "the primary_key constraint")]
+        if node.snapshot is not None and node.snapshot.unique_key:
+            # A key may be SQL, of which dbt stores no column.
+            if all(self._columns.find(name) for name in node.snapshot.unique_key):
+                return [self._key_columns(node.snapshot.unique_key, "unique_key")]
+            self._notes.append("its unique_key is SQL, not a column")
+        unique, present, combinations = [], set(), []
+        for test in node.tests:
+            if test.namespace is None and test.kind in ("unique", "not_null"):
+                column = self._columns.find(test.column or "")
+                if column is not None and not test.limits and test.kind == "unique":
+                    unique.append((column,))
+                elif column is not None and not test.limits:
+                    present.add(column)
+            is_combination = test.kind == "unique_combination_of_columns"
+            if is_combination and test.namespace in UTILITY_PACKAGES and not test.limits:
+                names = test.arguments.get("combination_of_columns")
+                if isinstance(names, list) and all(isinstance(name, str) for name in names):
+                    combinations.append(self._key_columns(names, f"test {test.name!r}"))
+        return [key for key in unique if key[0] in present] or combinations
+
+    def _key_columns(self, names: Sequence[str], origin: str) -> tuple[str, ...]:
+        columns = []
+        for name in names:
+            column = self._columns.find(name.strip('"`'))
+            if column is None:
+                raise InvalidDbtProject(
+                    f"{self._node}: {origin} has {name!r}, which is not a column of its table. "
+                    f"Available: {listing(self._columns.schema.names, limit=30)}.",
+                    hint=did_you_mean(name, self._columns.schema.names),
+                )
+            columns.append(column)
+        return tuple(columns)
+
+    # -- rows -------------------------------------------------------------------------------------
+
+    def _rows(
+        self, primary_key: Sequence[str], event_time: str | None, created_time: str | None
+    ) -> tuple[str | None, tuple[str, ...]]:
+        """Return the query of the rows if the table is not sufficient, and the columns to read."""
+        settings, snapshot = self._settings, self._node.snapshot
+        column_names = tuple(self._columns.schema.names)
+        if snapshot is not None:
+            roles = (*primary_key, event_time, created_time)
+            # A later run of dbt sets dbt_valid_to, so it would leak the future as a feature.
+            added = {self._columns.find(name) for name in snapshot.columns.values()}
+            column_names = tuple(
+                name for name in column_names if name in roles or name not in added
+            )
+        if "columns" in settings.data:
+            requested_columns = self._key_columns(
+                settings.texts("columns"), "meta.featurestore.columns"
+            )
+            required = (*primary_key, event_time, created_time)
+            column_names = tuple(
+                name for name in column_names if name in requested_columns or name in required
+            )
+        if snapshot is None or snapshot.hard_deletes == "ignore":
+            return None, column_names
+        valid_from = self._columns.find(snapshot.columns["dbt_valid_from"])
+        if event_time != valid_from or self._source_kind not in _SQL_KINDS:
+            reason = f"in sources of kind {self._source_kind!r}"
+            if event_time != valid_from:
+                reason = "with an event time other than dbt_valid_from"
+            self._notes.append(
+                f"rows that the snapshot marks as deleted keep their values {reason}"
+            )
+            return None, column_names
+        query = _SnapshotQuery(
+            table_of(self._node, self._source_kind),
+            self._columns,
+            snapshot,
+            column_names,
+            tuple(primary_key),
+        )
+        return query.to_sql(str(event_time), created_time), column_names
+
+    # -- tags, expectations, freshness ------------------------------------------------------------
+
+    def _tags(self) -> dict[str, str]:
+        node, tags = self._node, {}
+        if "tags" in self._settings.data:
+            tags = self._settings.object("tags").read_values(JsonObject.text)
+        owner = parse_owner(self._settings.data.get("owner")) or node.owner
+        if owner is not None:
+            tags["owner"] = owner
+        tags |= {NODE_TAG: node.unique_id, PROJECT_TAG: self._project.name, PATH_TAG: node.path}
+        if node.tags:
+            tags[TAGS_TAG] = ", ".join(sorted(set(node.tags)))
+        return tags
+
+    def _expectations(self, column_names: Sequence[str]) -> tuple[Expectation, ...]:
+        """Return the tests as expectations; tests without an equivalent are noted."""
+        schema = pa.schema([self._columns.schema.field(name) for name in column_names])
+        expectations: dict[str, Expectation] = {}
+        for test in self._node.tests:
+            if test.kind in RECENCY_TESTS:
+                continue
+            try:
+                expectation = to_expectation(test, Columns(schema))
+                (normalized,) = normalize_expectations([expectation])
+            except (NotConvertible, InvalidExpectation) as error:
+                reason = error.message if isinstance(error, InvalidExpectation) else str(error)
+                self._notes.append(f"test {test.name!r} was not imported: {reason}")
+            else:
+                # dbt packages may define the same test twice.
+                expectations[repr(normalized)] = normalized
+        return tuple(expectations.values())
+
+    def _max_age(self, event_time: str | None) -> timedelta | None:
+        """Return the maximum age of the newest row, the smallest of all limits."""
+        ages = []
+        freshness = self._settings.optional_text("freshness")
+        if freshness is not None:
+            ages.append(parse_duration(freshness, argument="freshness"))
+        elif self._node.freshness is not None:
+            ages.append(self._node.freshness)
+        for test in self._node.tests:
+            if test.kind in RECENCY_TESTS:
+                arguments = JsonObject(test.arguments, f"test {test.name!r}")
+                try:
+                    ages.append(parse_period(arguments, "interval", "datepart"))
+                except MalformedJson as error:
+                    self._notes.append(f"test {test.name!r} was not imported: {error}")
+        if ages and event_time is None:
+            self._notes.append("its freshness is not monitored, because it has no event time")
+            return None
+        return min(ages, default=None)
+
+
+@dataclass(frozen=True)
+class _SnapshotQuery:
+    """The query of a snapshot in which a deleted entity has null features from its deletion on."""
+
+    table: str
+    columns: Columns
+    snapshot: SnapshotConfig
+    selected: tuple[str, ...]
+    primary_key: tuple[str, ...]
+
+    def to_sql(self, event_time: str, created_time: str | None) -> str:
+        """Return the query in the SQL that DuckDB and Postgres share."""
+        table = ".".join(map(quote, self.table.split(".", 1)))
+        valid_to = quote(self.columns.get(self.snapshot.columns["dbt_valid_to"]))
+        times = (event_time, created_time)
+        is_deleted = self.columns.find(self.snapshot.columns["dbt_is_deleted"])
+        if self.snapshot.hard_deletes == "new_record" and is_deleted is not None:
+            condition = f"{quote(is_deleted)} = 'True'"
+            expressions = []
+            for name in self.selected:
+                expression = quote(name)
+                if name not in (*self.primary_key, *times):
+                    expression = (
+                        f"case when {condition} then null else {quote(name)} end as {quote(name)}"
+                    )
+                expressions.append(expression)
+            return f"select {', '.join(expressions)} from {table}"
+        expressions = []
+        for name in self.selected:
+            expression = quote(name) if name in self.primary_key else "null"
+            expressions.append(valid_to if name in times else expression)
+        # The next version of an entity begins when the previous one ends.
+        same_entity = " and ".join(
+            f"following.{quote(name)} = ended.{quote(name)}" for name in self.primary_key
+        )
+        condition = f"{valid_to} is not null"
+        if self.snapshot.has_current_marker:
+            now = "cast(current_timestamp as timestamp)"
+            condition = f"cast({valid_to} as timestamp) <= {now}"
+        return (
+            f"select {', '.join(map(quote, self.selected))} from {table} union all "
+            f"select {', '.join(expressions)} from {table} as ended where {condition} "
+            f"and not exists (select 1 from {table} as following where {same_entity} "
+            f"and following.{quote(event_time)} = ended.{valid_to})"
+        )

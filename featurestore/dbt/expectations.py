@@ -1,0 +1,208 @@
+"""dbt tests as expectations of Great Expectations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.dbt.manifest import DbtTest
+
+Expectation = Mapping[str, Any]
+# The packages whose tests have the names of Great Expectations, and of the tests of dbt-utils.
+EXPECTATION_PACKAGES = ("dbt_expectations",)
+UTILITY_PACKAGES = ("dbt_utils",)
+# Tests that limit the age of the newest row.
+RECENCY_TESTS = ("recency", "expect_row_values_to_have_recent_data")
+_COLUMN_ARGUMENTS = ("column_A", "column_B")
+# Arguments with the same meaning in dbt-expectations and in Great Expectations.
+_EQUAL_ARGUMENTS = frozenset(
+    {
+        *_COLUMN_ARGUMENTS,
+        "column_list",
+        "column_set",
+        "max_value",
+        "min_value",
+        "mostly",
+        "or_equal",
+        "regex",
+        "regex_list",
+        "value",
+        "value_set",
+    }
+)
+# Arguments that change how dbt runs a test, but not its meaning.
+_IGNORED_ARGUMENTS = frozenset({"quote", "quote_values", "is_raw", "flags"})
+
+
+class NotConvertible(ValueError):
+    """A test has no equivalent expectation; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table; names of dbt may differ from them in case."""
+
+    schema: pa.Schema
+
+    def find(self, name: str) -> str | None:
+        """Return the name of a column as in the table, or None if it does not exist."""
+        if name in self.schema.names:
+            return name
+        # Warehouses fold the case of unquoted names.
+        matches = [each for each in self.schema.names if each.lower() == name.lower()]
+        return matches[0] if len(matches) == 1 else None
+
+    def get(self, name: object) -> str:
+        """Return the name of a column as in the table; NotConvertible if it does not exist."""
+        column = self.find(name.strip('"`')) if isinstance(name, str) else None
+        if column is None:
+            raise NotConvertible(f"the table has no column {name!r}")
+        return column
+
+
+def to_expectation(test: DbtTest, columns: Columns) -> Expectation:
+    """Convert a dbt test to an expectation.
+
+    Raises:
+        NotConvertible: No expectation has the same meaning.
+    """
+    if test.limits:
+        raise NotConvertible(f"it has {', '.join(test.limits)}, which expectations do not have")
+    if test.namespace in EXPECTATION_PACKAGES:
+        expectation = convert_by_name(test, columns)
+    else:
+        converters = _DBT_TESTS if test.namespace is None else _UTILITY_TESTS
+        if test.kind not in converters or test.namespace not in (None, *UTILITY_PACKAGES):
+            raise NotConvertible("no expectation is equivalent")
+        expectation = converters[test.kind](test, columns)
+    if test.is_warning:
+        expectation = {**expectation, "severity": "warning"}
+    return expectation
+
+
+def convert_by_name(test: DbtTest, columns: Columns) -> Expectation:
+    """Convert a test of dbt-expectations, which is named as the expectation."""
+    kwargs: dict[str, Any] = {}
+    if test.column is not None:
+        kwargs["column"] = columns.get(test.column)
+    for name, value in test.arguments.items():
+        if value is None or name in _IGNORED_ARGUMENTS:
+            continue
+        if name == "strictly":
+            kwargs |= {f"strict_{end}": bool(value) for end in ("min", "max")}
+        elif name in _COLUMN_ARGUMENTS:
+            kwargs[name] = columns.get(value)
+        elif name == "column_list":
+            kwargs[name] = _column_list(value, columns)
+        elif name in _EQUAL_ARGUMENTS:
+            kwargs[name] = value
+        else:
+            raise NotConvertible(f"its argument {name!r} has no equivalent")
+    if "value_set" in kwargs:
+        kwargs["value_set"] = _typed_values(kwargs["value_set"], kwargs.get("column"), columns)
+    return {"type": test.kind, "kwargs": kwargs}
+
+
+def convert_not_null(test: DbtTest, columns: Columns) -> Expectation:
+    """Convert the test ``not_null`` of dbt."""
+    return _of_column("expect_column_values_to_not_be_null", test, columns)
+
+
+def convert_unique(test: DbtTest, columns: Columns) -> Expectation:
+    """Convert the test ``unique`` of dbt, which ignores nulls as the expectation does."""
+    return _of_column("expect_column_values_to_be_unique", test, columns)
+
+
+def convert_accepted_values(test: DbtTest, columns: Columns) -> Expectation:
+    """Convert the test ``accepted_values`` of dbt."""
+    column = columns.get(test.column)
+    values = _typed_values(test.arguments.get("values"), column, columns)
+    return _of_column("expect_column_values_to_be_in_set", test, columns, value_set=values)
+
+
+def convert_accepted_range(test: DbtTest, columns: Columns) -> Expectation:
+    """Convert the test ``accepted_range`` of dbt-utils."""
+    bounds: dict[str, Any] = {}
+    for name in ("min_value", "max_value"):
+        value = test.arguments.get(name)
+        # dbt-utils also accepts SQL as a bound.
+        if isinstance(value, str):
+            raise NotConvertible(f"its {name} is SQL")
+        if value is not None:
+            bounds[name] = value
+    if test.arguments.get("inclusive") is False:
+        bounds |= {"strict_min": True, "strict_max": True}
+    return _of_column("expect_column_values_to_be_between", test, columns, **bounds)
+
+
+def convert_unique_combination(test: DbtTest, columns: Columns) -> Expectation:
+    """Convert the test ``unique_combination_of_columns`` of dbt-utils."""
+    names = _column_list(test.arguments.get("combination_of_columns"), columns)
+    if len(names) == 1:
+        return {"type": "expect_column_values_to_be_unique", "kwargs": {"column": names[0]}}
+    return {"type": "expect_compound_columns_to_be_unique", "kwargs": {"column_list": names}}
+
+
+def convert_not_null_proportion(test: DbtTest, columns: Columns) -> Expectation:
+    """Convert the test ``not_null_proportion`` of dbt-utils."""
+    share = test.arguments.get("at_least")
+    if not isinstance(share, int | float) or test.arguments.get("at_most") not in (None, 1, 1.0):
+        raise NotConvertible("its proportion has no equivalent")
+    return _of_column("expect_column_values_to_not_be_null", test, columns, mostly=share)
+
+
+def _of_column(kind: str, test: DbtTest, columns: Columns, **arguments: Any) -> Expectation:
+    if test.arguments.get("group_by_columns"):
+        raise NotConvertible("its argument 'group_by_columns' has no equivalent")
+    return {"type": kind, "kwargs": {"column": columns.get(test.column), **arguments}}
+
+
+def _column_list(value: object, columns: Columns) -> list[str]:
+    if not isinstance(value, list) or not value:
+        raise NotConvertible("its columns are not a list")
+    return list(map(columns.get, value))
+
+
+def _typed_values(values: object, column: str | None, columns: Columns) -> list[Any]:
+    """Return accepted values in the type of the column, which YAML may write as text."""
+    if not isinstance(values, list) or not values:
+        raise NotConvertible("its values are not a list")
+    if column is None:
+        return values
+    kind = columns.schema.field(column).type
+    return [_to_type(value, kind) for value in values]
+
+
+def _to_type(value: object, kind: pa.DataType) -> object:
+    """Convert a value of YAML to the type of its column, as the comparison in SQL does."""
+    if not isinstance(value, str | bool | int | float):
+        raise NotConvertible(f"its value {value!r} is not a string, number or boolean")
+    if pat.is_string(kind):
+        return str(value).lower() if isinstance(value, bool) else str(value)
+    try:
+        if pat.is_integer(kind) and not isinstance(value, bool):
+            return int(value)
+        if pat.is_floating(kind) and not isinstance(value, bool):
+            return float(value)
+    except ValueError as error:
+        raise NotConvertible(f"its value {value!r} does not have the type {kind}") from error
+    if pat.is_boolean(kind) and str(value).lower() in ("true", "false"):
+        return str(value).lower() == "true"
+    return value
+
+
+_Converter = Callable[[DbtTest, Columns], Expectation]
+_DBT_TESTS: Mapping[str, _Converter] = {
+    "not_null": convert_not_null,
+    "unique": convert_unique,
+    "accepted_values": convert_accepted_values,
+}
+_UTILITY_TESTS: Mapping[str, _Converter] = {
+    "accepted_range": convert_accepted_range,
+    "not_null_proportion": convert_not_null_proportion,
+    "unique_combination_of_columns": convert_unique_combination,
+}

@@ -1,0 +1,513 @@
+"""Import of a dbt project: compare its tables with the store, then create what changed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from featurestore.dbt.definitions import (
+    DBT_TAGS,
+    NODE_TAG,
+    PROJECT_TAG,
+    NodeDefinition,
+    define_node,
+    group_name,
+    table_of,
+)
+from featurestore.dbt.manifest import DbtNode, DbtProject, read_project
+from featurestore.dbt.selection import select_nodes
+from featurestore.delta import commits
+from featurestore.errors import (
+    FeatureStoreError,
+    InvalidDbtProject,
+    SourceNotFound,
+    SourceUnavailable,
+)
+from featurestore.featuregroups import Write, create
+from featurestore.featuregroups.definition import (
+    DeclaredTypes,
+    build_spec,
+    check_primary_key,
+    definition_differences,
+)
+from featurestore.featuregroups.discovery import write_group_metadata
+from featurestore.featuregroups.existing import find_existing
+from featurestore.featuregroups.table import OpenGroup
+from featurestore.jobs.monitors.definitions import WATCHED_INPUT, MonitorOptions, monitor_spec
+from featurestore.jobs.registration import register_spec
+from featurestore.model import display
+from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.job import JobSpec
+from featurestore.model.monitor import MonitorSpec
+from featurestore.model.names import check_name
+from featurestore.model.times import format_duration
+from featurestore.model.validation import describe
+from featurestore.registry import artifacts, featuregroups, jobs
+from featurestore.registry import sources as registered_sources
+from featurestore.session import Session
+from featurestore.sources import define_external
+
+_COMPARED_FIELDS = ("primary_key", "event_time", "created_time", "ttl", "external")
+_MAX_PROBLEMS = 20
+_MAX_MONITORED_NAME = 53
+Action = Literal["created", "changed", "unchanged", "removed"]
+
+
+@dataclass(frozen=True)
+class DbtChange:
+    """The change of one dbt node: ``version`` is that of its feature group after the import.
+
+    ``differences`` describe what changed. A removed node is no longer in the project; its feature
+    group remains.
+    """
+
+    node: str
+    featuregroup: str
+    action: Action
+    version: int
+    differences: tuple[str, ...] = ()
+
+    __repr__ = display.record_repr
+
+    def __str__(self) -> str:
+        text = f"{self.action:<9} {self.featuregroup}@v{self.version} ({self.node})"
+        return "\n".join([text, *(f"  {difference}" for difference in self.differences)])
+
+
+@dataclass(frozen=True)
+class DbtImport:
+    """The result of an import, or of its plan: a change for each node, and what was left out."""
+
+    project: str
+    source: str
+    changes: tuple[DbtChange, ...]
+    notes: tuple[str, ...] = ()
+
+    __repr__ = display.record_repr
+
+    @property
+    def created(self) -> tuple[str, ...]:
+        """The names of the feature groups of new nodes."""
+        return self._names("created")
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The names of the feature groups that changed."""
+        return self._names("changed")
+
+    @property
+    def unchanged(self) -> tuple[str, ...]:
+        """The names of the feature groups that did not change."""
+        return self._names("unchanged")
+
+    @property
+    def removed(self) -> tuple[str, ...]:
+        """The names of the feature groups whose nodes are no longer in the project."""
+        return self._names("removed")
+
+    @property
+    def is_current(self) -> bool:
+        """Whether an import has nothing to write."""
+        return not self.created and not self.changed
+
+    def _names(self, action: Action) -> tuple[str, ...]:
+        return tuple(each.featuregroup for each in self.changes if each.action == action)
+
+    def __str__(self) -> str:
+        counts = [
+            f"{len(self._names(action))} {action}"
+            for action in ("created", "changed", "unchanged", "removed")
+        ]
+        lines = [f"dbt project {self.project} in source {self.source}: {', '.join(counts)}"]
+        lines += [str(change) for change in self.changes if change.action != "unchanged"]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    def _repr_html_(self) -> str:
+        return display.preformatted(str(self))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as a JSON object."""
+        changes = [{**vars(each), "differences": list(each.differences)} for each in self.changes]
+        return {
+            "project": self.project,
+            "source": self.source,
+            "changes": changes,
+            "notes": list(self.notes),
+        }
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One change with what is needed to apply it; ``existing`` is the group before the import."""
+
+    change: DbtChange
+    definition: NodeDefinition
+    schema: pa.Schema
+    spec: FeatureGroupSpec
+    existing: OpenGroup | None
+    needs_version: bool
+    metadata: commits.Meta
+    monitor: JobSpec | None
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The steps of an import; ``ended_monitors`` check a freshness that dbt no longer limits."""
+
+    result: DbtImport
+    steps: tuple[_Step, ...]
+    ended_monitors: tuple[str, ...]
+
+
+def plan_import(
+    session: Session,
+    manifest: str | os.PathLike[str],
+    *,
+    source: str,
+    select: str | Sequence[str] | None,
+) -> DbtImport:
+    """Return what an import would change, without writing."""
+    return _plan(session, manifest, source=source, select=select).result
+
+
+def import_project(
+    session: Session,
+    manifest: str | os.PathLike[str],
+    *,
+    source: str,
+    select: str | Sequence[str] | None,
+) -> DbtImport:
+    """Import the selected tables of a dbt project as external feature groups.
+
+    All tables are checked before the first group is written.
+
+    Raises:
+        InvalidDbtProject: The manifest or nodes are invalid; the message names every node.
+    """
+    plan = _plan(session, manifest, source=source, select=select)
+    for step in plan.steps:
+        _apply(session, step, origin=f"dbt project {plan.result.project}")
+    with session.registry.transaction() as connection:
+        for name in plan.ended_monitors:
+            jobs.set_paused(connection, name, True)
+    return plan.result
+
+
+def _plan(
+    session: Session,
+    manifest: str | os.PathLike[str],
+    *,
+    source: str,
+    select: str | Sequence[str] | None,
+) -> _Plan:
+    with session.registry.reading() as connection:
+        source_kind = registered_sources.get(connection, source).kind
+    project = read_project(manifest)
+    nodes = select_nodes(project, select)
+    if select is None:
+        nodes = [node for node in nodes if node.materialized != "ephemeral"]
+    check_database(nodes, source)
+    steps, problems = [], []
+    for node in nodes:
+        try:
+            steps.append(plan_node(session, project, node, source, source_kind))
+        # Without the source, each node would have the same problem.
+        except (SourceNotFound, SourceUnavailable):
+            raise
+        except FeatureStoreError as error:
+            problems.append(describe_problem(node, error))
+    check_names(steps, problems)
+    if problems:
+        more = len(problems) - _MAX_PROBLEMS
+        shown = [*problems[:_MAX_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
+        raise InvalidDbtProject(
+            f"{len(problems)} of {len(nodes)} nodes of the dbt project {project.name!r} cannot be "
+            f"imported: {' '.join(shown)}",
+            hint="correct these nodes and run dbt again, or select fewer nodes",
+        )
+    notes = [note for step in steps for note in step.definition.notes]
+    result = DbtImport(
+        project.name,
+        source,
+        (*(step.change for step in steps), *find_removed(session, project)),
+        tuple(notes),
+    )
+    return _Plan(result, tuple(steps), tuple(find_ended_monitors(session, steps)))
+
+
+def check_database(nodes: Sequence[DbtNode], source: str) -> None:
+    """Raise an error for nodes in several databases, of which the source reads only one."""
+    databases: dict[str, DbtNode] = {}
+    for node in nodes:
+        databases.setdefault((node.database or "").lower(), node)
+    if len(databases) > 1:
+        (first, first_node), (second, second_node) = list(databases.items())[:2]
+        raise InvalidDbtProject(
+            f"{first_node} is in the database {first!r} and {second_node} in {second!r}; the source "
+            f"{source!r} reads one database.",
+            hint='import each database with a source of its own: select="path:models/marts"',
+        )
+
+
+def describe_problem(node: DbtNode, error: FeatureStoreError) -> str:
+    """Return the message of an error with the name of the node and the hint."""
+    text = error.message if str(node) in error.message else f"{node}: {error.message}"
+    return text if error.hint is None else f"{text} ({error.hint})"
+
+
+def check_names(steps: Sequence[_Step], problems: list[str]) -> None:
+    """Add a problem for each pair of nodes with the same feature group."""
+    nodes: dict[str, DbtNode] = {}
+    for step in steps:
+        name = step.definition.name
+        if name in nodes:
+            problems.append(
+                f"{nodes[name]} and {step.definition.node} both define the feature group {name!r}. "
+                "(meta: {featurestore: {name: other_name}})"
+            )
+        nodes.setdefault(name, step.definition.node)
+
+
+def plan_node(
+    session: Session, project: DbtProject, node: DbtNode, source: str, source_kind: str
+) -> _Step:
+    """Compare a node with the feature group in the store."""
+    name = check_name(group_name(node))
+    rows, schema = define_external(
+        session,
+        source,
+        table=table_of(node, source_kind),
+        sql=None,
+        path=None,
+        columns=None,
+        rename=None,
+        snapshots="training",
+    )
+    definition = define_node(project, node, schema, source_kind=source_kind)
+    is_complete = definition.sql is None and definition.columns == tuple(schema.names)
+    if not is_complete or definition.snapshots != rows.snapshots:
+        rows, schema = define_external(
+            session,
+            source,
+            table=definition.table,
+            sql=definition.sql,
+            path=None,
+            columns=definition.columns,
+            rename=None,
+            snapshots=definition.snapshots,
+        )
+    declared = replace(definition.declared, external=rows)
+    definition = replace(definition, declared=declared)
+    check_primary_key(declared)
+    existing = find_existing(session, name)
+    if existing is not None:
+        check_origin(project, node, existing)
+    version = 1 if existing is None else existing.spec.version
+    spec = build_spec(declared, name=name, version=version, schema=schema)
+    metadata = commits.Meta(
+        description=declared.description,
+        features=dict(declared.descriptions or {}),
+        tags=dict(declared.tags),
+    )
+    monitor = build_freshness_monitor(node, name, definition.max_age)
+    if existing is None:
+        with session.registry.reading() as connection:
+            version = featuregroups.latest_version(connection, name) + 1
+        differences = [] if monitor is None else [_describe_monitor(definition.max_age)]
+        change = DbtChange(node.unique_id, name, "created", version, tuple(differences))
+        return _Step(change, definition, schema, spec, None, True, metadata, monitor)
+    differences = compare_definitions(existing.spec, spec)
+    needs_version = bool(differences)
+    metadata = merge_metadata(commits.meta_of(existing.state), metadata)
+    differences += compare_metadata(commits.meta_of(existing.state), metadata)
+    if _is_new_monitor(session, monitor):
+        differences.append(_describe_monitor(definition.max_age))
+    change = DbtChange(
+        node.unique_id,
+        name,
+        "changed" if differences else "unchanged",
+        version + needs_version,
+        tuple(differences),
+    )
+    return _Step(change, definition, schema, spec, existing, needs_version, metadata, monitor)
+
+
+def check_origin(project: DbtProject, node: DbtNode, existing: OpenGroup) -> None:
+    """Raise an error for a group that was not imported from this node.
+
+    The node may have another name than in the last import, if the old name no longer exists.
+    """
+    origin = commits.meta_of(existing.state).tags.get(NODE_TAG)
+    if origin == node.unique_id:
+        return
+    name = existing.spec.name
+    if origin is None or origin in project.nodes:
+        owner = "not from dbt" if origin is None else f"from the dbt node {origin!r}"
+        raise InvalidDbtProject(
+            f"{node}: the feature group {name!r} exists and is {owner}.",
+            hint=f"meta: {{featurestore: {{name: dbt_{name}}}}}",
+        )
+
+
+def compare_definitions(stored: FeatureGroupSpec, declared: FeatureGroupSpec) -> list[str]:
+    """Describe the differences that need another version of the group."""
+    differences = definition_differences(
+        stored, declared, DeclaredTypes(), compared_fields=_COMPARED_FIELDS
+    )
+    before = {describe(each): each for each in stored.expectations}
+    now = {describe(each): each for each in declared.expectations}
+    for text, expectation in now.items():
+        if text not in before:
+            differences.append(f"expectation {text} is new")
+        elif before[text] != expectation:
+            differences.append(f"expectation {text} has another severity")
+    differences += [f"expectation {text} was removed" for text in before if text not in now]
+    return differences
+
+
+def merge_metadata(stored: commits.Meta, declared: commits.Meta) -> commits.Meta:
+    """Return the stored metadata with that of dbt; descriptions and tags of users remain."""
+    tags = {key: value for key, value in stored.tags.items() if key not in DBT_TAGS}
+    return commits.Meta(
+        description=declared.description or stored.description,
+        features={**stored.features, **declared.features},
+        tags={**tags, **declared.tags},
+    )
+
+
+def compare_metadata(stored: commits.Meta, merged: commits.Meta) -> list[str]:
+    """Describe the changed descriptions and tags."""
+    differences = []
+    if stored.description != merged.description:
+        differences.append("description")
+    for column, text in merged.features.items():
+        if stored.features.get(column) != text:
+            differences.append(f"description of {column!r}")
+    for key in sorted({*stored.tags, *merged.tags}):
+        before, now = stored.tags.get(key), merged.tags.get(key)
+        if before != now:
+            differences.append(f"tag {key}: {before or 'none'} -> {now or 'none'}")
+    return differences
+
+
+# -- freshness --------------------------------------------------------------------------------
+
+
+def monitor_name(name: str) -> str:
+    """Return the name of the freshness monitor of a group.
+
+    >>> monitor_name("orders")
+    'orders_freshness'
+    """
+    if len(name) > _MAX_MONITORED_NAME:
+        name = f"{name[: _MAX_MONITORED_NAME - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{name}_freshness"
+
+
+def build_freshness_monitor(node: DbtNode, name: str, max_age: timedelta | None) -> JobSpec | None:
+    """Return a monitor that compares the age of the newest row with its limit."""
+    if max_age is None:
+        return None
+    watched = MonitorSpec(name, drift={}, freshness=max_age, volume=None, schema=False)
+    options = MonitorOptions(
+        # A limit of hours is checked each hour, so that an alarm is at most an hour late.
+        schedule="*/5 * * * *" if max_age < timedelta(hours=1) else "0 * * * *",
+        window=None,
+        start=None,
+        allowed_lateness="0s",
+        timezone="UTC",
+        retries=2,
+        catchup=1,
+        alert=(),
+        remind="1d",
+        description=f"Freshness of {node}",
+        tags=None,
+    )
+    return monitor_spec(monitor_name(name), {WATCHED_INPUT: name}, watched, options)
+
+
+def _describe_monitor(max_age: timedelta | None) -> str:
+    return f"freshness monitor: at most {format_duration(max_age or timedelta(0))}"
+
+
+def _is_new_monitor(session: Session, monitor: JobSpec | None) -> bool:
+    """Return whether a monitor is not registered with this definition, or is paused."""
+    if monitor is None:
+        return False
+    with session.registry.reading() as connection:
+        registered = jobs.find(connection, monitor.name)
+    return registered is None or registered.paused or registered.spec.hash != monitor.hash
+
+
+def find_ended_monitors(session: Session, steps: Iterable[_Step]) -> list[str]:
+    """Return the freshness monitors of nodes that no longer limit the age of their rows."""
+    names = []
+    with session.registry.reading() as connection:
+        for step in steps:
+            name = monitor_name(step.definition.name)
+            registered = jobs.find(connection, name) if step.monitor is None else None
+            if registered is not None and not registered.paused and registered.spec.watched:
+                names.append(name)
+    return names
+
+
+# -- writes -----------------------------------------------------------------------------------
+
+
+def _apply(session: Session, step: _Step, *, origin: str) -> None:
+    """Write the changes of one node."""
+    if step.needs_version:
+        declared = replace(
+            step.definition.declared,
+            description=step.metadata.description,
+            descriptions={
+                name: text
+                for name, text in step.metadata.features.items()
+                if name in step.schema.names
+            },
+            tags=dict(step.metadata.tags),
+        )
+        # Only the definition is stored. The table has no rows to validate.
+        create(
+            session,
+            step.schema.empty_table(),
+            step.definition.name,
+            declared=declared,
+            version=step.change.version,
+            write=Write(validation="off"),
+        )
+    elif step.existing is not None and step.metadata != commits.meta_of(step.existing.state):
+        write_group_metadata(session, step.existing, step.metadata)
+    if step.monitor is not None and _is_new_monitor(session, step.monitor):
+        register_spec(session, step.monitor, origin=origin)
+        with session.registry.transaction() as connection:
+            jobs.set_paused(connection, step.monitor.name, False)
+
+
+def find_removed(session: Session, project: DbtProject) -> list[DbtChange]:
+    """Return the groups that were imported from nodes which the project no longer has."""
+    removed = []
+    for name, version, tags in imported_groups(session):
+        node = tags[NODE_TAG]
+        if tags.get(PROJECT_TAG) == project.name and node not in project.nodes:
+            difference = f"the feature group remains; delete_featuregroup({name!r}) deletes it"
+            removed.append(DbtChange(node, name, "removed", version, (difference,)))
+    return removed
+
+
+def imported_groups(session: Session) -> list[tuple[str, int, Mapping[str, str]]]:
+    """Return name, version and tags of the latest versions that were imported from dbt."""
+    with session.registry.reading() as connection:
+        names = [name for name, _ in featuregroups.latest_names(connection, containing="")]
+        tags = artifacts.tags_of_latest_groups(connection, featuregroups.KIND, names=names)
+    return [
+        (name, version, values)
+        for (name, version), values in sorted(tags.items())
+        if NODE_TAG in values
+    ]

@@ -1,0 +1,1 @@
+select order_id, customer_id, amount, status, ordered_at from {{ ref('stg_orders') }}

@@ -1,0 +1,124 @@
+"""The project of ``project`` built by a real dbt, on DuckDB and on Postgres.
+
+.ci/run installs dbt into ``.venv-dbt`` and runs this file after the PyTorch lane.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import duckdb
+import pytest
+
+import featurestore
+from featurestore.dbt.manifest import read_project
+from featurestore.dbt.selection import select_nodes
+from tests.dbt.real import DBT, MANIFEST, copy_project, run_dbt, strip
+from tests.dbt.test_dbt_projects import SELECTIONS
+
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not DBT.exists(), reason="dbt is not installed in .venv-dbt"),
+]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project, built on DuckDB."""
+    folder = copy_project(tmp_path_factory.mktemp("dbt") / "shop")
+    run_dbt(folder, "build")
+    return folder
+
+
+def test_stored_manifest_is_that_of_dbt(project: Path) -> None:
+    built = strip(json.loads((project / "target" / "manifest.json").read_text()))
+    stored = json.loads(MANIFEST.read_text())
+    assert set(built["nodes"]) == set(stored["nodes"])
+    name = "model.shop.orders"
+    assert built["nodes"][name]["columns"] == stored["nodes"][name]["columns"]
+    assert read_project(MANIFEST).nodes == read_project(project / "target/manifest.json").nodes
+
+
+def test_selections_are_those_of_dbt(project: Path) -> None:
+    nodes = read_project(project / "target" / "manifest.json")
+    kinds = ("model", "snapshot", "seed", "source")
+    options = [word for kind in kinds for word in ("--resource-type", kind)]
+    # One process of dbt takes seconds, so the selectors that differ most are compared.
+    chosen = [
+        "marts",
+        "tag:features,path:snapshots",
+        "raw_orders+ plans",
+        "countries.v1",
+        "+orders",
+    ]
+    assert set(chosen) <= set(SELECTIONS)
+    for select in chosen:
+        words = ["--select", *select.split(), *options, "--output", "json"]
+        output = run_dbt(project, "--quiet", "ls", *words, "--output-keys", "unique_id")
+        lines = [line for line in output.splitlines() if line.startswith("{")]
+        expected = sorted(json.loads(line)["unique_id"] for line in lines)
+        assert [node.unique_id for node in select_nodes(nodes, select)] == expected, select
+
+
+def test_snapshot_of_dbt_gives_validity_and_exposures_are_parsed(
+    project: Path, tmp_path: Path
+) -> None:
+    with duckdb.connect(str(project / "shop.duckdb")) as connection:
+        connection.execute(
+            "update raw_customers set plan = 'plus', updated_at = '2026-02-01' where id = 1"
+        )
+        connection.execute("delete from raw_customers where id = 2")
+    run_dbt(project, "snapshot")
+    with featurestore.connect(tmp_path / "store") as store:
+        store.add_source("warehouse", f"duckdb:///{project / 'shop.duckdb'}")
+        manifest = project / "target" / "manifest.json"
+        select = "tag:features source:raw"
+        created = store.add_dbt_project(manifest, source="warehouse", select=select)
+        assert len(created.created) == 6
+        assert store.add_dbt_project(manifest, source="warehouse", select=select).is_current
+        now = datetime.now(UTC)
+        times = [(1, datetime(2026, 1, 5, tzinfo=UTC)), (1, datetime(2026, 2, 2, tzinfo=UTC))]
+        times += [(2, datetime(2026, 1, 5, tzinfo=UTC)), (2, now)]
+        labels = [{"id": key, "at": at} for key, at in times]
+        frame = store.get_features(["plans.plan"], labels=labels, label_time="at")
+        rows = sorted(frame.to_arrow().to_pylist(), key=lambda row: (row["id"], row["at"]))
+        assert [row["plan"] for row in rows] == ["basic", "plus", "plus", None]
+        assert store.validate_featuregroup("orders").success
+        store.create_training_dataset(frame, "churn", data_format="parquet", progress=False)
+        store.write_dbt_exposures(project / "models" / "featurestore_exposures.yml")
+    run_dbt(project, "parse")
+    parsed = json.loads(manifest.read_text())["exposures"]
+    exposure = parsed["exposure.shop.featurestore_training_dataset_churn"]
+    assert exposure["depends_on"]["nodes"] == ["snapshot.shop.plans"]
+
+
+@pytest.mark.postgres
+def test_project_on_postgres(tmp_path: Path, postgres_url: str) -> None:
+    folder = copy_project(tmp_path / "shop")
+    address = urlsplit(postgres_url)
+    variables = {
+        "DBT_HOST": str(address.hostname),
+        "DBT_PORT": str(address.port),
+        "DBT_USER": str(address.username),
+        "DBT_NAME": address.path.strip("/"),
+    }
+    run_dbt(folder, "build", "--exclude", "resource_type:test", target="postgres", **variables)
+    with featurestore.connect(tmp_path / "store") as store:
+        store.add_source("warehouse", postgres_url)
+        manifest = folder / "target" / "manifest.json"
+        result = store.add_dbt_project(manifest, source="warehouse", select="tag:features")
+        assert len(result.created) == 5
+        labels = [
+            {"id": 2, "customer_id": 1, "at": datetime(2026, 1, 2, tzinfo=UTC)},
+            {"id": 1, "customer_id": 1, "at": datetime(2026, 1, 4, tzinfo=UTC)},
+        ]
+        frame = store.get_features(
+            ["plans.plan", "customer_spending.spent"], labels=labels, label_time="at"
+        )
+        rows = sorted(frame.to_arrow().to_pylist(), key=lambda row: row["id"])
+        assert [(row["plan"], row["spent"]) for row in rows] == [("basic", 52.5), ("plus", 12.5)]
+        assert store.validate_featuregroup("orders").success

@@ -7,7 +7,7 @@ different types for one table, or differ in their errors and warnings.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -25,11 +25,13 @@ from featurestore.model.times import NaiveTimeWarning
 class TableScan:
     """A pinned table version and the feature types of the columns to read.
 
-    Columns of ``schema`` that the version lacks are null.
+    Columns of ``schema`` that the version lacks are null. ``is_partial`` scans read only some files
+    of the version, which are those of ``snapshot``.
     """
 
     snapshot: Snapshot
     schema: pa.Schema
+    is_partial: bool = False
 
 
 def plan_scan(
@@ -38,6 +40,7 @@ def plan_scan(
     version: int | None = None,
     schema: pa.Schema | None = None,
     columns: Sequence[str] | None = None,
+    data_files: Sequence[str] | None = None,
 ) -> TableScan:
     """Pin a version of a table, check its data files, and determine the columns to read.
 
@@ -48,6 +51,8 @@ def plan_scan(
         version: The Delta version; by default the latest one.
         schema: The feature types to restore; by default those of the table schema.
         columns: The columns to read; by default all. The types of other columns are not checked.
+        data_files: The absolute paths of the files to read; by default all. Other files are not
+            checked.
 
     Raises:
         VersionNotFound: The version does not exist.
@@ -58,12 +63,17 @@ def plan_scan(
         UnsupportedType: Columns have unsupported types; the message lists the columns.
     """
     snapshot = read_snapshot(path, version)
+    if data_files is not None:
+        selected = set(data_files)
+        files = tuple(file for file in snapshot.files if file.path in selected)
+        # Without the cached bounds, which belong to all files.
+        snapshot = replace(snapshot, files=files, _bounds={})
     # Engines open the files only when rows are read. This check reports a missing or truncated file
     # at the call, and names the versions that can still be read.
     check_files(snapshot)
     feature_types = _requested_schema(snapshot, schema, columns)
     _warn_about_naive_times(snapshot, feature_types)
-    return TableScan(snapshot, feature_types)
+    return TableScan(snapshot, feature_types, is_partial=data_files is not None)
 
 
 def _requested_schema(
@@ -106,4 +116,5 @@ def _warn_about_naive_times(snapshot: Snapshot, feature_types: pa.Schema) -> Non
         warn_caller(
             f"{noun} {listing(naive)} of {snapshot.path} have no time zone and are read as UTC",
             NaiveTimeWarning,
+            once=True,
         )

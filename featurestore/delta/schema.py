@@ -157,7 +157,9 @@ def check_readable(path: str, protocol: Protocol, properties: Mapping[str, str])
         UnsupportedTable: The table is not supported; the message names the features.
     """
     if protocol.reader > _FEATURES_READER:
-        raise unsupported_feature_error(path, f"reader version {protocol.reader}")
+        raise unsupported_feature_error(
+            path, f"reader version {protocol.reader} (this release reads up to {_FEATURES_READER})"
+        )
     unknown = sorted(set(protocol.reader_features) - _SUPPORTED_FEATURES)
     if unknown:
         raise unsupported_feature_error(path, f"the table features {listing(unknown)}")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
-from featurestore.errors import FeatureNotFound, InvalidArgument
+from featurestore.errors import (
+    FeatureGroupNotFound,
+    FeatureNotFound,
+    InvalidArgument,
+    SourceNotFound,
+)
 from featurestore.featuregroups import Declaration, create
 from featurestore.featuregroups.discovery import derived_from, provenance
 from featurestore.featuregroups.write import Write, insert
@@ -90,6 +95,37 @@ def test_column_provenance_contains_run_and_source_versions(duckdb_store: Featur
         provenance(duckdb_store.session, "derived.z")
 
 
+def test_created_groups_record_declared_and_read_inputs(duckdb_store: FeatureStore) -> None:
+    raw = duckdb_store.create_featuregroup([{"k": 1, "x": 2.0}, {"k": 2, "x": 3.0}], "raw")
+    frame = duckdb_store.get_featuregroup("raw")
+    copy = frame.to_pandas()
+    selected = copy[copy["x"] > 2].assign(y=1).groupby("k", as_index=False).sum()
+    forged = copy.copy()
+    forged.attrs["featurestore.inputs"]["inputs"] = [{"featuregroup": "absent", "version": 1}]
+    cases: tuple[tuple[object, Any], ...] = (
+        (frame.filter("x > 2").select("k"), ()),
+        (selected, ()),
+        ([{"k": 1}], "raw"),
+        ([{"k": 2}], ["raw@v1", raw, frame]),
+        (copy.drop(columns="x"), raw),
+    )
+    for number, (rows, inputs) in enumerate(cases):
+        duckdb_store.create_featuregroup(rows, f"derived{number}", inputs=inputs)
+        [source] = duckdb_store.get_featuregroup_history(f"derived{number}")[0].inputs.values()
+        assert (source["featuregroup"], source["version"]) == ("raw", 1)
+    assert sorted(edge.name for edge in raw.derived()) == [f"derived{n}" for n in range(5)]
+    # The attributes of a dataframe may come from a file, so they are not trusted.
+    duckdb_store.create_featuregroup(forged, "forged")
+    assert not duckdb_store.get_featuregroup_history("forged")[0].inputs
+    for unknown, error in (
+        ("rwa", FeatureGroupNotFound),
+        ("source:shop", SourceNotFound),
+        ([3], InvalidArgument),
+    ):
+        with pytest.raises(error):
+            duckdb_store.create_featuregroup([{"k": 1}], "bad", inputs=unknown)
+
+
 def test_provenance_contains_job_and_training_datasets(duckdb_store: FeatureStore) -> None:
     raw = duckdb_store.create_featuregroup(pa.table({"x": [1, 2]}), "raw")
     declared = Declaration(job="nightly")
@@ -114,8 +150,8 @@ def test_provenance_contains_job_and_training_datasets(duckdb_store: FeatureStor
 def test_lists_and_searches_are_paginated(duckdb_store: FeatureStore) -> None:
     store = duckdb_store
     for name in ("a", "b", "c"):
-        for _ in range(2):
-            store.create_featuregroup(pa.table({"temp": [1.0]}), name)
+        for version in (1, 2):
+            store.create_featuregroup(pa.table({"temp": [1.0]}), name, version=version)
     first = store.get_featuregroups(limit=3)
     assert [(each.name, each.version) for each in first] == [("a", 1), ("a", 2), ("b", 1)]
     after = [(each.name, each.version) for each in store.get_featuregroups(offset=3, limit=2)]

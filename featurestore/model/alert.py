@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from featurestore.errors import InvalidArgument
+from featurestore.model import display
 from featurestore.model.display import escape_controls, escape_line
 from featurestore.model.json_object import translate_parse_errors
 from featurestore.model.names import check_name, parse_secret
@@ -28,6 +29,8 @@ class Channel:
     uri: str
     secret: str | None = None
 
+    __repr__ = display.record_repr
+
     @property
     def scheme(self) -> str:
         """The channel type: "webhook+https", "smtp", "command" or "log"."""
@@ -44,6 +47,8 @@ class Alert:
     families: tuple[str, ...]
     lines: tuple[str, ...]
     timestamp: datetime
+
+    __repr__ = display.record_repr
 
     @property
     def title(self) -> str:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from featurestore.arrow.lists import as_list
 from featurestore.errors import InvalidArgument, OutOfRange, UnknownArgument, did_you_mean, listing
+from featurestore.model.words import ALIASES, EQUAL_VALUES, REPLACEMENTS, translate
 
 _INTERNAL_PREFIXES = ("featurestore.", "featurestore_connectors.", "functools", "contextlib")
 
@@ -49,92 +50,25 @@ _LIST_EXAMPLES = {
     "windows": "['purchases.amount|sum|7d']",
 }
 
+# Positions of warnings that are issued once.
+_warned_positions: set[tuple[type[Warning], str, int]] = set()
+
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T", bound=type)
-
-# Argument names of other libraries and their equivalents; the first equivalent that the call
-# accepts is suggested.
-ALIASES: Mapping[str, tuple[str, ...]] = {
-    # Names in hops.featurestore.
-    "featuregroup_version": ("version",),
-    "training_dataset_version": ("version",),
-    "featuregroups_version_dict": ("versions",),
-    "featuregroup": ("name", "features"),
-    "featuregroup_name": ("name", "features"),
-    "training_dataset": ("name",),
-    "training_dataset_name": ("name",),
-    "descriptive_statistics": ("statistics",),
-    "feature_correlation": ("statistics",),
-    "feature_histograms": ("statistics",),
-    "cluster_analysis": ("statistics",),
-    "stat_columns": ("statistics",),
-    "corr_method": ("method",),
-    # Names in Feast, Databricks and similar libraries.
-    "entity_df": ("labels",),
-    "entity_rows": ("labels",),
-    "spine": ("labels",),
-    "label_columns": ("label",),
-    "primary_keys": ("primary_key", "join_key"),
-    "join_keys": ("primary_key", "join_key"),
-    "entities": ("primary_key", "join_key"),
-    "lookup_key": ("join_key",),
-    "timestamp_lookup_key": ("label_time",),
-    "event_timestamp": ("event_time", "label_time"),
-    "timestamp_field": ("event_time",),
-    "timestamp_keys": ("event_time",),
-    "timeseries_columns": ("event_time",),
-    "created_timestamp_column": ("created_time",),
-    "partition_columns": ("partition_by",),
-    "partition_key": ("partition_by",),
-    "feature_refs": ("features",),
-    "feature_names": ("features",),
-    "feature_lookups": ("features",),
-    "dataframe": ("df", "data"),
-    "where_clause": ("where",),
-    "batch_size": ("global_batch_size",),
-    # Names in petastorm.
-    "cur_shard": ("worker", "rank"),
-    "shard_count": ("workers", "world_size"),
-    "num_epochs": ("epochs",),
-    "schema_fields": ("columns",),
-    "shuffle_row_groups": ("shuffle",),
-    "shard_seed": ("seed",),
-    "exclude_columns": ("exclude",),
-    "train_test_split": ("splits",),
-    "write_mode": ("mode",),
-    "overwrite": ("mode",),
-}
-# Argument names without an equivalent, and the advice for each.
-REPLACEMENTS: Mapping[str, str] = {
-    "online": "the store has no separate online part; to get the latest values: "
-    "get_features(features, labels=[{...}], label_time=datetime.now(UTC))",
-    "featurestore": "connect to a store by its location, and call its methods: "
-    "featurestore.connect(location)",
-    "petastorm_args": "data_format='petastorm' selects the format, shards=, rows_per_shard= and "
-    "compression= configure the files; pass reading options to dataset.petastorm_reader(...)",
-}
 
 
 def with_suggestions(function: F) -> F:
     """Wrap a function so that a TypeError suggests the correct argument."""
     # Inspect the signature at decoration, not at each call.
-    counts = _find_positions(function, filter(_is_count, _parameters(function)))
-    lists = list_arguments(function)
-    list_positions = _find_positions(function, lists.values())
+    conversions = _argument_conversions(function)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        for name, position in counts.items():
+        for name, position, convert in conversions:
             if name in kwargs:
-                check_counts({name: kwargs[name]})
+                kwargs[name] = convert(kwargs[name])
             elif position is not None and position < len(args):
-                check_counts({name: args[position]})
-        for name, position in list_positions.items():
-            if name in kwargs:
-                kwargs[name] = _parse_list(kwargs[name], lists[name])
-            elif position is not None and position < len(args):
-                items = _parse_list(args[position], lists[name])
-                args = (*args[:position], items, *args[position + 1 :])
+                args = (*args[:position], convert(args[position]), *args[position + 1 :])
         try:
             return function(*args, **kwargs)
         except TypeError as error:
@@ -231,8 +165,12 @@ def parse_version(text: str) -> int:
     return check_version(int(digits or "0"))
 
 
-def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
-    """Issue a warning at the position of the first frame outside this library."""
+def warn_caller(message: str, category: type[Warning] = UserWarning, *, once: bool = False) -> None:
+    """Issue a warning at the position of the first frame outside this library.
+
+    With ``once``, a position gets only one warning of the category in a process, even if the
+    messages differ.
+    """
     # The depth varies: wrappers of ``functools`` and ``contextlib`` add frames between the library
     # and its caller.
     frame, depth = sys._getframe(), 1
@@ -241,7 +179,12 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
         name = frame.f_globals.get("__name__", "")
         if name != "featurestore" and not name.startswith(_INTERNAL_PREFIXES):
             break
+    position = (category, frame.f_code.co_filename, frame.f_lineno)
+    if once and position in _warned_positions:
+        return
     warnings.warn(message, category, stacklevel=depth)
+    # If the warning is raised as an error, the next call raises it again.
+    _warned_positions.add(position)
 
 
 def calling_globals() -> dict[str, Any]:
@@ -252,6 +195,16 @@ def calling_globals() -> dict[str, Any]:
     while frame.f_globals.get("__name__") == __name__ and frame.f_back is not None:
         frame = frame.f_back
     return frame.f_globals
+
+
+def calling_position(module: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Return the file and line of the nearest caller in a module, None if no caller is in it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals is module:
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return None
 
 
 def calling_frame(functions: Collection[str], packages: Collection[str]) -> FrameType | None:
@@ -335,17 +288,33 @@ def _is_list(parameter: inspect.Parameter) -> bool:
     return parameter.name == "expectations" or bool(_LISTS.search(str(parameter.annotation)))
 
 
-def _find_positions(
-    function: Callable[..., Any], parameters: Iterable[inspect.Parameter]
-) -> dict[str, int | None]:
-    """Return the positions of parameters by name; None for keyword-only parameters."""
-    names = list(inspect.signature(function).parameters)
-    return {
-        each.name: names.index(each.name)
-        if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-        else None
-        for each in parameters
-    }
+def _argument_conversions(
+    function: Callable[..., Any],
+) -> list[tuple[str, int | None, Callable[[object], object]]]:
+    """Return the checked parameters of a function: name, position and conversion.
+
+    Keyword-only parameters have the position None. Counts are checked, collections become lists,
+    and words of other libraries are translated.
+    """
+    conversions: list[tuple[str, int | None, Callable[[object], object]]] = []
+    for index, parameter in enumerate(_parameters(function)):
+        position = None
+        if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+            position = index
+        name = parameter.name
+        if _is_count(parameter):
+            conversions.append((name, position, functools.partial(_checked_count, name)))
+        if _is_list(parameter):
+            parse = functools.partial(_parse_list, parameter=parameter)
+            conversions.append((name, position, parse))
+        if name in EQUAL_VALUES:
+            conversions.append((name, position, functools.partial(translate, name)))
+    return conversions
+
+
+def _checked_count(name: str, value: object) -> object:
+    check_counts({name: value})
+    return value
 
 
 def _argument_error(

@@ -5,10 +5,11 @@ Stored strings may contain control characters: they are displayed, never sent to
 
 from __future__ import annotations
 
+import dataclasses
 import html
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from featurestore.model.times import format_duration
 
@@ -27,6 +28,8 @@ _ESCAPED_IN_LINES = {code: text for code, text in _ESCAPED.items() if chr(code) 
 
 _MAX_ROWS = 50
 _MAX_CELL_LENGTH = 300
+_LINE_WIDTH = 100
+_MIN_CELL_WIDTH = 6
 # Notebooks align the cells of a table to the right.
 _ALIGN_LEFT = "text-align: left"
 
@@ -78,31 +81,114 @@ def value_text(value: object) -> str:
     return escape_line(str(value))
 
 
+@runtime_checkable
 class Summarized(Protocol):
     """An object that can be displayed as a table row."""
 
     def _summary(self) -> Mapping[str, object]: ...
 
 
-T = TypeVar("T", bound=Summarized)
+T = TypeVar("T")
 
 
 class Listing(list[T]):
-    """A list that notebooks display as a table.
+    """A list that terminals and notebooks display as a table.
 
     >>> class Group:
     ...     def _summary(self):
-    ...         return {"name": "<b>"}
+    ...         return {"name": "<b>", "rows": 1_000}
+    >>> Listing([Group()])
+    name  rows
+    ----  -----
+    <b>   1,000
     >>> "&lt;b&gt;" in Listing([Group()])._repr_html_()
     True
     """
 
+    def __repr__(self) -> str:
+        rows = [_summarize(record) for record in self[:_MAX_ROWS]]
+        text = text_table(rows)
+        if len(self) > len(rows):
+            text += f"\n... {len(self) - len(rows):,} more"
+        return text
+
     def _repr_html_(self) -> str:
-        rows = [record._summary() for record in self[:_MAX_ROWS]]
+        rows = [_summarize(record) for record in self[:_MAX_ROWS]]
         caption = ""
         if len(self) > len(rows):
             caption = f"the first {len(rows)} of {len(self):,}"
         return records_table(rows, caption=caption)
+
+
+def _summarize(record: object) -> Mapping[str, object]:
+    """Return the table row of a record: its summary, else the fields of its representation."""
+    if isinstance(record, Summarized):
+        return record._summary()
+    shown_fields = [field for field in dataclasses.fields(record) if field.repr]  # type: ignore[arg-type]
+    return {field.name: getattr(record, field.name) for field in shown_fields}
+
+
+def text_table(rows: Sequence[Mapping[str, object]]) -> str:
+    """Return records with the same keys as a table of at most 100 columns; "[]" if empty.
+
+    The widest columns are shortened.
+    """
+    if not rows:
+        return "[]"
+    names = list(rows[0])
+    cells = [[name.replace("_", " ") for name in names]]
+    cells += [[value_text(row.get(name)) for name in names] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    while sum(widths) + 2 * (len(widths) - 1) > _LINE_WIDTH and max(widths) > _MIN_CELL_WIDTH:
+        widths[widths.index(max(widths))] -= 1
+    cells.insert(1, ["-" * width for width in widths])
+    lines = []
+    for row in cells:
+        texts = [
+            _shorten(text, width).ljust(width) for text, width in zip(row, widths, strict=True)
+        ]
+        lines.append("  ".join(texts)[:_LINE_WIDTH].rstrip())
+    return "\n".join(lines)
+
+
+def record_repr(record: object) -> str:
+    r"""Return the fields of a dataclass in lines of at most 100 columns.
+
+    A short record has the one line that dataclasses have by default. Otherwise each field has a
+    line, without fields that have their default, and long values are shortened.
+
+    >>> @dataclasses.dataclass
+    ... class Point:
+    ...     x: object
+    ...     y: int
+    >>> record_repr(Point(1, 2)), record_repr(Point("north" * 20, 2)).count("\n")
+    ('Point(x=1, y=2)', 3)
+    """
+    shown_fields = [field for field in dataclasses.fields(record) if field.repr]  # type: ignore[arg-type]
+    values = [(field, getattr(record, field.name)) for field in shown_fields]
+    name = type(record).__qualname__
+    texts = [f"{field.name}={value!r}" for field, value in values]
+    line = f"{name}({', '.join(texts)})"
+    if len(line) <= _LINE_WIDTH and "\n" not in line:
+        return line
+    lines = [
+        f"  {field.name}={_shorten(escape_line(repr(value)), _LINE_WIDTH - len(field.name) - 4)},"
+        for field, value in values
+        if not _is_default(field, value)
+    ]
+    return "\n".join([f"{name}(", *lines, ")"])
+
+
+def _is_default(field: dataclasses.Field[object], value: object) -> bool:
+    if field.default is not dataclasses.MISSING:
+        return bool(value is field.default or value == field.default)
+    if field.default_factory is not dataclasses.MISSING:
+        return bool(value == field.default_factory())
+    return False
+
+
+def _shorten(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(width - 3, 0)] + "..."
 
 
 def records_table(rows: Sequence[Mapping[str, object]], *, caption: str = "") -> str:

@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from featurestore.model import display
+from featurestore.model.json_object import check_format
 from featurestore.model.statistics_text import format_share
 
 # JSON returns these tuples as lists.
+DRIFT_FORMAT = 1
 _TUPLE_FIELDS = ("new_values", "gone_values", "reasons")
 
 
@@ -53,6 +55,8 @@ class FeatureDrift:
     reasons: tuple[str, ...] = ()
     values_complete: bool = True
 
+    __repr__ = display.record_repr
+
     @property
     def drifted(self) -> bool:
         """Whether the feature drifted."""
@@ -78,6 +82,8 @@ class DriftReport:
     removed: tuple[str, ...] = ()
     retyped: tuple[str, ...] = ()
     thresholds: DriftThresholds = field(default_factory=DriftThresholds)
+
+    __repr__ = display.record_repr
 
     @property
     def drifted(self) -> tuple[FeatureDrift, ...]:
@@ -138,7 +144,7 @@ class DriftReport:
     def to_json(self) -> dict[str, Any]:
         """Convert to a JSON object, the inverse of ``from_json``."""
         return {
-            "format": 1,
+            "format": DRIFT_FORMAT,
             "ok": self.ok,
             "before": dict(self.before),
             "after": dict(self.after),
@@ -160,6 +166,7 @@ class DriftReport:
         >>> DriftReport.from_json(report.to_json()) == report
         True
         """
+        check_format(data.get("format"), DRIFT_FORMAT, subject="The drift report")
         return cls(
             before=data["before"],
             after=data["after"],

@@ -11,8 +11,9 @@ import pyarrow as pa
 from featurestore.arrow.fitting import with_wider_decimals
 from featurestore.arrow.schemas import type_from_json, type_to_json
 from featurestore.errors import FeatureViewDamaged, InvalidName, InvalidReference
+from featurestore.model import display
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.json_object import JsonObject, MalformedJson, seal, unseal
+from featurestore.model.json_object import JsonObject, MalformedJson, check_format, seal, unseal
 from featurestore.model.names import FeatureReference, check_name, parse_group_reference
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.paths import FEATUREVIEWS
@@ -101,6 +102,8 @@ class FeatureViewSpec:
     created: str = ""
     transformations: Mapping[str, Any] = field(default_factory=dict)
 
+    __repr__ = display.record_repr
+
     @property
     def features(self) -> tuple[ViewFeature, ...]:
         """The features of all steps, in order."""
@@ -179,10 +182,8 @@ class FeatureViewSpec:
         """Parse the output of ``to_json``; raise MalformedJson if it is invalid."""
         view = JsonObject.from_value(data)
         format_number = view.number("format", minimum=1)
-        if format_number > ON_DEMAND_FORMAT:
-            raise MalformedJson(
-                f"it has format {format_number}; this release reads up to {ON_DEMAND_FORMAT}"
-            )
+        subject = f"The feature view {view.get('name')!r}"
+        check_format(format_number, ON_DEMAND_FORMAT, subject=subject)
         # The format is checked first, since other fields of a newer format may differ.
         labels = view.optional_text("labels")
         transformations: Mapping[str, Any] = {}

@@ -21,9 +21,11 @@ from featurestore.errors import (
     did_you_mean,
 )
 from featurestore.model import display
+from featurestore.model.json_object import check_format
 from featurestore.model.names import check_name
 from featurestore.model.times import format_duration, parse_duration
 
+GROUP_FORMAT = 1
 # Whether the store copies external rows: for each training dataset, or never.
 SNAPSHOTS = ("training", "never")
 
@@ -41,8 +43,9 @@ class FeatureGroupSpec:
     ``schema`` holds feature types (see ``arrow.types``). ``expectations`` are plain dicts
     ``{"type": ..., "kwargs": {...}}``. Event times further in the future than
     ``event_time_tolerance`` cause a warning. ``compact`` "auto" merges small files after writes.
-    ``external`` is the location of external rows, or None if the store holds the rows. Tags and
-    description are stored in ``featurestore.meta``: they can change without a new version.
+    ``iceberg`` publishes Iceberg metadata after each commit. ``external`` is the location of
+    external rows, or None if the store holds the rows. Tags and description are stored in
+    ``featurestore.meta``: they can change without a new version.
     """
 
     name: str
@@ -59,7 +62,10 @@ class FeatureGroupSpec:
     job: str | None = None
     event_time_tolerance: timedelta = timedelta(0)
     compact: str | None = None
+    iceberg: bool = False
     external: ExternalRows | None = None
+
+    __repr__ = display.record_repr
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -101,7 +107,7 @@ class FeatureGroupSpec:
         if self.ttl is not None:
             ttl = format_duration(self.ttl)
         data = {
-            "format": 1,
+            "format": GROUP_FORMAT,
             "name": self.name,
             "version": self.version,
             "schema": schema_to_json(self.schema),
@@ -118,13 +124,17 @@ class FeatureGroupSpec:
         }
         if self.compact is not None:
             data["compact"] = self.compact
+        if self.iceberg:
+            data["iceberg"] = True
         if self.external is not None:
             data["external"] = self.external.to_json()
         return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FeatureGroupSpec:
-        """Parse the output of ``to_json``."""
+        """Parse the output of ``to_json``; raise FormatTooNew if a newer release wrote it."""
+        subject = f"The definition of feature group {data['name']!r} version {data['version']}"
+        check_format(data.get("format"), GROUP_FORMAT, subject=subject)
         ttl, external = None, None
         if data["ttl"] is not None:
             ttl = parse_duration(data["ttl"])
@@ -146,6 +156,7 @@ class FeatureGroupSpec:
             job=data.get("job"),
             event_time_tolerance=parse_duration(data.get("event_time_tolerance", "0us")),
             compact=data.get("compact"),
+            iceberg=bool(data.get("iceberg", False)),
             external=external,
         )
 
@@ -190,6 +201,8 @@ class ExternalRows:
     path: str | None = None
     snapshots: str = "training"
     rename: str | None = None
+
+    __repr__ = display.record_repr
 
     def __post_init__(self) -> None:
         check_name(self.source, noun="source")
@@ -247,6 +260,8 @@ class Commit:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     unique: bool | None = None
     applied: bool = True
+
+    __repr__ = display.record_repr
 
     def _summary(self) -> dict[str, object]:
         return {

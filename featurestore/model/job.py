@@ -10,10 +10,12 @@ from types import NoneType
 from typing import Any, Literal
 
 from featurestore.errors import InvalidJob
+from featurestore.model import display
 from featurestore.model.json_object import JsonObject, MalformedJson, translate_parse_errors
 from featurestore.model.monitor import MonitorSpec
 from featurestore.model.names import FeatureReference, check_name
 from featurestore.model.plan import canonical_hash
+from featurestore.model.publication_target import PublicationTarget
 from featurestore.model.source import SourceInput
 from featurestore.model.stream import StreamSpec
 from featurestore.model.times import (
@@ -32,7 +34,7 @@ from featurestore.model.window_features import (
 )
 
 JobMode = Literal["replace_window", "upsert", "append"]
-JobKind = Literal["python", "sql", "window", "training", "monitor", "stream"]
+JobKind = Literal["python", "sql", "window", "training", "monitor", "stream", "publish"]
 Closed = Literal["right", "left"]
 OnError = Literal["wait", "continue"]
 ON_ERROR = ("wait", "continue")
@@ -60,8 +62,8 @@ _PRESENT = "__fs_present"
 class JobSpec:
     """The definition of a job.
 
-    ``code`` is the SQL or the source code of the function; ``target`` names the feature group or
-    the training dataset. ``inputs`` maps each input name of the transform to a group reference
+    ``code`` is the SQL or the source code of the function; ``target`` names the feature group, the
+    training dataset or the published view. ``inputs`` maps each input name of the transform to a group reference
     (``trips``, ``trips@v2``) or a path (of a Delta table or a folder of Parquet files).
     ``input_times`` maps path and source inputs to their time columns; ``sources`` are the tables,
     queries or files of registered sources (``source:shop`` in ``inputs``). A row whose
@@ -69,7 +71,8 @@ class JobSpec:
     ``delete_missing`` deletes keys that are no longer in the source. With ``on_error`` "wait",
     later windows wait for a failed one. Failures are sent to the ``alert`` channels, and repeated
     after ``remind``. ``watched`` is the definition of a monitor, ``stream`` the input of a stream
-    job.
+    job. ``publishes`` are the views that a publish job, or a stream job after each commit,
+    publishes.
     """
 
     name: str
@@ -109,6 +112,9 @@ class JobSpec:
     tombstone: str | None = None
     delete_missing: bool = False
     stream: StreamSpec | None = None
+    publishes: tuple[PublicationTarget, ...] = ()
+
+    __repr__ = display.record_repr
 
     @property
     def row_lookback(self) -> timedelta:
@@ -159,8 +165,14 @@ class JobSpec:
             "on_failure": self.on_failure,
             "keep": self.keep,
         }
-        # Options that were added later are stored only if they are set, so that the hash of a job
-        # without them does not change.
+        return data | self._later_options()
+
+    def _later_options(self) -> dict[str, Any]:
+        """Return the options that were added later, if they are set.
+
+        The hash of a job without them does not change.
+        """
+        data: dict[str, Any] = {}
         if self.compact != "auto":
             data["compact"] = self.compact
         if self.alert:
@@ -170,16 +182,17 @@ class JobSpec:
         if self.watched is not None:
             data["watched"] = self.watched.to_json()
         if self.sources:
-            sources: Any = {
+            data["sources"] = {
                 name: source_input.to_json() for name, source_input in self.sources.items()
             }
-            data["sources"] = sources
         if self.tombstone is not None:
             data["tombstone"] = self.tombstone
         if self.delete_missing:
             data["delete_missing"] = True
         if self.stream is not None:
             data["stream"] = self.stream.to_json()
+        if self.publishes:
+            data["publishes"] = [target.to_json() for target in self.publishes]
         return data
 
     @classmethod
@@ -396,6 +409,8 @@ def _optional_fields(data: Mapping[str, Any]) -> dict[str, Any]:
         fields["watched"] = MonitorSpec.from_json(data["watched"])
     if "stream" in data:
         fields["stream"] = StreamSpec.from_json(data["stream"])
+    if "publishes" in data:
+        fields["publishes"] = tuple(map(PublicationTarget.from_json, data["publishes"]))
     return fields
 
 

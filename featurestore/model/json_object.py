@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from featurestore.errors import FormatTooNew
+
 T = TypeVar("T")
 MAX_INT64 = 2**63 - 1
 
@@ -180,6 +182,24 @@ class JsonObject:
 
     def _path_of(self, name: str) -> str:
         return f"{self.path}.{name}" if self.path else name
+
+
+def check_format(format_number: object, newest: int, *, subject: str) -> None:
+    """Raise an error if a newer release wrote a stored object.
+
+    Args:
+        format_number: The stored number of the format; values of other types are ignored.
+        newest: The newest format that this release reads.
+        subject: The beginning of the error message.
+
+    Raises:
+        FormatTooNew: The format is newer; the message has both numbers.
+    """
+    if isinstance(format_number, int) and format_number > newest:
+        raise FormatTooNew(
+            f"{subject} has format {format_number}; this release reads up to {newest}.",
+            hint="pip install --upgrade featurestore",
+        )
 
 
 def seal(data: Mapping[str, Any]) -> bytes:

@@ -12,11 +12,18 @@ from featurestore.errors import (
     DatasetDamaged,
     InvalidName,
     InvalidSplit,
-    TrainingDatasetNotFound,
     did_you_mean,
     listing,
 )
-from featurestore.model.json_object import JsonObject, MalformedJson, parse_object, seal, unseal
+from featurestore.model import display
+from featurestore.model.json_object import (
+    JsonObject,
+    MalformedJson,
+    check_format,
+    parse_object,
+    seal,
+    unseal,
+)
 from featurestore.model.names import check_name
 from featurestore.model.paths import is_relative_path
 from featurestore.model.plan import canonical_hash
@@ -50,6 +57,8 @@ class ManifestColumn:
     shape: tuple[int, ...] | None
     null: str
     loss: str | None = None
+
+    __repr__ = display.record_repr
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,8 @@ class ManifestSplit:
     nulls: Mapping[str, int] = field(default_factory=dict)
     label_counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     label_weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    __repr__ = display.record_repr
 
 
 @dataclass(frozen=True)
@@ -135,6 +146,8 @@ class Manifest:
     transformations: Mapping[str, str] | None = None
     reads: tuple[Mapping[str, Any], ...] = ()
     max_lengths: Mapping[str, int] = field(default_factory=dict)
+
+    __repr__ = display.record_repr
 
     def split(self, name: str) -> ManifestSplit:
         """Return a split by name; raise InvalidSplit with the existing splits if not found."""
@@ -207,17 +220,13 @@ class Manifest:
 
         Raises:
             DatasetDamaged: The contents differ from what was written.
-            TrainingDatasetNotFound: A newer release wrote the manifest.
+            FormatTooNew: A newer release wrote the manifest.
         """
         try:
             # The format is checked before the checksum: a manifest of a newer release is not
             # damaged.
             format_number = parse_object(content).get("format")
-            if isinstance(format_number, int) and format_number > MANIFEST_FORMAT:
-                raise TrainingDatasetNotFound(
-                    f"{path!r} has format {format_number}; this release reads up to {MANIFEST_FORMAT}.",
-                    hint="pip install -U featurestore",
-                )
+            check_format(format_number, MANIFEST_FORMAT, subject=f"The manifest {path!r}")
             data = unseal(content)
             manifest = cls.from_json(data)
         except MalformedJson as error:

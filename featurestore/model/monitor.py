@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from featurestore.errors import InvalidJob, did_you_mean
+from featurestore.model import display
 from featurestore.model.times import (
     duration_from_json,
     duration_to_json,
@@ -69,6 +70,8 @@ class Baseline:
     last: timedelta | None = None
     same_weekday: bool = False
 
+    __repr__ = display.record_repr
+
     @property
     def is_moving(self) -> bool:
         """Whether the baseline moves with the window."""
@@ -81,7 +84,8 @@ class Baseline:
             weekday = ", same weekday" if self.same_weekday else ""
             return f"the last {format_duration(self.last)}{weekday}"
         if self.as_of is not None:
-            return f"as of {self.as_of}"
+            version = "Delta version " if isinstance(self.as_of, int) else ""
+            return f"as of {version}{self.as_of}"
         return f"version {self.version}"
 
     def to_json(self) -> dict[str, Any]:
@@ -139,12 +143,20 @@ class MonitorSpec:
     confirm: int = 2
     model: MonitoredModel | None = None
 
+    __repr__ = display.record_repr
+
     @property
     def metric_names(self) -> tuple[str, ...]:
         """The names of the custom metrics and of the model measures."""
         if self.model is None:
             return tuple(self.metrics)
         return (*self.metrics, *self.model.names)
+
+    @property
+    def is_freshness_only(self) -> bool:
+        """Whether only the age of the event time is monitored, which needs no stored rows."""
+        others = (self.drift, self.volume, self.metrics, self.commit_freshness, self.model)
+        return self.freshness is not None and not any(others)
 
     def to_json(self) -> dict[str, Any]:
         """Convert to a JSON object, the inverse of ``from_json``."""

@@ -8,67 +8,16 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from featurestore.model import display
-from featurestore.model.json_object import translate_parse_errors
+from featurestore.model.finding import Finding
+from featurestore.model.json_object import check_format, translate_parse_errors
 from featurestore.model.times import Window, parse_moment
 
-FindingKind = Literal[
-    "drift", "nulls", "values", "anchor", "freshness", "volume", "schema", "metric"
-]
 State = Literal["ok", "suspect", "alarm", "learning"]
 
 # A subject with its own baseline: a feature, a metric, or the number of rows.
 Subject = tuple[Literal["feature", "metric", "volume"], str]
+REPORT_FORMAT = 1
 _OF_FEATURES = ("drift", "nulls", "values")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A monitored value and its bounds.
-
-    ``subject`` is the feature or metric, or "" for all rows of the window. ``out`` is True if the
-    value is out of bounds in this window; ``alarm`` is True if it is out of bounds in the required
-    number of consecutive windows. ``excess`` is the distance of the value from its bound, and 1 at
-    the bound.
-    """
-
-    kind: FindingKind
-    subject: str
-    measure: str
-    value: float | None
-    low: float | None = None
-    high: float | None = None
-    out: bool = False
-    alarm: bool = False
-    text: str = ""
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """The identity of the finding, equal in all windows."""
-        return self.kind, self.subject, self.measure
-
-    @property
-    def excess(self) -> float:
-        """The relative distance of the value from its bound: 1 at the bound, more beyond it."""
-        if self.value is None:
-            return 2.0 if self.out else 0.0
-        # A bound of 0 has no ratio.
-        if self.high:
-            ratio = self.value / self.high
-            if ratio > 1 or not self.low:
-                return ratio
-        if self.low and self.value < self.low:
-            # The limit of 100 also avoids a division by 0.
-            return self.low / max(self.value, self.low / 100)
-        # Out of bounds without a ratio ranks above values close to their bound.
-        return 2.0 if self.out else 0.0
-
-    def __str__(self) -> str:
-        if self.text:
-            return self.text
-        name = f"{self.subject} {self.measure}".strip()
-        if self.value is None:
-            return name
-        return f"{name} {self.value:.3g}, bounds {_bounds_text(self.low, self.high)}"
 
 
 @dataclass(frozen=True)
@@ -182,7 +131,7 @@ class MonitorReport:
                 "subject": finding.subject,
                 "measure": finding.measure,
                 "value": finding.value,
-                "bounds": _bounds_text(finding.low, finding.high),
+                "bounds": finding.bounds_text,
                 "state": _state_text(finding),
             }
             for finding in self.findings
@@ -191,22 +140,8 @@ class MonitorReport:
 
     def to_json(self) -> dict[str, Any]:
         """Convert to a JSON object, the inverse of ``from_json``."""
-        findings = [
-            [
-                finding.kind,
-                finding.subject,
-                finding.measure,
-                finding.value,
-                finding.low,
-                finding.high,
-                finding.out,
-                finding.alarm,
-                finding.text,
-            ]
-            for finding in self.findings
-        ]
         return {
-            "format": 1,
+            "format": REPORT_FORMAT,
             "monitor": self.monitor,
             "featuregroup": self.featuregroup,
             "version": self.version,
@@ -217,13 +152,14 @@ class MonitorReport:
             "state": self.state,
             "learning": self.learning,
             "notes": list(self.notes),
-            "findings": findings,
+            "findings": [finding.to_json() for finding in self.findings],
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> MonitorReport:
         """Parse the output of ``to_json``; raise MalformedJson if it is invalid."""
         with translate_parse_errors("monitor report"):
+            check_format(data.get("format"), REPORT_FORMAT, subject="The monitor report")
             start = parse_moment(data["start"], warn=False)
             end = parse_moment(data["end"], warn=False)
             return cls(
@@ -233,7 +169,7 @@ class MonitorReport:
                 delta_version=int(data["delta_version"]),
                 window=Window(start, end),
                 rows=int(data["rows"]),
-                findings=tuple(map(_finding_from_json, data["findings"])),
+                findings=tuple(map(Finding.from_json, data["findings"])),
                 learning=bool(data["learning"]),
                 notes=tuple(map(str, data["notes"])),
             )
@@ -266,6 +202,8 @@ class Acceptance:
     subjects: Mapping[Subject, datetime | None] = field(default_factory=dict)
     note: str = ""
     created: datetime | None = None
+
+    __repr__ = display.record_repr
 
     def covers(self, window: Window, subject: Subject) -> bool:
         """Return whether a window that was out of bounds is accepted for a subject."""
@@ -361,28 +299,10 @@ def find_acceptable_subjects(
     return starts
 
 
-def _bounds_text(low: float | None, high: float | None) -> str:
-    """Format the bounds of a value."""
-    if low is None and high is None:
-        return "none"
-    if low is None:
-        return f"up to {high:.3g}"
-    if high is None:
-        return f"from {low:.3g}"
-    return f"{low:.3g} to {high:.3g}"
-
-
 def _state_text(finding: Finding) -> str:
     if finding.alarm:
         return "alarm"
     return "out of bounds" if finding.out else "ok"
-
-
-def _finding_from_json(data: Sequence[Any]) -> Finding:
-    kind, subject, measure, value, low, high, out, alarm, text = data
-    return Finding(
-        kind, str(subject), str(measure), value, low, high, bool(out), bool(alarm), str(text)
-    )
 
 
 def _find_change_start(

@@ -42,9 +42,15 @@ def check_name(name: str, *, noun: str = "feature group") -> str:
     """
     if isinstance(name, str) and _NAME.fullmatch(name):
         return name
+    if not isinstance(name, str):
+        hint = "pass a string, such as 'my_features'"
+        if noun == "feature group":
+            # Most often the arguments are in the wrong order, and the object is a dataframe.
+            hint = "data comes before the name: featurestore.insert_into_featuregroup(data, 'name')"
+        raise InvalidName(f"The {noun} name is a {type(name).__name__}, not a string.", hint=hint)
     raise InvalidName(
         f"{name!r} is not a valid {noun} name: names match [a-z][a-z0-9_]{{0,62}}.",
-        hint=f"call it {suggest_name(str(name))!r}",
+        hint=f"call it {suggest_name(name)!r}",
     )
 
 

@@ -20,6 +20,7 @@ FEATUREGROUPS = "featuregroups"
 TRAININGDATASETS = "trainingdatasets"
 FEATUREVIEWS = "featureviews"
 SOURCES = "sources"
+ONLINE_STORES = "online_stores"
 EXPERIMENTS = "experiments"
 MODELS = "models"
 STAGING = "_staging"
@@ -67,6 +68,20 @@ class StorePaths:
     def source_decisions(self, name: str) -> str:
         """Return the directory of stored decisions about the tables of a registered source."""
         return os.path.join(self.sources, f"{check_name(name, noun='source')}.decisions")
+
+    @property
+    def online_stores(self) -> str:
+        """The directory of the definitions of registered online stores."""
+        return os.path.join(self.location, ONLINE_STORES)
+
+    def online_store(self, name: str) -> str:
+        """Return the file of the definition of a registered online store."""
+        return os.path.join(self.online_stores, f"{check_name(name, noun='online store')}.json")
+
+    @property
+    def embedded_online_store(self) -> str:
+        """The database of the embedded online store."""
+        return os.path.join(self.location, "online", "embedded.db")
 
     @property
     def access(self) -> str:

@@ -83,7 +83,10 @@ def _describe_header(plan: FeaturePlan) -> Iterator[str]:
         rows = f"at most {plan.left_rows:,}"
     join_text = "join=inner"
     if plan.how == "left":
-        join_text = "one for each label row"
+        left_rows = "label row"
+        if plan.left_source is not None:
+            left_rows = f"row of {plan.left_source.spec.name}"
+        join_text = f"one for each {left_rows}"
     yield f"columns    {', '.join(plan.columns)}"
     yield f"rows       {rows} expected ({join_text})"
     reads, needs = _size_text(estimate_bytes_read(plan)), _size_text(estimate_memory(plan))

@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 
 from featurestore.arrow.schemas import type_from_json
-from featurestore.errors import FeatureStoreError, ModelDamaged
+from featurestore.errors import FeatureStoreError, FormatTooNew, ModelDamaged
 from featurestore.model.feature_view import FeatureViewSpec
-from featurestore.model.json_object import JsonObject, MalformedJson, seal, unseal
+from featurestore.model.json_object import JsonObject, MalformedJson, check_format, seal, unseal
 from featurestore.model.names import check_name
 from featurestore.model.paths import MODELS, is_relative_path
 from featurestore.model.run_record import check_run_id
@@ -25,7 +25,7 @@ PREDICTION = "prediction"
 MODEL_VERSION = "model_version"
 LABEL_TIME = "label_time"
 
-Flavor = Literal["keras", "tf_keras", "tensorflow", "spark", "pickle", "joblib"]
+Flavor = Literal["keras", "tf_keras", "tensorflow", "torch", "spark", "pickle", "joblib"]
 Arrays = Literal["columns", "matrix"]
 Method = Literal["predict", "predict_proba", "decision_function"]
 Stage = Literal["development", "staging", "production", "archived"]
@@ -127,9 +127,12 @@ class ModelSpec:
 
         Raises:
             ModelDamaged: The contents differ from what was written.
+            FormatTooNew: A newer release wrote the file.
         """
         try:
             return _parse_spec(JsonObject.from_value(unseal(content)))
+        except FormatTooNew:
+            raise
         # FeatureStoreError: names and run IDs in the file are checked like arguments.
         except (MalformedJson, FeatureStoreError) as error:
             raise ModelDamaged(
@@ -158,8 +161,7 @@ def _left_columns(join_key: Any) -> list[str]:
 def _parse_spec(data: JsonObject) -> ModelSpec:
     """Parse the contents of the model file."""
     format_number = data.number("format", minimum=1)
-    if format_number > FORMAT:
-        raise MalformedJson(f"it has format {format_number}; this release reads up to {FORMAT}")
+    check_format(format_number, FORMAT, subject=f"The model {data.get('name')!r}")
     dataset = data.object("dataset")
     check_name(dataset.text("name"), noun="training dataset")
     dataset.number("version", minimum=1)

@@ -18,6 +18,7 @@ from featurestore.model.json_object import (
     LINE_CHECKSUM_LENGTH,
     JsonObject,
     MalformedJson,
+    check_format,
     parse_object,
     seal,
     seal_line,
@@ -133,8 +134,9 @@ class RunRecord:
         """
         with translate_parse_errors("run.json"):
             data = JsonObject.from_value(value)
-            if data.number("format") not in (_FORMAT_WITHOUT_CHECKSUMS, FORMAT):
-                raise MalformedJson(f"format {data.get('format')} was written by a newer release")
+            check_format(
+                data.number("format", minimum=1), FORMAT, subject=f"The run {data.get('id')!r}"
+            )
             state = data.text("state")
             if state not in get_args(State):
                 raise data.wrong_type_error("state", f"one of {', '.join(get_args(State))}")

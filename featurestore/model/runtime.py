@@ -1,13 +1,14 @@
-"""Limits of this process: the time limit of the current call, and the usable processor cores.
+"""This process: the time limit of the current call, the usable cores, the user, and forks.
 
 Python loops check the time limit: in parsing, planning, unpacking and rendering.
 """
 
 from __future__ import annotations
 
+import getpass
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -81,6 +82,26 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def call_after_fork(function: Callable[[], None]) -> None:
+    """Call a function in every child that this process creates with ``fork``."""
+    # Windows has no ``fork``.
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)
+
+
+def user_name() -> str:
+    """Return the operating system account that runs this process.
+
+    >>> user_name() != ""
+    True
+    """
+    try:
+        return getpass.getuser()
+    except (ImportError, KeyError, OSError):
+        # A container may run with a user id that has no name. Windows has no user ids.
+        return str(os.getuid()) if hasattr(os, "getuid") else "unknown"
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any, overload
 from urllib.parse import parse_qsl, urlsplit
 
 from featurestore.errors import InvalidArgument
+from featurestore.model import display
 from featurestore.model.arguments import with_suggestions
 from featurestore.model.names import check_name, check_rename, parse_secret
 
@@ -39,6 +40,8 @@ class SourceSpec:
     options: Mapping[str, str] = field(default_factory=dict)
     description: str = ""
     created: int = 0
+
+    __repr__ = display.record_repr
 
     def to_json(self) -> dict[str, Any]:
         """Convert the registration to a JSON object, the inverse of ``from_text``."""
@@ -166,6 +169,8 @@ class SourceInput:
     time: str | None = None
     rename: str | None = None
 
+    __repr__ = display.record_repr
+
     def to_json(self) -> dict[str, Any]:
         """Convert the input to a JSON object, the inverse of ``from_json``."""
         # ``rename`` was added later: without it, the hash of a job stays the same.
@@ -239,6 +244,8 @@ class SourceRead:
     quarantined: int = 0
     bad_rows: tuple[Any, ...] = ()
 
+    __repr__ = display.record_repr
+
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the read, for commits and lineage."""
         data: dict[str, Any] = {
@@ -286,6 +293,8 @@ class SourceTable:
     name: str
     readable: bool = True
 
+    __repr__ = display.record_repr
+
 
 @dataclass(frozen=True)
 class SourceReport:
@@ -307,6 +316,8 @@ class SourceReport:
     dialect: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
+
+    __repr__ = display.record_repr
 
     @property
     def ok(self) -> bool:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from featurestore.errors import FeatureNotFound, listing
-from featurestore.model.json_object import translate_parse_errors
+from featurestore.model import display
+from featurestore.model.json_object import check_format, translate_parse_errors
 from featurestore.model.roles import Role
 
 STATISTICS_FORMAT = 1
@@ -91,6 +92,8 @@ class ColumnStatistics:
     histogram: Histogram | None = field(default=None, repr=False)
     sampled: int | None = None
 
+    __repr__ = display.record_repr
+
     @property
     def missing(self) -> int:
         """The number of nulls and NaN."""
@@ -136,6 +139,8 @@ class Correlations:
     columns: tuple[str, ...]
     matrix: tuple[tuple[float | None, ...], ...] = field(repr=False)
     sampled: bool = False
+
+    __repr__ = display.record_repr
 
     def value(self, left: str, right: str) -> float | None:
         """Return the correlation of two columns.
@@ -264,12 +269,16 @@ class Statistics:
 
         Raises:
             MalformedJson: The JSON object is invalid.
+            FormatTooNew: A newer release wrote the statistics.
 
         >>> statistics = store.get_featuregroup_statistics("weather")
         >>> Statistics.from_json(statistics.to_json()) == statistics
         True
         """
         with translate_parse_errors("statistics"):
+            check_format(
+                data.get("format"), STATISTICS_FORMAT, subject="A JSON object of statistics"
+            )
             return cls(
                 rows=data["rows"],
                 columns=tuple(map(_column_from_json, data["columns"])),

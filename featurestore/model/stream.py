@@ -12,6 +12,7 @@ import pyarrow as pa
 from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidJob, did_you_mean, listing
+from featurestore.model import display
 from featurestore.model.names import check_name
 from featurestore.model.times import format_duration, parse_duration
 
@@ -71,6 +72,8 @@ class StreamSpec:
     mode: str = "append"
     most_bad: float = 0.5
     renames: Mapping[str, str] = field(default_factory=dict)
+
+    __repr__ = display.record_repr
 
     @property
     def value_schema(self) -> pa.Schema:

@@ -80,7 +80,9 @@ def parse_moment(
     if value.tzinfo is None:
         if warn:
             warn_caller(
-                f"{argument}={value} has no time zone and is interpreted as UTC", NaiveTimeWarning
+                f"{argument}={value} has no time zone and is interpreted as UTC",
+                NaiveTimeWarning,
+                once=True,
             )
         return value.replace(tzinfo=UTC)
     try:

@@ -9,6 +9,7 @@ from datetime import date, datetime
 from typing import Any
 
 from featurestore.model import display
+from featurestore.model.json_object import check_format
 
 REPORT_FORMAT = 1
 
@@ -30,6 +31,8 @@ class ExpectationResult:
     samples: tuple[Mapping[str, Any], ...] = ()
     message: str = ""
     warning: bool = False
+
+    __repr__ = display.record_repr
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class ValidationReport:
     delta_version: int | None = None
     run_id: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+
+    __repr__ = display.record_repr
 
     @property
     def success(self) -> bool:
@@ -137,6 +142,7 @@ class ValidationReport:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ValidationReport:
         """Parse the output of ``to_json``; sample values keep their JSON representation."""
+        check_format(data.get("format"), REPORT_FORMAT, subject="The validation report")
         return cls(
             name=data["name"],
             version=data["version"],

@@ -252,6 +252,15 @@ def roles_on(connection: Connection, group: str) -> dict[str, str]:
     }
 
 
+def all_group_roles(connection: Connection) -> dict[str, dict[str, str]]:
+    """Return the roles on all groups: role by user, by group."""
+    query = sa.select(group_roles).order_by(group_roles.c.featuregroup, group_roles.c.username)
+    roles: dict[str, dict[str, str]] = {}
+    for row in connection.execute(query):
+        roles.setdefault(str(row.featuregroup), {})[str(row.username)] = str(row.role)
+    return roles
+
+
 def set_private(connection: Connection, group: str, is_private: bool) -> None:
     """Make a group private, so that only users with a role on it can read it, or public."""
     connection.execute(private_groups.delete().where(private_groups.c.featuregroup == group))

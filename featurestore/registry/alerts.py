@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from featurestore.model import times
+from featurestore.model import display, times
 from featurestore.model.alert import Alert, Channel, Event
 from featurestore.model.times import from_micros, to_micros
 from featurestore.registry.rows import translate_parse_errors
@@ -42,6 +42,8 @@ class Outgoing:
     delivered: datetime | None
     error: str | None
     _message: str
+
+    __repr__ = display.record_repr
 
     @property
     def alert(self) -> Alert:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from featurestore.model.runtime import user_name
 from featurestore.model.times import from_micros, to_micros, utc_now
 from featurestore.registry.rows import translate_parse_errors
 from featurestore.registry.tables import audit_log, contains_text
@@ -30,12 +29,7 @@ class Actor:
 
 def process_actor(how: str) -> Actor:
     """Return the actor for this process: the operating system account that runs it."""
-    try:
-        name = getpass.getuser()
-    except (KeyError, OSError):
-        # A container may run with a user id that has no name.
-        name = str(os.getuid())
-    return Actor(name, how)
+    return Actor(user_name(), how)
 
 
 @dataclass(frozen=True)

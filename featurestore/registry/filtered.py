@@ -89,12 +89,14 @@ VISIBLE_ROWS = {
     "incidents": _JOB.format("job"),
     "stream_offsets": _JOB.format("job"),
     "stream_progress": _JOB.format("job"),
-    # Rows about sources and live processes reveal no features.
+    # Rows about sources, online stores and live processes reveal no features.
     "sources": EVERYTHING,
+    "online_stores": EVERYTHING,
     "owners": EVERYTHING,
     # The addresses of alert channels may contain tokens. Only admins, who use the unfiltered
     # registry, see users, roles and the audit log.
     "alert_channels": NOTHING,
+    "project_definitions": NOTHING,
     "outbox": NOTHING,
     "users": NOTHING,
     "tokens": NOTHING,

@@ -29,8 +29,8 @@ class Intent:
 
     ``kind`` is "create", "write" or "delete" for a feature group, "reclaim" for its vacuum and
     while a deletion checks for readers, "export" or "remove" for a training dataset, "define" or
-    "undefine" for a feature view, "enter" or "leave" for a registered model, and "stage" for rows
-    that are only in the staging directory.
+    "undefine" for a feature view, "enter" or "leave" for a registered model, "apply" for a
+    project that is being applied, and "stage" for rows that are only in the staging directory.
     """
 
     run_id: str

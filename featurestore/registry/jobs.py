@@ -18,10 +18,13 @@ from featurestore.model.job import JobSpec
 from featurestore.model.times import to_micros
 from featurestore.registry.rows import to_column, to_time, translate_parse_errors
 from featurestore.registry.tables import (
+    incidents,
     job_definitions,
     job_states,
+    runs,
     stream_offsets,
     stream_progress,
+    windows,
 )
 
 
@@ -34,6 +37,8 @@ class RegisteredJob:
     origin: str
     paused: bool
     watermark: datetime | None
+
+    __repr__ = display.record_repr
 
     @property
     def state(self) -> str:
@@ -86,6 +91,14 @@ def register(
         )
     )
     return version
+
+
+def remove(connection: Connection, name: str) -> None:
+    """Remove the definitions, the state and the runs of a job."""
+    tables_of_runs = (runs, windows, incidents, stream_offsets, stream_progress)
+    columns = [job_definitions.c.name, job_states.c.name, *[each.c.job for each in tables_of_runs]]
+    for column in columns:
+        connection.execute(sa.delete(column.table).where(column == name))
 
 
 def get(connection: Connection, name: str) -> RegisteredJob:
@@ -240,6 +253,8 @@ class PartitionOffset:
     lag: int | None
     recorded: datetime | None
 
+    __repr__ = display.record_repr
+
 
 @dataclass(frozen=True)
 class StreamStatus:
@@ -251,6 +266,8 @@ class StreamStatus:
     last_commit: datetime | None = None
     polled: datetime | None = None
     offsets: tuple[PartitionOffset, ...] = ()
+
+    __repr__ = display.record_repr
 
     def summary(self) -> dict[str, object]:
         """Return the values to print."""

@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from featurestore.model import display
 from featurestore.model.window_features import WindowLineage
 from featurestore.registry import search_documents
 from featurestore.registry.rows import translate_parse_errors
@@ -46,6 +47,8 @@ class LineageEdge:
     source_version: int | None
     source_delta_version: int | None
     detail: Mapping[str, Any] | None = None
+
+    __repr__ = display.record_repr
 
 
 def add(

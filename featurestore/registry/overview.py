@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -352,6 +352,24 @@ def newest_windows(connection: Connection, job: str, *, limit: int) -> list[tupl
         window = Window(from_micros(row.window_start), from_micros(row.window_end))
         newest.append((window, str(row.state)))
     return newest
+
+
+def count_computed_windows(connection: Connection, jobs: Sequence[str]) -> dict[str, int]:
+    """Return the number of windows that each job has computed."""
+    query = (
+        sa.select(windows.c.job, sa.func.count().label("number"))
+        .where(windows.c.job.in_(jobs), windows.c.state == "done")
+        .group_by(windows.c.job)
+    )
+    return {str(row.job): int(row.number) for row in connection.execute(query)}
+
+
+def read_owners(
+    connection: Connection, kind: str, names: Sequence[str]
+) -> dict[tuple[str, int], str]:
+    """Return the tag ``owner`` of groups or datasets by name and version."""
+    query = sa.select(tags).filter(tags.c.kind == kind, tags.c.key == OWNER, tags.c.name.in_(names))
+    return {(str(row.name), int(row.version)): str(row.value) for row in connection.execute(query)}
 
 
 def failed_validations(connection: Connection, *, limit: int = 20) -> list[FailedValidation]:

@@ -49,6 +49,8 @@ class Run:
     hint: str | None = None
     log: str | None = None
 
+    __repr__ = display.record_repr
+
     @property
     def seconds(self) -> float | None:
         """The duration of the run in seconds."""
@@ -112,7 +114,9 @@ def begin(connection: Connection, run: Run) -> None:
             inputs=json.dumps(run.inputs),
             started=to_micros(times.utc_now()),
             # The path is relative, so that a store can be moved.
-            log=None if run.log is None else os.path.relpath(run.log, location_of(connection)),
+            log=None
+            if run.log is None
+            else os.path.relpath(run.log, location_of(connection)).replace(os.sep, "/"),
         )
     )
 

@@ -30,6 +30,7 @@ _NAME_COLUMNS = {
     "experiments": tables.experiment_runs.c.name,
     "runs": tables.experiment_runs.c.id,
     "sources": tables.sources.c.name,
+    "online stores": tables.online_stores.c.name,
     "alert channels": tables.alert_channels.c.name,
     "users": tables.users.c.name,
 }

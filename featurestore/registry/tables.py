@@ -132,6 +132,14 @@ sources = Table(
     Column("spec", Text, nullable=False),
 )
 
+# Registered online stores: kind, URI and secret reference.
+online_stores = Table(
+    "online_stores",
+    metadata,
+    Column("name", String(63), primary_key=True),
+    Column("spec", Text, nullable=False),
+)
+
 training_datasets = Table(
     "training_datasets",
     metadata,
@@ -222,6 +230,18 @@ job_definitions = Table(
     Column("spec", Text, nullable=False),
     Column("origin", Text, nullable=False),
     Column("registered", BigInteger, nullable=False),
+)
+
+# The owner mark of each version that ``apply`` created; objects without versions have version 1.
+project_definitions = Table(
+    "project_definitions",
+    metadata,
+    Column("kind", String(32), primary_key=True),
+    Column("name", String(63), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("project", String(63), nullable=False),
+    Column("created", BigInteger, nullable=False),
+    Index("ix_project_definitions_project", "project"),
 )
 
 # The state of a job, and the owner of its lease.

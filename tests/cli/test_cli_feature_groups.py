@@ -145,7 +145,7 @@ def test_fg_explain_window_shows_counted_rows(run: Run, location: str) -> None:
     assert document["value"] == 21.5
     assert [row["speed"] for row in document["rows"]] == [9.0, 12.5]
     for text, actual in (
-        ("gusts.speed|total|36h", "'sum'"),
+        ("gusts.speed|summ|36h", "'sum'"),
         ("weather.temp|sum|36h", "not of 'gusts'"),
         ("gusts.speed", "group.column|sum|7d"),
     ):

@@ -29,6 +29,7 @@ def upgrade() -> None:
     _create_models()
     _create_monitor_acceptances()
     _create_monitor_results()
+    _create_online_stores()
     _create_outbox()
     _create_owners()
     _create_private_groups()
@@ -254,6 +255,15 @@ def _create_monitor_results() -> None:
         sa.PrimaryKeyConstraint("monitor", "window_start", "window_end"),
     )
     op.create_index("ix_monitor_results_end", "monitor_results", ["monitor", "window_end"])
+
+
+def _create_online_stores() -> None:
+    op.create_table(
+        "online_stores",
+        sa.Column("name", sa.String(63), nullable=False),
+        sa.Column("spec", sa.Text, nullable=False),
+        sa.PrimaryKeyConstraint("name"),
+    )
 
 
 def _create_outbox() -> None:

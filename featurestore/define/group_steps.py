@@ -1,0 +1,217 @@
+"""Comparison of feature group definitions with a store.
+
+A group evolves in place if its rows fit the definition: descriptions, tags, new columns and wider
+decimals. Other differences need the next version, which the definition names, because rows are
+never rewritten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.arrow.fitting import can_widen
+from featurestore.define.definitions import Definition, GroupContent
+from featurestore.define.steps import DRAFT_TABLE, Draft, Step
+from featurestore.delta import commits
+from featurestore.delta.log import latest_version
+from featurestore.errors import DefinitionMismatch
+from featurestore.featuregroups.definition import (
+    build_spec,
+    check_descriptions,
+    definition_differences,
+)
+from featurestore.featuregroups.discovery import write_group_metadata
+from featurestore.featuregroups.schema_change import widen_table
+from featurestore.featuregroups.table import OpenGroup, open_group, open_stored
+from featurestore.featuregroups.write import Write, create, insert, next_version
+from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.project import PlannedChange
+from featurestore.recovery.in_flight import in_flight
+from featurestore.registry import featuregroups
+from featurestore.session import Session
+from featurestore.sources.frame import source_schema
+from featurestore.sources.registration import get as get_source
+
+
+@dataclass(frozen=True)
+class Evolution:
+    """The in-place change of a group: its new columns, its schema and its metadata."""
+
+    added: tuple[pa.Field, ...]
+    spec: FeatureGroupSpec
+    meta: commits.Meta
+
+
+def compare_group(draft: Draft, definition: Definition, position: str) -> Step | None:
+    """Return the step that creates a feature group, or changes it in place.
+
+    Raises:
+        DefinitionMismatch: The definition needs the next version; the hint is the line to add.
+    """
+    content = definition.content
+    assert isinstance(content, GroupContent)
+    with draft.session.registry.reading() as connection:
+        registered = featuregroups.find(connection, definition.name, content.version)
+        latest = featuregroups.latest_version(connection, definition.name)
+    if registered is None:
+        return plan_creation(draft, definition, content, position)
+    group = open_group(draft.session, definition.name, registered.version)
+    evolution = find_evolution(group, content, next_version=max(latest, registered.version) + 1)
+    details = describe_evolution(group, evolution)
+    if not details:
+        return None
+    with draft.session.registry.transaction() as connection:
+        featuregroups.advance(
+            connection,
+            definition.name,
+            registered.version,
+            delta_version=registered.delta_version,
+            spec=evolution.spec,
+        )
+    change = PlannedChange(
+        "change",
+        definition.kind,
+        definition.name,
+        version=registered.version,
+        details=tuple(details),
+        position=position,
+    )
+    return Step(change, lambda session: evolve(session, evolution))
+
+
+def plan_creation(
+    draft: Draft, definition: Definition, content: GroupContent, position: str
+) -> Step:
+    """Return the step that creates a version of a group without rows."""
+    name = definition.name
+    version = content.version or next_version(draft.session, name)
+    schema = content.schema
+    if schema is None:
+        assert content.declared.external is not None
+        assert content.query is not None
+        source = get_source(draft.session, content.declared.external.source)
+        schema = source_schema(draft.session, source, content.query)
+    spec = build_spec(content.declared, name=name, version=version, schema=schema)
+    with draft.session.registry.transaction() as connection:
+        featuregroups.add(connection, spec, table_id=DRAFT_TABLE, delta_version=0)
+    change = PlannedChange(
+        "create",
+        definition.kind,
+        name,
+        version=version,
+        details=(f"columns {', '.join(schema.names)}",),
+        position=position,
+    )
+    # There are no rows to validate.
+    write = Write(validation="off")
+
+    def run(session: Session) -> None:
+        create(
+            session,
+            schema.empty_table(),
+            name,
+            declared=content.declared,
+            version=version,
+            write=write,
+        )
+
+    return Step(change, run)
+
+
+def find_evolution(group: OpenGroup, content: GroupContent, *, next_version: int) -> Evolution:
+    """Return the change that brings a group in step with its definition.
+
+    Raises:
+        DefinitionMismatch: The definition needs another version.
+    """
+    stored, declared = group.spec, content.declared
+    schema = stored.schema if content.schema is None else content.schema
+    schema = with_stored_decimals(schema, stored.schema)
+    added = tuple(field for field in schema if field.name not in stored.schema.names)
+    evolved = stored.with_wider_decimals(
+        pa.schema([field for field in schema if is_wider_decimal(field, stored.schema)])
+    ).with_columns(added)
+    declared_spec = build_spec(declared, name=stored.name, version=stored.version, schema=schema)
+    # A job that writes the group may have created it.
+    declared_spec = replace(declared_spec, job=stored.job)
+    differences = definition_differences(evolved, declared_spec, declared.types)
+    # The columns of a renamed query have other names in the source.
+    query = content.query
+    if query is not None and query.columns is not None and not query.options:
+        columns, names = list(query.columns), stored.schema.names
+        differences += [f"columns: stored {names}, declared {columns}"] * (
+            set(columns) != set(names)
+        )
+    if differences:
+        raise DefinitionMismatch(
+            f"Feature group {stored.name!r} version {stored.version} cannot change in place: "
+            f"{'; '.join(differences)}.",
+            hint=f"version={next_version} in the definition creates the next version without rows",
+        )
+    meta = commits.Meta(
+        description=declared.description,
+        tags=dict(declared.tags),
+        features=check_descriptions(declared.descriptions or {}, schema.names),
+    )
+    return Evolution(added, evolved, meta)
+
+
+def with_stored_decimals(schema: pa.Schema, stored: pa.Schema) -> pa.Schema:
+    """Return a schema with the decimals of a group that its writes have widened."""
+    fields = []
+    for field in schema:
+        stored_type = field.type
+        if field.name in stored.names:
+            stored_type = stored.field(field.name).type
+        is_widened = pat.is_decimal(stored_type) and can_widen(field.type, stored_type)
+        fields.append(
+            field.with_type(stored_type) if is_widened and pat.is_decimal(field.type) else field
+        )
+    return pa.schema(fields)
+
+
+def is_wider_decimal(field: pa.Field, stored: pa.Schema) -> bool:
+    """Return whether a column is a decimal that is wider than in the stored schema."""
+    if field.name not in stored.names or not pat.is_decimal(field.type):
+        return False
+    stored_type = stored.field(field.name).type
+    return pat.is_decimal(stored_type) and can_widen(stored_type, field.type)
+
+
+def describe_evolution(group: OpenGroup, evolution: Evolution) -> list[str]:
+    """Describe the change of a group."""
+    details = [f"new column {field.name} ({field.type})" for field in evolution.added]
+    for field in group.spec.schema:
+        wider_type = evolution.spec.schema.field(field.name).type
+        if wider_type != field.type:
+            details.append(f"column {field.name}: {field.type} becomes {wider_type}")
+    stored, declared = commits.meta_of(group.state), evolution.meta
+    if stored.description != declared.description:
+        details.append("another description")
+    if dict(stored.features) != dict(declared.features):
+        details.append("other descriptions of features")
+    if dict(stored.tags) != dict(declared.tags):
+        details.append(f"tags: {dict(stored.tags)} becomes {dict(declared.tags)}")
+    return details
+
+
+def evolve(session: Session, evolution: Evolution) -> None:
+    """Change a group in place; each step can be repeated after a crash."""
+    spec = evolution.spec
+    name, version = spec.name, spec.version
+    group = open_group(session, name, version)
+    if spec.external is None:
+        group = open_stored(session, name, version, to="change the columns")
+        with in_flight(session, kind="write", name=name, version=version) as run:
+            widen_table(session, group, spec)
+            run.committed_version = latest_version(group.path)
+            run.registered = True
+    if any(field.name not in group.spec.schema.names for field in evolution.added):
+        write = Write(schema_change="add", validation="off")
+        insert(session, spec.schema.empty_table(), name, version=version, write=write)
+    group = open_group(session, name, version)
+    if commits.meta_of(group.state) != evolution.meta:
+        write_group_metadata(session, group, evolution.meta)

@@ -1,0 +1,157 @@
+"""The plan of a project: all definitions of a folder, compared with a store.
+
+Definitions are compared in the order of their dependencies, each against a draft of the registry
+that contains the earlier ones. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from featurestore import config
+from featurestore.define.definitions import Definition, JobContent
+from featurestore.define.group_steps import compare_group
+from featurestore.define.loading import Project, Refusal, load_project, refuse
+from featurestore.define.removal import plan_removals
+from featurestore.define.steps import (
+    Draft,
+    Step,
+    compare_channel,
+    compare_job,
+    compare_source,
+    compare_view,
+)
+from featurestore.errors import DefinitionMismatch, FeatureStoreError, InvalidArgument
+from featurestore.model.names import check_name
+from featurestore.model.project import (
+    CHANNEL,
+    GROUP,
+    JOB,
+    KINDS,
+    SOURCE,
+    VIEW,
+    PlannedChange,
+    ProjectPlan,
+    format_object,
+)
+from featurestore.registry import jobs, projects
+from featurestore.registry.projects import OwnerMark, draft
+from featurestore.session import Session
+
+_PROJECT_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_COMPARISONS: Mapping[str, Callable[[Draft, Definition, str], Step | None]] = {
+    SOURCE: compare_source,
+    CHANNEL: compare_channel,
+    GROUP: compare_group,
+    VIEW: compare_view,
+    JOB: compare_job,
+}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan with the functions that apply it, and marks of objects that no longer exist."""
+
+    project: str
+    steps: tuple[Step, ...]
+    removals: tuple[Step, ...]
+    stale_marks: tuple[OwnerMark, ...]
+
+    @property
+    def plan(self) -> ProjectPlan:
+        """The plan as data."""
+        return ProjectPlan(
+            self.project,
+            tuple(step.change for step in self.steps),
+            tuple(step.change for step in self.removals),
+        )
+
+
+def plan_folder(
+    session: Session, folder: str | os.PathLike[str], *, project: str | None = None
+) -> ProjectPlan:
+    """Return the changes that ``apply`` would make, without making them."""
+    # A served store is refused before any file is executed.
+    with session.registry.reading():
+        pass
+    loaded = load_project(folder)
+    return plan_project(session, loaded, choose_project_name(loaded, project)).plan
+
+
+def choose_project_name(loaded: Project, name: str | None) -> str:
+    """Return the name of a project: the argument, featurestore.toml, or the name of its folder."""
+    name = name or config.resolve().project
+    if name is not None:
+        return check_name(name, noun="project")
+    folder = os.path.basename(os.path.dirname(loaded.folder)).lower()
+    derived = re.sub(r"[^a-z0-9_]+", "_", folder).strip("_")
+    if not _PROJECT_NAME.fullmatch(derived):
+        raise InvalidArgument(
+            f"The project at {loaded.folder!r} has no name.",
+            hint='project = "demand" in featurestore.toml',
+        )
+    return derived
+
+
+def plan_project(session: Session, loaded: Project, project: str) -> Planned:
+    """Compare all definitions with the store; raise DefinitionsRefused for those it refuses."""
+    steps, refusals = [], []
+    with draft(session.registry) as registry:
+        draft_session = replace(session, registry=registry)
+        targets = {
+            each.content.job.spec.target
+            for each in loaded.definitions
+            if isinstance(each.content, JobContent)
+        }
+        with registry.reading() as connection:
+            targets |= {job.spec.target for job in jobs.list_all(connection)}
+            marks = projects.marks(connection, project)
+        defined = {(each.kind, each.name) for each in loaded.definitions}
+        dropped = [mark for mark in marks if (mark.kind, mark.name) not in defined]
+        for definition in sort_by_dependency(loaded.definitions):
+            position = loaded.position(definition)
+            try:
+                check_owner(draft_session, definition, project)
+                compare = _COMPARISONS[definition.kind]
+                step = compare(Draft(draft_session, targets), definition, position)
+            except FeatureStoreError as error:
+                refusals.append(Refusal(position, error.message, error.hint))
+            else:
+                steps += [step] if step is not None else []
+        if refusals:
+            raise refuse(refusals)
+        # The draft now contains the changed jobs and views, which removals may break.
+        removals = plan_removals(draft_session, dropped)
+    existing = {mark_of(step.change) for step in removals}
+    stale_marks = tuple(mark for mark in dropped if mark not in existing)
+    return Planned(project, tuple(steps), tuple(removals), stale_marks)
+
+
+def sort_by_dependency(definitions: Sequence[Definition]) -> list[Definition]:
+    """Return definitions in the order of their dependencies."""
+
+    def key(definition: Definition) -> tuple[int, str, int]:
+        version = getattr(definition.content, "version", None)
+        return KINDS.index(definition.kind), definition.name, version or 0
+
+    return sorted(definitions, key=key)
+
+
+def check_owner(session: Session, definition: Definition, project: str) -> None:
+    """Raise an error if another project created an object."""
+    with session.registry.reading() as connection:
+        owner = projects.owner(connection, definition.kind, definition.name)
+    if owner not in (None, project):
+        title = format_object(definition.kind, definition.name, None)
+        raise DefinitionMismatch(
+            f"The {title} belongs to the project {owner!r}, and this is the project {project!r}.",
+            hint=f"choose another name, or project={owner!r} if it is the same project",
+        )
+
+
+def mark_of(change: PlannedChange) -> OwnerMark:
+    """Return the owner mark of the object that a change creates or removes."""
+    return OwnerMark(change.kind, change.name, change.version or 1)

@@ -1,0 +1,212 @@
+"""Removal of objects that a project created: what breaks, by lineage, and the removal itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from sqlalchemy.engine import Connection
+
+from featurestore.alerts.channels import remove_channel
+from featurestore.define.loading import Refusal, refuse
+from featurestore.define.steps import Step
+from featurestore.featuregroups.maintenance import delete_group
+from featurestore.model.job import JobSpec
+from featurestore.model.names import parse_group_reference
+from featurestore.model.project import (
+    CHANNEL,
+    GROUP,
+    JOB,
+    SOURCE,
+    VERSIONED,
+    VIEW,
+    PlannedChange,
+    format_object,
+)
+from featurestore.recovery.liveness import hold_job_lease
+from featurestore.recovery.pins import find_pinning_datasets
+from featurestore.registry import alerts, featuregroups, jobs, sources
+from featurestore.registry.artifacts import feature_views
+from featurestore.registry.projects import OwnerMark
+from featurestore.session import Session
+from featurestore.sources import registration
+from featurestore.views import definition as views
+
+
+def plan_removals(session: Session, marks: Collection[OwnerMark]) -> list[Step]:
+    """Return the steps that remove objects, in order, without those that no longer exist."""
+    steps = []
+    removed = set(marks)
+    # Objects are removed before those that they refer to.
+    for kind in (JOB, VIEW, GROUP, CHANNEL, SOURCE):
+        for mark in sorted(removed, key=lambda each: (each.name, -each.version)):
+            if mark.kind == kind and exists(session, mark):
+                steps.append(plan_removal(session, mark, removed))
+    return steps
+
+
+def exists(session: Session, mark: OwnerMark) -> bool:
+    """Return whether an object exists in the store."""
+    with session.registry.reading() as connection:
+        if mark.kind == GROUP:
+            return featuregroups.find(connection, mark.name, mark.version) is not None
+        if mark.kind == VIEW:
+            return mark.version in feature_views.versions(connection, mark.name)
+        if mark.kind == JOB:
+            return jobs.find(connection, mark.name) is not None
+        if mark.kind == SOURCE:
+            return mark.name in sources.names(connection)
+        return mark.name in [each.name for each in alerts.channels(connection)]
+
+
+def plan_removal(session: Session, mark: OwnerMark, removed: Collection[OwnerMark]) -> Step:
+    """Return the step that removes one object."""
+    with session.registry.reading() as connection:
+        breaks = tuple(_BREAKS[mark.kind](connection, mark, removed))
+    blockers: tuple[str, ...] = ()
+    if mark.kind == GROUP:
+        blockers = tuple(find_blockers(session, mark, removed))
+    change = PlannedChange(
+        "remove",
+        mark.kind,
+        mark.name,
+        version=mark.version if mark.kind in VERSIONED else None,
+        breaks=breaks,
+        blockers=blockers,
+    )
+    return Step(change, lambda store: _REMOVALS[mark.kind](store, mark))
+
+
+# -- consequences ---------------------------------------------------------------------------------
+
+
+def find_blockers(
+    session: Session, mark: OwnerMark, removed: Collection[OwnerMark]
+) -> Iterator[str]:
+    """Yield the views and training datasets because of which a group cannot be deleted."""
+    with session.registry.reading() as connection:
+        for view in feature_views.views_reading(connection, mark.name, mark.version):
+            if OwnerMark(VIEW, view.name, view.version) not in removed:
+                yield format_object(VIEW, view.name, view.version)
+    for dataset in find_pinning_datasets(session, mark.name, mark.version):
+        yield f"training dataset {dataset.dataset!r} version {dataset.dataset_version}"
+
+
+def _remaining_jobs(connection: Connection, removed: Collection[OwnerMark]) -> Iterator[JobSpec]:
+    names = {mark.name for mark in removed if mark.kind == JOB}
+    for job in jobs.list_all(connection):
+        if job.spec.name not in names:
+            yield job.spec
+
+
+def breaks_of_group(
+    connection: Connection, mark: OwnerMark, removed: Collection[OwnerMark]
+) -> Iterator[str]:
+    """Yield the jobs that read or write a group."""
+    for spec in _remaining_jobs(connection, removed):
+        if mark.name in _groups_read(spec):
+            yield f"job {spec.name!r}, which reads it"
+        elif spec.target == mark.name and spec.fills_group:
+            yield f"job {spec.name!r}, which writes it"
+
+
+def breaks_of_view(
+    connection: Connection, mark: OwnerMark, removed: Collection[OwnerMark]
+) -> Iterator[str]:
+    """Yield the jobs that publish a view, and the training datasets created from it."""
+    for spec in _remaining_jobs(connection, removed):
+        if mark.name in [target.view for target in spec.publishes]:
+            yield f"job {spec.name!r}, which publishes it"
+    for name, version in feature_views.datasets_of(connection, mark.name, mark.version):
+        yield f"the recomputation of training dataset {name!r} version {version}"
+
+
+def breaks_of_job(
+    connection: Connection, mark: OwnerMark, removed: Collection[OwnerMark]
+) -> Iterator[str]:
+    """Yield the group that a job computes, and the readers of this group."""
+    job = jobs.get(connection, mark.name).spec
+    groups = {each.name for each in removed if each.kind == GROUP}
+    if not job.fills_group or job.target in groups:
+        return
+    if featuregroups.find(connection, job.target) is None:  # the job has not run yet
+        return
+    yield f"feature group {job.target!r}, which is no longer computed"
+    for view in feature_views.views_reading(connection, job.target):
+        if OwnerMark(VIEW, view.name, view.version) not in removed:
+            yield f"{format_object(VIEW, view.name, view.version)}, which reads {job.target!r}"
+    for spec in _remaining_jobs(connection, removed):
+        if job.target in _groups_read(spec):
+            yield f"job {spec.name!r}, which reads {job.target!r}"
+
+
+def breaks_of_channel(
+    connection: Connection, mark: OwnerMark, removed: Collection[OwnerMark]
+) -> Iterator[str]:
+    """Yield the jobs that send alerts to a channel."""
+    for spec in _remaining_jobs(connection, removed):
+        if mark.name in spec.alert:
+            yield f"the alerts of job {spec.name!r}"
+
+
+def breaks_of_source(
+    connection: Connection, mark: OwnerMark, removed: Collection[OwnerMark]
+) -> Iterator[str]:
+    """Yield the external groups over a source, and the jobs that read it."""
+    for group in featuregroups.list_all(connection):
+        external = group.spec.external
+        is_removed = OwnerMark(GROUP, group.name, group.version) in removed
+        if external is not None and external.source == mark.name and not is_removed:
+            yield f"external {format_object(GROUP, group.name, group.version)}"
+    for spec in _remaining_jobs(connection, removed):
+        read_sources = [each.source for each in spec.sources.values()]
+        if spec.stream is not None:
+            read_sources.append(spec.stream.source)
+        if mark.name in read_sources:
+            yield f"job {spec.name!r}, which reads it"
+
+
+def _groups_read(spec: JobSpec) -> set[str]:
+    """Return the names of the groups that a job reads or monitors."""
+    references = [each for each in spec.inputs.values() if "/" not in each and ":" not in each]
+    if spec.watched is not None:
+        references.append(spec.watched.featuregroup)
+    return {parse_group_reference(each)[0] for each in references}
+
+
+_BREAKS: Mapping[str, Callable[[Connection, OwnerMark, Collection[OwnerMark]], Iterator[str]]] = {
+    SOURCE: breaks_of_source,
+    CHANNEL: breaks_of_channel,
+    GROUP: breaks_of_group,
+    VIEW: breaks_of_view,
+    JOB: breaks_of_job,
+}
+
+
+def check_blockers(steps: Sequence[Step]) -> None:
+    """Raise an error if an object cannot be removed, because others read it."""
+    refusals = [
+        Refusal(str(step.change), f"{', '.join(step.change.blockers)} must be removed before")
+        for step in steps
+        if step.change.blockers
+    ]
+    if refusals:
+        raise refuse(refusals)
+
+
+# -- removal --------------------------------------------------------------------------------------
+
+
+def remove_job(session: Session, mark: OwnerMark) -> None:
+    """Remove a job and its runs, unless it is running."""
+    # A job that is running would record its result after the removal.
+    with hold_job_lease(session, mark.name), session.registry.transaction() as connection:
+        jobs.remove(connection, mark.name)
+
+
+_REMOVALS: Mapping[str, Callable[[Session, OwnerMark], None]] = {
+    SOURCE: lambda session, mark: registration.remove(session, mark.name),
+    CHANNEL: lambda session, mark: remove_channel(session, mark.name),
+    GROUP: lambda session, mark: delete_group(session, mark.name, version=mark.version),
+    VIEW: lambda session, mark: views.remove(session, mark.name, mark.version),
+    JOB: remove_job,
+}

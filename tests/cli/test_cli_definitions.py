@@ -1,0 +1,120 @@
+"""Commands that change a store: definition files, deletion of groups, stages of models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import featurestore
+from featurestore.errors import FeatureViewWarning
+from tests.cli.test_cli_feature_groups import DAY
+
+VIEW = """
+name = "trips"
+features = ["weather.temp"]
+labels = "questions"
+label = "late"
+label_time = "t"
+
+[transformations]
+temp = "clip(0, high=1.0) | standardize()"
+"""
+DATASET = """
+name = "trips"
+view = "trips@v1"
+data_format = "parquet"
+key = ["id"]
+
+[splits]
+train = 0.5
+test = 0.5
+"""
+TIME_SPLIT = """
+name = "by_day"
+featuregroup = "questions"
+key = "id"
+data_format = "csv"
+
+[splits]
+column = "t"
+past = ["", "2024-01-02T00:00Z"]
+rest = ["2024-01-02T00:00Z", ""]
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, command_line: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a command on a store with labels and weather; return its JSON, or its error message."""
+    location = str(tmp_path / "store")
+    with featurestore.connect(location) as store:
+        weather = pa.table({"origin": ["JFK", "LGA"], "t": [DAY] * 2, "temp": [0.5, 1.5]})
+        store.create_featuregroup(weather, "weather", primary_key="origin", event_time="t")
+        labels = {"id": [*range(20)], "origin": ["JFK", "LGA"] * 10, "t": [DAY] * 20}
+        labels["late"] = [0, 1] * 10
+        store.create_featuregroup(pa.table(labels), "questions", primary_key="id", event_time="t")
+
+    def call(*words: str, code: int = 0) -> Any:
+        printed = command_line("--location", location, *words, "--output", "json", code=code)
+        return json.loads(printed.out) if code == 0 else printed.err
+
+    return call
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_definition_files_create_view_and_datasets(run: Callable[..., Any], tmp_path: Path) -> None:
+    view = run("fv", "create", write(tmp_path / "view.toml", VIEW))
+    assert (view["name"], view["version"], view["labels"]) == ("trips", 1, "questions@v1")
+    dataset = run("td", "create", write(tmp_path / "dataset.toml", DATASET))
+    assert (dataset["version"], dataset["rows"]) == (1, 20)
+    details = run("td", "show", "trips@v1")
+    assert "clip(low=0.0, high=1.0) | standardize()" in json.dumps(details["transformations"])
+    by_day = run("td", "create", write(tmp_path / "by_day.toml", TIME_SPLIT))
+    assert by_day["rows"] == 20
+    assert set(run("td", "show", "by_day")["shards"]) == {"past", "rest"}
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "message"),
+    [
+        ("fv", VIEW.replace("labels =", "lables ="), "did you mean labels"),
+        ("fv", VIEW.replace('name = "trips"', ""), "has no 'name'"),
+        ("fv", VIEW.replace("standardize()", "function(print)"), "unknown step 'function'"),
+        ("fv", VIEW.replace("clip(0, high=1.0)", "open('x')"), "unknown step 'open'"),
+        ("fv", VIEW.replace("clip(0, high=1.0)", "__import__('os').x()"), "available: "),
+        ("fv", VIEW.replace("clip(0, high=1.0)", "clip(a=1)"), "is not a chain"),
+        ("fv", "name = ", "is not valid TOML"),
+        ("td", DATASET.replace("view =", "wiew ="), "needs either view or featuregroup"),
+        ("td", DATASET + "\n[tags]\nx = 1", "is not a pair of strings"),
+        ("td", TIME_SPLIT.replace('past = ["", ', "past = ["), "a start and an end"),
+    ],
+)
+def test_definition_file_mistakes_name_the_key(
+    run: Callable[..., Any], tmp_path: Path, command: str, text: str, message: str
+) -> None:
+    run("fv", "create", write(tmp_path / "view.toml", VIEW))
+    error = run(command, "create", write(tmp_path / "wrong.toml", text), code=1)
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_fg_delete_needs_version_and_force(run: Callable[..., Any], tmp_path: Path) -> None:
+    run("fv", "create", write(tmp_path / "view.toml", VIEW))
+    assert "has no version" in run("fg", "delete", "weather", code=1)
+    assert "trips" in run("fg", "delete", "weather@v1", code=1)
+    with pytest.warns(FeatureViewWarning, match="can no longer be read"):
+        deleted = run("fg", "delete", "weather@v1", "--force")
+    assert deleted == {"deleted": {"name": "weather", "version": 1}}
+    assert [group["name"] for group in run("fg", "list")] == ["questions"]
+
+
+def test_version_option_after_a_command_is_explained(run: Callable[..., Any]) -> None:
+    assert "NAME@v2" in run("fg", "show", "weather", "--version", "1", code=2)

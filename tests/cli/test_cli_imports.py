@@ -1,0 +1,59 @@
+"""Modules that the command line imports; a count is the same on slow and on fast machines."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import featurestore
+
+COUNT = """
+import sys
+before = set(sys.modules)
+from featurestore.cli import main
+sys.argv = ["featurestore", *sys.argv[1:]]
+try:
+    main()
+except SystemExit:
+    pass
+names = set(sys.modules) - before
+print(len(names), *{name.split(".")[0] for name in names}, file=sys.stderr)
+"""
+
+
+def count_imports(*arguments: str) -> tuple[int, set[str]]:
+    """Return the number of modules that a command imports, and their packages."""
+    command = [sys.executable, "-c", COUNT, *arguments]
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    count, *packages = process.stderr.splitlines()[-1].split()
+    return int(count), set(packages)
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("--version",)])
+def test_help_imports_no_library(arguments: tuple[str, ...]) -> None:
+    count, packages = count_imports(*arguments)
+    assert not packages & {"numpy", "pyarrow", "sqlalchemy", "sqlglot", "duckdb", "rich"}
+    assert count <= 220
+
+
+def test_group_list_imports_only_what_it_shows(tmp_path: Path) -> None:
+    store = featurestore.connect(tmp_path / "store")
+    store.create_featuregroup([{"key": 1, "value": 2.0}], "weather", primary_key="key")
+    store.close()
+    count, packages = count_imports("--location", str(tmp_path / "store"), "fg", "list")
+    unused = {"sqlglot", "pandas", "deltalake", "polars", "tensorflow", "great_expectations"}
+    assert not packages & unused
+    assert count <= 950
+
+
+def test_every_command_group_loads_its_module() -> None:
+    import typer
+
+    from featurestore.cli import app
+
+    group = typer.main.get_command(app)
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        assert not hasattr(command, "commands") or command.commands, name

@@ -1,4 +1,4 @@
-"""Connectors for SQL databases, DuckDB files, file folders, Delta and Iceberg tables."""
+"""Connectors for SQL databases, warehouses, DuckDB files, file folders, Delta and Iceberg tables."""
 
 from __future__ import annotations
 
@@ -7,22 +7,30 @@ from typing import Any
 
 # Each source imports its own heavy libraries, so a source is imported on first use.
 _EXPORTS = {
+    "BigQuerySource": "warehouses",
     "DeltaSource": "delta_table",
     "DuckDBSource": "duckdb_rows",
+    "FlightSQLSource": "warehouses",
     "FolderSource": "folder",
     "IcebergSource": "iceberg",
     "PostgresSource": "postgres",
     "SQLAlchemySource": "sqlalchemy_database",
     "SQLiteSource": "sqlite",
+    "SnowflakeSource": "warehouses",
+    "UnitySource": "unity",
 }
 __all__ = [
+    "BigQuerySource",
     "DeltaSource",
     "DuckDBSource",
+    "FlightSQLSource",
     "FolderSource",
     "IcebergSource",
     "PostgresSource",
     "SQLAlchemySource",
     "SQLiteSource",
+    "SnowflakeSource",
+    "UnitySource",
 ]
 
 

@@ -48,20 +48,26 @@ class DeltaSource:
 
     def snapshot(self, at: int | datetime | None = None) -> DeltaSnapshot:
         """Open the latest version, or the version with number or time ``at``."""
-        path = self._location.open(self._config)
-        with locations.storage_errors(self._config):
-            if not log.is_delta_table(path):
-                raise SourceTableNotFound(
-                    f"Source {self._config.name!r}: {remove_owner(path)} is not a Delta table.",
-                    hint="for a folder of Parquet files, pass its path without delta+",
-                )
-            if isinstance(at, datetime):
-                version = version_at(path, at)
-            elif at is None:
-                version = log.latest_version(path)
-            else:
-                version = at
-        return DeltaSnapshot(self._config, path, version)
+        return open_delta(self._config, self._location.open(self._config), at)
+
+
+def open_delta(
+    config: SourceConfig, path: str, version_or_time: int | datetime | None
+) -> DeltaSnapshot:
+    """Open the latest version of a table, or the version with a number or at a time."""
+    with locations.storage_errors(config):
+        if not log.is_delta_table(path):
+            raise SourceTableNotFound(
+                f"Source {config.name!r}: {remove_owner(path)} is not a Delta table.",
+                hint="for a folder of Parquet files, pass its path without delta+",
+            )
+        if isinstance(version_or_time, datetime):
+            version = version_at(path, version_or_time)
+        elif version_or_time is None:
+            version = log.latest_version(path)
+        else:
+            version = version_or_time
+    return DeltaSnapshot(config, path, version)
 
 
 class DeltaSnapshot(TypedColumns):

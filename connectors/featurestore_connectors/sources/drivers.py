@@ -9,6 +9,8 @@ harmless are allowed.
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -73,6 +75,8 @@ _NO_TABLE = ("42P01", "3F000")
 _NOT_ALLOWED = "42501"
 # Classes: invalid authorization, unknown database, connection error, operator intervention.
 _CONNECTION_ERRORS = ("28", "3D", "08", "57")
+# ADBC status codes of servers without SQLSTATE.
+_UNREACHABLE = ("IO", "TIMEOUT", "UNAUTHENTICATED", "UNAUTHORIZED")
 # Classes: syntax error or access rule violation, and data error.
 _WRONG_SQL = ("42", "22")
 
@@ -110,14 +114,36 @@ def convert_adbc_error(
         return InvalidSql(
             f"{subject}: {message}", hint="use the SQL dialect of the source database"
         )
+    if getattr(getattr(error, "status_code", None), "name", "") in _UNREACHABLE:
+        return SourceUnavailable(
+            f"{subject} cannot be reached, or rejects the user: {message}",
+            hint="check the URI, and the secret that secret= refers to",
+        )
     return SourceError(f"{subject}: {message}")
 
 
 def to_single_line(text: str, secret: str | None) -> str:
     """Return a driver message on one line, with the secret masked."""
-    if secret:
-        text = text.replace(secret, "***")
+    for secret_text in _secret_texts(secret):
+        text = text.replace(secret_text, "***")
     return " ".join(text.split())
+
+
+def _secret_texts(secret: str | None) -> list[str]:
+    """Return the strings to mask: the secret, and the long values of one that is a JSON object."""
+    if not secret:
+        return []
+    try:
+        values = json.loads(secret)
+    except ValueError:
+        values = None
+    secret_texts = [secret]
+    if isinstance(values, dict):
+        # The key of a service account is such an object, and errors may contain a part of it.
+        secret_texts += [
+            value for value in values.values() if isinstance(value, str) and len(value) > 7
+        ]
+    return secret_texts
 
 
 def convert_batch_errors(
@@ -187,6 +213,14 @@ def secure_url(config: SourceConfig, url: sa.URL) -> sa.URL:
     if driver in _SENDS_FILES:
         url = url.update_query_dict({_SENDS_FILES[driver]: "false"})
     return url
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine, so that secrets may be sent unencrypted."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _driver_name(url: sa.URL) -> str:

@@ -6,6 +6,7 @@ Types are checked, streams are cast to feature types, and errors are converted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from featurestore.errors import (
 )
 from featurestore.model.source import SourceTable
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
+from featurestore.storage.filesystem import file_systems
 from featurestore_connectors.sources import locations, sqltext
 from featurestore_connectors.sources.drivers import to_single_line
 from featurestore_connectors.sources.typed_columns import (
@@ -127,6 +129,13 @@ def connect(config: SourceConfig, path: str = ":memory:") -> duckdb.DuckDBPyConn
             hint="a process that writes a DuckDB file locks it for all other processes",
         ) from error
     return connection
+
+
+def read_remote_files(connection: duckdb.DuckDBPyConnection) -> None:
+    """Let a connection read files of URIs through the storages of this package."""
+    for system in file_systems(nullcontext):
+        if not connection.filesystem_is_registered(system.protocol):
+            connection.register_filesystem(system)
 
 
 def describe_columns(

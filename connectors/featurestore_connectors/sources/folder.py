@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -37,7 +36,6 @@ from featurestore.plugins.source import (
     SourceSnapshot,
 )
 from featurestore.storage import files, storage_for
-from featurestore.storage.filesystem import file_systems
 from featurestore.storage.interface import FileStatus
 from featurestore.storage.location import remove_owner
 from featurestore_connectors.sources import duckdb_rows, locations
@@ -191,8 +189,7 @@ class FolderSnapshot:
         if not storage_for(self._root).is_local:
             # DuckDB reads remote files through the storages of this package, with their
             # credentials.
-            for system in file_systems(nullcontext):
-                connection.register_filesystem(system)
+            duckdb_rows.read_remote_files(connection)
         return connection
 
     def _columns(self, query: SourceQuery) -> list[Any]:

@@ -72,8 +72,8 @@ class IcebergSource:
                 self._config, locations.local_path(self._config, prefix="iceberg")
             )
             with _translate_errors(self._config, None):
-                table = iceberg_catalogs.load_table(path)
-            return IcebergSnapshot(self._config, _SingleTable(table), at=at)
+                table = iceberg_catalogs.load_table(path, subject=f"Source {self._config.name!r}")
+            return IcebergSnapshot(self._config, _SingleTable(table), version=at)
         secret = None
         if self._uri.startswith("http") and self._config.secret is not None:
             secret = self._config.secret()
@@ -88,7 +88,7 @@ class IcebergSource:
                 warehouse=self._config.options.get("warehouse"),
                 token=secret,
             )
-        return IcebergSnapshot(self._config, catalog, at=at, secret=secret)
+        return IcebergSnapshot(self._config, catalog, version=at, secret=secret)
 
 
 @dataclass(frozen=True)
@@ -115,12 +115,12 @@ class IcebergSnapshot:
         config: SourceConfig,
         catalog: Any,
         *,
-        at: int | datetime | None,
+        version: int | datetime | None,
         secret: str | None = None,
     ) -> None:
         self._config = config
         self._catalog = catalog
-        self._version = at
+        self._version = version
         self._secret = secret
         self._open_tables: dict[str, _OpenTable] = {}
         self._connection = duckdb_rows.connect(config)
@@ -224,9 +224,12 @@ class IcebergSnapshot:
             return self._catalog.table
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
+        from featurestore_connectors.sources.iceberg_catalogs import load_catalog_table
+
+        subject = f"Source {self._config.name!r}, table {name!r}"
         with _translate_errors(self._config, self._secret):
             try:
-                return self._catalog.load_table(name)
+                return load_catalog_table(self._catalog, name, subject=subject)
             except (NoSuchTableError, NoSuchNamespaceError) as error:
                 table_names = [each.name for each in self.tables()]
                 raise SourceTableNotFound(

@@ -7,15 +7,18 @@ Columns that were renamed, added or widened after a file was written are resolve
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 
 from featurestore.errors import SourceError, UnsupportedType
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceConfig, SourceQuery
-from featurestore_connectors.sources import sqltext
+from featurestore_connectors.sources import duckdb_rows, sqltext
 from featurestore_connectors.sources.drivers import to_single_line
+
+if TYPE_CHECKING:
+    from featurestore_connectors.sources.iceberg_catalogs import TableFiles
 
 _TYPES = {
     "boolean": "BOOLEAN",
@@ -56,12 +59,14 @@ def rows(
         scan = scan.filter(_window_filter(schema, query.window))
     paths, deletes = [], set()
     for task in _plan_files(config, scan):
-        paths.append(_local_path(config, task.file.file_path))
+        paths.append(table.io.locate(task.file.file_path))
         # Data files share delete files, so the paths are a set.
         for delete in task.delete_files:
-            deletes.add(_delete_path(config, delete))
+            deletes.add(_delete_path(config, table.io, delete))
     if not paths:
         return _empty_rows(fields)
+    if any("://" in path for path in (*paths, *deletes)):
+        duckdb_rows.read_remote_files(connection)
     _check_ids(config, connection, [*paths])
     columns = ", ".join(sqltext.quote(field.name) for field in fields)
     source = f"{_scan_parquet(paths)}, schema = {_schema_map(fields)}"
@@ -75,7 +80,7 @@ def rows(
     return (
         # Delete files contain locations such as file:///path, but the file names of DuckDB are
         # paths.
-        "(WITH deleted AS (SELECT regexp_replace(file_path, '^file:(//)?', '') AS file, pos "
+        f"(WITH deleted AS (SELECT {table.io.sql_path('file_path')} AS file, pos "
         f"FROM read_parquet({_scan_parquet(sorted(deletes))})) "
         f"SELECT {columns} FROM read_parquet({source}) AS rows WHERE NOT EXISTS ({deleted_rows})) AS rows"
     )
@@ -162,10 +167,10 @@ def _window_filter(schema: Any, window: TimeRange) -> Any:
     return terms.And(after, terms.LessThanOrEqual(window.column, end))
 
 
-def _delete_path(config: SourceConfig, delete: Any) -> str:
-    """Return the local path of a delete file; refuse formats other than Parquet."""
+def _delete_path(config: SourceConfig, table_files: TableFiles, delete: Any) -> str:
+    """Return the path of a delete file; refuse formats other than Parquet."""
     if str(delete.file_format).upper().endswith("PARQUET"):
-        return _local_path(config, delete.file_path)
+        return table_files.locate(delete.file_path)
     raise SourceError(
         f"Source {config.name!r}: the table has delete files of format {delete.file_format}, "
         "which is not supported.",
@@ -183,7 +188,9 @@ def _check_ids(
     )
     try:
         files_without_ids = connection.cursor().execute(text).fetchall()
-    except duckdb.IOException as error:
+    except duckdb.Error as error:
+        if not isinstance(error, duckdb.IOException) and "does not exist" not in str(error):
+            raise duckdb_rows.convert_error(config, error) from error
         raise SourceError(
             f"Source {config.name!r}: a file of the table no longer exists: "
             f"{to_single_line(str(error), None)}",
@@ -204,16 +211,3 @@ def _scan_parquet(paths: Sequence[str]) -> str:
         escaped = path.replace("[", "[[]").replace("*", "[*]").replace("?", "[?]")
         literals.append(sqltext.text(escaped))
     return f"[{', '.join(literals)}]"
-
-
-def _local_path(config: SourceConfig, location: str) -> str:
-    """Return the path of a local file; raise SourceError for a remote file."""
-    path = location.removeprefix("file:")
-    if path.startswith("//"):
-        path = path.removeprefix("//")
-    if "://" in path or not path.startswith("/"):
-        raise SourceError(
-            f"Source {config.name!r}: {location} is not a local path.",
-            hint="only local and mounted paths are supported",
-        )
-    return path

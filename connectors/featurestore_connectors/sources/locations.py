@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from featurestore.errors import InvalidArgument, SourceUnavailable, StorageError, listing
+from featurestore.errors import (
+    InvalidArgument,
+    SourceError,
+    SourceUnavailable,
+    StorageError,
+    listing,
+)
 from featurestore.model.paths import is_relative_path
 from featurestore.plugins.source import SourceConfig
 from featurestore.storage import files, storage_for
 from featurestore.storage.connections import use_options_for_owner
 from featurestore.storage.interface import FileStatus
-from featurestore.storage.location import Location, remove_owner
+from featurestore.storage.location import OBJECT_STORES, Location, remove_owner
 from featurestore.storage.settings import SECRET, USER, check_options
 
 # Settings that redirect requests to other servers. Credentials of the environment are not sent to
 # these.
 _ADDRESSES = ("aws_endpoint_url", "proxy_url")
+# The bucket and the name of an object, without an owner of the bucket.
+_S3 = re.compile(r"s3[an]?://([^/@]+/.*)")
 
 
 @dataclass(frozen=True)
@@ -69,9 +78,13 @@ def parse_location(
     location = Location.parse(uri) if is_remote else None
     if location is None or location.scheme != "s3":
         if settings_options:
+            hint = None
+            if location is not None and location.scheme in OBJECT_STORES:
+                hint = "set its credentials in the environment: $AZURE_STORAGE_ACCOUNT_NAME, ..."
             raise InvalidArgument(
                 f"Unknown options {listing(settings_options)} of a {noun}. Available: "
-                f"{listing(option_names)}."
+                f"{listing(option_names)}.",
+                hint=hint,
             )
         if location is None:
             return SourceLocation(local_path(config, prefix=prefix))
@@ -125,6 +138,36 @@ def require_existing(config: SourceConfig, path: str) -> str:
             hint=hint,
         )
     return path
+
+
+def catalog_path(location: str, *, subject: str, settings: Callable[[], Mapping[str, str]]) -> str:
+    """Return the path for the storages of a location that a catalog returned.
+
+    ``subject`` names source and table. ``settings`` returns the settings of this table for a bucket.
+
+    Raises:
+        SourceError: The location is neither a local path nor in a bucket of S3.
+    """
+    path = location.removeprefix("file:")
+    if path.startswith("//"):
+        path = path.removeprefix("//")
+    if path.startswith("/"):
+        return path
+    bucket = _S3.fullmatch(location)
+    if bucket is None:
+        raise SourceError(
+            f"{subject}: the location {location!r} is neither a local path nor in a bucket of S3.",
+            hint="only file:, s3:, s3a: and s3n: are supported",
+        )
+    return use_options_for_owner(f"s3://{bucket[1]}", catalog_owner(subject), settings())
+
+
+def catalog_owner(subject: str) -> str:
+    """Return the owner of the connections of a catalog's table.
+
+    Tables in one bucket have different credentials.
+    """
+    return f"table-{hashlib.sha256(subject.encode()).hexdigest()[:16]}"
 
 
 @contextmanager

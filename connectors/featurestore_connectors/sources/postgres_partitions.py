@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.errors import (
     ConfigurationError,
     EngineError,
@@ -362,6 +363,12 @@ def _session_with_driver(engine: Engine) -> Any:
     from py4j.protocol import Py4JJavaError
 
     session = engine.session  # type: ignore[attr-defined]
+    if is_connect_object(session):
+        raise ConfigurationError(
+            "'partitions' in options= needs Spark in this process, but the active SparkSession is "
+            "a Spark Connect session.",
+            hint="leave 'partitions' out of options=",
+        )
     machine = session._jvm
     # Only the context class loader has the jars of spark.jars.packages.
     loader = machine.Thread.currentThread().getContextClassLoader()

@@ -9,15 +9,18 @@ from featurestore.errors import InvalidArgument
 from featurestore.plugins.engine import TimeRange
 
 
-def quote(name: str) -> str:
+def quote(name: str, *, mark: str = '"') -> str:
     """Quote an identifier. All identifiers in SQL are quoted by this function.
 
-    >>> quote('odd"name')
-    '"odd""name"'
+    >>> quote('odd"name'), quote("name", mark="`")
+    ('"odd""name"', '`name`')
     """
     if "\0" in name:
         raise InvalidArgument(f"{name!r} is not a name: it contains a NUL.")
-    return '"' + name.replace('"', '""') + '"'
+    if mark != '"' and (mark in name or "\\" in name):
+        # BigQuery escapes by backslashes, and allows neither character in names.
+        raise InvalidArgument(f"{name!r} is not a name: it contains {mark} or a backslash.")
+    return mark + name.replace(mark, mark + mark) + mark
 
 
 def text(value: str) -> str:
@@ -41,10 +44,10 @@ def utc_text(value: datetime) -> str:
     return value.astimezone(UTC).isoformat(sep=" ", timespec="microseconds")
 
 
-def subquery(sql: str) -> str:
+def subquery(sql: str, *, mark: str = '"') -> str:
     """Return a user query as a subquery; the query may end with a line comment."""
     # The line break ends a line comment at the end of the query.
-    return f"(\n{sql.strip().rstrip(';')}\n) AS {quote('query')}"
+    return f"(\n{sql.strip().rstrip(';')}\n) AS {quote('query', mark=mark)}"
 
 
 def within(window: TimeRange, *, column: str, start: str, end: str) -> str:

@@ -29,7 +29,7 @@ _PREFIX = "variables"
 _ARRAYS = "arrays.npz"
 _CALLBACKS = "callbacks.npz"
 _CHECKPOINT_NAME = re.compile(r"step-(\d{6})-(\d{9})")
-_HEARTBEATS = "heartbeats"
+HEARTBEATS = "heartbeats"
 
 
 @dataclass
@@ -148,7 +148,7 @@ class ReaderCheckpoint:
     ) -> Heartbeat:
         """Return the heartbeat of this worker, by default in the directory of the checkpoints."""
         if directory is None:
-            directory = os.path.join(self.directory, _HEARTBEATS)
+            directory = os.path.join(self.directory, HEARTBEATS)
         return Heartbeat(directory, worker=self.worker, workers=self.workers, timeout=timeout)
 
     def callback(
@@ -234,16 +234,18 @@ class ReaderCheckpoint:
             class_weights = options.pop("class_weight", None)
         data = self.reader if class_weights is None else self.reader.weighed(class_weights)
         options.setdefault("shuffle", False)  # the reader shuffles; Keras 3 warns of its default
-        epoch, step = self.restore()
         user_callbacks = list(options.pop("callbacks", None) or ())
-        if self._restored_states is not None and restore_callback_states(
-            user_callbacks, self._restored_states
-        ):
-            return merge_histories(model, [])
         # The validation callback replaces the validation of Keras.
         frequency = options.pop("validation_freq", 1) if validation_reader is not None else 1
         histories: list[Any] = []
+        # Restoring is watched, too, since it waits for the storage and for the other workers.
         with self.heartbeat(directory=heartbeat_dir, timeout=timeout) as heartbeat:
+            epoch, step = self.restore()
+            if self._restored_states is not None and restore_callback_states(
+                user_callbacks, self._restored_states
+            ):
+                return merge_histories(model, [])
+            heartbeat.extend()
             while epoch < epochs:
                 # Keras counts complete epochs, so a partial first epoch needs its own ``fit`` call.
                 last = epoch + 1 if step else epochs
@@ -255,7 +257,7 @@ class ReaderCheckpoint:
                     is_last_fit=last == epochs,
                 )
                 metric_callbacks = self._metric_callbacks(
-                    model, validation_reader, frequency=frequency, step=step
+                    model, validation_reader, heartbeat, frequency=frequency, step=step
                 )
                 saving_callback = self.callback(
                     model,
@@ -305,7 +307,13 @@ class ReaderCheckpoint:
         ]
 
     def _metric_callbacks(
-        self, model: Any, validation: Reader | None, *, frequency: int, step: int
+        self,
+        model: Any,
+        validation: Reader | None,
+        heartbeat: Heartbeat,
+        *,
+        frequency: int,
+        step: int,
     ) -> list[Any]:
         """Return the callbacks that correct epoch metrics; they must precede all others."""
         from featurestore.readers.evaluation import padding_callback
@@ -318,7 +326,11 @@ class ReaderCheckpoint:
         if order.remainder == "pad" and padding:
             callbacks.append(padding_callback(model, steps=steps - step, padding=padding))
         if validation is not None:
-            callbacks.append(validation_callback(model, validation, frequency=frequency))
+            callbacks.append(
+                validation_callback(
+                    model, validation, frequency=frequency, after_batch=heartbeat.extend
+                )
+            )
         return callbacks
 
     def _write(self, directory: str) -> None:

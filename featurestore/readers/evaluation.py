@@ -63,15 +63,26 @@ def reading_keys(reader: Reader, *, epoch: int) -> pa.Table:
     return table.select(names).take(rows[rows != PADDING])
 
 
-def evaluate(reader: Reader, model: Any, **options: Any) -> dict[str, float]:
-    """Evaluate a compiled Keras model, or a metric function for PyTorch, and return the metrics."""
+def evaluate(
+    reader: Reader, model: Any, *, after_batch: Callable[[], None] | None = None, **options: Any
+) -> dict[str, float]:
+    """Evaluate a compiled Keras model, or a metric function for PyTorch, and return the metrics.
+
+    ``after_batch`` is called after each batch of a Keras model.
+    """
     if not hasattr(model, "evaluate"):
         return _evaluate_by_function(reader, model, options)
-    metrics = _evaluate_keras(reader, model, options)
+    metrics = _evaluate_keras(reader, model, options, after_batch=after_batch)
     return {name: float(value) for name, value in metrics.items()}
 
 
-def _evaluate_keras(reader: Reader, model: Any, options: dict[str, Any]) -> Any:
+def _evaluate_keras(
+    reader: Reader,
+    model: Any,
+    options: dict[str, Any],
+    *,
+    after_batch: Callable[[], None] | None,
+) -> Any:
     """Evaluate a compiled Keras model and return its metrics by name."""
     from featurestore.readers.tensorflow import (
         average_replicas,
@@ -89,7 +100,8 @@ def _evaluate_keras(reader: Reader, model: Any, options: dict[str, Any]) -> Any:
     if has_parameter_servers(getattr(model, "distribute_strategy", None)):
         # Compute the metrics in this process only. Otherwise each worker would read all rows, and a
         # call that is repeated after the loss of a worker would count rows twice.
-        return _evaluate_by_steps(model, complete_reader.tf_dataset(worker=0, workers=1), options)
+        dataset = complete_reader.tf_dataset(worker=0, workers=1)
+        return _evaluate_by_steps(model, dataset, options, after_batch=after_batch)
     is_keras_3 = keras_module(model).__name__ == "keras"
     without_rows = complete_reader.order.rows < replicas
     if strategy is not None and (without_rows or (is_keras_3 and worker_position(strategy)[1] > 1)):
@@ -97,7 +109,14 @@ def _evaluate_keras(reader: Reader, model: Any, options: dict[str, Any]) -> Any:
         # that are distributed over several workers.
         with average_replicas(model, strategy):
             dataset = distribute_unpadded(complete_reader, strategy)
-            return _evaluate_by_steps(model, dataset, options, run=strategy.run)
+            return _evaluate_by_steps(
+                model, dataset, options, run=strategy.run, after_batch=after_batch
+            )
+    if after_batch is not None:
+        batch_callback = keras_module(model).callbacks.LambdaCallback(
+            on_test_batch_end=lambda batch, logs: after_batch()
+        )
+        options["callbacks"] = [batch_callback, *(options.get("callbacks") or ())]
     if is_keras_3:
         weighing_callback = short_batch_callback(model, complete_reader, replicas=replicas)
         options["callbacks"] = [weighing_callback, *(options.get("callbacks") or ())]
@@ -129,7 +148,12 @@ def _evaluate_by_function(
 
 
 def _evaluate_by_steps(
-    model: Any, dataset: Any, options: Mapping[str, Any], *, run: Callable[..., Any] | None = None
+    model: Any,
+    dataset: Any,
+    options: Mapping[str, Any],
+    *,
+    run: Callable[..., Any] | None = None,
+    after_batch: Callable[[], None] | None = None,
 ) -> Any:
     """Call ``test_step`` for each dataset element and return the resulting metrics.
 
@@ -138,6 +162,7 @@ def _evaluate_by_steps(
         dataset: Elements as for ``model.evaluate``.
         options: Options of ``model.evaluate``.
         run: Runs a function on each replica; None calls it directly.
+        after_batch: Called after each element.
 
     Raises:
         InvalidArgument: An option needs the loop of Keras.
@@ -170,6 +195,8 @@ def _evaluate_by_steps(
     with model.distribute_strategy.scope():
         for element in dataset:
             step(element)
+            if after_batch is not None:
+                after_batch()
     return model.get_metrics_result()
 
 

@@ -3,10 +3,16 @@
 Each worker writes its step number to its own file in a shared directory, where it remains after the
 worker is killed. If a worker has not finished a step for ``timeout`` seconds, its watchdog reports
 the last steps of all workers. The slowest worker is the one that the others are waiting for.
+
+Three threads share the work, so that nothing that hangs in a worker can stop the watchdog. One
+writes the steps, and may wait for the storage. One checks the time and does no I/O. The last is a
+timer of ``faulthandler``, which needs no interpreter: TensorFlow holds the GIL while it waits for
+the other workers at the start of a strategy.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
@@ -25,6 +31,8 @@ from featurestore.storage.appending import OverwrittenFile
 
 EXIT_STALLED = 75  # EX_TEMPFAIL of sysexits.h: try again
 _WRITE_SECONDS = 1.0
+# A report reads the files of all workers, for which it waits at most this long.
+_REPORT_SECONDS = 30.0
 # The content is padded to this size, so that a short entry overwrites a long one completely.
 _FILE_BYTES = 512
 
@@ -52,12 +60,18 @@ class Heartbeat:
         worker: Number of this worker, from 0.
         workers: Number of workers.
         timeout: Seconds without a step after which the worker counts as stalled; the first step
-            includes compiling.
+            includes compiling. If no Python thread can run for a quarter longer, the process
+            prints its stack traces and ends with code 1.
         on_stall: "exit" reports and ends the process with code 75, since a collective operation
             cannot be interrupted; "report" reports, and the next ``beat`` raises WorkerStalled.
         clock: Seconds since 1970.
 
-    Use it as a context manager, or call ``start`` and ``stop``.
+    Use it as a context manager, or call ``start`` and ``stop``. ``fit`` of a checkpoint has its own
+    heartbeat. A strategy that is created before waits for all workers, so it needs one, too:
+
+    >>> import tempfile
+    >>> with Heartbeat(tempfile.mkdtemp(), worker=0, workers=2, timeout=600):
+    ...     pass  # strategy = tf.distribute.MultiWorkerMirroredStrategy()
     """
 
     def __init__(
@@ -76,7 +90,7 @@ class Heartbeat:
         self._last_step: tuple[int, int] | None = None
         self._durable_step: tuple[int, int] | None = None
         self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self._stall: WorkerStalled | None = None
         self._file: OverwrittenFile | None = None
         self._is_unwritable = False
@@ -106,15 +120,22 @@ class Heartbeat:
         files.remove(_step_file(self.directory, self.worker), below=self.directory)
         self._last = self._clock()
         self._stopped.clear()
-        self._thread = threading.Thread(
-            target=self._watch, name="featurestore-heartbeat", daemon=True
-        )
-        self._thread.start()
+        self._start_timer()
+        self._threads = [
+            threading.Thread(target=target, name="featurestore-heartbeat", daemon=True)
+            for target in (self._watch, self._write_periodically)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def extend(self) -> None:
+        """Record that this worker works without finishing a step, for example in an evaluation."""
+        self._last = self._clock()
 
     def beat(self, epoch: int, step: int) -> None:
         """Record that this worker has finished ``step`` steps of ``epoch``.
 
-        This takes about ten microseconds, since the watchdog syncs the file to disk later.
+        This takes about ten microseconds, since a thread syncs the file to disk later.
 
         Raises:
             WorkerStalled: The worker has stalled, with ``on_stall="report"``.
@@ -126,7 +147,7 @@ class Heartbeat:
             raise stall
 
     def write(self) -> None:
-        """Write the last step to storage if it is new; the watchdog calls this every second."""
+        """Write the last step to storage if it is new; a thread calls this every second."""
         last_step = self._last_step
         if last_step is None or last_step == self._durable_step:
             return
@@ -163,9 +184,12 @@ class Heartbeat:
     def stop(self) -> None:
         """Stop watching."""
         self._stopped.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self._threads:
+            for thread in self._threads:
+                thread.join()
+            self._threads = []
+            if self._on_stall == "exit":
+                faulthandler.cancel_dump_traceback_later()
             self.write()
         if self._file is not None:
             self._file.close()
@@ -182,17 +206,28 @@ class Heartbeat:
         seconds_without_step = self._clock() - self._last
         if seconds_without_step < self._timeout:
             return None
+        reports: list[str] = []
+        reader = threading.Thread(target=lambda: reports.append(self.report()), daemon=True)
+        reader.start()
+        reader.join(min(_REPORT_SECONDS, self._timeout))
+        # A storage that does not respond must not delay the end of this worker.
+        report = reports[0] if reports else f"The steps in {self.directory} cannot be read."
         return WorkerStalled(
-            f"Worker {self.worker} of {self.workers} has not finished a step for {seconds_without_step:.0f} s.\n"
-            f"{self.report()}",
+            f"Worker {self.worker} of {self.workers} has not finished a step for "
+            f"{seconds_without_step:.0f} s.\n{report}",
             hint="restart all workers; they resume from the last checkpoint",
         )
 
-    def _watch(self) -> None:
-        """Write the steps and check for a stall, until the heartbeat is stopped."""
-        # Frequent checks, so that a stall is reported at most a quarter of the timeout late.
+    def _write_periodically(self) -> None:
+        """Write the steps until the heartbeat is stopped."""
         while not self._stopped.wait(min(_WRITE_SECONDS, self._timeout / 4)):
             self.write()
+
+    def _watch(self) -> None:
+        """Check for a stall until the heartbeat is stopped."""
+        # Frequent checks, so that a stall is reported at most a quarter of the timeout late.
+        while not self._stopped.wait(min(_WRITE_SECONDS, self._timeout / 4)):
+            self._start_timer()
             stall = self.stalled()
             if stall is None:
                 continue
@@ -205,6 +240,19 @@ class Heartbeat:
                 os._exit(EXIT_STALLED)
             self._stall = stall
             return
+
+    def _start_timer(self) -> None:
+        """Restart the timer that ends this process if no Python thread can run."""
+        # ``__stderr__`` has a file descriptor also in a notebook; a service may have none.
+        errors = sys.__stderr__
+        if self._on_stall != "exit" or errors is None:
+            return
+        try:
+            faulthandler.dump_traceback_later(
+                self._timeout + max(self._timeout / 4, 1.0), exit=True, file=errors
+            )
+        except (OSError, RuntimeError, ValueError):
+            _log.debug("The timer of the heartbeat cannot be started.", exc_info=True)
 
 
 def read_steps(directory: str, *, workers: int) -> dict[int, WorkerStep]:

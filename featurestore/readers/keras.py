@@ -264,11 +264,20 @@ def pop_validation_reader(validation: Any, options: dict[str, Any]) -> Any:
     return reader
 
 
-def validation_callback(model: Any, validation: Reader, *, frequency: int = 1) -> Any:
+def validation_callback(
+    model: Any,
+    validation: Reader,
+    *,
+    frequency: int = 1,
+    after_batch: Callable[[], None] | None = None,
+) -> Any:
     """Return a Keras callback that adds ``validation.evaluate`` metrics to the epoch logs.
 
     It must be the first callback, so that the others see ``val_loss`` and the other metrics.
+    ``after_batch`` is called after each batch of the validation.
     """
+    from featurestore.readers.evaluation import evaluate
+
     keras = keras_module(model)
 
     class ValidationCallback(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
@@ -276,7 +285,7 @@ def validation_callback(model: Any, validation: Reader, *, frequency: int = 1) -
 
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             if (epoch + 1) % frequency == 0 and logs is not None:
-                metrics = validation.evaluate(self.model)
+                metrics = evaluate(validation, self.model, after_batch=after_batch)
                 logs.update({f"val_{name}": value for name, value in metrics.items()})
 
     return ValidationCallback()

@@ -266,8 +266,8 @@ class EpochOrder:
             low, high = self._window_bounds(lane, window)
             return high - low
 
-        for size, neighbours in groupby(lanes, key=window_size):
-            keys = [self._key(_WINDOWS, lane, window) for lane in neighbours]
+        for size, neighbors in groupby(lanes, key=window_size):
+            keys = [self._key(_WINDOWS, lane, window) for lane in neighbors]
             lanes_per_call = max(1, _PERMUTED_ROWS // max(1, size))
             for first in range(0, len(keys), lanes_per_call):
                 yield from permutations(size, keys[first : first + lanes_per_call])

@@ -188,8 +188,13 @@ class Reader:
         for steps, arrays in self.read(ranges):
             size = steps.worker_epoch.batch_rows
             for start in range(0, steps.row_count, size):
-                batch = {name: array[start : start + size] for name, array in arrays.items()}
-                yield self._convert_ragged_columns(self._apply_padding_policy(batch))
+                yield self.finish_rows(
+                    {name: array[start : start + size] for name, array in arrays.items()}
+                )
+
+    def finish_rows(self, arrays: Batch) -> Batch:
+        """Apply the padding policy and convert variable-length lists, as ``batches`` yields them."""
+        return self._convert_ragged_columns(self._apply_padding_policy(arrays))
 
     def _apply_padding_policy(self, batch: Batch) -> Batch:
         """Remove padding rows from a batch, or convert their weights to the weight column."""
@@ -515,6 +520,50 @@ class Reader:
             start_epoch=start_epoch,
             start_step=start_step,
             options=options,
+        )
+
+    def ray_dataset(
+        self,
+        epoch: int = 0,
+        *,
+        start_step: int = 0,
+        override_num_blocks: int | None = None,
+        concurrency: int | None = None,
+    ) -> Any:
+        """Return a ``ray.data.Dataset`` of the rows of one epoch, in reading order.
+
+        The dataset is lazy. Its blocks are Arrow tables of consecutive steps, which Ray workers
+        read as a stream; they need this package and access to the dataset's path. Blocks are
+        yielded in order, so ``iter_batches(batch_size=reader.global_batch_size)`` yields the
+        batches of ``batches(epoch)``. Vectors are tensors, and variable-length lists that
+        ``columns=`` names are lists. With ``remainder="pad"``, padding rows have the
+        ``sample_weight`` 0.
+
+        Workers of Ray Train that must resume at the same step use ``torch_loader`` instead.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            start_step: The first step to read; as fast as starting at 0.
+            override_num_blocks: Number of read tasks; by default Ray decides.
+            concurrency: Maximum number of read tasks that run at the same time.
+
+        Raises:
+            MissingExtra: Ray or pandas is not installed.
+            ReaderConfigError: The epoch or the step does not exist.
+
+        >>> reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=2)
+        >>> rows = reader.ray_dataset(epoch=1)  # doctest: +SKIP
+        >>> [batch["temp"].tolist() for batch in rows.iter_batches(batch_size=2)]  # doctest: +SKIP
+        [[36.0, 37.0], [38.5, 39.0]]
+        """
+        from featurestore.readers.ray import read_reader
+
+        return read_reader(
+            self,
+            epoch,
+            start_step=start_step,
+            override_num_blocks=override_num_blocks,
+            concurrency=concurrency,
         )
 
     def state(self, epoch: int, step: int) -> dict[str, Any]:

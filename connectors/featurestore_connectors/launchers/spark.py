@@ -20,10 +20,20 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import EngineError, NotEnoughSlots, RunFailed, missing_extra
-from featurestore.plugins.launcher import WORKER_MODULE, Gang, Launcher, RunningGang, WorkerTask
+from featurestore.plugins.launcher import (
+    WORKER_MODULE,
+    Gang,
+    Launcher,
+    RunningGang,
+    WorkerTask,
+    group_addresses,
+)
 from featurestore.plugins.worker_port import Peer, WorkerPort, connect_to_driver
-from featurestore.storage import files
-from featurestore.storage.supervised import SupervisedProcess, python_path
+from featurestore.storage.supervised import (
+    SupervisedProcess,
+    check_shared_directory,
+    python_path,
+)
 
 _REGISTRATION_SECONDS = 20.0
 _POLL_SECONDS = 0.05
@@ -171,10 +181,8 @@ def run_task(stage: _Stage, index: int) -> int:
     with socket.create_server((host, 0)) as server:
         own_address = f"{host}:{server.getsockname()[1]}"
         addresses = barrier.allGather(own_address)
-    cluster: dict[str, list[str]] = {}
-    for task, address in zip(tasks, addresses, strict=True):
-        cluster.setdefault(task.role, []).append(address)
-    check_run_directory(tasks[index])
+    cluster = group_addresses(tasks, addresses)
+    check_shared_directory(tasks[index].run_directory, f"The executor on {socket.gethostname()}")
     task_input = tasks[index].standard_input(
         stage.gang.function, cluster if stage.gang.needs_addresses else None
     )
@@ -183,16 +191,6 @@ def run_task(stage: _Stage, index: int) -> int:
         status = _supervise(tasks[index], task_input, driver)
         driver.send_bytes(json.dumps({"exit": status}).encode())
     return status
-
-
-def check_run_directory(task: WorkerTask) -> None:
-    """Raise EngineError if the executor cannot access the run's directory."""
-    run = os.path.dirname(os.path.dirname(task.log))
-    if not files.is_directory(run):
-        raise EngineError(
-            f"The executor on {socket.gethostname()} cannot access {run!r}.",
-            hint="move the store to a directory that all machines share",
-        )
 
 
 def _supervise(task: WorkerTask, task_input: bytes, driver: Connection) -> int:

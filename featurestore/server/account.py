@@ -28,6 +28,7 @@ from featurestore.server.guard import (
     Form,
     FullStore,
     Settings,
+    browser_user,
     check_form,
     check_token,
     require_role,
@@ -40,6 +41,7 @@ sign_in_pages = APIRouter()
 # The cookie that protects the sign-in form against CSRF before there is a session.
 FORM_COOKIE = "featurestore_form"
 PROVIDER_COOKIE = "featurestore_provider"
+TOKEN_LIFETIMES = ("1d", "30d", "90d", "365d")
 audit_pages = APIRouter(prefix="/audit", dependencies=[Depends(require_role(ADMIN))])
 _COLUMNS = ["at", "who", "how", "action", "subject", "detail"]
 pages = APIRouter(prefix="/account")
@@ -215,13 +217,21 @@ def audit_page(
             for entry in current_page.items
         ]
         return csv_file("audit", _COLUMNS, rows)
-    return page(request, "audit.html", title="Audit log", current_page=current_page, who=who, q=q)
+    return page(
+        request,
+        "audit.html",
+        title="Audit log",
+        tab="audit",
+        current_page=current_page,
+        who=who,
+        q=q,
+    )
 
 
 @pages.get("")
 def account_page(request: Request, store: FullStore, visitor: CurrentVisitor) -> HTMLResponse:
     """Display the user, roles, and tokens without their secrets."""
-    return _account_response(request, store, _browser_user(visitor), new_token=None)
+    return _account_response(request, store, browser_user(visitor), new_token=None)
 
 
 @pages.post("/tokens")
@@ -229,7 +239,7 @@ def make_token(
     request: Request, store: FullStore, visitor: CurrentVisitor, form: Form
 ) -> HTMLResponse:
     """Create a token and display its secret once."""
-    user = _browser_user(visitor)
+    user = browser_user(visitor)
     new_token, _ = changes.make_token(
         store.session,
         user.actor,
@@ -246,7 +256,7 @@ def make_token(
 @pages.post("/tokens/{identifier}/revoke")
 def revoke_token(store: FullStore, visitor: CurrentVisitor, identifier: str) -> Response:
     """Revoke a token."""
-    user = _browser_user(visitor)
+    user = browser_user(visitor)
     changes.revoke_token(store.session, user.actor, identifier, owner=user.name)
     return RedirectResponse("/account", status_code=303)
 
@@ -254,14 +264,12 @@ def revoke_token(store: FullStore, visitor: CurrentVisitor, identifier: str) -> 
 @pages.post("/password")
 def set_password(store: FullStore, visitor: CurrentVisitor, form: Form) -> Response:
     """Change the password after checking the current one, and end all browser sessions."""
-    browser_user = _browser_user(visitor)
+    person = browser_user(visitor)
     with store.session.registry.reading() as connection:
-        user = changes.get_user(connection, browser_user.name)
+        user = changes.get_user(connection, person.name)
     if not verify_password(user.password, form.get("before", "")):
         raise NotAllowed("The current password is wrong.")
-    changes.set_password(
-        store.session, browser_user.actor, browser_user.name, form.get("password", "")
-    )
+    changes.set_password(store.session, person.actor, person.name, form.get("password", ""))
     response = RedirectResponse("/sign-in", status_code=303)
     response.delete_cookie(COOKIE)
     return response
@@ -282,20 +290,6 @@ def _account_response(
         user=user,
         tokens=tokens,
         scopes=list(SCOPES),
+        lifetimes=TOKEN_LIFETIMES,
         new_token=new_token,
     )
-
-
-def _browser_user(visitor: Visitor | None) -> Visitor:
-    """Return the visitor if there is a browser session; tokens must not be used to manage tokens.
-
-    Raises:
-        NotAllowed: The server has no sign-in, or the request uses a token.
-    """
-    if visitor is None:
-        raise NotAllowed("This server has no sign-in.", hint="featurestore serve --auth")
-    if visitor.cookie is None:
-        raise NotAllowed(
-            "This page requires a browser session, not a token.", hint="sign in with a browser"
-        )
-    return visitor

@@ -28,7 +28,7 @@ from featurestore.server.settings import (
 from featurestore.store import FeatureStore
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from fastapi import APIRouter, FastAPI
 
 HEADER_SECONDS = 30.0
 
@@ -56,7 +56,7 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
         TimeLimit,
     )
     from featurestore.server.rest import add_error_handlers
-    from featurestore.server.routes import api, pages
+    from featurestore.server.vectors import OpenServers
 
     app = FastAPI(
         title="Feature store",
@@ -73,9 +73,11 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
     app.state.settings = settings or ServerSettings()
     app.state.views = RegistryViews(store.session.registry)
     app.state.job_runs = JobRuns()
+    app.state.vector_servers = OpenServers()
     app.state.provider = None
     if app.state.settings.provider is not None:
         app.state.provider = ProviderClient(store.session, app.state.settings.provider)
+    api, pages = _routers()
     guards = [Depends(find_visitor), Depends(check_form)]
     app.include_router(api, prefix=API, dependencies=guards)
     # Visitors must reach these pages before they are signed in, so they have no guards.
@@ -103,6 +105,68 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
     # Prevents DNS rebinding: unknown host names that resolve to this machine are rejected.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=_allowed_hosts(app.state.settings))
     return app
+
+
+def _routers() -> tuple[APIRouter, APIRouter]:
+    """Return the routes of the REST interface and of the pages."""
+    from fastapi import APIRouter, Depends
+
+    from featurestore.server import (
+        account,
+        admin,
+        experiments,
+        featuregroup_pages,
+        featuregroups,
+        home,
+        job_actions,
+        jobs,
+        lineage_page,
+        models,
+        rows,
+        search,
+        training_datasets,
+        vectors,
+        writes,
+    )
+    from featurestore.server.guard import require_any_role
+
+    api = APIRouter()
+    for router in (
+        home.api,
+        search.api,
+        lineage_page.api,
+        featuregroups.api,
+        training_datasets.api,
+        jobs.api,
+        experiments.api,
+        rows.api,
+        vectors.api,
+        writes.api,
+    ):
+        api.include_router(router)
+
+    pages = APIRouter()
+    for router in (
+        home.pages,
+        search.pages,
+        featuregroup_pages.pages,
+        training_datasets.pages,
+        search.view_pages,
+        jobs.pages,
+        job_actions.pages,
+        jobs.monitor_pages,
+        experiments.pages,
+        models.pages,
+        lineage_page.pages,
+        search.basket_pages,
+        home.metrics_router,
+        account.audit_pages,
+        admin.pages,
+    ):
+        pages.include_router(router, dependencies=[Depends(require_any_role)])
+    # Users without a role can sign out and change their password.
+    pages.include_router(account.pages)
+    return api, pages
 
 
 def _in_process_store(store: FeatureStore) -> FeatureStore:

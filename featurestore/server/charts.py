@@ -1,18 +1,23 @@
-"""SVG charts: metric curves, histograms and correlation heatmaps; colors are in the style sheet."""
+"""SVG charts: metric curves, histograms, heatmaps, timelines; colors are in the style sheet."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
+import numpy as np
 from markupsafe import Markup
 
 from featurestore.model.display import value_text
-from featurestore.model.statistics import ColumnStatistics, Correlations
+from featurestore.model.finding import Finding
+from featurestore.model.monitor_report import MonitorReport
+from featurestore.model.statistics import PROBABILITIES, ColumnStatistics, Correlations
+from featurestore.server.rendering import when
 
 _HISTOGRAM_WIDTH, _HISTOGRAM_HEIGHT = 120, 28
-_MAX_BARS = 12
+_MAX_BARS, _CLIPPED_BARS = 12, 24
 _CELL, _LABEL, _CHARACTER = 26, 12, 7
 _MAX_COLUMNS = 60
 # The colors of the scale at -1, 0 and 1.
@@ -21,6 +26,9 @@ _NEGATIVE, _NEUTRAL, _POSITIVE = (59, 76, 192), (221, 221, 221), (180, 4, 38)
 Series = Mapping[int, float]
 _WIDTH, _HEIGHT = 420, 180
 _MARGIN_LEFT, _MARGIN_RIGHT, _MARGIN_TOP, _MARGIN_BOTTOM = 64, 10, 10, 24
+_TIMELINE_WIDTH, _TIMELINE_HEIGHT, _TIMELINE_LEFT, _TIMELINE_FOOT = 360, 120, 52, 100
+# A far bound would press the values of a timeline into a line at its foot.
+_MAX_BOUND_RATIO = 4.0
 # About one point per pixel of the width.
 _MAX_POINTS = 400
 
@@ -29,7 +37,7 @@ def histogram(column: ColumnStatistics | None) -> Markup:
     """Draw a histogram of a column; empty without statistics."""
     if column is None:
         return Markup("")
-    counts, label = _bars(column)
+    counts, label, outliers = _bars(column)
     if not counts or max(counts) == 0:
         return Markup("")
     step = _HISTOGRAM_WIDTH / len(counts)
@@ -43,20 +51,56 @@ def histogram(column: ColumnStatistics | None) -> Markup:
         '<svg class="histogram" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">'
         "<title>{label}</title>"
     ).format(width=_HISTOGRAM_WIDTH, height=_HISTOGRAM_HEIGHT, label=label)
-    return opening + Markup("".join(bars)) + Markup("</svg>")
+    picture = opening + Markup("".join(bars)) + Markup("</svg>")
+    if outliers:
+        picture += Markup('<small class="outliers">about {:,} outside</small>').format(outliers)
+    return picture
 
 
-def _bars(column: ColumnStatistics) -> tuple[Sequence[int], str]:
-    """Return the heights of the bars and the label of a histogram."""
+def _bars(column: ColumnStatistics) -> tuple[Sequence[float], str, int]:
+    """Return the heights of the bars, the label, and the number of values outside the range."""
+    clipped = _clip(column)
+    if clipped is not None:
+        return clipped
     if column.histogram is not None:
         edges = column.histogram.edges
         label = (
             f"distribution of {column.name} from {value_text(edges[0])} to {value_text(edges[-1])}"
         )
-        return column.histogram.counts, label
+        return column.histogram.counts, label, 0
     top = column.top[:_MAX_BARS]
     examples = ", ".join(f"{value_text(entry.value)} ({entry.count})" for entry in top[:3])
-    return [entry.count for entry in top], f"most frequent values of {column.name}: {examples}"
+    label = f"most frequent values of {column.name}: {examples}"
+    return [entry.count for entry in top], label, 0
+
+
+def _clip(column: ColumnStatistics) -> tuple[Sequence[float], str, int] | None:
+    """Return the bars between the 0.5 % and 99.5 % quantiles; None if the tails are short.
+
+    Equal bins over the complete range would put nearly all values into one bar. The bars are
+    computed from the stored quantiles.
+    """
+    quantiles = [value for value in column.quantiles if isinstance(value, int | float)]
+    if column.kind != "number" or len(quantiles) != len(PROBABILITIES):
+        return None
+    low, high = quantiles[1], quantiles[-2]
+    # Halving the operands prevents an overflow of the difference to infinity.
+    width, complete_width = high / 2 - low / 2, quantiles[-1] / 2 - quantiles[0] / 2
+    if not 0 < width < complete_width / 2 or not math.isfinite(complete_width):
+        return None
+    edges = np.linspace(low, high, _CLIPPED_BARS + 1)
+    shares = np.interp(edges, quantiles, PROBABILITIES)
+    # Equal quantiles are one value, which belongs to the first or the last bar.
+    shares[0], shares[-1] = PROBABILITIES[1], PROBABILITIES[-2]
+    tails = (quantiles[0] < low) + (quantiles[-1] > high)
+    values = column.count if column.sampled is None else column.sampled
+    outliers = round(values * PROBABILITIES[1] * tails)
+    label = (
+        f"distribution of {column.name} from {value_text(low)} to {value_text(high)}, 99 % of the "
+        f"values; about {outliers:,} are outside, from {value_text(quantiles[0])} to "
+        f"{value_text(quantiles[-1])}"
+    )
+    return np.diff(shares).tolist(), label, outliers
 
 
 def heatmap(correlations: Correlations, *, max_columns: int = _MAX_COLUMNS) -> Markup:
@@ -235,3 +279,130 @@ def _polyline(line: Sequence[tuple[int, float]], scale: _Scale, number: int) -> 
         x, y = points[0].split(",")
         return Markup('<circle class="run-{}" cx="{}" cy="{}" r="3"/>').format(number, x, y)
     return Markup('<polyline class="run-{}" points="{}"/>').format(number, " ".join(points))
+
+
+@dataclass(frozen=True)
+class FindingChart:
+    """The newest finding of a measure, its chart, and the number of windows out of bounds."""
+
+    finding: Finding
+    picture: Markup
+    windows_out: int
+    is_current: bool
+
+    @property
+    def severity(self) -> tuple[bool, bool, int]:
+        """A sort key: current alarms, current suspects, then by windows out of bounds."""
+        is_out = self.is_current and self.finding.out
+        return not (is_out and self.finding.alarm), not is_out, -self.windows_out
+
+
+def chart_findings(history: Sequence[MonitorReport]) -> list[FindingChart]:
+    """Draw each measure over the windows of a history (newest first), the most severe first."""
+    reports = sorted(history, key=lambda report: report.window)
+    timelines: dict[tuple[str, str, str], dict[int, Finding]] = {}
+    for index, report in enumerate(reports):
+        for finding in report.findings:
+            timelines.setdefault(finding.key, {})[index] = finding
+    charts = []
+    for timeline in timelines.values():
+        if all(finding.value is None for finding in timeline.values()):
+            continue
+        last_index = max(timeline)
+        charts.append(
+            FindingChart(
+                finding=timeline[last_index],
+                picture=_Timeline(reports, timeline).draw(),
+                windows_out=sum(finding.out for finding in timeline.values()),
+                is_current=last_index == len(reports) - 1,
+            )
+        )
+    return sorted(charts, key=attrgetter("severity"))
+
+
+class _Timeline:
+    """The drawing of a measure over all windows; windows without the measure are gaps."""
+
+    def __init__(self, reports: Sequence[MonitorReport], findings: Mapping[int, Finding]) -> None:
+        self._reports, self._findings = reports, findings
+        self._step = (_TIMELINE_WIDTH - _TIMELINE_LEFT - _MARGIN_RIGHT) / max(len(reports), 1)
+        values = [each.value for each in findings.values() if each.value is not None]
+        self._low, self._high = min(0.0, *values), max(values)
+        limit = _MAX_BOUND_RATIO * max(self._high, -self._low)
+        for finding in findings.values():
+            for bound in (finding.low, finding.high):
+                if bound is not None and (abs(bound) <= limit or not limit):
+                    self._low, self._high = min(self._low, bound), max(self._high, bound)
+        if self._high <= self._low:
+            self._high = self._low + 1.0
+
+    def draw(self) -> Markup:
+        """Draw dashed bounds, the values, and a shade for each window out of bounds."""
+        last = self._findings[max(self._findings)]
+        elements = [
+            Markup('<svg class="timeline" viewBox="0 0 {} {}" role="img" aria-label="{}">').format(
+                _TIMELINE_WIDTH, _TIMELINE_HEIGHT, f"{last}; over {len(self._reports)} windows"
+            )
+        ]
+        elements += [self._shade(index) for index in self._findings]
+        elements.append(
+            Markup('<path class="axis" d="M{} {}V{}H{}"/>').format(
+                _TIMELINE_LEFT, _MARGIN_TOP, _TIMELINE_FOOT, _TIMELINE_WIDTH - _MARGIN_RIGHT
+            )
+        )
+        for css, attribute in (("bound", "low"), ("bound", "high"), ("value", "value")):
+            elements += self._lines(css, attribute)
+        elements += self._labels(last)
+        return Markup("").join([*elements, Markup("</svg>")])
+
+    def _x(self, index: float) -> float:
+        return round(_TIMELINE_LEFT + index * self._step, 1)
+
+    def _y(self, value: float) -> float:
+        fraction = (value - self._low) / (self._high - self._low)
+        return round(_TIMELINE_FOOT - fraction * (_TIMELINE_FOOT - _MARGIN_TOP), 1)
+
+    def _shade(self, index: int) -> Markup:
+        """Draw the rectangle of a window, whose title describes the finding."""
+        finding, state = self._findings[index], ""
+        if finding.out:
+            state = " alarmed" if finding.alarm else " suspected"
+        size = Markup('x="{}" y="{}" width="{:.1f}" height="{}"').format(
+            self._x(index), _MARGIN_TOP, self._step, _TIMELINE_FOOT - _MARGIN_TOP
+        )
+        start = when(self._reports[index].window.start)
+        return Markup('<rect class="shade{}" {}><title>{}: {}</title></rect>').format(
+            state, size, start, finding
+        )
+
+    def _lines(self, css: str, attribute: str) -> Iterator[Markup]:
+        """Draw a line through consecutive windows; a single value is a point."""
+        segments: list[list[str]] = [[]]
+        for index in range(len(self._reports)):
+            value = getattr(self._findings.get(index), attribute, None)
+            if value is None or not self._low <= value <= self._high:
+                segments.append([])
+            elif css == "bound":
+                # A bound is constant within its window.
+                y = self._y(value)
+                segments[-1] += [f"{self._x(index)},{y}", f"{self._x(index + 1)},{y}"]
+            else:
+                segments[-1].append(f"{self._x(index + 0.5)},{self._y(value)}")
+        for points in filter(None, segments):
+            if len(points) == 1:
+                x, _, y_text = points[0].partition(",")
+                yield Markup('<circle cx="{}" cy="{}" r="2"/>').format(x, y_text)
+            else:
+                line = Markup('<polyline class="{}" points="{}"/>')
+                yield line.format(css, " ".join(points))
+
+    def _labels(self, finding: Finding) -> Iterator[Markup]:
+        """Draw the first and last window below the axis, and the range of values to its left."""
+        label = Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>')
+        start, end = self._reports[0].window.start, self._reports[-1].window.end
+        yield label.format(_TIMELINE_LEFT, _TIMELINE_HEIGHT - 4, "start", when(start)[:16])
+        yield label.format(
+            _TIMELINE_WIDTH - _MARGIN_RIGHT, _TIMELINE_HEIGHT - 4, "end", when(end)[:16]
+        )
+        yield label.format(_TIMELINE_LEFT - 5, _TIMELINE_FOOT, "end", finding.format(self._low))
+        yield label.format(_TIMELINE_LEFT - 5, _MARGIN_TOP + 8, "end", finding.format(self._high))

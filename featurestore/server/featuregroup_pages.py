@@ -13,6 +13,7 @@ from featurestore.featuregroups import FeatureGroup
 from featurestore.model.arguments import parse_version
 from featurestore.model.validation import describe, format_outcome
 from featurestore.registry import overview
+from featurestore.registry.featuregroups import KIND
 from featurestore.registry.overview import GroupFilter
 from featurestore.server import featuregroups as records
 from featurestore.server.charts import heatmap, histogram
@@ -67,6 +68,10 @@ def list_page(
         return objects_to_csv("feature-groups", _COLUMNS, current_page.items)
     with store.session.registry.reading() as connection:
         tags, owners = overview.tag_values(connection), overview.owners(connection)
+        names = [each.name for each in current_page.items]
+        owner_tags = overview.read_owners(connection, KIND, names)
+        failed = {(each.name, each.version) for each in overview.failed_validations(connection)}
+        failing_jobs = {run.job for run in overview.failing_jobs(connection)}
     return page(
         request,
         "featuregroups_table.html" if is_partial(request) else "featuregroups.html",
@@ -75,6 +80,9 @@ def list_page(
         filters={"q": q, "tag": tag, "owner": owner, "fresh": fresh, "sort": sort},
         tags=tags,
         owners=owners,
+        owner_tags=owner_tags,
+        failed=failed,
+        failing_jobs=failing_jobs,
         fresh=list(AGES),
     )
 

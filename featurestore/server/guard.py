@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote
 
@@ -15,6 +16,7 @@ from featurestore.registry.audit_log import Actor
 from featurestore.server.access import visitors
 from featurestore.server.access.visitors import Visitor, verify_form_token, visible_to
 from featurestore.server.settings import ServerSettings
+from featurestore.server.snippets import Snippets
 from featurestore.store import FeatureStore
 
 COOKIE = "featurestore"
@@ -43,7 +45,7 @@ def find_visitor(request: Request) -> Visitor | None:
         if not authorization.lower().startswith(_BEARER):
             raise NotSignedIn(
                 "Unsupported Authorization header. Expected: Authorization: Bearer fs_...",
-                hint="featurestore user token NAME creates a token",
+                hint="featurestore token add NAME creates a token",
             )
         visitor = visitors.visitor_from_token(store.session, authorization[len(_BEARER) :].strip())
     else:
@@ -87,6 +89,42 @@ def require_role(role: str) -> Callable[[Visitor | None], None]:
             visitor.check(role)
 
     return check
+
+
+def require_any_role(visitor: CurrentVisitor) -> None:
+    """Reject visitors who have no role on the store and on no group.
+
+    Raises:
+        NotAllowed: The visitor has no role.
+    """
+    if visitor is not None and not visitor.has_role:
+        raise NotAllowed(
+            "You have no role yet.", hint="an admin can add one: featurestore user role"
+        )
+
+
+def browser_user(visitor: Visitor | None) -> Visitor:
+    """Return the visitor if there is a browser session; tokens must not be used to manage tokens.
+
+    Raises:
+        NotAllowed: The server has no sign-in, or the request uses a token.
+    """
+    if visitor is None:
+        raise NotAllowed("This server has no sign-in.", hint="featurestore serve --auth")
+    if visitor.cookie is None:
+        raise NotAllowed(
+            "This page requires a browser session, not a token.", hint="sign in with a browser"
+        )
+    return visitor
+
+
+def visitor_of(request: Request) -> Visitor | None:
+    """Return the visitor of any request, also of one that reached no route; None if unknown."""
+    if not hasattr(request.state, "visitor"):
+        with suppress(NotSignedIn):
+            find_visitor(request)
+    visitor: Visitor | None = request.state.visitor
+    return visitor
 
 
 async def check_form(request: Request, visitor: CurrentVisitor) -> None:
@@ -145,10 +183,14 @@ def sign_in_address(request: Request) -> str:
 
 def visible_store(request: Request, visitor: CurrentVisitor) -> FeatureStore:
     """Return the store filtered by the visitor's permissions."""
-    full_store: FeatureStore = request.app.state.store
-    if visitor is None or visitor.sees_all:
-        return full_store
-    return visible_to(visitor, full_store, request.app.state.views)
+    store: FeatureStore = request.app.state.store
+    if visitor is not None and not visitor.sees_all:
+        store = visible_to(visitor, store, request.app.state.views)
+    has_sign_in = request.app.state.settings.auth
+    address = str(request.base_url).rstrip("/") if has_sign_in else None
+    # The code on a page may name only objects that the visitor sees.
+    request.state.snippets = Snippets(store, address)
+    return store
 
 
 def server_settings(request: Request) -> ServerSettings:

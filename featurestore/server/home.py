@@ -21,6 +21,7 @@ from featurestore.registry.runs import Run
 from featurestore.server.guard import Store
 from featurestore.server.rendering import page
 from featurestore.server.rest import REFUSALS
+from featurestore.server.vectors import prometheus_lines
 from featurestore.store import FeatureStore
 
 metrics_router = APIRouter()
@@ -82,8 +83,9 @@ def first_page(request: Request, store: Store) -> HTMLResponse:
 
 
 @metrics_router.get("/metrics")
-def metrics(store: Store) -> PlainTextResponse:
+def metrics(request: Request, store: Store) -> PlainTextResponse:
     """Return the metrics in the Prometheus text format."""
+    lines = [store.get_metrics().rstrip("\n"), *prometheus_lines(request, store), ""]
     return PlainTextResponse(
-        store.get_metrics(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        "\n".join(lines), media_type="text/plain; version=0.0.4; charset=utf-8"
     )

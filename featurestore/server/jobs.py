@@ -19,6 +19,7 @@ from featurestore.registry import overview, runs, stored_errors
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import Run
 from featurestore.server.access import visitors
+from featurestore.server.charts import chart_findings
 from featurestore.server.guard import CurrentVisitor, Form, FullStore, Settings, Store, actor_of
 from featurestore.server.job_actions import RequestedRun
 from featurestore.server.rendering import PageNumber, csv_file, load_page, page
@@ -26,9 +27,10 @@ from featurestore.server.rest import REFUSALS, Items, Limit, Name, Offset, items
 from featurestore.storage import files
 from featurestore.store import FeatureStore
 
-monitor_pages = APIRouter(prefix="/monitors")
 api = APIRouter(prefix="/jobs", tags=["jobs"], responses=REFUSALS)
 pages = APIRouter(prefix="/jobs")
+monitor_pages = APIRouter(prefix="/monitors")
+_CHARTED_WINDOWS = 120
 _MAX_RUNS = 100
 
 
@@ -97,16 +99,38 @@ def outcome_text(
         return stored_errors.restore_names(connection, stored_text)
 
 
-def window_strip(store: FeatureStore, name: str, *, limit: int = 400) -> list[JobWindow]:
-    """Return the newest and due windows of a job with their states, oldest first."""
+@dataclass(frozen=True)
+class WindowStrip:
+    """Windows of a job, oldest first, and the number of due windows after them."""
+
+    windows: list[JobWindow]
+    later_due: int
+
+
+def window_strip(store: FeatureStore, name: str, *, limit: int = 400) -> WindowStrip:
+    """Return the newest recorded windows of a job, with the due windows next to them.
+
+    A schedule that ends long after the data has many due windows; they must not displace the
+    windows that were computed.
+    """
     session = store.session
     job = service.get_job(session, name)
     with session.registry.reading() as connection:
         states = dict(overview.newest_windows(connection, name, limit=limit))
-    for window in find_due_windows(session, job)[-limit:]:
+    due_windows = sorted(find_due_windows(session, job))
+    shown_due, later_due = due_windows[-limit:], 0
+    if states:
+        first, last = min(states), max(states)
+        later = [window for window in due_windows if window > last]
+        # The due windows after the data take at most a quarter of the strip.
+        shown_due = [window for window in due_windows if first <= window <= last]
+        shown_due += later[: limit // 4]
+        later_due = max(0, len(later) - limit // 4)
+    for window in shown_due:
         # Failed windows are due as well; their recorded state is displayed.
         states.setdefault(window, "due")
-    return [JobWindow(window, states[window]) for window in sorted(states)[-limit:]]
+    windows = [JobWindow(window, states[window]) for window in sorted(states)[-limit:]]
+    return WindowStrip(windows, later_due)
 
 
 @api.get("")
@@ -158,7 +182,10 @@ def list_page(
             list(job_records[0]) if job_records else [],
             [list(job_record.values()) for job_record in job_records],
         )
-    return page(request, "jobs.html", title="Jobs", current_page=current_page)
+    with store.session.registry.reading() as connection:
+        job_names = [each.name for each in current_page.items]
+        done = overview.count_computed_windows(connection, job_names)
+    return page(request, "jobs.html", title="Jobs", current_page=current_page, done=done)
 
 
 @pages.get("/{name}")
@@ -169,18 +196,22 @@ def job_page(
     job = service.get_job(store.session, name)
     with store.session.registry.reading() as connection:
         job_runs = runs.runs_of_job(connection, name, last=_MAX_RUNS)[::-1]
+        done = overview.count_computed_windows(connection, [name])
     if format == "csv":
         rows = [list(run_record(job_run).values()) for job_run in job_runs]
         columns = list(run_record(job_runs[0])) if job_runs else []
         return csv_file(f"{name}-runs", columns, rows)
     requested_run = request.app.state.job_runs.last(name)
+    strip = window_strip(store, name)
     return page(
         request,
         "job.html",
         title=name,
         job=job,
         status=service.load_status(store.session, job),
-        strip=window_strip(store, name),
+        strip=strip.windows,
+        later_due=strip.later_due,
+        done=done.get(name, 0),
         runs=job_runs,
         requested_run=requested_run,
         outcome=outcome_text(store, full_store, job, requested_run),
@@ -225,7 +256,8 @@ def monitor_page(
     number: PageNumber = 1,
     format: str = "html",
 ) -> Response:
-    """Display the findings of a monitor, newest window first."""
+    """Display the findings of a monitor as charts over time, and its windows, newest first."""
+    job = monitor_service.get_monitor(store.session, name)
     current_page = load_page(
         lambda limit, offset: store.get_monitor_history(name, limit=limit, offset=offset),
         number=number,
@@ -233,11 +265,16 @@ def monitor_page(
     )
     if format == "csv":
         return _findings_file(name, current_page.items)
+    history = store.get_monitor_history(name, limit=_CHARTED_WINDOWS)
     return page(
         request,
         "monitor.html",
         title=name,
         name=name,
+        job=job,
+        last=history[0] if history else None,
+        charts=chart_findings(history),
+        windows=len(history),
         current_page=current_page,
         acceptances=monitor_service.get_acceptances(store.session, name)[::-1],
     )

@@ -20,7 +20,17 @@ from featurestore.server.rendering import page
 from featurestore.server.rest import REFUSALS
 
 _WIDTH, _HEIGHT, _LAYER_GAP, _ITEM_GAP, _MARGIN = 210, 44, 70, 12, 8
-_MAX_LABEL_LENGTH = 27
+_MAX_LABEL_LENGTH = 24
+_ICONS = {
+    "source": "plug",
+    "job": "calendar-clock",
+    "featuregroup": "layers",
+    "feature": "variable",
+    "feature_view": "columns-3",
+    "training_dataset": "database",
+    "experiment": "flask-conical",
+    "model": "box",
+}
 _SWEEPS = 4
 api = APIRouter(tags=["store"], responses=REFUSALS)
 pages = APIRouter(prefix="/lineage")
@@ -201,7 +211,8 @@ def _draw_node(node: Node, position: tuple[int, float], address: str, *, is_focu
     return Markup(
         '<a href="{address}{key}"><g class="node {css}{focus}"><title>{kind} {whole}</title>'
         '<rect x="{x}" y="{y:.0f}" width="{width}" height="{height}" rx="5"/>'
-        '<text class="kind" x="{left}" y="{upper:.0f}">{kind}</text>'
+        '<use class="icon" href="/static/icons.svg#{icon}" x="{icon_x}" y="{icon_y:.0f}" width="18" '
+        'height="18"/><text class="kind" x="{left}" y="{upper:.0f}">{kind}</text>'
         '<text x="{left}" y="{lower:.0f}">{label}</text></g></a>'
     ).format(
         address=address,
@@ -214,7 +225,10 @@ def _draw_node(node: Node, position: tuple[int, float], address: str, *, is_focu
         y=middle - _HEIGHT / 2,
         width=_WIDTH,
         height=_HEIGHT,
-        left=x + 10,
+        icon=_ICONS[node.kind],
+        icon_x=x + 10,
+        icon_y=middle - 9,
+        left=x + 38,
         upper=middle - 6,
         lower=middle + 12,
         label=label,

@@ -61,7 +61,15 @@ def list_page(
     if format == "csv":
         rows = [list(line.values()) for line in lines]
         return csv_file("models", list(COLUMNS), rows)
-    return page(request, "models.html", title="Models", current_page=current_page, lines=lines)
+    owners = [model.tags.get("owner", "") for model in current_page.items]
+    return page(
+        request,
+        "models.html",
+        title="Models",
+        current_page=current_page,
+        lines=lines,
+        owners=owners,
+    )
 
 
 @pages.get("/{name}")

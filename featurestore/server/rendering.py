@@ -24,6 +24,7 @@ from featurestore.model.display import escape_line, value_text
 from featurestore.model.runtime import iterate_within_limit, time_limit
 from featurestore.model.statistics import ColumnStatistics, Statistics
 from featurestore.server.access.visitors import Visitor, compute_form_token
+from featurestore.server.snippets import Snippets
 
 # Excludes HTML, images and headings.
 _RULES = ["backticks", "code", "emphasis", "escape", "fence", "link", "list", "newline"]
@@ -33,6 +34,18 @@ PageNumber = Annotated[int, Query(alias="page", ge=1, le=100_000)]
 _OUTSIDE_FILE_NAMES = re.compile(r"[^A-Za-z0-9_-]+")
 _MAX_FILE_NAME_LENGTH = 200
 _SPACES = re.compile(r"[ \t\r\n]+")
+# The address and the name of each part of the site in the navigation.
+_SECTIONS = [
+    ("/groups", "Groups", "layers"),
+    ("/datasets", "Datasets", "database"),
+    ("/views", "Views", "columns-3"),
+    ("/jobs", "Jobs", "calendar-clock"),
+    ("/monitors", "Monitors", "activity"),
+    ("/experiments", "Experiments", "flask-conical"),
+    ("/models", "Models", "box"),
+    ("/lineage", "Lineage", "workflow"),
+    ("/basket", "Basket", "shopping-basket"),
+]
 _STATISTICS = ["name", "kind", "missing", "distinct", "min", "median", "mean", "max", "std"]
 _MAX_STATISTIC_LENGTH = 24
 _MAX_VALUE_LENGTH = 48
@@ -75,13 +88,11 @@ def page(request: Request, template: str, **values: Any) -> HTMLResponse:
     return _render(request, template, 200, values)
 
 
-def error_page(request: Request, status: int, problem: Mapping[str, object]) -> HTMLResponse:
-    """Render an error page."""
+def error_page(request: Request, template: str, status: int, **values: Any) -> HTMLResponse:
+    """Render an error page from a template."""
     # The error may be an exceeded time limit, so rendering its page needs additional time.
     with time_limit(None):
-        return _render(
-            request, "error.html", status, {"problem": problem, "title": problem["title"]}
-        )
+        return _render(request, template, status, values)
 
 
 def is_partial(request: Request) -> bool:
@@ -154,8 +165,10 @@ def _render(
     """Render a template with the values that all pages need."""
     state = request.app.state
     visitor: Visitor | None = getattr(request.state, "visitor", None)
-    # Visitors who are not signed in see neither the location nor the navigation.
-    is_allowed = visitor is not None or not state.settings.auth
+    # Pages without objects of the store, such as the sign-in page, have no snippets.
+    snippets: Snippets | None = getattr(request.state, "snippets", None)
+    # Visitors who are not signed in or have no role see neither the location nor the navigation.
+    is_allowed = not state.settings.auth or (visitor is not None and visitor.has_role)
     chunks = (
         _environment()
         .get_template(template)
@@ -167,6 +180,7 @@ def _render(
             release=__version__,
             visitor=visitor,
             form_field=_form_field(visitor),
+            snippets=snippets,
             **values,
         )
     )
@@ -195,6 +209,8 @@ def _environment() -> Environment:
     )
     environment.filters.update(
         number=number,
+        plain=plain,
+        seconds=seconds,
         when=when,
         ago=ago,
         share=share,
@@ -204,8 +220,9 @@ def _environment() -> Environment:
         short=short,
         text=value_text,
         statistic=statistic,
+        deviation=deviation,
     )
-    environment.globals.update(with_query=with_query)
+    environment.globals.update(with_query=with_query, sections=_SECTIONS, icon=icon)
     return environment
 
 
@@ -262,13 +279,23 @@ def statistic(value: object, column: ColumnStatistics) -> str:
     return text if len(text) <= _MAX_STATISTIC_LENGTH else text[: _MAX_STATISTIC_LENGTH - 1] + "…"
 
 
+def deviation(column: ColumnStatistics) -> str:
+    """Format the standard deviation of a column; times have one in days, hours or seconds."""
+    if column.std is None or column.kind != "time":
+        return number(column.std)
+    for unit, seconds in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if column.std >= seconds:
+            return f"{column.std / seconds:,.3g} {unit}"
+    return f"{column.std:.3g} s"
+
+
 def short(value: object) -> str:
     """Format any value on one short line.
 
     >>> short([1, 2]), short("a" * 60)[-2:], short(None)
     ('1, 2', 'a…', '')
     """
-    text = escape_line(number(value))
+    text = escape_line(plain(value))
     return text if len(text) <= _MAX_VALUE_LENGTH else text[: _MAX_VALUE_LENGTH - 1] + "…"
 
 
@@ -291,6 +318,33 @@ def when(value: object) -> str:
     return "" if value is None else str(value)
 
 
+def plain(value: object) -> str:
+    """Format a value of the data or a setting: integers may be names, such as years and seeds.
+
+    >>> plain(4711), plain(0.123456789), plain("a"), plain(None)
+    ('4711', '0.123457', 'a', '')
+    """
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return str(value) if is_integer else number(value)
+
+
+def seconds(value: float | None) -> str:
+    """Format a duration in seconds.
+
+    >>> seconds(0.0312), seconds(12.3), seconds(75), seconds(7500), seconds(None)
+    ('0.03 s', '12 s', '1 min 15 s', '2 h 5 min', '')
+    """
+    if value is None:
+        return ""
+    if value < 10:
+        return f"{value:.2f} s"
+    if value < 60:
+        return f"{value:.0f} s"
+    minutes, rest_seconds = divmod(round(value), 60)
+    hours, rest_minutes = divmod(minutes, 60)
+    return f"{hours} h {rest_minutes} min" if hours else f"{minutes} min {rest_seconds} s"
+
+
 def ago(value: datetime | None) -> str:
     """Format the age of a time."""
     if value is None:
@@ -301,6 +355,16 @@ def ago(value: datetime | None) -> str:
         if count:
             return f"{count:,} {unit}{'s' if count > 1 else ''} ago"
     return "just now"
+
+
+def icon(name: str) -> Markup:
+    """Return an icon of static/icons.svg; the text next to it is its label.
+
+    >>> icon("search")
+    Markup('<svg class="icon" aria-hidden="true"><use href="/static/icons.svg#search"/></svg>')
+    """
+    link = Markup('<use href="/static/icons.svg#{}"/>').format(name)
+    return Markup('<svg class="icon" aria-hidden="true">{}</svg>').format(link)
 
 
 def with_query(request: Request, **changed: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -20,7 +21,7 @@ from featurestore import errors
 from featurestore.errors import FeatureStoreError, NotSignedIn
 from featurestore.model.arguments import MAX_VERSION
 from featurestore.model.times import format_duration
-from featurestore.server.guard import sign_in_address
+from featurestore.server.guard import sign_in_address, visitor_of
 from featurestore.server.rendering import error_page
 from featurestore.server.settings import API, HEADERS
 
@@ -38,6 +39,7 @@ _CONFLICTS = (
 # The request is valid, but the store is damaged or misconfigured, which the operator must fix.
 _SERVER_FAULTS = (
     errors.EngineError,
+    errors.OnlineStoreError,
     errors.StorageError,
     errors.RegistryError,
     errors.DatasetDamaged,
@@ -143,7 +145,7 @@ def http_status_of(error: FeatureStoreError) -> int:
     access_status = _status_of_access(error)
     if access_status is not None:
         return access_status
-    if isinstance(error, errors.QueryEnded):
+    if isinstance(error, errors.QueryEnded | errors.OnlineStoreUnavailable):
         return 503
     if isinstance(error, errors.LimitExceeded):
         return 413
@@ -196,10 +198,30 @@ def _error_response(request: Request, status: int, details: dict[str, object]) -
     if request.url.path.startswith(API):
         response: Response = JSONResponse(details, status_code=status, media_type=MEDIA_TYPE)
     else:
-        response = error_page(request, status, details)
+        response = _error_page(request, status, details)
     # Unexpected errors are handled outside the middleware that adds these headers.
     response.headers.update(HEADERS)
     return response
+
+
+def _error_page(request: Request, status: int, details: Mapping[str, object]) -> Response:
+    """Return the page of an error; visitors without a role see the same page for all addresses."""
+    visitor = visitor_of(request)
+    if visitor is not None and not visitor.has_role:
+        return error_page(request, "no_role.html", 403, title="You have no role yet")
+    title = error_heading(str(details["title"]))
+    return error_page(request, "error.html", status, title=title, problem=details)
+
+
+def error_heading(title: str) -> str:
+    """Return the heading of an error page for the title of a problem, which may be a class name.
+
+    >>> error_heading("FeatureGroupNotFound"), error_heading("Not Found")
+    ('Feature group not found', 'Page not found')
+    """
+    if title == "Not Found":
+        return "Page not found"
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", title).capitalize()
 
 
 def _handle_store_error(request: Request, error: Exception) -> Response:

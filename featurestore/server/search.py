@@ -12,15 +12,18 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy.engine import Connection
 
-from featurestore.errors import FeatureStoreError
+from featurestore.errors import FeatureStoreError, NoJoinKey, find_similar_names
 from featurestore.featuregroups import FeatureGroup, discovery
 from featurestore.featuregroups.discovery import Match
 from featurestore.model.names import parse_reference
+from featurestore.model.plan import FeaturePlan
 from featurestore.model.times import parse_duration
 from featurestore.registry import featuregroups, overview
 from featurestore.registry.overview import SearchFilter
 from featurestore.retrieval import explain_features
-from featurestore.server.guard import Store
+from featurestore.server.access import visitors
+from featurestore.server.examples import LabelRow, label_row
+from featurestore.server.guard import CurrentVisitor, Form, FullStore, Store, log_change
 from featurestore.server.rendering import AGES, is_partial, objects_to_csv, page
 from featurestore.server.rest import REFUSALS, Items, Limit, Offset, items, record
 from featurestore.store import FeatureStore
@@ -51,6 +54,7 @@ api = APIRouter(tags=["store"], responses=REFUSALS)
 pages = APIRouter()
 _MAX_RESULTS = 200
 _MAX_SUGGESTIONS = 8
+_MAX_CANDIDATES = 2000
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,20 @@ def search(
             if kind in ("", kind_name):
                 results += _search_names(connection, kind_name, text.strip(), filters, limit)
     return results
+
+
+def similar_searches(store: FeatureStore, text: str) -> list[str]:
+    """Return names of visible objects and features that are similar to a mistyped text."""
+    with store.session.registry.reading() as connection:
+        groups = featuregroups.latest_names(connection, containing="", limit=_MAX_CANDIDATES)
+        names = [name for name, _ in groups]
+        features = featuregroups.latest_features(connection, limit=_MAX_CANDIDATES)
+        names += [feature.name for feature in features]
+        for category, _ in _SEARCHED_BY_NAME.values():
+            names += overview.names(
+                connection, category, SearchFilter(), text="", limit=_MAX_CANDIDATES
+            )
+    return find_similar_names(text.strip(), names)
 
 
 def count_kinds(results: Sequence[SearchResult]) -> dict[str, int]:
@@ -174,6 +192,7 @@ def search_page(
         filters={"tag": tag, "owner": owner, "fresh": fresh},
         choices=choices,
         results=results,
+        similar=[] if results or not q.strip() else similar_searches(store, q),
         most=_MAX_RESULTS,
     )
 
@@ -186,7 +205,10 @@ def suggestions(request: Request, store: Store, q: str = "") -> HTMLResponse:
     for result in search(store, q, limit=_MAX_SUGGESTIONS):
         by_address.setdefault(result.address, result)
     first = list(by_address.values())[:_MAX_SUGGESTIONS]
-    return page(request, "suggestions.html", title="Suggestions", q=q, results=first)
+    similar = [] if first or not q.strip() else similar_searches(store, q)
+    return page(
+        request, "suggestions.html", title="Suggestions", q=q, results=first, similar=similar
+    )
 
 
 @api.get("/features")
@@ -230,10 +252,11 @@ def basket_page(
     selected = list(dict.fromkeys(feature or []))
     plan, refusal = None, None
     joined: list[JoinedGroup] = []
+    row = LabelRow()
     if selected:
         try:
-            plan = explain_features(store.session, selected, include_keys=True)
             joined = _group_features(store, selected)
+            plan, row = _plan_selected(store, selected, joined)
         except FeatureStoreError as error:
             refusal = error
     suggestions: list[str] = []
@@ -257,10 +280,48 @@ def basket_page(
         selected=selected,
         plan=plan,
         joined=joined,
+        row=row,
         refusal=refusal,
         q=q,
         suggestions=suggestions,
     )
+
+
+@basket_pages.post("/view")
+def create_view(
+    store: Store, full_store: FullStore, visitor: CurrentVisitor, form: Form
+) -> RedirectResponse:
+    """Create a feature view, or its next version, from the selected features."""
+    if visitor is not None:
+        visitor.check(visitors.WRITER)
+    name, labels = form.get("name", "").strip(), form.get("labels", "").strip() or None
+    references = form.get("features", "").splitlines()
+    # A hidden group raises the same error as a missing one.
+    explain_features(store.session, references, labels=labels, include_keys=True)
+    if any(view.name == name for view in full_store.get_feature_views()):
+        # So does a hidden view: creating its next version would reveal that it exists.
+        store.get_feature_view(name)
+    view = full_store.create_feature_view(
+        name, features=references, labels=labels, description=form.get("description", "")
+    )
+    log_change(full_store, visitor, "create view", f"{view.name}@v{view.version}", {})
+    return RedirectResponse(f"/views/{view.name}/{view.version}", status_code=303)
+
+
+def _plan_selected(
+    store: FeatureStore, selected: list[str], joined: list[JoinedGroup]
+) -> tuple[FeaturePlan, LabelRow]:
+    """Return the plan for the selected features, and a label row for its groups."""
+    try:
+        plan = explain_features(store.session, selected, include_keys=True)
+    except NoJoinKey:
+        # The groups have different keys, so only labels can join them.
+        row = label_row([each.group for each in joined])
+        return explain_features(store.session, selected, labels=[row.values]), row
+    groups = [
+        store.featuregroup(source.spec.name, version=source.spec.version) for source in plan.sources
+    ]
+    return plan, label_row(groups)
 
 
 def _group_features(store: FeatureStore, references: list[str]) -> list[JoinedGroup]:

@@ -83,6 +83,7 @@ class ServerSettings:
         url: Maximum size of the path and query of a URL in bytes.
         condition: Maximum number of SQL characters in one request, in all conditions together.
         windows: Maximum number of windows in a job plan or backfill in the browser.
+        trust_models: Whether predictions may load models that run code, such as pickles.
     """
 
     host: str = DEFAULT_HOST
@@ -104,6 +105,7 @@ class ServerSettings:
     # The SQL parser cannot be interrupted, and takes about a second for this length.
     condition: int = 20_000
     windows: int = 10_000
+    trust_models: bool = False
 
     @property
     def address(self) -> str:

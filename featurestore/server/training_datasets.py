@@ -234,7 +234,17 @@ def list_page(
     )
     if format == "csv":
         return objects_to_csv("training-datasets", _COLUMNS, current_page.items)
-    return page(request, "datasets.html", title="Training datasets", current_page=current_page, q=q)
+    with store.session.registry.reading() as connection:
+        names = [each.name for each in current_page.items]
+        owner_tags = overview.read_owners(connection, overview.DATASET, names)
+    return page(
+        request,
+        "datasets.html",
+        title="Training datasets",
+        current_page=current_page,
+        owner_tags=owner_tags,
+        q=q,
+    )
 
 
 @pages.get("/{name}")

@@ -10,6 +10,8 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
 from featurestore.errors import FeatureGroupNotFound, InvalidArgument
+from featurestore.featuregroups.existing import collect_notices
+from featurestore.featuregroups.inputs import find_inputs
 from featurestore.model.featuregroup import Commit
 from featurestore.registry import audit_log
 from featurestore.server.access import visitors
@@ -42,15 +44,24 @@ class NewGroup(BaseModel, extra="forbid"):
     event_time_tolerance: str | None = None
     statistics: bool = True
     compact: Literal["auto"] | None = None
+    iceberg: bool = False
+    inputs: list[str] = Field(default_factory=list, max_length=1000)
+    if_exists: Literal["version", "error", "return"] = "version"
 
-    def create(self, store: FeatureStore, name: str, rows: object) -> dict[str, Any]:
-        """Create the group and return its name and version."""
-        arguments = self.model_dump(exclude={"may_exist"})
-        create_group = (
-            store.get_or_create_featuregroup if self.may_exist else store.create_featuregroup
-        )
-        group = create_group(rows, name, **arguments)
-        return {"name": group.name, "version": group.version}
+    def create(
+        self, store: FeatureStore, name: str, rows: object, *, visible: FeatureStore
+    ) -> dict[str, Any]:
+        """Create the group and return its name, its version and notices."""
+        # An input that the visitor must not see raises the same error as a missing one.
+        find_inputs(visible.session, self.inputs, None)
+        arguments = self.model_dump(exclude={"may_exist", "if_exists"})
+        with collect_notices(visible.session) as notices:
+            if self.may_exist:
+                group = store.get_or_create_featuregroup(rows, name, **arguments)
+            else:
+                arguments["if_exists"] = self.if_exists
+                group = store.create_featuregroup(rows, name, **arguments)
+        return {"name": group.name, "version": group.version, "notices": notices}
 
 
 class Insert(BaseModel, extra="forbid"):
@@ -125,15 +136,23 @@ WritableStore = Annotated[FeatureStore, Depends(writable_store)]
 
 @api.post("/{name}", openapi_extra=BODY)
 def create(
-    name: Name, full_store: CreatableStore, visitor: CurrentVisitor, upload: ReceivedUpload
+    name: Name,
+    full_store: CreatableStore,
+    store: Store,
+    visitor: CurrentVisitor,
+    upload: ReceivedUpload,
 ) -> dict[str, Any]:
     """Create a feature group, or its next version, from the uploaded rows."""
     with _parse_request(upload, NewGroup) as request:
-        group_record = request.create(full_store, name, require_rows(upload.table()))
+        latest_version = full_store.get_latest_featuregroup_version(name)
+        group_record = request.create(full_store, name, require_rows(upload.table()), visible=store)
         # If the group already existed, its first commit may have another author.
-        first_commit = {} if request.may_exist else {"delta_version": 1}
+        detail = {key: group_record[key] for key in ("name", "version")}
+        is_new = request.version is not None or group_record["version"] > latest_version
+        if is_new and not request.may_exist and request.if_exists != "return":
+            detail["delta_version"] = 1
         # The entry follows the commit, so a failed write is not logged.
-        log_change(full_store, visitor, audit_log.CREATE, name, group_record | first_commit)
+        log_change(full_store, visitor, audit_log.CREATE, name, detail)
         return group_record
 
 

@@ -21,9 +21,16 @@ def axe() -> str:
 
 
 def _fetch(folder: Path) -> None:
-    if shutil.which("npm") is None:
-        raise NotFetched("npm is not installed, so that axe-core cannot be fetched")
     folder.mkdir(parents=True, exist_ok=True)
+    packed = folder / f"axe-core-{VERSION}.tgz"
+    if shutil.which("npm") is None:
+        raise NotFetched("npm is not installed")
+    _pack_by_npm(folder)
+    with tarfile.open(packed) as archive:
+        archive.extract("package/axe.min.js", folder, filter="data")
+
+
+def _pack_by_npm(folder: Path) -> None:
     command = ["npm", "pack", "--silent", f"axe-core@{VERSION}"]
     try:
         done = subprocess.run(
@@ -33,5 +40,3 @@ def _fetch(folder: Path) -> None:
         raise NotFetched("npm did not fetch axe-core in two minutes") from None
     if done.returncode:
         raise NotFetched(f"npm could not fetch axe-core: {done.stderr[-300:]}")
-    with tarfile.open(folder / f"axe-core-{VERSION}.tgz") as packed:
-        packed.extract("package/axe.min.js", folder, filter="data")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,6 +20,7 @@ import pytest
 
 from featurestore.server import ServerSettings, create_app
 from featurestore.store import FeatureStore
+from tests.maven import NotFetched, cache_folder
 
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 # Downloads and other responses that are not pages.
@@ -49,15 +53,48 @@ def listening(store: FeatureStore, settings: ServerSettings) -> Iterator[str]:
         thread.join()
 
 
+def installed_browser() -> str | None:
+    return next(filter(None, map(shutil.which, _PROGRAMS)), None)
+
+
+def browser_folder() -> Path:
+    return cache_folder() / "browsers"
+
+
+def fetch_browser() -> None:
+    """Download the browser of Playwright once, if the machine has none.
+
+    Raises:
+        NotFetched: The download failed, or Playwright is not installed.
+    """
+    folder = browser_folder()
+    if installed_browser() is not None or (folder / "complete").exists():
+        return
+    command = [sys.executable, "-m", "playwright", "install", "--only-shell", "chromium"]
+    environment = {**os.environ, "PLAYWRIGHT_BROWSERS_PATH": str(folder)}
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise NotFetched("Playwright did not fetch its browser in five minutes") from None
+    if done.returncode:
+        lines = (done.stdout + done.stderr).strip().splitlines()
+        raise NotFetched(f"Playwright could not fetch its browser: {' '.join(lines[-2:])[-300:]}")
+    (folder / "complete").touch()
+
+
 @contextmanager
 def chromium() -> Iterator[Any]:
     """Yield a browser, or skip the test with the reason."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="playwright is not installed: no browser walks the pages"
     )
-    program = next(filter(None, map(shutil.which, _PROGRAMS)), None)
+    program = installed_browser()
     if program is None:
-        pytest.skip("Chromium is not installed: no browser walks the pages")
+        if not (browser_folder() / "complete").exists():
+            pytest.skip("Chromium is neither installed nor fetched: no browser walks the pages")
+        os.environ["PLAYWRIGHT_BROWSERS_PATH"] = str(browser_folder())
     with playwright.sync_playwright() as started:
         arguments = ["--no-sandbox"] if os.getuid() == 0 else []
         browser = started.chromium.launch(executable_path=program, args=arguments)

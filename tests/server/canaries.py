@@ -88,6 +88,9 @@ canary_window = featurestore.window_job(
 canary_watch = featurestore.monitor_job(
     "canary_watch", featuregroup="canary_pay", volume=(0.5, 2.0), {_SCHEDULE}
 )
+canary_publish = featurestore.publish_job(
+    "canary_publish", view="canary_view", schedule="0 0 1 1 *"
+)
 # A public group is compared with a dataset of the private one.
 canary_baseline = featurestore.monitor_job(
     "canary_baseline", featuregroup="visits", alert="canary_channel", confirm=1,
@@ -165,6 +168,7 @@ def fill_private(store: FeatureStore, folder: Path) -> None:
     for name in ("canary_sql", "canary_python", "canary_window", "canary_watch", "canary_baseline"):
         store.backfill_job(name, NOON, NOON + timedelta(hours=1))
     store.run_job("canary_training")
+    store.run_job("canary_publish")
     with pytest.raises(JobFailed):
         store.backfill_job("canary_failing", NOON, NOON + timedelta(hours=1))
     store.accept_monitor("canary_baseline", note="canary")

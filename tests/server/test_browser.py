@@ -150,7 +150,7 @@ def barriers_of(page: Any) -> list[tuple[str, Any]]:
 
 
 # User, and the expected text of a private job's page and of the audit log.
-ROLES = [("ann", 200, 200), ("wil", 404, 403), ("mia", 200, 403), ("non", 404, 403)]
+ROLES = [("ann", 200, 200), ("wil", 404, 403), ("mia", 200, 403), ("non", 403, 403)]
 
 
 @pytest.fixture(scope="module")

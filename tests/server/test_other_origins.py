@@ -28,6 +28,7 @@ FORMS: list[tuple[str, dict[str, str], str]] = [
     ("/jobs/raise_pay/pause", {}, "application/x-www-form-urlencoded"),
     ("/jobs/raise_pay/run", {"what": "latest"}, "text/plain"),
     ("/monitors/watch_pay/accept", {"until": "2024-03-01T13:00Z"}, "multipart/form-data"),
+    ("/basket/view", {"name": "evil", "features": "visits.sales"}, "text/plain"),
     ("/datasets/of_visits/1/verify", {}, "application/x-www-form-urlencoded"),
     # A plain-text form with JSON content.
     ("/api/v1/featuregroups/visits/1/deletions", {'{"where": "true", "x": "': '"}'}, "text/plain"),

@@ -519,7 +519,7 @@ def test_command_line_accepts_server_address(
 
 
 def test_remote_writes_pass_validation(
-    local: FeatureStore, remote: FeatureStore, address: str
+    capsys: pytest.CaptureFixture[str], local: FeatureStore, remote: FeatureStore, address: str
 ) -> None:
     changes.add_user(local.session, ROOT, "wil", role="writer")
     writes, _ = changes.make_token(local.session, ROOT, "wil", scope="write")
@@ -531,6 +531,10 @@ def test_remote_writes_pass_validation(
         new_group = writer.create_featuregroup(first, "made", tags={"team": "b"}, **declared)
         assert local.featuregroup("made")._details() == new_group._details()
         assert new_group._details()["ttl"] == "2d"
+        assert writer.create_featuregroup(first, "made", **declared).version == 1
+        assert "version 1 already has this definition" in capsys.readouterr().out
+        with pytest.raises(FeatureGroupExists, match="exists, with version 1"):
+            writer.create_featuregroup(first, "made", if_exists="error")
         commit = writer.insert_into_featuregroup(
             second, "made", mode="upsert", transaction=("a", 1)
         )
@@ -551,10 +555,18 @@ def test_remote_writes_pass_validation(
             (InvalidSql, lambda: writer.delete_from_featuregroup("made", "(select 1) = 1")),
             (FeatureGroupNotFound, lambda: writer.insert_into_featuregroup(first, "salaries")),
             (FeatureGroupNotFound, lambda: writer.create_featuregroup(first, "salaries")),
+            (
+                FeatureGroupNotFound,
+                lambda: writer.create_featuregroup(first, "other", inputs=["salaries"]),
+            ),
         ):
             with pytest.raises(error):
                 ask()
         assert local.get_featuregroup_history("made")[0] == commit
+        copied = writer.get_featuregroup("made", dataframe_type="pandas")
+        writer.create_featuregroup(copied, "copied", inputs=new_group)
+        [made_of] = local.get_featuregroup_history("copied")[0].inputs.values()
+        assert (made_of["featuregroup"], made_of["version"]) == ("made", 1)
         deleted = writer.delete_from_featuregroup("made", "x < 1 and k != 0")
         assert (deleted.rows, deleted.rows_out) == (3, 3)
         writer.add_featuregroup_tag("made", "tier", "gold")
@@ -573,9 +585,20 @@ def test_remote_writes_pass_validation(
     assert local.get_featuregroup("made").count() == 3
     with local.session.registry.reading() as connection:
         logged = [each for each in audit_log.entries(connection, limit=100) if each.who == "wil"]
-    actions = ["create", "insert", "insert", "create", "delete rows", "tag", "tag"]
+    actions = [
+        "create",
+        "create",
+        "insert",
+        "insert",
+        "create",
+        "create",
+        "delete rows",
+        "tag",
+        "tag",
+    ]
     assert sorted(each.action for each in logged) == sorted(actions)
-    assert {each.subject for each in logged} == {"made", "made@v1"}
+    assert {each.subject for each in logged} == {"made", "made@v1", "copied"}
+    local.delete_featuregroup("copied", version=1)
     group = local.featuregroup("made")
     commits = dict.fromkeys([1, commit.delta_version, deleted.delta_version], "wil")
     assert commit_authors(local, group, group.history()) == commits

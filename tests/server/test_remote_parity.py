@@ -26,6 +26,7 @@ def job(window):
 # Calls that validate these arguments first; for all others the name of a group suffices.
 GIVEN: dict[str, tuple[Any, ...]] = {
     "add_alert_channel": ("ops", "log"),
+    "add_online_store": ("cache", "redis://localhost:6379/0"),
     "backfill_job": ("job", "2024-03-01T00:00Z", "2024-03-02T00:00Z"),
     "sql": ("select * from g",),
 }
@@ -56,6 +57,9 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureStore]:
         )
         (folder / "jobs.py").write_text(JOBS)
         GIVEN["register_jobs"] = (str(folder / "jobs.py"),)
+        (folder / "dbt_project.yml").write_text("name: shop\nmodel-paths: [models]\n")
+        (folder / "models").mkdir()
+        GIVEN["write_dbt_exposures"] = (str(folder / "models" / "exposures.yml"),)
         with (
             listening(local, ServerSettings()) as address,
             featurestore.connect(address) as store,

@@ -161,6 +161,11 @@ class Visitor:
         """The visitor as an actor in the audit log."""
         return Actor(self.name, self.sign_in_method)
 
+    @property
+    def has_role(self) -> bool:
+        """Whether the visitor has a role on the store or on any group."""
+        return self.role != NONE or self.sees_all or bool(self.groups)
+
     def may(self, needed: str, group: str | None = None) -> bool:
         """Return True if the visitor has a role on the store or on a group."""
         role = self.role
@@ -203,7 +208,7 @@ def visitor_from_token(session: Session, text: str) -> Visitor:
         if token is None or user is None:
             raise NotSignedIn(
                 "The token is unknown or expired.",
-                hint="featurestore user token NAME creates a token",
+                hint="featurestore token add NAME creates a token",
             )
         return _build_visitor(connection, user, f"token {token.id}", SCOPES[token.scope])
 

@@ -16,7 +16,7 @@ function asText(table) {
 
 function valueOf(cell) {
   const time = cell.querySelector("time");
-  return time ? time.dateTime : cell.querySelector("svg") ? "" : cell.textContent.trim();
+  return time ? time.dateTime : cell.querySelector("svg.histogram") ? "" : cell.textContent.trim();
 }
 
 function numberOf(text) {
@@ -80,4 +80,13 @@ document.addEventListener("htmx:after:swap", () => { prepare(document); });
 document.addEventListener("click", (event) => {
   const button = event.target.closest("button.copy, button.sort");
   if (button) (button.className === "copy" ? copy : sortRows)(button);
+});
+// The key "/" moves to the search field, unless the user types into another field.
+document.addEventListener("keydown", (event) => {
+  const search = document.getElementById("find");
+  const isTyping = event.target.closest("input, select, textarea, [contenteditable]");
+  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.altKey || isTyping || !search) return;
+  event.preventDefault();
+  search.focus();
+  search.select();
 });

@@ -24,13 +24,15 @@ RESULTS = FOLDER / "results"
 PAGE = FOLDER / "RESULTS.md"
 COMPARISONS = "measurement"
 TOPICS: dict[str, tuple[str, ...]] = {
+    "End to end": ("end_to_end",),
     "Point-in-time joins and aggregates": ("point_in_time", "aggregates", "taxi"),
-    "Reading": ("read", "pytorch", "categories_and_images", "transformations"),
+    "Reading": ("read", "pytorch", "gpu", "categories_and_images", "transformations"),
     "Exports": ("encode", "export", "shapes"),
     "Spark": ("spark",),
     "Feature groups": ("feature_groups", "validation_and_statistics", "durability", "hashing"),
     "Growth and scale": ("growth", "scale"),
     "Jobs, streams, sources and the server": ("jobs", "streams", "sources", "server", "remote"),
+    "Serving": ("serving",),
     "Monitors, experiments and scores": ("monitoring", "experiments", "scoring"),
     "Object stores": ("storage",),
 }

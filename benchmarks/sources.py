@@ -56,8 +56,8 @@ SLOW = """
 
 
 @contextmanager
-def server() -> Iterator[str]:
-    """Give the URL of a Postgres server that lives as long as the block."""
+def server(*, fsync: str = "off") -> Iterator[str]:
+    """Start a Postgres server, and yield its URL."""
     binaries = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))[-1].parent
     folder = Path(tempfile.mkdtemp(prefix="featurestore-bench-"))
     account = pwd.getpwnam("nobody") if os.getuid() == 0 else pwd.getpwuid(os.getuid())
@@ -78,7 +78,7 @@ def server() -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     data = str(folder / "data")
-    options = f"-p {port} -c unix_socket_directories={folder} -c fsync=off"
+    options = f"-p {port} -c unix_socket_directories={folder} -c fsync={fsync}"
     run("initdb", "-D", data, "-U", "store", "-A", "trust", "--no-sync")
     run("pg_ctl", "-D", data, "-w", "-l", str(folder / "log"), "-o", options, "start")
     try:

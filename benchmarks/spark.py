@@ -371,7 +371,7 @@ def start_cluster(stack: ExitStack) -> None:
     from tests.cluster.standalone import environment, standalone_cluster
 
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-cluster-")))
-    master = stack.enter_context(standalone_cluster(folder, memory="6g", java=""))
+    master = stack.enter_context(standalone_cluster(folder, memory="6g", java="")).url
     os.environ.update(environment(java=""), SPARK_EXECUTOR_MEMORY="4g")
     os.environ |= {"FEATURESTORE_SPARK_MASTER": master, "FEATURESTORE_SPARK_STAGING": str(folder)}
 

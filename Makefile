@@ -37,8 +37,9 @@ lint: $(STAMP) ## run ruff, mypy, import-linter, and the checks for dead code an
 	$(BIN)/mypy && $(BIN)/lint-imports --no-cache
 	scripts/dead-code $(BIN)/vulture && $(BIN)/python scripts/house.py --check
 
-docs: $(STAMP) ## build the documentation in site/; warnings are errors
+docs: $(STAMP) ## build the documentation in site/, and check its links, spelling and prose; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/codespell *.md docs examples featurestore connectors && $(BIN)/python scripts/prose.py
 
 bench: $(STAMP) ## run the benchmarks (BENCH=name selects one, ARGS=--quick uses little data)
 	@scripts/bench $(BIN)/python $(ARGS)

@@ -85,14 +85,14 @@ def serving(folder: Path) -> Iterator[ObjectServer]:
         env={**os.environ, "ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY},
     )
     try:
-        _wait_for(server.port, process)
+        wait_for(server.port, process)
         yield server
     finally:
         process.terminate()
         process.wait(timeout=20)
 
 
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
     give_up = time.monotonic() + _START_SECONDS
     while True:
         try:
@@ -100,5 +100,5 @@ def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
             return
         except OSError:
             if process.poll() is not None or time.monotonic() > give_up:
-                raise RuntimeError("the S3 server of the tests did not start") from None
+                raise RuntimeError("a server of the tests did not start") from None
             time.sleep(0.02)

@@ -10,6 +10,9 @@ from typing import IO
 from featurestore.storage import files
 from featurestore.storage.failures import translate_read_errors, translate_write_errors
 
+# Windows translates line breaks in a file that is not opened as binary.
+_OVERWRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
+
 
 class AppendedFile:
     """A log file of one process, written without buffering, so that its content survives a kill."""
@@ -41,7 +44,7 @@ class OverwrittenFile:
         self._path, self._size = path, size
         files.make_directory(os.path.dirname(path))
         with translate_write_errors(path):
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            self._descriptor = os.open(path, _OVERWRITE, 0o666)
         # Also closes the file if the object is collected without a call of ``close``.
         self.close = weakref.finalize(self, os.close, self._descriptor)
 
@@ -50,7 +53,11 @@ class OverwrittenFile:
         with translate_write_errors(self._path):
             # Always the same size, so that a reader never sees the end of a longer, earlier
             # content.
-            os.pwrite(self._descriptor, data.ljust(self._size), 0)
+            if hasattr(os, "pwrite"):
+                os.pwrite(self._descriptor, data.ljust(self._size), 0)
+            else:  # Windows
+                os.lseek(self._descriptor, 0, os.SEEK_SET)
+                os.write(self._descriptor, data.ljust(self._size))
 
     def sync(self) -> None:
         """Sync the content to disk, so that other machines see it."""

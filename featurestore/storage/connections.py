@@ -8,7 +8,6 @@ removal.
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from featurestore.errors import FeatureStoreError, StorageError, UnsupportedLocation, listing
+from featurestore.model.runtime import call_after_fork
 from featurestore.plugins import find_plugin, load_plugin
 from featurestore.storage import settings
 from featurestore.storage.location import (
@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 
 # Requests contain the time in their signature; servers reject a larger clock difference.
 _MAX_SKEW_SECONDS = 300
+_REMOVAL_HINTS = {
+    "s3": "allow s3:DeleteObject on the prefix",
+    "gs": "allow storage.objects.delete on the bucket",
+    "az": "assign the role Storage Blob Data Contributor",
+    "hdfs": "allow this user to write in the folder: hdfs dfs -chmod, -chown",
+}
 # Options and connections by scheme and host. Options may contain credentials, so they stay in
 # memory and are never written to a file.
 _options: dict[str, dict[str, str]] = {}
@@ -113,9 +119,9 @@ def delta_options(path: str) -> dict[str, str] | None:
     scheme = scheme_of(path)
     if scheme == "file":
         return None
-    if scheme != "s3":
+    if scheme not in OBJECT_STORES:
         return dict(options_of(path))
-    return settings.delta_options(settings.s3_settings(options_of(path)))
+    return settings.delta_options(settings.store_settings(scheme, options_of(path)))
 
 
 def s3a_options(path: str) -> dict[str, str]:
@@ -133,9 +139,9 @@ def options_of_connections() -> dict[str, dict[str, str]]:
     for root in connected_roots():
         options = dict(options_of(root))
         # The other machine may have neither the environment nor the AWS files of this one.
-        if scheme_of(root) == "s3":
-            s3_settings = settings.s3_settings(options)
-            options = {**s3_settings.store, **s3_settings.client}
+        if scheme_of(root) in OBJECT_STORES:
+            store_settings = settings.store_settings(scheme_of(root), options)
+            options = {**store_settings.store, **store_settings.client}
         options_by_root[root] = options
     return options_by_root
 
@@ -220,9 +226,7 @@ def _check_removal(store: ObjectStore, probe: str) -> CheckResult:
         return CheckResult("delete", False, error.message, error.hint)
     if is_removed:
         return CheckResult("delete", True, "objects can be removed")
-    hint = "allow s3:DeleteObject on the prefix"
-    if store.root.startswith("hdfs://"):
-        hint = "allow this user to write in the folder: hdfs dfs -chmod, -chown"
+    hint = _REMOVAL_HINTS.get(scheme_of(store.root), "allow this user to delete files")
     return CheckResult("delete", False, f"{probe} could not be removed", hint)
 
 
@@ -231,4 +235,4 @@ def _discard_inherited_connections() -> None:
     _connections.clear()
 
 
-os.register_at_fork(after_in_child=_discard_inherited_connections)
+call_after_fork(_discard_inherited_connections)

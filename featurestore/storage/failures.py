@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from featurestore.errors import PublicationWarning, StorageError, refusal_hint
 from featurestore.model.arguments import warn_caller
+from featurestore.storage.location import scheme_of
 
 Result = TypeVar("Result")
 
@@ -26,11 +27,19 @@ _LONGEST_PAUSE = 5.0
 _TRANSIENT_STATUSES = ("408", "409", "425", "429")
 _STATUS = re.compile(r"status code: (?P<status>\d{3})[ \w]*")
 _CODE = re.compile(r"<Code>(?P<code>\w{1,60})</Code>")
+_MISSING_BUCKET_CODES = ("NoSuchBucket", "ContainerNotFound")
 _HINTS = {
-    "401": "check the credentials: the environment, ~/.aws/credentials or storage_options=",
+    "401": "check the credentials: {credentials} or storage_options=",
     "403": "check the credentials and their permissions: read, write, list and delete",
     "404": "check the name of the bucket; it must exist",
-    "301": "check the region: storage_options={'region': ...} or $AWS_REGION",
+    "301": "check the region: storage_options={{'region': ...}} or $AWS_REGION",
+}
+# The address at which cloud machines provide the credentials of their identity.
+_IDENTITY_SERVICE = "169.254.169.254"
+# Where the credentials of each scheme come from.
+_CREDENTIALS = {
+    "gs": "$GOOGLE_APPLICATION_CREDENTIALS, the account of the machine",
+    "az": "$AZURE_STORAGE_ACCOUNT_KEY, the identity of the machine",
 }
 
 
@@ -124,7 +133,7 @@ def with_retries(
         except FileNotFoundError as error:
             # A missing bucket is also reported as not found, but it is an error of the
             # configuration and not a missing object.
-            if _error_code(error) == "NoSuchBucket":
+            if _error_code(error) in _MISSING_BUCKET_CODES:
                 raise to_storage_error(action, uri, error) from None
             # The cause is not chained, since its text may contain key names and signatures.
             raise FileNotFoundError(f"{uri!r} does not exist.") from None
@@ -163,7 +172,12 @@ def is_transient(error: BaseException) -> bool:
 def to_storage_error(action: str, uri: str, error: BaseException) -> StorageError:
     """Return the error to raise for a request that failed permanently."""
     status = _status_code(error)
-    if status is None:
+    credentials = _CREDENTIALS.get(scheme_of(uri), "the environment, ~/.aws/credentials")
+    if _IDENTITY_SERVICE in str(error):
+        # Without configured credentials, clients request those of the machine.
+        reason = "no credentials are configured, and the machine's identity service has none"
+        hint = _HINTS["401"].format(credentials=credentials)
+    elif status is None:
         reason = f"the server cannot be reached or did not respond ({type(error).__name__})"
         hint = "check the endpoint and the network: featurestore doctor"
     else:
@@ -171,7 +185,7 @@ def to_storage_error(action: str, uri: str, error: BaseException) -> StorageErro
         reason = f"the server returned status {status}"
         if code is not None:
             reason = f"{reason} ({code})"
-        hint = _HINTS.get(status, "try again; nothing is lost")
+        hint = _HINTS.get(status, "try again; nothing is lost").format(credentials=credentials)
     return StorageError(f"Cannot {action} {uri!r}: {reason}.", hint=hint)
 
 

@@ -189,7 +189,9 @@ def remove(path: str, *, below: str) -> bool:
 def _relative_parts(path: str, below: str) -> list[str]:
     """Return the parts of a path relative to a directory; refuse paths outside it."""
     root = os.path.join(below, "")
-    names = path[len(root) :].split("/") if path.startswith(root) else []
+    # On Windows, parts of a path are separated by backslashes or slashes.
+    relative = path[len(root) :].replace(os.sep, "/") if path.startswith(root) else ""
+    names = relative.split("/") if relative else []
     # The last check before a removal. It does not depend on the caller having checked the path.
     if not names or any(name in ("", ".", "..") for name in names):
         raise StorageError(f"Refused to remove {path!r}: it is not below {below!r}.")

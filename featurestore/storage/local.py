@@ -29,6 +29,9 @@ _SYNC_THREADS = 8
 # Number of new bytes in a growing file after which the kernel is made to write them.
 _WRITEBACK_BYTES = 4 << 20
 
+# False on Windows. Its file system journals the entries of directories, which cannot be synced.
+_OPENS_DIRECTORIES = hasattr(os, "O_DIRECTORY")
+
 
 class LocalStorage:
     """Files in local and shared POSIX directories."""
@@ -125,8 +128,9 @@ class LocalStorage:
     def read_into(self, path: str, start: int, buffers: Sequence[memoryview]) -> None:
         position = start
         with open(path, "rb", buffering=0) as file:
+            file.seek(start)
             for buffer in buffers:
-                if os.preadv(file.fileno(), [buffer], position) != len(buffer):
+                if file.readinto(buffer) != len(buffer):
                     raise StorageError(
                         f"Cannot read {path!r} from byte {position} to {position + len(buffer)}: "
                         "the file is truncated."
@@ -212,6 +216,8 @@ class LocalStorage:
         # the meantime cannot redirect the removal.
         with ExitStack() as handles:
             try:
+                if not _OPENS_DIRECTORIES:
+                    return remove_by_path(below, names)
                 parent = _open_directory(below, None, handles)
                 for name in names[:-1]:
                     parent = _open_directory(name, parent, handles)
@@ -301,6 +307,22 @@ class _EarlyWriteback:
             )
 
 
+def remove_by_path(below: str, names: Sequence[str]) -> bool:
+    """Remove a path where directories cannot be opened; refuse links between it and ``below``."""
+    is_junction = getattr(os.path, "isjunction", os.path.islink)  # since Python 3.12
+    parent = below
+    for name in names[:-1]:
+        parent = os.path.join(parent, name)
+        if os.path.islink(parent) or is_junction(parent):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), parent)
+    path = os.path.join(parent, names[-1])
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+    return True
+
+
 def make_directory(path: str, *, durable: bool = True) -> None:
     """Create a directory and its parents, and sync them to disk."""
     created = []
@@ -334,8 +356,11 @@ def sync(paths: Iterable[str]) -> None:
 
 def sync_path(path: str) -> None:
     """Sync a file or a directory to disk."""
+    if not _OPENS_DIRECTORIES and os.path.isdir(path):
+        return
     with translate_write_errors(path):
-        handle = os.open(path, os.O_RDONLY)
+        # Windows syncs only a file that is open for writing.
+        handle = os.open(path, os.O_RDONLY if _OPENS_DIRECTORIES else os.O_RDWR)
         try:
             os.fsync(handle)
         except OSError as error:
@@ -348,6 +373,8 @@ def sync_path(path: str) -> None:
 
 
 def _sync_directory(directory: str) -> None:
+    if not _OPENS_DIRECTORIES:
+        return
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)

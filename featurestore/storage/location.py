@@ -18,6 +18,11 @@ from featurestore.plugins import find_plugin, plugin_names
 _SEPARATOR = "://"
 # No "@" in the host: credentials must not be part of a location, which is stored and shown.
 _URI = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<host>[^/?#@]+)(?:/(?P<prefix>[^?#]*))?")
+# Hadoop's clients of Azure name the account in the URI.
+_AZURE_HADOOP_URI = re.compile(
+    r"(abfs|wasb)s?://(?P<container>[a-z0-9-]+)@(?P<account>[a-z0-9]+)"
+    r"\.(dfs|blob)\.[a-z.]+(?P<path>(/[^?#]*)?)"
+)
 # Alternative schemes that other tools use for the same storage.
 _SCHEME_ALIASES = {
     "s3a": "s3",
@@ -56,11 +61,26 @@ class Location:
         if match is None or not is_supported(scheme):
             # The text may be a URI with a password.
             safe_text = re.sub(r"//[^/]*@", "//***@", text)
+            hint = (
+                "a local directory, such as the mount point of another file system, "
+                "s3://bucket/prefix, gs://bucket/prefix, az://container/path or "
+                "hdfs://namenode:port/path; set credentials in the environment or in "
+                "storage_options="
+            )
+            hadoop_uri = _AZURE_HADOOP_URI.fullmatch(text)
+            if hadoop_uri is not None:
+                safe_text = text
+                path = f"az://{hadoop_uri['container']}{hadoop_uri['path']}"
+                hint = (
+                    f"{path!r} with storage_options={{'account_name': {hadoop_uri['account']!r}}}"
+                )
             raise UnsupportedLocation(
-                f"location={safe_text!r} is not a supported location.",
-                hint="a local directory, such as the mount point of another file system, "
-                "s3://bucket/prefix (gs:// and az:// are untested) or hdfs://namenode:port/path; "
-                "set credentials in the environment or in storage_options=",
+                f"location={safe_text!r} is not a supported location.", hint=hint
+            )
+        if os.sep != "/":  # Windows: the paths of objects are built by ``os.path.join``
+            raise UnsupportedLocation(
+                f"location={text!r} is not supported on Windows.",
+                hint="a local directory, or run Python in WSL: wsl --install",
             )
         prefix = (match["prefix"] or "").strip("/")
         if prefix and not is_relative_path(prefix):

@@ -1,23 +1,37 @@
 """File locks that end with their process, and the identity of the machine that holds them.
 
-Processes on the same machine see each other's locks immediately.
+Processes on the same machine see each other's locks immediately. Where the operating system has no
+POSIX locks (Windows), the locks are those of the library filelock.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from featurestore.errors import StorageError
 from featurestore.storage import failures, files
 
+if TYPE_CHECKING:
+    import filelock
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+# A check of a lock by another process holds it briefly.
+_FILELOCK_SECONDS = 10
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
-def acquire_lock(path: str) -> int:
-    """Create a file, lock it, and return the file handle.
+def acquire_lock(path: str) -> int | filelock.BaseFileLock:
+    """Create a file, lock it, and return the file handle, on Windows the lock of filelock.
 
     The lock is released when the handle is closed or the process ends.
 
@@ -27,6 +41,10 @@ def acquire_lock(path: str) -> int:
     """
     directory, name = os.path.split(path)
     files.make_directory(directory)
+    if fcntl is None:
+        lock = _build_filelock(path)
+        with failures.translate_write_errors(path):
+            return lock.acquire(timeout=_FILELOCK_SECONDS).lock
     temporary = os.path.join(directory, f".{name}")
     with failures.translate_write_errors(path):
         handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
@@ -42,6 +60,16 @@ def acquire_lock(path: str) -> int:
 
 def is_locked(path: str) -> bool:
     """Return True if another living process holds the lock on a file."""
+    if fcntl is None:
+        import filelock
+
+        if not os.path.exists(path):
+            return False
+        try:
+            with _build_filelock(path).acquire(timeout=0):
+                return False
+        except filelock.Timeout:
+            return True
     try:
         handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -57,9 +85,71 @@ def is_locked(path: str) -> bool:
     return False
 
 
-def release_lock(handle: int) -> None:
-    """Release this process's lock on a file."""
-    os.close(handle)
+def remove_lock_file(handle: int | filelock.BaseFileLock, path: str, *, below: str) -> None:
+    """Remove the file of a lock that this process holds, and release the lock.
+
+    Raises:
+        StorageError: The file cannot be removed.
+    """
+    if isinstance(handle, int):
+        # Removed while it is locked: after the release, the path may already be the lock file of
+        # the next owner.
+        files.remove(path, below=below)
+        os.close(handle)
+        return
+    handle.release()  # Windows cannot remove an open file
+    files.remove(path, below=below)
+
+
+@contextmanager
+def exclusive_lock(path: str) -> Iterator[None]:
+    """Hold an exclusive lock during a ``with`` block; threads and processes wait for it."""
+    if fcntl is None:
+        with _build_filelock(path):
+            yield
+        return
+    with open(path, "wb") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def lock_shared(handle: int) -> None:
+    """Take a shared lock on an open file, so that ``remove_unless_shared`` does not remove it."""
+    # Windows removes no open file, so it needs no lock.
+    if fcntl is not None:
+        fcntl.flock(handle, fcntl.LOCK_SH)
+
+
+def remove_unless_shared(path: str, *, lock_file: str, below: str) -> bool:
+    """Remove a file unless another open file has a shared lock on ``lock_file``.
+
+    Returns whether it was removed.
+    """
+    if fcntl is None:
+        try:
+            files.remove(path, below=below)
+        except StorageError:  # another process has opened it
+            return False
+        return True
+    handle = None
+    try:
+        with suppress(FileNotFoundError):
+            handle = os.open(lock_file, os.O_RDONLY)
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        files.remove(path, below=below)
+    except BlockingIOError:
+        return False
+    finally:
+        if handle is not None:
+            os.close(handle)
+    return True
+
+
+def _build_filelock(path: str) -> filelock.BaseFileLock:
+    import filelock
+
+    # Any thread may release the lock.
+    return filelock.FileLock(path, thread_local=False)
 
 
 def host_name() -> str:

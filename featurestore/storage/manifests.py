@@ -33,8 +33,8 @@ def read_manifest(directory: str) -> Manifest:
     """Return the manifest in a dataset directory.
 
     Raises:
-        TrainingDatasetNotFound: The manifest does not exist because the dataset is not finished, or
-        it was written by a newer release.
+        TrainingDatasetNotFound: The manifest does not exist because the dataset is not finished.
+        FormatTooNew: A newer release wrote the manifest.
         DatasetDamaged: The manifest was modified or truncated.
     """
     path = manifest_path(directory)

@@ -10,12 +10,12 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
-from featurestore.errors import StorageError, missing_extra
+from featurestore.errors import ConfigurationError, StorageError, missing_extra
 from featurestore.storage import failures
 from featurestore.storage.failures import translate_read_errors, with_retries
 from featurestore.storage.interface import StoredObject, Writer, fill, total_bytes
-from featurestore.storage.location import check_name, remove_owner
-from featurestore.storage.settings import SECRET, TOKEN, USER, s3_settings
+from featurestore.storage.location import check_name, remove_owner, scheme_of
+from featurestore.storage.settings import SECRET, TOKEN, USER, store_settings
 
 if TYPE_CHECKING:
     from featurestore.storage.interface import ObjectStore
@@ -68,7 +68,7 @@ class ObjectStorage:
         lengths = [length for _, length in ranges if length > 0]
 
         def call() -> list[Any]:
-            with _translate_range_panic(uri):
+            with _translate_range_errors(uri):
                 return get_ranges(
                     self._store,
                     name,
@@ -91,7 +91,7 @@ class ObjectStorage:
         end = start + total_bytes(buffers)
 
         def call() -> None:
-            with _translate_range_panic(uri):
+            with _translate_range_errors(uri):
                 # Streamed into the caller's buffers: a response of its own would need the memory
                 # twice.
                 response = get(self._store, name, options={"range": (start, end)})
@@ -249,7 +249,9 @@ class ObjectStorage:
         )
         for page in pages:
             for metadata in page:
-                yield _to_stored_object(metadata)
+                # Some servers of Azure ignore the offset, which was added to its protocol later.
+                if metadata["path"] > after:
+                    yield _to_stored_object(metadata)
 
     def _delete(self, names: Sequence[str]) -> None:
         from obstore import delete
@@ -266,10 +268,10 @@ def _connect(root: str, options: Mapping[str, str], retries: Mapping[str, Any]) 
         from obstore import store
     except ModuleNotFoundError as error:
         raise missing_extra("obstore", "s3") from error
+    from obstore.exceptions import BaseError
+
     from_url: Any = store.from_url  # its type hints require each setting as a keyword
-    if not root.startswith("s3://"):
-        return from_url(root, config=dict(options), retry_config=retries)
-    settings = s3_settings(options)
+    settings = store_settings(scheme_of(root), options)
     config = dict(settings.store)
     provider: dict[str, Any] = {}
     if USER in config and SECRET in config and TOKEN not in config and TOKEN.upper() in os.environ:
@@ -277,30 +279,43 @@ def _connect(root: str, options: Mapping[str, str], retries: Mapping[str, Any]) 
         # credentials.
         pair = {"access_key_id": config.pop(USER), "secret_access_key": config.pop(SECRET)}
         provider["credential_provider"] = lambda: {**pair, "expires_at": None}
-    return from_url(
-        root,
-        config=config,
-        client_options=dict(settings.client),
-        retry_config=retries,
-        **provider,
-    )
+    try:
+        return from_url(
+            root,
+            config=config,
+            client_options=dict(settings.client),
+            retry_config=retries,
+            **provider,
+        )
+    except BaseError as error:
+        # The first line is the reason. The cause is not chained, since it may contain a secret.
+        reason = str(error).splitlines()[0].partition("error: ")[2].rstrip(".")
+        for value in (*config.values(), *settings.client.values()):
+            reason = reason.replace(value, "***")
+        raise ConfigurationError(
+            f"The settings of {root!r} are invalid: {reason}.",
+            hint="check storage_options= and the environment",
+        ) from None
 
 
 def _to_stored_object(metadata: Mapping[str, Any]) -> StoredObject:
-    modified = metadata["last_modified"]
+    # Listings have fractions of a second that the headers of an object do not have.
+    modified = metadata["last_modified"].replace(microsecond=0)
     # Entity tags are optional; the time is the last resort to detect a replaced object.
     tag = metadata["e_tag"] or metadata["version"] or str(modified)
-    return StoredObject(metadata["path"], metadata["size"], modified, tag)
+    # Azure quotes the tag of an object, but not the tags in a listing.
+    return StoredObject(metadata["path"], metadata["size"], modified, tag.strip('"'))
 
 
 @contextmanager
-def _translate_range_panic(uri: str) -> Iterator[None]:
-    """Raise StorageError for the panic in obstore when an object is shorter than a range."""
+def _translate_range_errors(uri: str) -> Iterator[None]:
+    """Raise StorageError for an error or a panic in obstore if an object ends before a range."""
     try:
         yield
     except BaseException as error:
-        # The panic is not an Exception, and its class is private.
-        if type(error).__name__ == "PanicException":
+        # The panic is not an Exception, and its class is private. Without this check an error that
+        # has no status would be retried like a broken connection.
+        if type(error).__name__ == "PanicException" or "InvalidRange" in str(error):
             raise _object_too_short_error(uri) from None
         raise
 

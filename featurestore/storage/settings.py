@@ -1,4 +1,6 @@
-"""Object store settings from ``storage_options=``, the environment and the AWS configuration files.
+"""Settings of S3, Google Cloud Storage and Azure from ``storage_options=`` and the environment.
+
+Settings of S3 are also read from the AWS configuration files.
 
 Settings are never stored in a registry, a manifest, a log or an error.
 """
@@ -6,6 +8,7 @@ Settings are never stored in a registry, a manifest, a log or an error.
 from __future__ import annotations
 
 import configparser
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -46,7 +49,97 @@ _S3A = {
 }
 _S3A_ENCRYPTIONS = {"AES256": "SSE-S3", "aws:kms": "SSE-KMS", "aws:kms:dsse": "DSSE-KMS"}
 _S3A_PROVIDERS = "org.apache.hadoop.fs.s3a."
-_ALIASES = {"aws_endpoint": "aws_endpoint_url", "aws_default_region": "aws_region"}
+_ALIASES = {
+    "aws_endpoint": "aws_endpoint_url",
+    "aws_default_region": "aws_region",
+    "aws_anonymous": "aws_skip_signature",
+}
+
+
+@dataclass(frozen=True)
+class _Provider:
+    """The options of one scheme, named like their environment variables in lower case.
+
+    Args:
+        options: All options of the store.
+        prefix: The prefix that ``storage_options=`` may omit.
+        aliases: Full option names by alternative names.
+        endpoint: The option that contains the address of the server.
+        credentials: Credential types in obstore by the option that selects them.
+    """
+
+    options: tuple[str, ...]
+    prefix: str
+    aliases: Mapping[str, str]
+    endpoint: str
+    credentials: Mapping[str, str]
+
+
+# Fields that a key of a service account must have.
+_EMPTY_ACCOUNT = {"client_email": "", "private_key": "", "private_key_id": ""}
+_PROVIDERS = {
+    "s3": _Provider(_S3, "aws_", _ALIASES, "aws_endpoint_url", {}),
+    "gs": _Provider(
+        (
+            "google_application_credentials",
+            "google_service_account",
+            "google_service_account_key",
+            "google_base_url",
+            "google_skip_signature",
+        ),
+        "google_",
+        {
+            "google_endpoint": "google_base_url",
+            "google_endpoint_url": "google_base_url",
+            "google_service_account_path": "google_service_account",
+            "google_anonymous": "google_skip_signature",
+        },
+        "google_base_url",
+        {},
+    ),
+    "az": _Provider(
+        (
+            "azure_storage_account_name",
+            "azure_storage_account_key",
+            "azure_storage_sas_token",
+            "azure_storage_token",
+            "azure_client_id",
+            "azure_client_secret",
+            "azure_tenant_id",
+            "azure_federated_token_file",
+            "azure_authority_host",
+            "azure_use_azure_cli",
+            "azure_endpoint",
+            "azure_skip_signature",
+        ),
+        "azure_",
+        {
+            "azure_account_name": "azure_storage_account_name",
+            "azure_account_key": "azure_storage_account_key",
+            "azure_storage_access_key": "azure_storage_account_key",
+            "azure_sas_token": "azure_storage_sas_token",
+            "azure_sas_key": "azure_storage_sas_token",
+            "azure_storage_sas_key": "azure_storage_sas_token",
+            "azure_bearer_token": "azure_storage_token",
+            "azure_token": "azure_storage_token",
+            "azure_storage_client_id": "azure_client_id",
+            "azure_storage_client_secret": "azure_client_secret",
+            "azure_storage_tenant_id": "azure_tenant_id",
+            "azure_storage_endpoint": "azure_endpoint",
+            "azure_endpoint_url": "azure_endpoint",
+            "azure_anonymous": "azure_skip_signature",
+        },
+        "azure_endpoint",
+        {
+            "azure_storage_account_key": "access_key",
+            "azure_storage_sas_token": "sas_token",
+            "azure_storage_token": "bearer_token",
+            "azure_client_secret": "client_secret",
+            "azure_federated_token_file": "workload_identity",
+            "azure_use_azure_cli": "azure_cli",
+        },
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -55,6 +148,46 @@ class Settings:
 
     store: Mapping[str, str] = field(repr=False)
     client: Mapping[str, str] = field(repr=False)
+
+
+def store_settings(scheme: str, options: Mapping[str, str]) -> Settings:
+    """Return the settings of an object store with the scheme "s3", "gs" or "az".
+
+    >>> store_settings("gs", {"endpoint": "http://127.0.0.1:4443"}).client["allow_http"]
+    'true'
+
+    Raises:
+        ConfigurationError: An option is unknown, or the account of Azure is missing.
+    """
+    if scheme == "s3":
+        return s3_settings(options)
+    provider = _PROVIDERS[scheme]
+    checked_options = check_options(options, scheme=scheme)
+    option_types = [kind for key, kind in provider.credentials.items() if key in checked_options]
+    store = {}
+    for key in provider.options:
+        value = checked_options.get(key)
+        # Credentials in the environment belong to another identity than those of the options.
+        if not value and not (option_types and key in provider.credentials):
+            value = _read_environment(key, scheme=scheme)
+        if value:
+            store[key] = value
+    if option_types:
+        # Otherwise obstore prefers an account key in the environment.
+        store["azure_credential_type"] = option_types[0]
+    if scheme == "az" and "azure_storage_account_name" not in store:
+        raise ConfigurationError(
+            "A location az://container/path requires the name of the storage account.",
+            hint="set $AZURE_STORAGE_ACCOUNT_NAME, or storage_options={'account_name': '...'}",
+        )
+    client = {key: checked_options.get(key) or _SECONDS.get(key, "") for key in _CLIENT}
+    client = _allow_http(client, store.get(provider.endpoint, ""))
+    if "google_base_url" in store and store.get("google_skip_signature") == "true":
+        # For a server without authentication: obstore and delta-rs omit signatures only of reads,
+        # but all tokens with this key.
+        account = {"gcs_base_url": store["google_base_url"], "disable_oauth": True}
+        store = {"google_service_account_key": json.dumps({**account, **_EMPTY_ACCOUNT})}
+    return Settings(store, client)
 
 
 def s3_settings(options: Mapping[str, str]) -> Settings:
@@ -85,16 +218,25 @@ def s3_settings(options: Mapping[str, str]) -> Settings:
         )
         if value:
             client[key] = value
-    if store.get("aws_endpoint_url", "").startswith("http://"):
+    return Settings(store, _allow_http(client, store.get("aws_endpoint_url", "")))
+
+
+def _allow_http(client: Mapping[str, str], endpoint: str) -> dict[str, str]:
+    """Return the client settings that are not empty, with plain HTTP if the endpoint uses it."""
+    allowed = {key: value for key, value in client.items() if value}
+    if endpoint.startswith("http://"):
         # obstore refuses plain HTTP by default.
-        client.setdefault("allow_http", "true")
-    return Settings(store, client)
+        allowed.setdefault("allow_http", "true")
+    return allowed
 
 
 def delta_options(settings: Settings) -> dict[str, str]:
     """Merge the settings into one mapping for delta-rs."""
-    # delta-rs must not overwrite commits of other writers, either.
-    return {**settings.store, **settings.client, "aws_conditional_put": "etag"}
+    merged = {**settings.store, **settings.client}
+    if any(key.startswith("aws_") for key in merged):
+        # delta-rs must not overwrite commits of other writers, either.
+        merged["aws_conditional_put"] = "etag"
+    return merged
 
 
 def s3a_options(settings: Settings, bucket: str) -> dict[str, str]:
@@ -139,33 +281,39 @@ def _s3a_proxy(url: str | None) -> dict[str, str]:
 
 
 def check_options(
-    options: Mapping[str, str], *, argument: str = "storage_options"
+    options: Mapping[str, str], *, scheme: str = "s3", argument: str = "storage_options"
 ) -> dict[str, str]:
-    """Return the options under their full names, such as "aws_region".
+    """Return the options of a scheme under their full names, such as "aws_region".
+
+    >>> check_options({"account_name": "shop"}, scheme="az")
+    {'azure_storage_account_name': 'shop'}
 
     Raises:
         ConfigurationError: An option is unknown; its value is not included in the message.
     """
+    provider = _PROVIDERS[scheme]
+    known_options = (*provider.options, *_CLIENT)
     checked_options = {}
     for name, value in options.items():
         key = str(name).lower()
-        if key not in _CLIENT and not key.startswith("aws_"):
-            key = f"aws_{key}"
-        key = _ALIASES.get(key, key)
-        if key not in _S3 and key not in _CLIENT:
-            known_options = (*_S3, *_CLIENT)
+        if key not in _CLIENT and not key.startswith(provider.prefix):
+            key = f"{provider.prefix}{key}"
+        key = provider.aliases.get(key, key)
+        if key not in known_options:
             raise ConfigurationError(
                 f"Unknown option {name!r} in {argument}=.",
-                hint=did_you_mean(key, known_options) or f"available: {', '.join(known_options)}",
+                hint=did_you_mean(key, (*known_options, *provider.aliases))
+                or f"available: {', '.join(known_options)}",
             )
         # Clients expect "true" and "false", not Python's "True" and "False".
         checked_options[key] = str(value).lower() if isinstance(value, bool) else str(value)
     return checked_options
 
 
-def _read_environment(key: str) -> str | None:
-    """Return a setting from the environment variables that AWS tools use, or None."""
-    aliases = [alias.upper() for alias, name in _ALIASES.items() if name == key]
+def _read_environment(key: str, *, scheme: str = "s3") -> str | None:
+    """Return a setting from the environment variables that the provider's tools use, or None."""
+    provider = _PROVIDERS[scheme]
+    aliases = [alias.upper() for alias, name in provider.aliases.items() if name == key]
     names = [key.upper(), *aliases]
     if key == "aws_endpoint_url":
         # The AWS tools prefer the endpoint of the service to the general one.

@@ -9,7 +9,6 @@ an open file remains readable after eviction.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import hashlib
 import mmap
 import os
@@ -27,6 +26,7 @@ from featurestore.model.manifest import ManifestFile, ManifestShard
 from featurestore.plugins.format import WrittenFile
 from featurestore.storage import files, storage_for
 from featurestore.storage.failures import translate_write_errors
+from featurestore.storage.locks import exclusive_lock, lock_shared, remove_unless_shared
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -70,7 +70,7 @@ class ShardCache:
                 self._fetch(directory, shard, copies)
                 handle = _open_existing(target)
                 if handle is not None:
-                    fcntl.flock(handle, fcntl.LOCK_SH)
+                    lock_shared(handle)
                 if handle is None:
                     continue
                 # Another process may have evicted a copy before it was locked.
@@ -121,12 +121,14 @@ class ShardCache:
     @contextmanager
     def _locked(self, sha256: str) -> Iterator[None]:
         """Lock a shard, so that only one process or thread on this machine fetches it."""
-        locks = os.path.join(self.folder, _LOCKS)
-        files.make_directory(locks)
+        folder = os.path.join(self.folder, _LOCKS)
+        files.make_directory(folder)
         # Lock files are never removed: a process could hold the lock of a removed file while
         # another one locks a new file. 256 files serve all shards.
-        with translate_write_errors(locks), open(os.path.join(locks, sha256[:2]), "wb") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with (
+            translate_write_errors(folder),
+            exclusive_lock(os.path.join(folder, sha256[:2])),
+        ):
             yield
 
     def _evict_oldest(self, *, keep: str) -> None:
@@ -145,23 +147,13 @@ class ShardCache:
         for _, size, name in sorted(copies):
             if total <= self.max_bytes:
                 return
-            if not name.startswith(keep) and self._evict(name):
+            if name.startswith(keep):
+                continue
+            # Readers hold a shared lock on the shard until they have opened the copy.
+            lock_file = os.path.join(self.folder, name[:_SHA256_DIGITS])
+            path = os.path.join(self.folder, name)
+            if remove_unless_shared(path, lock_file=lock_file, below=self.folder):
                 total -= size
-
-    def _evict(self, name: str) -> bool:
-        """Remove a copy unless another process has locked it; return whether it was removed."""
-        handle = _open_existing(os.path.join(self.folder, name[:_SHA256_DIGITS]))
-        try:
-            if handle is not None:
-                # Readers hold a shared lock until they have opened the copy.
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            files.remove(os.path.join(self.folder, name), below=self.folder)
-        except BlockingIOError:
-            return False
-        finally:
-            if handle is not None:
-                os.close(handle)
-        return True
 
 
 def default_cache() -> ShardCache:
@@ -356,6 +348,11 @@ def map_shard(path: str) -> memoryview:
     ``mmap.mmap`` duplicates the descriptor of a file for as long as the map exists. Then a reader
     of a thousand shards would exceed the usual limit of 1,024 open files. This map has none.
     """
+    if not hasattr(mmap, "PROT_READ"):  # Windows, which has no such limit
+        if os.path.getsize(path) == 0:
+            return memoryview(b"")
+        with open(path, "rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.argtypes = [
         ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from featurestore.errors import ConfigurationError, EngineError
 from featurestore.storage import files, supervisor
 from featurestore.storage.appending import open_log
 
@@ -23,6 +24,11 @@ class SupervisedProcess:
         log: The file to which its output is appended.
         environment: Its complete environment.
         directory: Its working directory; it is created if necessary.
+        detached: Whether the supervisor survives a system that kills the children of this process.
+            It still ends when this process does.
+
+    Raises:
+        ConfigurationError: The operating system is Windows.
     """
 
     def __init__(
@@ -33,11 +39,18 @@ class SupervisedProcess:
         log: str,
         environment: Mapping[str, str],
         directory: str,
+        detached: bool = False,
     ) -> None:
+        if not hasattr(os, "killpg"):
+            raise ConfigurationError(
+                "Worker processes require process groups, which Windows does not have.",
+                hint="run Python in WSL: wsl --install",
+            )
         files.make_directory(directory)
         # Isolated mode: modules of the working directory or of PYTHONPATH must not replace those of
         # the standard library.
-        command_line = [sys.executable, "-I", supervisor.__file__, *command]
+        options = [supervisor.DETACHED] if detached else []
+        command_line = [sys.executable, "-I", supervisor.__file__, *options, *command]
         with open_log(log) as output:
             self._process = subprocess.Popen(
                 command_line,
@@ -90,6 +103,15 @@ def describe_exit(status: int) -> str:
         return f"killed by {signal.Signals(-status).name}"
     except ValueError:
         return f"killed by signal {-status}"
+
+
+def check_shared_directory(path: str, machine: str) -> None:
+    """Raise EngineError if this machine, which ``machine`` describes, cannot access a directory."""
+    if not files.is_directory(path):
+        raise EngineError(
+            f"{machine} cannot access {path!r}.",
+            hint="move the store to a directory that all machines share",
+        )
 
 
 def python_path() -> str:

@@ -1,6 +1,7 @@
 """Run a command and terminate it, with all its descendants, when the calling process ends.
 
-This module is run by path with only the standard library: ``python -I supervisor.py COMMAND...``.
+This module is run by path with only the standard library: ``python -I supervisor.py [--detached]
+COMMAND...``. A detached supervisor is a grandchild of the caller.
 Standard input starts with eight bytes, the length of COMMAND's standard input, followed by that
 input; then it stays open until the caller ends. All descendants of COMMAND belong to the supervisor
 (a subreaper), even if they have left its session, and are killed when COMMAND or the caller ends.
@@ -19,16 +20,23 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+DETACHED = "--detached"
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 _SET_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _PROC = Path("/proc")
-_KILLED = 128 + signal.SIGKILL
+_KILLED = 128 + 9  # signal.SIGKILL, which Windows does not have
 _EMPTY_LISTS = 3
 _PAUSE_SECONDS = 0.01
 
 
 def main(command: list[str]) -> int:
     """Run a command until it ends and return its exit status, 128 plus the signal if killed."""
+    if command[0] == DETACHED:
+        child = os.fork()
+        if child:
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            return status if status >= 0 else 128 - status
+        command = command[1:]
     _call_prctl(_SET_SUBREAPER, 1)
     command_input = _read(int.from_bytes(_read(8), "big"))
     process = subprocess.Popen(

@@ -24,13 +24,24 @@ from featurestore.training import TrainingDataset
 ROOT = Path(__file__).parents[1]
 ASSETS = ROOT / "docs" / "assets"
 sys.path[:0] = [str(ROOT), str(ROOT / "examples" / "flights")]
-WIDE, PHONE = {"width": 1100, "height": 820}, {"width": 390, "height": 760}
+WIDE, PHONE = {"width": 1280, "height": 860}, {"width": 390, "height": 760}
 RUNS = {"20130201-090000-a1b2c3": 0.1, "20130202-090000-d4e5f6": 0.02}
+# Each day of January is compared with the seven days before it.
+MONITORS = """
+import featurestore
+
+weather_watch = featurestore.monitor_job(
+    "weather_watch", featuregroup="weather", schedule="0 5 * * *", window="1d",
+    start="2013-01-01T05:00Z", baseline=featurestore.baseline(last="7d"),
+    features=["temp", "visib"], volume=None,
+)
+"""
 # Name, size, address.
 PICTURES = [
     ("group", WIDE, "/groups/weather/1"),
     ("group-phone", PHONE, "/groups/weather/1"),
     ("lineage", WIDE, "/lineage?node=training_dataset:late_flights_tfrecord@1"),
+    ("monitor", WIDE, "/monitors/weather_watch"),
     ("runs", WIDE, f"/experiments/compare?run={'&run='.join(RUNS)}"),
 ]
 
@@ -53,7 +64,7 @@ def main() -> None:
                 for name, size, path in PICTURES:
                     with tab(browser, address, color_scheme=scheme, viewport=size) as (page, _):
                         page.goto(path)
-                        page.locator("footer").evaluate("found => found.remove()")  # a local path
+                        page.locator("footer").evaluate("footer => footer.remove()")  # a local path
                         page.screenshot(path=str(ASSETS / f"server-{name}-{scheme}.png"))
 
 
@@ -63,6 +74,10 @@ def fill(store: FeatureStore) -> None:
 
     features.write_groups(store, until="2013-02-01")
     frame = store.get_features(features.FEATURES, labels="questions")
+    path = Path(store.location).parent / "monitors.py"
+    path.write_text(MONITORS)
+    store.register_jobs(path)
+    store.backfill_job("weather_watch", "2013-01-01T05:00Z", "2013-02-01T05:00Z")
     dataset = datasets.make(store, frame, "tfrecord", until="2013-02-01")
     for number, (run_id, rate) in enumerate(RUNS.items(), 1):
         add_run(store, dataset, run_id, rate, day=number)
@@ -92,8 +107,8 @@ def add_run(
     catalog.save(store.session, record)
     lines = []
     for step, loss in losses.items():
-        told = {"loss": loss, "val_loss": loss + 0.03 + 0.00005 * step}
-        lines.append(json.dumps({"step": step, "metrics": told}) + "\n")
+        metrics = {"loss": loss, "val_loss": loss + 0.03 + 0.00005 * step}
+        lines.append(json.dumps({"step": step, "metrics": metrics}) + "\n")
     path = os.path.join(catalog.run_directory(store.session, record), METRICS_FILE)
     Path(path).write_text("".join(lines))
 

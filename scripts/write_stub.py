@@ -89,7 +89,8 @@ def variants(method: ast.FunctionDef) -> list[ast.FunctionDef]:
     if "dataframe_type" in names:
         cases = {("dataframe_type", kind): result for kind, result in DATAFRAMES.items()}
     elif "plot" in names:
-        cases = {("plot", "Literal[True]"): "None", ("plot", "Literal[False]"): "Figure"}
+        result = "pd.DataFrame" if "descriptive" in function.name else "Figure"
+        cases = {("plot", "Literal[True]"): "None", ("plot", "Literal[False]"): result}
     else:
         return [function]
     overloads = []
@@ -104,7 +105,9 @@ def overload(function: ast.FunctionDef, argument: str, kind: str, result: str) -
     made.returns = ast.parse(result, mode="eval").body
     index = [each.arg for each in made.args.kwonlyargs].index(argument)
     made.args.kwonlyargs[index].annotation = ast.parse(kind, mode="eval").body
-    if kind not in ("None", "Literal[True]"):  # only the default kind is optional
+    default = made.args.kw_defaults[index]
+    value = default.value if isinstance(default, ast.Constant) else ...
+    if kind not in (repr(value), f"Literal[{value!r}]"):  # only the default kind is optional
         made.args.kw_defaults[index] = None
     return made
 

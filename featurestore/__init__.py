@@ -27,6 +27,7 @@ _HOMES = {
     "FeatureStoreError": "featurestore.errors",
     "compare_statistics": "featurestore.statistics",
     "job": "featurestore.jobs",
+    "publish_job": "featurestore.jobs",
     "sql_job": "featurestore.jobs",
     "stream_job": "featurestore.jobs",
     "training_job": "featurestore.jobs",
@@ -71,6 +72,7 @@ _FUNCTIONS = (
     "get_feature_view",
     "get_feature_views",
     "delete_feature_view",
+    "publish",
     "create_training_dataset",
     "get_training_dataset",
     "get_training_datasets",
@@ -122,6 +124,14 @@ _FUNCTIONS = (
     "remove_source",
     "read_source",
     "create_external_featuregroup",
+    "add_dbt_project",
+    "plan_dbt_project",
+    "write_dbt_exposures",
+    "add_online_store",
+    "get_online_stores",
+    "remove_online_store",
+    "plan",
+    "apply",
 )
 
 __all__ = ["__version__", *_HOMES, *_FUNCTIONS]

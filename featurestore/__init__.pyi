@@ -16,16 +16,19 @@ import pyarrow as pa
 from matplotlib.figure import Figure
 from pyspark.sql import DataFrame as SparkDataFrame
 
+from featurestore.dbt import DbtImport
 from featurestore.errors import FeatureStoreError as FeatureStoreError
 from featurestore.experiments.models import Model
 from featurestore.featuregroups import FeatureGroup as FeatureGroup
 from featurestore.featuregroups.definition import TypeName
 from featurestore.featuregroups.discovery import Match
+from featurestore.featuregroups.inputs import Inputs
 from featurestore.featuregroups.table import TableVersion
 from featurestore.jobs import baseline as baseline
 from featurestore.jobs import job as job
 from featurestore.jobs import model_monitor_job as model_monitor_job
 from featurestore.jobs import monitor_job as monitor_job
+from featurestore.jobs import publish_job as publish_job
 from featurestore.jobs import sql_job as sql_job
 from featurestore.jobs import stream_job as stream_job
 from featurestore.jobs import training_job as training_job
@@ -37,7 +40,9 @@ from featurestore.model.featuregroup import Commit
 from featurestore.model.monitor_report import Acceptance, MonitorReport
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.on_demand import feature as feature
+from featurestore.model.online_store import OnlineStoreSpec
 from featurestore.model.plan import FeaturePlan
+from featurestore.model.project import ProjectPlan
 from featurestore.model.requests import TimeSplit as TimeSplit
 from featurestore.model.source import SourceReport, SourceSpec
 from featurestore.model.source import source as source
@@ -55,6 +60,7 @@ from featurestore.registry.runs import Run
 from featurestore.retrieval import FeatureFrame as FeatureFrame
 from featurestore.retrieval import LeakReport
 from featurestore.retrieval.resolve import JoinKey
+from featurestore.serving.publication import Publication
 from featurestore.sources import SourceFrame
 from featurestore.statistics import compare_statistics as compare_statistics
 from featurestore.store import FeatureStore as FeatureStore
@@ -73,6 +79,7 @@ def connect(
     durability: Literal["full", "fast"] | None = None,
     storage_options: Mapping[str, str] | None = None,
     token: str | None = None,
+    progress: bool | None = None,
 ) -> FeatureStore: ...
 def create_featuregroup(
     df: object,
@@ -92,9 +99,12 @@ def create_featuregroup(
     event_time_tolerance: timedelta | str | None = None,
     statistics: bool = True,
     compact: Literal["auto"] | None = None,
+    iceberg: bool = False,
     rename: Mapping[str, str] | str | None = None,
     dtypes: Mapping[str, TypeName] | None = None,
     decimal_type: TypeName | None = None,
+    inputs: Inputs = (),
+    if_exists: Literal["version", "error", "return"] = "version",
 ) -> FeatureGroup: ...
 def get_or_create_featuregroup(
     df: object,
@@ -114,9 +124,11 @@ def get_or_create_featuregroup(
     event_time_tolerance: timedelta | str | None = None,
     statistics: bool = True,
     compact: Literal["auto"] | None = None,
+    iceberg: bool = False,
     rename: Mapping[str, str] | str | None = None,
     dtypes: Mapping[str, TypeName] | None = None,
     decimal_type: TypeName | None = None,
+    inputs: Inputs = (),
 ) -> FeatureGroup: ...
 def insert_into_featuregroup(
     df: object,
@@ -438,6 +450,13 @@ def create_feature_view(
 def get_feature_view(name: str, *, version: int | None = None) -> FeatureView: ...
 def get_feature_views() -> list[FeatureView]: ...
 def delete_feature_view(name: str, *, version: int) -> None: ...
+def publish(
+    view: str | FeatureView,
+    *,
+    to: str | None = None,
+    version: int | None = None,
+    full: bool = False,
+) -> Publication: ...
 def create_training_dataset(
     data: object,
     name: str,
@@ -595,8 +614,13 @@ def visualize_featuregroup_clusters(
     plot: Literal[False],
     figsize: tuple[float, float] | None = None,
 ) -> Figure: ...
+@overload
 def visualize_featuregroup_descriptive_stats(
-    name: str, *, version: int | None = None
+    name: str, *, version: int | None = None, plot: Literal[True]
+) -> None: ...
+@overload
+def visualize_featuregroup_descriptive_stats(
+    name: str, *, version: int | None = None, plot: Literal[False] = False
 ) -> pd.DataFrame: ...
 @overload
 def visualize_training_dataset_correlations(
@@ -666,8 +690,13 @@ def visualize_training_dataset_clusters(
     plot: Literal[False],
     figsize: tuple[float, float] | None = None,
 ) -> Figure: ...
+@overload
 def visualize_training_dataset_descriptive_stats(
-    name: str, *, version: int | None = None, split: str | None = None
+    name: str, *, version: int | None = None, split: str | None = None, plot: Literal[True]
+) -> None: ...
+@overload
+def visualize_training_dataset_descriptive_stats(
+    name: str, *, version: int | None = None, split: str | None = None, plot: Literal[False] = False
 ) -> pd.DataFrame: ...
 def register_jobs(module_or_path: ModuleType | str | os.PathLike[str]) -> list[RegisteredJob]: ...
 def get_jobs(*, limit: int | None = None, offset: int = 0) -> list[JobStatus]: ...
@@ -769,4 +798,21 @@ def create_external_featuregroup(
     tags: Mapping[str, str] | None = None,
     expectations: object = None,
     snapshots: Literal["training", "never"] = "training",
+    if_exists: Literal["version", "error", "return"] = "version",
 ) -> FeatureGroup: ...
+def add_dbt_project(
+    manifest: str | os.PathLike[str], *, source: str, select: str | Sequence[str] | None = None
+) -> DbtImport: ...
+def plan_dbt_project(
+    manifest: str | os.PathLike[str], *, source: str, select: str | Sequence[str] | None = None
+) -> DbtImport: ...
+def write_dbt_exposures(
+    path: str | os.PathLike[str], *, owner: str = "featurestore"
+) -> list[str]: ...
+def add_online_store(name: str, uri: str, *, secret: str | None = None) -> OnlineStoreSpec: ...
+def get_online_stores() -> list[OnlineStoreSpec]: ...
+def remove_online_store(name: str) -> None: ...
+def plan(folder: str | os.PathLike[str], *, project: str | None = None) -> ProjectPlan: ...
+def apply(
+    folder: str | os.PathLike[str], *, project: str | None = None, remove: bool = False
+) -> ProjectPlan: ...

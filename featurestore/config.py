@@ -17,17 +17,21 @@ DEFAULT_ENGINE = "duckdb"
 DEFAULT_DURABILITY = "full"
 # Engines that support only some URI schemes.
 _SCHEMES = {"spark": ("s3", "hdfs")}
-_KEYS = ("location", "engine", "registry", "durability")
+_KEYS = ("location", "engine", "registry", "durability", "project")
 
 
 @dataclass(frozen=True)
 class Config:
-    """A resolved configuration; without ``registry``, SQLite in the store location is used."""
+    """A resolved configuration; without ``registry``, SQLite in the store location is used.
+
+    ``project`` is the name under which ``apply`` owns what it creates.
+    """
 
     location: str
     engine: str
     registry: str | None
     durability: str = DEFAULT_DURABILITY
+    project: str | None = None
 
 
 def resolve(
@@ -58,6 +62,7 @@ def resolve(
         or os.environ.get("FEATURESTORE_DURABILITY")
         or file.get("durability")
         or DEFAULT_DURABILITY,
+        project=file.get("project"),
     )
 
 

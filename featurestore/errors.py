@@ -128,6 +128,10 @@ class RegistryTooNew(RegistryError):
     """The registry was written by a newer release of the feature store."""
 
 
+class FormatTooNew(FeatureStoreError, RuntimeError):
+    """A newer release wrote a definition or file in a format that this release cannot read."""
+
+
 # --- feature groups -------------------------------------------------------------------
 
 
@@ -141,6 +145,10 @@ class FeatureGroupExists(FeatureStoreError, ValueError):
 
 class DefinitionMismatch(FeatureStoreError, ValueError):
     """A definition differs from the stored one."""
+
+
+class DefinitionsRefused(FeatureStoreError, ValueError):
+    """Definitions of a project cannot be applied; lists each with its file and line."""
 
 
 class SchemaMismatch(FeatureStoreError, ValueError):
@@ -307,6 +315,10 @@ class SourceChanged(FeatureStoreError, RuntimeError):
     """A source changed while it was read, or no longer has the registered tables."""
 
 
+class InvalidDbtProject(FeatureStoreError, ValueError):
+    """A dbt manifest cannot be read, or nodes cannot be imported; the message names them."""
+
+
 class InvalidSourceFile(FeatureStoreError, ValueError):
     """A source file does not match its dialect or schema; names the file and the position."""
 
@@ -323,8 +335,43 @@ class StreamOvertaken(WriteConflict):
     """Another process already committed records of these partitions; nothing was written."""
 
 
+class NotPublished(FeatureStoreError, LookupError):
+    """A feature view is not published to an online store."""
+
+
+class PublishedStateDamaged(FeatureStoreError, RuntimeError):
+    """The state record of a published view cannot be read."""
+
+
+class PublicationSuperseded(FeatureStoreError, RuntimeError):
+    """Another process took over the publication of a view, since this one did not respond."""
+
+
+class PublishedValueMismatch(FeatureStoreError, RuntimeError):
+    """Published values have other columns, or belong to another table or feature store."""
+
+
 class SourceError(FeatureStoreError, RuntimeError):
     """A source failed in an unexpected way."""
+
+
+# --- online stores --------------------------------------------------------------------
+
+
+class OnlineStoreNotFound(FeatureStoreError, LookupError):
+    """No online store with this name is registered."""
+
+
+class OnlineStoreExists(FeatureStoreError, ValueError):
+    """An online store with this name is already registered."""
+
+
+class OnlineStoreError(FeatureStoreError, RuntimeError):
+    """An online store refused a call, or its configuration is unsuitable."""
+
+
+class OnlineStoreUnavailable(OnlineStoreError, ConnectionError):
+    """An online store is not reachable, or did not respond in time."""
 
 
 # --- jobs -----------------------------------------------------------------------------

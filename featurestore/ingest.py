@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore import progress
 from featurestore.arrow.arrays import (
     UNEQUAL_SHAPES_HINT,
     UniformShapes,
@@ -64,6 +65,7 @@ from featurestore.arrow.frames import (
     table_from_polars,
     table_from_rows,
 )
+from featurestore.arrow.spark_connect import is_connect_object, open_frame
 from featurestore.arrow.types import (
     array_shape,
     check_nesting,
@@ -190,7 +192,12 @@ def schema_of(df: object, *, engine: Engine, like: pa.Schema | None = None) -> p
 def _adopt(df: object, engine: Engine, like: pa.Schema | None) -> Relation | None:
     """Return a native dataframe of the engine as a relation, or None for other dataframes."""
     lazy: Relation | None = getattr(df, "relation", None)
-    if lazy is not None and getattr(lazy, "engine", None) == engine.name:
+    # Spark DataFrames have a column for every name, which has no truth value.
+    if (
+        lazy is not None
+        and not is_connect_object(df)
+        and getattr(lazy, "engine", None) == engine.name
+    ):
         check_nesting(lazy.schema)
         return refuse_encoded_arrays(lazy, df, engine=engine, like=like)
     adopted = adopt_native(df, engine=engine, like=like)
@@ -312,6 +319,9 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
     """
     df, language = peek_language(df)
     reader = open_stream(_untype_empty_columns(df, like), like=like)
+    if progress.is_running():
+        progress.begin_phase("read the dataframe", total=count_known_rows(df) or 0)
+        reader = pa.RecordBatchReader.from_batches(reader.schema, progress.count_items(reader, len))
     _check_names(reader.schema, language=language)
     reader = _refuse_encoded_arrays(reader, like, language=language)
     if like is None:
@@ -320,7 +330,11 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
     naive = _find_naive_columns(reader.schema)
     if naive:
         listed = ", ".join(map(repr, naive))
-        warn_caller(f"times without a time zone are interpreted as UTC: {listed}", NaiveTimeWarning)
+        warn_caller(
+            f"times without a time zone are interpreted as UTC: {listed}",
+            NaiveTimeWarning,
+            once=True,
+        )
     if time_columns(reader.schema):
         checked = check_batch_times(reader, reader.schema)
         reader = pa.RecordBatchReader.from_batches(reader.schema, checked)
@@ -579,6 +593,8 @@ def _from_spark(df: Any) -> pa.RecordBatchReader:
         raise UnsupportedDataframe(
             f"A pyspark {type(df).__name__} is not a dataframe.", hint="df = df.toDF(...)"
         )
+    if is_connect_object(df):
+        return open_frame(df)
     table = df.toArrow()
     # Spark arrays have no fixed length, so the lengths of the values decide.
     for index, name in enumerate(table.column_names):

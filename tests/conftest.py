@@ -25,9 +25,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import azure_server as azure
+from tests import gcs_server as gcs
 from tests import hdfs_server as hdfs
 from tests.forking import WORKER_MODULE, ForkedWorker, ForkServer
 from tests.hint_checks import find_recorded_problems, record_hints
+from tests.maven import NotFetched
 from tests.object_server import ObjectServer, program, serving
 from tests.on_spark import QUICK_JAVA, look_names_up_once
 from tests.streams import kafka_server
@@ -45,6 +48,7 @@ OPTIONAL = (
     "keras",
     "petastorm",
     "pyspark",
+    "ray",
     "tensorflow",
     "tf_keras",
     "torch",
@@ -52,9 +56,10 @@ OPTIONAL = (
 SKIPPED_SPARK = "Spark suite skipped"
 SKIPPED_STORAGE = "S3 suite skipped"
 SKIPPED_HDFS = "HDFS suite skipped"
-_SUITES = (SKIPPED_SPARK, SKIPPED_STORAGE, SKIPPED_HDFS)
+SKIPPED_CLOUDS = "suites of Azure and Google Cloud Storage skipped"
 # PyTorch brings gigabytes of libraries: it has an environment of its own, and these tests with it.
 TORCH_TESTS = "tests/torch"
+RAY_TESTS = "tests/ray"  # in the same environment
 WITHOUT_TORCH = (
     f"PyTorch suite left out: torch is not installed (.ci/run runs {TORCH_TESTS} in .venv-torch)"
 )
@@ -133,6 +138,7 @@ LIBRARIES = (
     "tests/server/test_provider.py",
     "tests/server/test_remote_client.py",
     "tests/server/test_rest.py",
+    "tests/serving/test_online_conformance.py",
     "tests/sources",
     "tests/statistics/test_pictures.py",
     "tests/storage/test_engine_on_s3.py",
@@ -229,6 +235,11 @@ def absent() -> frozenset[str]:
     return frozenset(name for name in OPTIONAL if importlib.util.find_spec(name) is None)
 
 
+def left_out(config: pytest.Config) -> frozenset[str]:
+    """Return the absent libraries whose tests are skipped; petastorm has an environment of its own."""
+    return absent() if config.getoption("--core-only") else absent() & {"petastorm"}
+
+
 def is_chosen(name: str, config: pytest.Config) -> bool:
     """Return whether a file or folder, relative to the root, belongs to the selected run."""
     if config.getoption("--libraries") and _is_of(name, LIBRARIES):
@@ -246,14 +257,16 @@ def _is_of(name: str, rooms: Sequence[str]) -> bool:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Ignore files outside the selected run, and files that need absent extras.
 
-    A module is left out under --core-only when it imports such a library at its top.
+    A module is left out when it imports such a library at its top.
     """
     name = collection_path.relative_to(config.rootpath).as_posix()
     if not is_chosen(name, config):
         return True
     if name == TORCH_TESTS and "torch" in absent():
         return True
-    if not config.getoption("--core-only") or collection_path.suffix != ".py":
+    if name == RAY_TESTS and "ray" in absent():
+        return True
+    if not left_out(config) or collection_path.suffix != ".py":
         return None
     imported = set()
     for node in ast.parse(collection_path.read_text(encoding="utf-8")).body:
@@ -261,19 +274,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
             imported |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             imported.add(node.module.split(".")[0])
-    return True if imported & absent() else None
+    return True if imported & left_out(config) else None
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Turn failures for modules of absent extras into skips, with --core-only only."""
+    """Turn failures for modules of absent extras into skips; without --core-only, for petastorm."""
     report: Any = yield
-    if call.excinfo is not None and item.config.getoption("--core-only") and report.failed:
+    if call.excinfo is not None and report.failed:
         cause: BaseException | None = call.excinfo.value
         while cause is not None and not isinstance(cause, ModuleNotFoundError):
             cause = cause.__cause__ or cause.__context__
         name = (cause.name or "").split(".")[0] if isinstance(cause, ModuleNotFoundError) else ""
-        if name in absent():
+        if name in left_out(item.config):
             report.outcome = "skipped"
             report.longrepr = (
                 str(item.path),
@@ -325,7 +338,8 @@ def _group(item: pytest.Item) -> str | None:
     fixtures = getattr(item, "fixturenames", ())
     if item.get_closest_marker("spark") is not None:
         return "spark"
-    for fixture, group in (("hdfs_server", "hdfs"), ("broker", "kafka")):
+    shared = {"hdfs_server": "hdfs", "broker": "kafka", "azure_server": "az", "gcs_server": "gs"}
+    for fixture, group in shared.items():
         if fixture in fixtures:
             return group
     for marker, group in MARKED_GROUPS.items():
@@ -388,10 +402,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
     for report in terminalreporter.stats.get("skipped", ()):
         if not isinstance(report.longrepr, tuple):
             continue
-        if any(suite in report.longrepr[2] for suite in _SUITES):
-            reasons[report.longrepr[2].removeprefix("Skipped: ")] += 1
-    for reason, count in reasons.items():
-        terminalreporter.write_line(f"{reason} ({count} tests)", yellow=True)
+        reasons[report.longrepr[2].removeprefix("Skipped: ")] += 1
+    if reasons:
+        terminalreporter.section(f"{reasons.total()} skipped, by reason")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count:5} {reason}", yellow=True)
     if "torch" in absent():
         terminalreporter.write_line(WITHOUT_TORCH, yellow=True)
     cases: Counter[str] = Counter()
@@ -430,6 +445,14 @@ def _write_times(terminalreporter: Any) -> None:
 
 
 # -- what this machine remembers -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def unwarned_positions() -> None:
+    """Let warnings that are issued once per position appear in each test."""
+    arguments = sys.modules.get("featurestore.model.arguments")
+    if arguments is not None:
+        arguments._warned_positions.clear()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -499,6 +522,28 @@ def object_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectSe
         pytest.skip(f"{SKIPPED_STORAGE}: {why or 'obstore is not installed'}")
     with serving(tmp_path_factory.mktemp("buckets")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[azure.AzureServer]:
+    """A real Azure Blob Storage server, installed on first use."""
+    pytest.importorskip("obstore", reason=f"{SKIPPED_CLOUDS}: obstore is not installed")
+    try:
+        with azure.serving(tmp_path_factory.mktemp("azurite")) as server:
+            yield server
+    except NotFetched as error:
+        pytest.skip(f"{SKIPPED_CLOUDS}: {error}")
+
+
+@pytest.fixture(scope="session")
+def gcs_server() -> Iterator[gcs.GcsServer]:
+    """A real Google Cloud Storage server, built on first use."""
+    pytest.importorskip("obstore", reason=f"{SKIPPED_CLOUDS}: obstore is not installed")
+    try:
+        with gcs.serving() as server:
+            yield server
+    except NotFetched as error:
+        pytest.skip(f"{SKIPPED_CLOUDS}: {error}")
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from tests.azure_server import azurite
+from tests.gcs_server import fake_gcs_server
 from tests.hdfs_server import NoHdfs, hdfs_jars
 from tests.maven import NotFetched
 from tests.server.axe import axe
+from tests.server.browsing import fetch_browser
+from tests.sources.flight_sql_server import sqlite_server
+from tests.sources.iceberg_rest_server import catalog_jars
 from tests.streams.debezium_server import debezium_jars
 from tests.streams.kafka_server import NoKafka, kafka_jars, spark_connectors
 
@@ -20,7 +25,12 @@ PARTS: dict[str, Callable[[], object]] = {
     "Spark's connectors to Kafka, S3 and PostgreSQL (Maven Central)": spark_connectors,
     "Debezium with Kafka Connect (Maven Central)": debezium_jars,
     "HDFS (Maven Central)": hdfs_jars,
+    "Azurite (npm)": azurite,
+    "fake-gcs-server (Go)": fake_gcs_server,
+    "Arrow's Flight SQL server (Go)": sqlite_server,
+    "Iceberg's REST catalog (Maven Central)": catalog_jars,
     "axe-core for accessibility (npm)": axe,
+    "Chromium, if none is installed (Playwright)": fetch_browser,
 }
 
 

@@ -29,6 +29,7 @@ EXTRAS = (
     "polars",
     "psycopg",
     "pyspark",
+    "redis",
     "scipy",
     "seaborn",
     "sklearn",

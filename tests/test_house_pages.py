@@ -25,9 +25,13 @@ WORDS = {
         "compare",
         "compact",
         "vacuum",
+        "delete",
     ],
+    "fv": ["list", "show", "create"],
+    "model": ["list", "show", "stage"],
+    "token": ["add", "list", "revoke"],
     "features": ["search", "get"],
-    "td": ["list", "show", "verify", "diff", "clean", "delete"],
+    "td": ["create", "list", "show", "verify", "diff", "clean", "delete"],
     "job": ["register", "list", "plan", "run", "backfill", "history", "pause", "unpause"],
     "scheduler": ["start"],
     "registry": ["rebuild", "upgrade"],
@@ -68,6 +72,16 @@ def test_every_command_has_help() -> None:
     assert [
         name for name, command in every_command().items() if not (command.help or "").strip()
     ] == []
+
+
+def test_version_option_is_only_global() -> None:
+    names = [
+        name
+        for name, command in every_command().items()
+        for option in command.params
+        if "--version" in option.opts
+    ]
+    assert names == []
 
 
 def test_cli_has_every_expected_command() -> None:

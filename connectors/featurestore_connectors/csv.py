@@ -13,6 +13,7 @@ import base64
 import io
 import json
 import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -143,7 +144,8 @@ class CsvShard:
             index = np.fromfile(path + INDEX_SUFFIX, "<u8")
             size = files.status(path).size
             # The file stays open, since a cache may remove its copy of the file.
-            self._handle = os.open(path, os.O_RDONLY)
+            self._handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            self._lock = threading.Lock()
         except OSError as error:
             raise DatasetDamaged(
                 f"The shard {path!r} cannot be read: {error.strerror or error}."
@@ -171,7 +173,7 @@ class CsvShard:
         first, last = start // self._step, -(-stop // self._step)
         begin, end = int(self._offsets[first]), int(self._offsets[last])
         try:
-            data = os.pread(self._handle, end - begin, begin)
+            data = self._read_bytes(begin, end - begin)
             table = _parse_lines(data, self._schema.names, columns)
             # A damaged line end or quote joins or splits lines.
             expected = min(last * self._step, self._rows) - first * self._step
@@ -185,6 +187,13 @@ class CsvShard:
                 hint="featurestore td verify lists the damage",
             ) from error
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _read_bytes(self, start: int, size: int) -> bytes:
+        if hasattr(os, "pread"):
+            return os.pread(self._handle, size, start)
+        with self._lock:  # Windows has one position for all threads
+            os.lseek(self._handle, start, os.SEEK_SET)
+            return os.read(self._handle, size)
 
     def close(self) -> None:
         self._closing()

@@ -18,7 +18,7 @@ import pyarrow as pa
 from featurestore import errors
 from featurestore.arrow.batches import ipc_chunks
 from featurestore.errors import ConfigurationError, FeatureStoreError, ServerUnavailable
-from featurestore.plugins.remote import RETRIEVAL, Client
+from featurestore.plugins.remote import ARROW, RETRIEVAL, Client
 
 _API = "/api/v1"
 # The server sends nothing while it runs a query, and limits the time of queries itself.
@@ -182,6 +182,18 @@ class HttpClient:
         )
         with closing(connection):
             return self._parse_json(response)
+
+    def table(self, path: str, request: Mapping[str, Any]) -> pa.Table:
+        headers = {"Content-Type": "application/json", "Accept": ARROW}
+        body = request_body(request, None)
+        connection, response = self._request("POST", quote(path), body, headers, seconds=_SECONDS)
+        with closing(connection):
+            content = self._read(response)
+        try:
+            with pa.ipc.open_stream(content) as reader:
+                return reader.read_all()
+        except (pa.ArrowException, EOFError) as error:
+            raise self._unavailable("its response is not an Arrow stream") from error
 
     def file_chunks(self, path: str) -> Iterator[bytes]:
         position, failures = 0, 0

@@ -1,4 +1,4 @@
-"""Runs the exercise: labelled images, TFRecord, a network on several workers, a search, predictions.
+"""Runs the exercise: labeled images, TFRecord, a network on several workers, a search, predictions.
 
 python examples/digits/main.py [--workers 2] [--trials 6] [--epochs 4]
 """
@@ -67,7 +67,7 @@ def main() -> int:
     console.print(f"  {_metrics(best.metrics)}")
 
     model = experiments.register_model(best, "digits", stage="staging")
-    asked = images.labelled().slice(0, 300)
+    asked = images.labeled().slice(0, 300)
     found = store.score(model, labels=asked.drop(["digit"])).to_pandas()
     named = np.stack(found["prediction"]).argmax(axis=1)
     right = named == asked["digit"].to_numpy()[found["scan"]]

@@ -1,6 +1,6 @@
-"""Runs the whole example; --search, --ablate and --score go on where the main job ends.
+"""Runs the complete example; --search, --ablate and --score continue after the main steps.
 
-Raw tables, feature groups, point-in-time features, training datasets, two workers, proof.
+Raw tables, feature groups, point-in-time features, training datasets, two workers, verification.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from late_flights import datasets, features, pictures, training, trials
+from late_flights import datasets, features, pictures, serving, training, trials
 from rich.console import Console
 
 import featurestore
 
 console = Console(highlight=False)
-# Before it there is not much to know of a week.
+# Before this time, a window of a week is not complete.
 AFTER_A_WEEK = "asked_at >= timestamptz '2013-01-07 12:00:00+00:00'"
 
 
 @contextmanager
 def step(title: str) -> Iterator[Callable[[str], None]]:
-    """Print a step, what it says of itself, and how long it took."""
+    """Print the title of a step, its messages, and its duration."""
     console.print(f"[bold]{title}[/bold]")
     started = time.perf_counter()
     yield lambda text: console.print(f"  {text}", soft_wrap=True)
@@ -44,7 +44,7 @@ def main() -> int:
         for group in features.write_groups(store, until=arguments.until):
             say(f"{group.name} version {group.version}: {group.rows:,} rows")
 
-    with step("2. Point-in-time features for every question") as say:
+    with step("2. Point-in-time features for each flight") as say:
         frame = store.get_features(features.FEATURES, labels="questions")
         say(f"{len(frame.columns)} columns for {frame.count():,} labels")
         shown = ("carrier", "flight", "asked_at", "late", "temp", "mean_delay", "delay_mean_1d")
@@ -52,7 +52,7 @@ def main() -> int:
 
     with step("3. Training datasets") as say:
         made = {}
-        for data_format in ("tfrecord", "petastorm"):
+        for data_format in ("tfrecord", "parquet"):
             made[data_format] = datasets.make(store, frame, data_format, until=arguments.until)
             dataset = made[data_format]
             rows = ", ".join(f"{split} {dataset.num_rows(split):,}" for split in dataset.splits)
@@ -86,26 +86,32 @@ def main() -> int:
         say(str(heatmap))
         say(str(curve))
 
-    with step("7. Proof") as say:
+    with step("7. Verification") as say:
         reports = [each.verify() for each in made.values()]
         for report in reports:
             say(str(report))
+    with step("8. A served prediction") as say:
+        served, scored = serving.predict(store)
+        say(f"served {served:.6f}, scored offline {scored:.6f}: equal {served == scored}")
+
     if arguments.search:
-        with step(f"8. {arguments.search} trials, two at a time") as say:
+        with step(f"9. {arguments.search} trials, two at a time") as say:
             study = trials.search(dataset, trials=arguments.search)
             states = [each.state for each in study.runs]
-            given_up = states.count("stopped")
-            say(f"{len(states)} trials, {given_up} given up early; the best: {study.best.params}")
+            stopped = states.count("stopped")
+            say(
+                f"{len(states)} trials, {stopped} stopped early; best parameters: {study.best.params}"
+            )
             say(f"validation AUC {study.best.metrics['val_auc']:.3f}")
 
     if arguments.ablate:
-        with step("9. What each feature group is worth") as say:
-            worth = trials.ablate(dataset)
-            say(str(worth))
-            worth.plot().savefig(run / "ablation.png", dpi=120)
+        with step("10. Contribution of each feature group") as say:
+            ablation = trials.ablate(dataset)
+            say(str(ablation))
+            ablation.plot().savefig(run / "ablation.png", dpi=120)
 
     if arguments.score:
-        with step("10. Predictions as a feature group") as say:
+        with step("11. Predictions as a feature group") as say:
             asked = store.get_featuregroup("questions").sample(fraction=0.1, seed=1)
             model, auc = trials.score(store, dataset, asked)
             rows = store.get_featuregroup("late_predictions").count()
@@ -115,8 +121,8 @@ def main() -> int:
     console.print(f"test AUC: {result['auc']:.3f}")
     console.print(f"store: {store.location}\ndataset: {dataset.path}\nrun: {run}", soft_wrap=True)
     serve = f"{Path(sys.executable).parent}/featurestore --location {store.location} serve"
-    console.print(f"look at it in a browser: {serve}", soft_wrap=True)
-    return 0 if all(report.ok for report in reports) else 1
+    console.print(f"open the store in a browser: {serve}", soft_wrap=True)
+    return 0 if all(report.ok for report in reports) and served == scored else 1
 
 
 def _train(dataset: str, *, out: str, epochs: int) -> int:
@@ -137,7 +143,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", default="duckdb", help="duckdb or spark")
     parser.add_argument(
-        "--out", default=str(Path(__file__).parent / "build"), help="where everything is written"
+        "--out", default=str(Path(__file__).parent / "build"), help="the folder of all output"
     )
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument(

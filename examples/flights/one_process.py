@@ -46,7 +46,7 @@ def by_torch(dataset: TrainingDataset, *, epochs: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Make groups and dataset, train, and print what the test split says."""
+    """Create groups and a dataset, train, and print the metrics of the test split."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--framework", choices=["keras", "tf_keras", "torch"], default="keras")
     parser.add_argument("--out", default=str(Path(__file__).parent / "build"))

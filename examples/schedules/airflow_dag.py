@@ -1,9 +1,9 @@
 """Feature jobs as an Airflow DAG.
 
-Every five minutes what is due, the hours before the days that are made of them.
+Runs due windows every five minutes, hourly groups before the daily groups that read them.
 
-Airflow only says when; which windows are due, what failed and what came late is known to the
-feature store.
+Airflow only starts the commands. The feature store records which windows are due, which failed, and
+which have late rows.
 """
 
 from __future__ import annotations

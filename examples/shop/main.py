@@ -46,8 +46,8 @@ def run(location: Path, database: str, brokers: str) -> None:
     store.backfill_job("orders", START, END)
     store.run_job("clicks")
     for status in store.get_jobs():
-        told = "" if status.stream is None else f", lag {status.stream.lag}"
-        print(f"{status.name}: {status.last.rows if status.last else 0} rows{told}")
+        lag = "" if status.stream is None else f", lag {status.stream.lag}"
+        print(f"{status.name}: {status.last.rows if status.last else 0} rows{lag}")
 
     recent = featurestore.window("clicks.click", "count", over="1d", key="customer")
     features = store.get_features([recent], labels="orders")
@@ -55,8 +55,9 @@ def run(location: Path, database: str, brokers: str) -> None:
         features, "buys_again", label="bought_again", splits={"train": 0.8, "test": 0.2}
     )
     print(f"{dataset.name}: {dataset.num_rows('train')} rows to train, {dataset.schema.names}")
-    aside = store.get_featuregroup_quarantine("clicks").to_arrow()
-    print(f"{aside.num_rows} clicks could not be read: {aside.column('reasons')[0].as_py()[0]}")
+    quarantined = store.get_featuregroup_quarantine("clicks").to_arrow()
+    reason = quarantined.column("reasons")[0].as_py()[0]
+    print(f"{quarantined.num_rows} clicks could not be read: {reason}")
     store.close()
 
 

@@ -45,11 +45,21 @@ def add_channel(session: Session, name: str, uri: str, *, secret: str | None = N
     channel = validate_channel(name, uri, secret)
     with session.registry.transaction() as connection:
         alerts.put_channel(connection, channel)
-    write_grant(_GRANTS, session.location, name, {"sha256": _hash_channel(channel)})
-    if secret is not None:
-        reference = parse_secret(secret)
-        allow_secret(reference, location=session.location, name=secret_grant_name(channel), uri=uri)
+    grant_channel(session, channel)
     return channel
+
+
+def grant_channel(session: Session, channel: Channel) -> None:
+    """Grant this machine permission to use a channel and its secret."""
+    write_grant(_GRANTS, session.location, channel.name, {"sha256": _hash_channel(channel)})
+    if channel.secret is not None:
+        reference = parse_secret(channel.secret)
+        allow_secret(
+            reference,
+            location=session.location,
+            name=secret_grant_name(channel),
+            uri=channel.uri,
+        )
 
 
 def remove_channel(session: Session, name: str) -> None:

@@ -34,7 +34,7 @@ _BATCH_SIZE = 20
 # Time limit of a call that sends messages after other work.
 SEND_SECONDS = 30.0
 
-FAILURE, VALIDATION = "failure", "validation"
+FAILURE, VALIDATION, PUBLICATION = "failure", "validation", "publication"
 
 
 def update_incidents(

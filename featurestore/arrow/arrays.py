@@ -256,7 +256,7 @@ def numbers_to_arrow(array: Any, *, nan_is_null: bool = False) -> pa.Array:
     """
     mask = None
     if isinstance(array, np.ma.MaskedArray):
-        mask = np.ma.getmaskarray(array)  # type: ignore[no-untyped-call]
+        mask = np.ma.getmaskarray(array)
     return pa.array(np.ascontiguousarray(array), mask=mask, from_pandas=nan_is_null)
 
 
@@ -407,7 +407,7 @@ def _cast_without_loss(array: Any, dtype: Any) -> Any:
         converted = array.astype(dtype)
         back = converted.astype(array.dtype)
     differs = (back != array) & (array == array)  # not NaN, not NaT
-    if np.ma.filled(differs, False).any():  # type: ignore[no-untyped-call]
+    if np.ma.filled(differs, False).any():
         first = np.asarray(array)[np.asarray(differs)][0]
         target_name = "microseconds" if dtype.kind == "M" else str(dtype)
         raise Unstorable(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -280,7 +281,7 @@ def _format_time(number: int, kind: pa.DataType) -> str:
     unit = "D" if pat.is_date32(kind) else "ms"
     if pat.is_timestamp(kind):
         unit = kind.unit
-    text = str(np.datetime64(number, unit))
+    text = str(np.datetime64(number, cast(Any, unit)))
     if text == "NaT":  # the least number, which numpy takes for no time
         return f"{number} {unit} since 1970"
     return text

@@ -333,7 +333,7 @@ def _array_to_column(name: str, values: Any, *, language: str) -> pa.Array:
             "have no values.",
             hint="use arrays without empty axes",
         )
-    is_masked = isinstance(values, np.ma.MaskedArray) and bool(np.ma.getmaskarray(values).any())  # type: ignore[no-untyped-call]
+    is_masked = isinstance(values, np.ma.MaskedArray) and bool(np.ma.getmaskarray(values).any())
     if values.dtype.kind not in "biuf" or is_masked:
         return cells_to_array(list(values), name=name, language=language)
     with translate_conversion_errors(name, (), language=language):

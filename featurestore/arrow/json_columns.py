@@ -137,7 +137,7 @@ class JsonColumns:
             complex_columns, complex_reasons = self._decode_individually(
                 strings.take(pa.array(complex_rows)).to_pylist()
             )
-            for row, why in zip(complex_rows, complex_reasons, strict=True):
+            for row, why in zip(complex_rows.tolist(), complex_reasons, strict=True):
                 reasons[row] = why
             for name, array in columns.items():
                 columns[name] = pa.concat_arrays([array, complex_columns[name]]).take(

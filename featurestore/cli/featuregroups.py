@@ -17,14 +17,17 @@ from featurestore.cli.output import (
     show_rows,
     show_text,
 )
-from featurestore.cli.state import OutputFormat, settings, store
+from featurestore.cli.state import OutputFormat, require_version, settings, split_version, store
 from featurestore.errors import InvalidArgument, listing
 
-app = typer.Typer(help="Feature groups.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="Name of the group, or name@v2.", show_default=False)]
-Version = Annotated[
-    int | None, typer.Option(help="Group version; default: the latest.", show_default=False)
+Name = Annotated[
+    str,
+    typer.Argument(help="Name of the group: the latest version, or name@v2.", show_default=False),
+]
+VersionedName = Annotated[
+    str, typer.Argument(help="Name and version: name@v2.", show_default=False)
 ]
 AsOfOption = Annotated[
     str | None, typer.Option(help="A Delta version, or a time such as 2026-01-31T12:00Z.")
@@ -52,10 +55,11 @@ def list_groups(context: typer.Context, limit: Limit = None, page: PageNumber = 
     )
 
 
-@app.command(epilog="Example: featurestore fg show weather --version 2")
-def show(context: typer.Context, name: Name, version: Version = None) -> None:
+@app.command(epilog="Example: featurestore fg show weather@v2")
+def show(context: typer.Context, name: Name) -> None:
     """Show the definition of a group, its size and its tags."""
-    details = store(context).featuregroup(name, version=version)._details()
+    group_name, version = split_version(name)
+    details = store(context).featuregroup(group_name, version=version)._details()
     columns = details.pop("columns")
     if settings(context).output is OutputFormat.JSON:
         show_json({**details, "columns": columns})
@@ -72,12 +76,12 @@ def head(
     context: typer.Context,
     name: Name,
     rows: Annotated[int, typer.Option("-n", "--rows", help="Number of rows.")] = 5,
-    version: Version = None,
     as_of: AsOfOption = None,
 ) -> None:
     """Show the first rows of a group."""
+    group_name, version = split_version(name)
     frame = store(context).get_featuregroup(
-        name, version=version, as_of=parse_version_or_time(as_of)
+        group_name, version=version, as_of=parse_version_or_time(as_of)
     )
     if settings(context).output is OutputFormat.JSON:
         show_json(frame.head(rows).to_pylist())
@@ -89,15 +93,15 @@ def head(
 def history(
     context: typer.Context,
     name: Name,
-    version: Version = None,
     limit: Annotated[int, typer.Option("-n", "--limit", help="Number of commits.")] = 100,
     before: Annotated[
         int | None, typer.Option("--before", help="Only commits before this Delta version.")
     ] = None,
 ) -> None:
     """List the commits of a group's data, newest first."""
+    group_name, version = split_version(name)
     commits = store(context).get_featuregroup_history(
-        name, version=version, limit=limit, before=before
+        group_name, version=version, limit=limit, before=before
     )
     columns = ["delta_version", "timestamp", "operation", "rows", "rows_in", "rows_out"]
     rows = [vars(commit) for commit in commits]
@@ -105,16 +109,14 @@ def history(
 
 
 @app.command(epilog="Example: featurestore fg stats weather")
-def stats(
-    context: typer.Context, name: Name, version: Version = None, as_of: AsOfOption = None
-) -> None:
+def stats(context: typer.Context, name: Name, as_of: AsOfOption = None) -> None:
     """Show the statistics of a group's columns."""
     from featurestore.model.statistics_text import describe, format_title, to_records
 
     delta_version: Any = parse_version_or_time(as_of)
-    statistics = (
-        store(context).featuregroup(name, version=version).statistics(delta_version=delta_version)
-    )
+    group_name, version = split_version(name)
+    group = store(context).featuregroup(group_name, version=version)
+    statistics = group.statistics(delta_version=delta_version)
     if settings(context).output is OutputFormat.JSON:
         show_json(statistics.to_json())
     elif settings(context).wide:
@@ -126,11 +128,12 @@ def stats(
 
 
 @app.command(epilog="Example: featurestore fg validate weather")
-def validate(context: typer.Context, name: Name, version: Version = None) -> None:
+def validate(context: typer.Context, name: Name) -> None:
     """Check a group's data against its expectations; exit code 1 if some fail."""
     from featurestore.model.validation import format_outcome
 
-    report = store(context).validate_featuregroup(name, version=version)
+    group_name, version = split_version(name)
+    report = store(context).validate_featuregroup(group_name, version=version)
     rows = [
         {
             "expectation": result.expectation["type"],
@@ -168,13 +171,13 @@ def explain(
         list[str], typer.Option(help="column=value, once for each column of the primary key.")
     ],
     at: Annotated[str | None, typer.Option(help="Time; default: now.")] = None,
-    version: Version = None,
     window: Annotated[
         str | None, typer.Option(help="Explain an aggregate such as 'group.column|sum|7d'.")
     ] = None,
 ) -> None:
     """Show the row with the value of a key at a time, and the rows that it supersedes."""
-    group = store(context).featuregroup(name, version=version)
+    group_name, version = split_version(name)
+    group = store(context).featuregroup(group_name, version=version)
     values = _parse_key(key, group.schema)
     if window is not None:
         window_explanation = group.explain_window(window, key=values, at=at)
@@ -210,23 +213,42 @@ def compare(
 
 
 @app.command(epilog="Example: featurestore fg compact weather")
-def compact(context: typer.Context, name: Name, version: Version = None) -> None:
+def compact(context: typer.Context, name: Name) -> None:
     """Rewrite small files of a group into large ones."""
-    show_record(context, vars(store(context).compact_featuregroup(name, version=version)))
+    group_name, version = split_version(name)
+    commit = store(context).compact_featuregroup(group_name, version=version)
+    show_record(context, vars(commit))
 
 
 @app.command(epilog="Example: featurestore fg vacuum weather --retain 7d")
 def vacuum(
     context: typer.Context,
     name: Name,
-    version: Version = None,
     retain: Annotated[
         str, typer.Option(help="Keep the files of versions younger than this.")
     ] = "30d",
 ) -> None:
     """Remove data files that no recent version and no training dataset needs."""
-    removed = store(context).vacuum_featuregroup(name, version=version, retain=retain)
+    group_name, version = split_version(name)
+    removed = store(context).vacuum_featuregroup(group_name, version=version, retain=retain)
     show_record(context, {"removed": len(removed), "files": list(removed)})
+
+
+@app.command(epilog="Example: featurestore fg delete weather@v1")
+def delete(
+    context: typer.Context,
+    name: VersionedName,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Delete even if training datasets or feature views use it."),
+    ] = False,
+) -> None:
+    """Delete one version of a group with its data, quarantine and statistics."""
+    group_name, version = require_version(name)
+    store(context).delete_featuregroup(group_name, version=version, force=force)
+    show_text(
+        context, f"deleted {name}", data={"deleted": {"name": group_name, "version": version}}
+    )
 
 
 def parse_version_or_time(text: str | None) -> str | int | None:

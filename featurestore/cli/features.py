@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 import typer
 
 from featurestore.cli.output import (
+    DefinitionFile,
     Limit,
     PageNumber,
     get_page,
@@ -17,19 +18,21 @@ from featurestore.cli.output import (
     show_rows,
     show_text,
 )
-from featurestore.cli.state import OutputFormat, settings, store
+from featurestore.cli.state import OutputFormat, settings, split_version, store
 from featurestore.errors import InvalidArgument, UnsupportedRemotely, listing
 
 if TYPE_CHECKING:
     from featurestore.featuregroups.discovery import Match
     from featurestore.retrieval import FeatureFrame
 
-app = typer.Typer(help="Features of all groups.", no_args_is_help=True)
-view_app = typer.Typer(help="Feature views.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
+view_app = typer.Typer(no_args_is_help=True)
 
-ViewName = Annotated[str, typer.Argument(help="Name of the feature view.", show_default=False)]
-ViewVersion = Annotated[
-    int | None, typer.Option(help="Version; default: the latest.", show_default=False)
+ViewName = Annotated[
+    str,
+    typer.Argument(
+        help="Name of the feature view: the latest version, or name@v2.", show_default=False
+    ),
 ]
 _FILES = (".parquet", ".csv")
 
@@ -187,6 +190,17 @@ def _open_writer(path: Path, frame: FeatureFrame) -> Any:
     return parquet.ParquetWriter(str(path), frame.schema)
 
 
+@view_app.command("create", epilog="Example: featurestore fv create late_flights.toml")
+def create(context: typer.Context, file: DefinitionFile) -> None:
+    """Create a feature view, or its next version, from a definition file.
+
+    The file is TOML: name, features, and optionally labels, label, label_time, description, tags.
+    """
+    from featurestore.cli.definitions import create_view
+
+    show_record(context, _overview(create_view(store(context), file)))
+
+
 @view_app.command("list", epilog="Example: featurestore fv list")
 def list_views(context: typer.Context) -> None:
     """List every version of every feature view."""
@@ -195,10 +209,11 @@ def list_views(context: typer.Context) -> None:
     show_rows(context, rows, columns=columns, empty="no feature views yet")
 
 
-@view_app.command("show", epilog="Example: featurestore fv show late_flights --version 1")
-def show_view(context: typer.Context, name: ViewName, version: ViewVersion = None) -> None:
+@view_app.command("show", epilog="Example: featurestore fv show late_flights@v1")
+def show_view(context: typer.Context, name: ViewName) -> None:
     """Show features, groups and joins of a feature view, and its training datasets."""
-    view = store(context).get_feature_view(name, version=version)
+    view_name, version = split_version(name)
+    view = store(context).get_feature_view(view_name, version=version)
     joins = [
         {
             "features": [feature.reference for feature in step.features],

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,6 @@ from featurestore.cli.output import (
     Limit,
     PageNumber,
     get_page,
-    raw_errors,
     show_record,
     show_rows,
     show_text,
@@ -27,11 +25,9 @@ from featurestore.model.times import format_duration, parse_moment
 if TYPE_CHECKING:
     from featurestore.registry.jobs import RegisteredJob
 
-app = typer.Typer(help="Scheduled jobs.", no_args_is_help=True)
-stream_app = typer.Typer(
-    help="Replay the quarantined records of stream jobs.", no_args_is_help=True
-)
-scheduler_app = typer.Typer(help="Run due jobs.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
+stream_app = typer.Typer(no_args_is_help=True)
+scheduler_app = typer.Typer(no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Name of the job.", show_default=False)]
 Time = Annotated[
@@ -52,7 +48,7 @@ def register(
         ),
     ],
 ) -> None:
-    """Register the jobs of a module, file or folder, or their new versions."""
+    """Register the jobs and monitors of a module, file or folder, or their new versions."""
     registered = store(context).register_jobs(module_or_path)
     rows = [_job_row(each) for each in registered]
     columns = ["name", "version", "state", "schedule", "target"]
@@ -167,14 +163,9 @@ def backfill(
 ) -> None:
     """Compute the windows of a range, many in one commit; the same command resumes after a kill."""
     connected = store(context)
-    with _progress_bar(context, f"backfill {name}") as progress:
-        runs = connected.backfill_job(
-            name,
-            _parse_time(start, "--start"),
-            _parse_time(end, "--end"),
-            resume=not anew,
-            progress=progress,
-        )
+    runs = connected.backfill_job(
+        name, _parse_time(start, "--start"), _parse_time(end, "--end"), resume=not anew
+    )
     _show_runs(context, runs, empty="all windows are already computed")
     note = getattr(runs, "note", "")
     # JSON output must be a single document.
@@ -234,6 +225,8 @@ def _definition_details(job: RegisteredJob) -> Mapping[str, Any]:
     }
     for name in ("mode", "closed", "start", "lookback", "allowed_lateness", "validation", "tags"):
         details[name] = spec_json[name]
+    if job.spec.publishes:
+        details["publishes"] = spec_json["publishes"]
     if job.spec.stream is not None:
         return {**details, "stream": spec_json["stream"]}
     if job.spec.kind != "window":
@@ -294,35 +287,6 @@ def _show_runs(context: typer.Context, runs: list[Any], *, empty: str) -> None:
 def _parse_time(text: str, option: str) -> datetime:
     """Parse a command line timestamp; UTC is assumed if it has no time zone."""
     return parse_moment(text, argument=option, warn=False)
-
-
-@contextmanager
-def _progress_bar(
-    context: typer.Context, title: str
-) -> Iterator[Callable[[int, int], None] | None]:
-    """Display a progress bar if standard error is a terminal."""
-    if settings(context).output is OutputFormat.JSON or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    # A progress bar moves the cursor with control sequences, which the escaping stream would print.
-    with Progress(*columns, console=Console(file=raw_errors())) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda completed, total: bar.update(task, completed=completed, total=total)
 
 
 @stream_app.callback()

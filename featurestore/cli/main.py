@@ -4,24 +4,86 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_group_from_info
+from typer.models import TyperInfo
 
 from featurestore import __version__
 from featurestore.cli.output import escaping, show_error
 from featurestore.cli.state import LogFormat, OutputFormat, Settings, log_to_stderr
 from featurestore.errors import FeatureStoreError
 
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
 # Options with the same meaning in every command; they may appear anywhere on the command line.
 _GLOBAL = ("--location", "--engine", "--registry", "--output", "--log-format", "--token")
 _GLOBAL_FLAGS = ("--wide",)
 
 
-class _OptionsAnywhere(TyperGroup):
-    """Accepts the global options anywhere on the command line."""
+# The command groups: the module of each, the name of its Typer app there, and its help. The help is
+# here, since `featurestore --help` should not import the modules.
+_NOUNS = {
+    "fg": ("featuregroups", "app", "Feature groups."),
+    "features": ("features", "app", "Features of all groups."),
+    "fv": ("features", "view_app", "Feature views."),
+    "td": ("training_datasets", "app", "Training datasets."),
+    "job": ("jobs", "app", "Scheduled jobs."),
+    "stream": ("jobs", "stream_app", "Replay the quarantined records of stream jobs."),
+    "monitor": ("monitors", "app", "Monitors of feature groups."),
+    "alert": ("monitors", "alert_app", "Alert channels and their messages."),
+    "scheduler": ("jobs", "scheduler_app", "Run due jobs."),
+    "registry": ("setup", "registry_app", "The registry: the index of the store."),
+    "source": ("sources", "app", "Sources: databases, folders, lake tables."),
+    "dbt": ("dbt", "app", "dbt projects: tables as external groups."),
+    "online": ("online", "app", "Online stores: Redis, Postgres, SQLite."),
+    "run": ("runs", "app", "Runs of experiments."),
+    "model": ("runs", "model_app", "Registered models."),
+    "user": ("users", "app", "Users of the server."),
+    "token": ("users", "token_app", "Tokens for programs."),
+    "access": ("users", "access_app", "Private groups, roles and the audit log."),
+}
+
+
+class _Noun(TyperGroup):
+    """A command group that imports its module when its commands are first used."""
+
+    _loaded: MutableMapping[str, Any] | None = None
+
+    @property
+    def commands(self) -> MutableMapping[str, Any]:
+        if self._loaded is None:
+            module, attribute, _ = _NOUNS[str(self.name)]
+            nested_app = getattr(importlib.import_module(f"featurestore.cli.{module}"), attribute)
+            group = get_group_from_info(
+                TyperInfo(nested_app),
+                pretty_exceptions_short=True,
+                rich_markup_mode=None,
+                suggest_commands=True,
+            )
+            self._loaded = group.commands
+        return self._loaded
+
+    @commands.setter
+    def commands(self, commands: MutableMapping[str, Any]) -> None:
+        """Ignore the empty commands of the constructor."""
+
+
+class _Root(TyperGroup):
+    """Adds the command groups, and accepts the global options anywhere on the command line."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, (_, _, help_text) in _NOUNS.items():
+            noun = _Noun(name=name, help=help_text, no_args_is_help=True, rich_markup_mode=None)
+            self.add_command(noun)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _move_global_options_first(args))
@@ -29,7 +91,7 @@ class _OptionsAnywhere(TyperGroup):
 
 app = typer.Typer(
     name="featurestore",
-    cls=_OptionsAnywhere,
+    cls=_Root,
     help="Compute, version and retrieve features for deep learning.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -38,36 +100,27 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# The command groups, each with its module and the name of its Typer app there.
-_NOUNS = {
-    "fg": ("featuregroups", "app"),
-    "features": ("features", "app"),
-    "fv": ("features", "view_app"),
-    "td": ("training_datasets", "app"),
-    "job": ("jobs", "app"),
-    "stream": ("jobs", "stream_app"),
-    "monitor": ("monitors", "app"),
-    "alert": ("monitors", "alert_app"),
-    "scheduler": ("jobs", "scheduler_app"),
-    "registry": ("setup", "registry_app"),
-    "source": ("sources", "app"),
-    "run": ("runs", "app"),
-    "model": ("runs", "model_app"),
-    "user": ("users", "app"),
-    "token": ("users", "token_app"),
-    "access": ("users", "access_app"),
-}
-
 
 def main() -> None:
     """Run the command line."""
     # Everything that a command prints may contain stored text, so the streams are replaced first.
-    with escaping():
+    with escaping(), _short_warnings():
         try:
             app()
         except FeatureStoreError as error:
             show_error(error, output=_error_output_format())
             sys.exit(1)
+
+
+@contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Print a warning as one line, since the line of code that issued it has no meaning here."""
+    previous = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = previous
 
 
 def _show_version(requested: bool) -> None:
@@ -122,7 +175,10 @@ def options(
     _version: Annotated[
         bool,
         typer.Option(
-            "--version", help="Print the version and exit.", is_eager=True, callback=_show_version
+            "--version",
+            help="Print the version of the program and exit.",
+            is_eager=True,
+            callback=_show_version,
         ),
     ] = False,
 ) -> None:
@@ -143,6 +199,11 @@ def _move_global_options_first(args: list[str]) -> list[str]:
             other_words += [word, *words]
         elif word in _GLOBAL_FLAGS:
             global_words.append(word)
+        elif word.split("=")[0] == "--version" and other_words:
+            raise typer.BadParameter(
+                "--version is the version of the program; the second version of an object is "
+                "NAME@v2"
+            )
         elif word.split("=")[0] in _GLOBAL:
             global_words.append(word)
             if "=" not in word:
@@ -163,6 +224,4 @@ def _error_output_format() -> OutputFormat:
 
 
 app.add_typer(importlib.import_module("featurestore.cli.setup").app)
-for _noun, (_module, _commands) in _NOUNS.items():
-    _app = getattr(importlib.import_module(f"featurestore.cli.{_module}"), _commands)
-    app.add_typer(_app, name=_noun)
+app.add_typer(importlib.import_module("featurestore.cli.projects").app)

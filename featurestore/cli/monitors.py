@@ -11,8 +11,8 @@ from featurestore.cli.output import Limit, PageNumber, get_page, show_rows, show
 from featurestore.cli.state import store
 from featurestore.model.times import parse_moment
 
-app = typer.Typer(help="Monitors of feature groups.", no_args_is_help=True)
-alert_app = typer.Typer(help="Alert channels and their messages.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
+alert_app = typer.Typer(no_args_is_help=True)
 
 ChannelName = Annotated[str, typer.Argument(help="Name of the channel.")]
 Name = Annotated[str, typer.Argument(help="Name of the monitor.")]
@@ -27,7 +27,7 @@ def list_monitors(context: typer.Context) -> None:
         rows,
         columns=["name", "state", "alarms", "featuregroup", "window_end"],
         wide=["baseline", "schedule"],
-        empty="no monitors yet",
+        empty="no monitors yet; define one in a Python file: featurestore job register FILE",
     )
 
 

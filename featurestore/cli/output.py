@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+from pathlib import Path
 from typing import Annotated, Any, Generic, TextIO, TypeVar
 
 import typer
@@ -31,6 +32,16 @@ Limit = Annotated[
     ),
 ]
 PageNumber = Annotated[int, typer.Option("--page", min=1, help="Page number.")]
+DefinitionFile = Annotated[
+    Path,
+    typer.Argument(
+        help="TOML file with the definition.",
+        exists=True,
+        dir_okay=False,
+        readable=True,
+        show_default=False,
+    ),
+]
 T = TypeVar("T")
 
 
@@ -249,10 +260,3 @@ def escaping() -> Iterator[None]:
         yield
     finally:
         sys.stdout, sys.stderr = output, errors
-
-
-def raw_errors() -> TextIO:
-    """Return unescaped standard error, for a progress bar."""
-    if isinstance(sys.stderr, EscapingStream):
-        return sys.stderr.raw
-    return sys.stderr

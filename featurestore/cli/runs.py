@@ -17,14 +17,14 @@ from featurestore.cli.output import (
     show_rows,
     show_text,
 )
-from featurestore.cli.state import OutputFormat, settings, store
+from featurestore.cli.state import OutputFormat, require_version, settings, split_version, store
 
-app = typer.Typer(help="Runs of experiments.", no_args_is_help=True)
-model_app = typer.Typer(help="Registered models.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
+model_app = typer.Typer(no_args_is_help=True)
 
-ModelName = Annotated[str, typer.Argument(help="Name of the model.", show_default=False)]
-ModelVersion = Annotated[
-    int | None, typer.Option(help="Version; default: the latest.", show_default=False)
+ModelName = Annotated[
+    str,
+    typer.Argument(help="Name of the model: the latest version, or name@v2.", show_default=False),
 ]
 RunId = Annotated[str, typer.Argument(help="Id of the run.", show_default=False)]
 
@@ -148,9 +148,31 @@ def list_models(
     show_rows(context, rows, columns=columns, wide=wide, empty="no models yet")
 
 
-@model_app.command("show", epilog="Example: featurestore model show late_flights --version 1")
-def show_model(context: typer.Context, name: ModelName, version: ModelVersion = None) -> None:
+@model_app.command("show", epilog="Example: featurestore model show late_flights@v1")
+def show_model(context: typer.Context, name: ModelName) -> None:
     """Show a model: its features, inputs, predictions, run and dataset."""
     from featurestore import experiments
 
-    show_record(context, experiments.get_model(name, version, store=store(context)).to_json())
+    model_name, version = split_version(name)
+    model = experiments.get_model(model_name, version, store=store(context))
+    show_record(context, model.to_json())
+
+
+@model_app.command("stage", epilog="Example: featurestore model stage late_flights@v1 production")
+def set_stage(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Name and version: name@v2.", show_default=False)],
+    stage: Annotated[
+        str,
+        typer.Argument(help="development, staging, production or archived.", show_default=False),
+    ],
+) -> None:
+    """Set the stage of a model version."""
+    from featurestore import experiments
+    from featurestore.experiments.models.catalog import check_stage
+
+    model_name, version = require_version(name)
+    model = experiments.get_model(model_name, version, store=store(context))
+    model.update(stage=check_stage(stage))
+    data = {"name": model_name, "version": version, "stage": stage}
+    show_text(context, f"{name}: {stage}", data=data)

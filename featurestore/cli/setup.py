@@ -1,33 +1,22 @@
-"""``init``, ``doctor``, ``serve`` and ``registry``: create, check, serve and re-index a store."""
+"""``doctor``, ``serve`` and ``registry``: check, serve and re-index a store."""
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from featurestore import config as configuration
 from featurestore.cli.output import show_record, show_rows, show_text
 from featurestore.cli.state import Settings, settings, store
 from featurestore.errors import FeatureStoreError, MissingExtra
-from featurestore.model.distributions import install_command
-from featurestore.plugins import plugin_names
-from featurestore.plugins.engine import find_engine
-from featurestore.storage import files, storage_for
-from featurestore.storage.connections import check_location
 
 app = typer.Typer()
-registry_app = typer.Typer(help="The registry: the index of the store.", no_args_is_help=True)
+registry_app = typer.Typer(no_args_is_help=True)
 
 OK, ABSENT, PROBLEM = "ok", "absent", "problem"
 JAVA_VERSIONS = (17, 21)
@@ -68,35 +57,6 @@ def metrics(context: typer.Context) -> None:
     show_text(context, text, data={"text": text})
 
 
-@app.command(epilog="Example: featurestore init my-store")
-def init(
-    context: typer.Context,
-    directory: Annotated[
-        str | None, typer.Argument(help="Directory of the store; default: --location.")
-    ] = None,
-    config: Annotated[
-        bool, typer.Option(help="Write featurestore.toml to the current directory if missing.")
-    ] = True,
-) -> None:
-    """Create a store: its directory, its registry, and a featurestore.toml that names it."""
-    from featurestore.store import connect
-
-    options = settings(context)
-    store = context.with_resource(
-        connect(directory or options.location, engine=options.engine, registry=options.registry)
-    )
-    file = Path.cwd() / configuration.CONFIG_FILE
-    # An existing file may name another store, so it is never overwritten.
-    if config and not file.exists():
-        file.write_text(
-            f"location = {_toml_string(store.location)}\nengine = {_toml_string(store.engine)}\n"
-        )
-    record = {"location": store.location, "engine": store.engine, "config": None}
-    if file.exists():
-        record["config"] = str(file)
-    show_record(context, record)
-
-
 @app.command(epilog="Example: featurestore doctor --output json")
 def doctor(context: typer.Context) -> None:
     """Check this machine: Python, libraries, Java, location, registry, engines, formats."""
@@ -110,12 +70,16 @@ def doctor(context: typer.Context) -> None:
 
 def run_checks(options: Settings) -> list[Check]:
     """Run all checks and return their results."""
+    import platform
+
     # Older Python versions cannot import this module.
     python = Check("python", OK, platform.python_version())
     return [python, *_check_libraries(), _check_java(), *_check_store(options), *_check_plugins()]
 
 
 def _check_libraries() -> Iterator[Check]:
+    from featurestore.model.distributions import install_command
+
     for name in _CORE:
         yield _check_library(name, PROBLEM, f"pip install {name}")
     for name, module in _OPTIONAL.items():
@@ -130,6 +94,8 @@ def _check_library(name: str, state_if_missing: str, hint: str | None) -> Check:
 
 
 def _installed_version(name: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version(name)
     except PackageNotFoundError:
@@ -138,6 +104,8 @@ def _installed_version(name: str) -> str | None:
 
 def _check_java() -> Check:
     """Check that a Java version that Spark supports is installed."""
+    import subprocess
+
     requirement = f"the Spark engine needs Java {' or '.join(map(str, JAVA_VERSIONS))}"
     java = shutil.which("java")
     if "JAVA_HOME" in os.environ:
@@ -159,8 +127,11 @@ def _check_java() -> Check:
 
 def _check_store(options: Settings) -> Iterator[Check]:
     """Check the engine, the location and the registry that the options select."""
+    from featurestore import config
+    from featurestore.storage import files, storage_for
+
     try:
-        resolved = configuration.resolve(
+        resolved = config.resolve(
             location=options.location, engine=options.engine, registry=options.registry
         )
         yield Check("engine", OK, resolved.engine)
@@ -180,6 +151,8 @@ def _check_store(options: Settings) -> Iterator[Check]:
 
 def _check_remote_store(location: str, registry: str | None) -> Iterator[Check]:
     """Check the requirements of a store at a URI."""
+    from featurestore.storage.connections import check_location
+
     for inspection in check_location(location):
         state = OK if inspection.passed else PROBLEM
         yield Check(f"location: {inspection.check}", state, inspection.detail, inspection.hint)
@@ -193,6 +166,9 @@ def _check_remote_store(location: str, registry: str | None) -> Iterator[Check]:
 
 def _check_session_settings(location: str) -> Iterator[Check]:
     """Report required session settings that the engines do not apply themselves."""
+    from featurestore.plugins import plugin_names
+    from featurestore.plugins.engine import find_engine
+
     for name in plugin_names("engines"):
         try:
             needed = find_engine(name).session_settings(location)
@@ -224,14 +200,11 @@ def _check_registry(directory: str, url: str | None) -> Check:
 
 
 def _check_plugins() -> Iterator[Check]:
+    from featurestore.plugins import plugin_names
+
     for kind in ("engines", "formats", "validators"):
         names = plugin_names(kind)
         yield Check(kind, OK if names else PROBLEM, ", ".join(names) or "none")
-
-
-def _toml_string(value: str) -> str:
-    """Quote a string for TOML."""
-    return json.dumps(value)
 
 
 @app.command(epilog="Example: featurestore serve --port 8787")
@@ -275,6 +248,10 @@ def serve(
     behind_proxy: Annotated[
         bool, typer.Option("--behind-proxy", help="A proxy on this machine terminates TLS.")
     ] = False,
+    trust_models: Annotated[
+        bool,
+        typer.Option("--trust-models", help="Predict with models that run code, such as pickles."),
+    ] = False,
 ) -> None:
     """Serve web pages and a REST interface until Ctrl-C."""
     from featurestore.errors import missing_extra
@@ -296,6 +273,7 @@ def serve(
         certificate=tls_certificate,
         key=tls_key,
         behind_proxy=behind_proxy,
+        trust_models=trust_models,
         query_seconds=query_seconds,
         provider=provider,
     )
@@ -329,8 +307,11 @@ def upgrade(context: typer.Context) -> None:
 
 
 def _location_and_registry(context: typer.Context) -> tuple[str, str | None]:
+    from featurestore import config
+    from featurestore.storage import files
+
     options = settings(context)
-    resolved = configuration.resolve(
+    resolved = config.resolve(
         location=options.location, engine=options.engine, registry=options.registry
     )
     directory = files.location_of(resolved.location)

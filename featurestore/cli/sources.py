@@ -9,7 +9,7 @@ import typer
 from featurestore.cli.output import show_json, show_record, show_rows
 from featurestore.cli.state import OutputFormat, settings, store
 
-app = typer.Typer(help="Sources: databases, folders, lake tables.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Name of the source.", show_default=False)]
 

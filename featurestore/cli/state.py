@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from featurestore.plugins.observers import Work, current
+from featurestore.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from featurestore.plugins.observers import Work
     from featurestore.store import FeatureStore
 
 
@@ -87,9 +88,33 @@ def store(context: typer.Context) -> FeatureStore:
     options = settings(context)
     check_store(options)
     connected = connect(
-        options.location, engine=options.engine, registry=options.registry, token=options.token
+        options.location,
+        engine=options.engine,
+        registry=options.registry,
+        token=options.token,
+        # JSON output is for programs.
+        progress=False if options.output is OutputFormat.JSON else None,
     )
     return context.with_resource(connected)
+
+
+def split_version(text: str) -> tuple[str, int | None]:
+    """Split ``name@v2`` into name and version; None is the latest version.
+
+    >>> split_version("weather@v2"), split_version("weather")
+    (('weather', 2), ('weather', None))
+    """
+    name, mark, number = text.rpartition("@v")
+    # The store rejects other characters in names, and lists the existing names.
+    return (name, int(number)) if mark and number.isdecimal() else (text, None)
+
+
+def require_version(text: str) -> tuple[str, int]:
+    """Split ``name@v2`` for a command that must not choose the version itself."""
+    name, version = split_version(text)
+    if version is None:
+        raise InvalidArgument(f"{text!r} has no version.", command=f"{text}@v1")
+    return name, version
 
 
 class LogFormat(StrEnum):
@@ -117,6 +142,8 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a log record."""
+        from featurestore.plugins.observers import current
+
         entry: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "level": record.levelname.lower(),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from featurestore.cli.output import (
+    DefinitionFile,
     Limit,
     PageNumber,
     get_page,
@@ -14,16 +15,37 @@ from featurestore.cli.output import (
     show_rows,
     show_text,
 )
-from featurestore.cli.state import store
+from featurestore.cli.state import require_version, split_version, store
 from featurestore.errors import InvalidArgument
 from featurestore.model.manifest import format_source, read_text
 
-app = typer.Typer(help="Training datasets.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from featurestore.store import FeatureStore
+    from featurestore.training.dataset import TrainingDataset
 
-Name = Annotated[str, typer.Argument(help="Name of the training dataset.", show_default=False)]
-Version = Annotated[
-    int | None, typer.Option(help="Version; default: the latest.", show_default=False)
+app = typer.Typer(no_args_is_help=True)
+
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="Name of the training dataset: the latest version, or name@v2.", show_default=False
+    ),
 ]
+VersionedName = Annotated[
+    str, typer.Argument(help="Name and version: name@v2.", show_default=False)
+]
+
+
+@app.command(epilog="Example: featurestore td create late_flights.toml")
+def create(context: typer.Context, file: DefinitionFile) -> None:
+    """Create a training dataset, or its next version, from a definition file.
+
+    The file is TOML: name, view or featuregroup, and the arguments of create_training_dataset.
+    """
+    from featurestore.cli.definitions import create_dataset
+
+    dataset = create_dataset(store(context), file)
+    show_record(context, {**dataset._summary(), "path": dataset.path})
 
 
 @app.command("list", epilog="Example: featurestore td list")
@@ -50,10 +72,10 @@ def list_datasets(context: typer.Context, limit: Limit = None, page: PageNumber 
     )
 
 
-@app.command(epilog="Example: featurestore td show late_flights --version 1")
-def show(context: typer.Context, name: Name, version: Version = None) -> None:
+@app.command(epilog="Example: featurestore td show late_flights@v1")
+def show(context: typer.Context, name: Name) -> None:
     """Show splits, shards, columns, sources, hashes and transformations of a training dataset."""
-    dataset = store(context).get_training_dataset(name, version=version)
+    dataset = open_dataset(store(context), name)
     manifest = dataset.manifest
     columns, losses = [], {}
     for column in manifest.columns:
@@ -93,50 +115,53 @@ def show(context: typer.Context, name: Name, version: Version = None) -> None:
 def verify(
     context: typer.Context,
     name: Name,
-    version: Version = None,
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Also run the plan again and compare bytes.")
     ] = False,
 ) -> None:
     """Read every file and compare with the manifest; exit code 1 if anything differs."""
-    report = store(context).get_training_dataset(name, version=version).verify(recompute=recompute)
+    report = open_dataset(store(context), name).verify(recompute=recompute)
     show_text(context, str(report), data=report.to_json())
     if not report.ok:
         raise typer.Exit(1)
 
 
-@app.command(epilog="Example: featurestore td diff late_flights --versions 1 2")
+@app.command(epilog="Example: featurestore td diff late_flights@v1 late_flights@v2")
 def diff(
     context: typer.Context,
-    name: Name,
-    versions: Annotated[
-        tuple[int, int], typer.Option(help="The two versions; default: the last two.")
-    ] = (0, 0),
-    other_name: Annotated[
+    dataset: Annotated[
+        str,
+        typer.Argument(metavar="LEFT", help="A dataset: name or name@v2.", show_default=False),
+    ],
+    other_dataset: Annotated[
         str | None,
-        typer.Option("--other", help="Another dataset to compare with.", show_default=False),
+        typer.Argument(
+            metavar="RIGHT",
+            help="The dataset to compare with. Without it, LEFT is compared with the version "
+            "before it.",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """Show the changes between two datasets; exit code 1 if rows or columns differ."""
     connected = store(context)
-    first_version, second_version = versions
-    # Versions start at 1, so (0, 0) means that the option is missing.
-    if versions == (0, 0):
-        second_version = connected.get_latest_training_dataset_version(other_name or name)
-        first_version = (
-            connected.get_latest_training_dataset_version(name)
-            if other_name
-            else second_version - 1
-        )
-        if first_version < 1:
+    first, second = open_dataset(connected, dataset), None
+    if other_dataset is None:
+        second = first
+        earlier_versions = [
+            each.version
+            for each in connected.get_training_datasets()
+            if each.name == second.name and each.version < second.version
+        ]
+        if not earlier_versions:
             raise InvalidArgument(
-                f"Training dataset {name!r} has only one version.",
-                hint="--versions 1 2, or --other",
+                f"Training dataset {second.name!r} has no version before {second.version}.",
+                command="featurestore td diff LEFT RIGHT",
             )
-    dataset = connected.get_training_dataset(name, version=first_version)
-    report = dataset.diff(
-        connected.get_training_dataset(other_name or name, version=second_version)
-    )
+        first = connected.get_training_dataset(second.name, version=max(earlier_versions))
+    else:
+        second = open_dataset(connected, other_dataset)
+    report = first.diff(second)
     show_text(context, str(report), data=report.to_json())
     if not report.same:
         raise typer.Exit(1)
@@ -156,16 +181,22 @@ def clean(context: typer.Context) -> None:
     )
 
 
-@app.command(epilog="Example: featurestore td delete late_flights --version 1")
+@app.command(epilog="Example: featurestore td delete late_flights@v1")
 def delete(
     context: typer.Context,
-    name: Name,
-    version: Annotated[int, typer.Option(help="The version to delete.", show_default=False)],
+    name: VersionedName,
     force: Annotated[
         bool,
         typer.Option("--force", help="Delete even if registered models were trained on it."),
     ] = False,
 ) -> None:
     """Delete one version of a training dataset."""
-    store(context).delete_training_dataset(name, version=version, force=force)
-    show_record(context, {"deleted": f"{name} version {version}"})
+    dataset_name, version = require_version(name)
+    store(context).delete_training_dataset(dataset_name, version=version, force=force)
+    show_record(context, {"deleted": f"{dataset_name} version {version}"})
+
+
+def open_dataset(connected: FeatureStore, text: str) -> TrainingDataset:
+    """Return the dataset with a name such as ``late_flights`` or ``late_flights@v1``."""
+    name, version = split_version(text)
+    return connected.get_training_dataset(name, version=version)

@@ -11,9 +11,9 @@ from featurestore.cli.output import Limit, PageNumber, get_page, show_record, sh
 from featurestore.cli.state import store
 from featurestore.registry.audit_log import Actor
 
-app = typer.Typer(help="Users of the server.", no_args_is_help=True)
-token_app = typer.Typer(help="Tokens for programs.", no_args_is_help=True)
-access_app = typer.Typer(help="Private groups, roles and the audit log.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
+token_app = typer.Typer(no_args_is_help=True)
+access_app = typer.Typer(no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Name of the user.", show_default=False)]
 RoleArgument = Annotated[
@@ -127,7 +127,6 @@ def _password(from_input: bool) -> str:
 
 
 @token_app.command("add", epilog="Example: featurestore token add ann --scope read --expires 30d")
-@app.command("token", epilog="Example: featurestore user token ann --scope read --expires 30d")
 def make_token(
     context: typer.Context,
     name: Name,

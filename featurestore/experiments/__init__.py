@@ -47,3 +47,7 @@ __all__ = [
     "get_models",
     "Stopped",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -134,8 +135,15 @@ class Context:
     def strategy(self) -> Any:
         """The ``tf.distribute`` strategy; with several workers, access it before any TensorFlow."""
         from featurestore.experiments.strategies import make_strategy
+        from featurestore.readers.checkpoint import HEARTBEATS
+        from featurestore.readers.heartbeat import Heartbeat
 
-        tf_strategy = make_strategy(self.task.strategy)
+        with ExitStack() as stack:
+            # The strategies of several workers wait for each other at the start.
+            if self.workers > 1:
+                directory = os.path.join(self.checkpoint_dir, HEARTBEATS)
+                stack.enter_context(Heartbeat(directory, worker=self.worker, workers=self.workers))
+            tf_strategy = make_strategy(self.task.strategy)
         # Worker processes seed TensorFlow at their start only if it is already imported.
         seed_tensorflow(self.task.seed)
         return tf_strategy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import inspect
 import io
@@ -21,6 +20,7 @@ from typing import Any
 
 from featurestore.errors import InvalidArgument, InvalidTrainFunction, listing, missing_extra
 from featurestore.model.names import suggest_name
+from featurestore.model.runtime import user_name
 from featurestore.storage.locks import host_name
 
 _GIT_SECONDS = 10
@@ -310,18 +310,11 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "user": _user(),
+        "user": user_name(),
         "host": host_name(),
         "command": list(sys.argv),
         "packages": dict(_packages()),
     }
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # the user id has no name
-        return str(os.getuid())
 
 
 @cache

@@ -162,6 +162,8 @@ class CrossValidation:
     runs: tuple[str, ...]
     folds: tuple[Mapping[str, float], ...]
 
+    __repr__ = display.record_repr
+
     @property
     def mean(self) -> dict[str, float]:
         """The mean of each metric across folds."""
@@ -247,6 +249,8 @@ class Ablation:
     rows: tuple[ComponentEffect, ...]
     session: Session = field(repr=False, compare=False)
 
+    __repr__ = display.record_repr
+
     def to_pandas(self) -> pd.DataFrame:
         """Return one row for each component."""
         import pandas as pd
@@ -295,6 +299,8 @@ class ComponentEffect:
     low: float | None
     high: float | None
     values: tuple[float, ...]
+
+    __repr__ = display.record_repr
 
     @property
     def interval(self) -> str:

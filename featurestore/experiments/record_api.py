@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from featurestore.errors import UnsupportedLocation
+from featurestore.errors import UnsupportedLocation, UnsupportedRemotely
 from featurestore.model.arguments import with_suggestions
 from featurestore.storage import storage_for
 
@@ -27,8 +27,16 @@ def session_of(store: FeatureStore | None, dataset: TrainingDataset | None) -> S
 
     Raises:
         UnsupportedLocation: The store is not in a directory; the hint shows an alternative.
+        UnsupportedRemotely: The store is served.
     """
     session = _resolve_session(store, dataset)
+    if session.location.startswith(("http://", "https://")):
+        raise UnsupportedRemotely(
+            "Experiments and models need the files of the store, which "
+            f"{session.location} does not serve.",
+            hint=f"curl {session.location}/api/v1/models/NAME/predict -H 'Content-Type: "
+            "application/json' -d '{\"entities\": [{...}]}' predicts on the server",
+        )
     # Workers append to files and lock them, which object stores do not support.
     if not storage_for(session.location).supports_appending:
         raise UnsupportedLocation(
@@ -213,7 +221,7 @@ def register_model(
         transformed: The transformations; None for those of the run's reader, or else the dataset's.
         nulls: See ``reader``; None for the setting of the run's reader.
         arrays: "columns": the model takes ``{column: array}``; "matrix": it takes one float32 array
-            of shape (rows, inputs). None: "matrix" for pickles, otherwise "columns".
+            of shape (rows, inputs). None: "matrix" for pickles and PyTorch, else "columns".
         method: The prediction method of a pickled model.
         version: The version to create; None for the next version.
         stage: "development", "staging", "production" or "archived".

@@ -205,6 +205,8 @@ class RunComparison:
     environment: Differences
     metrics: Differences
 
+    __repr__ = display.record_repr
+
     def __str__(self) -> str:
         lines = [f"{self.a} -> {self.b}"]
         for kind in ("params", "settings", "dataset", "code", "environment", "metrics"):

@@ -220,6 +220,9 @@ def format_of(model: Any) -> ModelFormat:
         return ModelFormat(".keras", _write_keras, collective=True)
     if "pyspark" in libraries and hasattr(model, "write"):
         return ModelFormat("", _write_spark)
+    export = sys.modules.get("torch.export")
+    if export is not None and isinstance(model, export.ExportedProgram):
+        return ModelFormat(".pt2", export.save)
     if _is_torch(model):
         # The state of a sharded module is gathered from all workers.
         return ModelFormat(".pt", _write_torch, collective=True)
@@ -228,7 +231,7 @@ def format_of(model: Any) -> ModelFormat:
         return ModelFormat(".joblib", _write_joblib)
     raise InvalidArgument(
         f"context.save cannot write a {type(model).__name__}. It supports Keras models, PyTorch "
-        "modules and state dicts, Spark ML models, and objects with a predict method.",
+        "programs, modules and state dicts, Spark ML models, and objects with a predict method.",
         hint="with open(os.path.join(context.artifact_dir, 'model.bin'), 'wb') as file: ...",
     )
 

@@ -20,6 +20,7 @@ from typing import Any
 from featurestore.arrow.lists import as_list
 from featurestore.errors import InvalidArgument, did_you_mean, missing_extra
 from featurestore.experiments.functions import check_params
+from featurestore.model import display
 
 # Differential evolution, which Optuna does not have: population, differential weight, crossover
 # rate.
@@ -95,6 +96,8 @@ class Interval:
     log: bool = False
     whole: bool = False
 
+    __repr__ = display.record_repr
+
     def distribution(self) -> Any:
         """Convert the interval to an Optuna distribution."""
         import optuna
@@ -140,6 +143,8 @@ class Choice:
     """A choice among values."""
 
     options: tuple[Any, ...]
+
+    __repr__ = display.record_repr
 
     def distribution(self) -> Any:
         """Return an Optuna distribution over the option indexes."""

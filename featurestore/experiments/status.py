@@ -149,11 +149,8 @@ def lock_driver(directory: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # Remove the file while it is locked: after the release, the path may already be the lock
-        # file of the next driver.
-        files.remove(path, below=directory)
+        locks.remove_lock_file(handle, path, below=directory)
         _locked_paths.discard(path)
-        locks.release_lock(handle)
 
 
 def is_driven(directory: str) -> bool:

@@ -11,11 +11,15 @@ from __future__ import annotations
 import os
 import uuid
 import weakref
+from dataclasses import replace
+from datetime import datetime
 from threading import Lock
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.delta import commits
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import SourceNotFound, TableDamaged, VersionNotFound, listing
@@ -211,6 +215,26 @@ def check_snapshot(path: str, spec: FeatureGroupSpec, delta_version: int) -> Non
         f"version {delta_version}. Available: {listing(sorted(snapshots))}.",
         hint="omit as_of to read its source; training datasets create snapshots",
     )
+
+
+def read_newest_event_time(session: Session, spec: FeatureGroupSpec) -> datetime | None:
+    """Read the event times of an external group from its source, and return the newest.
+
+    Return None if the source has no rows, or the group no event time.
+    """
+    if spec.event_time is None:
+        return None
+    registered = get_registered_source(session, spec)
+    schema = pa.schema([spec.schema.field(spec.event_time)])
+    # Only this column leaves the source.
+    query = replace(build_source_query(spec), columns=(spec.event_time,))
+    read = SourceRead(registered.name, registered.kind, query.hash, input=spec.name)
+    newest = None
+    for batch in read_batches(session, registered, query, schema, read, time=None):
+        latest = pc.max(pc.cast(batch.column(0), TIMESTAMP)).as_py()
+        if latest is not None and (newest is None or latest > newest):
+            newest = latest
+    return newest
 
 
 def get_external_rows(spec: FeatureGroupSpec) -> ExternalRows:

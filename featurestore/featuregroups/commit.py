@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from featurestore.arrow.fitting import widened_schema
-from featurestore.delta import commits
+from featurestore.delta import commits, iceberg
 from featurestore.delta.commits import next_offsets
 from featurestore.delta.log import cached_listing, is_delta_table, latest_version
 from featurestore.delta.snapshot import read_snapshot
@@ -329,6 +329,10 @@ def _register_commit(
         with warn_after_publication(title):
             # The rows are registered already; missing statistics are computed on request.
             store_commit_statistics(session, batch, group, commit)
+    if batch.spec.iceberg:
+        with warn_after_publication(title):
+            # Iceberg clients read the previous version until the next commit repairs this.
+            iceberg.publish(group.path)
     return commit
 
 

@@ -14,6 +14,7 @@ from featurestore.arrow.cast_lines import cast_line
 from featurestore.arrow.fitting import can_fit
 from featurestore.arrow.schemas import parse_type
 from featurestore.arrow.types import feature_type, is_nested
+from featurestore.delta import iceberg
 from featurestore.errors import (
     DefinitionMismatch,
     InvalidArgument,
@@ -44,6 +45,15 @@ _COMPARED_FIELDS = (
     "partition_by",
     "ttl",
     "expectations",
+)
+# Other fields of a definition, whose change needs no other rows.
+_OTHER_FIELDS = (
+    "validation",
+    "statistics",
+    "event_time_tolerance",
+    "compact",
+    "iceberg",
+    "external",
 )
 
 
@@ -112,6 +122,7 @@ class Declaration:
     job: str | None = None
     event_time_tolerance: timedelta | str | None = None
     compact: str | None = None
+    iceberg: bool = False
     external: ExternalRows | None = None
     types: DeclaredTypes = field(default_factory=DeclaredTypes)
 
@@ -127,6 +138,8 @@ def build_spec(
     tolerance = timedelta(0)
     if declared.event_time_tolerance is not None:
         tolerance = parse_duration(declared.event_time_tolerance, argument="event_time_tolerance")
+    if declared.iceberg:
+        iceberg.check_schema(schema, as_tuple(declared.partition_by))
     return FeatureGroupSpec(
         name=name,
         version=version,
@@ -142,6 +155,7 @@ def build_spec(
         job=declared.job,
         event_time_tolerance=tolerance,
         compact=declared.compact,
+        iceberg=declared.iceberg,
         external=declared.external,
     )
 
@@ -252,20 +266,36 @@ def check_same_definition(
     declared_spec = build_spec(
         declared, name=stored_spec.name, version=stored_spec.version, schema=batch_schema
     )
-    differences = []
-    for label in _COMPARED_FIELDS:
-        before, now = getattr(stored_spec, label), getattr(declared_spec, label)
-        if before != now:
-            differences.append(
-                f"{label}: stored {_format_value(before)}, declared {_format_value(now)}"
-            )
-    differences += _column_differences(stored_spec.schema, declared_spec.schema, declared.types)
+    compared_fields: tuple[str, ...] = _COMPARED_FIELDS
+    if declared.external is not None:
+        compared_fields = (*_COMPARED_FIELDS, "external")
+    differences = definition_differences(
+        stored_spec, declared_spec, declared.types, compared_fields=compared_fields
+    )
     if differences:
         raise DefinitionMismatch(
             f"Feature group {stored_spec.name!r} version {stored_spec.version} has a different "
             f"definition: {'; '.join(differences)}.",
             hint="create_featuregroup(...) creates the next version",
         )
+
+
+def definition_differences(
+    stored_spec: FeatureGroupSpec,
+    declared_spec: FeatureGroupSpec,
+    declared: DeclaredTypes,
+    *,
+    compared_fields: Sequence[str] = (*_COMPARED_FIELDS, *_OTHER_FIELDS),
+) -> list[str]:
+    """Describe the differences between two definitions, in the arguments and the columns."""
+    differences = []
+    for label in compared_fields:
+        before, now = getattr(stored_spec, label), getattr(declared_spec, label)
+        if before != now:
+            differences.append(
+                f"{label}: stored {_format_value(before)}, declared {_format_value(now)}"
+            )
+    return differences + _column_differences(stored_spec.schema, declared_spec.schema, declared)
 
 
 def _column_differences(

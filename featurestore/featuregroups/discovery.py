@@ -14,6 +14,7 @@ from featurestore.errors import FeatureNotFound, InvalidArgument, listing
 from featurestore.featuregroups.definition import check_description, check_descriptions
 from featurestore.featuregroups.maintenance import register_delta_version
 from featurestore.featuregroups.table import OpenGroup, open_group, resolve
+from featurestore.model import display
 from featurestore.model.arguments import check_count
 from featurestore.model.featuregroup import FeatureGroupSpec, check_tags
 from featurestore.model.names import parse_reference
@@ -52,6 +53,8 @@ class Match:
     where: str
     text: str
     reference: str
+
+    __repr__ = display.record_repr
 
     @property
     def kind(self) -> str:
@@ -92,6 +95,8 @@ class Provenance:
     job: str | None
     run_id: str | None
     inputs: tuple[Mapping[str, object], ...]
+
+    __repr__ = display.record_repr
 
 
 def search(

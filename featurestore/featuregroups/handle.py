@@ -29,6 +29,7 @@ from featurestore.model.featuregroup import Commit, ExternalRows, FeatureGroupSp
 from featurestore.model.statistics import Statistics
 from featurestore.model.times import format_ttl
 from featurestore.model.window_features import WindowFeature
+from featurestore.progress import show_progress
 from featurestore.registry import featuregroups, jobs
 from featurestore.registry.lineage import LineageEdge
 from featurestore.retrieval import (
@@ -41,6 +42,7 @@ from featurestore.retrieval import (
 from featurestore.session import Session
 
 
+@show_progress
 @suggest_arguments
 class FeatureGroup:
     """One version of a feature group.

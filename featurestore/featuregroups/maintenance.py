@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 
-from featurestore.delta import commits
+from featurestore.delta import commits, iceberg
 from featurestore.delta.log import latest_version, record_deletion
 from featurestore.delta.maintenance import find_merge_size_limit
 from featurestore.delta.snapshot import read_snapshot
@@ -55,6 +55,9 @@ def register_delta_version(
             if meta is not None:
                 groups.describe(connection, spec.name, spec.version, meta)
         run.registered = True
+    if spec.iceberg:
+        with warn_after_publication(version_title(spec, delta_version)):
+            iceberg.publish(session.featuregroup_path(spec.name, spec.version))
 
 
 def compact(session: Session, name: str, *, version: int | None = None) -> Commit:
@@ -106,6 +109,10 @@ def vacuum(
         # The pins are read after the intent is recorded, so that no export can pin a version
         # without being noticed (see recovery.pins).
         pinned = pinned_versions(session, spec.name, spec.version)
+        if spec.iceberg:
+            # The files of an older version that is still published are about to be removed.
+            published_version = iceberg.publish(group.path)
+            iceberg.remove_old_metadata(group.path, version=published_version)
         removed = session.engine.vacuum(group.path, keep_versions=pinned, retain=oldest)
         register_delta_version(session, spec, latest_version(group.path), run=run)
     return removed

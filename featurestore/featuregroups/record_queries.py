@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import sqlglot
-from sqlglot import exp
 
 from featurestore.arrow.column_lines import quoted
 from featurestore.delta.snapshot import read_snapshot
@@ -17,12 +15,17 @@ from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.plugins.engine import Accumulator, Engine, Relation
 
+if TYPE_CHECKING:
+    from sqlglot import exp
+
 PARTITION, OFFSET = "record_partition", "record_offset"
 _MAX_TIME = 2**63 - 1
 
 
 def run_query(engine: Engine, query: str, tables: Mapping[str, Relation]) -> Relation:
     """Transpile a query from DuckDB's dialect to the engine's, and return its result."""
+    import sqlglot
+
     (text,) = sqlglot.transpile(query, read="duckdb", write=engine.dialect)
     used_tables = {name: relation for name, relation in tables.items() if name in query}
     return engine.sql(text, tables=used_tables, parameters={})
@@ -83,6 +86,8 @@ def _time_range_condition(
     engine: Engine, time: str, kind: pa.DataType, low: int, high: int | None
 ) -> str:
     """Return the SQL condition for a range of times, in the engine's dialect."""
+    from sqlglot import exp
+
     column = exp.column(time, quoted=True)
     condition: exp.Expression = exp.GTE(this=column, expression=_time_literal(low, kind))
     if high is not None:
@@ -92,6 +97,8 @@ def _time_range_condition(
 
 def _time_literal(number: int, kind: pa.DataType) -> exp.Expression:
     """Return an instant in the storage type of a time column as SQL."""
+    from sqlglot import exp
+
     type_name = "DATE" if pa.types.is_date(kind) else "TIMESTAMPTZ"
     instant = pa.scalar(number, pa.int32() if type_name == "DATE" else pa.int64())
     text = exp.Literal.string(str(instant.cast(kind).cast(pa.string()).as_py()))

@@ -175,6 +175,7 @@ def _renamed_declaration(group: OpenGroup, old: str, new: str) -> Declaration:
         job=spec.job,
         event_time_tolerance=spec.event_time_tolerance,
         compact=spec.compact,
+        iceberg=spec.iceberg,
     )
 
 

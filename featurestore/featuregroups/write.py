@@ -43,6 +43,14 @@ from featurestore.featuregroups.definition import (
     check_same_definition,
     check_validation_policy,
     convert_relation,
+    definition_differences,
+)
+from featurestore.featuregroups.existing import (
+    contains_rows,
+    find_existing,
+    notify,
+    reuse_notice,
+    version_notice,
 )
 from featurestore.featuregroups.maintenance import compact_when_due
 from featurestore.featuregroups.records import RecordOrder
@@ -66,6 +74,7 @@ from featurestore.model.names import check_name
 from featurestore.model.paths import parse_version_directory
 from featurestore.model.source import SourceRead
 from featurestore.model.validation import ValidationReport
+from featurestore.model.words import SIMILAR_VALUES
 from featurestore.plugins.engine import TimeRange
 from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight, in_flight
@@ -73,22 +82,12 @@ from featurestore.recovery.liveness import versions_in_flight
 from featurestore.registry import featuregroups, reports
 from featurestore.registry.artifacts import feature_views
 from featurestore.retrieval import FeatureFrame
+from featurestore.retrieval.provenance import existing_inputs
 from featurestore.session import FEATUREGROUPS, Session
 from featurestore.storage import files
 
 _POLL_SECONDS = 0.05
-# Mode names in other libraries.
-_MODE_ALIASES = {
-    "replace": "overwrite",
-    "w": "overwrite",
-    "write": "overwrite",
-    "truncate": "overwrite",
-    "merge": "upsert",
-    "update": "upsert",
-    "insert": "append",
-    "add": "append",
-    "a": "append",
-}
+IF_EXISTS = ("version", "error", "return")
 
 
 @dataclass(frozen=True)
@@ -137,6 +136,50 @@ class Write:
     library: str = "pandas"
 
 
+def create_named(
+    session: Session,
+    df: object,
+    name: str,
+    *,
+    declared: Declaration,
+    version: int | None = None,
+    write: Write | None = None,
+    if_exists: str = "version",
+) -> FeatureGroupSpec:
+    """Create a group for a caller, who decides by ``if_exists`` what happens to an existing name.
+
+    Raises:
+        FeatureGroupExists: A version exists, and ``if_exists`` is "error".
+        DefinitionMismatch: The group has another definition, and ``if_exists`` is "return".
+    """
+    check_name(name)
+    if if_exists not in IF_EXISTS:
+        raise InvalidArgument(
+            f"Unknown if_exists={if_exists!r}. 'version' creates the next version, unless the "
+            "group has this definition and these rows; 'error' raises an error; 'return' returns "
+            "the group without writing.",
+            hint=did_you_mean(if_exists, IF_EXISTS, write="if_exists={!r}")
+            or "if_exists='version'",
+        )
+    if if_exists == "return":
+        return get_or_create(session, df, name, declared=declared, version=version, write=write)
+    if if_exists == "error" and version is None:
+        with session.registry.reading() as connection:
+            registered = featuregroups.find(connection, name)
+        if registered is not None:
+            raise FeatureGroupExists(
+                f"Feature group {name!r} exists, with version {registered.version}.",
+                hint=f"insert_into_featuregroup(df, {name!r}) adds rows; if_exists='version' "
+                "creates the next version",
+            )
+        # If another process creates this version first, creation raises FeatureGroupExists.
+        version = next_version(session, name)
+    spec, _ = create(
+        session, df, name, declared=declared, version=version, write=write, reuse=version is None
+    )
+    return spec
+
+
 def create(
     session: Session,
     df: object,
@@ -145,8 +188,12 @@ def create(
     declared: Declaration,
     version: int | None = None,
     write: Write | None = None,
+    reuse: bool = False,
 ) -> tuple[FeatureGroupSpec, Commit]:
     """Create a new version of a group from rows, and return its definition and first commit.
+
+    With ``reuse``, the latest version is returned instead if it has the same definition and rows.
+    The commit is then the last one of this version, with ``applied`` False.
 
     Raises:
         FeatureGroupExists: The version exists, or another process is creating it.
@@ -156,8 +203,10 @@ def create(
     check_primary_key(declared)
     if version is not None:
         version = check_version(version)
+    existing = find_existing(session, name) if reuse else None
+    differences: list[str] = []
     write = replace(write or Write(), mode="create", replace=None)
-    df, write = _describe_rows(df, write)
+    df, write = _describe_rows(session, df, write)
     with ExitStack() as stack:
         run = _claim_version(stack, session, name, version, write)
         rows = stack.enter_context(open_relation(df, engine=session.engine))
@@ -170,8 +219,21 @@ def create(
         _warn_views(session, spec)
         batch = Batch(rows, spec, unchecked=rows.schema != batch_schema)
         batch = prepare_rows(session, batch, write, run)
+        if existing is not None:
+            differences = definition_differences(existing.spec, spec, declared.types)
+            if not differences:
+                if batch.relation.single_use:
+                    staged = session.engine.stage(batch.relation, run.rows)
+                    batch = replace(batch, relation=staged)
+                if contains_rows(session, existing, batch, row_count=write.rows):
+                    notify(reuse_notice(existing, declared))
+                    commit = commits.commit_of(existing.path, existing.delta_version)
+                    return existing.spec, replace(commit, applied=False)
         group = create_table(session, spec, declared, run)
-        return spec, publish_rows(session, batch, group, write, run, declared)
+        commit = publish_rows(session, batch, group, write, run, declared)
+    if existing is not None:
+        notify(version_notice(session, spec, existing, differences))
+    return spec, commit
 
 
 def _claim_version(
@@ -191,7 +253,13 @@ def _claim_version(
 
 
 def get_or_create(
-    session: Session, df: object, name: str, *, declared: Declaration, version: int | None = None
+    session: Session,
+    df: object,
+    name: str,
+    *,
+    declared: Declaration,
+    version: int | None = None,
+    write: Write | None = None,
 ) -> FeatureGroupSpec:
     """Return the definition of an existing group, or create the group.
 
@@ -208,11 +276,13 @@ def get_or_create(
         number = _version_to_create(session, name)
     if registered is None and number is not None:
         try:
-            return create(session, df, name, declared=declared, version=number)[0]
+            return create(session, df, name, declared=declared, version=number, write=write)[0]
         except FeatureGroupExists:
             # The other process has created the group, or has failed and released the version.
             if _wait_for_creator(session, name, number):
-                return get_or_create(session, df, name, declared=declared, version=version)
+                return get_or_create(
+                    session, df, name, declared=declared, version=version, write=write
+                )
     stored_spec = open_group(session, name, version).spec
     df, language = peek_language(df)
     batch_schema = schema_of(df, engine=session.engine, like=stored_spec.schema)
@@ -299,7 +369,7 @@ def insert(
     group = open_stored(session, name, version, to="write rows")
     spec = group.spec
     _check_write(write, spec)
-    df, write = _describe_rows(df, write)
+    df, write = _describe_rows(session, df, write)
     # A repeated transaction is detected before any row is read; the engine checks it again during
     # the commit.
     if write.transaction is not None and read_snapshot(group.path).has_committed(write.transaction):
@@ -344,13 +414,15 @@ def insert(
         return commit
 
 
-def _describe_rows(df: object, write: Write) -> tuple[object, Write]:
+def _describe_rows(session: Session, df: object, write: Write) -> tuple[object, Write]:
     """Return the dataframe in a form that engines can read, and the write with row properties.
 
     The properties are the library and the number of rows, or plan and inputs of a ``FeatureFrame``.
     """
     if not isinstance(df, FeatureFrame):
         write = replace(write, rows=count_known_rows(df))
+        if not write.inputs:
+            write = replace(write, inputs=existing_inputs(session, df))
     else:
         if df.plan is not None:
             write = replace(write, plan=df.plan.to_json())
@@ -389,7 +461,7 @@ def _check_write(write: Write, spec: FeatureGroupSpec) -> None:
 
 
 def _suggest_mode(mode: object) -> str:
-    mode_name = _MODE_ALIASES.get(str(mode).lower())
+    mode_name = SIMILAR_VALUES["mode"].get(str(mode).lower())
     if mode_name is not None:
         return f"did you mean mode={mode_name!r}?"
     return did_you_mean(mode, WRITE_MODES, write="mode={!r}") or "mode='append'"

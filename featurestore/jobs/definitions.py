@@ -6,7 +6,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -14,7 +14,12 @@ from featurestore import usersql
 from featurestore.arrow.lists import to_plain_lists
 from featurestore.errors import InvalidJob, listing
 from featurestore.jobs.schedule import build_schedule, has_overlapping_windows
-from featurestore.model.arguments import as_tuple, calling_globals, with_suggestions
+from featurestore.model.arguments import (
+    as_tuple,
+    calling_globals,
+    calling_position,
+    with_suggestions,
+)
 from featurestore.model.featuregroup import VALIDATION_POLICIES
 from featurestore.model.job import (
     MODES,
@@ -44,10 +49,14 @@ _BOUND = {"window_start", "window_end"}
 
 @dataclass(frozen=True)
 class JobDefinition:
-    """A job specification and, for function jobs, the function that a call invokes."""
+    """A job specification and, for function jobs, the function that a call invokes.
+
+    ``position`` is the file and line of the definition.
+    """
 
     spec: JobSpec
     function: Callable[..., Any] | None = None
+    position: tuple[str, int] | None = field(default=None, compare=False, repr=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.function is None:
@@ -223,6 +232,7 @@ def add_to_module(definition: JobDefinition, module: dict[str, Any]) -> JobDefin
     # A module variable, so that the list has the lifetime of the module: a reloaded file starts
     # with an empty one.
     definitions: list[JobDefinition] = module.setdefault(DEFINED_JOBS, [])
+    definition = replace(definition, position=calling_position(module))
     if module.get("__name__") == "__main__":  # a repeated notebook cell replaces its jobs
         definitions[:] = [each for each in definitions if each.spec.name != definition.spec.name]
     definitions.append(definition)

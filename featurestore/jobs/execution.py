@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from featurestore import progress
 from featurestore.alerts import incidents
 from featurestore.featuregroups.write import Write, create, insert
 from featurestore.jobs import target
@@ -25,6 +26,7 @@ from featurestore.jobs.compute import compute
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.inputs import SourceInputs
 from featurestore.jobs.monitors.run import run_monitor
+from featurestore.jobs.publish_jobs import run_publish
 from featurestore.jobs.recovery import recover_dead_runs
 from featurestore.jobs.registration import load_definition
 from featurestore.jobs.run import JobRun, RunOutput, TrainingCall, check_lease, run_recorded
@@ -52,8 +54,11 @@ WindowSelector = Callable[[Session, RegisteredJob], Sequence[Window]]
 _log = logging.getLogger("featurestore.jobs")
 # Maximum number of windows per commit. A query computes many windows nearly as fast as one; a
 # function is called once per window. A killed chunk starts again from its first window. A training
-# job writes one version for all due windows.
-CHUNKS = {"sql": 1000, "python": 100, "window": 100, "training": 1_000_000, "monitor": 400}
+# job writes one version for all due windows, and a publish job publishes once.
+_ONCE = ("training", "publish")
+CHUNKS = {"sql": 1000, "python": 100, "window": 100, "monitor": 400} | dict.fromkeys(
+    _ONCE, 1_000_000
+)
 # After this many consecutive failures of single windows, the windows are not the cause, and the
 # remaining windows are left for later.
 _MAX_CONSECUTIVE_FAILURES = 3
@@ -216,6 +221,8 @@ def _compute_chunk(chunk: JobRun, outcome: Outcome, watch: Watch) -> None:
         record = run_training(chunk)
     elif spec.kind == "monitor":
         record = run_monitor(chunk)
+    elif spec.kind == "publish":
+        record = run_publish(chunk)
     else:
         record = run_recorded(chunk, _compute_and_write)
     outcome.runs.append(record)
@@ -227,7 +234,7 @@ def _compute_chunk(chunk: JobRun, outcome: Outcome, watch: Watch) -> None:
         outcome.stopped = True
         return
     # A run that could not even pin its inputs would fail for every window.
-    if len(windows) == 1 or not record.inputs or spec.kind == "training":
+    if len(windows) == 1 or not record.inputs or spec.kind in _ONCE:
         _record_failure(chunk, record)
         outcome.failed += windows
         outcome.stopped = spec.on_error == "wait" or _fails_consecutively(outcome)
@@ -392,6 +399,7 @@ class _ProgressCounter:
     def add(self, windows: int) -> None:
         with self._lock:
             self._finished += windows
+            progress.report("compute windows", self._finished, self._total, unit="windows")
             if self._watch.progress is not None:
                 self._watch.progress(self._finished, self._total)
 

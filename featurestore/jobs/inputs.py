@@ -91,20 +91,24 @@ def pin_inputs(session: Session, spec: JobSpec) -> tuple[PinnedInput, ...]:
         elif "/" in source:
             pinned.append(_pin_path(name, source, time_column, job=spec.name))
         else:
-            pinned.append(_pin_group(session, name, source, time_column))
+            pinned.append(_pin_group(session, name, source, time_column, job=spec))
     if spec.kind == "window":
         return _add_aggregate_lineage(pinned, WindowJob.from_spec(spec))
     return tuple(pinned)
 
 
-def _pin_group(session: Session, name: str, reference: str, time_column: str | None) -> PinnedInput:
+def _pin_group(
+    session: Session, name: str, reference: str, time_column: str | None, *, job: JobSpec
+) -> PinnedInput:
     """Pin a feature group to its current Delta version."""
     group = open_group(session, *parse_group_reference(reference))
     spec = group.spec
-    if spec.external is not None:
+    needs_rows = job.watched is None or not job.watched.is_freshness_only
+    if spec.external is not None and needs_rows:
         raise ExternalRowsError(
             f"Feature group {spec.name!r} is external, with the rows of {spec.external}. Jobs and "
-            "monitors read only groups whose versions are in the store.",
+            "monitors read only groups whose versions are in the store, except monitors of nothing "
+            "but the age of the event time.",
             hint=f"inputs={{{name!r}: featurestore.source({spec.external.source!r}, ...)}}",
         )
     return PinnedInput(

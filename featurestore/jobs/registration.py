@@ -37,7 +37,7 @@ from featurestore.streams import check_stream_job
 
 _GRANTS = "registered-jobs"
 # Threads that need the same file wait until it is loaded completely. The lock is reentrant, because
-# ``load_registered`` holds it while ``_load_module_file`` acquires it.
+# ``load_registered`` holds it while ``load_module_file`` acquires it.
 _loading = threading.RLock()
 
 
@@ -59,30 +59,41 @@ def register_jobs(
 ) -> list[RegisteredJob]:
     """Register all jobs of a module, file or folder; return the registered jobs by name."""
     definitions = load_jobs(module_or_path)
-    _check_channels(session, [definition.spec for definition, _ in definitions.values()])
+    check_channels(session, [definition.spec for definition, _ in definitions.values()])
     specs = _specs_to_register(
         session, {name: each.spec for name, (each, _) in definitions.items()}
     )
-    registered = []
-    for name, (_, file) in sorted(definitions.items()):
-        spec = specs[name]
-        # The grant is written first: a registered job without a grant could not run on this
-        # machine, whereas a grant without a job has no effect.
-        grant_execution(session.location, file)
-        watermark = None
-        if spec.stream is not None:
-            check_stream_job(session, spec)
-        elif spec.start is None:  # no catchup: the job begins with the window that is open now
-            now = times.shift_time(times.utc_now(), -spec.allowed_lateness)
-            watermark = last_schedule_time(build_schedule(spec), now)
-        with session.registry.transaction() as connection:
-            earlier = jobs.find(connection, name)
-            jobs.register(connection, spec, origin=file.origin, watermark=watermark)
-            # After the loss of the registry, the windows in the table must not be computed again.
-            if earlier is None:
-                restore(connection, session, spec)
-            registered.append(jobs.get(connection, name))
-    return Listing(registered)
+    return Listing(
+        [
+            register_job(session, specs[name], file)
+            for name, (_, file) in sorted(definitions.items())
+        ]
+    )
+
+
+def register_job(session: Session, spec: JobSpec, file: JobFile) -> RegisteredJob:
+    """Register one checked job, and allow its file to be executed on this machine."""
+    # The grant is written first: a registered job without a grant could not run on this
+    # machine, whereas a grant without a job has no effect.
+    grant_execution(session.location, file)
+    return register_spec(session, spec, origin=file.origin)
+
+
+def register_spec(session: Session, spec: JobSpec, *, origin: str) -> RegisteredJob:
+    """Register a definition, and return the job; the origin of a job with code is its file."""
+    watermark = None
+    if spec.stream is not None:
+        check_stream_job(session, spec)
+    elif spec.start is None:  # no catchup: the job begins with the window that is open now
+        now = times.shift_time(times.utc_now(), -spec.allowed_lateness)
+        watermark = last_schedule_time(build_schedule(spec), now)
+    with session.registry.transaction() as connection:
+        earlier = jobs.find(connection, spec.name)
+        jobs.register(connection, spec, origin=origin, watermark=watermark)
+        # After the loss of the registry, the windows in the table must not be computed again.
+        if earlier is None:
+            restore(connection, session, spec)
+        return jobs.get(connection, spec.name)
 
 
 def _specs_to_register(session: Session, specs: Mapping[str, JobSpec]) -> dict[str, JobSpec]:
@@ -99,7 +110,7 @@ def _specs_to_register(session: Session, specs: Mapping[str, JobSpec]) -> dict[s
     return definitions
 
 
-def _check_channels(session: Session, specs: Sequence[JobSpec]) -> None:
+def check_channels(session: Session, specs: Sequence[JobSpec]) -> None:
     """Raise an error for jobs whose alert channels are not registered in the store."""
     with session.registry.reading() as connection:
         channel_names = [each.name for each in alerts.channels(connection)]
@@ -120,7 +131,7 @@ def load_definition(session: Session, job: RegisteredJob) -> JobDefinition:
     Raises:
         InvalidJob: The definition in the file differs from the registered one.
     """
-    if job.spec.kind == "monitor":  # a monitor has no code, so it needs no file
+    if job.spec.kind in ("monitor", "publish"):  # they have no code, so they need no file
         return JobDefinition(job.spec)
     definition = load_registered(session.location, job.spec.name, job.origin)
     # The registered definition contains the primary key of its groups, which the file may omit.
@@ -147,7 +158,7 @@ def load_jobs(
     """
     definitions: dict[str, tuple[JobDefinition, JobFile]] = {}
     for module, file in _iter_modules(module_or_path):
-        for definition in _jobs_in_module(module):
+        for definition in jobs_in_module(module):
             name = definition.spec.name
             if name in definitions and definitions[name][0] is not definition:
                 raise InvalidJob(
@@ -186,7 +197,7 @@ def load_registered(location: str, name: str, origin: str) -> JobDefinition:
     """
     with _loading:
         module = _registered_module(location, name, origin)
-        definitions = {each.spec.name: each for each in _jobs_in_module(module)}
+        definitions = {each.spec.name: each for each in jobs_in_module(module)}
     if name not in definitions:
         raise InvalidJob(
             f"Job {name!r} is no longer defined in {origin}. Available: {listing(definitions)}.",
@@ -213,7 +224,7 @@ def _registered_module(location: str, name: str, origin: str) -> ModuleType:
             hint="featurestore job register path/to/jobs.py",
         )
     if file == origin:
-        return _load_module_file(file, expected=expected)[0]
+        return load_module_file(file, expected=expected)[0]
     _check_unchanged(files.sha256(file), expected, origin)
     return _import_module(origin)
 
@@ -237,7 +248,7 @@ def _module_in_memory(name: str, origin: str) -> ModuleType:
     return module
 
 
-def _jobs_in_module(module: ModuleType) -> list[JobDefinition]:
+def jobs_in_module(module: ModuleType) -> list[JobDefinition]:
     """Return the jobs assigned to module variables, and the jobs created without a name."""
     names = vars(module)
     named_jobs = [value for value in names.values() if isinstance(value, JobDefinition)]
@@ -255,9 +266,9 @@ def _iter_modules(
     if files.is_directory(path):
         for name in files.list_directory(path):
             if name.endswith(".py") and not name.startswith("_"):
-                yield _load_module_file(os.path.join(path, name))
+                yield load_module_file(os.path.join(path, name))
     elif files.is_file(path):
-        yield _load_module_file(path)
+        yield load_module_file(path)
     else:
         module = _import_module(os.fspath(module_or_path))
         yield module, _describe_module_file(module)
@@ -289,15 +300,20 @@ def _import_module(name: str) -> ModuleType:
         ) from error
 
 
-def _load_module_file(path: str, *, expected: str | None = None) -> tuple[ModuleType, JobFile]:
+def module_name(path: str) -> str:
+    """Return the name of the module of a file."""
+    # Module names contain a hash of the path, since two folders may both contain a jobs.py.
+    return f"featurestore_jobs_{hashlib.sha256(path.encode()).hexdigest()[:16]}"
+
+
+def load_module_file(path: str, *, expected: str | None = None) -> tuple[ModuleType, JobFile]:
     """Load the module of a file, unless this process has already executed the same source.
 
     Args:
         path: The file.
         expected: The required hash of its source; None allows any.
     """
-    # Module names contain a hash of the path, since two folders may both contain a jobs.py.
-    name = f"featurestore_jobs_{hashlib.sha256(path.encode()).hexdigest()[:16]}"
+    name = module_name(path)
     with _loading:
         source = files.read_bytes(path)
         sha256 = hashlib.sha256(source).hexdigest()
@@ -309,7 +325,7 @@ def _load_module_file(path: str, *, expected: str | None = None) -> tuple[Module
         return _execute(name, path, source, sha256), file
 
 
-def _last_line_number(error: BaseException, path: str) -> int:
+def last_line_number(error: BaseException, path: str) -> int:
     """Return the last line number of a file in the traceback of an error."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return error.lineno or 0
@@ -336,7 +352,7 @@ def _execute(name: str, path: str, source: bytes, sha256: str) -> ModuleType:
     # The module is added before it runs, as by importlib: dataclasses look up their module by name.
     sys.modules[name] = module
     folder = os.path.dirname(path)
-    sys.path.insert(0, folder)  # neighbours can be imported while the file runs, as in a script
+    sys.path.insert(0, folder)  # neighbors can be imported while the file runs, as in a script
     try:
         exec(compile(source, path, "exec"), vars(module))
     except FeatureStoreError:
@@ -346,7 +362,7 @@ def _execute(name: str, path: str, source: bytes, sha256: str) -> ModuleType:
     except Exception as error:  # a job's code may raise anything
         sys.modules.pop(name, None)
         raise InvalidJob(
-            f"{path} cannot be loaded, line {_last_line_number(error, path)}: "
+            f"{path} cannot be loaded, line {last_line_number(error, path)}: "
             f"{type(error).__name__}: {error}",
             hint=_install_hint(error),
         ) from error

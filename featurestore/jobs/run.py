@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import resource
 import sys
 import threading
 import uuid
@@ -45,6 +44,11 @@ from featurestore.registry.stored_errors import NameRedactor, redact_hint, redac
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.training import catalog
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 # Calls the function of a training job with the store and a window; the facade supplies it, because
 # this module must not depend on the store.
@@ -295,7 +299,9 @@ def definition_words(spec: JobSpec) -> frozenset[str]:
 
 
 def _peak_memory() -> int:
-    """Return the peak memory of this process in bytes."""
+    """Return the peak memory of this process in bytes, 0 where it is not measured (Windows)."""
+    if resource is None:
+        return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT
 
 

@@ -14,12 +14,13 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from featurestore.alerts.incidents import send_waiting
 from featurestore.errors import FeatureStoreError, JobLeased
 from featurestore.jobs.execution import Watch, WindowSelector, run_attempt
+from featurestore.jobs.publish_jobs import read_groups
 from featurestore.jobs.run import TrainingCall
 from featurestore.jobs.schedule import build_schedule, latest_complete_window
 from featurestore.jobs.stream_jobs import is_due
@@ -108,7 +109,8 @@ class Scheduler:
         An error in one job is logged and does not affect other jobs.
         """
         with self._session.registry.reading() as connection:
-            active = {job.spec.name: job for job in jobs.list_all(connection) if not job.paused}
+            registered = [job for job in jobs.list_all(connection) if not job.paused]
+        active = {job.spec.name: self._with_inputs(job) for job in registered}
         specs = [job.spec for job in active.values()]
         with ThreadPoolExecutor(self._options.workers, thread_name_prefix="job") as pool:
             for names in dependency_levels(specs):
@@ -116,6 +118,12 @@ class Scheduler:
                     return
                 # list() waits for the entire level, whose targets are inputs of the next level.
                 list(pool.map(lambda name: self._run(active[name], specs), names))
+
+    def _with_inputs(self, job: RegisteredJob) -> RegisteredJob:
+        """Return a job with its inputs, which are the groups of the view for a publish job."""
+        if job.spec.kind != "publish":
+            return job
+        return replace(job, spec=replace(job.spec, inputs=read_groups(self._session, job.spec)))
 
     def _run(self, job: RegisteredJob, specs: Sequence[JobSpec]) -> None:
         """Run what is due of one job; errors are logged and do not stop other jobs."""

@@ -54,6 +54,8 @@ class JobStatus:
     last: Run | None
     stream: StreamStatus | None = None
 
+    __repr__ = display.record_repr
+
     @property
     def name(self) -> str:
         """The name of the job."""
@@ -261,6 +263,8 @@ class PlannedInput:
     rows: int
     bytes: int
 
+    __repr__ = display.record_repr
+
 
 @dataclass(frozen=True)
 class JobPlan:
@@ -276,6 +280,8 @@ class JobPlan:
     seconds: float | None
     paused: bool = False
     features: tuple[str, ...] = ()
+
+    __repr__ = display.record_repr
 
     @property
     def rows(self) -> int:

@@ -32,12 +32,14 @@ from featurestore.jobs.definitions import (
     check_keys_and_times,
     check_options,
 )
+from featurestore.jobs.publish_jobs import publish_committed, publish_missed
 from featurestore.jobs.run import JobRun, RunOutput, check_lease, run_recorded
 from featurestore.jobs.target import declaration
 from featurestore.model import times
 from featurestore.model.arguments import as_tuple, calling_globals, with_suggestions
 from featurestore.model.job import JobSpec
 from featurestore.model.names import SNAKE_CASE, check_name, check_rename
+from featurestore.model.publication_target import parse_targets
 from featurestore.model.stream import StreamSpec, check_stream
 from featurestore.model.times import Window, format_duration, parse_duration, parse_ttl
 from featurestore.registry import jobs, runs
@@ -83,6 +85,7 @@ def stream_job(
     tags: Mapping[str, str] | None = None,
     retries: int = 2,
     alert: Columns = (),
+    publish: Columns | Mapping[str, str | None] = (),
 ) -> JobDefinition:
     """Define a job that writes each record of a topic into a feature group exactly once.
 
@@ -139,6 +142,10 @@ def stream_job(
         tags: The tags of the feature group.
         retries: The number of early retries after a failure, with increasing delays.
         alert: The channels to alert when runs keep failing (``add_alert_channel``).
+        publish: The feature views to publish after each micro-batch, ``["buyers"]``, or
+            ``{"buyers": "cache"}`` with their online stores. If a view cannot be published, the
+            run continues, and the view is published after the next micro-batch or at the next
+            trigger. The channels of ``alert`` are alerted once, until no view is behind.
 
     Raises:
         InvalidJob: The event time is missing, or a format, type or option is invalid.
@@ -194,6 +201,7 @@ def stream_job(
         retries=retries,
         alert=check_channel_names(alert),
         stream=stream,
+        publishes=parse_targets(publish),
     )
     check_options(spec)
     check_keys_and_times(spec)
@@ -380,8 +388,11 @@ def _consume(stop: threading.Event, run: JobRun) -> RunOutput:
         StreamTarget(run.group, declaration(run.spec)),
         run_id=run.run_id,
         check=check,
+        after_commit=partial(publish_committed, run),
         stop=stop,
     )
+    if not progress.batches:
+        publish_missed(run)
     _log.info(
         "%d rows and %d bad records in %d micro-batches, %.1f s",
         progress.rows,

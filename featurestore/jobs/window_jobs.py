@@ -292,7 +292,11 @@ def with_primary_key(session: Session, spec: JobSpec) -> JobSpec:
 
 
 def check_window_job(
-    session: Session, spec: JobSpec, *, future_groups: Collection[str] = ()
+    session: Session,
+    spec: JobSpec,
+    *,
+    future_groups: Collection[str] = (),
+    pins: Pins | None = None,
 ) -> None:
     """Raise an error for a window job that cannot be computed from its groups.
 
@@ -300,6 +304,7 @@ def check_window_job(
         session: The connection.
         spec: The job, with its key.
         future_groups: Groups that other jobs will create, which cannot be checked yet.
+        pins: The group versions to check; None: the latest ones.
 
     Raises:
         FeatureGroupNotFound, FeatureNotFound: The input of an aggregate does not exist.
@@ -318,9 +323,8 @@ def check_window_job(
     if features:
         label_side = LabelSide(_label_schema(spec, [feature.spec for feature, _ in features]))
         options = RetrievalOptions(label_time=spec.event_time)
-        plan_windows(
-            features, labels=label_side, options=options, source=Pins(session, group_specs).source
-        )
+        source = (pins or Pins(session, group_specs)).source
+        plan_windows(features, labels=label_side, options=options, source=source)
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def computed_windows(
     session: Session, job: RegisteredJob, start: datetime, end: datetime
 ) -> set[Window]:
     """Return the windows of a range that the latest target version contains."""
-    if job.spec.kind == "training":
+    if job.spec.kind in ("training", "publish"):
         return set()
     if job.spec.kind == "monitor":  # a monitor has no target group
         with session.registry.reading() as connection:

@@ -12,8 +12,9 @@ from datetime import timedelta
 
 import numpy as np
 
+from featurestore.model.finding import Finding
 from featurestore.model.monitor import MonitorSpec
-from featurestore.model.monitor_report import BinShares, Finding
+from featurestore.model.monitor_report import BinShares
 from featurestore.monitoring import bounds
 from featurestore.monitoring.comparison import (
     Anchor,
@@ -256,7 +257,7 @@ def _anchor_finding(
     if out:
         text = (
             f"{name}: the moving baseline has drifted from its anchor of {anchor.start:%Y-%m-%d} "
-            f"to {anchor.end:%Y-%m-%d}; {measure_name} {value:.3g}, limit {high:.3g}"
+            f"to {anchor.end:%Y-%m-%d}; {measure_name.upper()} {value:.3g}, limit {high:.3g}"
         )
     return Finding("anchor", name, measure_name, round(value, 6), None, high, out, text=text)
 

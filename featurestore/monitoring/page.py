@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from featurestore.model.display import escape_line
-from featurestore.model.monitor_report import BinShares, Finding, MonitorReport
+from featurestore.model.finding import Finding
+from featurestore.model.monitor_report import BinShares, MonitorReport
 from featurestore.model.times import format_duration
 from featurestore.storage import files
 

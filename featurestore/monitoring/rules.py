@@ -16,9 +16,9 @@ from datetime import datetime, timedelta
 
 import numpy as np
 
+from featurestore.model.finding import Finding, FindingKind
 from featurestore.model.monitor import Limits, MonitorSpec
-from featurestore.model.monitor_report import BinShares, Finding, FindingKind
-from featurestore.model.times import format_duration
+from featurestore.model.monitor_report import BinShares
 from featurestore.monitoring import bounds
 from featurestore.monitoring.comparison import (
     MIN_HISTORY,
@@ -129,7 +129,10 @@ def _joint_finding(finding: Finding, results: Sequence[RuleResult]) -> Finding |
             return None
         chain.append(result.missing[finding.subject])
     if len(chain) > 1 and is_jointly_out_of_bounds(chain):
-        text = f"{finding} in this window, but out of bounds over {len(chain)} windows combined"
+        text = (
+            f"{finding.subject}: missing values changed over {len(chain)} windows combined; share "
+            f"{finding.format(finding.value)} in this window, {finding.bounds_text}"
+        )
         return replace(finding, out=True, text=text)
     return None
 
@@ -147,7 +150,9 @@ def check_volume(
         before = [each.rows for each in reference.history]
         if now.rows or not before or min(before) == 0:
             return None
-        return Finding("volume", "", "rows", 0.0, 1.0, None, True, text="no rows")
+        return Finding(
+            "volume", "", "rows", 0.0, 1.0, None, True, text="rows: no rows in this window"
+        )
     median = float(np.median(row_counts))
     # A source that is usually empty at this time has no ratio to its median.
     if median == 0:
@@ -156,7 +161,8 @@ def check_volume(
     out = not low * median <= now.rows <= high * median
     text = ""
     if out:
-        text = f"{now.rows:,} rows, usually {median:,.0f}"
+        word = "fewer" if now.rows < median else "more"
+        text = f"rows: {word} than usual; {now.rows:,} rows, usually {median:,.0f}"
     return Finding(
         "volume", "", "rows", float(now.rows), low * median, high * median, out, text=text
     )
@@ -190,11 +196,7 @@ def check_freshness(max_age: timedelta, age: timedelta | None, *, subject: str) 
             "freshness", subject, "age", None, None, high, True, text=f"{subject}: missing"
         )
     seconds = max(age.total_seconds(), 0.0)
-    text = ""
-    if seconds > high:
-        age_text = format_duration(timedelta(seconds=round(seconds)))
-        text = f"{subject} is {age_text} old, the limit is {format_duration(max_age)}"
-    return Finding("freshness", subject, "age", seconds, None, high, seconds > high, text=text)
+    return Finding("freshness", subject, "age", seconds, None, high, seconds > high)
 
 
 def newest_age(profiles: Sequence[Profile], timestamp: datetime) -> timedelta | None:

@@ -27,6 +27,8 @@ Result = TypeVar("Result")
 Result_co = TypeVar("Result_co", covariant=True)
 BatchFunction = Callable[["pa.RecordBatch"], "pa.RecordBatch"]
 ShardFunction = Callable[[int, Iterator["pa.RecordBatch"]], Result]
+# (input columns, number of rows) -> the values of the expressions for each row.
+RowsFunction = Callable[[Sequence[Sequence[Any]], int], list[tuple[Any, ...]]]
 
 # Properties of all new tables. Versions are removed only by the store's maintenance, so Delta must
 # not expire log entries or data files.
@@ -234,10 +236,12 @@ class Engine(Protocol):
         version: int | None = None,
         schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
+        data_files: Sequence[str] | None = None,
     ) -> Relation:
         """Return the rows of a table at a Delta version, by default the latest.
 
-        ``schema`` has the feature types to restore; ``columns`` selects columns.
+        ``schema`` has the feature types to restore; ``columns`` selects columns, and ``data_files``
+        some files of the version by their absolute paths.
         """
         ...
 
@@ -453,6 +457,21 @@ class HoldsRows(Protocol):
 
         If they do not fit, return a single-use relation with the same rows; the argument must not
         be used any more.
+        """
+        ...
+
+
+@runtime_checkable
+class ComputesRows(Protocol):
+    """An optional capability of engines in the calling process: expressions over Python values."""
+
+    def prepare_rows(
+        self, expressions: Sequence[str], *, inputs: pa.Schema, kinds: pa.Schema
+    ) -> RowsFunction:
+        """Prepare SQL expressions of the columns ``inputs``, and return a thread-safe function.
+
+        The values equal those of the same expressions over a relation. ``kinds`` has the types of
+        the expressions.
         """
         ...
 

@@ -303,7 +303,10 @@ class DatasetFormat(Protocol):
         ...
 
     def check(self, schema: pa.Schema, *, compression: str | None) -> None:
-        """Raise UnsupportedType, listing all unsupported columns, or InvalidArgument."""
+        """Raise UnsupportedType, listing all unsupported columns, or InvalidArgument.
+
+        ``compression`` is a codec name in upper case.
+        """
         ...
 
     def layout(

@@ -7,6 +7,7 @@ Launchers are entry points of the group ``featurestore.launchers``, including th
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -44,6 +45,19 @@ class WorkerTask:
         # The settings come first, so that the worker can apply them before it unpickles the
         # function.
         return json.dumps(task_settings).encode() + b"\n" + function
+
+    @property
+    def run_directory(self) -> str:
+        """The directory of the run, which contains the logs of its workers."""
+        return os.path.dirname(os.path.dirname(self.log))
+
+
+def group_addresses(tasks: Sequence[WorkerTask], addresses: Sequence[str]) -> dict[str, list[str]]:
+    """Return the addresses of workers by role, in the order of the tasks."""
+    cluster: dict[str, list[str]] = {}
+    for task, address in zip(tasks, addresses, strict=True):
+        cluster.setdefault(task.role, []).append(address)
+    return cluster
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from featurestore import progress
 from featurestore.model import times
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ def observed(work: Work) -> Iterator[Work]:
     The operation has failed if the block raises an exception or sets ``work.error``.
     """
     work.parent = _current.get()
+    progress.begin_phase(f"{work.kind} {work.name}")
     token = _current.set(work)
     # The tuple is a copy, because other threads may add or remove observers.
     for observer in tuple(_observers):

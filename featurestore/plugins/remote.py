@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 _ADDRESS = ("http://", "https://")
 # The content type of a request as a JSON line, followed by rows as an Arrow stream.
 RETRIEVAL = "application/vnd.featurestore.retrieval"
+ARROW = "application/vnd.apache.arrow.stream"
+# The metadata of an Arrow schema with a JSON object on the rows.
+METADATA = "featurestore"
 
 
 class Client(Protocol):
@@ -54,6 +57,10 @@ class Client(Protocol):
         self, path: str, request: Mapping[str, Any], rows: pa.RecordBatchReader | None = None
     ) -> Any:
         """Send a change request, optionally with rows, and return the server's record."""
+        ...
+
+    def table(self, path: str, request: Mapping[str, Any]) -> pa.Table:
+        """Send a request and return the rows of the response, with the schema's metadata."""
         ...
 
     def file_chunks(self, path: str) -> Iterator[bytes]:

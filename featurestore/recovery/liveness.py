@@ -23,14 +23,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import JobLeased, RegistryError, StorageError
 from featurestore.model.paths import StorePaths
+from featurestore.model.runtime import call_after_fork
 from featurestore.registry import Registry, intents, jobs
 from featurestore.storage import files, locks, storage_for
+
+if TYPE_CHECKING:
+    import filelock
 
 HEARTBEAT_TIMEOUT = timedelta(seconds=60)
 # Three heartbeats may be missed before an owner is considered dead.
@@ -63,7 +67,7 @@ class _Owner:
     name: str
     location: str
     pid: int
-    handle: int
+    handle: int | filelock.BaseFileLock
     writes: int = 0
     stop: threading.Event = field(default_factory=threading.Event)
 
@@ -79,7 +83,7 @@ def _reset_after_fork() -> None:
     _process_owners.clear()
 
 
-os.register_at_fork(after_in_child=_reset_after_fork)
+call_after_fork(_reset_after_fork)
 
 
 def owner_of_this_process(location: str) -> str:
@@ -221,7 +225,9 @@ def _remove_lock_file(owner: _Owner) -> None:
     if owner.pid != os.getpid():
         return
     try:
-        files.remove(_owner_lock_file(owner), below=_lock_folder(owner.location))
+        locks.remove_lock_file(
+            owner.handle, _owner_lock_file(owner), below=_lock_folder(owner.location)
+        )
     except StorageError as error:
         _log.debug("could not remove the lock file of %s: %s", owner.name, error)
 

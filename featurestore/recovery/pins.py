@@ -24,8 +24,8 @@ from featurestore.delta.maintenance import check_files
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (
     DatasetDamaged,
+    FormatTooNew,
     StorageError,
-    TrainingDatasetNotFound,
     WriteConflict,
 )
 from featurestore.model.paths import StorePaths, parse_version_directory
@@ -190,7 +190,7 @@ def _read_manifest_pins(directory: str, name: str, version: int) -> set[PinnedVe
     """Return the versions of a group that the manifest in a directory pins."""
     try:
         manifest = read_manifest(directory)
-    except (DatasetDamaged, TrainingDatasetNotFound):
+    except (DatasetDamaged, FormatTooNew):
         # The pins of a damaged manifest are unknown, but it cannot pin a group that it does not
         # mention.
         if f'"{name}"'.encode() in files.read_bytes(manifest_path(directory)):

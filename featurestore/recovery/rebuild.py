@@ -58,14 +58,15 @@ Restore = Callable[[Connection, FeatureGroupSpec, str], None]
 class RebuildReport:
     """The result of a rebuild.
 
-    Contains the references of restored groups, datasets, views and models, source names, run ids,
-    the number of restored users, and (path, reason) for unreadable files.
+    Contains the references of restored groups, datasets, views and models, the names of sources and
+    online stores, run ids, the number of restored users, and (path, reason) for unreadable files.
     """
 
     featuregroups: list[str] = field(default_factory=list)
     training_datasets: list[str] = field(default_factory=list)
     feature_views: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
+    online_stores: list[str] = field(default_factory=list)
     experiment_runs: list[str] = field(default_factory=list)
     models: list[str] = field(default_factory=list)
     users: int = 0
@@ -119,10 +120,15 @@ def rebuild(
             _restore_versions(connection, location, report, GROUPS, restore)
             _restore_versions(connection, location, report, DATASETS)
             _restore_versions(connection, location, report, VIEWS)
-            for name, path in record_files.iterate_source_definitions(location):
+            paths = StorePaths(location)
+            for name, path in record_files.iterate_definitions(paths.sources):
                 with _rollback_on_error(connection, path, report):
                     report.sources.append(record_files.register_source(connection, name, path).name)
-            for name, directory in record_files.run_directories(StorePaths(location)):
+            for name, path in record_files.iterate_definitions(paths.online_stores):
+                with _rollback_on_error(connection, path, report):
+                    record_files.register_online_store(connection, name, path)
+                    report.online_stores.append(name)
+            for name, directory in record_files.run_directories(paths):
                 with _rollback_on_error(connection, directory, report):
                     run_id = record_files.register_run(connection, name, directory)
                     report.experiment_runs.append(run_id)

@@ -1,33 +1,41 @@
-"""Files for a rebuild of the registry: access rights, source definitions and run records.
+"""Files for a rebuild of the registry: access rights, sources, online stores and run records.
 
 This information is not in tables or manifests. Without the access file, private groups would become
-public if the registry was lost; like the registry, it contains only hashes of tokens. Source
-definitions contain references to secrets instead of secrets, and a machine sends a secret only to
-an address for which the secret was registered on this machine.
+public if the registry was lost; like the registry, it contains only hashes of tokens. Definitions
+of sources and online stores contain references to secrets instead of secrets, and a machine sends a
+secret only to an address for which the secret was registered on this machine.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from featurestore.errors import FeatureStoreError, RegistryError, RunDamaged, RunNotFound
-from featurestore.model.json_object import JsonObject, MalformedJson
+from featurestore.errors import (
+    FeatureStoreError,
+    FormatTooNew,
+    RegistryError,
+    RunDamaged,
+    RunNotFound,
+)
+from featurestore.model.json_object import JsonObject, MalformedJson, check_format
 from featurestore.model.names import check_name
+from featurestore.model.online_store import OnlineStoreSpec
 from featurestore.model.paths import StorePaths
 from featurestore.model.run_record import RUN_FILE, RunRecord, check_run_id
 from featurestore.model.source import SourceSpec
-from featurestore.registry import experiments, sources, tables
+from featurestore.registry import experiments, online_stores, sources, tables
 from featurestore.storage import files
 
 _ACCESS_FORMAT = 1
 # In the order of foreign keys: tokens and roles reference users.
 _ACCESS_TABLES = (tables.users, tables.tokens, tables.group_roles, tables.private_groups)
-_SOURCE_SUFFIX = ".json"
+_DEFINITION_SUFFIX = ".json"
+SpecT = TypeVar("SpecT", SourceSpec, OnlineStoreSpec)
 
 
 def write_access(connection: Connection, location: str) -> None:
@@ -45,7 +53,8 @@ def restore_access(connection: Connection, location: str) -> int:
     """Restore the access tables if the registry has no users; return the number of restored users.
 
     Raises:
-        RegistryError: The file is damaged or was written by a newer release.
+        RegistryError: The file is damaged.
+        FormatTooNew: A newer release wrote the file.
     """
     path = StorePaths(location).access
     if not files.exists(path):
@@ -65,8 +74,9 @@ def _read_access(path: str) -> dict[str, list[dict[str, Any]]]:
     """Read and check the access tables in a file."""
     try:
         content = JsonObject.from_value(files.read_json(path))
-        if content.number("format") != _ACCESS_FORMAT:
-            raise content.wrong_type_error("format", str(_ACCESS_FORMAT))
+        check_format(
+            content.number("format", minimum=1), _ACCESS_FORMAT, subject=f"The file {path!r}"
+        )
         rows_by_table = {}
         for table in _ACCESS_TABLES:
             rows_by_table[table.name] = [
@@ -106,13 +116,18 @@ def remove_source(location: str, name: str) -> None:
     files.remove(StorePaths(location).source_decisions(name), below=location)
 
 
-def iterate_source_definitions(location: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and path of each source definition, ordered by name."""
+def write_online_store(location: str, spec: OnlineStoreSpec) -> None:
+    """Write the definition of an online store atomically."""
     paths = StorePaths(location)
-    for entry in sorted(files.list_directory(paths.sources)):
-        if entry.endswith(_SOURCE_SUFFIX) and not entry.startswith("."):
-            name = entry.removesuffix(_SOURCE_SUFFIX)
-            yield name, f"{paths.sources}/{entry}"
+    files.make_directory(paths.online_stores)
+    files.write_json(paths.online_store(spec.name), spec.to_json())
+
+
+def iterate_definitions(directory: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and path of each definition of a source or online store, ordered by name."""
+    for entry in sorted(files.list_directory(directory)):
+        if entry.endswith(_DEFINITION_SUFFIX) and not entry.startswith("."):
+            yield entry.removesuffix(_DEFINITION_SUFFIX), f"{directory}/{entry}"
 
 
 def register_source(connection: Connection, name: str, path: str) -> SourceSpec:
@@ -121,20 +136,39 @@ def register_source(connection: Connection, name: str, path: str) -> SourceSpec:
     Raises:
         RegistryError: The file is not a source definition, or defines another source.
     """
+    spec = _read_definition(path, name, SourceSpec.from_text, noun="source")
+    if name not in sources.names(connection):
+        sources.add(connection, spec)
+    return spec
+
+
+def register_online_store(connection: Connection, name: str, path: str) -> OnlineStoreSpec:
+    """Register the online store in a definition file, unless the name is already registered.
+
+    Raises:
+        RegistryError: The file is not a definition, or defines another online store.
+    """
+    spec = _read_definition(path, name, OnlineStoreSpec.from_text, noun="online store")
+    if name not in online_stores.names(connection):
+        online_stores.add(connection, spec)
+    return spec
+
+
+def _read_definition(path: str, name: str, parse: Callable[[str], SpecT], *, noun: str) -> SpecT:
+    """Parse a definition file, whose name must be that of the source or online store."""
     try:
-        spec = SourceSpec.from_text(files.read_text(path))
+        spec = parse(files.read_text(path))
     # A file may contain anything: deeply nested JSON, for example, raises RecursionError.
     except (FeatureStoreError, ValueError, TypeError, RecursionError) as error:
+        function = f"add_{noun.replace(' ', '_')}"
         raise RegistryError(
-            f"{path} is not a source definition: {type(error).__name__}.",
-            hint=f"remove it, then: featurestore.add_source({name!r}, uri)",
+            f"{path} is not the definition of the {noun} {name!r}: {type(error).__name__}.",
+            hint=f"remove it, then: featurestore.{function}({name!r}, uri)",
         ) from error
     if spec.name != name:
         raise RegistryError(
-            f"{path} defines the source {spec.name!r}, not {name!r}.", hint="rename it"
+            f"{path} defines the {noun} {spec.name!r}, not {name!r}.", hint="rename it"
         )
-    if name not in sources.names(connection):
-        sources.add(connection, spec)
     return spec
 
 
@@ -155,6 +189,8 @@ def read_run(directory: str) -> RunRecord:
         raise RunNotFound(f"{directory!r} is not the directory of a run: it has no {RUN_FILE}.")
     try:
         record = RunRecord.from_bytes(files.read_bytes(path))
+    except FormatTooNew:
+        raise
     except (MalformedJson, FeatureStoreError) as error:
         raise RunDamaged(
             f"The run record {path!r} is damaged: {error}",

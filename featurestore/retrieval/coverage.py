@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featurestore.errors import InvalidArgument
+from featurestore.model import display
 from featurestore.model.plan import FeaturePlan, Join, Output, WindowJoin
 from featurestore.retrieval.coverage_advice import UnmatchedLabels, advise
 from featurestore.retrieval.execution import (
@@ -56,6 +57,8 @@ class GroupCoverage:
     nulls: Mapping[str, int] | None = None
     advice: tuple[str, ...] = ()
 
+    __repr__ = display.record_repr
+
     def __str__(self) -> str:
         counts = {name: getattr(self, name) for name in REASONS}
         reasons = [f"{count:,} {REASONS[name]}" for name, count in counts.items() if count]
@@ -89,6 +92,8 @@ class CoverageReport:
     groups: tuple[GroupCoverage, ...]
     labels: int
     sampled: bool
+
+    __repr__ = display.record_repr
 
     def __iter__(self) -> Iterator[GroupCoverage]:
         return iter(self.groups)

@@ -288,12 +288,10 @@ def sampled_labels(
         relation = labels()
     else:
         raise InvalidArgument("The frame no longer has its labels.")
-    return _sample_by_priority(session, relation, sample=sample, seed=seed)
+    return sample_by_priority(session, relation, sample=sample, seed=seed)
 
 
-def _sample_by_priority(
-    session: Session, relation: Relation, *, sample: int, seed: int
-) -> pa.Table:
+def sample_by_priority(session: Session, relation: Relation, *, sample: int, seed: int) -> pa.Table:
     """Sample the rows with the smallest seeded random numbers, preserving the row order."""
     random = np.random.default_rng(seed)
     sampled_rows: pa.Table | None = None

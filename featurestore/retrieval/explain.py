@@ -16,6 +16,7 @@ from featurestore.delta.history import read_history
 from featurestore.errors import InvalidArgument, KeyRequired, StorageError, VersionNotFound, listing
 from featurestore.external import LiveSource
 from featurestore.hashing import tie_hash
+from featurestore.model import display
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import Source
 from featurestore.model.times import format_duration, parse_moment, utc_now
@@ -49,6 +50,8 @@ class ExplainedRow:
     reason: str
     delta_version: int | None = None
 
+    __repr__ = display.record_repr
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -68,6 +71,8 @@ class Explanation:
     lost_rows: int
     features: tuple[str, ...] = field(default=())
     near: tuple[str, ...] = ()
+
+    __repr__ = display.record_repr
 
     def __str__(self) -> str:
         key = ", ".join([f"{name}={format_cell(value)}" for name, value in self.key.items()])

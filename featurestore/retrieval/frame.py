@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from featurestore import progress
 from featurestore.arrow.lists import as_list
 from featurestore.arrow.types import describe
 from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
@@ -20,6 +21,7 @@ from featurestore.model.plan import FeaturePlan, RowSample
 from featurestore.model.source import SourceRead, SourceReads
 from featurestore.model.times import utc_now
 from featurestore.plugins.engine import Relation
+from featurestore.progress import show_progress
 from featurestore.retrieval import conversions
 from featurestore.retrieval.checks import (
     count_dropped_rows,
@@ -31,6 +33,7 @@ from featurestore.retrieval.checks import (
 from featurestore.retrieval.conversions import format_table, suggest_replacement, table_to_html
 from featurestore.retrieval.coverage import CoverageReport, coverage
 from featurestore.retrieval.execution import Labels, run, sample_rows
+from featurestore.retrieval.provenance import record_inputs
 from featurestore.session import Session
 from featurestore.usersql import fix_clock, predicate
 
@@ -38,6 +41,7 @@ _HTML_ROWS = 10
 _BATCH_ROWS = 65_536
 
 
+@show_progress
 @suggest_arguments
 class FeatureFrame:
     """A lazy table, whose rows are read by each call of a method that returns rows.
@@ -344,7 +348,7 @@ class FeatureFrame:
         """Return a frame over another relation with the sources and inputs of this frame."""
         frame = FeatureFrame(self._session, create_relation, schema=schema)
         frame._reads = self._reads
-        frame._inputs = self._inputs
+        frame._inputs = self.inputs
         return frame
 
     def _sampling_columns(self) -> list[str]:
@@ -541,7 +545,8 @@ class FeatureFrame:
         >>> store.get_featuregroup("planes").to_pandas().shape
         (2, 2)
         """
-        return conversions.to_pandas(self.to_arrow())
+        rows = conversions.to_pandas(self.to_arrow())
+        return record_inputs(rows, self.inputs, self._session.location)
 
     def to_polars(self) -> Any:
         """Return all rows as a polars DataFrame.
@@ -570,6 +575,11 @@ class FeatureFrame:
 
     def _stream(self, *, batch_rows: int = _BATCH_ROWS) -> pa.RecordBatchReader:
         reader = self._session.engine.stream(self.relation, batch_rows=batch_rows)
+        if progress.is_running():
+            progress.begin_phase("read rows")
+            reader = pa.RecordBatchReader.from_batches(
+                reader.schema, progress.count_items(reader, len)
+            )
         reader = log_dropped_rows(self._session, self._plan, reader, labels=self._labels)
         reader = warn_of_empty_groups(self._session, self._plan, reader, labels=self._labels)
         if not find_live_sources(self._plan):

@@ -25,6 +25,7 @@ from featurestore import ingest
 from featurestore.arrow.fitting import cast_label_keys
 from featurestore.errors import InvalidArgument, listing
 from featurestore.hashing import tie_hash
+from featurestore.model import display
 from featurestore.model.plan import FeaturePlan, Join, WindowJoin
 from featurestore.model.times import from_micros
 from featurestore.plugins.engine import Relation
@@ -62,6 +63,8 @@ class Leak:
     why: str
     examples: tuple[str, ...]
 
+    __repr__ = display.record_repr
+
 
 @dataclass(frozen=True)
 class LeakReport:
@@ -74,6 +77,8 @@ class LeakReport:
     features: int
     leaks: tuple[Leak, ...]
     unchecked: tuple[str, ...]
+
+    __repr__ = display.record_repr
 
     @property
     def ok(self) -> bool:

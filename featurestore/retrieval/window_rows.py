@@ -15,6 +15,7 @@ from featurestore.aggregates import reference
 from featurestore.aggregates.reference import EventRow
 from featurestore.errors import InvalidArgument, listing
 from featurestore.hashing import tie_hash
+from featurestore.model import display
 from featurestore.model.plan import ROW, Source, WindowJoin, WindowOutput
 from featurestore.model.times import from_micros, parse_moment, utc_now
 from featurestore.model.window_features import WindowFeature, parse_window
@@ -52,6 +53,8 @@ class WindowExplanation:
     value: Any
     rows: tuple[Mapping[str, Any], ...]
     left_out: Mapping[str, int]
+
+    __repr__ = display.record_repr
 
     def __str__(self) -> str:
         key = ", ".join([f"{name}={format_cell(value)}" for name, value in self.key.items()])

@@ -165,11 +165,34 @@ def define_external(
         SourceNotFound: No source with this name is registered.
         SourceTableNotFound: The table, file or column does not exist.
     """
+    rows, query = build_external_rows(
+        source,
+        table=table,
+        sql=sql,
+        path=path,
+        columns=columns,
+        rename=rename,
+        snapshots=snapshots,
+    )
+    return rows, source_schema(session, get(session, source), query)
+
+
+def build_external_rows(
+    source: str,
+    *,
+    table: str | None,
+    sql: str | None,
+    path: str | None,
+    columns: Sequence[str] | None,
+    rename: Mapping[str, str] | str | None,
+    snapshots: str,
+) -> tuple[ExternalRows, SourceQuery]:
+    """Return the definition of an external group's rows, and the query of its columns."""
     query = build_query(table=table, sql=sql, path=path, rename=rename)
     rows = ExternalRows(source, table, sql, path, snapshots, query.options.get(RENAME))
     if columns is not None:
         query = replace(query, columns=check_columns(columns))
-    return rows, source_schema(session, get(session, source), query)
+    return rows, query
 
 
 def check_columns(columns: Sequence[str]) -> tuple[str, ...]:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
+from sqlalchemy.engine import Connection
+
 from featurestore.errors import FeatureStoreError, InvalidArgument, listing
 from featurestore.external.reading import (
     grant_address,
@@ -55,11 +57,32 @@ def add(
         SourceExists: A different source with this name is registered.
         InvalidArgument: The URI contains a password, or its kind is not installed.
     """
+    spec = build_source(name, uri, secret=secret, options=options, description=description)
+    # This checks the URI and the options without a connection.
+    open_source(session, spec)
+    with session.registry.transaction() as connection:
+        # A repeated registration, such as on another machine, only grants the secret.
+        if not is_registered(connection, spec):
+            sources.add(connection, spec)
+            # If the file cannot be written, the registration is rolled back.
+            record_files.write_source(session.location, spec)
+    grant_secret(session, spec)
+    return spec
+
+
+def build_source(
+    name: str, uri: str, *, secret: str | None, options: Mapping[str, object], description: str
+) -> SourceSpec:
+    """Build the registration of a source from a caller's arguments.
+
+    Raises:
+        InvalidArgument: The URI contains a password, or is not a URI.
+    """
     check_name(name, noun="source")
     check_uri(uri)
     if secret is not None:
         secret = str(parse_secret(secret))
-    spec = SourceSpec(
+    return SourceSpec(
         name=name,
         kind=source_kind(uri),
         # Later processes may have another working directory.
@@ -69,18 +92,27 @@ def add(
         description=description,
         created=to_micros(utc_now()),
     )
-    # This checks the URI and the options without a connection.
-    open_source(session, spec)
+
+
+def is_registered(connection: Connection, spec: SourceSpec) -> bool:
+    """Return whether a source is registered with this definition."""
+    return spec.name in sources.names(connection) and spec == replace(
+        sources.get(connection, spec.name), created=spec.created
+    )
+
+
+def put(session: Session, spec: SourceSpec) -> None:
+    """Register a source, or replace its registration."""
     with session.registry.transaction() as connection:
-        registered_names = sources.names(connection)
-        # A repeated registration, such as on another machine, only grants the secret.
-        is_registered = name in registered_names and spec == replace(
-            sources.get(connection, name), created=spec.created
-        )
-        if not is_registered:
-            sources.add(connection, spec)
-            # If the file cannot be written, the registration is rolled back.
-            record_files.write_source(session.location, spec)
+        if spec.name in sources.names(connection):
+            sources.remove(connection, spec.name)
+        sources.add(connection, spec)
+        record_files.write_source(session.location, spec)
+    grant_secret(session, spec)
+
+
+def grant_secret(session: Session, spec: SourceSpec) -> None:
+    """Allow the store to send the secret of a source from this machine to its address."""
     if spec.secret is not None:
         # Other machines, and other URIs on this machine, do not get the secret.
         reference = parse_secret(spec.secret)
@@ -90,7 +122,6 @@ def add(
             name=grant_name(spec),
             uri=grant_address(spec),
         )
-    return spec
 
 
 def _absolute_path(path: str) -> str:

@@ -426,7 +426,7 @@ def _parse_counts(data: dict[str, Any]) -> ColumnCounts:
 def _encode_co_moments(co_moments: CoMoments) -> bytes:
     """Encode co-moments as an uncompressed ``npz`` file."""
     buffer = io.BytesIO()
-    arrays = {
+    arrays: dict[str, Any] = {
         "n": co_moments.n,
         "mean": np.stack(co_moments.mean),
         "square": np.stack(co_moments.square),

@@ -184,10 +184,10 @@ def _draw_initial_centers(data: Floats, cluster_count: int, random: np.random.Ge
     while len(centers) < cluster_count:
         total = nearest.sum()
         if total > 0:
-            index = random.choice(len(data), p=nearest / total)
+            index = int(random.choice(len(data), p=nearest / total))
         else:
             # All rows are equal to a center, so all weights are zero.
-            index = random.integers(len(data))
+            index = int(random.integers(len(data)))
         centers.append(data[index])
         nearest = np.minimum(nearest, ((data - centers[-1]) ** 2).sum(axis=1))
     return np.stack(centers)

@@ -433,7 +433,7 @@ def _add_column(state: Hashes, column: Any, factor: int) -> None:
 def _normalize_float_bits(words: Hashes, bits: Hashes, shifted: Hashes) -> Hashes:
     """Normalize the bits of floats, so that 0.0 equals -0.0 and all NaN are equal, and fold them."""
     floats = bits.view(np.float64)
-    with np.errstate(invalid="ignore"):  # the bits under a null may be those of a signalling NaN
+    with np.errstate(invalid="ignore"):  # the bits under a null may be those of a signaling NaN
         np.add(words.view(np.float64), 0.0, out=floats)
         if np.isnan(floats.max(initial=0.0)):
             floats[np.isnan(floats)] = _NAN

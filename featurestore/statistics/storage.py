@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from featurestore.errors import StorageError
+from featurestore.errors import FormatTooNew, StorageError
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.statistics import Statistics
 from featurestore.statistics.accumulator import (
@@ -88,8 +88,8 @@ class StatisticsFiles:
                 # The statistics can always be computed from the states again, so a damaged file is
                 # not an error.
                 return Statistics.from_json(files.read_json(path))
-            except (MalformedJson, StorageError):
-                _log.warning("%s is damaged; recomputing these statistics", path)
+            except (FormatTooNew, MalformedJson, StorageError):
+                _log.warning("%s cannot be read; recomputing these statistics", path)
         state = self.state(delta_version)
         if state is None:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -426,3 +427,17 @@ def _column_row(column: ColumnStatistics, rows: int) -> dict[str, Any]:
 
 
 _INT64 = np.iinfo(np.int64)
+
+
+def show_or_return_table(table: pd.DataFrame, *, plot: bool) -> pd.DataFrame | None:
+    """Display a table and return None if ``plot``, otherwise return the table."""
+    if not plot:
+        return table
+    # A notebook renders HTML; in a terminal, IPython prints the text.
+    if "IPython" in sys.modules:
+        from IPython.display import display
+
+        display(table)  # type: ignore[no-untyped-call]
+    else:
+        sys.stdout.write(f"{table.to_string()}\n")
+    return None

@@ -13,6 +13,7 @@ from featurestore.errors import InvalidArgument
 from featurestore.model.arguments import with_suggestions
 from featurestore.plugins.engine import find_engine
 from featurestore.plugins.remote import is_address
+from featurestore.progress import set_progress
 from featurestore.session import Session
 from featurestore.storage import files, storage_for
 from featurestore.storage.connections import use_options
@@ -34,11 +35,13 @@ def connect(
     durability: Literal["full", "fast"] | None = None,
     storage_options: Mapping[str, str] | None = None,
     token: str | None = None,
+    progress: bool | None = None,
 ) -> FeatureStore:
     """Connect to a store and make it the current store of the module.
 
     Args:
-        location: A directory, ``s3://bucket/prefix``, ``hdfs://namenode:port/path``, or the address
+        location: A directory, ``s3://bucket/prefix``, ``gs://bucket/prefix``,
+            ``az://container/path``, ``hdfs://namenode:port/path``, or the address
             ``http://host:8787`` of ``featurestore serve``. The default is
             ``$FEATURESTORE_LOCATION``, featurestore.toml in this directory or its parents, or
             ``./featurestore-data``.
@@ -53,15 +56,19 @@ def connect(
             Spark the file system decides. Object stores are always durable; for HDFS the datanodes
             decide.
         storage_options: Settings for access to a URI: ``aws_region``, ``aws_endpoint_url``,
-            ``aws_access_key_id``, ..., or settings of Hadoop's client. Missing ones are read from
+            ``aws_access_key_id``, ..., ``google_application_credentials``, ...,
+            ``azure_storage_account_name``, ..., or settings of Hadoop's client. Missing ones are read from
             the environment and the usual configuration files. Credentials are never stored.
-        token: A token created by ``featurestore user token``, for a served store; the default is
+        token: A token created by ``featurestore token add``, for a served store; the default is
             ``$FEATURESTORE_TOKEN``.
+        progress: Show the progress of calls that take more than two seconds. None: on a terminal
+            and in a notebook, unless ``$FEATURESTORE_PROGRESS`` is "on" or "off".
 
     >>> with featurestore.connect("my-store") as store:
     ...     store.get_featuregroups()
     []
     """
+    set_progress(progress)
     # These modules are imported at the first connect, so that importing featurestore stays fast. An
     # interrupted import would leave incomplete modules.
     with uninterrupted():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from featurestore.model.arguments import suggest_arguments
+from featurestore.progress import show_progress
 
 if TYPE_CHECKING:
     from featurestore.session import Session
@@ -16,8 +17,9 @@ class StoreBase:
     """Base class with the session of a connection to a store."""
 
     def __init_subclass__(cls) -> None:
-        # All methods of a mixin suggest the correct name for an unknown argument.
-        suggest_arguments(cls)
+        # All methods of a mixin suggest the correct name for an unknown argument, and show their
+        # progress.
+        show_progress(suggest_arguments(cls))
 
     def __init__(self, session: Session) -> None:
         self._session = session

@@ -5,8 +5,8 @@ from __future__ import annotations
 from featurestore.store.featuregroups import FeatureGroupCalls
 from featurestore.store.features import FeatureCalls, FeatureViewCalls
 from featurestore.store.insight import InsightCalls
-from featurestore.store.jobs import AlertCalls, MonitorCalls
-from featurestore.store.sources import SourceCalls
+from featurestore.store.jobs import AlertCalls, MonitorCalls, ProjectCalls
+from featurestore.store.sources import DbtCalls, OnlineStoreCalls, SourceCalls
 from featurestore.store.training_datasets import ModelCalls, TrainingDatasetCalls
 
 __all__ = ["FeatureStore"]
@@ -22,6 +22,9 @@ class FeatureStore(
     ModelCalls,
     AlertCalls,
     SourceCalls,
+    DbtCalls,
+    OnlineStoreCalls,
+    ProjectCalls,
 ):
     """A connection to a store.
 

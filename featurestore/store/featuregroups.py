@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from featurestore.featuregroups import FeatureGroup
     from featurestore.featuregroups.definition import TypeName
     from featurestore.featuregroups.discovery import Match
+    from featurestore.featuregroups.inputs import Inputs
     from featurestore.model.featuregroup import Commit
     from featurestore.retrieval.conversions import DataframeType
 
@@ -42,11 +43,18 @@ class FeatureGroupCalls(StoreBase):
         event_time_tolerance: timedelta | str | None = None,
         statistics: bool = True,
         compact: Literal["auto"] | None = None,
+        iceberg: bool = False,
         rename: Mapping[str, str] | str | None = None,
         dtypes: Mapping[str, TypeName] | None = None,
         decimal_type: TypeName | None = None,
+        inputs: Inputs = (),
+        if_exists: Literal["version", "error", "return"] = "version",
     ) -> FeatureGroup:
-        """Create a new version of a feature group from a dataframe and return its handle.
+        """Create a feature group from a dataframe and return its handle.
+
+        If the name exists, the next version is created, and a printed line names the differences.
+        If the latest version has the same definition and the same rows, it is returned instead, so
+        a notebook cell can be run again.
 
         Args:
             df: A dataframe from pandas, polars, Arrow, numpy, Spark or DuckDB, a list of rows, a
@@ -70,15 +78,24 @@ class FeatureGroupCalls(StoreBase):
                 warning.
             statistics: Whether to compute statistics on each write.
             compact: "auto" merges small files after writes, for groups with frequent writes.
+            iceberg: Whether each commit publishes Iceberg metadata of the same data files, which
+                Iceberg clients read in ``<path>/_iceberg``.
             rename: New column names (``{"Country Name": "country_name"}``), or ``"snake_case"`` for
                 all columns.
             dtypes: Column types, as Arrow types or by name: ``{"price": "decimal(20, 4)"}``. Values
                 are never parsed or rounded.
             decimal_type: The type of all other decimals, such as "decimal(20, 4)"; None: as in the
                 dataframe.
+            inputs: The groups from which your code computed the rows, for the lineage:
+                ``["departures"]``, ``["planes@v2", "source:shop"]``, handles or frames. If ``df`` is a
+                frame of the store, or pandas rows selected from one, its groups are added.
+            if_exists: "version" creates the next version unless definition and rows are equal;
+                "error" refuses an existing name; "return" returns the latest version without
+                writing, as ``get_or_create_featuregroup`` does.
 
         Raises:
-            FeatureGroupExists: The version already exists.
+            FeatureGroupExists: The version already exists, or the name with ``if_exists="error"``.
+            DefinitionMismatch: The group has another definition, with ``if_exists="return"``.
             SchemaMismatch: A value does not fit the type that ``dtypes`` declares.
             ValidationFailed: Rows violate the expectations; nothing was created.
 
@@ -87,8 +104,9 @@ class FeatureGroupCalls(StoreBase):
         >>> (made.name, made.version, made.primary_key)
         ('airports', 1, ('origin',))
         """
-        from featurestore.featuregroups import Declaration, FeatureGroup, create
+        from featurestore.featuregroups import Declaration, FeatureGroup, Write, create_named
         from featurestore.featuregroups.definition import declared_types
+        from featurestore.featuregroups.inputs import find_inputs
         from featurestore.featuregroups.renaming import rename_frame_columns
 
         declared = Declaration(
@@ -105,10 +123,20 @@ class FeatureGroupCalls(StoreBase):
             tags=normalize_tags(tags),
             event_time_tolerance=event_time_tolerance,
             compact=compact,
+            iceberg=iceberg,
             types=declared_types(dtypes, decimal_type),
         )
         df = rename_frame_columns(df, rename)
-        spec, _ = create(self._session, df, name, declared=declared, version=version)
+        write = Write(inputs=find_inputs(self._session, inputs, df))
+        spec = create_named(
+            self._session,
+            df,
+            name,
+            declared=declared,
+            version=version,
+            write=write,
+            if_exists=if_exists,
+        )
         return FeatureGroup(self._session, spec.name, spec.version)
 
     def get_or_create_featuregroup(
@@ -130,9 +158,11 @@ class FeatureGroupCalls(StoreBase):
         event_time_tolerance: timedelta | str | None = None,
         statistics: bool = True,
         compact: Literal["auto"] | None = None,
+        iceberg: bool = False,
         rename: Mapping[str, str] | str | None = None,
         dtypes: Mapping[str, TypeName] | None = None,
         decimal_type: TypeName | None = None,
+        inputs: Inputs = (),
     ) -> FeatureGroup:
         """Return a feature group, or create it from the dataframe if it does not exist.
 
@@ -149,8 +179,9 @@ class FeatureGroupCalls(StoreBase):
         >>> (first.version, again.version, again.read().count())
         (1, 1, 1)
         """
-        from featurestore.featuregroups import Declaration, FeatureGroup, get_or_create
+        from featurestore.featuregroups import Declaration, FeatureGroup, Write, get_or_create
         from featurestore.featuregroups.definition import declared_types
+        from featurestore.featuregroups.inputs import find_inputs
         from featurestore.featuregroups.renaming import rename_frame_columns
 
         declared = Declaration(
@@ -167,10 +198,14 @@ class FeatureGroupCalls(StoreBase):
             tags=normalize_tags(tags),
             event_time_tolerance=event_time_tolerance,
             compact=compact,
+            iceberg=iceberg,
             types=declared_types(dtypes, decimal_type),
         )
         df = rename_frame_columns(df, rename)
-        spec = get_or_create(self._session, df, name, declared=declared, version=version)
+        write = Write(inputs=find_inputs(self._session, inputs, df))
+        spec = get_or_create(
+            self._session, df, name, declared=declared, version=version, write=write
+        )
         return FeatureGroup(self._session, spec.name, spec.version)
 
     def insert_into_featuregroup(
@@ -370,8 +405,9 @@ class FeatureGroupCalls(StoreBase):
         [('weather', 'description')]
         """
         from featurestore.featuregroups.discovery import search
+        from featurestore.model.display import Listing
 
-        return search(self._session, text, limit=limit)
+        return Listing(search(self._session, text, limit=limit))
 
     def add_featuregroup_tag(
         self, name: str, key: str, value: str, *, version: int | None = None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from featurestore.retrieval import FeatureFrame, LeakReport
     from featurestore.retrieval.conversions import DataframeType
     from featurestore.retrieval.resolve import JoinKey
+    from featurestore.serving.publication import Publication
     from featurestore.transform import Chain
     from featurestore.views import FeatureView
 
@@ -168,7 +169,7 @@ class FeatureCalls(StoreBase):
 
         >>> plan = store.explain_features(["weather.temp"], labels="questions")
         columns    tailnum, origin, asked_at, late, temp
-        rows       4 expected (one for each label row)
+        rows       4 expected (one for each row of questions)
         ...
         join 1     weather@v1 at Delta version 1: 4 rows
                    on origin = origin
@@ -318,3 +319,40 @@ class FeatureViewCalls(StoreBase):
         from featurestore.views import definition
 
         definition.remove(self._session, name, version)
+
+    def publish(
+        self,
+        view: str | FeatureView,
+        *,
+        to: str | None = None,
+        version: int | None = None,
+        full: bool = False,
+    ) -> Publication:
+        """Publish a feature view to an online store, so that services can read its vectors.
+
+        For each entity of each feature group of the view, the row that ``get_features`` returns now
+        is published, and the rows that become eligible later. The call waits while another process
+        publishes the view. Readers never see missing values during a publication.
+
+        Args:
+            view: The view, or its name.
+            to: The name of the online store; None: the embedded one of a local store.
+            version: The version of the view; None: the latest.
+            full: Write all values again.
+
+        Raises:
+            InvalidArgument: The view has window aggregates, or a group without primary key.
+            OnlineStoreError: The online store cannot be used.
+
+        >>> publication = store.publish("late_flights")
+        >>> publication.mode, dict(publication.rows)
+        ('full', {'weather@v1': 2, 'planes@v1': 2})
+        """
+        from featurestore.serving.publication import publish
+        from featurestore.views import definition
+
+        if isinstance(view, str):
+            spec = definition.get(self._session, view, version)
+        else:
+            spec = view.spec
+        return publish(self._session, spec, to=to, full=full)

@@ -9,7 +9,6 @@ from featurestore.store.connected import StoreBase
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import pandas as pd
     from matplotlib.figure import Figure
 
     from featurestore.featuregroups.table import TableVersion
@@ -207,17 +206,20 @@ class InsightCalls(StoreBase):
         return plots.show_or_return(figure, plot=plot)
 
     def visualize_featuregroup_descriptive_stats(
-        self, name: str, *, version: int | None = None
-    ) -> pd.DataFrame:
+        self, name: str, *, version: int | None = None, plot: bool = False
+    ) -> Any:
         """Return the statistics of a feature group as a pandas dataframe with one row per feature.
+
+        ``plot=True`` displays the table and returns None, as the other ``visualize`` calls do.
 
         >>> store.visualize_featuregroup_descriptive_stats("weather").loc["temp", "mean"]
         37.625
         """
         from featurestore.featuregroups.quality import load_statistics
-        from featurestore.statistics.summary import descriptive_stats
+        from featurestore.statistics.summary import descriptive_stats, show_or_return_table
 
-        return descriptive_stats(load_statistics(self._session, name, version=version))
+        table = descriptive_stats(load_statistics(self._session, name, version=version))
+        return show_or_return_table(table, plot=plot)
 
     def visualize_training_dataset_correlations(
         self,
@@ -309,16 +311,23 @@ class InsightCalls(StoreBase):
         return plots.show_or_return(figure, plot=plot)
 
     def visualize_training_dataset_descriptive_stats(
-        self, name: str, *, version: int | None = None, split: str | None = None
-    ) -> pd.DataFrame:
+        self,
+        name: str,
+        *,
+        version: int | None = None,
+        split: str | None = None,
+        plot: bool = False,
+    ) -> Any:
         """Return the statistics of a split (None: the first) as a dataframe with a row per column.
+
+        ``plot=True`` displays the table and returns None.
 
         >>> store.visualize_training_dataset_descriptive_stats("late_flights").loc["seats", "mean"]
         150.0
         """
-        from featurestore.statistics.summary import descriptive_stats
+        from featurestore.statistics.summary import descriptive_stats, show_or_return_table
         from featurestore.training.catalog import get
         from featurestore.training.export.split_statistics import split_statistics
 
         statistics, _ = split_statistics(get(self._session, name, version), split)
-        return descriptive_stats(statistics)
+        return show_or_return_table(descriptive_stats(statistics), plot=plot)

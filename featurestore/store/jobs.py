@@ -1,9 +1,10 @@
-"""Methods for jobs: registration, runs, monitors and alerts."""
+"""Methods for jobs (registration, runs, monitors and alerts) and for projects."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from featurestore.model.display import Listing
 from featurestore.store.connected import StoreBase
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from featurestore.jobs.service import JobPlan, JobStatus
     from featurestore.model.alert import Channel
     from featurestore.model.monitor_report import Acceptance, MonitorReport
+    from featurestore.model.project import ProjectPlan
     from featurestore.model.times import Window
     from featurestore.monitoring.page import MonitorPage
     from featurestore.registry.alerts import Outgoing
@@ -414,7 +416,7 @@ class AlertCalls(StoreBase):
         from featurestore.registry import alerts
 
         with self._session.registry.reading() as connection:
-            return alerts.channels(connection)
+            return Listing(alerts.channels(connection))
 
     def remove_alert_channel(self, name: str) -> None:
         """Remove a channel and discard its unsent messages.
@@ -437,7 +439,7 @@ class AlertCalls(StoreBase):
         from featurestore.registry import alerts
 
         with self._session.registry.reading() as connection:
-            return alerts.messages(connection, limit=limit)
+            return Listing(alerts.messages(connection, limit=limit))
 
     def send_alerts(self) -> int:
         """Send waiting messages and return the number delivered; schedulers do this automatically.
@@ -448,3 +450,61 @@ class AlertCalls(StoreBase):
         from featurestore.alerts.incidents import send_waiting
 
         return send_waiting(self._session)
+
+
+class ProjectCalls(StoreBase):
+    """Methods for projects."""
+
+    def plan(self, folder: str | os.PathLike[str], *, project: str | None = None) -> ProjectPlan:
+        """Return the changes that bring the store in step with a folder of definitions.
+
+        Nothing is written. The Python files of the folder are executed.
+
+        Args:
+            folder: The folder with definitions (``featurestore.define``, jobs and monitors).
+            project: The name under which objects are owned; None: ``project`` in featurestore.toml,
+                or else the name of the folder above ``folder``.
+
+        Raises:
+            DefinitionsRefused: The store refuses definitions; lists each with its file and line.
+
+        >>> print(store.plan("features", project="demand"))
+        project demand:
+          create feature group 'trips' version 1  (features/groups.py:3)
+            columns trip, zone
+        """
+        from featurestore.define.plan import plan_folder
+
+        return plan_folder(self._session, folder, project=project)
+
+    def apply(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        project: str | None = None,
+        remove: bool = False,
+    ) -> ProjectPlan:
+        """Bring the store in step with a folder of definitions, and return what was changed.
+
+        Objects are created and changed in the order of their dependencies; nothing is applied if
+        any definition is refused. After an error or a crash, a second call applies the rest.
+
+        Args:
+            folder: The folder with definitions, as for ``plan``.
+            project: The name under which objects are owned, as for ``plan``.
+            remove: Remove the objects that an earlier ``apply`` of this project created and that
+                the folder no longer defines; otherwise they are only listed as ``removals``.
+
+        Raises:
+            DefinitionsRefused: The store refuses definitions, or an object cannot be removed; lists
+                each with its file and line.
+
+        >>> applied = store.apply("features", project="demand")
+        >>> store.featuregroup("trips").schema.names
+        ['trip', 'zone']
+        >>> store.plan("features", project="demand").is_empty
+        True
+        """
+        from featurestore.define.apply import apply_folder
+
+        return apply_folder(self._session, folder, project=project, remove=remove)

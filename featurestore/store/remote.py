@@ -25,6 +25,7 @@ from featurestore.storage import files
 from featurestore.storage.shards import write_verified
 from featurestore.store.connected import StoreBase
 from featurestore.store.facade import FeatureStore
+from featurestore.store.remote_calls import RemoteFeatureViewCalls, RemoteWriteCalls
 from featurestore.store.remote_handles import (
     Recipe,
     RemoteFeatureGroup,
@@ -34,7 +35,6 @@ from featurestore.store.remote_handles import (
     remote_session,
     unsupported_error,
 )
-from featurestore.store.remote_writes import RemoteWriteCalls
 from featurestore.training import TrainingDataset
 from featurestore.training.download import download
 from featurestore.training.transformations import read_registered
@@ -157,6 +157,9 @@ class RemoteTrainingDataset(TrainingDataset):
     def keras_inputs(self, *_: Any, **__: Any) -> NoReturn:
         self._refuse("keras_inputs()", "download('folder').keras_inputs(...)")
 
+    def staleness(self) -> NoReturn:
+        raise unsupported_error(self.client.address, "staleness()", hint="dataset.stale")
+
     def drift(self) -> NoReturn:
         raise unsupported_error(self.client.address, "drift()", hint="dataset.stale")
 
@@ -198,7 +201,9 @@ class RemoteTrainingDatasetCalls(StoreBase):
         return self.get_training_dataset(name, version=version).tags
 
 
-class RemoteFeatureStore(RemoteTrainingDatasetCalls, RemoteWriteCalls, FeatureStore):
+class RemoteFeatureStore(
+    RemoteTrainingDatasetCalls, RemoteFeatureViewCalls, RemoteWriteCalls, FeatureStore
+):
     """A connection to a served store; calls that need its files raise UnsupportedRemotely."""
 
     def __init__(self, address: str, *, token: str | None = None) -> None:

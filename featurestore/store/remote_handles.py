@@ -189,6 +189,13 @@ class RemoteFrame(FeatureFrame):
         # Requesting the schema makes the server check the recipe.
         return cls(session, recipe.relation())
 
+    @property
+    def inputs(self) -> tuple[Mapping[str, Any], ...]:
+        read = self.relation.native.read
+        if read.get("kind") != "featuregroup":
+            return ()
+        return ({"featuregroup": read["name"], "version": read["version"]},)
+
     def filter(self, sql: str) -> FeatureFrame:
         # The frame may be read later, so the current time is determined now.
         clocked_sql = fix_clock(sql, now=utc_now())

@@ -1,21 +1,25 @@
-"""Methods for sources: registration, checks and reads."""
+"""Methods for sources (registration, checks and reads), dbt projects and online stores."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from featurestore.model.display import Listing
 from featurestore.model.featuregroup import normalize_tags
 from featurestore.store.connected import StoreBase
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping, Sequence
     from datetime import datetime, timedelta
 
+    from featurestore.dbt import DbtImport
     from featurestore.featuregroups import FeatureGroup
+    from featurestore.model.online_store import OnlineStoreSpec
     from featurestore.model.source import SourceReport, SourceSpec
     from featurestore.sources import SourceFrame
 
-__all__ = ["SourceCalls"]
+__all__ = ["DbtCalls", "OnlineStoreCalls", "SourceCalls"]
 
 
 class SourceCalls(StoreBase):
@@ -73,7 +77,7 @@ class SourceCalls(StoreBase):
         """
         from featurestore import sources
 
-        return sources.every(self._session)
+        return Listing(sources.every(self._session))
 
     def check_source(self, name: str) -> SourceReport:
         """Check a source: whether it is reachable, which tables are readable, and some sample rows.
@@ -119,6 +123,7 @@ class SourceCalls(StoreBase):
         tags: Mapping[str, str] | None = None,
         expectations: object = None,
         snapshots: Literal["training", "never"] = "training",
+        if_exists: Literal["version", "error", "return"] = "version",
     ) -> FeatureGroup:
         """Define a feature group over a source, without copying its rows; return its handle.
 
@@ -146,6 +151,7 @@ class SourceCalls(StoreBase):
             expectations: As in ``create_featuregroup``; ``validate_featuregroup`` checks them.
             snapshots: "training" copies the rows that a training dataset uses to the store, so that
                 it can be exported again; "never" stores no copy, which the dataset records.
+            if_exists: As in ``create_featuregroup``; an equal definition is returned.
 
         Raises:
             SourceNotFound: The source is not registered.
@@ -162,7 +168,7 @@ class SourceCalls(StoreBase):
         [{'id': 2, 'total': 99.0}]
         """
         from featurestore import sources
-        from featurestore.featuregroups import Declaration, FeatureGroup, Write, create
+        from featurestore.featuregroups import Declaration, FeatureGroup, Write, create_named
 
         rows, schema = sources.define_external(
             self._session,
@@ -188,13 +194,14 @@ class SourceCalls(StoreBase):
         )
         # Only the definition is stored. The table has no rows to validate.
         write = Write(validation="off")
-        spec, _ = create(
+        spec = create_named(
             self._session,
             schema.empty_table(),
             name,
             declared=declared,
             version=version,
             write=write,
+            if_exists=if_exists,
         )
         return FeatureGroup(self._session, spec.name, spec.version)
 
@@ -306,3 +313,141 @@ class SourceCalls(StoreBase):
             columns=columns,
             options=options,
         )
+
+
+class DbtCalls(StoreBase):
+    """Methods for dbt projects."""
+
+    def add_dbt_project(
+        self,
+        manifest: str | os.PathLike[str],
+        *,
+        source: str,
+        select: str | Sequence[str] | None = None,
+    ) -> DbtImport:
+        """Define external feature groups over the tables of a dbt project.
+
+        Keys come from ``meta.featurestore``, ``primary_key`` constraints or the tests ``unique`` and
+        ``not_null``, event times from ``meta.featurestore`` or ``event_time``. Descriptions, tags,
+        owners, tests and freshness are imported, too. A second import writes only what changed. All
+        tables are checked before the first group is written.
+
+        Args:
+            manifest: The file ``target/manifest.json`` that dbt 1.8 or later wrote.
+            source: The registered source of the database in which dbt builds the tables.
+            select: Selectors of dbt, such as ``"tag:features"`` or ``"orders+ path:models/marts"``;
+                None: all models and snapshots.
+
+        Raises:
+            InvalidDbtProject: The manifest is invalid, or tables cannot be imported; the message
+                names each node.
+            SourceNotFound: The source is not registered.
+            SourceUnavailable: The source is unreachable or refuses access.
+
+        >>> print(store.add_dbt_project("target/manifest.json", source="shop"))
+        dbt project shop in source shop: 1 created, 0 changed, 0 unchanged, 0 removed
+        created   orders@v1 (model.shop.orders)
+        """
+        from featurestore.dbt import import_project
+
+        return import_project(self._session, manifest, source=source, select=select)
+
+    def plan_dbt_project(
+        self,
+        manifest: str | os.PathLike[str],
+        *,
+        source: str,
+        select: str | Sequence[str] | None = None,
+    ) -> DbtImport:
+        """Return what ``add_dbt_project`` would change, without writing.
+
+        Args:
+            manifest: As in ``add_dbt_project``.
+            source: As in ``add_dbt_project``.
+            select: As in ``add_dbt_project``.
+
+        >>> store.plan_dbt_project("target/manifest.json", source="shop").created
+        ('orders',)
+        """
+        from featurestore.dbt import plan_import
+
+        return plan_import(self._session, manifest, source=source, select=select)
+
+    def write_dbt_exposures(
+        self, path: str | os.PathLike[str], *, owner: str = "featurestore"
+    ) -> list[str]:
+        """Write the uses of imported dbt tables as exposures of dbt, and return their names.
+
+        Each training dataset, feature view and model that depends on an imported table is an
+        exposure, so the lineage of dbt ends at the model. The file is replaced by the next call.
+
+        Args:
+            path: A YAML file in the dbt project, such as ``models/featurestore_exposures.yml``.
+            owner: The owner of objects without a tag ``owner``; dbt requires one.
+
+        Raises:
+            InvalidDbtProject: The path is not in a dbt project, or contains another file.
+
+        >>> store.write_dbt_exposures("models/featurestore_exposures.yml")
+        []
+        """
+        from featurestore.dbt.exposures import write_exposures
+
+        return write_exposures(self._session, path, owner=owner)
+
+
+class OnlineStoreCalls(StoreBase):
+    """Methods for online stores."""
+
+    def add_online_store(
+        self, name: str, uri: str, *, secret: str | None = None
+    ) -> OnlineStoreSpec:
+        """Register an online store, to which feature views are published.
+
+        This does not connect to the store; ``featurestore online check`` tests the connection. A
+        local store also has the online store "embedded", a SQLite file in its location. Each
+        feature store needs a database of its own.
+
+        Args:
+            name: ``[a-z][a-z0-9_]{0,62}``.
+            uri: ``redis://user@host:6379/0``, ``rediss://`` with TLS,
+                ``postgresql://user@host/database``, ``sqlite:///file.db``, or the URI of another
+                installed kind. ``?timeout=0.5`` limits the wait for a response in seconds (default
+                5). It must not contain a password.
+            secret: Reference to the password: ``"env:NAME"`` or ``"file:path"``. The password is
+                read when the store connects, and never stored or displayed.
+
+        Raises:
+            OnlineStoreExists: An online store with this name already exists.
+            InvalidArgument: The URI contains a password, or its kind is not installed.
+
+        >>> store.add_online_store("cache", "redis://localhost:6379/0").kind
+        'redis'
+        """
+        from featurestore.serving import stores
+
+        return stores.add_online_store(self._session, name, uri, secret=secret)
+
+    def get_online_stores(self) -> list[OnlineStoreSpec]:
+        """List the online stores: the embedded one of a local store, and the registered ones.
+
+        >>> [online.name for online in store.get_online_stores()]
+        ['embedded']
+        """
+        from featurestore.serving import stores
+
+        return stores.get_online_stores(self._session)
+
+    def remove_online_store(self, name: str) -> None:
+        """Remove the registration of an online store; published values remain in the store.
+
+        Raises:
+            OnlineStoreNotFound: No online store with this name is registered.
+
+        >>> store.add_online_store("cache", "redis://localhost:6379/0").name
+        'cache'
+        >>> store.remove_online_store("cache")
+        """
+        from featurestore.serving import stores
+
+        stores.remove_online_store(self._session, name)

@@ -94,6 +94,7 @@ class _Run:
     decoding: RecordDecoder
     run_id: str
     check: Callable[[], None]
+    after_commit: Callable[[], None]
     stop: threading.Event
     progress: Progress = field(default_factory=Progress)
     started: float = field(default_factory=time.monotonic)
@@ -106,6 +107,7 @@ def consume(
     *,
     run_id: str,
     check: Callable[[], None],
+    after_commit: Callable[[], None],
     stop: threading.Event,
 ) -> Progress:
     """Write the new records of a topic into the job's group, and return the counts.
@@ -116,6 +118,7 @@ def consume(
         target: The group of the job.
         run_id: The run id, for the commit metadata.
         check: Called before each commit; raises if another process has taken over the job.
+        after_commit: Called after each commit.
         stop: Ends the run after the current micro-batch.
 
     Raises:
@@ -137,7 +140,7 @@ def consume(
         # Offsets are stored in the table, so it must exist before the position can be read.
         if group is None:
             group = _create_group(session, spec, target.declared)
-        run = _Run(session, spec, stream, source, decoding, run_id, check, stop)
+        run = _Run(session, spec, stream, source, decoding, run_id, check, after_commit, stop)
         _read_up_to_now(run, group, topic)
         run.progress.version = group.spec.version
         return run.progress
@@ -260,6 +263,7 @@ def _commit(
     # The micro-batch is committed, so an error of the registry must not fail the run.
     with warn_after_publication(f"Delta version {committed.delta_version} of {run.spec.target!r}"):
         _record_progress(run, topic, batch.end, committed=committed)
+    run.after_commit()
     # The check follows the commit, so that the bad records are in the quarantine and can be
     # replayed.
     _check_bad_records(run)

@@ -22,6 +22,7 @@ from featurestore.featuregroups.record_queries import OFFSET, PARTITION
 from featurestore.featuregroups.records import RecordOrder, positions_of_ranges
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.featuregroups.write import Write, insert
+from featurestore.model import display
 from featurestore.model.job import JobSpec
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.engine import BatchFunction, Engine, Relation, TableWrite
@@ -42,6 +43,8 @@ class Replayed:
 
     rows: int = 0
     reasons: Mapping[str, int] = field(default_factory=dict)
+
+    __repr__ = display.record_repr
 
     @property
     def left(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from featurestore.hashing import row_hash
 from featurestore.model import display
 from featurestore.model.drift import DriftReport
 from featurestore.model.manifest import Manifest
+from featurestore.model.names import format_group_reference
 from featurestore.model.statistics import Statistics
 from featurestore.statistics import (
     StatisticsFiles,
@@ -44,6 +45,8 @@ class SplitDiff:
     changed: int
     unchanged: int
 
+    __repr__ = display.record_repr
+
 
 @dataclass(frozen=True)
 class DatasetDiff:
@@ -57,6 +60,8 @@ class DatasetDiff:
     rules: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     drift: Mapping[str, Any] | None = None
+
+    __repr__ = display.record_repr
 
     @property
     def same(self) -> bool:
@@ -274,12 +279,11 @@ def _proportions(counts: Mapping[str, int]) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class SourceDrift:
-    """The drift of one source of a dataset since its pinned Delta version.
+class SourceChange:
+    """The commits to one source of a dataset since its pinned Delta version.
 
-    ``commits`` is the number of later commits that changed rows. ``report`` compares the statistics
-    of the pinned and the current version. It is None if nothing changed, or if a version can no
-    longer be read; then ``problem`` contains the reason.
+    ``commits`` is the number of later commits that changed rows. ``problem`` is the reason if the
+    pinned rows can no longer be compared.
     """
 
     featuregroup: str
@@ -287,13 +291,76 @@ class SourceDrift:
     delta_version: int
     delta_version_now: int | None
     commits: int = 0
-    report: DriftReport | None = None
     problem: str | None = None
+
+    __repr__ = display.record_repr
 
     @property
     def stale(self) -> bool:
         """Whether the source has changed since the export, or was deleted."""
         return self.commits > 0 or self.delta_version_now is None
+
+    @property
+    def reference(self) -> str:
+        """The group and its version, such as ``weather@v1``."""
+        return format_group_reference(self.featuregroup, self.version)
+
+    def __str__(self) -> str:
+        text = f"{self.reference}: {self.commits} commits since Delta version {self.delta_version}"
+        return f"{text}; {self.problem}" if self.problem is not None else text
+
+
+@dataclass(frozen=True, repr=False)
+class DatasetStaleness:
+    """The changes of all sources of a training dataset since its creation."""
+
+    name: str
+    version: int
+    sources: tuple[SourceChange, ...] = ()
+
+    @property
+    def stale(self) -> bool:
+        """Whether any source has changed."""
+        return any(source.stale for source in self.sources)
+
+    def __str__(self) -> str:
+        lines = [f"{self.name} v{self.version}: {'stale' if self.stale else 'up to date'}"]
+        return "\n  ".join([*lines, *map(str, self.sources)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows: list[dict[str, object]] = [
+            {
+                "source": source.reference,
+                "delta_version": source.delta_version,
+                "now": source.delta_version_now,
+                "commits": source.commits,
+                "problem": source.problem,
+            }
+            for source in self.sources
+        ]
+        return display.records_table(rows, caption=str(self).partition("\n")[0])
+
+
+@dataclass(frozen=True)
+class SourceDrift:
+    """The distributions of one source of a dataset, at its pinned Delta version and now.
+
+    ``report`` is None if nothing changed, or if a version can no longer be read; then
+    ``problem`` is the reason.
+    """
+
+    source: SourceChange
+    report: DriftReport | None = None
+    problem: str | None = None
+
+    __repr__ = display.record_repr
+
+    @property
+    def featuregroup(self) -> str:
+        """The name of the feature group."""
+        return self.source.featuregroup
 
     @property
     def drifted(self) -> tuple[str, ...]:
@@ -302,52 +369,55 @@ class SourceDrift:
             return ()
         return tuple(feature.name for feature in self.report.drifted)
 
+    def __str__(self) -> str:
+        text = "no drift"
+        if self.problem is not None:
+            text = self.problem
+        elif self.drifted:
+            text = f"drifted: {', '.join(self.drifted)}"
+        return f"{self.source.reference}: {text}"
+
 
 @dataclass(frozen=True, repr=False)
 class DatasetDrift:
-    """The drift of all sources of a training dataset since its creation."""
+    """The drift of the distributions of all sources of a training dataset since its creation."""
 
     name: str
     version: int
-    sources: tuple[SourceDrift, ...] = field(default=())
+    sources: tuple[SourceDrift, ...] = ()
 
     @property
-    def stale(self) -> bool:
-        """Whether any source has changed."""
-        return any(source.stale for source in self.sources)
+    def drifted(self) -> tuple[str, ...]:
+        """The features whose distributions have changed, as references."""
+        return tuple(
+            f"{each.source.reference}.{name}" for each in self.sources for name in each.drifted
+        )
 
     @property
     def ok(self) -> bool:
-        """Whether no feature has drifted and all sources exist."""
+        """Whether no feature has drifted and all sources can be compared."""
         for source in self.sources:
-            changed = source.report is not None and not source.report.ok
-            if changed or source.problem is not None or source.delta_version_now is None:
+            is_drifted = source.report is not None and not source.report.ok
+            if is_drifted or source.problem is not None:
                 return False
         return True
 
     def __str__(self) -> str:
         if not self.sources:
             return f"{self.name} v{self.version} has no feature groups as sources"
-        lines = [f"{self.name} v{self.version}: {'stale' if self.stale else 'up to date'}"]
-        lines += [
-            f"  {source.featuregroup}@v{source.version}: {_describe_drift(source)}"
-            for source in self.sources
-        ]
-        return "\n".join(lines)
+        state = "no drift" if self.ok else f"{len(self.drifted)} features drifted"
+        return "\n  ".join([f"{self.name} v{self.version}: {state}", *map(str, self.sources)])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         rows: list[dict[str, object]] = [
             {
-                "source": f"{source.featuregroup}@v{source.version}",
-                "delta_version": source.delta_version,
-                "now": source.delta_version_now,
-                "commits": source.commits,
-                "drifted": list(source.drifted),
-                "problem": source.problem,
+                "source": each.source.reference,
+                "drifted": list(each.drifted),
+                "problem": each.problem,
             }
-            for source in self.sources
+            for each in self.sources
         ]
         return display.records_table(rows, caption=str(self).partition("\n")[0])
 
@@ -357,18 +427,20 @@ def is_stale(session: Session, manifest: Manifest) -> bool:
     return any(_commits_since(session, source).stale for source in manifest.sources)
 
 
+def dataset_staleness(session: Session, manifest: Manifest) -> DatasetStaleness:
+    """Return the changes of each source of a dataset since its creation; reads only logs."""
+    changes = tuple(_commits_since(session, source) for source in manifest.sources)
+    return DatasetStaleness(manifest.name, manifest.version, changes)
+
+
 def dataset_drift(session: Session, manifest: Manifest) -> DatasetDrift:
-    """Return the drift of each source of a dataset since its creation."""
-    drifts = []
-    for source in manifest.sources:
-        drift = _commits_since(session, source)
-        if drift.commits:
-            drift = _compare_statistics(session, drift)
-        drifts.append(drift)
-    return DatasetDrift(manifest.name, manifest.version, tuple(drifts))
+    """Return the drift of the distributions of each source since the creation of a dataset."""
+    changes = dataset_staleness(session, manifest).sources
+    drifts = tuple(_compare_statistics(session, change) for change in changes)
+    return DatasetDrift(manifest.name, manifest.version, drifts)
 
 
-def _commits_since(session: Session, source: Mapping[str, Any]) -> SourceDrift:
+def _commits_since(session: Session, source: Mapping[str, Any]) -> SourceChange:
     """Count the later commits of a source that changed rows, or name the problem."""
     name, version, pinned_version = (
         source["featuregroup"],
@@ -377,19 +449,19 @@ def _commits_since(session: Session, source: Mapping[str, Any]) -> SourceDrift:
     )
     path = session.featuregroup_path(name, version)
     if not is_delta_table(path):
-        return SourceDrift(
+        return SourceChange(
             name, version, pinned_version, None, problem="the group no longer exists"
         )
     latest = latest_version(path)
     snapshot = read_snapshot(path, latest)
     if source.get("live"):
-        return SourceDrift(
+        return SourceChange(
             name, version, pinned_version, None, problem="external, without a stored snapshot"
         )
     # A group that was deleted and created again has other rows under equal version numbers.
     pinned_table_id = source.get("table_id")
     if pinned_table_id is not None and pinned_table_id != snapshot.table_id:
-        return SourceDrift(
+        return SourceChange(
             name, version, pinned_version, None, problem="another table has replaced the group"
         )
     # Commits that only compact or annotate the table do not change rows and are not counted.
@@ -398,22 +470,24 @@ def _commits_since(session: Session, source: Mapping[str, Any]) -> SourceDrift:
     while data_version > pinned_version:
         changed += 1
         data_version = commits.latest_data_version(path, data_version - 1)
-    return SourceDrift(name, version, pinned_version, latest, changed)
+    return SourceChange(name, version, pinned_version, latest, changed)
 
 
-def _compare_statistics(session: Session, source: SourceDrift) -> SourceDrift:
-    """Add the statistics drift since the pinned version to a source."""
+def _compare_statistics(session: Session, source: SourceChange) -> SourceDrift:
+    """Compare the statistics of a source at the pinned version with the current ones."""
+    if source.problem is not None or not source.commits:
+        return SourceDrift(source, problem=source.problem)
     try:
         before = _statistics(session, source, source.delta_version)
         now = _statistics(session, source, source.delta_version_now or 0)
     except FeatureStoreError as error:
         # A vacuum may have removed the files of the pinned version. The other sources are still
         # compared.
-        return replace(source, problem=error.message)
-    return replace(source, report=compare_statistics(before, now))
+        return SourceDrift(source, problem=error.message)
+    return SourceDrift(source, compare_statistics(before, now))
 
 
-def _statistics(session: Session, source: SourceDrift, delta_version: int) -> Statistics:
+def _statistics(session: Session, source: SourceChange, delta_version: int) -> Statistics:
     """Return the statistics of a source at a Delta version; compute them if none are stored."""
     path = session.featuregroup_path(source.featuregroup, source.version)
     group_key = {"featuregroup": source.featuregroup, "version": source.version}
@@ -430,14 +504,3 @@ def _statistics(session: Session, source: SourceDrift, delta_version: int) -> St
     rows = session.engine.read_table(path, version=delta_version, schema=spec.schema)
     state = count_statistics(session.engine, rows, spec, rows=snapshot.rows)
     return finish(state, source={**group_key, "delta_version": data_version})
-
-
-def _describe_drift(source: SourceDrift) -> str:
-    if source.problem is not None:
-        return source.problem
-    if not source.commits:
-        return f"unchanged since Delta version {source.delta_version}"
-    drifted = "no feature drifted"
-    if source.drifted:
-        drifted = f"drifted: {', '.join(source.drifted)}"
-    return f"{source.commits} commits since Delta version {source.delta_version}; {drifted}"

@@ -10,7 +10,6 @@ polling file sizes, because other machines write the rows on a cluster.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from featurestore import progress as calls
 from featurestore.arrow.column_lines import detect_language
 from featurestore.errors import InvalidArgument, WriteConflict
 from featurestore.model.featuregroup import VALIDATION_POLICIES
@@ -352,45 +352,13 @@ class ExportProgress:
 def open_progress(progress: bool | Report | None) -> Iterator[ExportProgress]:
     """Return a context that reports the progress of an export.
 
-    True draws a progress bar, None draws one only on a terminal, and a function receives reports.
+    True draws a progress bar, None leaves this to the running call, and a function receives reports.
     """
-    if callable(progress):
-        yield ExportProgress(progress)
-    elif progress or (progress is None and sys.stderr.isatty()):
-        with _draw_bar() as report:
-            yield ExportProgress(report)
+    if progress is None:
+        yield ExportProgress(calls.report if calls.is_running() else None)
+    elif progress is True:
+        with calls.tracking("export", delay=0):
+            yield ExportProgress(calls.report)
     else:
-        yield ExportProgress(None)
-
-
-@contextmanager
-def _draw_bar() -> Iterator[Report]:
-    """Draw a progress bar on standard error, and yield the function that updates it."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[speed]}"),
-        TimeRemainingColumn(),
-    )
-    # Progress goes to stderr, because a command may print JSON to stdout.
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("export", total=None, speed="")
-
-        def report(phase: str, completed: int, total: int) -> None:
-            speed = bar.tasks[task].speed
-            text = f"{speed:,.0f} rows/s" if speed else ""
-            bar.update(
-                task, description=phase, completed=completed, total=total or None, speed=text
-            )
-
-        yield report
+        calls.hide()
+        yield ExportProgress(progress or None)

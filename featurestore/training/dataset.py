@@ -16,6 +16,7 @@ from featurestore.model.arguments import suggest_arguments
 from featurestore.model.manifest import Manifest, format_source
 from featurestore.model.roles import DatasetRoles
 from featurestore.plugins.format import NativeReading, find_format
+from featurestore.progress import show_progress
 from featurestore.storage import files, storage_for
 from featurestore.storage.connections import use_options
 from featurestore.storage.location import require_local
@@ -31,16 +32,20 @@ if TYPE_CHECKING:
     from featurestore.retrieval import FeatureFrame
     from featurestore.session import Session
     from featurestore.statistics import Statistics
-    from featurestore.training.comparison import DatasetDiff, DatasetDrift
+    from featurestore.training.comparison import DatasetDiff, DatasetDrift, DatasetStaleness
     from featurestore.training.reading import Matrix
     from featurestore.training.verification import VerifyReport
     from featurestore.transform.fitted import Transformations
 
 
+@show_progress
 @suggest_arguments
 @dataclass(frozen=True)
 class TrainingDataset(ModelInputs):
     """One version of a training dataset: immutable files and their manifest.
+
+    Attributes such as ``class_weights`` and ``roles`` come from the manifest; methods such as
+    ``drift()`` and ``verify()`` read files or the store.
 
     >>> dataset = store.get_training_dataset("late_flights")
     >>> (dataset.name, dataset.version, dataset.splits)
@@ -54,6 +59,8 @@ class TrainingDataset(ModelInputs):
     session: Session | None = field(default=None, repr=False, compare=False)
     # The settings of each matrix read from this dataset, which experiment runs record.
     matrices: list[dict[str, Any]] | None = field(default=None, repr=False, compare=False)
+
+    __repr__ = display.record_repr
 
     @classmethod
     def open(
@@ -302,29 +309,48 @@ class TrainingDataset(ModelInputs):
         directory = download(self.manifest, stored_bytes(self.path), os.fspath(path))
         return TrainingDataset(directory, self.manifest, self.session)
 
+    def staleness(self) -> DatasetStaleness:
+        """Return the changes of the feature groups that the dataset was created from.
+
+        Only logs are read. ``drift`` compares the distributions.
+
+        >>> dataset = store.get_training_dataset("late_flights")
+        >>> dataset.staleness().stale
+        False
+        >>> commit = store.insert_into_featuregroup([{"tailnum": "N30", "seats": 4}], "planes")
+        >>> [each.featuregroup for each in dataset.staleness().sources if each.stale]
+        ['planes']
+
+        Raises:
+            InvalidArgument: The dataset was opened without a store.
+        """
+        from featurestore.training.comparison import dataset_staleness
+
+        return dataset_staleness(self._require_session("staleness"), self.manifest)
+
     def drift(self) -> DatasetDrift:
-        """Return the drift of the feature groups that the dataset was created from.
+        """Compare the distributions of the source groups at the export with their current ones.
 
         It compares their statistics at the pinned Delta versions with their current statistics.
 
-        >>> dataset = store.get_training_dataset("late_flights")
-        >>> dataset.drift().stale
-        False
-        >>> commit = store.insert_into_featuregroup([{"tailnum": "N30", "seats": 4}], "planes")
-        >>> [each.featuregroup for each in dataset.drift().sources if each.stale]
-        ['planes']
+        >>> drift = store.get_training_dataset("late_flights").drift()
+        >>> drift.ok, drift.drifted
+        (True, ())
 
         Raises:
             InvalidArgument: The dataset was opened without a store.
         """
         from featurestore.training.comparison import dataset_drift
 
+        return dataset_drift(self._require_session("drift"), self.manifest)
+
+    def _require_session(self, method: str) -> Session:
         if self.session is None:
             raise InvalidArgument(
-                "drift() requires a store, but this dataset was opened by its path.",
-                hint="featurestore.connect(...).get_training_dataset(name).drift()",
+                f"{method}() requires a store, but this dataset was opened by its path.",
+                hint=f"featurestore.connect(...).get_training_dataset(name).{method}()",
             )
-        return dataset_drift(self.session, self.manifest)
+        return self.session
 
     @property
     def stale(self) -> bool | None:

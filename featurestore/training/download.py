@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from featurestore import progress
 from featurestore.errors import InvalidArgument
 from featurestore.model.manifest import MANIFEST_FILE, Manifest
 from featurestore.storage import files
@@ -45,11 +46,20 @@ def download(manifest: Manifest, read_bytes: ByteReader, target: str) -> str:
     expected_hashes = manifest_hashes(manifest)
     _check_directory(directory, [*expected_hashes, MANIFEST_FILE])
 
+    # The manifest has no sizes of statistics, which are small.
+    sizes = {shard.path: shard.bytes for split in manifest.splits for shard in split.shards}
+    progress.begin_phase("copy shards", total=sum(sizes.values()), unit="bytes")
+
     def get(path: str) -> None:
         # A manifest is untrusted input: a path in it must not lead outside the directory.
         target_path = files.resolve_inside(directory, path)
-        if not files.exists(target_path) or files.sha256(target_path) != expected_hashes[path]:
-            write_verified(read_bytes(path), target_path, sha256=expected_hashes[path])
+        if files.exists(target_path) and files.sha256(target_path) == expected_hashes[path]:
+            progress.advance(sizes.get(path, 0))
+            return
+        chunks = read_bytes(path)
+        if path in sizes:
+            chunks = progress.count_items(chunks, len)
+        write_verified(chunks, target_path, sha256=expected_hashes[path])
 
     with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
         # If a download fails, cancel the queued ones.

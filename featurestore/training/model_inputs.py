@@ -79,6 +79,8 @@ class ModelInputs:
         >>> preprocess = dataset.preprocessor(transformed=fitted)
         >>> preprocess({"seats": [150], "temp": [38.0]})
         {'seats': array([0.5], dtype=float32), 'temp': [38.0]}
+        >>> print(repr(preprocess).splitlines()[0])
+        Preprocessor of {column: array}:
         """
         from featurestore.training.transformations import resolve_transformations
 
@@ -92,7 +94,9 @@ class ModelInputs:
         fitted = resolve_transformations(cast("TrainingDataset", self), transformed or True)
         assert fitted is not None
         if framework == "numpy":
-            return fitted.apply
+            from featurestore.transform.fitted import Preprocessor
+
+            return Preprocessor(fitted)
         if framework == "torch":
             from featurestore.transform.torch import preprocessor_module
 

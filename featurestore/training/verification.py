@@ -17,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from featurestore import progress
 from featurestore.errors import DatasetDamaged, FeatureStoreError, StorageError
 from featurestore.hashing import row_hash
+from featurestore.model import display
 from featurestore.model.manifest import MANIFEST_FILE, Manifest, ManifestFile, ManifestShard
 from featurestore.plugins.format import DatasetFormat, find_format
 from featurestore.storage import files
@@ -44,6 +46,8 @@ class Problem:
     message: str
     offset: int | None = None
 
+    __repr__ = display.record_repr
+
     def __str__(self) -> str:
         position = "" if self.offset is None else f" at byte {self.offset:,}"
         return f"{self.file}{position}: {self.message}"
@@ -61,6 +65,8 @@ class VerifyReport:
     recomputed: bool
     problems: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = field(default=())
+
+    __repr__ = display.record_repr
 
     @property
     def ok(self) -> bool:
@@ -122,9 +128,13 @@ def verify(directory: str, manifest: Manifest) -> VerifyReport:
 def _file_problems(directory: str, manifest: Manifest) -> list[Problem]:
     dataset_format = find_format(manifest.data_format)
     problems = [*manifest_problems(directory, manifest), *unknown_files(directory, manifest)]
+    progress.begin_phase(
+        "read shards", total=sum(split.bytes for split in manifest.splits), unit="bytes"
+    )
     for split in manifest.splits:
         for shard in split.shards:
             problems += shard_problems(directory, manifest, shard, dataset_format)
+            progress.advance(shard.bytes)
     for file in manifest.files:
         problems += file_problems(directory, manifest, file)
     problems += statistics_problems(directory, manifest)

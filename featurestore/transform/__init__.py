@@ -53,6 +53,10 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module 'featurestore.transform' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def standardize() -> Chain:
     """Subtract the mean and divide by the population standard deviation: (x - mean) / std.
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import DatasetDamaged, FeatureNotFound, InvalidArgument, listing
 from featurestore.model import display
-from featurestore.model.json_object import JsonObject, MalformedJson, seal, unseal
+from featurestore.model.json_object import JsonObject, MalformedJson, check_format, seal, unseal
 from featurestore.transform.apply import apply_chain, apply_to_arrays, decoded_to_value
 from featurestore.transform.fit import output_form
 from featurestore.transform.ops import NumpyOps
@@ -222,13 +222,11 @@ class Transformations:
 
         Raises:
             MalformedJson: The object is invalid.
+            FormatTooNew: A newer release wrote it.
         """
         payload = JsonObject.from_value(data)
-        format_version = payload.number("format", minimum=1)
-        if format_version > TRANSFORMATIONS_FORMAT:
-            raise MalformedJson(
-                f"it has format {format_version}; this release reads up to {TRANSFORMATIONS_FORMAT}"
-            )
+        subject = f"The transformations of {payload.get('dataset')!r}"
+        check_format(payload.number("format", minimum=1), TRANSFORMATIONS_FORMAT, subject=subject)
         return cls(
             dataset=payload.text("dataset"),
             version=payload.number("version", minimum=1),
@@ -296,6 +294,20 @@ class Transformations:
 
     def _repr_html_(self) -> str:
         return display.records_table(self.records())
+
+
+@dataclass(frozen=True, repr=False)
+class Preprocessor:
+    """A callable that applies fitted transformations to ``{column: array}``."""
+
+    transformations: Transformations
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Transform the columns of a batch that have a chain; return the others unchanged."""
+        return self.transformations.apply(batch)
+
+    def __repr__(self) -> str:
+        return f"Preprocessor of {{column: array}}:\n{self.transformations!r}"
 
 
 def _parse_column(data: JsonObject) -> FittedColumn:

@@ -12,6 +12,7 @@ from featurestore.usersql.expressions import (
     Merge,
     check_column_expression,
     column_expression,
+    expression_columns,
     mean_part_name,
     merge_method,
     metrics_query,
@@ -27,6 +28,6 @@ from featurestore.usersql.text import DIALECT, quote
 
 __all__ = [
     "DIALECT", "MEAN_PARTS", "Merge", "check_column_expression", "column_expression",
-    "find_columns", "find_nondeterminism", "find_tables", "fix_clock", "mean_part_name",
+    "expression_columns", "find_columns", "find_nondeterminism", "find_tables", "fix_clock", "mean_part_name",
     "merge_method", "metrics_query", "parameters", "predicate", "query", "quote",
 ]  # fmt: skip

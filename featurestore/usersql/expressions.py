@@ -79,6 +79,20 @@ def check_column_expression(sql: str) -> None:
         )
 
 
+def expression_columns(sql: str) -> list[str]:
+    """Return the columns that an expression reads, as it writes them.
+
+    >>> expression_columns("distance / Seats + place.x")
+    ['distance', 'Seats', 'place']
+    """
+    from sqlglot import exp
+
+    tree = parse_statement(sql, expected="expression", calls_by_name=True)
+    # The first part of ``a.b`` is the column, and the second a field of the struct.
+    names = [column.parts[0].name for column in tree.find_all(exp.Column, bfs=False)]
+    return list(dict.fromkeys(names))
+
+
 def metrics_query(metrics: Mapping[str, str], *, dialect: str) -> str:
     """Return the query over a table ``rows`` that computes each metric as a column.
 

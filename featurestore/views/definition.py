@@ -12,10 +12,8 @@ import pyarrow as pa
 
 from featurestore.arrow.schemas import type_from_json, type_to_json
 from featurestore.errors import (
-    FeatureGroupNotFound,
     FeatureNotFound,
     FeatureStoreError,
-    FeatureViewBroken,
     FeatureViewExists,
     InvalidArgument,
     listing,
@@ -25,7 +23,6 @@ from featurestore.model.feature_view import (
     FeatureViewSpec,
     ViewFeature,
     ViewStep,
-    incompatible_features,
 )
 from featurestore.model.featuregroup import check_tags
 from featurestore.model.names import check_name, format_group_reference, parse_group_reference
@@ -35,10 +32,9 @@ from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.recovery import views
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry.artifacts import feature_views
-from featurestore.retrieval import FeatureFrame, get_features
-from featurestore.retrieval.catalog import AsOfArgument, Pins, RegisteredSpecs
-from featurestore.retrieval.planner import LabelTime
+from featurestore.retrieval.catalog import RegisteredSpecs
 from featurestore.retrieval.resolve import find_spec, resolve
+from featurestore.retrieval.view_rows import retrieve_rows
 from featurestore.retrieval.windows import infer_aggregate_type
 from featurestore.session import Session
 from featurestore.storage import files
@@ -165,7 +161,10 @@ def _parse_step(step: Mapping[str, Any], specs: RegisteredSpecs) -> ViewStep:
         )
     view_features = []
     on_demand = []
-    for feature_item in _parse_items(step["features"]):
+    requested = step["features"]
+    for feature_item in [requested] if isinstance(requested, FeatureItem) else requested:
+        if isinstance(feature_item, str) and "|" in feature_item:
+            feature_item = parse_window(feature_item)
         if isinstance(feature_item, OnDemandFeature):
             check_column_expression(feature_item.sql)
             on_demand.append(feature_item)
@@ -178,17 +177,6 @@ def _parse_step(step: Mapping[str, Any], specs: RegisteredSpecs) -> ViewStep:
             kind = type_to_json(feature.spec.schema.field(feature.column).type)
             view_features.append(ViewFeature(group, version, feature.column, feature.name, kind))
     return ViewStep(tuple(view_features), _to_json(step.get("join_key")), join, tuple(on_demand))
-
-
-def _parse_items(features: Any) -> list[FeatureItem]:
-    """Return the feature items in order, with aggregates parsed from strings."""
-    items = [features] if isinstance(features, FeatureItem) else list(features)
-    parsed_items: list[FeatureItem] = []
-    for item in items:
-        if isinstance(item, str) and "|" in item:
-            item = parse_window(item)
-        parsed_items.append(item)
-    return parsed_items
 
 
 def _pin_window(window: WindowFeature, specs: RegisteredSpecs) -> ViewFeature:
@@ -313,86 +301,3 @@ def list_datasets(session: Session, name: str, version: int) -> list[tuple[str, 
 
 def _read_view(session: Session, name: str, version: int) -> FeatureViewSpec:
     return views.read(session.paths.feature_view(name, version), name, version)
-
-
-def retrieve_rows(
-    session: Session,
-    spec: FeatureViewSpec,
-    *,
-    labels: object | None = None,
-    label_time: LabelTime | None = None,
-    as_of: AsOfArgument | None = None,
-    label_types: Mapping[str, pa.DataType] | None = None,
-) -> FeatureFrame:
-    """Return a lazy frame with the rows of a view; all steps read the same Delta versions.
-
-    Untyped label columns get their types from ``label_types``, or else from the view's label group.
-
-    Raises:
-        FeatureViewBroken: A group no longer has a feature of the view.
-    """
-    registered = RegisteredSpecs(session)
-    view_problems = find_problems(spec, registered)
-    if view_problems:
-        raise FeatureViewBroken(
-            f"Feature view {spec.name!r} version {spec.version} cannot be read: "
-            f"{'; '.join(view_problems)}.",
-            hint="restore the group, or create the next version of the view",
-        )
-    rows = labels
-    if rows is None:
-        rows = spec.labels
-    time = label_time
-    if time is None:
-        time = spec.label_time
-    # One set of pins for all steps: a commit between two steps would otherwise mix versions.
-    pins = Pins(session, registered, as_of=as_of)
-    types = {**_label_group_types(spec, registered), **(label_types or {})}
-    for step in spec.steps:
-        # The rows of each step are the labels of the next.
-        rows = get_features(
-            session,
-            step.requests,
-            labels=rows,
-            label_time=time,
-            join_key=step.join_key,
-            join=step.join,
-            pins=pins,
-            label_types=types,
-        )
-    # After all steps, because each step reads only some of the pinned groups.
-    pins.check_used()
-    assert isinstance(rows, FeatureFrame)
-    return rows.of_view(spec.name, spec.version)
-
-
-def _label_group_types(
-    spec: FeatureViewSpec, registered: RegisteredSpecs
-) -> dict[str, pa.DataType]:
-    """Return the column types of a view's label group; {} without one."""
-    if spec.labels is None:
-        return {}
-    name, version = parse_group_reference(spec.labels)
-    schema = find_spec(name, version=version, specs=registered).schema
-    return dict(zip(schema.names, schema.types, strict=True))
-
-
-def find_problems(spec: FeatureViewSpec, registered: RegisteredSpecs) -> list[str]:
-    """Return a message for each group that lacks features of the view."""
-    features_by_group: dict[tuple[str, int], list[ViewFeature]] = {
-        group: [] for group in spec.groups
-    }
-    for feature in spec.features:
-        features_by_group[feature.group, feature.version].append(feature)
-    messages = []
-    for (name, version), features in features_by_group.items():
-        reference = format_group_reference(name, version)
-        try:
-            group = find_spec(name, version=version, specs=registered)
-        except FeatureGroupNotFound:
-            messages.append(f"{reference} no longer exists")
-            continue
-        missing = incompatible_features(features, group)
-        if missing:
-            messages.append(f"{reference}: {', '.join(missing)}")
-    return messages

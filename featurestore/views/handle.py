@@ -11,11 +11,14 @@ from featurestore.model.arguments import suggest_arguments
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.names import format_group_reference
 from featurestore.model.requests import TrainingDatasetRequest
+from featurestore.progress import show_progress
 from featurestore.retrieval import FeatureFrame, check_dataframe_type, convert
 from featurestore.retrieval.catalog import RegisteredSpecs
+from featurestore.retrieval.view_rows import find_problems, retrieve_rows
+from featurestore.serving.view_calls import ServedView
 from featurestore.session import Session
 from featurestore.views import definition
-from featurestore.views.definition import check_label, find_problems, retrieve_rows
+from featurestore.views.definition import check_label
 
 if TYPE_CHECKING:
     from featurestore.model.plan import FeaturePlan
@@ -25,8 +28,9 @@ if TYPE_CHECKING:
     from featurestore.transform import Chain
 
 
+@show_progress
 @suggest_arguments
-class FeatureView:
+class FeatureView(ServedView):
     """One version of a feature view: a retrieval that training and scoring share.
 
     A view is immutable. It refers to group versions and not to Delta versions, so its definition is

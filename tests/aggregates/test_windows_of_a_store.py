@@ -150,7 +150,7 @@ def test_explain_window_returns_counted_rows(store: FeatureStore) -> None:
 
 
 MISTAKES: list[tuple[Any, type[FeatureStoreError], str]] = [
-    (lambda: featurestore.window("purchases.amount", "total", over="7d"), InvalidArgument, "'sum'"),
+    (lambda: featurestore.window("purchases.amount", "summ", over="7d"), InvalidArgument, "'sum'"),
     (lambda: featurestore.window("purchases.amount", "sum", over="0s"), InvalidArgument, "longer"),
     (lambda: featurestore.window("purchases.amount", "sum", over=-1), InvalidArgument, "'7d'"),
     (

@@ -70,7 +70,7 @@ def test_valid_record_is_read(tmp_path: Path) -> None:
         {"seed": -1},
         {"number": "1"},
         {"dataset": {"name": "flights"}},
-        {"format": 99},
+        {"format": 0},
     ],
 )
 def test_record_of_another_run_is_damaged(tmp_path: Path, changes: dict[str, Any]) -> None:

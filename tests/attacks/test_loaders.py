@@ -39,6 +39,7 @@ LOADERS = {
     "featurestore/experiments/models/loading.py": "models, where the caller trusts them",
     "featurestore/jobs/registration.py": "job files whose hash was registered on this machine",
     "featurestore/testing/format_conformance.py": "what the test has pickled itself",
+    "featurestore/testing/online_conformance.py": "what the test has pickled itself",
     "connectors/featurestore_connectors/spark_delta/tasks.py": "results of tasks of this session",
     "connectors/featurestore_connectors/spark_delta/streams.py": "results of tasks of this session",
     "connectors/featurestore_connectors/spark_delta/shards.py": "results of tasks of this session",

@@ -15,7 +15,7 @@ from featurestore.server import ServerSettings, create_app
 from featurestore.server.app import timed_protocol
 
 SECONDS = 0.5
-PATIENCE = 8.0
+PATIENCE = 20.0
 PARTS = {
     "nothing": b"",
     "half a line": b"GET /gro",

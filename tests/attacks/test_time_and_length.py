@@ -18,7 +18,8 @@ from featurestore.store import FeatureStore
 from tests.attacks.hourly_job import JOB
 
 SECONDS = 0.5
-# Uninterruptible steps, such as one parser call, may exceed the limit.
+# Processor seconds of this process, which do not grow with the load of the machine. Uninterruptible
+# steps, such as one parser call, may exceed the limit.
 PATIENCE = 4.0
 UNBOUNDED = {"condition": 1 << 30, "windows": 1 << 40, "url": 1 << 20}
 
@@ -50,7 +51,7 @@ def client_of(store: FeatureStore, **settings: Any) -> Iterator[TestClient]:
 
 
 def retrieve(client: TestClient, *filters: str, **read: Any) -> tuple[int, dict[str, Any], float]:
-    """Return the status, problem and duration in seconds of a retrieval."""
+    """Return the status, problem and processor seconds of a retrieval."""
     request = {
         "read": {"kind": "featuregroup", "name": "numbers", **read},
         "steps": [{"filter": each} for each in filters],
@@ -60,12 +61,12 @@ def retrieve(client: TestClient, *filters: str, **read: Any) -> tuple[int, dict[
 
 
 def post(client: TestClient, asked: dict[str, Any]) -> tuple[int, dict[str, Any], float]:
-    begun = time.monotonic()
+    begun = time.process_time()
     answer = client.post(
         "/api/v1/rows", content=json.dumps(asked) + "\n", headers={"Content-Type": RETRIEVAL}
     )
     is_problem = answer.headers["content-type"].startswith("application/problem")
-    return answer.status_code, answer.json() if is_problem else {}, time.monotonic() - begun
+    return answer.status_code, answer.json() if is_problem else {}, time.process_time() - begun
 
 
 def condition(characters: int) -> str:
@@ -127,12 +128,12 @@ def test_plans_of_many_windows_are_refused(
 ) -> None:
     times = {"start": f"{years[0]}T00:00Z", "end": f"{years[1]}T23:59Z"}
     form = {"params": times} if method == "GET" else {"data": times}
-    begun = time.monotonic()
+    begun = time.process_time()
     with client_of(store, windows=1000) as client:
         answer = client.request(method, "/jobs/hourly/backfill", **form)
     assert answer.status_code == 413
     assert "more than 1,000 windows" in answer.text
-    assert time.monotonic() - begun < PATIENCE
+    assert time.process_time() - begun < PATIENCE
 
 
 def test_time_limits_cover_parsing_and_planning(store: FeatureStore) -> None:
@@ -145,11 +146,11 @@ def test_time_limits_cover_parsing_and_planning(store: FeatureStore) -> None:
             assert (status, problem["title"]) == (503, "QueryEnded")
             assert "cancelled after 0.5 seconds" in problem["detail"]
             assert seconds < PATIENCE
-        begun = time.monotonic()
+        begun = time.process_time()
         answer = client.get("/jobs/hourly/backfill", params=times)
         assert answer.status_code == 503
         assert "cancelled after 0.5 seconds" in answer.text
-        assert time.monotonic() - begun < PATIENCE
+        assert time.process_time() - begun < PATIENCE
 
 
 def test_time_limits_cover_rendering(store: FeatureStore) -> None:

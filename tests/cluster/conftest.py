@@ -1,9 +1,10 @@
-"""One standalone cluster and one application for all tests of this folder."""
+"""One standalone cluster for all tests of this folder."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,3 +36,10 @@ def standalone() -> Any:
 def submitted() -> Any:
     """The submitted program as a module."""
     return load("submitted")
+
+
+@pytest.fixture(scope="session")
+def cluster(standalone: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A running cluster with two workers, each of one core and 1 GiB."""
+    with standalone.standalone_cluster(tmp_path_factory.mktemp("cluster"), workers=2) as running:
+        yield running

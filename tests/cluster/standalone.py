@@ -1,7 +1,4 @@
-"""A Spark standalone cluster on this machine.
-
-One master and one worker, from the files of the pip package.
-"""
+"""A Spark standalone cluster on this machine, from the files of the pip package."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.on_spark import QUICK_JAVA
@@ -50,36 +47,73 @@ def environment(*, java: str = QUICK_JAVA, **more: str) -> dict[str, str]:
     return inherited | ours | more
 
 
-@contextmanager
-def standalone_cluster(
-    folder: Path, *, memory: str = "2g", java: str = QUICK_JAVA
-) -> Iterator[str]:
-    """Yield the URL of a running master, and stop all processes afterwards.
+class StandaloneCluster:
+    """A running master and its workers; tests kill and start workers and executors.
 
-    The worker has two cores: an application with ``EXECUTORS`` gets two executors. ``java`` are the
-    options of every JVM.
+    Args:
+        folder: The folder of logs, of applications and of shuffle files.
+        cores: The cores of each worker.
+        memory: The memory of each worker.
+        java: The options of every JVM.
     """
-    port = _free_port()
-    url = f"spark://127.0.0.1:{port}"
-    (folder / "log4j2.properties").write_text(
-        "rootLogger.level = info\nrootLogger.appenderRef.out.ref = out\nappender.out.type = Console\n"
-        "appender.out.name = out\nappender.out.layout.type = PatternLayout\nappender.out.layout.pattern = %m%n\n"
-    )
-    arguments = ("--cores", "2", "--memory", memory, "--work-dir", str(folder / "work"), url)
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        processes.append(
-            _start(
-                folder, "master", java, "master.Master", "--host", "127.0.0.1", "--port", str(port)
-            )
+
+    def __init__(self, folder: Path, *, cores: int, memory: str, java: str) -> None:
+        self.folder = folder
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self._leaving: list[subprocess.Popen[bytes]] = []
+        self._cores = cores
+        self._memory = memory
+        self._java = java
+        port = _free_port()
+        self.url = f"spark://127.0.0.1:{port}"
+        (folder / "log4j2.properties").write_text(
+            "rootLogger.level = info\nrootLogger.appenderRef.out.ref = out\nappender.out.type = Console\n"
+            "appender.out.name = out\nappender.out.layout.type = PatternLayout\nappender.out.layout.pattern = %m%n\n"
         )
-        processes.append(
-            _start(folder, "worker", java, "worker.Worker", "--host", "127.0.0.1", *arguments)
-        )
-        _wait_for_text(folder / "worker.log", "Successfully registered with master")
-        yield url
-    finally:
-        for process in reversed(processes):
+        self._master = self._start("master", "master.Master", "--port", str(port))
+
+    def start_worker(self) -> Path:
+        """Start a worker and return its log."""
+        name = f"worker-{len(list(self.folder.glob('worker-*.log')))}"
+        limits = ("--cores", str(self._cores), "--memory", self._memory)
+        work = ("--work-dir", str(self.folder / "work"))
+        self.workers.append(self._start(name, "worker.Worker", *limits, *work, self.url))
+        return self.folder / f"{name}.log"
+
+    def wait_for_worker(self, log: Path) -> None:
+        """Wait until a worker is registered."""
+        _wait_for_text(log, "Successfully registered with master")
+
+    def executors(self) -> list[int]:
+        """Return the process ids of the executors of all workers."""
+        return [
+            pid for worker in (*self.workers, *self._leaving) for pid in _executors_of(worker.pid)
+        ]
+
+    def kill_worker(self) -> None:
+        """Kill the first worker together with its executors, as if its machine were lost."""
+        worker = self.workers.pop(0)
+        executors = _executors_of(worker.pid)
+        worker.kill()
+        for pid in executors:
+            os.kill(pid, signal.SIGKILL)
+        worker.wait()
+
+    def decommission_worker(self) -> None:
+        """Announce the end of the first worker, which then ends after its executors."""
+        worker = self.workers.pop(0)
+        self._leaving.append(worker)
+        worker.send_signal(signal.SIGPWR)
+
+    def restore(self, workers: int) -> None:
+        """Start the workers that were killed."""
+        for log in [self.start_worker() for _ in range(workers - len(self.workers))]:
+            self.wait_for_worker(log)
+
+    def stop(self) -> None:
+        """Stop all processes."""
+        processes = [*self._leaving, *self.workers, self._master]
+        for process in processes:
             process.send_signal(signal.SIGTERM)
         for process in processes:
             try:
@@ -88,26 +122,54 @@ def standalone_cluster(
                 process.kill()
                 process.wait()
 
+    def _start(self, name: str, kind: str, *arguments: str) -> subprocess.Popen[bytes]:
+        # The command of spark-class, which would start another JVM to compute it.
+        home = os.environ.get("JAVA_HOME")
+        command = [
+            str(Path(home, "bin", "java")) if home else "java",
+            "-Xmx256m",
+            "-Dspark.decommission.enabled=true",
+            "-cp",
+            f"{self.folder}{os.pathsep}{spark_home() / 'jars' / '*'}",
+            f"org.apache.spark.deploy.{kind}",
+            *("--host", "127.0.0.1", "--webui-port", "0"),
+            *arguments,
+        ]
+        env = environment(java=self._java, SPARK_LOCAL_DIRS=str(self.folder / "local"))
+        with open(self.folder / f"{name}.log", "wb") as log:
+            return subprocess.Popen(
+                command, env=env, stdout=log, stderr=subprocess.STDOUT, cwd=self.folder
+            )
 
-def _start(
-    folder: Path, name: str, java: str, kind: str, *arguments: str
-) -> subprocess.Popen[bytes]:
-    # The command of spark-class, which would start another JVM to compute it.
-    home = os.environ.get("JAVA_HOME")
-    command = [
-        str(Path(home, "bin", "java")) if home else "java",
-        "-Xmx256m",
-        "-cp",
-        f"{folder}{os.pathsep}{spark_home() / 'jars' / '*'}",
-        f"org.apache.spark.deploy.{kind}",
-        "--webui-port",
-        "0",
-        *arguments,
-    ]
-    with open(folder / f"{name}.log", "wb") as log:
-        return subprocess.Popen(
-            command, env=environment(java=java), stdout=log, stderr=subprocess.STDOUT, cwd=folder
-        )
+
+@contextmanager
+def standalone_cluster(
+    folder: Path, *, workers: int = 1, memory: str = "2g", java: str = QUICK_JAVA
+) -> Iterator[StandaloneCluster]:
+    """Yield a running cluster, and stop all processes afterwards.
+
+    The workers share two cores and the memory (in GiB): an application with ``EXECUTORS`` gets two
+    executors. ``java`` are the options of every JVM.
+    """
+    memory_of_worker = f"{int(memory.removesuffix('g')) // workers}g"
+    cluster = StandaloneCluster(folder, cores=2 // workers, memory=memory_of_worker, java=java)
+    try:
+        for log in [cluster.start_worker() for _ in range(workers)]:
+            cluster.wait_for_worker(log)
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def _executors_of(worker: int) -> list[int]:
+    """Return the process ids of the executors that a worker started."""
+    executors = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # processes end
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == worker and b"ExecutorBackend" in (folder / "cmdline").read_bytes():
+                executors.append(int(folder.name))
+    return executors
 
 
 def _wait_for_text(file: Path, text: str) -> None:

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -61,10 +60,10 @@ class Application:
 
 
 @pytest.fixture(scope="module")
-def master(standalone: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a running master whose worker has two cores and 2 GiB."""
-    with standalone.standalone_cluster(tmp_path_factory.mktemp("cluster")) as url:
-        yield url
+def master(cluster: Any) -> str:
+    """The URL of the running master."""
+    url: str = cluster.url
+    return url
 
 
 @pytest.fixture(scope="module")

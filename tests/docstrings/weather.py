@@ -5,6 +5,7 @@ Hourly weather, planes, and questions about flights.
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime
@@ -109,3 +110,32 @@ weather_watch = featurestore.monitor_job(
     "weather_watch", featuregroup="weather", schedule="0 * * * *"
 )
 """
+DEFINITIONS = """
+from featurestore import define
+define.featuregroup("trips", schema={"trip": "int64", "zone": "int64"}, primary_key="trip")
+"""
+
+
+def dbt_project(folder: Path) -> None:
+    """Write a dbt project with one model, the table ``orders`` of the source ``shop``."""
+    model = {
+        "resource_type": "model",
+        "name": "orders",
+        "package_name": "shop",
+        "original_file_path": "models/orders.sql",
+        "fqn": ["shop", "orders"],
+        "schema": "main",
+        "alias": "orders",
+        "config": {"materialized": "table", "event_time": "created_at"},
+        "constraints": [{"type": "primary_key", "columns": ["id"]}],
+    }
+    metadata = {
+        "dbt_schema_version": "https://schemas.getdbt.com/dbt/manifest/v12.json",
+        "dbt_version": "1.12.0",
+        "project_name": "shop",
+    }
+    manifest = {"metadata": metadata, "nodes": {"model.shop.orders": model}, "sources": {}}
+    for name in ("models", "target"):
+        (folder / name).mkdir()
+    (folder / "dbt_project.yml").write_text("name: shop\n")
+    (folder / "target" / "manifest.json").write_text(json.dumps(manifest))

@@ -92,6 +92,14 @@ def test_flights_training_rows_equal_on_both_engines(tmp_path: Path) -> None:
             assert cluster[name].combine_chunks().equals(embedded[name].combine_chunks()), name
 
 
+def test_flights_served_prediction_equals_score(sliced: FeatureStore) -> None:
+    from late_flights import serving
+
+    served, scored = serving.predict(sliced)
+    assert served == scored
+    assert sliced.get_feature_view("late_flights").verify_online(sample=200).ok
+
+
 def test_flights_features_have_no_leakage(sliced: FeatureStore) -> None:
     from late_flights import features
 
@@ -186,6 +194,6 @@ def test_weather_monitor_alarms_in_winter(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "weather_watch: alarm, 2013-09-23" in done.stdout
     assert "temp: 9.5% of values are outside the baseline's range" in done.stdout
-    assert "temp psi" in done.stdout
+    assert "temp: distribution shifted; PSI " in done.stdout
     assert (tmp_path / "winter.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert "<svg" in (tmp_path / "winter.html").read_text()

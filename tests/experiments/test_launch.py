@@ -304,7 +304,7 @@ def test_invalid_launch_is_refused_without_side_effects(
             train,
             {"params": {"lr": float("nan")}},
         ),
-        (LauncherNotFound, "Available: 'local', 'spark'", train, {"on": "moon"}),
+        (LauncherNotFound, "Available: 'local', 'ray', 'spark'", train, {"on": "moon"}),
         (InvalidArgument, "is not a training dataset", train, {"dataset": "sums"}),
         (InvalidArgument, "retries=-1", train, {"retries": -1}),
         (InvalidArgument, "seed=1.5", train, {"seed": 1.5}),

@@ -209,6 +209,9 @@ def test_rebuilt_registry_has_models_and_stages(
         app, ["--location", kept.location, "--output", "json", "model", "show", "line"]
     )
     assert json.loads(shown.stdout)["dataset"] == "flights@v1"
+    for stage in ("staging", "productive"):
+        CliRunner().invoke(app, ["--location", kept.location, "model", "stage", "line@v2", stage])
+    assert experiments.get_model("line").stage == "staging"
     kept.delete_training_dataset("flights", version=1, force=True)
     with pytest.raises(TrainingDatasetNotFound):
         _ = actual.dataset

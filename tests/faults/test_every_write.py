@@ -125,7 +125,7 @@ def test_public_writes_are_all_listed() -> None:
 SAME_PATH = {
     "create with partitions", "get or create", "overwrite", "untag", "export to petastorm",
     "tag a dataset", "untag a dataset", "describe a dataset", "backfill", "unpause",
-    "remove an alert channel", "remove a source",
+    "remove an alert channel", "remove a source", "import a dbt project",
 }  # fmt: skip
 
 

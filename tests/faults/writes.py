@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 ROWS = 200
 START = 1_700_000_000_000_000
+DEFINITIONS = """
+from featurestore import define
+define.featuregroup("applied", schema={"id": "int64", "t": "timestamp"}, primary_key="id", event_time="t")
+"""
 JOB_FILE = """
 import featurestore
 
@@ -54,6 +58,7 @@ READS = frozenset(
         "stream_job",
         "job",
         "sql_job",
+        "publish_job",
         "training_job",
         "window_job",
         "baseline",
@@ -67,8 +72,11 @@ READS = frozenset(
         "visualize_monitor",
         "source",
         "get_sources",
+        "get_online_stores",
         "check_source",
         "read_source",
+        "plan_dbt_project",
+        "write_dbt_exposures",
         "compare_statistics",
         "featuregroup",
         "get_featuregroup",
@@ -108,6 +116,7 @@ READS = frozenset(
         "visualize_training_dataset_clusters",
         "visualize_training_dataset_descriptive_stats",
         "get_jobs",
+        "plan",
         "plan_job",
         "get_runs",
     ]
@@ -125,6 +134,7 @@ def prepare(location: Path) -> None:
     """Create the store that the writes change, with one object of each kind."""
     import featurestore
     from featurestore.registry import alerts
+    from tests.docstrings import weather
 
     job_file(location).write_text(JOB_FILE)
     job_file(location, "g_watch").write_text(MONITOR_FILE)
@@ -148,6 +158,10 @@ def prepare(location: Path) -> None:
         assert report.state == "alarm", report
         store.add_alert_channel("ops", "log")
         store.add_source("spare_s", f"file://{location.parent}")
+        weather.shop(location.parent / "shop.db")
+        weather.dbt_project(location.parent)
+        store.add_source("spare_w", f"sqlite:///{location.parent / 'shop.db'}")
+        store.add_online_store("spare_o", "redis://localhost:6379/0")
         codes = location.parent / "codes"
         codes.mkdir()
         pq.write_table(pa.table({"id": [1, 2], "code": [7, 8]}), codes / "part.parquet")
@@ -215,6 +229,13 @@ def _register(store: FeatureStore) -> Any:
     other = job_file(Path(store.location)).with_name("other_job.py")
     other.write_text(JOB_FILE.replace("hourly", "other"))
     return store.register_jobs(other)
+
+
+def _apply(store: FeatureStore) -> Any:
+    folder = Path(store.location).parent / "features"
+    folder.mkdir(exist_ok=True)
+    (folder / "groups.py").write_text(DEFINITIONS)
+    return store.apply(folder, project="faults")
 
 
 def _registered(store: FeatureStore) -> Any:
@@ -360,6 +381,7 @@ WRITES = {
     "delete a view": Write(
         "delete_feature_view", lambda store: store.delete_feature_view("spare_v", version=1)
     ),
+    "publish a view": Write("publish", lambda store: store.publish("spare_v")),
     "validate": Write(
         "validate_featuregroup",
         lambda store: store.validate_featuregroup(
@@ -391,6 +413,7 @@ WRITES = {
         "delete_training_dataset", lambda store: store.delete_training_dataset("spare_d", version=1)
     ),
     "register jobs": Write("register_jobs", _register),
+    "apply": Write("apply", _apply),
     "run a job": Write(
         "run_job", lambda store: store.run_job("hourly", window="2023-11-14T22:00:00Z"), _registered
     ),
@@ -434,11 +457,24 @@ WRITES = {
             "outside", source="spare_s", path="codes", primary_key="id", version=1
         ),
     ),
+    "import a dbt project": Write(
+        "add_dbt_project",
+        lambda store: store.add_dbt_project(
+            Path(store.location).parent / "target" / "manifest.json", source="spare_w"
+        ),
+    ),
     "score": Write(
         "score",
         lambda store: store.score(
             "line", labels="g", label_time="t", featuregroup="predictions", trust=True
         ),
+    ),
+    "add an online store": Write(
+        "add_online_store",
+        lambda store: store.add_online_store("cache", "redis://localhost:6379/0"),
+    ),
+    "remove an online store": Write(
+        "remove_online_store", lambda store: store.remove_online_store("spare_o")
     ),
     "remove a source": Write("remove_source", lambda store: store.remove_source("spare_s")),
 }
@@ -498,6 +534,7 @@ def visible(location: Path, *, at_work: bool = False) -> dict[str, Any]:
                 ],
             )
         seen["sources"] = [source.name for source in store.get_sources()]
+        seen["online stores"] = [online.name for online in store.get_online_stores()]
         seen["channels"] = [channel.name for channel in store.get_alert_channels()]
         left = [] if at_work else _leftovers(location)
         assert not left, left

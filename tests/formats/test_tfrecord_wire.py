@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featurestore.errors import DatasetDamaged, InvalidArgument, UnsupportedType
+from featurestore.errors import DatasetDamaged, FormatTooNew, InvalidArgument, UnsupportedType
 from featurestore.plugins.format import ColumnProfile
 from featurestore.testing.format_cases import SCALARS, example_table, profiles, supported
 from featurestore.testing.format_conformance import build_layout, write
@@ -258,7 +258,7 @@ def test_rows_differing_from_profile_are_refused(
 def test_newer_layout_error_has_hint(tmp_path: Path) -> None:
     table = pa.table({"x": [1]})
     layout = {**build_layout(FORMAT, table), "version": 4}
-    with pytest.raises(InvalidArgument, match="upgrade featurestore"):
+    with pytest.raises(FormatTooNew, match="upgrade featurestore"):
         FORMAT.open_shard(str(tmp_path / "x"), layout=layout)
 
 

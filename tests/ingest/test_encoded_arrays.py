@@ -143,6 +143,7 @@ def source(request: pytest.FixtureRequest, duckdb_store: FeatureStore, tmp_path:
         database.execute("CREATE TABLE pictures (id INTEGER, image BLOB)")
         rows = [tuple(row.values()) for row in ENCODED.to_pylist()]
         database.executemany("INSERT INTO pictures VALUES (?, ?)", rows)
+    database.close()
     duckdb_store.add_source("arrays", f"sqlite:///{tmp_path / 'arrays.db'}")
     return lambda: duckdb_store.read_source("arrays", table="pictures")
 

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.jobs.monitors.baselines import Baselines, History
+from featurestore.model.finding import Finding
 from featurestore.model.monitor import Baseline, MonitorSpec
-from featurestore.model.monitor_report import Finding
 from featurestore.model.times import Window
 from featurestore.monitoring import rules
 from featurestore.monitoring.profile import ColumnProfile, Profile

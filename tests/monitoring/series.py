@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
+from featurestore.model.finding import Finding
 from featurestore.model.monitor import MonitorSpec
-from featurestore.model.monitor_report import Finding
 from featurestore.model.times import Window
 from featurestore.monitoring import rules
 from featurestore.monitoring.comparison import FixedReference, ReferenceWindows

@@ -9,8 +9,8 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
+from featurestore.model.finding import Finding
 from featurestore.model.monitor import MonitorSpec
-from featurestore.model.monitor_report import Finding
 from featurestore.monitoring import rules
 from featurestore.monitoring.bounds import chance_unseen
 from featurestore.monitoring.comparison import FixedReference

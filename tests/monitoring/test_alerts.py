@@ -87,7 +87,7 @@ def test_alert_combines_forty_drifting_features(
     (message,) = received.messages
     assert message["families"] == ["drift", "values"] or message["families"] == ["drift"]
     actual = " ".join(message["lines"])
-    assert [number for number in range(40) if f"x{number} " not in actual] == []
+    assert [number for number in range(40) if f"x{number}: " not in actual] == []
 
 
 def test_backfill_of_past_windows_sends_no_alert(

@@ -142,7 +142,7 @@ def test_degraded_model_alarms_once_at_second_window(
         return CliRunner().invoke(app, ["monitor", *words, "--location", town.location])
 
     assert call("check", "late_watch").exit_code == 1
-    assert "auc value" in call("history", "late_watch").output
+    assert "auc: too low" in call("history", "late_watch").output
     assert ">auc<" in town.visualize_monitor("late_watch").to_html()
 
 

@@ -273,4 +273,4 @@ def test_monitor_check_command_exits_1_on_alarm(
     assert (found.exit_code, "no rows" in found.output or "0 rows" in found.output) == (1, True)
     assert '"ok": false' in call("check", "watch", "--output", "json").output
     assert "alarm" in call("list").output
-    assert "0 rows, usually 144" in call("history", "watch").output
+    assert "rows: fewer than usual; 0 rows, usually 144" in call("history", "watch").output

@@ -16,7 +16,8 @@ import featurestore
 from featurestore.cli import app
 from featurestore.errors import InvalidArgument
 from featurestore.jobs import metrics
-from featurestore.model.monitor_report import BinShares, Finding, MonitorReport, sort_by_severity
+from featurestore.model.finding import Finding
+from featurestore.model.monitor_report import BinShares, MonitorReport, sort_by_severity
 from featurestore.model.times import Window
 from featurestore.monitoring.page import MonitorPage
 from featurestore.registry import alerts
@@ -179,18 +180,26 @@ def test_dataset_drift_lists_changed_sources(tmp_path: Path) -> None:
     dataset = store.create_training_dataset(
         frame, "late_sales", label="late", shards=1, progress=False
     )
-    assert (dataset.stale, dataset.drift().stale, dataset.drift().ok) == (False, False, True)
+    assert (dataset.stale, dataset.staleness().stale, dataset.drift().ok) == (False, False, True)
     store.compact_featuregroup("sales")
     assert dataset.stale is False
     store.insert_into_featuregroup(sales(10, 10, shift=2.0), "sales")
-    drift = dataset.drift()
-    assert (dataset.stale, drift.stale, drift.ok) == (True, True, False)
-    changed = {each.featuregroup: (each.commits, each.drifted) for each in drift.sources}
-    assert changed == {"sales": (1, ("amount",)), "shops": (0, ())}
-    assert "sales@v1: 1 commits since Delta version 1; drifted: amount" in str(drift)
+    staleness, drift = dataset.staleness(), dataset.drift()
+    assert (dataset.stale, staleness.stale, drift.ok) == (True, True, False)
+    assert {each.featuregroup: each.commits for each in staleness.sources} == {
+        "sales": 1, "shops": 0,
+    }  # fmt: skip
+    assert "sales@v1: 1 commits since Delta version 1" in str(staleness)
+    assert drift.drifted == ("sales@v1.amount",)
+    assert {each.featuregroup: each.drifted for each in drift.sources} == {
+        "sales": ("amount",), "shops": (),
+    }  # fmt: skip
+    assert "sales@v1: drifted: amount" in str(drift)
     result = CliRunner().invoke(app, ["td", "list", "--location", store.location, "--output=json"])
     assert '"stale": true' in result.output
     alone = featurestore.TrainingDataset.open(dataset.path)
     assert alone.stale is None
     with pytest.raises(InvalidArgument, match="requires a store"):
         alone.drift()
+    with pytest.raises(InvalidArgument, match="requires a store"):
+        alone.staleness()

@@ -1,4 +1,4 @@
-"""Every notebook runs completely, shows its pictures, and is stored without outputs."""
+"""Every notebook runs in an empty directory, shows its pictures, and is stored without outputs."""
 
 from __future__ import annotations
 
@@ -59,6 +59,10 @@ def test_notebook_runs_and_shows_pictures(
 
     if "python3" not in KernelSpecManager().find_kernel_specs():
         pytest.skip("no Jupyter kernel is installed")
+    # A reader has only the installed package and the notebook, not the source tree.
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))
@@ -70,11 +74,12 @@ def test_notebook_runs_and_shows_pictures(
         notebook,
         timeout=300,
         kernel_name="python3",
-        resources={"metadata": {"path": str(path.parent)}},
+        resources={"metadata": {"path": str(empty)}},
     )
     client.km = client.create_kernel_manager()
     client.km.kernel_spec.argv[0] = sys.executable  # the interpreter that runs the tests
     client.execute()
+    assert list(empty.iterdir()) == []
     for cell in code_cells(notebook):
         drawn = any("image/png" in output.get("data", {}) for output in cell.outputs)
         assert drawn == (

@@ -17,7 +17,9 @@ import pytest
 import time_machine
 
 from featurestore import _current
+from tests.azure_server import AzureServer
 from tests.forking import ForkServer
+from tests.gcs_server import GcsServer
 from tests.hdfs_server import HdfsServer
 from tests.pages.pages import ROOT, Block, blocks, pages, run_page, run_shell
 
@@ -31,18 +33,23 @@ HEAVY = {
 }
 SPARK = {"docs/how-to/spark.md"}
 S3 = {"docs/how-to/s3.md"}
+CLOUDS = {"docs/how-to/buckets.md"}
 HDFS = {"docs/how-to/hdfs.md"}
 # Run by tests/streams, which have a broker.
 BROKER = {"docs/how-to/streams.md"}
+# Pages with examples of petastorm, which has an environment of its own.
+PETASTORM = {"docs/coming-from/petastorm.md", "docs/formats.md"}
 # Pages that need libraries that one of the CI environments lacks.
 ELSEWHERE = {
     "docs/how-to/experiments.md": ("optuna", "tensorboard"),
     "docs/how-to/jax.md": ("jax", "grain"),
     "docs/how-to/pytorch.md": ("torch",),
 }
+# Run by tests/ray, which have a cluster.
+RAY = {"docs/how-to/ray.md"}
 # Pages that configure the import of their libraries run in a new process each.
 APART = {"docs/how-to/model-parallel.md": ("jax", "keras")}
-ALL_OF_THEIR_OWN = {*HEAVY, *SPARK, *S3, *HDFS, *BROKER, *ELSEWHERE, *APART}
+ALL_OF_THEIR_OWN = {*HEAVY, *SPARK, *S3, *CLOUDS, *HDFS, *BROKER, *RAY, *ELSEWHERE, *APART}
 
 
 def light_pages() -> list[str]:
@@ -72,12 +79,19 @@ def test_page_code_runs(name: str, empty_folder: Path) -> None:
 
 
 @pytest.mark.tensorflow
-@pytest.mark.petastorm
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(HEAVY))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.petastorm) if name in PETASTORM else name
+        for name in sorted(HEAVY)
+    ],
+)
 def test_training_page_code_runs(
     name: str, empty_folder: Path, fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    if name in PETASTORM:
+        pytest.importorskip("petastorm")
     environment = {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "-1",
@@ -141,6 +155,22 @@ def test_s3_page_code_runs(
     server.new_bucket("features-of-team-a")
     for key, value in server.options.items():
         monkeypatch.setenv(key.upper(), value)
+    run_page(ROOT / name)
+
+
+@pytest.mark.parametrize("name", sorted(CLOUDS))
+def test_cloud_page_code_runs(
+    name: str,
+    empty_folder: Path,
+    azure_server: AzureServer,
+    gcs_server: GcsServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    del empty_folder
+    for server in (azure_server, gcs_server):
+        server.new_bucket("features-of-team-a")
+        for key, value in server.environment.items():
+            monkeypatch.setenv(key, value)
     run_page(ROOT / name)
 
 

@@ -45,7 +45,7 @@ class Run:
         *,
         workers: int,
         timeout: int = 200,
-        sleepers: Mapping[int, int] = MappingProxyType({}),
+        stalls: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self.out, self.workers = out, workers
         out.mkdir(parents=True, exist_ok=True)
@@ -55,8 +55,8 @@ class Run:
             environment = dict(os.environ, CUDA_VISIBLE_DEVICES="-1")
             task = {"type": "worker", "index": index}
             environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
-            if index in sleepers:
-                environment["SLEEP_AT"] = str(sleepers[index])
+            if index in stalls:
+                environment["STALL_AT"] = stalls[index]
             arguments = [mode, dataset, str(out), str(EPOCHS), str(timeout)]
             log = out / f"log-{index}.txt"
             self.processes.append(
@@ -212,7 +212,7 @@ def test_killed_run_resumes_exactly_and_with_other_worker_count(
 def test_stopped_worker_report_contains_steps_of_all_workers(
     fork_server: ForkServer, tfrecord: Example, tmp_path: Path
 ) -> None:
-    run = Run(fork_server, "keras", tfrecord.path, tmp_path, workers=2, sleepers={1: 5})
+    run = Run(fork_server, "keras", tfrecord.path, tmp_path, workers=2, stalls={1: "6"})
     try:
         end = time.monotonic() + 200
         while run.processes[0].poll() is None and time.monotonic() < end:
@@ -225,6 +225,20 @@ def test_stopped_worker_report_contains_steps_of_all_workers(
     assert "Worker 0 of 2 has not finished a step for" in log
     assert re.search(r"worker 0: epoch \d+, step \d+, \d+ s ago", log)
     assert re.search(r"worker 1: epoch \d+, step \d+, \d+ s ago", log)
+
+
+def test_worker_without_partner_at_start_exits(
+    fork_server: ForkServer, tfrecord: Example, tmp_path: Path
+) -> None:
+    run = Run(
+        fork_server, "keras", tfrecord.path, tmp_path, workers=2, timeout=3, stalls={1: "start"}
+    )
+    try:
+        # TensorFlow holds the GIL, so that only the timer without an interpreter can end it.
+        assert run.processes[0].wait(100) == 1
+    finally:
+        run.kill()
+    assert "_initialize_multi_worker" in (tmp_path / "log-0.txt").read_text()
 
 
 def test_replicas_get_consecutive_parts_of_worker_batch(

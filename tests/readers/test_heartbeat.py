@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import time
@@ -157,6 +158,44 @@ def test_heartbeat_failed_run_logs_step_of_every_worker(
     assert "Worker 0 failed with RuntimeError" in caplog.text
     assert "worker 0: epoch 0, step 5" in caplog.text
     assert "worker 1: epoch 0, step 4" in caplog.text
+
+
+@pytest.mark.parametrize("stall", ["time.sleep(60)", "ctypes.PyDLL(None).sleep(60)"])
+def test_heartbeat_blocked_worker_exits(tmp_path: Path, stall: str) -> None:
+    """Neither a storage that does not respond nor a library that holds the GIL stops the watchdog."""
+    os.mkfifo(tmp_path / "worker-00001.json")  # reading it waits forever
+    program = (
+        "import ctypes, sys, time\n"
+        "from featurestore.readers.heartbeat import Heartbeat\n"
+        "with Heartbeat(sys.argv[1], worker=0, workers=2, timeout=1) as beat:\n"
+        "    beat.beat(0, 1)\n"
+        f"    {stall}\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    if "PyDLL" in stall:
+        assert ended.returncode == 1
+        assert "Timeout (0:00:02" in ended.stderr
+    else:
+        assert ended.returncode == EXIT_STALLED
+        assert "has not finished a step" in ended.stderr
+
+
+def test_heartbeat_touch_delays_the_stall(tmp_path: Path) -> None:
+    now = [0.0]
+    beat = Heartbeat(tmp_path, timeout=10, clock=lambda: now[0])
+    beat.beat(0, 1)
+    now[0] = 9
+    beat.extend()
+    now[0] = 18
+    assert beat.stalled() is None
+    now[0] = 19
+    assert beat.stalled() is not None
 
 
 def test_heartbeat_stalled_process_reports_and_exits(tmp_path: Path) -> None:

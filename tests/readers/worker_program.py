@@ -2,9 +2,13 @@
 
 MODE is "keras" (tf_keras fit with checkpoints in OUT/checkpoints) or "custom" (a loop of its own).
 Every step appends the rows and the loss of this worker to OUT/worker-N.jsonl; the final weights go
-to OUT/weights-N.json. TIMEOUT are the seconds after which a worker that stands still reports. With
-SLEEP_AT=n the worker stops at step n, and once its steps are told the first worker's heartbeat is
-an hour later: nobody waits, and no slow start is taken for a stall.
+to OUT/weights-N.json. A worker without a step for TIMEOUT seconds reports and exits.
+
+With STALL_AT=n this worker stops after step n. The heartbeat of the first worker is then one hour
+ahead, so that the test does not wait and a slow start is not a stall. The worker stops in its main
+thread and not in the graph: a blocked thread of TensorFlow could be the one that sends this
+worker's part of a reduction, for which the other worker waits.
+With STALL_AT=start this worker stops before it creates its strategy.
 """
 
 from __future__ import annotations
@@ -30,26 +34,36 @@ epochs, timeout = int(sys.argv[4]), float(sys.argv[5])
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf_keras.utils.set_random_seed(7)
 tf.config.experimental.enable_op_determinism()
-strategy = tf.distribute.MultiWorkerMirroredStrategy()
 worker = int(json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"])
 journal = out / f"worker-{worker}.jsonl"
 asleep = out / "asleep"
+stall_at = os.environ.get("STALL_AT", "")
 if worker == 0:
     Heartbeat.__init__.__kwdefaults__["clock"] = lambda: time.time() + 3600 * asleep.exists()
+if stall_at == "start":
+    time.sleep(600)
+with Heartbeat(out / "starting", worker=worker, workers=2, timeout=timeout):
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
 
 def note(rows: Any, loss: Any) -> Any:
-    steps_done = len(journal.read_text().splitlines()) if journal.exists() else 0
-    if os.environ.get("SLEEP_AT") == str(steps_done):
-        # The other worker has made this step: a later one would be of the changed clock.
-        heartbeats = checkpoint.heartbeat().directory
-        while getattr(read_steps(heartbeats, workers=2).get(0), "step", 0) <= steps_done:
-            time.sleep(0.01)
-        asleep.touch()
-        time.sleep(600)
     with journal.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"rows": rows.tolist(), "loss": float(loss).hex()}) + "\n")
     return rows.dtype.type(0)
+
+
+class Stall(tf_keras.callbacks.Callback):  # type: ignore[misc]
+    """Stops this worker after step STALL_AT."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if stall_at != str(batch + 1):
+            return
+        # A step that the other worker reports later would have the changed time.
+        heartbeats = checkpoint.heartbeat().directory
+        while getattr(read_steps(heartbeats, workers=2).get(0), "step", 0) < batch + 1:
+            time.sleep(0.01)
+        asleep.touch()
+        time.sleep(600)
 
 
 class Model(tf_keras.Model):  # type: ignore[misc]
@@ -94,7 +108,7 @@ if mode == "keras":
         objects={"model": model, "optimizer": model.optimizer},
         strategy=strategy,
     )
-    checkpoint.fit(model, epochs, save_every=5, timeout=timeout, verbose=0)
+    checkpoint.fit(model, epochs, save_every=5, timeout=timeout, verbose=0, callbacks=[Stall()])
 else:
 
     @tf.function

@@ -84,7 +84,7 @@ def test_commands_create_users_tokens_and_roles(
     run("user", "role", "bob", "none")
     run("access", "private", "salaries")
     run("access", "grant", "salaries", "bob", "reader")
-    made = run("user", "token", "bob", "--expires", "2d", "--label", "nightly")
+    made = run("token", "add", "bob", "--expires", "2d", "--label", "nightly")
     assert [user["name"] for user in run("user", "list")] == ["ann", "bob"]
     assert run("user", "list")[1]["groups"] == {"salaries": "reader"}
     assert run("access", "list") == [{"featuregroup": "salaries", "roles": {"bob": "reader"}}]
@@ -146,7 +146,7 @@ def test_rebuild_with_unreadable_access_file_raises(tmp_path: Path) -> None:
     with featurestore.connect(tmp_path) as store:
         fill(store)
     (tmp_path / "registry.db").unlink()
-    (tmp_path / "access.json").write_text('{"format": 2}')
+    (tmp_path / "access.json").write_text('{"format": 0}')
     with pytest.raises(RegistryError, match=r"access\.json"):
         rebuild(str(tmp_path))
 

@@ -96,7 +96,7 @@ def seen_by(
 def test_visible_rows_cover_every_table() -> None:
     assert set(VISIBLE_ROWS) == set(tables.metadata.tables)
     opened = {name for name, condition in VISIBLE_ROWS.items() if condition == EVERYTHING}
-    assert opened == {"sources", "owners"}
+    assert opened == {"sources", "online_stores", "owners"}
 
 
 def test_filtered_registry_rows_omit_private_groups(filled: FeatureStore) -> None:

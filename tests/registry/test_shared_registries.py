@@ -105,7 +105,7 @@ def test_moved_store_keeps_registry_and_copy_rebuilds(
             featurestore.connect(tmp_path / "c", registry=url)
         rebuild(str(tmp_path / "c"), url=url)
     with featurestore.connect(tmp_path / "c", registry=url) as store:
-        store.create_featuregroup(ROWS, "left")
+        store.create_featuregroup(ROWS, "left", version=2)
         assert groups(store) == ["left@v1", "left@v2"]
     if carry is copied:
         with featurestore.connect(tmp_path / "a", registry=url) as store:

@@ -26,7 +26,7 @@ from featurestore.testing.retrieval_conformance import (
     check_cases,
     hours_after_t0,
 )
-from featurestore_connectors.duckdb_delta import DuckDBEngine
+from featurestore_connectors.duckdb_delta import DuckDBEngine, sorted_merge
 
 
 class TestDuckDB(RetrievalConformance):
@@ -45,11 +45,18 @@ def engine() -> Iterator[DuckDBEngine]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(shape=any_shape(), count=st.integers(1, 50), seed=st.integers(0, 2**32 - 1))
+@given(
+    shape=any_shape(),
+    count=st.integers(1, 50),
+    seed=st.integers(0, 2**32 - 1),
+    is_merged=st.booleans(),
+)
 def test_every_combination_of_rules_agrees_with_the_oracle(
-    engine: Engine, shape: JoinShape, count: int, seed: int
+    engine: Engine, shape: JoinShape, count: int, seed: int, is_merged: bool
 ) -> None:
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        if not is_merged:
+            patch.setattr(sorted_merge, "_MAX_LABELS", -1)
         check_cases(RetrievalCheck(engine, Path(directory), engine), shape, count=count, seed=seed)
 
 

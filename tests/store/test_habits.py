@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import inspect
+import warnings
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import featurestore
+from featurestore import experiments
 from featurestore.errors import (
     FeatureGroupNotFound,
     InvalidArgument,
     TrainingDatasetNotFound,
     UnknownArgument,
 )
-from featurestore.model.arguments import ALIASES, REPLACEMENTS
+from featurestore.model.arguments import with_suggestions
+from featurestore.model.times import NaiveTimeWarning
+from featurestore.model.words import ALIASES, EQUAL_VALUES, REPLACEMENTS, SIMILAR_VALUES
 from featurestore.retrieval import FeatureFrame
 from featurestore.retrieval.conversions import PANDAS, SPARK, suggest_replacement
 
@@ -140,6 +145,43 @@ def test_argument_aliases_name_existing_arguments() -> None:
     for word, meant in ALIASES.items():
         assert set(meant) & (known | planned), word
         assert word not in REPLACEMENTS
+
+
+def test_values_of_other_libraries_are_accepted_or_suggested(duckdb_store: FeatureStore) -> None:
+    values = {**EQUAL_VALUES, **SIMILAR_VALUES}
+    for words in values.values():
+        # A word of this library keeps its meaning.
+        assert not set(words) & set(words.values())
+    for word, function in EQUAL_VALUES["function"].items():
+        for spelling in (word, word.upper()):
+            aggregate = featurestore.window("sales.amount", spelling, over="7d")  # type: ignore[arg-type]
+            assert aggregate.function == function
+            assert aggregate.name == f"amount_{function}_7d"
+    both = featurestore.windows("sales.amount", ["avg", "max"], over="1d")  # type: ignore[list-item]
+    assert [each.function for each in both] == ["mean", "max"]
+    assert featurestore.window("sales.amount", "stddev", over=None).function == "std"  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="'stddev_pop' is not one of"):
+        featurestore.window("sales.amount", "stddev_pop", over="1d")  # type: ignore[arg-type]
+    assert experiments.search.__wrapped__ is not None  # type: ignore[attr-defined]
+    for word, direction in EQUAL_VALUES["direction"].items():
+        assert with_suggestions(lambda *, direction: direction)(direction=word) == direction
+    duckdb_store.create_featuregroup([{"id": 1}], "g", validation="raise")
+    assert duckdb_store.get_featuregroup("g", dataframe_type="pyarrow").num_rows == 1  # type: ignore[arg-type]
+
+
+def test_naive_time_warns_once_per_position(duckdb_store: FeatureStore) -> None:
+    duckdb_store.create_featuregroup([{"id": 1}], "g")
+
+    def warned(years: Iterable[int]) -> int:
+        with warnings.catch_warnings(record=True) as output:
+            warnings.simplefilter("always")
+            for year in years:
+                duckdb_store.get_featuregroup("g", as_of=f"{year}-01-01")
+        return sum(each.category is NaiveTimeWarning for each in output)
+
+    assert [warned(range(2100, 2105)), warned([2100])] == [1, 0]
+    with pytest.warns(NaiveTimeWarning):
+        duckdb_store.get_featuregroup("g", as_of="2100-01-01")
 
 
 def test_versioned_group_name_raises_with_reference(duckdb_store: FeatureStore) -> None:

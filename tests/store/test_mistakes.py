@@ -172,6 +172,8 @@ DATA: list[Row] = [
     ("names by case", lambda w: w.create(frame(a=[1], A=[2])), InvalidName, ("df.rename(columns={'A': 'A_2'})",)),
     ("names with spaces", lambda w: w.create(pd.DataFrame([[1] * 5], columns=["a b", "c.d", "é", "", "%"])),
      InvalidName, ("{'a b': 'a_b', 'c.d': 'c_d', 'é': 'e', '': 'feature', '%': 'feature_2'}",)),
+    ("name before data", lambda w: w.store.insert_into_featuregroup("made", frame(a=[1])), InvalidName,
+     ("is a DataFrame, not a string", "insert_into_featuregroup(data, 'name')")),
     ("numbers as names", lambda w: w.create(pd.DataFrame([[1, 2]])), InvalidName, ("df.columns = ['col_0', 'col_1']",)),
 ]  # fmt: skip
 
@@ -358,6 +360,15 @@ def test_data_format_ignores_case(tmp_path: Path, name: str) -> None:
         assert dataset.manifest.data_format == name.lower()
 
 
+@pytest.mark.parametrize(("data_format", "codec"), [("parquet", "zstd"), ("tfrecord", "Gzip")])
+def test_compression_ignores_case(tmp_path: Path, data_format: str, codec: str) -> None:
+    with featurestore.connect(tmp_path) as store:
+        dataset = store.create_training_dataset(
+            table(), "made", label="y", data_format=data_format, compression=codec
+        )
+        assert codec.upper() in dataset.manifest.layout.values()
+
+
 def test_explain_unknown_key_suggests_near_keys(world: World) -> None:
     text = str(world.group.explain(key="aa", at=NOON))
     assert "No row has this key. Similar keys: 'a'" in text
@@ -423,7 +434,7 @@ def test_deleted_group_error_names_time_and_process(tmp_path: Path) -> None:
     [
         (["fg", "show", "gg"], "did you mean g?"),
         (["td", "show", "made_bfore"], "did you mean made_before?"),
-        (["fg", "show", "g", "--version", "7"], "the latest is g@v1"),
+        (["fg", "show", "g@v7"], "the latest is g@v1"),
         (["job", "run", "nightly"], "featurestore job register path/to/jobs.py"),
     ],
 )

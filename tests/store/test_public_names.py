@@ -25,6 +25,10 @@ from featurestore.model.requests import (
 from featurestore.store import FeatureStore, connect
 
 PARAMETERS = {
+    "add_online_store": "name uri * secret",
+    "get_online_stores": "",
+    "remove_online_store": "name",
+    "publish": "view * to version full",
     "create_featuregroup": (
         "df name * primary_key event_time created_time partition_by version ttl description "
         "tags expectations validation statistics"
@@ -110,11 +114,16 @@ PARAMETERS = {
     "get_monitor_history": "name * limit offset",
     "visualize_monitor": "name * windows",
     "get_metrics": "",
+    "plan": "folder * project",
+    "apply": "folder * project remove",
     "add_alert_channel": "name uri * secret",
     "get_alert_channels": "",
     "remove_alert_channel": "name",
     "get_alerts": "* limit",
     "send_alerts": "",
+    "add_dbt_project": "manifest * source select",
+    "plan_dbt_project": "manifest * source select",
+    "write_dbt_exposures": "path * owner",
     "add_source": "name uri * secret options description",
     "get_sources": "",
     "check_source": "name",
@@ -137,6 +146,7 @@ ELSEWHERE = [
     "job",
     "source",
     "sql_job",
+    "publish_job",
     "training_job",
     "model_monitor_job",
     "monitor_job",

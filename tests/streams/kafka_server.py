@@ -12,15 +12,38 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from tests.maven import NotFetched, cache_folder, fetched
 
 VERSION = "3.9.1"
-SPARK_READER = "spark-kafka-4.0.1"
+# The connectors of the installed version of Spark: the properties of the poms.
+_READER_OF_SPARK = {
+    "4.0": {"spark": "4.0.1", "kafka": "3.9.1", "pool": "2.12.0"},
+    "4.1": {"spark": "4.1.1", "kafka": "3.9.1", "pool": "2.12.1"},
+    "4.2": {"spark": "4.2.0", "kafka": "3.9.2", "pool": "2.13.1"},
+}
+_S3A_OF_SPARK = {
+    "4.0": {"hadoop": "3.4.1", "client": "2.24.6", "transfer": "2.24.5"},
+    "4.1": {"hadoop": "3.4.2", "client": "2.29.52", "transfer": "2.29.52"},
+    "4.2": {"hadoop": "3.5.0", "client": "2.35.4", "transfer": "2.35.4"},
+}
+
+
+def _spark_minor() -> str:
+    try:
+        return ".".join(version("pyspark").split(".")[:2])
+    except PackageNotFoundError:
+        return "4.0"
+
+
+_READER_VERSIONS = _READER_OF_SPARK[_spark_minor()]
+_S3A_VERSIONS = _S3A_OF_SPARK[_spark_minor()]
+SPARK_READER = f"spark-kafka-{_READER_VERSIONS['spark']}"
 JDBC_DRIVER = "postgresql-42.7.7"
-S3A = "hadoop-aws-3.4.1"
+S3A = f"hadoop-aws-{_S3A_VERSIONS['hadoop']}"
 _POMS = Path(__file__).parent / "kafka"
 _CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
 _PATIENCE = 300.0
@@ -47,12 +70,11 @@ def spark_jars(name: str = SPARK_READER) -> list[Path]:
 
 def spark_connectors() -> list[Path]:
     """Download the jars with which Spark reads Kafka, PostgreSQL and S3."""
-    poms = {
-        SPARK_READER: _POMS / "spark-pom.xml",
-        JDBC_DRIVER: _POMS / "jdbc-pom.xml",
-        S3A: _POMS.parents[1] / "storage" / "s3a-pom.xml",
-    }
-    return [fetched(pom, name) for name, pom in poms.items()]
+    return [
+        fetched(_POMS / "spark-pom.xml", SPARK_READER, _READER_VERSIONS),
+        fetched(_POMS / "jdbc-pom.xml", JDBC_DRIVER),
+        fetched(_POMS.parents[1] / "storage" / "s3a-pom.xml", S3A, _S3A_VERSIONS),
+    ]
 
 
 def free_port() -> int:

@@ -85,7 +85,15 @@ def run(
     monkeypatch.setattr(loop, "open_streams", lambda session, stream: topics)
     declared = StreamTarget(find_target(store.session, spec), declaration(spec))
     stop = threading.Event()
-    return consume(store.session, spec, declared, run_id="r", check=lambda: None, stop=stop)
+    return consume(
+        store.session,
+        spec,
+        declared,
+        run_id="r",
+        check=lambda: None,
+        after_commit=lambda: None,
+        stop=stop,
+    )
 
 
 def rows_of(store: FeatureStore, name: str) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""kill -9 at random times: no record is lost or duplicated."""
+"""kill -9 at random times: no record is lost or duplicated, and all are published."""
 
 from __future__ import annotations
 
@@ -75,8 +75,10 @@ def killed(
     topic = broker.topic(4)
     inputs = values(records)
     store.add_source("events", broker.uri)
-    file = job_file(job(topic, statistics=False, **job_is))
+    file = job_file(job(topic, statistics=False, publish=["users"], **job_is))
     store.register_jobs(file)
+    store.run_job("clicks")  # creates the group
+    view = store.create_feature_view("users", features=["clicks.user"])
     folder = file.parent
     for number in range(kills):
         broker.send(topic, share(inputs, number, kills))
@@ -90,6 +92,8 @@ def killed(
     lost = [number for number in range(records) if result[number] == 0]
     doubled = [number for number, count in result.items() if count > 1]
     assert (len(lost), len(doubled)) == (0, 0), f"seed {seed}: {lost[:10]}, {doubled[:10]}"
+    assert [lag.commits for lag in view.online_lag()] == [0]
+    assert view.verify_online().ok
 
 
 @pytest.mark.slow

@@ -27,7 +27,13 @@ def read(store: FeatureStore) -> int:
         spec = jobs.get(connection, "clicks").spec
     aimed = StreamTarget(find_target(session, spec), declaration(spec))
     progress = consume(
-        session, spec, aimed, run_id="test", check=lambda: None, stop=threading.Event()
+        session,
+        spec,
+        aimed,
+        run_id="test",
+        check=lambda: None,
+        after_commit=lambda: None,
+        stop=threading.Event(),
     )
     return progress.rows
 

@@ -63,7 +63,7 @@ def test_progress_bar_shows_rate_and_remaining_time(
     printed = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
     assert "write shards" in printed
     assert re.search(r"\d[\d,]* rows/s", printed)
-    assert re.search(r"\d:\d\d:\d\d", printed)
+    assert re.search(r"\d:\d\d left", printed)
 
 
 def test_progress_without_terminal_prints_nothing(

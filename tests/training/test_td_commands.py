@@ -60,7 +60,7 @@ def test_td_verify_damaged_dataset_exits_1(run: Run, location: str) -> None:
     document = run("td", "verify", "d", code=1, as_json=True)
     assert not document["ok"]
     assert {each["file"] for each in document["problems"]} == {f"train/{shard.name}"}
-    assert run("td", "verify", "d", "--version", "1", as_json=True)["ok"]
+    assert run("td", "verify", "d@v1", as_json=True)["ok"]
 
 
 def test_td_verify_prints_reason_for_irreproducible_dataset(run: Run) -> None:
@@ -74,11 +74,11 @@ def test_td_verify_prints_reason_for_irreproducible_dataset(run: Run) -> None:
 def test_td_diff_exit_code_1_for_different_rows(run: Run) -> None:
     printed = run("td", "diff", "d", code=1)
     assert "source facts@v1: Delta version 1 -> 2" in printed
-    document = run("td", "diff", "d", "--versions", "1", "2", code=1, as_json=True)
+    document = run("td", "diff", "d@v1", "d@v2", code=1, as_json=True)
     assert sum(split["added"] for split in document["splits"].values()) == 20
     assert sum(split["removed"] + split["changed"] for split in document["splits"].values()) == 0
-    assert "the same rows" in run("td", "diff", "d", "--versions", "2", "2")
-    assert "only one version" in run("td", "diff", "loose", code=1)
+    assert "the same rows" in run("td", "diff", "d@v2", "d@v2")
+    assert "no version before 1" in run("td", "diff", "loose", code=1)
 
 
 def test_td_show_prints_label_proportions_layout_and_losses(run: Run) -> None:
@@ -124,6 +124,6 @@ def test_td_clean_removes_leftovers_of_killed_exports(run: Run, location: str) -
 
 def test_td_commands_unknown_dataset_exit_1_with_alternatives(run: Run) -> None:
     assert "loose" in run("td", "verify", "absent", code=1)
-    run("td", "delete", "d", "--version", "1")
+    run("td", "delete", "d@v1")
     assert [each["version"] for each in run("td", "list", as_json=True)] == [2, 1]
-    run("td", "delete", "d", code=2)
+    assert "has no version" in run("td", "delete", "d", code=1)

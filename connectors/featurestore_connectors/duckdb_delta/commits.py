@@ -264,9 +264,10 @@ def _build_actions(state: Snapshot, change: Change) -> Iterator[dict[str, Any]]:
 
 
 def _add_action(state: Snapshot, file: NewFile, *, now: int, data_change: bool) -> dict[str, Any]:
+    relative_path = file.path.removeprefix(os.path.join(state.path, ""))
     return {
         # Paths in the log are percent-encoded (Delta protocol).
-        "path": quote(file.path.removeprefix(os.path.join(state.path, "")), safe="/=-_.~"),
+        "path": quote(relative_path.replace(os.sep, "/"), safe="/=-_.~"),
         "partitionValues": dict(file.partition),
         "size": file.bytes,
         "modificationTime": now,

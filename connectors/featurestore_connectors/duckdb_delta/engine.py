@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
+from featurestore.arrow.spark_connect import create_frame, find_connect_session
 from featurestore.arrow.types import storage_schema
+from featurestore.delta.scan import plan_scan
 from featurestore.errors import InvalidArgument
 from featurestore.model.runtime import usable_cores
 from featurestore.plugins.engine import (
     Accumulator,
     AggregatesWhileStaging,
     BatchFunction,
+    ComputesRows,
     Engine,
     HoldsRows,
     Relation,
+    RowsFunction,
     ShardFunction,
     TableWrite,
     TimeRange,
@@ -36,7 +40,7 @@ from featurestore_connectors.duckdb_delta import (
     streams,
     tables,
 )
-from featurestore_connectors.duckdb_delta.relations import UserSql
+from featurestore_connectors.duckdb_delta.relations import RowExpressions, UserSql
 from featurestore_connectors.duckdb_delta.session import Database, query_of, relation_lock
 
 if TYPE_CHECKING:
@@ -110,10 +114,12 @@ class DuckDBEngine:
         version: int | None = None,
         schema: pa.Schema | None = None,
         columns: Sequence[str] | None = None,
+        data_files: Sequence[str] | None = None,
     ) -> Relation:
-        return files.read_table(
-            self.database, path, version=version, schema=schema, columns=columns
+        scan = plan_scan(
+            path, version=version, schema=schema, columns=columns, data_files=data_files
         )
+        return files.read_scan(self.database, scan)
 
     def read_files(self, paths: Sequence[str], *, schema: pa.Schema | None = None) -> Relation:
         return relations.read_files(self.database, paths, schema=schema)
@@ -216,6 +222,11 @@ class DuckDBEngine:
             staged = self.stage(relation, directory)
         return staged, running_aggregate.result()
 
+    def prepare_rows(
+        self, expressions: Sequence[str], *, inputs: pa.Schema, kinds: pa.Schema
+    ) -> RowsFunction:
+        return RowExpressions(self.database, expressions, inputs, kinds)
+
     # -- tables -------------------------------------------------------------------------
 
     def create_table(
@@ -262,6 +273,7 @@ class DuckDBEngine:
         from featurestore_connectors.duckdb_delta import (
             late_materialization,
             point_in_time,
+            sorted_merge,
             windows,
         )
 
@@ -269,6 +281,8 @@ class DuckDBEngine:
             return windows.retrieve(self, plan, labels)
         if late_materialization.is_worthwhile(self.database, plan):
             return late_materialization.retrieve(self, plan, labels)
+        if sorted_merge.is_worthwhile(self, plan):
+            return sorted_merge.retrieve(self, plan, labels)
         return point_in_time.retrieve(self, plan, labels)
 
     def write_shards(
@@ -296,10 +310,14 @@ class DuckDBEngine:
     # -- conversions --------------------------------------------------------------------
 
     def to_spark(self, relation: Relation) -> Any:
-        raise InvalidArgument(
-            "The duckdb engine does not support Spark DataFrames.",
-            hint="featurestore.connect(engine='spark')",
-        )
+        session = find_connect_session()
+        if session is None:
+            raise InvalidArgument(
+                "The duckdb engine creates Spark DataFrames only in a Spark Connect session, "
+                "and none is active.",
+                hint="featurestore.connect(engine='spark')",
+            )
+        return create_frame(session, self.stream(relation).read_all())
 
     def explain(self, relation: Relation) -> str:
         rows = self.database.rows(f"EXPLAIN {query_of(relation.native)}")
@@ -317,3 +335,4 @@ if TYPE_CHECKING:
     _contract: type[Engine] = DuckDBEngine
     _holds_rows: type[HoldsRows] = DuckDBEngine
     _aggregates_while_staging: type[AggregatesWhileStaging] = DuckDBEngine
+    _computes_rows: type[ComputesRows] = DuckDBEngine

@@ -18,7 +18,7 @@ import itertools
 import json
 import os
 import re
-import select
+import selectors
 import signal
 import socket
 import threading
@@ -270,10 +270,10 @@ class _Watch:
 
     def _wait(self) -> None:
         """Interrupt the running queries at each SIGINT. Runs in a separate thread."""
-        poller = select.poll()
-        poller.register(self._receiver, select.POLLIN)
+        selector = selectors.DefaultSelector()
+        selector.register(self._receiver, selectors.EVENT_READ)
         while True:
-            poller.poll()
+            selector.select()
             with self._lock:
                 if signal.SIGINT in self._read_signals():
                     for connection in [*self._running, *self._sources]:

@@ -22,7 +22,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.types import is_nested
 from featurestore.delta.datafile import DataFile
-from featurestore.delta.scan import plan_scan
+from featurestore.delta.scan import TableScan, plan_scan
 from featurestore.delta.snapshot import Snapshot
 from featurestore.errors import InvalidArgument, StorageError
 from featurestore.plugins.engine import Relation
@@ -294,16 +294,8 @@ def _link_or_copy(source: str, target: str) -> None:
     os.utime(target)
 
 
-def read_table(
-    database: Database,
-    path: str,
-    *,
-    version: int | None,
-    schema: pa.Schema | None,
-    columns: Sequence[str] | None,
-) -> Relation:
+def read_scan(database: Database, scan: TableScan) -> Relation:
     """Return the rows of a table version in feature types; columns added later are null."""
-    scan = plan_scan(path, version=version, schema=schema, columns=columns)
     snapshot = scan.snapshot
     if not snapshot.files:
         return relation(database.bind(sqltext.empty(scan.schema)), scan.schema)

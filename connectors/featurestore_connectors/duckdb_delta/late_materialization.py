@@ -21,7 +21,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featurestore.arrow.batches import concat_arrays, take_values
-from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.types import columns_width, is_unbounded
 from featurestore.errors import EngineError
 from featurestore.model.plan import ROW, FeaturePlan, Join, Output, Source
@@ -36,6 +35,7 @@ from featurestore.storage.spool import BatchFile
 from featurestore_connectors.duckdb_delta import files, point_in_time, relations
 from featurestore_connectors.duckdb_delta.files import POSITION
 from featurestore_connectors.duckdb_delta.session import Database
+from featurestore_connectors.duckdb_delta.sorted_merge import Int64s, to_joined_batch
 from featurestore_connectors.duckdb_delta.streams import (
     MappedRelation,
     MappedStream,
@@ -46,7 +46,6 @@ from featurestore_connectors.duckdb_delta.streams import (
 if TYPE_CHECKING:
     from featurestore_connectors.duckdb_delta.engine import DuckDBEngine
 
-Int64s = npt.NDArray[np.int64]
 # Approximate bytes of features for a chunk of labels; one chunk is in memory at a time.
 _CHUNK_BYTES = 64 << 20
 _LABEL_ID = "__fs_place"
@@ -233,12 +232,7 @@ class LateMaterialization(MappedStream):
             is_matched_by_all &= is_matched
             for output in join.outputs:
                 values[output.name] = columns[output.column]
-        batch = pa.RecordBatch.from_arrays(
-            [values[name] for name in plan.columns], names=list(plan.columns)
-        )
-        if plan.how == "inner":
-            batch = batch.filter(pa.array(is_matched_by_all))
-        return cast_batch(batch, self.schema)
+        return to_joined_batch(plan, values, is_matched_by_all)
 
 
 class _MatchedPairs:

@@ -61,10 +61,12 @@ class Database:
         config.setdefault("threads", usable_cores())
         # The directory for the engine's own temporary files.
         self.scratch: str = config.get("temp_directory", tempfile.gettempdir())
-        # DuckDB's default is a folder in the working directory.
+        # DuckDB's default is a folder in the working directory. Windows has no user ids, but a
+        # temporary directory for each user.
+        user_id = os.getuid() if hasattr(os, "getuid") else 0
         config.setdefault(
             "temp_directory",
-            os.path.join(tempfile.gettempdir(), f"featurestore-duckdb-{os.getuid()}-{os.getpid()}"),
+            os.path.join(tempfile.gettempdir(), f"featurestore-duckdb-{user_id}-{os.getpid()}"),
         )
         self.config = config
         self.limit_is_chosen = "memory_limit" in config

@@ -23,6 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from featurestore.errors import ConfigurationError, StorageError, missing_extra
+from featurestore.model.runtime import call_after_fork
 from featurestore.storage.failures import RetryPolicy
 
 # hdfs-native keeps connections to datanodes for three seconds after their last use.
@@ -142,7 +143,7 @@ def _reset_after_fork() -> None:
     _clients.clear()
 
 
-os.register_at_fork(after_in_child=_reset_after_fork)
+call_after_fork(_reset_after_fork)
 
 
 class LostResponseError(OSError):

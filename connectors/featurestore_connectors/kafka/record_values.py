@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
@@ -296,7 +296,7 @@ def _to_iso_text(value: Any, unit: str) -> Any:
     if isinstance(value, bool) or not text.lstrip("-").isdigit():
         return value  # does not match its schema: the column type decides
     try:
-        instant = np.datetime64(int(text), unit)
+        instant = np.datetime64(int(text), cast(Any, unit))
     except OverflowError:
         return text
     iso = str(np.datetime_as_string(instant))

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.errors import ConfigurationError, EngineError
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.engine import Engine
@@ -176,6 +177,12 @@ def _session_with_kafka(engine: Engine) -> Any:
     from py4j.protocol import Py4JJavaError
 
     session = engine.session  # type: ignore[attr-defined]
+    if is_connect_object(session):
+        raise ConfigurationError(
+            "A stream job on Spark needs Spark in this process, but the active SparkSession is a "
+            "Spark Connect session.",
+            hint="featurestore.connect(engine='duckdb')",
+        )
     machine = session._jvm
     loader = machine.Thread.currentThread().getContextClassLoader()
     try:

@@ -17,7 +17,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.text_values import decimal_text_length
-from featurestore.errors import InvalidArgument, UnsupportedType, listing
+from featurestore.errors import FormatTooNew, InvalidArgument, UnsupportedType, listing
 from featurestore.plugins.format import ColumnProfile, Layout
 from featurestore_connectors.tfrecord import wire
 from featurestore_connectors.tfrecord.template import (
@@ -279,10 +279,10 @@ def read_layout(layout: Layout) -> RecordLayout:
         if cached_layout is layout:
             return record_layout
     if layout["version"] not in (VERSION, VERSION_OF_LISTS, VERSION_OF_NULLS):
-        raise InvalidArgument(
+        raise FormatTooNew(
             f"The shards have TFRecord layout version {layout['version']}; "
             f"this release reads up to {VERSION_OF_NULLS}.",
-            hint="upgrade featurestore",
+            hint="pip install --upgrade featurestore",
         )
     record_layout = _parse_layout(layout)
     _CACHED_LAYOUTS.append((layout, record_layout))

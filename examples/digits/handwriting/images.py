@@ -1,4 +1,4 @@
-"""Labelled images: 1,797 scanned digits as PNG files in a feature group, then as TFRecord."""
+"""Labeled images: 1,797 scanned digits as PNG files in a feature group, then as TFRecord."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from featurestore.training.dataset import TrainingDataset
 SIDE = 8
 
 
-def labelled() -> pa.Table:
+def labeled() -> pa.Table:
     """Return one row for each scan: its number, the bytes of a PNG file, and the digit."""
     found = load_digits()
     files = []
@@ -31,7 +31,7 @@ def labelled() -> pa.Table:
 def make(store: FeatureStore) -> TrainingDataset:
     """Write the group and return the next version of the dataset: stratified, pixels at read time."""
     store.create_featuregroup(
-        labelled(), "digits", primary_key="scan", description="Scanned digits of scikit-learn"
+        labeled(), "digits", primary_key="scan", description="Scanned digits of scikit-learn"
     )
     return store.create_training_dataset(
         store.get_featuregroup("digits"),

@@ -1,4 +1,4 @@
-"""A small convolutional network, and the one function that trains it: alone, beside others, in a search."""
+"""A small convolutional network, and the function that trains it: alone, on several workers, in a search."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Feature groups of the example, and the computed one.
-
-How busy and how late an airport was in the hour before.
-"""
+"""Feature groups of the example: the raw tables, and the traffic of each airport by hour."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ from featurestore.model.window_features import WindowFeature
 from late_flights import raw
 from late_flights.jobs import traffic as origin_traffic
 
-# How late the carrier's flights from the airport left in the last hour, day and week, as far as
-# somebody who asks can know: a flight's delay is known when it has landed.
+# The mean delay of the carrier's flights from the airport in the last hour, day and week. A delay
+# counts from the time at which the flight has landed, because it is not known before.
 CARRIER_DELAYS = featurestore.windows(
     "landings.delay", "mean", over=["1h", "1d", "7d"], key=["carrier", "origin"]
 )
@@ -62,7 +59,7 @@ def write_groups(store: FeatureStore, *, until: str | None = None) -> list[Writt
     groups.append(
         store.create_featuregroup(
             traffic, "origin_traffic", primary_key=["origin"], event_time="known_at", ttl="3h",
-            description="Departures of the hour that ended at known_at",
+            description="Departures of the hour that ended at known_at", inputs=["departures"],
         )
     )  # fmt: skip
     return [

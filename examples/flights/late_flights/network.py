@@ -17,7 +17,7 @@ NUMBERS = (
     "delay_mean_1h", "delay_mean_1d", "delay_mean_7d",
 )  # fmt: skip
 WORDS = {"carrier": 64, "origin": 8, "dest": 512}
-# Inputs that the question itself brings, beside the features.
+# Inputs that are columns of the labels, in addition to the features.
 OF_THE_QUESTION = ["hour", "weekday", "month", "distance", *WORDS]
 COLUMNS = [*NUMBERS, *WORDS, "late"]
 

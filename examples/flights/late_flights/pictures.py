@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 
 def loss_curve(history: Mapping[str, Sequence[float]], path: str, *, base: float) -> None:
-    """Draw training and validation loss per epoch beside the loss of always saying the base rate."""
+    """Draw training and validation loss per epoch, and the loss of predicting the base rate."""
     import math
 
     import matplotlib

@@ -102,12 +102,12 @@ def _left_at(flights: pa.Table) -> pa.ChunkedArray:
 def _minutes_under_way(flights: pa.Table) -> pa.ChunkedArray:
     """Return the minutes from gate to gate.
 
-    Clocks at both ends differ by whole hours, so their minutes tell how long the flight was on the
-    ground beside its time in the air.
+    The clocks at both airports differ by whole hours, so the minutes give the time on the ground,
+    which is added to the time in the air.
     """
     in_air = flights["air_time"].cast(pa.int64())
     left, arrived = flights["dep_time"].cast(pa.int64()), flights["arr_time"].cast(pa.int64())
-    # Written as 1545 for 15:45: what is above the hundreds does not matter, an hour has 60 minutes.
+    # 15:45 is stored as 1545; only its last two digits, the minutes, matter.
     by_clock = pc.subtract(_last_two_digits(arrived), _last_two_digits(left))
     on_ground = pc.add(pc.subtract(by_clock, in_air), 60_000)
     on_ground = pc.subtract(on_ground, pc.multiply(pc.divide(on_ground, 60), 60))
@@ -123,7 +123,7 @@ def questions(*, until: str | None = None) -> pa.Table:
 
     An hour before its scheduled departure, will this flight leave more than 15 minutes late?
 
-    What is known of a flight from the timetable stands beside the label.
+    The other columns contain what the timetable has about the flight.
     """
     flights = _flights(until)
     asked_at = pc.subtract(flights["scheduled"].cast(pa.int64()), LEAD).cast(_UTC)

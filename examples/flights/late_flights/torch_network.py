@@ -15,7 +15,7 @@ from late_flights.training import BATCH
 
 
 class Network(nn.Module):  # type: ignore[misc]
-    """Embeddings of the words beside numbers and their masks, and two hidden layers.
+    """Embeddings of the strings, the numbers with their masks, and two hidden layers.
 
     Args:
         numbers: The inputs that are numbers or masks of numbers.

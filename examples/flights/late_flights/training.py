@@ -20,7 +20,7 @@ QUIET = {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_
 def start_workers(
     dataset: str, *, out: str, epochs: int, workers: int = 2
 ) -> list[subprocess.Popen[str]]:
-    """Start the worker processes; each is told of all by TF_CONFIG, as on a cluster."""
+    """Start the worker processes; TF_CONFIG has the addresses of all, as on a cluster."""
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(workers)]
     processes = []
     for index in range(workers):

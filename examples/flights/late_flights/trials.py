@@ -88,7 +88,7 @@ def ablate(
 def score(
     store: FeatureStore, dataset: TrainingDataset, labels: FeatureFrame
 ) -> tuple[Model, float]:
-    """Train, register the model, and write what it says of labels; return it and the AUC there."""
+    """Train and register a model, write its predictions, and return it with their AUC."""
     run = experiments.launch(
         train, dataset=dataset, name="late_flights", environment=QUIET, params={"epochs": 2}
     )

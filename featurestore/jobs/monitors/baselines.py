@@ -14,13 +14,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from featurestore.jobs.schedule import Schedule, last_schedule_time, window_ending
+from featurestore.model.finding import Finding
 from featurestore.model.monitor import Baseline
-from featurestore.model.monitor_report import (
-    Acceptance,
-    Finding,
-    Subject,
-    find_subjects_out_of_bounds,
-)
+from featurestore.model.monitor_report import Acceptance, Subject, find_subjects_out_of_bounds
 from featurestore.model.times import Window
 from featurestore.monitoring.comparison import Anchor, ReferenceWindows
 from featurestore.monitoring.profile import Profile

@@ -15,6 +15,7 @@ from featurestore.delta import commits
 from featurestore.delta.history import commit_time
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidJob, StatisticsNotFound
+from featurestore.external.groups import read_newest_event_time
 from featurestore.featuregroups.quality import load_statistics
 from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.jobs.inputs import PinnedInput, make_read_range
@@ -29,9 +30,10 @@ from featurestore.jobs.run import JobRun, RunOutput, run_recorded
 from featurestore.jobs.schedule import build_schedule, latest_complete_window
 from featurestore.jobs.windows import find_changes
 from featurestore.model import times
+from featurestore.model.finding import Finding
 from featurestore.model.job import JobSpec
 from featurestore.model.monitor import LABELLED, MonitorSpec
-from featurestore.model.monitor_report import Finding, MonitorReport, sort_by_severity
+from featurestore.model.monitor_report import MonitorReport, sort_by_severity
 from featurestore.model.times import Window, from_micros
 from featurestore.monitoring import rules
 from featurestore.monitoring.metrics import Quality
@@ -367,6 +369,8 @@ class MonitorEvaluation:
 
     @cached_property
     def _latest_event_time(self) -> datetime | None:
+        if self._group.spec.external is not None:
+            return read_newest_event_time(self._session, self._group.spec)
         return _event_time_bound(self._group, newest=True)
 
     def _has_future_rows(self, window: Window) -> bool:
@@ -382,7 +386,9 @@ class MonitorEvaluation:
         # The age of a past window is its age at the end of the window, so that a backfill gives the
         # findings that the monitor would have given.
         timestamp = times.utc_now() if live else window.end
-        if watched.freshness is not None and self._group.spec.event_time is not None:
+        # A source has only its present rows, so the age at an earlier time is unknown.
+        has_age = live or self._group.spec.external is None
+        if watched.freshness is not None and self._group.spec.event_time is not None and has_age:
             age = rules.newest_age(
                 [
                     self._profiles[window],

@@ -39,6 +39,8 @@ class MonitorStatus:
     job: RegisteredJob
     last: MonitorReport | None
 
+    __repr__ = display.record_repr
+
     @property
     def name(self) -> str:
         """The name of the monitor."""

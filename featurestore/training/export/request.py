@@ -17,6 +17,8 @@ from featurestore.errors import InvalidArgument
 from featurestore.external import LiveSource, find_live_sources, take_snapshot
 from featurestore.external.groups import get_external_rows
 from featurestore.ingest import to_relation
+from featurestore.model import display
+from featurestore.model.featuregroup import check_tags, normalize_tags
 from featurestore.model.names import check_name
 from featurestore.model.plan import FeaturePlan, Source
 from featurestore.model.requests import TimeSplit, TrainingDatasetRequest
@@ -112,7 +114,9 @@ def check_request(
     if not schema.names:
         raise InvalidArgument("The data has no columns.")
     dataset_format = find_format(options.data_format)
-    dataset_format.check(schema, compression=options.compression)
+    # Formats name their codecs in upper case; pyarrow and polars use lower case.
+    compression = None if options.compression is None else options.compression.upper()
+    dataset_format.check(schema, compression=compression)
     rule = build_split_rule(
         options.splits, split_by=options.split_by, stratify=options.stratify, schema=schema
     )
@@ -121,6 +125,8 @@ def check_request(
     transformations = check_transformations(
         options.transformations or {}, schema, roles=roles, fit_on=options.fit_on, splits=rule.names
     )
+    tags = normalize_tags(options.tags)
+    check_tags(tags)
     return ExportRequest(
         name=options.name,
         schema=schema,
@@ -131,13 +137,13 @@ def check_request(
         rule=rule,
         seed=options.seed,
         format=dataset_format,
-        compression=options.compression,
+        compression=compression,
         shards=options.shards,
         rows_per_shard=options.rows_per_shard,
         block_rows=options.block_rows or DEFAULT_BLOCK_ROWS,
         statistics=options.statistics,
         description=options.description,
-        tags=dict(options.tags or {}),
+        tags=tags,
         transformations=transformations,
         fit_on=options.fit_on,
         max_lengths=check_max_lengths(options.max_lengths or {}, schema),
@@ -233,6 +239,8 @@ class Provenance:
     reproducible_reason: str | None = None
     view: Mapping[str, Any] | None = None
     reads: Sequence[SourceRead] = ()
+
+    __repr__ = display.record_repr
 
 
 def export_data(session: Session, data: object, *, reads: Sequence[SourceRead] = ()) -> ExportData:

@@ -1,0 +1,258 @@
+"""Methods of a served store: writes of feature groups, and vectors of feature views.
+
+Rows to write are sent as an Arrow stream and committed by the server. Vectors are read by the
+server, with one request for each call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+import numpy as np
+import pyarrow as pa
+
+from featurestore import ingest
+from featurestore.arrow.lists import to_plain_lists
+from featurestore.arrow.schemas import type_from_json
+from featurestore.featuregroups.definition import convert_reader, declared_types
+from featurestore.featuregroups.existing import notify
+from featurestore.featuregroups.inputs import input_texts
+from featurestore.featuregroups.renaming import rename_frame_columns
+from featurestore.model.feature_view import FeatureViewSpec
+from featurestore.model.featuregroup import Commit
+from featurestore.model.names import check_name, format_group_reference
+from featurestore.model.times import format_duration
+from featurestore.plugins.remote import METADATA, Client
+from featurestore.serving.layout import ValueStatus
+from featurestore.serving.server import VectorServer
+from featurestore.serving.vectors import (
+    FeatureVector,
+    Form,
+    check_dataset,
+    check_form,
+    convert_batch,
+)
+from featurestore.store.connected import StoreBase
+from featurestore.store.featuregroups import FeatureGroupCalls
+from featurestore.store.remote_handles import client_of, parse_commit, unsupported_error
+from featurestore.views import FeatureView
+
+if TYPE_CHECKING:
+    from featurestore.featuregroups import FeatureGroup
+    from featurestore.training.dataset import TrainingDataset
+
+
+class RemoteWriteCalls(FeatureGroupCalls):
+    """Methods that write feature groups in a served store."""
+
+    def create_featuregroup(self, df: object, name: str, **declared: Any) -> FeatureGroup:
+        return self._create(df, name, {**declared, "may_exist": False})
+
+    def get_or_create_featuregroup(self, df: object, name: str, **declared: Any) -> FeatureGroup:
+        return self._create(df, name, {**declared, "may_exist": True})
+
+    def _create(self, df: object, name: str, declared: Mapping[str, Any]) -> FeatureGroup:
+        """Send the definition and the rows of a group to the server, and return its handle."""
+        options = dict(declared)
+        df = rename_frame_columns(df, options.pop("rename", None))
+        types = declared_types(options.pop("dtypes", None), options.pop("decimal_type", None))
+        # The arguments are sent as JSON, which has neither durations nor tuples.
+        for argument in ("ttl", "event_time_tolerance"):
+            if isinstance(options.get(argument), timedelta):
+                options[argument] = format_duration(options[argument])
+        for argument in ("primary_key", "partition_by"):
+            if argument in options and not isinstance(options[argument], str):
+                options[argument] = list(options[argument])
+        expectations = options.get("expectations")
+        if expectations is not None and not _is_json(expectations):
+            raise unsupported_error(
+                self.location,
+                "A Great Expectations object",
+                hint='expectations=[{"type": "expect_column_values_to_not_be_null", '
+                '"kwargs": {"column": "x"}}]',
+            )
+        if expectations is not None:
+            options["expectations"] = [to_plain_lists(each, levels=4) for each in expectations]
+        inputs = input_texts(options.pop("inputs", ()), df, location=self._session.location)
+        options["inputs"] = inputs
+        path = f"/featuregroups/{check_name(name)}"
+        # Declared types are applied before the rows are sent, so that hints contain code for the
+        # caller's library.
+        df, language = ingest.peek_language(df)
+        rows = convert_reader(ingest.to_reader(df), types, name=name, library=language)
+        record = client_of(self._session).send(path, options, rows)
+        for text in record.get("notices", ()):
+            notify(text)
+        return self.featuregroup(record["name"], version=record["version"])
+
+    def insert_into_featuregroup(
+        self,
+        df: object,
+        name: str,
+        *,
+        version: int | None = None,
+        mode: Literal["append", "upsert", "overwrite"] = "append",
+        schema_change: Literal["add"] | None = None,
+        on_duplicates: Literal["error", "last"] = "error",
+        transaction: tuple[str, int] | None = None,
+        validation: str | None = None,
+        rename: Mapping[str, str] | str | None = None,
+    ) -> Commit:
+        group = self.featuregroup(name, version=version)
+        return group.insert(
+            rename_frame_columns(df, rename),
+            mode=mode,
+            schema_change=schema_change,
+            on_duplicates=on_duplicates,
+            transaction=transaction,
+            validation=validation,
+        )
+
+    def delete_from_featuregroup(
+        self, name: str, where: str, *, version: int | None = None
+    ) -> Commit:
+        record = self._change(name, version, "deletions", where=where)
+        return parse_commit(record)
+
+    def add_featuregroup_tag(
+        self, name: str, key: str, value: str, *, version: int | None = None
+    ) -> None:
+        self._change(name, version, "tags", key=key, value=value)
+
+    def remove_featuregroup_tag(self, name: str, key: str, *, version: int | None = None) -> None:
+        self._change(name, version, "tags", key=key, value=None)
+
+    def _change(self, name: str, version: int | None, resource: str, **values: Any) -> Any:
+        group = self.featuregroup(name, version=version)
+        path = f"/featuregroups/{group.name}/{group.version}/{resource}"
+        return client_of(self._session).send(path, values)
+
+
+def _is_json(expectations: object) -> bool:
+    if not isinstance(expectations, Sequence) or isinstance(expectations, str):
+        return False
+    return all(isinstance(expectation, Mapping) for expectation in expectations)
+
+
+class RemoteFeatureViewCalls(StoreBase):
+    """Methods for feature views in a served store."""
+
+    def get_feature_view(self, name: str, *, version: int | None = None) -> FeatureView:
+        client = client_of(self._session)
+        record = client.get(f"/featureviews/{check_name(name)}", version=version)
+        return RemoteFeatureView(self._session, FeatureViewSpec.from_json(record))
+
+
+class RemoteFeatureView(FeatureView):
+    """A feature view of a served store, with the methods that need only its definition."""
+
+    def server(
+        self,
+        *,
+        online: str | None = None,
+        dataset: TrainingDataset | None = None,
+        log_vectors: str | None = None,
+        log_sample: float = 0.01,
+    ) -> VectorServer:
+        client, reference = client_of(self._session), None
+        if log_vectors is not None:
+            raise unsupported_error(client.address, "server(log_vectors=)", hint="view.server()")
+        if dataset is not None:
+            check_dataset(dataset.manifest, self.name, self.version)
+            reference = format_group_reference(dataset.name, dataset.version)
+        return RemoteVectorServer(client, self._spec, online=online, dataset=reference)
+
+    def verify_online(self, **_: Any) -> NoReturn:
+        raise unsupported_error(self._session.location, "verify_online()")
+
+    def online_lag(self, **_: Any) -> NoReturn:
+        raise unsupported_error(self._session.location, "online_lag()")
+
+
+class RemoteVectorServer(VectorServer):
+    """Reads vectors by REST, with one request for each call; thread-safe."""
+
+    def __init__(
+        self, client: Client, spec: FeatureViewSpec, *, online: str | None, dataset: str | None
+    ) -> None:
+        self._client, self._spec, self._dataset = client, spec, dataset
+        self._path = f"/featureviews/{spec.name}/vectors"
+        record = client.get(self._path, version=spec.version, online=online, dataset=dataset)
+        self._online, self._columns = str(record["online"]), list(record["entity"])
+        self._types = {
+            name: None if kind is None else type_from_json(kind)
+            for name, kind in record["types"].items()
+        }
+
+    @property
+    def entity(self) -> list[str]:
+        return list(self._columns)
+
+    @property
+    def entity_types(self) -> dict[str, pa.DataType | None]:
+        return dict(self._types)
+
+    @property
+    def online(self) -> str:
+        return self._online
+
+    @property
+    def clock(self) -> NoReturn:
+        raise unsupported_error(self._client.address, "The clock of an online store")
+
+    def get_vectors(self, entities: Sequence[Mapping[str, Any]], *, as_: Form = "dict") -> Any:
+        check_form(as_)
+        request = {
+            "entities": [_entity_to_json(entity) for entity in entities],
+            "version": self._spec.version,
+            "online": self._online,
+            "dataset": self._dataset,
+        }
+        table = self._client.table(self._path, request)
+        origin = json.loads(table.schema.metadata[METADATA.encode()])
+        table = table.replace_schema_metadata(None)
+        if as_ != "dict":
+            return convert_batch(table.combine_chunks().to_batches()[0], as_)
+        groups = [(name, version) for name, version in origin["groups"]]
+        statuses = [
+            [None if status is None else ValueStatus(status) for status in row]
+            for row in origin["statuses"]
+        ]
+        return [
+            FeatureVector(row, row_statuses, groups)
+            for row, row_statuses in zip(table.to_pylist(), statuses, strict=True)
+        ]
+
+    async def aget_vectors(
+        self, entities: Sequence[Mapping[str, Any]], *, as_: Form = "dict"
+    ) -> Any:
+        return await asyncio.to_thread(self.get_vectors, entities, as_=as_)
+
+    def read_batch(
+        self, entities: Sequence[Mapping[str, Any]], *, at: int | None = None
+    ) -> NoReturn:
+        raise unsupported_error(self._client.address, "read_batch()", hint="server.get_vectors()")
+
+    def close(self) -> None:
+        """Do nothing: connections are closed after each request."""
+
+
+def _entity_to_json(value: Any) -> Any:
+    """Convert a value of an entity to JSON, in the form that the server parses."""
+    if isinstance(value, Mapping):
+        return {str(name): _entity_to_json(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [_entity_to_json(item) for item in value]
+    if isinstance(value, np.generic):
+        return _entity_to_json(value.item())
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else value

@@ -1,0 +1,282 @@
+"""PyTorch programs as registered models: predictions, REST, and files that contain code."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+import featurestore
+from featurestore import experiments
+from featurestore.errors import InvalidArgument, ModelDamaged, UntrustedModel
+from featurestore.experiments import catalog
+from featurestore.experiments.models import loading
+from featurestore.experiments.run import Run
+from featurestore.experiments.run_files import save_model
+from featurestore.model.run_record import RunDataset, RunRecord
+from featurestore.server import create_app
+from featurestore.store import FeatureStore
+from featurestore.training import TrainingDataset
+
+DYNAMIC = {0: torch.export.Dim.DYNAMIC}
+
+
+class Columns(torch.nn.Module):
+    """A network whose arguments are columns, with two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU(), torch.nn.Dropout(0.5)
+        )
+
+    def forward(self, size: torch.Tensor, temp: torch.Tensor) -> dict[str, torch.Tensor]:
+        stacked = torch.stack([size, temp], dim=1) * torch.tensor([1.0, 0.5])
+        values = self.layers(stacked)
+        return {"total": values.sum(1), "late": values[:, 0].sigmoid()}
+
+
+class Sequences(torch.nn.Module):
+    """Layers with many operators: embeddings, attention and convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(10, 4)
+        self.attention = torch.nn.TransformerEncoderLayer(4, 2, dropout=0.1, batch_first=True)
+        self.convolution = torch.nn.Conv1d(4, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.attention(self.embedding(x.long()))
+        convolved = self.convolution(hidden.transpose(1, 2)).mean(-1)
+        return torch.cat([hidden[:, -1], convolved], dim=1).softmax(-1)
+
+
+def export(module: torch.nn.Module, *shapes: tuple[int, ...]) -> Any:
+    torch.manual_seed(0)
+    arguments = tuple(torch.ones(shape) for shape in shapes)
+    return torch.export.export(module.eval(), arguments, dynamic_shapes=(DYNAMIC,) * len(shapes))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[FeatureStore]:
+    with featurestore.connect(tmp_path / "store") as opened:
+        yield opened
+
+
+@pytest.fixture
+def dataset(store: FeatureStore) -> TrainingDataset:
+    shops = [{"shop": 1, "size": 10.0, "temp": 3.0}, {"shop": 2, "size": 20.0, "temp": -1.0}]
+    store.create_featuregroup(shops, "shops", primary_key="shop")
+    now = datetime.now(UTC)
+    labels = [{"shop": shop, "at": now, "good": 1.0} for shop in (1, 2)]
+    store.create_featuregroup(labels, "labels", primary_key="shop", event_time="at")
+    view = store.create_feature_view(
+        "sales", features=["shops.size", "shops.temp"], labels="labels", label="good"
+    )
+    return view.create_training_dataset("sales", progress=False)
+
+
+def a_run(store: FeatureStore, dataset: TrainingDataset, model: Any) -> Run:
+    """Return a finished run with a saved model."""
+    origin = RunDataset(dataset.name, dataset.version, dataset.manifest.content_hash, dataset.path)
+    record = RunRecord(
+        id="20240301-120000-000001",
+        name="nets",
+        kind="launch",
+        state="finished",
+        created="2024-03-01T12:00:00+00:00",
+        dataset=origin,
+    )
+    catalog.save(store.session, record)
+    run = Run(store.session, record)
+    save_model(model, directory=os.path.join(run.path, "artifacts"), name="net", worker=0)
+    return run
+
+
+@pytest.mark.parametrize("kind", ["columns", "matrix"])
+def test_torch_program_predicts_by_score_and_rest(
+    store: FeatureStore, dataset: TrainingDataset, kind: str
+) -> None:
+    module = Columns() if kind == "columns" else torch.nn.Linear(2, 1)
+    program = export(module, *{"columns": [(3,), (3,)], "matrix": [(3, 2)]}[kind])
+    arrays: Any = kind if kind == "columns" else None
+    model = experiments.register_model(a_run(store, dataset, program), "net", arrays=arrays)
+    rows = torch.tensor([[10.0, 3.0], [20.0, -1.0]])
+    with torch.no_grad():
+        outputs = module(*rows.T) if kind == "columns" else {"": module(rows)[:, 0]}
+    expected = {
+        f"prediction_{name}".rstrip("_"): values.tolist() for name, values in outputs.items()
+    }
+    assert (model.flavor, model.outputs) == ("torch", tuple(expected))
+    labels = [{"shop": 1}, {"shop": 2}]
+    scored = store.score(model, labels=labels, label_time=datetime.now(UTC)).to_arrow().to_pydict()
+    assert {name: scored[name] for name in expected} == pytest.approx(expected)
+    store.publish("sales")
+    client = TestClient(create_app(store), base_url="http://localhost")
+    body = {"entities": [{"shop": 1}, {"shop": 2}]}
+    answer = client.post("/api/v1/models/net/predict", json=body).json()
+    assert answer.pop("rows") == [
+        {name: scored[name][index] for name in expected} for index in (0, 1)
+    ]
+    assert answer == {
+        "model": "net",
+        "model_version": 1,
+        "view": "sales",
+        "view_version": 1,
+        "statuses": ["found", "found"],
+        "delta_versions": {"shops@v1": 1},
+    }
+    one = client.post("/api/v1/models/net/predict", json={"entities": [{"shop": 2}]}).json()
+    assert one["rows"][0] == pytest.approx({name: expected[name][1] for name in expected})
+
+
+def test_state_dict_and_fixed_batch_are_refused_with_export(
+    store: FeatureStore, dataset: TrainingDataset
+) -> None:
+    run = a_run(store, dataset, torch.nn.Linear(2, 1))
+    with pytest.raises(InvalidArgument, match="state dict has the tensors") as refused:
+        experiments.register_model(run, "net")
+    names: dict[str, Any] = {"torch": torch, "module": torch.nn.Linear(2, 1)}
+    names |= {"inputs": torch.ones(3, 2), "context": None}
+    exec(str(refused.value.hint).split("; ")[0], names)
+    Path(run.path, "artifacts", "net.pt").unlink()
+    save_model(names["program"], directory=f"{run.path}/artifacts", name="net", worker=0)
+    assert experiments.register_model(run, "net").outputs == ("prediction",)
+    fixed = torch.export.export(torch.nn.Linear(2, 1), (torch.ones(3, 2),))
+    save_model(fixed, directory=f"{run.path}/artifacts", name="net", worker=0)
+    with pytest.raises(InvalidArgument, match="cannot use the inputs") as failed:
+        experiments.register_model(run, "net")
+    assert "dynamic_shapes" in str(failed.value.hint)
+
+
+def test_layers_of_torch_need_no_trust(tmp_path: Path) -> None:
+    module = Sequences()
+    program = export(module, (3, 5))
+    tokens = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]])
+    for each in (program, program.run_decompositions()):
+        path = str(tmp_path / "model.pt2")
+        torch.export.save(each, path)
+        loading.check_trusted(path, "torch", trust=False, description="it")
+        loaded = loading.load_object(path, "torch")
+        predict = loading.make_predictor(loaded, "torch", method="predict")
+        with torch.no_grad():
+            torch.testing.assert_close(
+                torch.tensor(predict(tokens.numpy())[""]), module(tokens), check_dtype=False
+            )
+
+
+class Payload:
+    """Create a directory when unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any], Any], None]) -> None:
+    """Write an archive again after a change of its entries and its graph."""
+    with zipfile.ZipFile(path) as archive:
+        root = archive.namelist()[0].partition("/")[0]
+        entries: dict[str, Any] = {
+            name.partition("/")[2]: archive.read(name) for name in archive.namelist()
+        }
+    graph = json.loads(entries["models/model.json"])
+    change(entries, graph)
+    if "models/model.json" in entries:
+        entries["models/model.json"] = json.dumps(graph).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in entries.items():
+            archive.writestr(f"{root}/{name}", content)
+
+
+CALL = "__import__('os').mkdir({!r})"
+
+
+@pytest.mark.parametrize(
+    "part", ["weight", "constant", "operator", "shape", "symbol", "structure", "compiled", "old"]
+)
+def test_torch_programs_with_code_need_trust(tmp_path: Path, part: str) -> None:
+    marker = tmp_path / "marker"
+    payload = pickle.dumps(Payload(marker))
+
+    def change(entries: dict[str, Any], graph: Any) -> None:
+        config = json.loads(entries["data/weights/model_weights_config.json"])
+        if part == "weight":
+            config["config"]["weight"]["use_pickle"] = True
+            entries["data/weights/weight_0"] = payload
+            entries["data/weights/model_weights_config.json"] = json.dumps(config)
+        elif part == "constant":
+            tensor = {**config["config"]["weight"], "path_name": "opaque_obj_0"}
+            entries["data/constants/opaque_obj_0"] = payload
+            constants = json.dumps({"config": {"c": tensor}})
+            entries["data/constants/model_constants_config.json"] = constants
+        elif part == "operator":
+            graph["graph_module"]["graph"]["nodes"][0]["target"] = "torch.ops.aten.from_file"
+        elif part == "shape":
+            values = graph["graph_module"]["graph"]["tensor_values"]
+            values["x"] = values.pop(next(iter(values)))
+            values["x"]["sizes"] = [{"as_expr": {"expr_str": CALL.format(str(marker))}}]
+        elif part == "symbol":
+            symbols = graph["range_constraints"]
+            symbols[CALL.format(str(marker))] = symbols.pop(next(iter(symbols)))
+        elif part == "structure":
+            (call,) = graph["graph_module"]["module_call_graph"]
+            keys = json.dumps([{"__enum__": True, "fqn": "antigravity:A", "name": "B"}])
+            text = {"type": "builtins.dict", "context": keys, "children_spec": []}
+            call["signature"]["in_spec"] = json.dumps([1, text])
+        elif part == "compiled":
+            entries["data/aotinductor/model/model.so"] = b"code"
+        else:
+            del entries["models/model.json"]
+            entries["serialized_state_dict.pt"] = payload
+
+    path = tmp_path / "model.pt2"
+    torch.export.save(export(torch.nn.Linear(2, 1), (3, 2)), path)
+    rewrite(path, change)
+    flavor = loading.detect_flavor(str(path))
+    with pytest.raises(UntrustedModel, match=r"other than tensors and known operators"):
+        loading.check_trusted(str(path), flavor, trust=False, description="it")
+    assert not marker.exists()
+
+
+def test_pickles_and_guards_of_safe_programs_are_not_evaluated(tmp_path: Path) -> None:
+    """They are not needed, so the program is loaded without them."""
+    marker, path = tmp_path / "marker", tmp_path / "model.pt2"
+
+    def change(entries: dict[str, Any], graph: Any) -> None:
+        entries["data/sample_inputs/model.pt"] = pickle.dumps(Payload(marker))
+        entries["extra/note.txt"] = b"\xff"
+        graph["guards_code"] = [CALL.format(str(marker))]
+
+    torch.export.save(export(torch.nn.Linear(2, 1), (3, 2)), path)
+    rewrite(path, change)
+    loading.check_trusted(str(path), "torch", trust=False, description="it")
+    program = loading.load_object(str(path), "torch")
+    predict = loading.make_predictor(program, "torch", method="predict")
+    assert predict(torch.ones(4, 2).numpy())[""].shape == (4, 1)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", pickle.dumps(1), b"zip", b"json"])
+def test_damaged_torch_programs_are_named(tmp_path: Path, content: bytes) -> None:
+    if content == b"json":
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            archive.writestr("program/models/model.json", "[]")
+        content = buffer.getvalue()
+    path = tmp_path / "model.pt2"
+    path.write_bytes(content)
+    with pytest.raises(ModelDamaged, match=r"model\.pt2"):
+        loading.check_trusted(str(path), "torch", trust=False, description="it")

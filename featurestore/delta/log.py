@@ -7,6 +7,7 @@ deletion records, which are stored next to the table directory.
 from __future__ import annotations
 
 import getpass
+import hashlib
 import json
 import os
 import re
@@ -258,6 +259,15 @@ def _complete_checkpoints(folder: str, names: Sequence[str]) -> dict[int, tuple[
 def commit_path(path: str, version: int) -> str:
     """Return the path of a version's commit file."""
     return os.path.join(path, LOG_FOLDER, f"{version:0{_VERSION_DIGITS}d}.json")
+
+
+def commit_sha256(path: str, version: int) -> str | None:
+    """Return the hash of a version's commit file, or None if the log no longer has the file.
+
+    A table that was restored from a backup and written again has other commits at equal versions.
+    """
+    file = commit_path(path, version)
+    return hashlib.sha256(files.read_bytes(file)).hexdigest() if files.exists(file) else None
 
 
 def read_commit(file: str) -> Actions:

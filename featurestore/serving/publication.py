@@ -194,7 +194,7 @@ class _Publisher:
         return "incremental", rows
 
     def _can_write_changes(self, groups: Sequence[PublishedGroup]) -> bool:
-        """Return whether the groups are published with the same columns of the same tables."""
+        """Return whether the groups are published with the same columns of the same history."""
         published = self.lease.state.groups
         if set(published) != {group.id for group in groups}:
             return False
@@ -207,6 +207,13 @@ class _Publisher:
             )
             if not is_same or group.spec.external is not None:
                 return False
+            # The table may have been restored from a backup, and written again.
+            commits = {state.delta_version: state.commit}
+            if state.target is not None:
+                commits[state.target] = state.target_commit
+            for version, commit in commits.items():
+                if commit is None or group.commit_sha256(version) != commit:
+                    return False
         return True
 
     def publish_changes(self, group: PublishedGroup) -> int:
@@ -220,7 +227,7 @@ class _Publisher:
                 continue
             pinned = replace(group, source=pinned_source(group.source.path, delta_version=target))
             now = self.clock.now()
-            unfinished = replace(state, target=target)
+            unfinished = replace(state, target=target, target_commit=group.commit_sha256(target))
             self._update_group(group, unfinished)
             count += ChangeWriter(
                 self.session.engine,

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from featurestore import progress
 from featurestore.arrow.types import TIMESTAMP
+from featurestore.delta.log import commit_sha256
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Join, Output, Source
@@ -78,7 +79,14 @@ class PublishedGroup:
             fingerprint=self.layout.fingerprint,
             columns=tuple(self.layout.schema.names),
             published_at=published_at,
+            commit=self.commit_sha256(self.source.delta_version),
         )
+
+    def commit_sha256(self, version: int) -> str | None:
+        """Return the hash of the commit of a version; None for external groups, or if missing."""
+        if self.spec.external is not None:
+            return None
+        return commit_sha256(self.source.path, version)
 
     def schema_of(self, columns: dict[str, str]) -> pa.Schema:
         """Return the types of columns under their short names."""

@@ -44,7 +44,8 @@ class GroupState:
 
     ``delta_version`` is the version of the published rows, ``fingerprint`` and ``columns`` are
     those of their layout. ``target`` is the version that an unfinished publication writes; keys may
-    have its values already.
+    have its values already. ``commit`` and ``target_commit`` are the hashes of the commits of both
+    versions, since a table that is restored from a backup repeats version numbers.
     """
 
     delta_version: int
@@ -52,7 +53,9 @@ class GroupState:
     fingerprint: int
     columns: tuple[str, ...]
     published_at: datetime
+    commit: str | None
     target: int | None = None
+    target_commit: str | None = None
 
     @classmethod
     def from_json(cls, data: JsonObject) -> GroupState:
@@ -63,7 +66,9 @@ class GroupState:
             fingerprint=data.number("fingerprint"),
             columns=data.texts("columns"),
             published_at=_parse_time(data, "published_at"),
+            commit=data.optional_text("commit"),
             target=data.optional_number("target"),
+            target_commit=data.optional_text("target_commit"),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -133,6 +134,30 @@ def test_retired_generations_are_removed_after_the_grace_period(
     # Readers may use a replaced generation for a minute.
     assert counts == [5, 10, 15, 15]
     assert view.server().get_vectors(rows) == [{"x": 1}] * len(rows)
+
+
+@pytest.mark.parametrize("commits", [1, 2, 3])
+def test_table_restored_from_backup_is_published_in_full(
+    duckdb_store: FeatureStore, tmp_path: Path, commits: int
+) -> None:
+    store = duckdb_store
+    group = store.create_featuregroup([{"id": 1, "x": 1}], "g", primary_key="id")
+    view = store.create_feature_view("v", features=["g.x"])
+    shutil.copytree(group.path, tmp_path / "backup")
+    for row in ({"id": 2, "x": 2}, {"id": 3, "x": 3}):
+        store.insert_into_featuregroup([row], "g", mode="upsert")
+        store.publish("v")
+    shutil.rmtree(group.path)
+    shutil.copytree(tmp_path / "backup", group.path)
+    # The new history has fewer, as many, or more versions than the published one.
+    for number in range(commits):
+        store.insert_into_featuregroup([{"id": 2, "x": 20 + number}], "g", mode="upsert")
+    assert store.publish("v").mode == "full"
+    vectors = view.server().get_vectors([{"id": number} for number in (1, 2, 3)])
+    assert vectors == [{"x": 1}, {"x": 19 + commits}, {"x": None}]
+    assert view.verify_online().ok
+    store.insert_into_featuregroup([{"id": 1, "x": 5}], "g", mode="upsert")
+    assert store.publish("v").mode == "incremental"
 
 
 def test_views_of_external_groups_are_published_in_full(

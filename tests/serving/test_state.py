@@ -19,7 +19,7 @@ NOW = datetime(2024, 1, 1, 12, 0, 0, 5, tzinfo=UTC)
 
 
 def test_state_record_survives_a_round_trip():
-    group = GroupState(7, "table", 123, ("temp", "wind"), NOW, target=9)
+    group = GroupState(7, "table", 123, ("temp", "wind"), NOW, "ab", target=9, target_commit="cd")
     state = ViewState(
         generation=3,
         token=4,

@@ -32,7 +32,6 @@ from featurestore.model.project import PlannedChange
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import featuregroups
 from featurestore.session import Session
-from featurestore.sources.frame import source_schema
 from featurestore.sources.registration import get as get_source
 
 
@@ -93,7 +92,7 @@ def plan_creation(
         assert content.declared.external is not None
         assert content.query is not None
         source = get_source(draft.session, content.declared.external.source)
-        schema = source_schema(draft.session, source, content.query)
+        schema = draft.reads.schema(draft.session, source, content.query)
     spec = build_spec(content.declared, name=name, version=version, schema=schema)
     with draft.session.registry.transaction() as connection:
         featuregroups.add(connection, spec, table_id=DRAFT_TABLE, delta_version=0)

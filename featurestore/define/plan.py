@@ -16,6 +16,7 @@ from featurestore.define.definitions import Definition, JobContent
 from featurestore.define.group_steps import compare_group
 from featurestore.define.loading import Project, Refusal, load_project, refuse
 from featurestore.define.removal import plan_removals
+from featurestore.define.source_reads import read_sources
 from featurestore.define.steps import (
     Draft,
     Step,
@@ -99,6 +100,7 @@ def choose_project_name(loaded: Project, name: str | None) -> str:
 def plan_project(session: Session, loaded: Project, project: str) -> Planned:
     """Compare all definitions with the store; raise DefinitionsRefused for those it refuses."""
     steps, refusals = [], []
+    reads = read_sources(session, loaded, project)
     with draft(session.registry) as registry:
         draft_session = replace(session, registry=registry)
         targets = {
@@ -116,7 +118,7 @@ def plan_project(session: Session, loaded: Project, project: str) -> Planned:
             try:
                 check_owner(draft_session, definition, project)
                 compare = _COMPARISONS[definition.kind]
-                step = compare(Draft(draft_session, targets), definition, position)
+                step = compare(Draft(draft_session, targets, reads), definition, position)
             except FeatureStoreError as error:
                 refusals.append(Refusal(position, error.message, error.hint))
             else:

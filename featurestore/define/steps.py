@@ -13,6 +13,7 @@ from typing import Any
 
 from featurestore.alerts.channels import add_channel
 from featurestore.define.definitions import Definition, JobContent, ViewContent
+from featurestore.define.source_reads import SourceReads
 from featurestore.errors import FeatureGroupNotFound
 from featurestore.external.reading import open_source
 from featurestore.jobs.registration import check_channels, register_job
@@ -28,7 +29,7 @@ from featurestore.retrieval.catalog import Pins, RegisteredSpecs
 from featurestore.retrieval.view_rows import retrieve_rows
 from featurestore.session import Session
 from featurestore.sources import registration
-from featurestore.streams import check_stream_job
+from featurestore.streams import check_stream_definition
 from featurestore.views import definition as views
 
 # The table id of groups that exist only in a draft.
@@ -47,10 +48,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Draft:
-    """A session whose registry is a draft, and the groups that jobs of the project write."""
+    """A session whose registry is a draft, the groups that jobs write, and the reads of sources."""
 
     session: Session
     job_targets: Collection[str]
+    reads: SourceReads
 
 
 def compare_source(draft: Draft, definition: Definition, position: str) -> Step | None:
@@ -67,8 +69,6 @@ def compare_source(draft: Draft, definition: Definition, position: str) -> Step 
             earlier = sources.get(connection, spec.name)
             sources.remove(connection, spec.name)
         sources.add(connection, spec)
-    # External groups over the source are read by the plan, which the grant allows.
-    registration.grant_secret(draft.session, spec)
     details = [] if earlier is None else describe_differences(earlier.to_json(), spec.to_json())
     change = _change(definition, earlier is None, details, position)
     return Step(change, lambda session: registration.put(session, spec))
@@ -175,7 +175,8 @@ def compare_job(draft: Draft, definition: Definition, position: str) -> Step | N
     pins = DraftPins(session)
     check_window_job(session, spec, future_groups=draft.job_targets, pins=pins)
     if spec.stream is not None:
-        check_stream_job(session, spec)
+        check_stream_definition(session, spec)
+        draft.reads.check_topic(session, spec.stream.source, spec.stream.topic)
     with session.registry.transaction() as connection:
         jobs.register(connection, spec, origin=content.file.origin, watermark=None)
     details = []

@@ -17,6 +17,7 @@ from featurestore.featuregroups.table import open_group
 from featurestore.model.arguments import warn_caller
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec
+from featurestore.model.source import SourceSpec
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.engine import BatchFunction
 from featurestore.plugins.source import (
@@ -42,10 +43,15 @@ def open_streams(session: Session, stream: StreamSpec) -> HasStreams:
     """
     with session.registry.reading() as connection:
         registered = sources.get(connection, stream.source)
-    source = open_source(session, registered)
+    return open_stream_source(session, registered)
+
+
+def open_stream_source(session: Session, spec: SourceSpec) -> HasStreams:
+    """Create a source with topics, without connecting to it; InvalidJob if it has no topics."""
+    source = open_source(session, spec)
     if not isinstance(source, HasStreams):
         raise InvalidJob(
-            f"Source {stream.source!r} is of kind {registered.kind!r}, which has no topics.",
+            f"Source {spec.name!r} is of kind {spec.kind!r}, which has no topics.",
             hint="featurestore.add_source('events', 'kafka://broker:9092')",
         )
     return source
@@ -88,21 +94,33 @@ def check_stream_job(session: Session, spec: JobSpec) -> None:
         InvalidJob: The value format does not support the type of a column.
     """
     assert spec.stream is not None
-    source = open_streams(session, spec.stream)
-    make_decoder(source, spec)
+    check_stream_definition(session, spec)
+    # Registration fails if the topic does not exist, instead of every run of the job.
+    with session.registry.reading() as connection:
+        registered = sources.get(connection, spec.stream.source)
+    check_topic(session, registered, spec.stream.topic)
+
+
+def check_stream_definition(session: Session, spec: JobSpec) -> None:
+    """Raise an error for a definition that cannot run, without a connection to the broker."""
+    assert spec.stream is not None
+    make_decoder(open_streams(session, spec.stream), spec)
     reserved = [name for name in spec.stream.columns.names if name in RECORD_COLUMNS]
     if reserved:
         raise InvalidJob(
             f"Job {spec.name!r}: the column name {reserved[0]!r} is reserved for its quarantine table.",
             hint="rename the column",
         )
-    # Registration fails if the topic does not exist, instead of every run of the job.
-    connection = source.stream()
+    _warn_of_next_version(session, spec)
+
+
+def check_topic(session: Session, source: SourceSpec, topic: str) -> None:
+    """Raise an error if a topic does not exist at its source."""
+    connection = open_stream_source(session, source).stream()
     try:
-        connection.topic(spec.stream.topic)
+        connection.topic(topic)
     finally:
         connection.close()
-    _warn_of_next_version(session, spec)
 
 
 def _warn_of_next_version(session: Session, spec: JobSpec) -> None:

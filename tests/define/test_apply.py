@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -375,6 +376,73 @@ def test_simultaneous_applies_create_each_object_once(tmp_path: Path, folder: Fo
     assert [group.version for group in stores[0].get_featuregroups()] == [1, 1, 1]
     for store in stores:
         store.close()
+
+
+class SilentServer:
+    """A server that accepts a connection and sends nothing until it is closed."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        self.connected = threading.Event()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        self.accepted, _ = self.listener.accept()
+        self.connected.set()
+
+    def close(self) -> None:
+        self.accepted.close()
+        self.listener.close()
+
+
+WAITING = {
+    "columns": """
+        define.source("slow", "unity://127.0.0.1:{port}/main?tls=false")
+        define.external_featuregroup("later", source="slow", table="s.t", primary_key="id")
+    """,
+    "topic": """
+        define.source("slow", "kafka://127.0.0.1:{port}")
+        featurestore.stream_job(
+            "later", source="slow", topic="t", schema={{"id": "int64", "at": "timestamp"}},
+            featuregroup="later", primary_key="id", event_time="at",
+        )
+    """,
+}
+
+
+@pytest.mark.parametrize("kind", WAITING)
+def test_plan_that_waits_for_source_delays_no_writer(
+    tmp_path: Path, folder: Folder, kind: str
+) -> None:
+    if kind == "topic":
+        pytest.importorskip("confluent_kafka")
+    server = SilentServer()
+    folder.write("later.py", WAITING[kind].format(port=server.port))
+    errors: list[DefinitionsRefused] = []
+    with (
+        featurestore.connect(tmp_path / "store") as store,
+        featurestore.connect(tmp_path / "store") as other,
+    ):
+
+        def plan() -> None:
+            try:
+                store.plan(folder.path)
+            except DefinitionsRefused as error:
+                errors.append(error)
+
+        planning = threading.Thread(target=plan)
+        planning.start()
+        try:
+            assert server.connected.wait(30)
+            other.create_featuregroup([{"id": 1}], "written")
+            assert planning.is_alive()  # the plan still waits for its source
+        finally:
+            server.close()
+            planning.join()
+    (error,) = errors
+    assert "features/later.py:4: " in error.message
+    assert "cannot be reached" in error.message
 
 
 def state(store: FeatureStore) -> dict[str, Any]:

@@ -7,13 +7,14 @@ import io
 import os
 import shutil
 import stat
+import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from featurestore.errors import LocationNotWritable, StorageError
 from featurestore.storage.failures import translate_write_errors, warn_after_publication
@@ -384,10 +385,22 @@ def _sync_directory(directory: str) -> None:
 
 def _remove_tree(name: str, parent: int) -> None:
     """Remove a directory and as many of its files as possible; raise OSError if any remain."""
-    # The first pass removes what it can; the second raises the error of what remains.
+    # The first pass removes what it can; the second collects the errors of what remains. Without a
+    # handler, rmtree of Python 3.13 replaces the name of the file in an error by that of its folder.
     shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
-    with suppress(FileNotFoundError):  # already removed, or another process is removing it
-        shutil.rmtree(name, dir_fd=parent)
+    errors: list[OSError] = []
+
+    def collect_error(_function: object, path: str, reported: Any) -> None:
+        # Before Python 3.12, the handler receives the result of `sys.exc_info`.
+        error = reported[1] if isinstance(reported, tuple) else reported
+        if not isinstance(error, FileNotFoundError):  # another process may remove the same files
+            error.filename = path
+            errors.append(error)
+
+    handler: dict[str, Any] = {"onexc" if sys.version_info >= (3, 12) else "onerror": collect_error}
+    shutil.rmtree(name, dir_fd=parent, **handler)
+    if errors:
+        raise errors[0]
 
 
 def _error_reason(error: OSError) -> str:

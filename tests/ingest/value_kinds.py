@@ -10,6 +10,7 @@ import datetime as dt
 import enum
 import re
 import uuid
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ UTC_NOON = NOON.replace(tzinfo=dt.UTC)
 UTC_DAY = dt.datetime(2024, 1, 31, tzinfo=dt.UTC)
 FINE = pd.Timestamp("2024-01-31 12:00:00.000000800")
 DIGEST = bytes([1, 0, 2, 255])
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # numpy 2.5: the generic unit of NaT
+    GENERIC_NAT = np.datetime64("NaT")
 ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 # The variable name of the dataframe in hints, by the result of detect_language.
 NAMES = {"pandas": "df", "polars": "df", "pyarrow": "table", "duckdb": "rows", "numpy": "array"}
@@ -134,7 +138,7 @@ CELLS = [
     Cells("numpy.longdouble", [np.longdouble(0.5), None], [0.5, None], "double"),
     Cells("numpy.longdouble of more digits", [np.longdouble(1) / 3, None], [str(np.longdouble(1) / 3), None]),
     Cells("numpy.str_, numpy.bytes_", [np.bytes_(DIGEST), None], [DIGEST, None], "binary"),
-    Cells("numpy.datetime64 of any unit", [np.datetime64("2024-01-31T12", "h"), np.datetime64("NaT")], [UTC_NOON, None], "timestamp[us, tz=UTC]"),
+    Cells("numpy.datetime64 of any unit", [np.datetime64("2024-01-31T12", "h"), GENERIC_NAT], [UTC_NOON, None], "timestamp[us, tz=UTC]"),
     Cells("numpy.datetime64 of days", [np.datetime64("2024-01-31"), None], [DAY, None], "date32[day]"),
     Cells("numpy.timedelta64", [np.timedelta64(7, "s"), None], [7, None]),
     Cells("numpy array of one shape", [np.ones((2, 2), np.float32), None], [[[1.0, 1.0]] * 2, None], "fixed_size_list<item: fixed_size_list<item: float>[2]>[2]"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
@@ -19,6 +21,7 @@ import pytest
 from featurestore.errors import MissingExtra, OnlineStoreError, OnlineStoreUnavailable
 from featurestore.plugins.online import OnlineConfig, OnlineStore, open_config
 from featurestore.testing.online_conformance import sequenced
+from featurestore_connectors.online.connections import ConnectionPool
 from tests.serving import redis_server as servers
 from tests.serving.cut_proxy import CutProxy, crash_postgres, cutting
 
@@ -221,6 +224,41 @@ def test_a_damaged_sqlite_file_is_an_error_with_its_path(tmp_path: Path) -> None
     path.write_bytes(b"not a database" * 1000)
     with pytest.raises(OnlineStoreError, match=r"online\.db"):
         opened(f"sqlite:///{path}").read([b"a"])
+
+
+class Closable:
+    """A driver connection."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_dropped_pool_closes_idle_connections_of_its_process() -> None:
+    pools: list[ConnectionPool[Closable]] = [ConnectionPool(Closable)]
+    with pools[0].borrow() as first, pools[0].borrow() as second:
+        pass
+
+    def drop_in_child() -> None:
+        with pools[0].borrow() as own:
+            pass
+        pools.clear()
+        gc.collect()
+        os._exit([first.is_closed, second.is_closed, own.is_closed] != [False, False, True])
+
+    with warnings.catch_warnings():  # Python 3.12 warns about forks of processes with threads
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = multiprocessing.get_context("fork").Process(target=drop_in_child)
+        child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert not first.is_closed
+    pools.clear()
+    gc.collect()
+    assert first.is_closed
+    assert second.is_closed
 
 
 BARRIER: Any = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -38,9 +39,15 @@ class ConnectionPool(Generic[ConnectionT]):
 
     def __init__(self, connect: Callable[[], ConnectionT]) -> None:
         self._connect = connect
-        self._idle: list[ConnectionT] = []
         self._inherited: list[list[ConnectionT]] = []
+        self._start()
+
+    def _start(self) -> None:
+        """Start without connections in this process."""
+        self._idle: list[ConnectionT] = []
         self._process = os.getpid()
+        # If a store is not closed, its connections must not be left to garbage collection.
+        weakref.finalize(self, _close_idle, self._idle, self._process)
 
     @contextmanager
     def borrow(self) -> Iterator[ConnectionT]:
@@ -49,7 +56,7 @@ class ConnectionPool(Generic[ConnectionT]):
             # A fork shares the sockets and file locks of its parent, so that even closing its
             # connections would break those of the parent. They stay referenced, unused.
             self._inherited.append(self._idle)
-            self._idle, self._process = [], os.getpid()
+            self._start()
         # Operations of lists are atomic, so that the pool needs no lock.
         try:
             connection = self._idle.pop()
@@ -69,10 +76,15 @@ class ConnectionPool(Generic[ConnectionT]):
 
     def close_idle(self) -> None:
         """Close all idle connections."""
-        while self.has_idle:
-            # Another thread may borrow the last one first.
-            with suppress(IndexError):
-                self._idle.pop().close()
+        _close_idle(self._idle, self._process)
+
+
+def _close_idle(connections: list[ConnectionT], process: int) -> None:
+    """Close the idle connections of a process; those of another process belong to it."""
+    while connections and process == os.getpid():
+        # Another thread may borrow the last one first.
+        with suppress(IndexError):
+            connections.pop().close()
 
 
 class ThreadedReads:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from featurestore import usersql
 from featurestore.arrow.cast_lines import PLAUSIBLE_START, misread_hint
@@ -210,13 +211,13 @@ def _warn_of_early_times(labels: LabelSide, plan: FeaturePlan) -> None:
     if labels.peek is None or not labels.ordered or plan.left_time is None:
         return
     times = labels.peek().column(plan.left_time)
-    known_times = times.cast(pa.timestamp("us", tz="UTC")).drop_null().to_pylist()
-    early_times = [time for time in known_times if time < PLAUSIBLE_START]
+    times = times.cast(pa.timestamp("us", tz="UTC"))
+    early_times = times.filter(pc.less(times, pa.scalar(PLAUSIBLE_START, times.type)))
     # An early time matches no row, and the result would be null without an error.
-    if early_times:
+    if len(early_times):
         warn_caller(
             f"label_time={plan.left_time!r}: {len(early_times):,} of the first {len(times):,} labels are "
-            f"before 1980; {misread_hint(early_times[:5])}",
+            f"before 1980; {misread_hint(early_times[:5].to_pylist())}",
             SuspiciousTimeWarning,
         )
 

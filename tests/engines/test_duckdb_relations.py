@@ -307,6 +307,16 @@ def test_invalid_setting_names_its_variables() -> None:
         DuckDBEngine(memory_limit="much")
 
 
+def test_memory_limit_is_current_during_and_after_a_lower_limit(engine: DuckDBEngine) -> None:
+    database = engine.database
+    limits = [database.memory_limit]
+    with database.limit_memory(1 << 30):
+        limits.append(database.memory_limit)
+    limits.append(database.memory_limit)
+    assert limits[0] == limits[2]
+    assert limits[1] == pytest.approx(1 << 30, rel=0.01)
+
+
 def test_queries_beyond_memory_spill_to_disk(tmp_path: Path) -> None:
     engine = DuckDBEngine(memory_limit="150MB", temp_directory=str(tmp_path / "spill"))
     native = engine.database.connection.sql(

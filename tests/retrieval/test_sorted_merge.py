@@ -14,6 +14,7 @@ import featurestore
 from featurestore.plugins.engine import Relation
 from featurestore_connectors.duckdb_delta import sorted_merge
 from featurestore_connectors.duckdb_delta.engine import DuckDBEngine
+from featurestore_connectors.duckdb_delta.session import Database
 from featurestore_connectors.duckdb_delta.sorted_merge import encode_keys, match_rows
 
 _START = 1_700_000_000_000_000
@@ -86,3 +87,50 @@ def test_retrieval_of_few_rows_is_joined_in_memory(
     assert joined == ["in memory"]
     assert frames[True].equals(frames[False])
     assert frames[True]["value"].to_pylist() == [2.0, None, 1.0, None]
+
+
+def test_repeated_small_retrievals_bind_no_query_and_see_other_writers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = (featurestore.connect(tmp_path / "store") for _ in range(2))
+    random = np.random.default_rng(5)
+    row_count, label_count = 30_000, 1_000
+
+    def make_rows(count: int, keys: int) -> dict[str, object]:
+        times = _START + random.integers(0, 1 << 40, count)
+        return {
+            "key": random.integers(0, keys, count),
+            "at": pa.array(times, pa.timestamp("us", "UTC")),
+        }
+
+    rows = pa.table({**make_rows(row_count, 300), "value": random.random(row_count)})
+    writer.create_featuregroup(rows, "group", primary_key="key", event_time="at")
+    labels = pa.table(make_rows(label_count, 320))
+    bound: list[str] = []
+    bind = Database.bind
+
+    def count_binds(database: Database, query: str, *arguments: object) -> object:
+        bound.append(query)
+        return bind(database, query, *arguments)  # type: ignore[arg-type]
+
+    def retrieve() -> pa.Table:
+        return reader.get_features("group.value", labels=labels, dataframe_type="arrow")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "bind", count_binds)
+        before = [retrieve(), retrieve()]
+        assert bound == []
+        # A row at the time of each label is the latest one.
+        update = labels.append_column("value", pa.array(random.random(label_count)))
+        writer.insert_into_featuregroup(update, "group", mode="upsert")
+        bound.clear()
+        after = retrieve()
+        assert bound == []
+    with monkeypatch.context() as patch:
+        patch.setattr(sorted_merge, "_MAX_ROWS_OF_LOOKUP", -1)
+        by_query = retrieve()
+    assert before[0].equals(before[1])
+    assert after["value"].equals(update["value"])
+    assert after.equals(by_query)
+    writer.close()
+    reader.close()

@@ -31,8 +31,9 @@ from featurestore.storage import storage_for
 from featurestore.storage.publication import Publication, make_directory
 from featurestore_connectors.duckdb_delta import sqltext
 from featurestore_connectors.duckdb_delta.failures import interrupt_on_signal
-from featurestore_connectors.duckdb_delta.relations import relation
+from featurestore_connectors.duckdb_delta.relations import ENGINE, relation
 from featurestore_connectors.duckdb_delta.session import Database
+from featurestore_connectors.duckdb_delta.streams import LazyRelation
 
 # The column with a row's file path. Feature names cannot start with this prefix.
 FILE = "__fs_file"
@@ -302,8 +303,8 @@ def read_scan(database: Database, scan: TableScan) -> Relation:
     # Only the requested columns, so that others may have types that DuckDB does not support.
     stored_schema = _select_fields(snapshot.schema, set(scan.schema.names))
     casts = sqltext.casts(scan.schema, sqltext.types_of(stored_schema))
-    source = _scan_files(snapshot, snapshot.files, stored_schema)
-    return relation(database.bind(f"SELECT {casts} FROM {source}"), scan.schema)
+    query = f"SELECT {casts} FROM {_scan_files(snapshot, snapshot.files, stored_schema)}"
+    return LazyRelation(ENGINE, lambda: database.bind(query), scan.schema, query=query)
 
 
 def read_positions(

@@ -69,6 +69,11 @@ def adopt(database: Database, frame: object) -> Relation | None:
     except duckdb.InvalidInputException:
         # The frame belongs to another database, so it is streamed at every read.
         native = database.connection.from_arrow(_ForeignRelation(rows))
+    return _to_relation(native, rows)
+
+
+def _to_relation(native: duckdb.DuckDBPyRelation, rows: duckdb.DuckDBPyRelation) -> Relation:
+    """Return a relation over ``native``, which has the columns of ``rows``."""
     with relation_lock():
         # Only a result has an Arrow schema, and LIMIT 0 reads no rows.
         arrow_schema = rows.limit(0).to_arrow_table().schema
@@ -184,11 +189,11 @@ def sql(
     except InvalidSql as error:
         hint = f"available tables: {listing(tables)}; parameters: {listing(parameters)}"
         raise InvalidSql(error.message, hint=hint) from error
-    adopted = adopt(database, native)
-    if adopted is None:
-        raise InvalidSql("The query returns no rows.")
+    with relation_lock():
+        rows = cast_to_storable_types(native)
+    result = _to_relation(rows, rows)
     single_use = any(each.single_use for each in tables.values())
-    return relation(adopted.native, adopted.schema, single_use=single_use)
+    return relation(result.native, result.schema, single_use=single_use)
 
 
 def duplicates(

@@ -72,6 +72,8 @@ class Database:
         self.limit_is_chosen = "memory_limit" in config
         self._reads_uris = False
         self._limit_count = 0
+        # Read from DuckDB when it is first needed, and after each change.
+        self._memory_limit: int | None = None
         self._limit_lock = threading.Lock()
         self._opening = threading.Lock()
         self._open_connection: duckdb.DuckDBPyConnection | None = None
@@ -96,9 +98,12 @@ class Database:
     @property
     def memory_limit(self) -> int:
         """The current memory limit of DuckDB, in bytes."""
-        ((text,),) = self.rows("SELECT current_setting('memory_limit')")
-        number, unit = text.split()
-        return int(float(number) * _BYTES[unit])
+        with self._limit_lock:
+            if self._memory_limit is None:
+                ((text,),) = self.rows("SELECT current_setting('memory_limit')")
+                number, unit = text.split()
+                self._memory_limit = int(float(number) * _BYTES[unit])
+            return self._memory_limit
 
     def close(self) -> None:
         """Close the database; its relations become invalid."""
@@ -136,6 +141,7 @@ class Database:
             with contextlib.suppress(duckdb.OutOfMemoryException):
                 cursor.execute(statement)
         finally:
+            self._memory_limit = None
             cursor.close()
 
     def _register_file_systems(self) -> None:

@@ -73,7 +73,8 @@ def _batches(
     """Run the query of a relation and yield its rows as batches of feature types."""
     rows = min(batch_rows, _rows_that_fit(relation.schema))
     with database.cursor() as cursor:
-        native: duckdb.DuckDBPyRelation = cursor.sql(query_of(relation.native))
+        query = relation.query if isinstance(relation, LazyRelation) else None
+        native: duckdb.DuckDBPyRelation = cursor.sql(query or query_of(relation.native))
         if limit is not None:
             # DuckDB stops reading as soon as it has enough rows.
             native = native.limit(limit)
@@ -243,11 +244,42 @@ class MappedRelation(Relation):
     source: MappedStream | None = None
 
 
+@dataclass(frozen=True)
+class LazyRelation(MappedRelation):
+    """A relation whose native relation is created on first use, by the function passed as ``native``.
+
+    DuckDB needs milliseconds to bind a native relation, and most reads do not need one.
+
+    Attributes:
+        query: SQL text with the same rows, which any cursor can run, if it is known.
+    """
+
+    query: str | None = None
+
+    @property  # type: ignore[misc]  # mypy knows no dataclass field with a setter
+    def native(self) -> duckdb.DuckDBPyRelation:
+        """The native relation; all calls return the same one."""
+        with relation_lock():
+            native = self.__dict__["native"]
+            if callable(native):
+                native = self.__dict__["native"] = native()
+            return native
+
+    @native.setter
+    def native(self, value: object) -> None:
+        # Called by the constructor of the dataclass.
+        self.__dict__["native"] = value
+
+
 def mapped_relation(database: Database, source: MappedStream, *, single_use: bool) -> Relation:
     """Return a relation over the output of a mapped stream."""
-    with relation_lock():
-        native = database.connection.from_arrow(source)
-    return MappedRelation("duckdb", native, source.schema, single_use, source)
+    return LazyRelation(
+        "duckdb",
+        lambda: database.connection.from_arrow(source),
+        source.schema,
+        single_use=single_use,
+        source=source,
+    )
 
 
 def from_arrow(database: Database, reader: pa.RecordBatchReader) -> Relation:
@@ -259,9 +291,13 @@ def from_arrow(database: Database, reader: pa.RecordBatchReader) -> Relation:
     input_stream = SingleUseStream(database, schema, batches)
     # DuckDB gets one reader and not the stream object, so that it rejects a second read.
     reader_for_duckdb = source(schema, input_stream.batches_for_duckdb())
-    with relation_lock():
-        native = database.connection.from_arrow(reader_for_duckdb)
-    return MappedRelation("duckdb", native, schema, single_use=True, source=input_stream)
+    return LazyRelation(
+        "duckdb",
+        lambda: database.connection.from_arrow(reader_for_duckdb),
+        schema,
+        single_use=True,
+        source=input_stream,
+    )
 
 
 def batches_of(database: Database, relation: Relation) -> Iterator[pa.RecordBatch]:

@@ -16,7 +16,7 @@ DEFAULT_LOCATION = "featurestore-data"
 DEFAULT_ENGINE = "duckdb"
 DEFAULT_DURABILITY = "full"
 # Engines that support only some URI schemes.
-_SCHEMES = {"spark": ("s3", "hdfs")}
+_SCHEMES = {"spark": ("s3", "gs", "hdfs")}
 _KEYS = ("location", "engine", "registry", "durability", "project")
 
 

@@ -564,6 +564,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     from featurestore_connectors.spark_delta import configure_session
+    from featurestore_connectors.spark_delta.jars import gcs_connector
 
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # A session started inside Python reads this variable and not spark.pyspark.python; else workers
@@ -591,6 +592,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     }
     jars = [*kafka_server.spark_jars(), *kafka_server.spark_jars(kafka_server.JDBC_DRIVER)]
     jars += kafka_server.spark_jars(kafka_server.S3A)
+    jars += [jar for jar in (gcs_connector(),) if jar.exists()]
     if jars:  # fetched once by make test
         settings["spark.jars"] = ",".join(map(str, jars))
     builder = SparkSession.builder.master("local[2]").appName("featurestore-tests")

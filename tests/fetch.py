@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from featurestore.errors import FeatureStoreError
+from featurestore_connectors.spark_delta.jars import fetch_gcs_connector
 from tests.azure_server import azurite
 from tests.gcs_server import fake_gcs_server
 from tests.hdfs_server import NoHdfs, hdfs_jars
@@ -27,6 +29,7 @@ PARTS: dict[str, Callable[[], object]] = {
     "HDFS (Maven Central)": hdfs_jars,
     "Azurite (npm)": azurite,
     "fake-gcs-server (Go)": fake_gcs_server,
+    "Google's connector of Hadoop (Maven Central)": fetch_gcs_connector,
     "Arrow's Flight SQL server (Go)": sqlite_server,
     "Iceberg's REST catalog (Maven Central)": catalog_jars,
     "axe-core for accessibility (npm)": axe,
@@ -39,7 +42,7 @@ def main() -> None:
         start = time.monotonic()
         try:
             fetch()
-        except (NotFetched, NoKafka, NoHdfs) as error:
+        except (NotFetched, NoKafka, NoHdfs, FeatureStoreError) as error:
             print(f"{name}: not fetched, tests that need it are skipped: {error}", flush=True)
         else:
             seconds = time.monotonic() - start

@@ -1,8 +1,9 @@
 """A real Google Cloud Storage server on the loopback interface: fake-gcs-server, from Go.
 
-Clients of Google Cloud Storage in Rust use its XML protocol, of which fake-gcs-server has only a
-small part. ``_Handler`` translates requests to its JSON protocol. So listings, generations and
-preconditions are those of the server; parts of uploads are joined by the handler.
+Google's connector of Hadoop uses its JSON protocol. Clients of Google Cloud Storage in Rust use its
+XML protocol, of which fake-gcs-server has only a small part: ``_Handler`` translates these requests
+to the JSON protocol. So listings, generations and preconditions are those of the server; parts of
+uploads are joined by the handler.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from tests.http_server import serve
+from tests.http_server import read_body, serve
 from tests.maven import NotFetched, cache_folder
 from tests.object_server import free_port, wait_for
 
 MODULE, VERSION = "github.com/fsouza/fake-gcs-server", "v1.56.1"
 _PAGE = 1000
+# Clients in Java use the JSON protocol.
+_JSON_PROTOCOL = ("/storage/v1/", "/upload/", "/download/", "/batch")
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,13 @@ class _Handler(BaseHTTPRequestHandler):
     uploads: ClassVar[dict[str, dict[int, bytes]]]
 
     def _handle(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = read_body(self)
+        if self.path.startswith(_JSON_PROTOCOL):
+            headers = {
+                key: value for key, value in self.headers.items() if key != "Transfer-Encoding"
+            }
+            self._answer(*self._send(self.command, self.path, body, headers))
+            return
         url = urlsplit(self.path)
         bucket, _, name = url.path[1:].partition("/")
         query = dict(parse_qsl(url.query, keep_blank_values=True))

@@ -21,7 +21,6 @@ from featurestore.plugins import find_plugin, load_plugin
 from featurestore.storage import settings
 from featurestore.storage.location import (
     OBJECT_STORES,
-    Location,
     add_owner,
     root_of,
     scheme_of,
@@ -122,12 +121,6 @@ def delta_options(path: str) -> dict[str, str] | None:
     if scheme not in OBJECT_STORES:
         return dict(options_of(path))
     return settings.delta_options(settings.store_settings(scheme, options_of(path)))
-
-
-def s3a_options(path: str) -> dict[str, str]:
-    """Return the settings of Hadoop's S3A client for an ``s3://`` URI, including credentials."""
-    s3_settings = settings.s3_settings(options_of(path))
-    return settings.s3a_options(s3_settings, Location.parse(path).bucket)
 
 
 def options_of_connections() -> dict[str, dict[str, str]]:

@@ -12,7 +12,6 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import unquote, urlsplit
 
 from featurestore.errors import ConfigurationError, did_you_mean
 
@@ -36,19 +35,6 @@ _PLATFORM = (
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
-# Setting names in S3A, Hadoop's client, after the prefix ``fs.s3a.bucket.<bucket>.``.
-_S3A = {
-    "aws_access_key_id": "access.key",
-    "aws_secret_access_key": "secret.key",
-    "aws_session_token": "session.token",
-    "aws_region": "endpoint.region",
-    "aws_endpoint_url": "endpoint",
-    "aws_sse_kms_key_id": "encryption.key",
-    "timeout": "connection.timeout",
-    "connect_timeout": "connection.establish.timeout",
-}
-_S3A_ENCRYPTIONS = {"AES256": "SSE-S3", "aws:kms": "SSE-KMS", "aws:kms:dsse": "DSSE-KMS"}
-_S3A_PROVIDERS = "org.apache.hadoop.fs.s3a."
 _ALIASES = {
     "aws_endpoint": "aws_endpoint_url",
     "aws_default_region": "aws_region",
@@ -237,47 +223,6 @@ def delta_options(settings: Settings) -> dict[str, str]:
         # delta-rs must not overwrite commits of other writers, either.
         merged["aws_conditional_put"] = "etag"
     return merged
-
-
-def s3a_options(settings: Settings, bucket: str) -> dict[str, str]:
-    """Return the settings for Hadoop's S3A client to access one bucket."""
-    values = {**settings.store, **settings.client}
-    s3a = {name: values[key] for key, name in _S3A.items() if key in values}
-    # Directory markers would be objects that other writers do not expect.
-    s3a["directory.marker.retention"] = "delete"
-    virtual = values.get("aws_virtual_hosted_style_request") == "true"
-    s3a["path.style.access"] = "false" if virtual else "true"
-    encryption = values.get("aws_server_side_encryption")
-    if encryption is not None:
-        s3a["encryption.algorithm"] = _S3A_ENCRYPTIONS.get(encryption, encryption)
-    provider = _s3a_provider(values)
-    if provider is not None:
-        s3a["aws.credentials.provider"] = _S3A_PROVIDERS + provider
-    s3a.update(_s3a_proxy(values.get("proxy_url")))
-    return {f"fs.s3a.bucket.{bucket}.{name}": value for name, value in s3a.items()}
-
-
-def _s3a_provider(values: Mapping[str, str]) -> str | None:
-    """Return the S3A credentials provider class; None for the default, the platform credentials."""
-    if values.get("aws_skip_signature") == "true":
-        return "AnonymousAWSCredentialsProvider"
-    if "aws_access_key_id" not in values:
-        return None
-    if "aws_session_token" in values:
-        return "TemporaryAWSCredentialsProvider"
-    return "SimpleAWSCredentialsProvider"
-
-
-def _s3a_proxy(url: str | None) -> dict[str, str]:
-    if url is None:
-        return {}
-    address = urlsplit(url)
-    proxy = {"proxy.host": address.hostname or "", "proxy.port": str(address.port or 80)}
-    if address.username is not None:
-        proxy["proxy.username"] = unquote(address.username)
-    if address.password is not None:
-        proxy["proxy.password"] = unquote(address.password)
-    return proxy
 
 
 def check_options(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from typing import ClassVar
 
-from tests.http_server import serve
+from tests.http_server import read_body, serve
 
 # Faults of a request. With "lost" and "late 500" the request has succeeded on the server.
 FAULTS = ("500", "503", "cut", "lost", "late 500", "half", "slow")
@@ -50,7 +50,7 @@ class _Handler(BaseHTTPRequestHandler):
     proxy: ClassVar[FaultyProxy]
 
     def _pass_on(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = read_body(self)
         is_list = "list-type=" in self.path
         fault = self.proxy.next_fault("LIST" if is_list else self.command)
         if fault in ("500", "503"):
@@ -81,7 +81,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _ask(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.proxy.backend, timeout=30)
         try:
-            connection.request(self.command, self.path, body=body, headers=dict(self.headers))
+            headers = dict(self.headers)
+            headers.pop("Transfer-Encoding", None)
+            connection.request(self.command, self.path, body=body, headers=headers)
             answer = connection.getresponse()
             headers = dict(answer.getheaders())
             return answer.status, headers, answer.read()

@@ -22,7 +22,7 @@ from featurestore.errors import (
     UnsupportedLocation,
 )
 from featurestore.recovery.rebuild import rebuild
-from featurestore.storage import failures, files
+from featurestore.storage import connections, failures, files
 from featurestore.storage.connections import delta_options
 from featurestore.storage.location import root_of, scheme_of
 from featurestore.storage.objects import ObjectStorage
@@ -107,6 +107,15 @@ def local_dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training
         yield export(disk)
 
 
+# On Google Cloud Storage in soak: in every run, test_spark_on_clouds.py compares both engines there.
+@pytest.mark.parametrize(
+    "server",
+    [
+        pytest.param("azure_server", marks=pytest.mark.xdist_group("az")),
+        pytest.param("gcs_server", marks=[pytest.mark.xdist_group("gs"), pytest.mark.soak]),
+    ],
+    indirect=True,
+)
 def test_cloud_groups_equal_local_groups(connect: Connect, local_history: Any) -> None:
     assert history_of_a_group(connect()) == local_history
 
@@ -178,12 +187,16 @@ def test_doctor_reads_cloud_settings_from_environment(
 ) -> None:
     server: CloudServer = request.getfixturevalue(name)
     location = f"{new_bucket(server)}/team a"
+    # Connections of this test do not outlast its environment.
+    monkeypatch.setattr(connections, "_connections", {})
     for key, value in server.environment.items():
         monkeypatch.setenv(key, value)
     registry = f"sqlite:///{tmp_path}/cache.db"
     words = ("--location", location, "--registry", registry, "--output", "json", "doctor")
     document = {check["check"]: check["state"] for check in json.loads(command_line(*words).out)}
     checks = {key: state for key, state in document.items() if key.startswith("location: ")}
+    # Settings for Spark, if it is installed and supports the location.
+    checks.pop("location: spark sessions", None)
     names = ("reach", "write", "conditional put", "clock", "delete")
     assert checks == {f"location: {name}": "ok" for name in names}
     # Executors on other machines get the settings of this environment.

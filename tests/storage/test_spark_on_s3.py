@@ -235,8 +235,8 @@ def test_spark_session_without_s3_support_is_refused(
     assert "spark.delta.logStore.s3.impl=featurestore.delta.S3LogStore" in str(caught.value.hint)
     assert f"spark.jars={session.JVM_JAR}" in str(caught.value.hint)
     assert server_files() == before
-    with pytest.raises(UnsupportedLocation, match="gs://"):
-        buckets.use_location(s3a, "gs://some/where")
+    with pytest.raises(UnsupportedLocation, match="az://"):
+        buckets.use_location(s3a, "az://some/where")
 
 
 def test_spark_session_changed_bucket_credentials_are_refused(

@@ -102,7 +102,7 @@ class SparkEngine:
         return not is_local(self.session)
 
     def session_settings(self, location: str) -> Mapping[str, str]:
-        if scheme_of(location) not in ("file", "s3", "hdfs"):
+        if scheme_of(location) not in ("file", "s3", "gs", "hdfs"):
             return {}
         return settings_for_builder(location)
 

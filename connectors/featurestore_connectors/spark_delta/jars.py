@@ -7,12 +7,17 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from featurestore.errors import ConfigurationError, MissingJava, missing_extra
+from featurestore.storage import files
 from featurestore.storage.connections import connected_roots
+from featurestore.storage.location import scheme_of
 
 # Hadoop's version in each minor version of Spark, and the versions of the modules of its AWS client
 # (15 MB instead of 558 MB for the complete AWS bundle).
@@ -26,7 +31,20 @@ EXCLUDED = ("software.amazon.awssdk:bundle", "io.netty:*", "org.slf4j:*")
 JVM_JAR = Path(__file__).parent / "jvm" / "featurestore-spark.jar"
 # Spark's cache of downloaded packages, in the home directory.
 _JAR_FOLDER = os.path.join(".ivy2.5.2", "jars")
-S3A_FILE_SYSTEM = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+_GCS_CONNECTOR = "3.0.4"
+# Spark downloads packages without classifier only, so the engine downloads Google's connector,
+# which has its libraries under other package names in the artifact with the classifier "shaded".
+_GCS_MODULE = f"""\
+<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">
+  <info organisation="featurestore" module="gcs"/>
+  <dependencies>
+    <dependency org="com.google.cloud.bigdataoss" name="gcs-connector" rev="{_GCS_CONNECTOR}"
+        transitive="false">
+      <artifact name="gcs-connector" type="jar" ext="jar" m:classifier="shaded"/>
+    </dependency>
+  </dependencies>
+</ivy-module>
+"""
 SUPPORTED = (17, 21)
 # The versions of Delta, from first to last, for each minor version of Spark, of which Delta's
 # internal classes are tested.
@@ -187,15 +205,6 @@ def _delta_artifact(spark: str, delta: str) -> str:
     return f"delta-spark_{_minor(spark)}_2.13"
 
 
-def includes_s3a(jars: str | None) -> bool:
-    """Return whether a list of jars contains S3A.
-
-    >>> includes_s3a("/jars/hadoop-aws-3.4.1.jar,/jars/s3-2.24.6.jar"), includes_s3a(None)
-    (True, False)
-    """
-    return jars is not None and "hadoop-aws" in jars
-
-
 def s3a_packages() -> list[str]:
     """Return the Maven coordinates of S3A for the installed version of Spark."""
     hadoop, client, transfer_manager = _HADOOP_OF_SPARK[_minor(installed_pair()[0])]
@@ -215,12 +224,92 @@ def s3a_settings() -> dict[str, str]:
     }
 
 
+def gcs_connector() -> Path:
+    """Return the path of Google's connector in Spark's download cache; the file may not exist."""
+    name = f"com.google.cloud.bigdataoss_gcs-connector-{_GCS_CONNECTOR}-shaded.jar"
+    return Path(os.path.expanduser("~"), _JAR_FOLDER, name)
+
+
+def fetch_gcs_connector() -> Path:
+    """Return the path of Google's connector, which is downloaded once.
+
+    Raises:
+        ConfigurationError: The connector is not in a Maven repository that Ivy can reach.
+        MissingExtra: pyspark, which contains Ivy, is not installed.
+        MissingJava: Java is not installed.
+    """
+    connector = gcs_connector()
+    if files.is_file(str(connector)):
+        return connector
+    pyspark = importlib.util.find_spec("pyspark")
+    if pyspark is None or pyspark.origin is None:
+        raise missing_extra("pyspark", "spark")
+    (ivy,) = Path(pyspark.origin).parent.glob("jars/ivy-*.jar")
+    files.make_directory(str(connector.parent))
+    # In the same file system, so that the complete jar can be moved to its name.
+    with tempfile.TemporaryDirectory(dir=connector.parent) as folder:
+        module = os.path.join(folder, "ivy.xml")
+        files.write_atomically(module, _GCS_MODULE.encode())
+        command = [
+            *(_java_path(), "-jar", str(ivy), "-ivy", module, "-cache", folder),
+            *("-retrieve", os.path.join(folder, "[artifact].[ext]")),
+        ]
+        finished = subprocess.run(command, capture_output=True, text=True, check=False)
+        jar = os.path.join(folder, "gcs-connector.jar")
+        if finished.returncode or not files.is_file(jar):
+            raise ConfigurationError(
+                f"Google's connector could not be downloaded: {finished.stdout[-300:].strip()}",
+                hint=f"copy gcs-connector-{_GCS_CONNECTOR}-shaded.jar to {connector}",
+            )
+        files.rename(jar, str(connector))
+    return connector
+
+
+@dataclass(frozen=True)
+class Client:
+    """Hadoop's client of a type of object store.
+
+    Args:
+        name: The name of the service.
+        library: A part of the name of its jar.
+        file_system: Its class.
+        settings: Returns the settings of a session that has it.
+    """
+
+    name: str
+    library: str
+    file_system: str
+    settings: Callable[[], dict[str, str]]
+
+
+# By the scheme of locations.
+CLIENTS = {
+    "s3": Client("S3", "hadoop-aws", "org.apache.hadoop.fs.s3a.S3AFileSystem", s3a_settings),
+    "gs": Client(
+        "Google Cloud Storage",
+        "gcs-connector",
+        "featurestore.delta.GcsFileSystem",
+        lambda: {"spark.jars": f"{JVM_JAR},{gcs_connector()}"},
+    ),
+}
+
+
+def missing_client(location: str, user_jars: str | None) -> str | None:
+    """Return the scheme of a location whose client a list of jars does not contain, or None.
+
+    >>> missing_client("s3://models/store", None)
+    's3'
+    >>> missing_client("s3://models/store", "/jars/hadoop-aws-3.4.1.jar,/jars/s3-2.24.6.jar")
+    """
+    client = CLIENTS.get(scheme_of(location))
+    if client is None or client.library in (user_jars or ""):
+        return None
+    return scheme_of(location)
+
+
 def connected_bucket() -> str | None:
-    """Return an S3 bucket that this process has opened, or None."""
-    for root in connected_roots():
-        if root.startswith("s3://"):
-            return root
-    return None
+    """Return a bucket with a client for Spark that this process has opened, or None."""
+    return next((root for root in connected_roots() if scheme_of(root) in CLIENTS), None)
 
 
 def has_class(session: Any, name: str) -> bool:

@@ -36,7 +36,11 @@ JARS = "FEATURESTORE_SPARK_JARS"
 
 # Delta's log store for each URI scheme to which the store's own log store writes. Its commits never
 # replace commits of other writers.
-LOG_STORES = {"file": "featurestore.delta.PosixLogStore", "s3": "featurestore.delta.S3LogStore"}
+LOG_STORES = {
+    "file": "featurestore.delta.PosixLogStore",
+    "s3": "featurestore.delta.S3LogStore",
+    "gs": "featurestore.delta.GcsLogStore",
+}
 # Delta's default log store for HDFS, which is safe since it renames without overwriting.
 _LOG_STORE_OF_HDFS = "io.delta.storage.HDFSLogStore"
 
@@ -207,8 +211,8 @@ def configure_session(builder: Any, *, location: str | None = None) -> Any:
 
     Args:
         builder: The builder; call ``getOrCreate()`` on the result.
-        location: The store's location. For S3 the session also gets Hadoop's client, which Spark
-            downloads once, unless ``spark.jars`` contains it.
+        location: The store's location. For S3 and Google Cloud Storage the session also gets
+            Hadoop's client, which is downloaded once, unless ``spark.jars`` contains it.
     """
     from delta import configure_spark_with_delta_pip
 
@@ -217,9 +221,12 @@ def configure_session(builder: Any, *, location: str | None = None) -> Any:
     jar_paths.append(str(JVM_JAR))
     builder = builder.config(map=session_settings())
     packages: list[str] = []
-    if location is not None and location.startswith("s3://") and not jars.includes_s3a(user_jars):
+    missing_client = jars.missing_client(location or "", user_jars)
+    if missing_client == "s3":
         packages.extend(jars.s3a_packages())
         builder = builder.config(map=jars.s3a_settings())
+    elif missing_client == "gs":
+        jar_paths.append(str(jars.fetch_gcs_connector()))
     fetched_jars = delta_jars()
     # Use downloaded Delta jars as files, to avoid network access and resolver output on every
     # start.
@@ -258,6 +265,8 @@ def settings_for_builder(location: str) -> dict[str, str]:
     if location.startswith("s3://"):
         packages.extend(jars.s3a_packages())
         settings.update(jars.s3a_settings())
+    elif location.startswith("gs://"):
+        settings["spark.jars"] += f",{jars.gcs_connector()}"
     return {**settings, "spark.jars.packages": ",".join(packages)}
 
 

@@ -258,12 +258,12 @@ class _NodeReader:
         for test in node.tests:
             if test.namespace is None and test.kind in ("unique", "not_null"):
                 column = self._columns.find(test.column or "")
-                if column is not None and not test.limits and test.kind == "unique":
+                if column is not None and test.covers_all_rows and test.kind == "unique":
                     unique.append((column,))
-                elif column is not None and not test.limits:
+                elif column is not None and test.covers_all_rows:
                     present.add(column)
             is_combination = test.kind == "unique_combination_of_columns"
-            if is_combination and test.namespace in UTILITY_PACKAGES and not test.limits:
+            if is_combination and test.namespace in UTILITY_PACKAGES and test.covers_all_rows:
                 names = test.arguments.get("combination_of_columns")
                 if isinstance(names, list) and all(isinstance(name, str) for name in names):
                     combinations.append(self._key_columns(names, f"test {test.name!r}"))

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.dbt.conditions import UnsupportedCondition, to_row_condition
 from featurestore.dbt.manifest import DbtTest
 
 Expectation = Mapping[str, Any]
@@ -33,6 +34,14 @@ _EQUAL_ARGUMENTS = frozenset(
         "value",
         "value_set",
     }
+)
+# The prefixes of expectations that are checked for each row, so that a condition can select rows.
+_ROW_EXPECTATIONS = (
+    "expect_column_pair_",
+    "expect_column_values_",
+    "expect_compound_columns_",
+    "expect_multicolumn_",
+    "expect_select_column_",
 )
 # Arguments that change how dbt runs a test, but not its meaning.
 _IGNORED_ARGUMENTS = frozenset({"quote", "quote_values", "is_raw", "flags"})
@@ -77,11 +86,30 @@ def to_expectation(test: DbtTest, columns: Columns) -> Expectation:
     else:
         converters = _DBT_TESTS if test.namespace is None else _UTILITY_TESTS
         if test.kind not in converters or test.namespace not in (None, *UTILITY_PACKAGES):
-            raise NotConvertible("no expectation is equivalent")
+            reason = "no expectation is equivalent"
+            if test.namespace is None and test.kind == "relationships":
+                reason = "it compares two tables, and expectations check the rows of one"
+            raise NotConvertible(reason)
         expectation = converters[test.kind](test, columns)
+    if test.where is not None:
+        expectation = add_condition(expectation, test.where, columns)
     if test.is_warning:
         expectation = {**expectation, "severity": "warning"}
     return expectation
+
+
+def add_condition(expectation: Expectation, where: str, columns: Columns) -> Expectation:
+    """Limit an expectation to the rows of a condition."""
+    if not expectation["type"].startswith(_ROW_EXPECTATIONS):
+        raise NotConvertible("it has where, which expectations of the whole table do not have")
+    try:
+        condition = to_row_condition(where, columns)
+    except UnsupportedCondition as error:
+        raise NotConvertible(
+            f"{str(error)!r} in its where is not a comparison of columns with constants"
+        ) from error
+    kwargs = {**expectation["kwargs"], "row_condition": condition}
+    return {**expectation, "kwargs": kwargs}
 
 
 def convert_by_name(test: DbtTest, columns: Columns) -> Expectation:

@@ -43,8 +43,8 @@ _SNAPSHOT_COLUMNS = (
 class DbtTest:
     """A generic data test of a table.
 
-    ``namespace`` is the package of the test, None for those of dbt. ``limits`` are settings for
-    which no expectation exists, such as ``where``.
+    ``namespace`` is the package of the test, None for those of dbt. ``where`` is the SQL condition of
+    the tested rows. ``limits`` are settings for which no expectation exists, such as ``warn_if``.
     """
 
     name: str
@@ -54,6 +54,12 @@ class DbtTest:
     column: str | None
     is_warning: bool = False
     limits: tuple[str, ...] = ()
+    where: str | None = None
+
+    @property
+    def covers_all_rows(self) -> bool:
+        """Whether the test fails for any row that violates it."""
+        return not self.limits and self.where is None
 
 
 @dataclass(frozen=True)
@@ -345,8 +351,6 @@ def parse_test(node: JsonObject) -> DbtTest:
     column = arguments.pop("column_name", None) or node.data.get("column_name")
     arguments.pop("model", None)
     limits = []
-    if config.data.get("where") is not None:
-        limits.append("where")
     for threshold in ("warn_if", "error_if"):
         value = config.optional_text(threshold) or _DEFAULT_THRESHOLD
         if value.replace(" ", "") != _DEFAULT_THRESHOLD:
@@ -360,6 +364,7 @@ def parse_test(node: JsonObject) -> DbtTest:
         column=column.strip('"`') if isinstance(column, str) else None,
         is_warning=(config.optional_text("severity") or "error").lower() == "warn",
         limits=tuple(limits),
+        where=config.optional_text("where"),
     )
 
 

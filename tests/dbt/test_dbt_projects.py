@@ -84,6 +84,7 @@ def test_add_dbt_project_defines_groups(shop: FeatureStore) -> None:
     assert set(expectations) == {
         ("expect_column_values_to_be_between", "amount"),
         ("expect_column_values_to_be_in_set", "status"),
+        ("expect_column_values_to_be_unique", "amount"),
         ("expect_column_values_to_be_unique", "order_id"),
         ("expect_column_values_to_not_be_null", "amount"),
         ("expect_column_values_to_not_be_null", "order_id"),
@@ -92,7 +93,9 @@ def test_add_dbt_project_defines_groups(shop: FeatureStore) -> None:
     assert severity == "warning"
     assert shop.validate_featuregroup("orders").success
     notes = " ".join(result.notes)
-    assert "'unique_orders_amount' was not imported: it has where" in notes
+    limited = expectations["expect_column_values_to_be_unique", "amount"]["kwargs"]
+    assert limited["row_condition"] == "(`status` == 'returned')"
+    assert "compares two tables, and expectations check the rows of one" in notes
     spending = shop.featuregroup("customer_spending")
     # The unique combination of columns contains the event time, which is not part of the key.
     assert (spending.primary_key, spending.event_time) == (("customer_id",), "ordered_at")

@@ -1,0 +1,123 @@
+"""The condition ``where`` of dbt tests selects the same rows as row condition of an expectation."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import duckdb
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+
+pytest.importorskip("great_expectations")
+from featurestore.dbt.conditions import UnsupportedCondition, to_row_condition
+from featurestore.dbt.expectations import Columns, NotConvertible, to_expectation
+from featurestore.dbt.manifest import DbtTest
+from featurestore_connectors.great_expectations.conditions import parse_condition
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
+NUMBERS = [None, -2, 0, 1, 3]
+TEXTS = [None, "", "paid", "it's", "back\\slash"]
+ROWS = pa.table(
+    {
+        "row": pa.array(range(125), pa.int64()),
+        "n": pa.array([NUMBERS[row % 5] for row in range(125)], pa.int64()),
+        "m": pa.array([NUMBERS[row // 5 % 5] for row in range(125)], pa.int64()),
+        "status": pa.array([TEXTS[row // 25] for row in range(125)]),
+        "flag": pa.array([[None, True, False][row % 3] for row in range(125)]),
+        "placed": pa.array(
+            [None if row % 7 == 0 else START + timedelta(hours=row) for row in range(125)],
+            pa.timestamp("us", tz="UTC"),
+        ),
+    }
+)
+COLUMNS = Columns(ROWS.schema)
+NUMBER = st.sampled_from(["-2", "0", "1", "2.5"])
+SIGN = st.sampled_from(["=", "<>", "!=", "<", "<=", ">", ">="])
+
+
+def quote(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+TEXT = st.sampled_from([quote(text) for text in TEXTS if text is not None])
+TIME = st.sampled_from(["'2024-01-02T00:00:00Z'", "'2024-01-03'"])
+TESTS = st.one_of(
+    st.builds("{} {} {}".format, st.sampled_from(["n", '"m"', "N"]), SIGN, NUMBER),
+    st.builds("{} {} n".format, NUMBER, SIGN),
+    st.builds("n {} m".format, SIGN),
+    st.builds("status {} {}".format, SIGN, TEXT),
+    st.builds("placed {} {}".format, SIGN, TIME),
+    st.builds("n {} in ({}, {})".format, st.sampled_from(["", "not"]), NUMBER, NUMBER),
+    st.builds("status in ({}, {})".format, TEXT, TEXT),
+    st.builds("m {} between {} and {}".format, st.sampled_from(["", "not"]), NUMBER, NUMBER),
+    st.builds(
+        "{} is {} null".format,
+        st.sampled_from(["n", "status", "flag"]),
+        st.sampled_from(["", "not"]),
+    ),
+    st.sampled_from(["flag", "flag = true", "flag <> false"]),
+)
+CONDITIONS = st.recursive(
+    TESTS,
+    lambda parts: st.one_of(
+        st.builds("({}) {} ({})".format, parts, st.sampled_from(["and", "or"]), parts),
+        st.builds("not ({})".format, parts),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(where=CONDITIONS)
+def test_row_condition_selects_the_rows_of_where(where: str) -> None:
+    with duckdb.connect() as database:
+        database.execute("set timezone = 'UTC'")
+        database.register("rows", ROWS)
+        selected = database.execute(f"select row from rows where {where} order by row").fetchall()
+    condition = parse_condition(to_row_condition(where, COLUMNS))
+    assert condition is not None
+    frame = ROWS.to_pandas()
+    assert frame["row"][condition.rows(frame)].tolist() == [row for (row,) in selected]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "n > (select max(n) from other)",
+        "placed > current_date - 3",
+        "n + 1 > 2",
+        "n = 'paid'",
+        "status = 1",
+        "missing = 1",
+        "status like 'p%'",
+        "n in (select 1)",
+        "n in (1, null)",
+        "n = null",
+        "placed > 'yesterday'",
+        "n = m and",
+        "n = 1; drop table orders",
+        "{{ var('x') }}",
+        "n = status",
+    ],
+)
+def test_other_conditions_are_not_converted(where: str) -> None:
+    with pytest.raises(UnsupportedCondition):
+        to_row_condition(where, COLUMNS)
+    test = DbtTest("t", "not_null", None, {}, "n", where=where)
+    with pytest.raises(NotConvertible, match="in its where is not a comparison"):
+        to_expectation(test, COLUMNS)
+
+
+def test_where_of_expectation_of_whole_table_is_not_converted() -> None:
+    test = DbtTest(
+        "t",
+        "expect_table_column_count_to_equal",
+        "dbt_expectations",
+        {"value": 3},
+        None,
+        where="n = 1",
+    )
+    with pytest.raises(NotConvertible, match="of the whole table"):
+        to_expectation(test, COLUMNS)

@@ -124,6 +124,7 @@ _FUNCTIONS = (
     "remove_source",
     "read_source",
     "create_external_featuregroup",
+    "register_in",
     "add_dbt_project",
     "plan_dbt_project",
     "write_dbt_exposures",

@@ -62,6 +62,7 @@ from featurestore.retrieval import LeakReport
 from featurestore.retrieval.resolve import JoinKey
 from featurestore.serving.publication import Publication
 from featurestore.sources import SourceFrame
+from featurestore.sources.catalogs import CatalogRegistration
 from featurestore.statistics import compare_statistics as compare_statistics
 from featurestore.store import FeatureStore as FeatureStore
 from featurestore.streams.replay import Replayed
@@ -800,6 +801,9 @@ def create_external_featuregroup(
     snapshots: Literal["training", "never"] = "training",
     if_exists: Literal["version", "error", "return"] = "version",
 ) -> FeatureGroup: ...
+def register_in(
+    source: str, *, featuregroups: str | Sequence[str] | None = None, schema: str = "featurestore"
+) -> CatalogRegistration: ...
 def add_dbt_project(
     manifest: str | os.PathLike[str], *, source: str, select: str | Sequence[str] | None = None
 ) -> DbtImport: ...

@@ -42,6 +42,7 @@ _NOUNS = {
     "scheduler": ("jobs", "scheduler_app", "Run due jobs."),
     "registry": ("setup", "registry_app", "The registry: the index of the store."),
     "source": ("sources", "app", "Sources: databases, folders, lake tables."),
+    "catalog": ("sources", "catalog_app", "Catalogs: tables of the store in them."),
     "dbt": ("dbt", "app", "dbt projects: tables as external groups."),
     "online": ("online", "app", "Online stores: Redis, Postgres, SQLite."),
     "run": ("runs", "app", "Runs of experiments."),

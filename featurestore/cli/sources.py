@@ -1,4 +1,4 @@
-"""``featurestore source``: registered sources of rows."""
+"""``featurestore source`` and ``featurestore catalog``: registered sources, and tables in catalogs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
-from featurestore.cli.output import show_json, show_record, show_rows
+from featurestore.cli.output import show_json, show_record, show_rows, show_text
 from featurestore.cli.state import OutputFormat, settings, store
 
 app = typer.Typer(no_args_is_help=True)
+catalog_app = typer.Typer(no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(help="Name of the source.", show_default=False)]
 
@@ -103,3 +104,23 @@ def read(
         show_json(records)
     else:
         show_rows(context, records, columns=frame.columns, empty="no rows")
+
+
+@catalog_app.callback()
+def catalogs() -> None:
+    """Register feature groups in catalogs."""
+
+
+@catalog_app.command(epilog="Example: featurestore catalog register lake --schema features")
+def register(
+    context: typer.Context,
+    name: Name,
+    featuregroup: Annotated[
+        list[str] | None,
+        typer.Option("--fg", help="Feature group, repeatable; default: all.", show_default=False),
+    ] = None,
+    schema: Annotated[str, typer.Option(help="Schema in the catalog.")] = "featurestore",
+) -> None:
+    """Register feature groups as tables of a catalog, or bring them in step."""
+    result = store(context).register_in(name, featuregroups=featuregroup or None, schema=schema)
+    show_text(context, str(result), data=result.to_json())

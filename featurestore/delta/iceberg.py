@@ -90,6 +90,13 @@ def publish(path: str) -> int:
             return snapshot.version
 
 
+def current_metadata(path: str) -> str:
+    """Return the path of the latest metadata file; publish the table if it has none."""
+    hint = os.path.join(_metadata_folder(path), _HINT)
+    number = int(files.read_bytes(hint)) if files.exists(hint) else _metadata_number(publish(path))
+    return os.path.join(_metadata_folder(path), f"v{number}.metadata.json")
+
+
 def remove_old_metadata(path: str, *, version: int) -> None:
     """Remove the metadata of all Delta versions before ``version``."""
     folder = _metadata_folder(path)

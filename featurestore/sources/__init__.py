@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from featurestore.sources.catalogs import register_groups
 from featurestore.sources.frame import SourceFrame, define_external, read_source
 from featurestore.sources.registration import add, check, every, remove
 
-__all__ = ["SourceFrame", "add", "check", "define_external", "every", "read_source", "remove"]
+__all__ = [
+    "SourceFrame",
+    "add",
+    "check",
+    "define_external",
+    "every",
+    "read_source",
+    "register_groups",
+    "remove",
+]

@@ -6,7 +6,7 @@ from featurestore.store.featuregroups import FeatureGroupCalls
 from featurestore.store.features import FeatureCalls, FeatureViewCalls
 from featurestore.store.insight import InsightCalls
 from featurestore.store.jobs import AlertCalls, MonitorCalls, ProjectCalls
-from featurestore.store.sources import DbtCalls, OnlineStoreCalls, SourceCalls
+from featurestore.store.sources import CatalogCalls, DbtCalls, OnlineStoreCalls, SourceCalls
 from featurestore.store.training_datasets import ModelCalls, TrainingDatasetCalls
 
 __all__ = ["FeatureStore"]
@@ -22,6 +22,7 @@ class FeatureStore(
     ModelCalls,
     AlertCalls,
     SourceCalls,
+    CatalogCalls,
     DbtCalls,
     OnlineStoreCalls,
     ProjectCalls,

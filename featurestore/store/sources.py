@@ -1,4 +1,4 @@
-"""Methods for sources (registration, checks and reads), dbt projects and online stores."""
+"""Methods for sources, catalogs, dbt projects and online stores."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from featurestore.model.online_store import OnlineStoreSpec
     from featurestore.model.source import SourceReport, SourceSpec
     from featurestore.sources import SourceFrame
+    from featurestore.sources.catalogs import CatalogRegistration
 
-__all__ = ["DbtCalls", "OnlineStoreCalls", "SourceCalls"]
+__all__ = ["CatalogCalls", "DbtCalls", "OnlineStoreCalls", "SourceCalls"]
 
 
 class SourceCalls(StoreBase):
@@ -313,6 +314,54 @@ class SourceCalls(StoreBase):
             columns=columns,
             options=options,
         )
+
+
+class CatalogCalls(StoreBase):
+    """Methods for catalogs."""
+
+    def register_in(
+        self,
+        source: str,
+        *,
+        featuregroups: str | Sequence[str] | None = None,
+        schema: str = "featurestore",
+    ) -> CatalogRegistration:
+        """Register feature groups as external tables of a catalog, by which others find them.
+
+        Unity Catalog gets the Delta tables, Iceberg catalogs the tables of groups that were created
+        with ``iceberg=True``. A table has the name of its group and the rows of its latest version;
+        ``"trips@v1"`` is the table ``trips_v1``. A later call replaces the tables of changed groups
+        and removes those of deleted groups. An Iceberg table has the rows of the commit that it was
+        registered with, so call it after writes. Tables that this store did not register are never
+        changed.
+
+        Args:
+            source: The registered source of the catalog.
+            featuregroups: Names of groups, such as ``"trips"`` or ``"trips@v1"``; None: all groups
+                that can be registered, except private and external ones. Tables that were
+                registered earlier remain in step in either case.
+            schema: The schema (namespace) in the catalog, which is created if necessary.
+
+        Raises:
+            SourceNotFound: The source is not registered.
+            InvalidArgument: The source is not a catalog, or a group cannot be registered.
+            FeatureGroupNotFound: A group does not exist.
+            SourceError: A table exists that this store did not register, or the catalog refuses the
+                request; the message names the table.
+            SourceUnavailable: The catalog is unreachable or refuses access.
+
+        >>> import os
+        >>> group = store.create_featuregroup([{"id": 1}], "lakes", iceberg=True)
+        >>> path = os.path.abspath("catalog.db")
+        >>> store.add_source("lake", f"iceberg+sqlite:///{path}").kind
+        'iceberg'
+        >>> print(store.register_in("lake", featuregroups="lakes"))
+        catalog lake: 1 created, 0 updated, 0 removed, 0 unchanged
+        created   featurestore.lakes
+        """
+        from featurestore.sources import register_groups
+
+        return register_groups(self._session, source, featuregroups=featuregroups, schema=schema)
 
 
 class DbtCalls(StoreBase):

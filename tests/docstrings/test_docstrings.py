@@ -90,6 +90,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "features").mkdir()
     (tmp_path / "features" / "groups.py").write_text(weather.DEFINITIONS)
     weather.dbt_project(tmp_path)
+    weather.iceberg_catalog(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.delenv("FEATURESTORE_LOCATION", raising=False)
 

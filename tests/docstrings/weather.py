@@ -139,3 +139,16 @@ def dbt_project(folder: Path) -> None:
         (folder / name).mkdir()
     (folder / "dbt_project.yml").write_text("name: shop\n")
     (folder / "target" / "manifest.json").write_text(json.dumps(manifest))
+
+
+def iceberg_catalog(folder: Path) -> None:
+    """Write an empty Iceberg catalog, ``catalog.db``, with the tables of pyiceberg."""
+    with closing(sqlite3.connect(folder / "catalog.db")) as database:
+        database.execute(
+            "create table iceberg_tables (catalog_name, table_namespace, table_name, "
+            "metadata_location, previous_metadata_location, iceberg_type)"
+        )
+        database.execute(
+            "create table iceberg_namespace_properties (catalog_name, namespace, property_key, "
+            "property_value)"
+        )

@@ -35,9 +35,15 @@ CATALOG_TOKEN = "dapi-token-6c1e"
 
 
 class UnityHandler(BaseHTTPRequestHandler):
-    """A catalog with the tables in ``locations``, by schema and name."""
+    """A catalog with the tables in ``locations``, by schema and name.
+
+    ``registered`` are the bodies of the requests that registered tables, ``schemas`` the created
+    schemas.
+    """
 
     locations: ClassVar[dict[str, str]] = {}
+    registered: ClassVar[dict[str, dict[str, Any]]] = {}
+    schemas: ClassVar[set[str]] = set()
     formats: ClassVar[dict[str, str]] = {}
     credentials: ClassVar[dict[str, str]] = {}
     redirect: ClassVar[str | None] = None
@@ -47,6 +53,16 @@ class UnityHandler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self._respond(self.rfile.read(int(self.headers["Content-Length"])))
+
+    def do_DELETE(self) -> None:
+        name = self.path.removeprefix(f"{API}tables/main.")
+        if self.headers["Authorization"] != f"Bearer {CATALOG_TOKEN}":
+            self._send(401, {})
+            return
+        del self.locations[name], self.registered[name]
+        self.send_response(200)  # with an empty body, like some servers
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     def _respond(self, body: bytes) -> None:
         if self.redirect is not None:
@@ -59,7 +75,11 @@ class UnityHandler(BaseHTTPRequestHandler):
             return
         url = urlsplit(self.path)
         query, path = dict(parse_qsl(url.query)), url.path.removeprefix(API)
-        if path == "schemas":
+        if path in ("schemas", "tables") and body:
+            self._create(path, json.loads(body))
+        elif path.startswith("schemas/"):
+            self._send(200 if path.removeprefix("schemas/main.") in self.schemas else 404, {})
+        elif path == "schemas":
             names = sorted({name.split(".")[0] for name in self.locations})
             self._page("schemas", [{"name": name} for name in names], query)
         elif path == "tables":
@@ -76,9 +96,31 @@ class UnityHandler(BaseHTTPRequestHandler):
             else:
                 self._send(404, {"error_code": "NOT_FOUND"})
 
-    def _table(self, full_name: str) -> dict[str, str]:
+    def _create(self, path: str, body: dict[str, Any]) -> None:
+        """Create a schema or a table from the documented fields, all of which are required."""
+        assert body["catalog_name"] == "main"
+        if path == "schemas":
+            self.schemas.add(body["name"])
+            self._send(200, body)
+            return
+        assert set(body) - {"comment"} == {
+            "name", "catalog_name", "schema_name", "table_type", "data_source_format", "columns",
+            "storage_location", "properties",
+        }  # fmt: skip
+        assert (body["table_type"], body["data_source_format"]) == ("EXTERNAL", "DELTA")
+        name = f"{body['schema_name']}.{body['name']}"
+        if body["schema_name"] not in self.schemas:
+            self._send(404, {"error_code": "SCHEMA_NOT_FOUND"})
+        elif name in self.locations:
+            self._send(409, {"error_code": "TABLE_ALREADY_EXISTS"})
+        else:
+            self.locations[name], self.registered[name] = body["storage_location"], body
+            self._send(200, body)
+
+    def _table(self, full_name: str) -> dict[str, Any]:
         schema, name = full_name.split(".")
         return {
+            **self.registered.get(full_name, {}),
             "name": name,
             "catalog_name": "main",
             "schema_name": schema,
@@ -108,6 +150,7 @@ class UnityHandler(BaseHTTPRequestHandler):
 def catalog() -> Iterator[tuple[str, type[UnityHandler]]]:
     """The URI of a catalog, and its handler, whose tables a test sets."""
     empty: dict[str, Any] = {"locations": {}, "formats": {}, "credentials": {}}
+    empty |= {"registered": {}, "schemas": set()}
     handler = type("Handler", (UnityHandler,), empty)
     with serve(handler) as port:
         yield f"unity://127.0.0.1:{port}/main?tls=false", handler

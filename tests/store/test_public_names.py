@@ -121,6 +121,7 @@ PARAMETERS = {
     "remove_alert_channel": "name",
     "get_alerts": "* limit",
     "send_alerts": "",
+    "register_in": "source * featuregroups schema",
     "add_dbt_project": "manifest * source select",
     "plan_dbt_project": "manifest * source select",
     "write_dbt_exposures": "path * owner",

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -26,8 +27,10 @@ from featurestore.errors import (
 )
 from featurestore.model.source import SourceTable
 from featurestore.model.times import from_micros, to_micros
+from featurestore.plugins.catalog import CatalogSource, TableCatalog
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore_connectors.sources import duckdb_rows, iceberg_files, locations
+from featurestore_connectors.sources.catalog_registration import IcebergTables
 from featurestore_connectors.sources.drivers import secure_url, to_single_line
 from featurestore_connectors.sources.typed_columns import schema_of, select_columns
 
@@ -63,10 +66,7 @@ class IcebergSource:
 
     def snapshot(self, at: int | datetime | None = None) -> IcebergSnapshot:
         """Open the catalog at snapshot id or time ``at``, or with the latest snapshots."""
-        try:
-            from featurestore_connectors.sources import iceberg_catalogs
-        except ImportError as error:
-            raise missing_extra("pyiceberg", "iceberg") from error
+        iceberg_catalogs = _import_catalogs()
         if self._is_table:
             path = locations.require_existing(
                 self._config, locations.local_path(self._config, prefix="iceberg")
@@ -74,6 +74,22 @@ class IcebergSource:
             with _translate_errors(self._config, None):
                 table = iceberg_catalogs.load_table(path, subject=f"Source {self._config.name!r}")
             return IcebergSnapshot(self._config, _SingleTable(table), version=at)
+        catalog, secret = self._connect()
+        return IcebergSnapshot(self._config, catalog, version=at, secret=secret)
+
+    def catalog(self) -> TableCatalog:
+        """Connect to the catalog, to register tables."""
+        if self._is_table:
+            raise InvalidArgument(
+                f"Source {self._config.name!r} is a single table, in which no tables are registered.",
+                hint="add_source('lake', 'iceberg+https://host')",
+            )
+        catalog, secret = self._connect()
+        return IcebergTables(self._config, catalog, secret)
+
+    def _connect(self) -> tuple[Any, str | None]:
+        """Return the catalog and its secret."""
+        iceberg_catalogs = _import_catalogs()
         secret = None
         if self._uri.startswith("http") and self._config.secret is not None:
             secret = self._config.secret()
@@ -88,7 +104,16 @@ class IcebergSource:
                 warehouse=self._config.options.get("warehouse"),
                 token=secret,
             )
-        return IcebergSnapshot(self._config, catalog, version=at, secret=secret)
+        return catalog, secret
+
+
+def _import_catalogs() -> ModuleType:
+    """Return the module that requires pyiceberg."""
+    try:
+        from featurestore_connectors.sources import iceberg_catalogs
+    except ImportError as error:
+        raise missing_extra("pyiceberg", "iceberg") from error
+    return iceberg_catalogs
 
 
 @dataclass(frozen=True)
@@ -300,4 +325,5 @@ def _short_message(error: Exception, secret: str | None) -> str:
 
 if TYPE_CHECKING:
     _contract: type[Source] = IcebergSource
+    _catalog: type[CatalogSource] = IcebergSource
     _snapshot: type[SourceSnapshot] = IcebergSnapshot

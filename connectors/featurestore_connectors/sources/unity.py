@@ -2,21 +2,17 @@
 
 The catalog lists tables, and vends temporary credentials for the files of one table
 (https://github.com/unitycatalog/unitycatalog, api/all.yaml). Its responses are untrusted: locations
-are local paths or in buckets of S3, and redirects are refused, since they would send the token to
-another address.
+are local paths or in buckets of S3.
 """
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import pyarrow as pa
 
@@ -25,23 +21,22 @@ from featurestore.errors import (
     InvalidArgument,
     SourceError,
     SourceTableNotFound,
-    SourceUnavailable,
     did_you_mean,
     listing,
 )
 from featurestore.model.source import SourceTable
+from featurestore.plugins.catalog import CatalogSource, TableCatalog
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore.storage.settings import SECRET, TOKEN, USER
 from featurestore_connectors.sources import locations
+from featurestore_connectors.sources.catalog_registration import UnityTables
 from featurestore_connectors.sources.delta_table import DeltaSnapshot, open_delta
-from featurestore_connectors.sources.drivers import check_options, is_loopback, to_single_line
+from featurestore_connectors.sources.drivers import check_options, is_loopback
+from featurestore_connectors.sources.unity_client import UnityClient
 
 _API = "/api/2.1/unity-catalog"
 # The region and the endpoint of the buckets; the catalog does not return them.
 _OPTIONS = ("aws_endpoint_url", "aws_region")
-_TIMEOUT_SECONDS = 30.0
-_MAX_BYTES = 64 << 20
-_PAGE_ROWS = 100
 _CREDENTIALS = {"access_key_id": USER, "secret_access_key": SECRET, "session_token": TOKEN}
 
 
@@ -80,9 +75,15 @@ class UnitySource:
 
     def snapshot(self, at: int | datetime | None = None) -> UnitySnapshot:
         """Open the catalog; its tables are read at version or time ``at``, or the latest."""
+        return UnitySnapshot(self._config, self._connect(), self._catalog, version=at)
+
+    def catalog(self) -> TableCatalog:
+        """Connect to the catalog, to register tables."""
+        return UnityTables(self._connect(), self._catalog)
+
+    def _connect(self) -> UnityClient:
         token = None if self._config.secret is None else self._config.secret()
-        client = _Client(self._config, self._address, token)
-        return UnitySnapshot(self._config, client, self._catalog, version=at)
+        return UnityClient(self._config, self._address, token)
 
 
 class UnitySnapshot:
@@ -91,7 +92,7 @@ class UnitySnapshot:
     def __init__(
         self,
         config: SourceConfig,
-        client: _Client,
+        client: UnityClient,
         catalog: str,
         *,
         version: int | datetime | None,
@@ -199,73 +200,6 @@ class UnitySnapshot:
         return settings
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects, so that the token is sent to the registered address only."""
-
-    def redirect_request(self, *_: object) -> None:
-        return None
-
-
-class _Client:
-    """Requests to the REST interface of a catalog."""
-
-    def __init__(self, config: SourceConfig, address: str, token: str | None) -> None:
-        self._config = config
-        self._address = address
-        self._token = token
-        self._opener = urllib.request.build_opener(_NoRedirects)
-
-    def get(self, path: str, **query: str) -> dict[str, Any] | None:
-        """Return the object at a path, or None if it does not exist."""
-        return self._send(f"{path}?{urlencode(query)}" if query else path, None)
-
-    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        return self._send(path, json.dumps(body).encode()) or {}
-
-    def list_all(self, kind: str, **query: str) -> Iterator[Mapping[str, Any]]:
-        """Yield the objects of all pages of a list."""
-        page: str | None = None
-        while True:
-            page_parameter = {} if page is None else {"page_token": page}
-            body = self.get(kind, **query, max_results=str(_PAGE_ROWS), **page_parameter) or {}
-            yield from body.get(kind) or ()
-            # A catalog that repeats a token would cause an endless list.
-            if not body.get("next_page_token") or body["next_page_token"] == page:
-                return
-            page = str(body["next_page_token"])
-
-    def _send(self, path: str, body: bytes | None) -> dict[str, Any] | None:
-        """Send a request; return None for an object that does not exist."""
-        headers = {"Accept": "application/json", "Content-Type": "application/json"}
-        if self._token is not None:
-            headers["Authorization"] = f"Bearer {self._token}"
-        request = urllib.request.Request(f"{self._address}/{path}", data=body, headers=headers)
-        try:
-            with self._opener.open(request, timeout=_TIMEOUT_SECONDS) as response:
-                content = response.read(_MAX_BYTES + 1)
-        except urllib.error.HTTPError as error:
-            with error:
-                if error.code == 404:
-                    return None
-                reason = to_single_line(error.read(500).decode(errors="replace"), self._token)
-            raise self._unavailable(f"status {error.code} {reason}") from None
-        except (OSError, ValueError) as error:
-            raise self._unavailable(to_single_line(str(error), self._token)) from None
-        try:
-            fields = json.loads(content) if len(content) <= _MAX_BYTES else None
-        except ValueError:
-            fields = None
-        if not isinstance(fields, dict):
-            raise self._unavailable("its response is not a JSON object")
-        return fields
-
-    def _unavailable(self, reason: str) -> SourceUnavailable:
-        return SourceUnavailable(
-            f"Source {self._config.name!r} cannot be reached, or rejects the user: {reason}",
-            hint="check the URI, and the token that secret= refers to",
-        )
-
-
 def _without_table(query: SourceQuery) -> SourceQuery:
     """Return a query of a single Delta table."""
     return replace(query, table=None)
@@ -285,4 +219,5 @@ def _name_table(query: SourceQuery) -> Iterator[None]:
 
 if TYPE_CHECKING:
     _contract: type[Source] = UnitySource
+    _catalog: type[CatalogSource] = UnitySource
     _snapshot: type[SourceSnapshot] = UnitySnapshot

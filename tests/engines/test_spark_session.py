@@ -6,6 +6,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -159,3 +160,51 @@ def test_own_session_is_configured_for_delta() -> None:
     assert answer["stopped"]
     assert answer["left_running"]
     assert " WARN " not in result.stderr
+
+
+_FIRST_START = """
+import sys
+from pyspark.sql import SparkSession
+from featurestore_connectors.spark_delta import configure_session
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+session = configure_session(builder, location="s3://bucket/prefix").getOrCreate()
+session.range(3).write.format("delta").save(sys.argv[1])
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.soak
+def test_first_session_downloads_only_modules_that_spark_lacks(tmp_path: Path) -> None:
+    import pyspark
+
+    # The description of a module without its jar, which Maven writes for modules that others require.
+    described = tmp_path / ".m2" / "repository" / "org" / "slf4j" / "slf4j-api" / "2.0.13"
+    described.mkdir(parents=True)
+    (described / "slf4j-api-2.0.13.pom").write_text(
+        "<project><modelVersion>4.0.0</modelVersion><groupId>org.slf4j</groupId>"
+        "<artifactId>slf4j-api</artifactId><version>2.0.13</version></project>"
+    )
+    home = {"HOME": str(tmp_path), "JDK_JAVA_OPTIONS": f"{QUICK_JAVA} -Duser.home={tmp_path}"}
+    command = [sys.executable, "-c", _FIRST_START, str(tmp_path / "table")]
+    process = subprocess.run(
+        command,
+        env=os.environ | home | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+        timeout=540,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    downloaded = {path.name for path in tmp_path.glob(".ivy2*/jars/*.jar")}
+    assert {path.name for path in jars.delta_jars()} <= downloaded
+    modules = {module_of(name.partition("_")[2]) for name in downloaded}
+    assert {"hadoop-aws", "s3", "s3-transfer-manager", "sts"} <= modules
+    included = {module_of(path.name) for path in Path(pyspark.__path__[0], "jars").glob("*.jar")}
+    # Another module in Spark; required by Delta 4.0; required by S3A.
+    expected = {"annotations", "antlr4-runtime", "commons-codec", "httpclient", "httpcore"}
+    assert modules & included <= expected
+
+
+def module_of(jar: str) -> str:
+    """Return the module of a jar, without its version."""
+    return re.sub(r"-\d.*", "", jar)

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,7 +27,7 @@ _HADOOP_OF_SPARK = {
     "4.2": ("3.5.0", "2.35.4", "2.35.4"),
 }
 # Spark has its own netty and logging libraries.
-EXCLUDED = ("software.amazon.awssdk:bundle", "io.netty:*", "org.slf4j:*")
+_EXCLUDED_OF_S3A = ("software.amazon.awssdk:bundle", "io.netty:*", "org.slf4j:*")
 JVM_JAR = Path(__file__).parent / "jvm" / "featurestore-spark.jar"
 # Spark's cache of downloaded packages, in the home directory.
 _JAR_FOLDER = os.path.join(".ivy2.5.2", "jars")
@@ -57,6 +57,27 @@ NEWEST_PAIR = ("4.2.0", "4.4.0")
 # Since Delta 4.2, delta-spark needs Delta Kernel.
 _FIRST_WITH_KERNEL = (4, 2)
 _KERNEL = ("delta-kernel-api", "delta-kernel-defaults", "delta-kernel-unitycatalog")
+# Delta Kernel requires 27 modules (76 MB) that Spark contains or that tables at paths do not need.
+# Ivy fails on those of which Maven's local repository has the description without the jar.
+_EXCLUDED_OF_KERNEL = (
+    "com.fasterxml.jackson.core:*",
+    "com.fasterxml.jackson.datatype:*",
+    "com.github.luben:*",
+    "com.google.code.findbugs:*",
+    "commons-logging:*",
+    "commons-pool:*",
+    "io.airlift:*",
+    "io.unitycatalog:*",
+    "javax.annotation:*",
+    "org.apache.hadoop:hadoop-client-api",
+    "org.apache.hadoop:hadoop-client-runtime",
+    "org.apache.logging.log4j:*",
+    "org.apache.parquet:*",
+    "org.locationtech.jts:*",
+    "org.roaringbitmap:*",
+    "org.slf4j:*",
+    "org.xerial.snappy:*",
+)
 _HINT = (
     "install Java 17 (Debian: apt-get install openjdk-17-jre-headless; "
     "macOS: brew install openjdk@17) or set JAVA_HOME"
@@ -218,10 +239,26 @@ def s3a_packages() -> list[str]:
 
 def s3a_settings() -> dict[str, str]:
     """Return the session settings that download the S3A jars."""
-    return {
-        "spark.jars.packages": ",".join(s3a_packages()),
-        "spark.jars.excludes": ",".join(EXCLUDED),
-    }
+    return _download_settings(s3a_packages(), _EXCLUDED_OF_S3A)
+
+
+def download_settings(*, with_s3a: bool) -> dict[str, str]:
+    """Return the session settings that download the jars of Delta, and those of S3A if required."""
+    packages = [delta_package()]
+    excluded: list[str] = []
+    if _numbers(installed_pair()[1]) >= _FIRST_WITH_KERNEL:
+        excluded += _EXCLUDED_OF_KERNEL
+    if with_s3a:
+        packages += s3a_packages()
+        excluded += _EXCLUDED_OF_S3A
+    return _download_settings(packages, excluded)
+
+
+def _download_settings(packages: Sequence[str], excluded: Sequence[str]) -> dict[str, str]:
+    settings = {"spark.jars.packages": ",".join(packages)}
+    if excluded:
+        settings["spark.jars.excludes"] = ",".join(dict.fromkeys(excluded))
+    return settings
 
 
 def gcs_connector() -> Path:

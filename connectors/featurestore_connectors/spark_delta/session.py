@@ -214,27 +214,22 @@ def configure_session(builder: Any, *, location: str | None = None) -> Any:
         location: The store's location. For S3 and Google Cloud Storage the session also gets
             Hadoop's client, which is downloaded once, unless ``spark.jars`` contains it.
     """
-    from delta import configure_spark_with_delta_pip
-
     user_jars = builder._options.get("spark.jars") or os.environ.get(JARS)
     jar_paths = [user_jars] if user_jars else []
     jar_paths.append(str(JVM_JAR))
     builder = builder.config(map=session_settings())
-    packages: list[str] = []
     missing_client = jars.missing_client(location or "", user_jars)
-    if missing_client == "s3":
-        packages.extend(jars.s3a_packages())
-        builder = builder.config(map=jars.s3a_settings())
-    elif missing_client == "gs":
+    if missing_client == "gs":
         jar_paths.append(str(jars.fetch_gcs_connector()))
+    with_s3a = missing_client == "s3"
     fetched_jars = delta_jars()
     # Use downloaded Delta jars as files, to avoid network access and resolver output on every
     # start.
-    if not packages and all(files.is_file(str(jar)) for jar in fetched_jars):
+    if not with_s3a and all(files.is_file(str(jar)) for jar in fetched_jars):
         jar_paths.extend(map(str, fetched_jars))
         return builder.config("spark.jars", ",".join(jar_paths))
     builder = builder.config("spark.jars", ",".join(jar_paths))
-    return configure_spark_with_delta_pip(builder, extra_packages=packages)
+    return builder.config(map=jars.download_settings(with_s3a=with_s3a))
 
 
 def session_settings() -> dict[str, str]:
@@ -260,14 +255,11 @@ def settings_for_builder(location: str) -> dict[str, str]:
     Raises:
         MissingExtra: delta-spark is not installed.
     """
-    settings = {**session_settings(), "spark.jars": str(JVM_JAR)}
-    packages = [delta_package()]
-    if location.startswith("s3://"):
-        packages.extend(jars.s3a_packages())
-        settings.update(jars.s3a_settings())
-    elif location.startswith("gs://"):
+    downloads = jars.download_settings(with_s3a=location.startswith("s3://"))
+    settings = {**session_settings(), "spark.jars": str(JVM_JAR), **downloads}
+    if location.startswith("gs://"):
         settings["spark.jars"] += f",{jars.gcs_connector()}"
-    return {**settings, "spark.jars.packages": ",".join(packages)}
+    return settings
 
 
 def is_local(session: Any) -> bool:

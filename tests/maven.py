@@ -50,7 +50,7 @@ def fetched(pom: Path, name: str, versions: Mapping[str, str] | None = None) -> 
     maven = maven_program()
     folder.mkdir(parents=True, exist_ok=True)
     command = [
-        maven, "-q", "-B", "-f", str(pom), "dependency:copy-dependencies",
+        maven, "-q", "-B", "-U", "-f", str(pom), "dependency:copy-dependencies",
         "-DincludeScope=runtime", f"-DoutputDirectory={folder}",
         *(f"-D{key}={value}" for key, value in (versions or {}).items()),
     ]  # fmt: skip

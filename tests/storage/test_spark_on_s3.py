@@ -224,7 +224,8 @@ def test_spark_session_without_s3_support_is_refused(
     monkeypatch.setattr(buckets, "has_class", lambda *given: False)
     with pytest.raises(ConfigurationError, match="no hadoop-aws") as caught:
         store.create_featuregroup(rows(0, 3), "weather")
-    for word in ("hadoop-aws:3.4.1", "spark.jars.excludes=software.amazon.awssdk:bundle"):
+    hadoop_aws = kafka_server.S3A.replace("hadoop-aws-", "hadoop-aws:")
+    for word in (hadoop_aws, "spark.jars.excludes=software.amazon.awssdk:bundle"):
         assert word in str(caught.value.hint)
     monkeypatch.setattr(buckets, "has_class", has_class)
     monkeypatch.setattr(

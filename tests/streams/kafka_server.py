@@ -21,7 +21,7 @@ from tests.maven import NotFetched, cache_folder, fetched
 VERSION = "3.9.1"
 # The connectors of the installed version of Spark: the properties of the poms.
 _READER_OF_SPARK = {
-    "4.0": {"spark": "4.0.1", "kafka": "3.9.1", "pool": "2.12.0"},
+    "4.0": {"spark": "4.0.0", "kafka": "3.9.1", "pool": "2.12.0"},
     "4.1": {"spark": "4.1.1", "kafka": "3.9.1", "pool": "2.12.1"},
     "4.2": {"spark": "4.2.0", "kafka": "3.9.2", "pool": "2.13.1"},
 }

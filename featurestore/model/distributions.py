@@ -10,6 +10,7 @@ EXTRAS: Mapping[str, str] = {
     "adbc_driver_postgresql": "sources",
     "adbc_driver_sqlite": "sources",
     "authlib": "server",
+    "boto3": "glue",
     "cloudpickle": "experiments",
     "confluent_kafka": "kafka",
     "croniter": "jobs",

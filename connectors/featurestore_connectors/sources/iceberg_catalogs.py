@@ -144,6 +144,28 @@ def open_catalog(
     return _RestCatalog(name, **properties)
 
 
+def open_glue_catalog(
+    name: str, *, client: Mapping[str, Any], storage: Mapping[str, str]
+) -> Catalog:
+    """Return the catalog of AWS Glue.
+
+    ``client`` are the properties of its client, ``storage`` the settings of all buckets. The
+    properties of tables, which are untrusted, do not change the storage.
+
+    Raises:
+        ImportError: boto3 is not installed.
+    """
+    from pyiceberg.catalog.glue import GlueCatalog
+
+    class OwnGlueCatalog(_OwnFiles, GlueCatalog):
+        def _load_file_io(
+            self, properties: Mapping[str, Any] | None = None, location: str | None = None
+        ) -> FileIO:
+            return TableFiles(self.subject, storage)
+
+    return OwnGlueCatalog(name, **client)
+
+
 def load_catalog_table(catalog: Catalog, name: str, *, subject: str) -> Any:
     """Return a table of a catalog, whose files are read by ``TableFiles``."""
     if isinstance(catalog, _OwnFiles):

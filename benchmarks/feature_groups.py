@@ -214,7 +214,7 @@ def stream(folder: Path, rows: int) -> None:
 OPEN = """
     import sys, time
     import duckdb, deltalake, sqlalchemy, pyarrow, pyarrow.parquet, numpy
-    import featurestore, featurestore.featuregroups.table, featurestore.retrieval, featurestore.delta.commits
+    import featurestore, featurestore.featuregroups.frames, featurestore.retrieval, featurestore.delta.commits
     import featurestore.store, featurestore_connectors.duckdb_delta
     location, path = sys.argv[1:]
     def ours():

@@ -1,15 +1,19 @@
 """Feature groups: the write path and the ``FeatureGroup`` handle.
 
 Jobs call ``create`` and ``insert`` with a ``Write`` that contains the run id, inputs, transaction
-and time range to replace.
+and time range to replace. Names are imported lazily: lists of groups do not need the write path.
 """
 
 from __future__ import annotations
 
-from featurestore.featuregroups.definition import Declaration
-from featurestore.featuregroups.handle import FeatureGroup
-from featurestore.featuregroups.maintenance import delete_group, delete_rows
-from featurestore.featuregroups.write import Write, create, create_named, get_or_create, insert
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from featurestore.featuregroups.definition import Declaration
+    from featurestore.featuregroups.handle import FeatureGroup
+    from featurestore.featuregroups.maintenance import delete_group, delete_rows
+    from featurestore.featuregroups.write import Write, create, create_named, get_or_create, insert
 
 __all__ = [
     "Declaration",
@@ -22,3 +26,16 @@ __all__ = [
     "get_or_create",
     "insert",
 ]
+
+_EXPORTS = {
+    "Declaration": "definition",
+    "FeatureGroup": "handle",
+    **dict.fromkeys(("delete_group", "delete_rows"), "maintenance"),
+    **dict.fromkeys(("Write", "create", "create_named", "get_or_create", "insert"), "write"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -18,15 +19,17 @@ import pyarrow as pa
 from featurestore.errors import FeatureStoreError, UnsupportedType
 from featurestore.featuregroups.conform import Batch
 from featurestore.featuregroups.definition import Declaration
-from featurestore.featuregroups.table import OpenGroup, open_group, read_quarantine
+from featurestore.featuregroups.frames import read_quarantine
+from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.hashing import row_hash, tie_hash
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.job import JobSpec
 from featurestore.model.names import parse_group_reference
 from featurestore.plugins.engine import Relation
-from featurestore.registry import jobs
 from featurestore.registry.artifacts import feature_views
 from featurestore.session import Session
+
+if TYPE_CHECKING:
+    from featurestore.model.job import JobSpec
 
 _LISTED = 3
 # (number of rows, two sums of row hashes modulo 2**64)
@@ -165,6 +168,9 @@ def version_notice(
 
 def _describe_readers(session: Session, spec: FeatureGroupSpec) -> list[str]:
     """Describe the jobs that follow the latest version, and the views that keep the previous."""
+    # A new group has no jobs.
+    from featurestore.registry import jobs
+
     notices = _notices.get()
     registry = (session if notices is None else notices.visible).registry
     with registry.reading() as connection:

@@ -1,45 +1,35 @@
-"""The ``FeatureGroup`` handle of one group version, and group summaries for listings."""
+"""The ``FeatureGroup`` handle of one group version, and group summaries for listings.
+
+Methods import the modules that they call, so that a list of groups imports neither the write path
+nor the retrieval.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from featurestore.arrow.types import describe
 from featurestore.delta import commits
-from featurestore.featuregroups import discovery
-from featurestore.featuregroups.discovery import Provenance
-from featurestore.featuregroups.quality import load_statistics
-from featurestore.featuregroups.table import (
-    OpenGroup,
-    TableVersion,
-    history,
-    open_group,
-    read,
-    read_quarantine,
-    resolve,
-)
-from featurestore.featuregroups.write import Write, insert
+from featurestore.featuregroups.table import OpenGroup, history, open_group, resolve
 from featurestore.model import display
 from featurestore.model.arguments import suggest_arguments
-from featurestore.model.featuregroup import Commit, ExternalRows, FeatureGroupSpec
-from featurestore.model.statistics import Statistics
 from featurestore.model.times import format_ttl
-from featurestore.model.window_features import WindowFeature
 from featurestore.progress import show_progress
-from featurestore.registry import featuregroups, jobs
-from featurestore.registry.lineage import LineageEdge
-from featurestore.retrieval import (
-    Explanation,
-    FeatureFrame,
-    WindowExplanation,
-    explain_value,
-    explain_window,
-)
-from featurestore.session import Session
+from featurestore.registry import featuregroups
+
+if TYPE_CHECKING:
+    from featurestore.featuregroups.discovery import Provenance
+    from featurestore.featuregroups.table import TableVersion
+    from featurestore.model.featuregroup import Commit, ExternalRows, FeatureGroupSpec
+    from featurestore.model.statistics import Statistics
+    from featurestore.model.window_features import WindowFeature
+    from featurestore.registry.lineage import LineageEdge
+    from featurestore.retrieval import Explanation, FeatureFrame, WindowExplanation
+    from featurestore.session import Session
 
 
 @show_progress
@@ -138,6 +128,8 @@ class FeatureGroup:
     @property
     def tags(self) -> dict[str, str]:
         """The tags."""
+        from featurestore.featuregroups import discovery
+
         return discovery.tags_of(self._session, self._name, version=self._version)
 
     def insert(
@@ -156,6 +148,8 @@ class FeatureGroup:
         >>> (commit.delta_version, commit.rows)
         (2, 3)
         """
+        from featurestore.featuregroups.write import Write, insert
+
         write = Write(
             mode=mode,
             schema_change=schema_change,
@@ -171,6 +165,8 @@ class FeatureGroup:
         >>> store.featuregroup("planes").read(as_of=1).to_arrow().to_pylist()
         [{'tailnum': 'N10', 'seats': 100}, {'tailnum': 'N20', 'seats': 200}]
         """
+        from featurestore.featuregroups.frames import read
+
         return read(self._session, self._name, version=self._version, as_of=as_of)
 
     def quarantine(self) -> FeatureFrame:
@@ -181,6 +177,8 @@ class FeatureGroup:
         >>> store.featuregroup("weather").quarantine().count()
         0
         """
+        from featurestore.featuregroups.frames import read_quarantine
+
         return read_quarantine(self._session, self._name, version=self._version)
 
     def history(self, *, limit: int = 100, before: int | None = None) -> list[Commit]:
@@ -199,6 +197,8 @@ class FeatureGroup:
         >>> store.featuregroup("weather").statistics().column("wind").maximum
         12.0
         """
+        from featurestore.featuregroups.quality import load_statistics
+
         return load_statistics(
             self._session, self._name, version=self._version, delta_version=delta_version
         )
@@ -212,6 +212,8 @@ class FeatureGroup:
         >>> found.row.values["temp"]
         37.0
         """
+        from featurestore.retrieval import explain_value
+
         return explain_value(self._session, self._name, version=self._version, key=key, at=at)
 
     def explain_window(
@@ -231,6 +233,8 @@ class FeatureGroup:
         >>> found.value, len(found.rows)
         (37.0, 1)
         """
+        from featurestore.retrieval import explain_window
+
         return explain_window(
             self._session, self._name, version=self._version, key=key, at=at, window=window
         )
@@ -241,6 +245,8 @@ class FeatureGroup:
         >>> store.featuregroup("weather").provenance("temp").reference
         'weather.temp'
         """
+        from featurestore.featuregroups import discovery
+
         return discovery.provenance(self._session, f"{self._name}@v{self._version}.{column}")
 
     def derived(self) -> list[LineageEdge]:
@@ -249,6 +255,8 @@ class FeatureGroup:
         >>> [(edge.kind, edge.name) for edge in store.featuregroup("weather").derived()]
         [('training_dataset', 'late_flights'), ('feature_view', 'late_flights')]
         """
+        from featurestore.featuregroups import discovery
+
         return discovery.derived_from(self._session, self._name, version=self._version)
 
     def _summary(self) -> dict[str, object]:
@@ -331,6 +339,8 @@ def _stream_status(group: FeatureGroup, spec: FeatureGroupSpec) -> dict[str, Any
     """Return the status of the stream that writes to a group, empty without a stream."""
     if spec.job is None:
         return {}
+    from featurestore.registry import jobs
+
     with group._session.registry.reading() as connection:
         status = jobs.stream_status(connection, spec.job)
     return {} if status is None else {"stream": status.summary()}

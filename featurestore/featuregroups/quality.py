@@ -15,15 +15,8 @@ from featurestore.delta.history import added_files
 from featurestore.delta.log import latest_version
 from featurestore.featuregroups.conform import Batch
 from featurestore.featuregroups.definition import normalize_expectations
-from featurestore.featuregroups.table import (
-    OpenGroup,
-    TableVersion,
-    live_source,
-    open_group,
-    plan_source,
-    read_plan_source,
-    resolve,
-)
+from featurestore.featuregroups.frames import live_source, plan_source, read_plan_source
+from featurestore.featuregroups.table import OpenGroup, TableVersion, open_group, resolve
 from featurestore.model.display import Listing
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.statistics import Statistics

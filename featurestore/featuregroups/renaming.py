@@ -13,7 +13,8 @@ from featurestore.arrow.column_names import check_feature_names
 from featurestore.delta import commits
 from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
 from featurestore.featuregroups.definition import Declaration
-from featurestore.featuregroups.table import OpenGroup, open_stored, read
+from featurestore.featuregroups.frames import read
+from featurestore.featuregroups.table import OpenGroup, open_stored
 from featurestore.featuregroups.write import Write, create
 from featurestore.ingest import library_name, open_stream
 from featurestore.model.featuregroup import FeatureGroupSpec

@@ -30,7 +30,7 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import JobLeased, RegistryError, StorageError
 from featurestore.model.paths import StorePaths
 from featurestore.model.runtime import call_after_fork
-from featurestore.registry import Registry, intents, jobs
+from featurestore.registry import Registry, intents
 from featurestore.storage import files, locks, storage_for
 
 if TYPE_CHECKING:
@@ -268,6 +268,9 @@ def hold_job_lease(store: Store, job: str) -> Iterator[str]:
         JobNotFound: The job does not exist.
         JobLeased: Another process or another thread is running the job.
     """
+    # Writes without a job do not need the model of jobs.
+    from featurestore.registry import jobs
+
     registry, location = store.registry, store.location
     with heartbeat(registry, location) as owner:
         # The threads of a process are different holders, so that two threads cannot run the same
@@ -295,6 +298,8 @@ def acquire_job_lease(connection: Connection, location: str, job: str, holder: s
 
     The lease of a dead owner is replaced.
     """
+    from featurestore.registry import jobs
+
     # The row is locked, so that only one process replaces a dead holder.
     current_holder = jobs.lease_owner(connection, job, locked=True)
     if current_holder is not None and current_holder != holder:

@@ -21,7 +21,6 @@ from featurestore.model.arguments import warn_caller
 from featurestore.model.plan import FeaturePlan, Join, Source, WindowJoin
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval.conversions import format_cell
-from featurestore.retrieval.coverage import coverage
 from featurestore.retrieval.execution import Labels, run, run_query
 from featurestore.session import Session
 from featurestore.usersql import quote
@@ -225,6 +224,9 @@ def _warn(
     for group in nearly_empty:
         lines.append(f"{group} has values for {values[group]:,} of {rows:,} rows")
     try:
+        # Most retrievals have values, and need no report.
+        from featurestore.retrieval.coverage import coverage
+
         report = coverage(session, plan, labels=labels, sample=_SAMPLE)
         lines.append(str(report).rstrip())
         if report.sampled:

@@ -9,7 +9,6 @@ from functools import partial
 
 import pyarrow as pa
 
-from featurestore.aggregates.kernel import result_type
 from featurestore.errors import ColumnConflict, InvalidArgument, InvalidSql, NoJoinKey, listing
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Source, WindowJoin, WindowOutput
@@ -186,6 +185,9 @@ def infer_aggregate_type(feature: Feature, window: WindowFeature) -> pa.DataType
     Raises:
         InvalidArgument: The function does not support the column.
     """
+    # Plans without aggregates do not import their implementation.
+    from featurestore.aggregates.kernel import result_type
+
     column_type = feature.spec.schema.field(feature.column).type
     value_type = result_type(window.function, column_type, n=window.n)
     if value_type is None:

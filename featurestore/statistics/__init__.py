@@ -1,10 +1,15 @@
 """Table statistics: mergeable counts and samples, results, drift and plots.
 
 ``statistics_accumulator`` is run over a table by any engine, and ``finish`` computes the statistics
-from the resulting state. This package imports no engine.
+from the resulting state. This package imports no engine. Comparisons are imported when they are
+used, since writes do not compare.
 """
 
-from featurestore.model.drift import DriftReport, DriftThresholds, FeatureDrift
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from featurestore.model.statistics import ColumnStatistics, Correlations, Statistics
 from featurestore.statistics.accumulator import (
     StatisticsAccumulator,
@@ -16,9 +21,12 @@ from featurestore.statistics.accumulator import (
     state_to_bytes,
     statistics_accumulator,
 )
-from featurestore.statistics.drift import compare_statistics
 from featurestore.statistics.storage import StatisticsFiles
 from featurestore.statistics.summary import finish
+
+if TYPE_CHECKING:
+    from featurestore.model.drift import DriftReport, DriftThresholds, FeatureDrift
+    from featurestore.statistics.drift import compare_statistics
 
 __all__ = [
     "ColumnStatistics",
@@ -39,3 +47,14 @@ __all__ = [
     "state_to_bytes",
     "statistics_accumulator",
 ]
+
+_EXPORTS = {
+    "compare_statistics": "featurestore.statistics.drift",
+    **dict.fromkeys(("DriftReport", "DriftThresholds", "FeatureDrift"), "featurestore.model.drift"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_EXPORTS[name]), name)

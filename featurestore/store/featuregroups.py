@@ -312,7 +312,7 @@ class FeatureGroupCalls(StoreBase):
         >>> store.get_featuregroup("weather", dataframe_type="pandas").shape
         (4, 4)
         """
-        from featurestore.featuregroups.table import read
+        from featurestore.featuregroups.frames import read
         from featurestore.retrieval import check_dataframe_type, convert
 
         check_dataframe_type(dataframe_type)

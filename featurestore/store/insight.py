@@ -79,7 +79,7 @@ class InsightCalls(StoreBase):
         >>> store.get_featuregroup_quarantine("planes", dataframe_type="python")
         [{'tailnum': None, 'seats': 5, 'reasons': ["no_null_keys(columns=['tailnum'])"]}]
         """
-        from featurestore.featuregroups.table import read_quarantine
+        from featurestore.featuregroups.frames import read_quarantine
         from featurestore.retrieval import check_dataframe_type, convert
 
         check_dataframe_type(dataframe_type)

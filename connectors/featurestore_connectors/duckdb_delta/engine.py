@@ -274,10 +274,11 @@ class DuckDBEngine:
             late_materialization,
             point_in_time,
             sorted_merge,
-            windows,
         )
 
         if plan.windows:
+            from featurestore_connectors.duckdb_delta import windows
+
             return windows.retrieve(self, plan, labels)
         if late_materialization.is_worthwhile(self.database, plan):
             return late_materialization.retrieve(self, plan, labels)

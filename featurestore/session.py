@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from featurestore.model.paths import FEATUREGROUPS, STAGING, TRAININGDATASETS, StorePaths
+from featurestore.plugins.engine import DeferredEngine
 
 if TYPE_CHECKING:
     from featurestore.plugins.engine import Engine
@@ -19,8 +20,20 @@ class Session:
     """A connection to a store."""
 
     location: str
-    engine: Engine = field(repr=False)
+    engine_source: Engine | DeferredEngine = field(repr=False)
     registry: Registry = field(repr=False)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, which is created now if no call has needed it before."""
+        if isinstance(self.engine_source, DeferredEngine):
+            return self.engine_source.open()
+        return self.engine_source
+
+    def close(self) -> None:
+        """Close the connections of the registry and the engine."""
+        self.registry.close()
+        self.engine_source.close()
 
     @property
     def paths(self) -> StorePaths:

@@ -419,7 +419,7 @@ def _compute_in_parallel(
         chunks = chunks[1:]
     sessions: queue.SimpleQueue[Session] = queue.SimpleQueue()
     workers = [
-        replace(first.session, engine=find_engine(first.session.engine.name))
+        replace(first.session, engine_source=find_engine(first.session.engine.name))
         for _ in range(min(parallel, len(chunks)))
     ]
     for worker in workers:

@@ -5,6 +5,7 @@ Engines, including the built-in engines, are entry points of the group ``feature
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,6 +19,8 @@ from featurestore.errors import (
 from featurestore.plugins import find_plugin, load_plugin, plugin_names
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     import pyarrow as pa
 
     from featurestore.model.plan import FeaturePlan
@@ -490,12 +493,51 @@ class AggregatesWhileStaging(Protocol):
         ...
 
 
+class DeferredEngine:
+    """An engine that is created on first use, since many calls read only the registry.
+
+    The import of an engine takes a tenth of a second or more.
+
+    Raises:
+        InvalidArgument: No engine with this name is installed.
+    """
+
+    def __init__(self, name: str, *, durability: str) -> None:
+        self._entry_point = _find_entry_point(name)
+        self._durability = durability
+        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+        self._is_closed = False
+
+    def open(self) -> Engine:
+        """Return the engine; all calls return the same one."""
+        with self._lock:
+            if self._engine is None:
+                self._engine = load_plugin(self._entry_point)(durability=self._durability)
+                if self._is_closed:
+                    # Calls of a closed store get the error of a closed engine.
+                    self._engine.close()
+            return self._engine
+
+    def close(self) -> None:
+        """Close the engine if it was created."""
+        with self._lock:
+            self._is_closed = True
+            if self._engine is not None:
+                self._engine.close()
+
+
 def find_engine(name: str, *, durability: str = "full") -> Engine:
     """Create an engine by its entry point name.
 
     Raises:
         InvalidArgument: No engine with this name is installed.
     """
+    engine: Engine = load_plugin(_find_entry_point(name))(durability=durability)
+    return engine
+
+
+def _find_entry_point(name: str) -> EntryPoint:
     entry_point = find_plugin("engines", name)
     if entry_point is None:
         raise InvalidArgument(
@@ -503,5 +545,4 @@ def find_engine(name: str, *, durability: str = "full") -> Engine:
             hint=did_you_mean(name, plugin_names("engines"), write="engine={!r}")
             or "engine='duckdb'",
         )
-    engine: Engine = load_plugin(entry_point)(durability=durability)
-    return engine
+    return entry_point

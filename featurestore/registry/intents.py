@@ -72,6 +72,12 @@ def list_all(connection: Connection) -> list[Intent]:
     return _read(connection, sa.true())
 
 
+def needs_recovery(connection: Connection) -> bool:
+    """Return True if a write may have been left by a dead process, or the clock was set back."""
+    has_intents = connection.execute(sa.select(intents.c.run_id).limit(1)).first() is not None
+    return has_intents or has_future_heartbeats(connection)
+
+
 def find_by_name(connection: Connection, kind: str, name: str) -> list[Intent]:
     """Return the intents of one kind for one name."""
     return _read(connection, sa.and_(intents.c.kind == kind, intents.c.name == name))

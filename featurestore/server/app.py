@@ -173,7 +173,7 @@ def _in_process_store(store: FeatureStore) -> FeatureStore:
     """Return a store that reads rows in this process, so that pages do not start Spark."""
     if store.engine != SPARK:
         return store
-    return FeatureStore(replace(store.session, engine=find_engine(DEFAULT_ENGINE)))
+    return FeatureStore(replace(store.session, engine_source=find_engine(DEFAULT_ENGINE)))
 
 
 def _allowed_hosts(settings: ServerSettings) -> list[str]:

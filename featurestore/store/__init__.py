@@ -11,7 +11,7 @@ from featurestore._imports import uninterrupted
 from featurestore.config import check_remote
 from featurestore.errors import InvalidArgument
 from featurestore.model.arguments import with_suggestions
-from featurestore.plugins.engine import find_engine
+from featurestore.plugins.engine import DeferredEngine, find_engine
 from featurestore.plugins.remote import is_address
 from featurestore.progress import set_progress
 from featurestore.session import Session
@@ -74,8 +74,7 @@ def connect(
     with uninterrupted():
         from featurestore import _current
         from featurestore.lineage import emitter as lineage
-        from featurestore.recovery import recover
-        from featurestore.registry import is_store, open_registry
+        from featurestore.registry import intents, is_store, open_registry
 
     engine_name = engine if isinstance(engine, str) or engine is None else None
     settings = config.resolve(
@@ -106,19 +105,30 @@ def connect(
     read_only = is_store(directory, url=settings.registry) and not files.is_writable(directory)
     if not read_only:
         files.ensure_writable(directory)
-    if isinstance(engine, str) or engine is None:
-        engine_object = find_engine(settings.engine, durability=settings.durability)
+    engine_source: Engine | DeferredEngine
+    # An engine checks its settings in the environment when it is created.
+    prefix = f"FEATURESTORE_{settings.engine.upper()}_"
+    has_settings = any(name.startswith(prefix) for name in os.environ)
+    if not (isinstance(engine, str) or engine is None):
+        engine_source = engine
+    elif settings.engine == config.DEFAULT_ENGINE and not has_settings:
+        engine_source = DeferredEngine(settings.engine, durability=settings.durability)
     else:
-        engine_object = engine
+        engine_source = find_engine(settings.engine, durability=settings.durability)
     durable = is_durable(settings.durability)
     registry_object = open_registry(
         directory, url=settings.registry, read_only=read_only, durable=durable
     )
     lineage.start()
-    session = Session(directory, engine_object, registry_object)
+    session = Session(directory, engine_source, registry_object)
     # Writes of dead processes are completed or undone before the first call.
     if not read_only:
-        recover(session)
+        with registry_object.reading() as connection:
+            needs_recovery = intents.needs_recovery(connection)
+        if needs_recovery:
+            with uninterrupted():
+                from featurestore.recovery import recover
+            recover(session)
     # The current store is replaced only after the connection has succeeded.
     _current.store = FeatureStore(session)
     return _current.store

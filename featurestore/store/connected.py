@@ -41,5 +41,4 @@ class StoreBase:
 
     def close(self) -> None:
         """Close the connections of the registry and the engine."""
-        self._session.registry.close()
-        self._session.engine.close()
+        self._session.close()

@@ -5,6 +5,7 @@ A limit that the user chose stays.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 
 import featurestore
 from featurestore.errors import ConfigurationError, EngineError
+from featurestore.plugins.engine import DeferredEngine
 from featurestore_connectors.duckdb_delta import DuckDBEngine, session, shards
 from featurestore_connectors.duckdb_delta.session import Database
 
@@ -91,3 +93,26 @@ def test_listing_names_opens_no_duckdb(
 def test_invalid_duckdb_setting_is_refused_on_connect() -> None:
     with pytest.raises(ConfigurationError, match=r"much(.|\n)*FEATURESTORE_DUCKDB_MEMORY_LIMIT"):
         Database(memory_limit="much")
+
+
+def test_invalid_environment_setting_is_refused_before_a_store_is_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEATURESTORE_DUCKDB_MEMORY_LIMIT", "much")
+    with pytest.raises(ConfigurationError, match="FEATURESTORE_DUCKDB_MEMORY_LIMIT"):
+        featurestore.connect(tmp_path / "store")
+    assert not (tmp_path / "store" / "registry.db").exists()
+
+
+def test_threads_share_the_engine_that_the_first_call_creates(tmp_path: Path) -> None:
+    with featurestore.connect(tmp_path / "store") as store:
+        source = store.session.engine_source
+        assert isinstance(source, DeferredEngine)
+        assert store.get_featuregroups() == []
+        assert source._engine is None
+        with ThreadPoolExecutor(8) as pool:
+            engines = list(pool.map(lambda _: store.session.engine, range(32)))
+        assert {id(engine) for engine in engines} == {id(source._engine)}
+        store.create_featuregroup(pa.table({"k": [1]}), "g")
+    with pytest.raises(EngineError, match="closed"):
+        engines[0].count(engines[0].from_arrow(pa.table({"k": [1]}).to_reader()))

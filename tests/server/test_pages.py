@@ -234,7 +234,7 @@ class NoSpark:
 def test_spark_store_pages_work_without_spark(
     client: TestClient, served_store: FeatureStore
 ) -> None:
-    session = replace(served_store.session, engine=NoSpark())  # type: ignore[arg-type]
+    session = replace(served_store.session, engine_source=NoSpark())  # type: ignore[arg-type]
     app = create_app(FeatureStore(session))
     with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as other:
         for address in (

@@ -35,7 +35,9 @@ sys.meta_path.insert(0, Finder())
 for _ in range(2):
     try:
         import featurestore
-        print(len(featurestore.connect(location).get_featuregroups()))
+        store = featurestore.connect(location)
+        store.session.engine.close()  # imports the engine
+        print(len(store.get_featuregroups()))
     except KeyboardInterrupt:
         print("interrupted")
 """

@@ -31,6 +31,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
     "Spark": ("spark",),
     "Feature groups": ("feature_groups", "validation_and_statistics", "durability", "hashing"),
     "Growth and scale": ("growth", "scale"),
+    "Fresh processes": ("fresh_process",),
     "Jobs, streams, sources and the server": ("jobs", "streams", "sources", "server", "remote"),
     "Serving": ("serving",),
     "Monitors, experiments and scores": ("monitoring", "experiments", "scoring"),

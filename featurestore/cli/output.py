@@ -240,6 +240,10 @@ class EscapingStream(io.TextIOBase):
     def flush(self) -> None:
         self.raw.flush()
 
+    def close(self) -> None:
+        # The owner of `raw` closes it. Garbage collection also calls this method, possibly later.
+        pass
+
     def isatty(self) -> bool:
         return self.raw.isatty()
 

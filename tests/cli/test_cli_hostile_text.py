@@ -6,6 +6,7 @@ No command passes on a control character.
 from __future__ import annotations
 
 import datetime as dt
+import io
 import json
 import re
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
+from featurestore.cli.output import EscapingStream
 
 # A colour, a window title, a cursor one line up, an 8-bit sequence, a line that overwrites itself,
 # right to left.
@@ -113,3 +115,14 @@ def test_show_escapes_control_characters(location: str, capsys: pytest.CaptureFi
     with featurestore.connect(location) as store:
         store.get_featuregroup("weather").show()
     assert not CONTROL.search(capsys.readouterr().out)
+
+
+def test_escaping_stream_can_outlive_its_raw_stream() -> None:
+    raw = io.StringIO()
+    stream = EscapingStream(raw)
+    stream.write(HOSTILE)
+    assert not CONTROL.search(raw.getvalue())
+    stream.close()
+    assert not raw.closed
+    raw.close()
+    stream.close()  # as at the end of a program, where objects are collected in any order

@@ -9,6 +9,7 @@ Java is a failure.
 from __future__ import annotations
 
 import ast
+import gc
 import importlib.util
 import os
 import re
@@ -346,6 +347,21 @@ def _group(item: pytest.Item) -> str | None:
         if item.get_closest_marker(marker) is not None:
             return group
     return "server" if item.path.parent.name == "server" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Pause garbage collection, and exclude what was collected from later passes.
+
+    Modules and tests, two million objects, live until the end of the run. Passes over them took a
+    quarter of the collection and a tenth of the tests.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 # Before xdist looks for groups: else both workers would start a Spark session.

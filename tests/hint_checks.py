@@ -58,21 +58,18 @@ def code_of(text: str) -> ast.AST | None:
     return None
 
 
-@cache
-def source_trees() -> dict[Path, ast.Module]:
-    """Return the syntax tree of each module of the library."""
-    trees = {}
+def source_trees() -> Iterator[tuple[Path, ast.Module]]:
+    """Yield the syntax tree of each module of the library; together they are a million objects."""
     for folder in ("featurestore", "connectors/featurestore_connectors"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            trees[path] = ast.parse(path.read_text(encoding="utf-8"))
-    return trees
+            yield path, ast.parse(path.read_text(encoding="utf-8"))
 
 
 @cache
 def parameters() -> dict[str, set[str]]:
     """Return the argument names of each function and class of the source; * accepts any."""
     known: dict[str, set[str]] = defaultdict(set)
-    for tree in source_trees().values():
+    for _, tree in source_trees():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 arguments = node.args

@@ -353,8 +353,8 @@ def _group(item: pytest.Item) -> str | None:
 def pytest_collection() -> Iterator[object]:
     """Pause garbage collection, and exclude what was collected from later passes.
 
-    Modules and tests, two million objects, live until the end of the run. Passes over them took a
-    quarter of the collection and a tenth of the tests.
+    Modules and tests, a million objects, live until the end of the run, and the collector would
+    search them again and again.
     """
     gc.disable()
     try:

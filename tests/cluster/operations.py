@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 SPLITS = {"train": 0.75, "test": 0.25}
 SHARDS = 12  # of each split
+PATIENCE = 120
 
 
 def export(store: FeatureStore, name: str, data_format: str = "tfrecord") -> None:
@@ -74,6 +75,26 @@ def insert(store: FeatureStore, folder: str, first: int, last: int) -> None:
     store.insert_into_featuregroup(frame.mapInArrow(wait, frame.schema), "rides")
 
 
+def insert_with_straggler(store: FeatureStore, first: int, last: int) -> None:
+    """Append rides from a frame of which one task stops in its first attempt, amid its rows."""
+    from pyspark import TaskContext
+    from pyspark.sql import SparkSession
+
+    def stop_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        is_straggler = (context.partitionId(), context.attemptNumber()) == (3, 0)
+        for number, batch in enumerate(batches):
+            if is_straggler and number == 1:
+                time.sleep(PATIENCE)  # ends earlier, when Spark kills the worker process
+            yield batch
+
+    session = SparkSession.active()
+    session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1000")
+    frame = rides(session, first, last, "id / 4")
+    store.insert_into_featuregroup(frame.mapInArrow(stop_once, frame.schema), "rides")
+
+
 def upsert(store: FeatureStore, first: int, last: int) -> None:
     """Replace and add rides by key."""
     from pyspark.sql import SparkSession
@@ -86,6 +107,7 @@ OPERATIONS: dict[str, Callable[..., None]] = {
     "export": export,
     "join": join,
     "insert": insert,
+    "insert_with_straggler": insert_with_straggler,
     "upsert": upsert,
 }
 

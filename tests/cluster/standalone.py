@@ -73,11 +73,16 @@ class StandaloneCluster:
         self._master = self._start("master", "master.Master", "--port", str(port))
 
     def start_worker(self) -> Path:
-        """Start a worker and return its log."""
-        name = f"worker-{len(list(self.folder.glob('worker-*.log')))}"
+        """Start a worker and return its log.
+
+        Each worker has an address of its own: Spark starts no copy of a task on the host of the task.
+        """
+        number = len(list(self.folder.glob("worker-*.log")))
+        name, host = f"worker-{number}", f"127.0.0.{number + 2}"
         limits = ("--cores", str(self._cores), "--memory", self._memory)
         work = ("--work-dir", str(self.folder / "work"))
-        self.workers.append(self._start(name, "worker.Worker", *limits, *work, self.url))
+        worker = self._start(name, "worker.Worker", *limits, *work, self.url, host=host)
+        self.workers.append(worker)
         return self.folder / f"{name}.log"
 
     def wait_for_worker(self, log: Path) -> None:
@@ -122,7 +127,9 @@ class StandaloneCluster:
                 process.kill()
                 process.wait()
 
-    def _start(self, name: str, kind: str, *arguments: str) -> subprocess.Popen[bytes]:
+    def _start(
+        self, name: str, kind: str, *arguments: str, host: str = "127.0.0.1"
+    ) -> subprocess.Popen[bytes]:
         # The command of spark-class, which would start another JVM to compute it.
         home = os.environ.get("JAVA_HOME")
         command = [
@@ -132,10 +139,11 @@ class StandaloneCluster:
             "-cp",
             f"{self.folder}{os.pathsep}{spark_home() / 'jars' / '*'}",
             f"org.apache.spark.deploy.{kind}",
-            *("--host", "127.0.0.1", "--webui-port", "0"),
+            *("--host", host, "--webui-port", "0"),
             *arguments,
         ]
-        env = environment(java=self._java, SPARK_LOCAL_DIRS=str(self.folder / "local"))
+        folders = str(self.folder / "local")
+        env = environment(java=self._java, SPARK_LOCAL_DIRS=folders, SPARK_LOCAL_IP=host)
         with open(self.folder / f"{name}.log", "wb") as log:
             return subprocess.Popen(
                 command, env=env, stdout=log, stderr=subprocess.STDOUT, cwd=self.folder

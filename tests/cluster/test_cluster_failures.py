@@ -19,15 +19,15 @@ import pyarrow as pa
 import pytest
 
 import featurestore
+from featurestore.delta.snapshot import read_snapshot
 from featurestore.store import FeatureStore
-from tests.cluster.operations import SHARDS, SPLITS, export, join
+from tests.cluster.operations import PATIENCE, SHARDS, SPLITS, export, join
 from tests.cluster.standalone import StandaloneCluster, environment
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 HERE = Path(__file__).parent
 PATH = os.pathsep.join([str(HERE.parents[1]), *sys.path])
-PATIENCE = 120
 ROWS = 150_000
 RIDES = 60_000
 
@@ -350,3 +350,89 @@ def test_export_equals_undisturbed_after_worker_is_decommissioned(
         driver.result()
         assert_equal(prepared, "decommissioned")
         wait_until(lambda: leaving not in cluster.executors())
+
+
+SPECULATION = (
+    "spark.cores.max=2",
+    "spark.speculation=true",
+    "spark.speculation.interval=50ms",
+    "spark.speculation.quantile=0.5",
+    "spark.speculation.multiplier=1.5",
+    "spark.speculation.minTaskRuntime=200ms",
+    "spark.eventLog.enabled=true",
+    "spark.eventLog.compress=false",
+    # One task reads the group, so one executor has all rows of the shuffle.
+    "spark.sql.files.minPartitionNum=1",
+    "spark.sql.files.maxPartitionBytes=1g",
+)
+
+
+def speculative_copies(events: Path) -> list[tuple[int, int, str]]:
+    """Return the stage, partition and end reason of the copies of tasks in an event log."""
+    return [
+        (event["Stage ID"], event["Task Info"]["Index"], event["Task End Reason"]["Reason"])
+        for file in events.rglob("events_*")
+        for event in map(json.loads, file.read_text().splitlines())
+        if event["Event"] == "SparkListenerTaskEnd" and event["Task Info"]["Speculative"]
+    ]
+
+
+def newest_shuffle(executor: int) -> int:
+    """Return the number of the last shuffle of which an executor has rows, or -1."""
+    variables = Path("/proc", str(executor), "environ").read_bytes().split(b"\0")
+    (folders,) = [each for each in variables if each.startswith(b"SPARK_EXECUTOR_DIRS=")]
+    folder = Path(os.fsdecode(folders.partition(b"=")[2]))
+    names = [path.name for path in folder.rglob("shuffle_*.data")]
+    return max((int(name.split("_")[1]) for name in names), default=-1)
+
+
+@pytest.mark.soak
+def test_export_with_speculative_copies_equals_undisturbed(
+    cluster: StandaloneCluster, prepared: FeatureStore, tmp_path: Path
+) -> None:
+    events = tmp_path / "events"
+    events.mkdir()
+    settings = (*SPECULATION, f"spark.eventLog.dir={events.as_uri()}")
+    with driver_of(cluster, prepared, tmp_path, *settings) as driver:
+        executors = two_executors(cluster)
+        driver.start("export", "copied")
+        driver.wait_until(lambda: published(prepared, "copied") >= 1)
+        # The executor that only writes shards, so that all rows stay readable.
+        (before, slow), (last, _) = sorted((newest_shuffle(pid), pid) for pid in executors)
+        assert before < last
+        os.kill(slow, signal.SIGSTOP)
+        try:
+            assert published(prepared, "copied") < SHARDS * len(SPLITS)
+            driver.result()
+            assert_equal(prepared, "copied")
+        finally:
+            os.kill(slow, signal.SIGCONT)
+        # The first attempt goes on in the published dataset until it is killed.
+        time.sleep(5)
+        assert_equal(prepared, "copied")
+    assert_equal(prepared, "copied")
+    assert [reason for *_, reason in speculative_copies(events) if reason == "Success"]
+
+
+@pytest.mark.soak
+def test_insert_with_speculative_copy_writes_each_row_once(
+    cluster: StandaloneCluster, prepared: FeatureStore, tmp_path: Path
+) -> None:
+    events = tmp_path / "events"
+    events.mkdir()
+    settings = (*SPECULATION, f"spark.eventLog.dir={events.as_uri()}")
+    group = prepared.get_featuregroup("rides")
+    first, count, files_before = 10 * RIDES, group.count(), set(table_files(prepared))
+    with driver_of(cluster, prepared, tmp_path, *settings) as driver:
+        two_executors(cluster)
+        driver.start("insert_with_straggler", first, first + RIDES)
+        driver.result()
+    copies = speculative_copies(events)
+    assert {partition for _, partition, reason in copies if reason == "Success"} == {3}, copies
+    ids = prepared.sql(f"SELECT id FROM rides WHERE id >= {first}").to_arrow()["id"]
+    assert sorted(ids.to_pylist()) == list(range(first, first + RIDES))
+    assert prepared.get_featuregroup("rides").count() == count + RIDES
+    table = Path(prepared.location, "featuregroups", "rides", "v1")
+    listed_files = {table / file.path for file in read_snapshot(str(table)).files}
+    assert set(table_files(prepared)) - files_before == listed_files - files_before
+    assert not os.listdir(Path(prepared.location, "_staging"))

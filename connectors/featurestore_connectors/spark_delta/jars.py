@@ -57,9 +57,11 @@ NEWEST_PAIR = ("4.2.0", "4.4.0")
 # Since Delta 4.2, delta-spark needs Delta Kernel.
 _FIRST_WITH_KERNEL = (4, 2)
 _KERNEL = ("delta-kernel-api", "delta-kernel-defaults", "delta-kernel-unitycatalog")
-# Delta Kernel requires 27 modules (76 MB) that Spark contains or that tables at paths do not need.
-# Ivy fails on those of which Maven's local repository has the description without the jar.
-_EXCLUDED_OF_KERNEL = (
+# Since Delta 4.1, delta-spark requires Unity Catalog's client. With Delta Kernel these are 27 modules
+# (76 MB) that Spark contains or that tables at paths do not need. Ivy fails on those of which
+# Maven's local repository has the description without the jar.
+_FIRST_WITH_UNITY_CATALOG = (4, 1)
+_EXCLUDED_OF_DELTA = (
     "com.fasterxml.jackson.core:*",
     "com.fasterxml.jackson.datatype:*",
     "com.github.luben:*",
@@ -246,8 +248,8 @@ def download_settings(*, with_s3a: bool) -> dict[str, str]:
     """Return the session settings that download the jars of Delta, and those of S3A if required."""
     packages = [delta_package()]
     excluded: list[str] = []
-    if _numbers(installed_pair()[1]) >= _FIRST_WITH_KERNEL:
-        excluded += _EXCLUDED_OF_KERNEL
+    if _numbers(installed_pair()[1]) >= _FIRST_WITH_UNITY_CATALOG:
+        excluded += _EXCLUDED_OF_DELTA
     if with_s3a:
         packages += s3a_packages()
         excluded += _EXCLUDED_OF_S3A

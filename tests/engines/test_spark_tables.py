@@ -92,6 +92,19 @@ def test_repeated_transaction_is_stopped_by_delta(
     assert latest_version(path) == 1
 
 
+def test_spark_continues_after_checkpoint_of_embedded_engine(
+    engine: SparkEngine, path: str
+) -> None:
+    embedded = DuckDBEngine()
+    for number in range(12):
+        written = pa.Table.from_pylist([row(number)], SCHEMA)
+        embedded.write(path, embedded.from_arrow(written.to_reader()), TableWrite("append"))
+    embedded.close()
+    assert Path(path, "_delta_log", "_last_checkpoint").exists()
+    engine.write(path, given(engine, [row(12)]), TableWrite("append"))
+    assert sorted(each["k"] for each in content(engine, path)) == list(range(13))
+
+
 def test_rows_outside_the_replaced_range_are_refused(engine: SparkEngine, path: str) -> None:
     engine.write(path, given(engine, [row(1)]), TableWrite("append"))
     how = TableWrite("replace", replace=TimeRange("t", START, START + HOUR))

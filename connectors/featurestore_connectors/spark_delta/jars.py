@@ -47,21 +47,20 @@ _GCS_MODULE = f"""\
 """
 SUPPORTED = (17, 21)
 # The versions of Delta, from first to last, for each minor version of Spark, of which Delta's
-# internal classes are tested.
+# internal classes are tested. Delta 4.1 and 4.2 call a constructor that Spark 4.1.4 does not have
+# when they read a checkpoint of another writer.
 DELTA_OF_SPARK = {
     "4.0": ("4.0.1", "4.0.1"),
-    "4.1": ("4.1.0", "4.4.0"),
+    "4.1": ("4.3.0", "4.4.0"),
     "4.2": ("4.4.0", "4.4.0"),
 }
 NEWEST_PAIR = ("4.2.0", "4.4.0")
 # Since Delta 4.2, delta-spark needs Delta Kernel.
 _FIRST_WITH_KERNEL = (4, 2)
 _KERNEL = ("delta-kernel-api", "delta-kernel-defaults", "delta-kernel-unitycatalog")
-# Since Delta 4.1, delta-spark requires Unity Catalog's client. With Delta Kernel these are 27 modules
-# (76 MB) that Spark contains or that tables at paths do not need. Ivy fails on those of which
-# Maven's local repository has the description without the jar.
-_FIRST_WITH_UNITY_CATALOG = (4, 1)
-_EXCLUDED_OF_DELTA = (
+# With it Ivy would download 27 modules (76 MB) that Spark contains or that tables at paths do not
+# need, and fail if Maven's local repository has the description of such a module without its jar.
+_EXCLUDED_OF_KERNEL = (
     "com.fasterxml.jackson.core:*",
     "com.fasterxml.jackson.datatype:*",
     "com.github.luben:*",
@@ -248,8 +247,8 @@ def download_settings(*, with_s3a: bool) -> dict[str, str]:
     """Return the session settings that download the jars of Delta, and those of S3A if required."""
     packages = [delta_package()]
     excluded: list[str] = []
-    if _numbers(installed_pair()[1]) >= _FIRST_WITH_UNITY_CATALOG:
-        excluded += _EXCLUDED_OF_DELTA
+    if _numbers(installed_pair()[1]) >= _FIRST_WITH_KERNEL:
+        excluded += _EXCLUDED_OF_KERNEL
     if with_s3a:
         packages += s3a_packages()
         excluded += _EXCLUDED_OF_S3A

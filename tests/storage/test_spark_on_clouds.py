@@ -22,6 +22,9 @@ from tests.storage.stores import Connect
 from tests.storage.test_spark_on_s3 import epoch_of, export, write_both_ways
 from tests.storage.uri_path import UriPath
 
+USER = "u:p%40ss"
+PROXY = f"http://{USER}@proxy:3128"
+
 pytestmark = pytest.mark.spark
 
 
@@ -216,7 +219,7 @@ def test_spark_session_without_google_connector_is_refused(
             },
         ),
         (
-            {"anonymous": "true", "proxy_url": "http://u:p%40ss@proxy:3128"},
+            {"anonymous": "true", "proxy_url": PROXY},
             {
                 "auth.type": "UNAUTHENTICATED",
                 "proxy.address": "proxy:3128",

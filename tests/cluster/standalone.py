@@ -15,11 +15,13 @@ from pathlib import Path
 from tests.on_spark import QUICK_JAVA
 
 _START_SECONDS = 240
-# Two executors; no task starts before both are registered, so that each gets some.
+# Two executors; no task starts before both are registered, or waits for the one with its rows, so
+# that each gets some.
 EXECUTORS = (
     *("--conf", "spark.executor.cores=1"),
     *("--conf", "spark.cores.max=2"),
     *("--conf", "spark.scheduler.minRegisteredResourcesRatio=1.0"),
+    *("--conf", "spark.locality.wait=0s"),
 )
 
 

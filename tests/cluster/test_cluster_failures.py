@@ -77,7 +77,9 @@ class Driver:
         self, cluster: StandaloneCluster, location: str, folder: Path, *settings: str
     ) -> None:
         confs = ["spark.sql.shuffle.partitions=8", "spark.databricks.delta.snapshotPartitions=1"]
-        confs += ["spark.executor.cores=1", "spark.driver.host=127.0.0.1", *settings]
+        # No task waits for the executor with its rows, so that each gets some.
+        confs += ["spark.executor.cores=1", "spark.locality.wait=0s"]
+        confs += ["spark.driver.host=127.0.0.1", *settings]
         arguments = [f"--conf {conf}" for conf in confs]
         self.log = folder / "driver.log"
         env = environment(

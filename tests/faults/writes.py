@@ -77,6 +77,7 @@ READS = frozenset(
         "read_source",
         "plan_dbt_project",
         "write_dbt_exposures",
+        "register_in",
         "compare_statistics",
         "featuregroup",
         "get_featuregroup",

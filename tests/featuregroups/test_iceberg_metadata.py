@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import featurestore
@@ -125,6 +127,51 @@ def test_killed_publication_is_repaired_by_next_commit(tmp_path: Path, writes: i
         store.delete_from_featuregroup("g", "id = 1")
         assert_published(store)
         assert iceberg_table(group.path).scan().to_arrow()["id"].to_pylist() == [2]
+
+
+# DuckDB's extension is on PyPI for some releases of DuckDB, so it has an environment of its own.
+DUCKDB_PACKAGES = ["duckdb", "duckdb-extension-avro", "duckdb-extension-iceberg"]
+DUCKDB_VERSION = "1.5.5"
+COPY_WITH_DUCKDB = """
+import pathlib, sys
+import duckdb, duckdb_extension_avro, duckdb_extension_iceberg
+connection = duckdb.connect(config={"allow_unsigned_extensions": "true"})
+for package in (duckdb_extension_avro, duckdb_extension_iceberg):
+    (file,) = pathlib.Path(package.__file__).parent.glob("extensions/*/*.duckdb_extension")
+    connection.execute(f"LOAD '{file}'")
+connection.execute(f"COPY (FROM iceberg_scan('{sys.argv[1]}') WHERE {sys.argv[3]}) TO '{sys.argv[2]}'")
+"""
+
+
+@pytest.mark.soak
+def test_duckdb_reads_each_commit(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    python = str(environment / "bin" / "python")
+    packages = [f"{name}=={DUCKDB_VERSION}" for name in DUCKDB_PACKAGES]
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", *packages]
+    subprocess.run(pip, check=True)
+
+    def assert_read(condition: str) -> None:
+        copy = tmp_path / "rows.parquet"
+        folder = f"{group.path}/{iceberg.FOLDER}"
+        subprocess.run([python, "-c", COPY_WITH_DUCKDB, folder, copy, condition], check=True)
+        stored_rows = store.get_featuregroup("g", dataframe_type="arrow")
+        expected = duckdb.from_arrow(stored_rows).filter(condition).to_arrow_table()
+        assert rows_of(pq.read_table(copy)) == rows_of(expected)
+
+    store = duckdb_store
+    group = store.create_featuregroup(ROWS, "g", primary_key=["id"], event_time="at", iceberg=True)
+    assert_read("true")
+    added = ROWS.set_column(0, "id", pa.array([5, 6, 7, 8])).append_column(
+        "extra", pa.array([1, 2, 3, 4])
+    )
+    store.insert_into_featuregroup(added, "g", schema_change="add")
+    store.delete_from_featuregroup("g", "id = 6")
+    store.insert_into_featuregroup(added.slice(0, 1), "g", mode="upsert")
+    store.compact_featuregroup("g")
+    assert_read("true")
+    assert_read("day = 'a b' AND extra IS NULL")
 
 
 def test_iceberg_definition_survives_reopening(duckdb_store: FeatureStore) -> None:

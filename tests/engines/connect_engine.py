@@ -34,6 +34,16 @@ featurestore.sql_job(
     primary_key=["zone"], event_time="at",
     sql="""SELECT zone, $window_end AS at, count(*) AS rides FROM trips GROUP BY zone""",
 )
+
+
+@featurestore.job(
+    featuregroup="sevens", primary_key=["zone"], event_time="at", schedule="0 0 * * *",
+    start="2024-01-01T00:00Z", inputs={"trips": "trips"},
+)
+def sevens(window, trips):
+    time = "`at`" if hasattr(trips, "sparkSession") else '"at"'
+    times = f"{time} > '{window.start.isoformat()}' and {time} <= '{window.end.isoformat()}'"
+    return trips.filter(f"code % 10 = 7 and {times}")
 '''
 
 
@@ -88,7 +98,7 @@ def run_some(store: Any, to_frame: Callable[[pa.Table], Any]) -> dict[str, Any]:
 
 
 def run_others(store: Any, jobs: Path, to_frame: Callable[[pa.Table], Any]) -> dict[str, Any]:
-    """Change the group in other ways, query and export it, and run a job."""
+    """Change the group in other ways, query and export it, and run jobs."""
     store.insert_into_featuregroup(trips(ROWS, ROWS + 400), "trips")
     store.insert_into_featuregroup(trips(10, 20), "trips", mode="upsert")
     added = trips(ROWS + 400, ROWS + 440).append_column("tip", pa.array(np.arange(40)))
@@ -102,7 +112,8 @@ def run_others(store: Any, jobs: Path, to_frame: Callable[[pa.Table], Any]) -> d
     recent = featurestore.window("trips.fare", over="3d", function="sum", name="recent")
     joined = store.get_features(FEATURES, labels=to_frame(labels()))
     store.register_jobs(jobs)
-    store.backfill_job("daily", "2024-01-02T00:00Z", "2024-01-04T00:00Z")
+    for name in ("daily", "sevens"):
+        store.backfill_job(name, "2024-01-02T00:00Z", "2024-01-04T00:00Z")
     table = store.create_training_dataset(group, "table", data_format="parquet")
     return {
         "rows": sorted_rows(group),
@@ -114,6 +125,7 @@ def run_others(store: Any, jobs: Path, to_frame: Callable[[pa.Table], Any]) -> d
         "arrays": export(store, joined, "arrays", label="y"),
         "table": [split["rows"] for split in table.manifest.to_json()["splits"]],
         "job": sorted_rows(store.get_featuregroup("daily")),
+        "function": sorted_rows(store.get_featuregroup("sevens")),
     }
 
 

@@ -149,5 +149,6 @@ def test_spark_engine_on_connect_equals_embedded_engine(
     assert "wider decimals needs Spark in this process" in result["refused"]
     assert result["commits"] == 0
     assert set(embedded) == set(on_spark)
+    assert embedded.get("function") != []
     for name, expected in embedded.items():
         assert on_spark[name] == expected, name

@@ -83,8 +83,8 @@ def test_unsupported_operations_on_s3_are_refused_before_writing(
         return sorted((object_server.root / bucket[5:]).rglob("*"))
 
     before = objects()
-    with pytest.raises(UnsupportedLocation, match=r"does not support gs:.*\nHint: "):
-        featurestore.connect("gs://bucket/a", engine="spark", registry="sqlite:///cache.db")
+    with pytest.raises(UnsupportedLocation, match=r"does not support az:.*\nHint: "):
+        featurestore.connect("az://bucket/a", engine="spark", registry="sqlite:///cache.db")
     with pytest.raises(
         UnsupportedLocation, match=r"require a store in a directory.*\nHint: store=featurestore"
     ):

@@ -194,7 +194,7 @@ def connecting(connect: Connect) -> Iterator[Connect]:
         finally:
             connect.kill()
             for query in (
-                "select pg_terminate_backend(active_pid) from pg_replication_slots"
+                "select pg_terminate_backend(active_pid, 10000) from pg_replication_slots"
                 " where slot_name = any(%s) and active",
                 "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
                 " where slot_name = any(%s)",

@@ -25,8 +25,8 @@ from featurestore.model import display
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import format_group_reference, parse_group_reference
 from featurestore.plugins.catalog import CatalogSource, CatalogTable, TableCatalog, TableMark
-from featurestore.registry import access
 from featurestore.registry import featuregroups as groups
+from featurestore.registry.hidden import find_hidden_objects
 from featurestore.session import Session
 from featurestore.sources import registration
 from featurestore.storage import storage_for
@@ -170,12 +170,12 @@ def find_all_groups(
     """Return the public groups that can be registered, and the reasons for others."""
     with session.registry.reading() as connection:
         names = [name for name, _ in groups.latest_names(connection, containing="")]
-        # Catalogs have other users than the store.
-        private = access.private_groups_of_store(connection)
+        # Catalogs have other users than the store. Groups derived from private ones are private.
+        hidden = find_hidden_objects(connection, granted=(), reads_store=True).groups
     specs, skipped = {}, []
     for name in names:
         spec = find_spec(session, name)
-        reason = "it is private" if name in private else find_obstacle(spec, catalog)
+        reason = "it is private" if name in hidden else find_obstacle(spec, catalog)
         if reason is None:
             specs[name] = spec
         else:

@@ -87,13 +87,13 @@ def run(command: list[str], folder: Path) -> tuple[str, float, float]:
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
-    done = subprocess.run(
+    finished = subprocess.run(
         command, cwd=folder, stdout=subprocess.PIPE, text=True, check=True, env=environment
     )
     seconds = time.perf_counter() - started
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     processor = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
-    return done.stdout, seconds, processor
+    return finished.stdout, seconds, processor
 
 
 def python(code: str, *arguments: str) -> list[str]:
@@ -113,26 +113,26 @@ def main() -> None:
         folder = Path(place)
         run(python(_LIST_STORE, str(folder / "listed")), folder)
         location = str(folder / "listed")
-        taken: dict[str, list[tuple[float, float]]] = {}
+        times: dict[str, list[tuple[float, float]]] = {}
         for trial in range(trials + 1):  # the first run writes byte code
-            here = folder / str(trial)
-            here.mkdir()
+            trial_folder = folder / str(trial)
+            trial_folder.mkdir()
             outputs = {}
             for name, command in {
                 "empty": python("pass"),
                 "help": [cli, "--help"],
                 "list": [cli, "--location", location, "fg", "list", "--output", "json"],
-                "store": python(_STORE, str(here)),
-                "by hand": python(_BY_HAND, str(here)),
+                "store": python(_STORE, str(trial_folder)),
+                "by hand": python(_BY_HAND, str(trial_folder)),
             }.items():
                 outputs[name], seconds, processor = run(command, folder)
                 if trial:
-                    taken.setdefault(name, []).append((seconds, processor))
+                    times.setdefault(name, []).append((seconds, processor))
             assert outputs["store"] == outputs["by hand"], "the retrievals differ"
             assert len(json.loads(outputs["list"])) == 10, "the list is incomplete"
     medians = {
         name: [statistics.median(run_times) for run_times in zip(*runs, strict=True)]
-        for name, runs in taken.items()
+        for name, runs in times.items()
     }
     for row, name, base, limit in (
         ("`featurestore --help`, beyond `python -c pass`", "help", "empty", 0.15),

@@ -164,8 +164,8 @@ def dense(scale: float) -> Shape:
     times = START + np.tile(np.arange(steps), keys) * 900_000_000
     order = random.permutation(len(key))
     group = Group("w", rows(random, key[order], times[order]))
-    asked = random.integers(0, keys, int(100_000 * scale))
-    return Shape("dense", labels(random, asked, START, START + steps * 900_000_000), (group,))
+    label_keys = random.integers(0, keys, int(100_000 * scale))
+    return Shape("dense", labels(random, label_keys, START, START + steps * 900_000_000), (group,))
 
 
 def skewed(scale: float) -> Shape:
@@ -173,8 +173,10 @@ def skewed(scale: float) -> Shape:
     count, keys = int(5_000_000 * scale), int(200_000 * scale)
     times = START + random.permutation(count) * (DAYS * 86_400_000_000 // count)
     group = Group("w", rows(random, random.zipf(1.2, count) % keys, times))
-    asked = random.zipf(1.2, int(1_000_000 * scale)) % keys
-    return Shape("skewed", labels(random, asked, START, START + DAYS * 86_400_000_000), (group,))
+    label_keys = random.zipf(1.2, int(1_000_000 * scale)) % keys
+    return Shape(
+        "skewed", labels(random, label_keys, START, START + DAYS * 86_400_000_000), (group,)
+    )
 
 
 def few(_: float) -> Shape:
@@ -183,8 +185,8 @@ def few(_: float) -> Shape:
     count, keys = 10_000, 200
     times = START + random.permutation(count) * (DAYS * 86_400_000_000 // count)
     group = Group("w", rows(random, random.integers(0, keys, count), times))
-    asked = random.integers(0, keys, 1_000)
-    return Shape("few", labels(random, asked, START, START + DAYS * 86_400_000_000), (group,))
+    label_keys = random.integers(0, keys, 1_000)
+    return Shape("few", labels(random, label_keys, START, START + DAYS * 86_400_000_000), (group,))
 
 
 def three(scale: float) -> Shape:
@@ -390,12 +392,12 @@ def speed(shape: Shape, place: Path, *, peers: bool) -> None:
         assert same(result, theirs), f"{shape.name}: {name} gives other rows"
     del result, theirs
     fast = {name: other for name, other in others.items() if first[name] <= SLOW}
-    found = in_turns({"ours": mine, "ASOF by hand": hand, **fast}, trials=trials)
-    ratio, work = (found[f"ours{kind}"] / found[f"ASOF by hand{kind}"] for kind in ("", " cpu"))
+    medians = in_turns({"ours": mine, "ASOF by hand": hand, **fast}, trials=trials)
+    ratio, work = (medians[f"ours{kind}"] / medians[f"ASOF by hand{kind}"] for kind in ("", " cpu"))
     limit = "no limit" if shape.limit is None else f"<= {shape.limit}"
     print(
-        f"{shape.name:10} {shape.labels.num_rows:>9,} labels  ours {found['ours']:6.3f} s  "
-        f"ASOF by hand {found['ASOF by hand']:6.3f} s  ratio {ratio:4.2f} ({limit}), "
+        f"{shape.name:10} {shape.labels.num_rows:>9,} labels  ours {medians['ours']:6.3f} s  "
+        f"ASOF by hand {medians['ASOF by hand']:6.3f} s  ratio {ratio:4.2f} ({limit}), "
         f"of processor time {work:4.2f}",
         flush=True,
     )
@@ -403,11 +405,11 @@ def speed(shape: Shape, place: Path, *, peers: bool) -> None:
     for name in others:
         column = f"{name.split()[0].split('.')[0]} / ours"
         if name not in fast:
-            times = first[name] / found["ours"]
+            times = first[name] / medians["ours"]
             print(f"{'':10} {name} {times:.1f} times ours (one run)", flush=True)
             add_figure(shape, column, times)
             continue
-        times, work = (found[f"{name}{kind}"] / found[f"ours{kind}"] for kind in ("", " cpu"))
+        times, work = (medians[f"{name}{kind}"] / medians[f"ours{kind}"] for kind in ("", " cpu"))
         print(f"{'':10} {name} {times:.2f} times ours, of processor time {work:.2f}", flush=True)
         add_figure(shape, column, times, processor=work)
 

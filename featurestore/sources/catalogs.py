@@ -1,7 +1,8 @@
 """Registration of feature groups as external tables of a catalog, and its updates.
 
-A second call changes only what differs: tables of changed groups are replaced, and tables of
-deleted groups are removed. Tables without the mark of this store are never changed.
+A second call changes only what differs. Tables of changed groups are replaced. A table that this
+store registered is removed when its group no longer exists or has an obstacle (``find_obstacle``),
+such as that it became private. Tables without the mark of this store are never changed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,9 +75,9 @@ class CatalogRegistration:
 
 @dataclass(frozen=True)
 class _Changes:
-    """The tables to register, those of deleted groups to remove, and the skipped groups."""
+    """The groups to register by reference, the tables to remove, and the skipped groups."""
 
-    tables: tuple[CatalogTable, ...]
+    specs: Mapping[str, FeatureGroupSpec]
     removed: tuple[str, ...]
     skipped: tuple[str, ...]
 
@@ -104,23 +105,45 @@ def register_groups(
             f"Source {name!r} is of kind {spec.kind!r}, which is not a catalog of tables.",
             hint="add_source('lake', 'unity://host/catalog') or 'iceberg+https://host'",
         )
+    check_schema(schema)
+    references = None if featuregroups is None else parse_references(featuregroups)
+    catalog = source.catalog()
+    try:
+        existing = catalog.tables(schema)
+        changes = plan_changes(session, catalog, existing, references)
+        # Nothing may delay this: tables of private groups must not stay because others conflict.
+        for table_name in changes.removed:
+            catalog.remove(schema, table_name)
+        existing = {
+            table_name: mark
+            for table_name, mark in existing.items()
+            if table_name not in changes.removed
+        }
+        tables = build_tables(session, catalog, changes.specs, schema)
+        check_owners(name, tables, existing, store=store_uri(session))
+        actions = write_tables(catalog, tables, existing)
+    finally:
+        catalog.close()
+    return CatalogRegistration(
+        name,
+        removed=tuple(f"{schema}.{table_name}" for table_name in changes.removed),
+        skipped=changes.skipped,
+        **actions,
+    )
+
+
+def check_schema(schema: object) -> None:
+    """Raise InvalidArgument if a value is not the name of a schema."""
     if not isinstance(schema, str) or not _SCHEMA.fullmatch(schema):
         raise InvalidArgument(
             f"schema={schema!r} is not the name of a schema.", hint="schema='featurestore'"
         )
-    references = None
-    if featuregroups is not None:
-        # A string is one name.
-        names = [featuregroups] if isinstance(featuregroups, str) else list(featuregroups)
-        references = [format_group_reference(*parse_group_reference(each)) for each in names]
-    catalog = source.catalog()
-    try:
-        existing = catalog.tables(schema)
-        changes = plan_changes(session, catalog, existing, references, schema)
-        check_owners(name, changes.tables, existing, store=store_uri(session))
-        return apply_changes(name, catalog, changes, existing, schema)
-    finally:
-        catalog.close()
+
+
+def parse_references(featuregroups: str | Iterable[str]) -> tuple[str, ...]:
+    """Return normalized references of groups; a string is one reference."""
+    names = [featuregroups] if isinstance(featuregroups, str) else featuregroups
+    return tuple(format_group_reference(*parse_group_reference(each)) for each in names)
 
 
 def plan_changes(
@@ -128,29 +151,76 @@ def plan_changes(
     catalog: TableCatalog,
     existing: Mapping[str, TableMark | None],
     references: Sequence[str] | None,
-    schema: str,
 ) -> _Changes:
     """Return what must be registered and removed; nothing is written.
 
     Tables that were registered earlier remain in step, also if ``references`` omits their groups.
     """
-    if references is None:
-        specs, skipped = find_all_groups(session, catalog)
-    else:
-        specs, skipped = find_groups(session, catalog, references), []
+    with session.registry.reading() as connection:
+        # Catalogs have other users than the store. Groups derived from private ones are private.
+        hidden = find_hidden_objects(connection, granted=(), reads_store=True).groups
+        latest = [name for name, _ in groups.latest_names(connection, containing="")]
+    specs: dict[str, FeatureGroupSpec] = {}
+    skipped = []
+    for reference in latest if references is None else references:
+        spec = find_spec(session, reference)
+        reason = find_obstacle(spec, catalog, hidden)
+        if reason is None:
+            specs[reference] = spec
+        elif references is None:
+            skipped.append(f"{reference}: {reason}")
+        else:
+            raise InvalidArgument(
+                f"Feature group {reference!r} cannot be registered: {reason}.",
+                hint="omit featuregroups= to register all groups that can be registered",
+            )
     removed = []
     for name, mark in existing.items():
-        if mark is None or mark.store != store_uri(session) or mark.group in specs:
+        if mark is None or mark.store != store_uri(session):
             continue
         try:
             spec = find_spec(session, mark.group)
         except FeatureGroupNotFound:
             removed.append(name)
             continue
-        if find_obstacle(spec, catalog) is None:
+        if find_obstacle(spec, catalog, hidden) is None:
             specs[mark.group] = spec
         else:
             removed.append(name)
+    return _Changes(specs, tuple(removed), tuple(skipped))
+
+
+def find_spec(session: Session, reference: str) -> FeatureGroupSpec:
+    """Return the definition of a group version."""
+    name, version = parse_group_reference(reference)
+    with session.registry.reading() as connection:
+        return groups.get(connection, name, version).spec
+
+
+def find_obstacle(
+    spec: FeatureGroupSpec, catalog: TableCatalog, hidden: Collection[str]
+) -> str | None:
+    """Return the reason why a catalog must not have a table of a group, None if it can.
+
+    The rule applies to new tables and to those that were registered earlier. ``hidden`` are the
+    names of private groups and of groups derived from them.
+    """
+    if spec.name in hidden:
+        return "it is private"
+    if spec.external is not None:
+        return "its rows are in another source"
+    if catalog.table_format == "iceberg" and not spec.iceberg:
+        return "it was not created with iceberg=True"
+    return None
+
+
+def build_tables(
+    session: Session,
+    catalog: TableCatalog,
+    specs: Mapping[str, FeatureGroupSpec],
+    schema: str,
+) -> list[CatalogTable]:
+    """Return groups as tables; raise InvalidArgument if two groups would be one table."""
     tables: dict[str, CatalogTable] = {}
     for reference, spec in sorted(specs.items()):
         table = build_table(session, catalog, reference, spec, schema)
@@ -161,58 +231,7 @@ def plan_changes(
                 hint="register only one group, or pass another schema=",
             )
         tables[table.name] = table
-    return _Changes(tuple(tables.values()), tuple(removed), tuple(skipped))
-
-
-def find_all_groups(
-    session: Session, catalog: TableCatalog
-) -> tuple[dict[str, FeatureGroupSpec], list[str]]:
-    """Return the public groups that can be registered, and the reasons for others."""
-    with session.registry.reading() as connection:
-        names = [name for name, _ in groups.latest_names(connection, containing="")]
-        # Catalogs have other users than the store. Groups derived from private ones are private.
-        hidden = find_hidden_objects(connection, granted=(), reads_store=True).groups
-    specs, skipped = {}, []
-    for name in names:
-        spec = find_spec(session, name)
-        reason = "it is private" if name in hidden else find_obstacle(spec, catalog)
-        if reason is None:
-            specs[name] = spec
-        else:
-            skipped.append(f"{name}: {reason}")
-    return specs, skipped
-
-
-def find_groups(
-    session: Session, catalog: TableCatalog, references: Sequence[str]
-) -> dict[str, FeatureGroupSpec]:
-    """Return the requested groups; raise an error for one that cannot be registered."""
-    specs = {}
-    for reference in references:
-        specs[reference] = find_spec(session, reference)
-        reason = find_obstacle(specs[reference], catalog)
-        if reason is not None:
-            raise InvalidArgument(
-                f"Feature group {reference!r} cannot be registered: {reason}.",
-                hint="omit featuregroups= to register all groups that can be registered",
-            )
-    return specs
-
-
-def find_spec(session: Session, reference: str) -> FeatureGroupSpec:
-    """Return the definition of a group version."""
-    name, version = parse_group_reference(reference)
-    with session.registry.reading() as connection:
-        return groups.get(connection, name, version).spec
-
-
-def find_obstacle(spec: FeatureGroupSpec, catalog: TableCatalog) -> str | None:
-    """Return the reason why a group cannot be registered, None if it can."""
-    if spec.external is not None:
-        return "its rows are in another source"
-    if catalog.table_format == "iceberg" and not spec.iceberg:
-        return "it was not created with iceberg=True"
-    return None
+    return list(tables.values())
 
 
 def build_table(
@@ -272,21 +291,19 @@ def check_owners(
     if conflicts:
         raise SourceError(
             f"Source {source!r}: tables exist that were not registered by this store: "
-            f"{', '.join(conflicts)}. Nothing was changed.",
+            f"{', '.join(conflicts)}. No table was created or replaced.",
             hint=f"register_in({source!r}, schema='another_schema'), or drop them in the catalog",
         )
 
 
-def apply_changes(
-    source: str,
+def write_tables(
     catalog: TableCatalog,
-    changes: _Changes,
+    tables: Sequence[CatalogTable],
     existing: Mapping[str, TableMark | None],
-    schema: str,
-) -> CatalogRegistration:
-    """Register, replace and remove tables."""
+) -> dict[str, tuple[str, ...]]:
+    """Register and replace tables, and return their full names by action."""
     names: dict[str, list[str]] = {"created": [], "updated": [], "unchanged": []}
-    for table in changes.tables:
+    for table in tables:
         mark = existing.get(table.name)
         if mark is None:
             catalog.create(table)
@@ -297,11 +314,4 @@ def apply_changes(
         else:
             action = "unchanged"
         names[action].append(table.full_name)
-    for name in changes.removed:
-        catalog.remove(schema, name)
-    return CatalogRegistration(
-        source,
-        removed=tuple(f"{schema}.{name}" for name in changes.removed),
-        skipped=changes.skipped,
-        **{action: tuple(values) for action, values in names.items()},
-    )
+    return {action: tuple(values) for action, values in names.items()}

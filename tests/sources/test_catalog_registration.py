@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 import featurestore
 from featurestore.errors import (
@@ -25,7 +25,6 @@ from featurestore.errors import (
     SourceUnavailable,
 )
 from featurestore.registry import access
-from featurestore.sources.catalogs import CatalogRegistration
 from featurestore.store import FeatureStore
 from tests.http_server import serve
 from tests.maven import NotFetched
@@ -47,6 +46,7 @@ class Lake:
     create_table: Callable[[str], object]
     find_files: Callable[[str], list[str]]
     list_columns: Callable[[str], list[str]]
+    clone_table: Callable[[str, str], object] = print
 
     @property
     def has_versions(self) -> bool:
@@ -63,6 +63,11 @@ def unity_lake(folder: Path) -> Iterator[Lake]:
         handler.schemas.add(SCHEMA)
         handler.locations[f"{SCHEMA}.{name}"] = "file:///elsewhere"
 
+    def clone(name: str, new_name: str) -> None:
+        create(new_name)
+        # Databricks copies the properties of a cloned table.
+        handler.registered[f"{SCHEMA}.{new_name}"] = handler.registered[f"{SCHEMA}.{name}"]
+
     with serve(handler) as port:
         yield Lake(
             f"unity://127.0.0.1:{port}/main?tls=false",
@@ -73,6 +78,7 @@ def unity_lake(folder: Path) -> Iterator[Lake]:
             lambda name: [
                 column["name"] for column in handler.registered[f"{SCHEMA}.{name}"]["columns"]
             ],
+            clone,
         )
 
 
@@ -94,7 +100,13 @@ def iceberg_lake(client: Any, uri: str, options: dict[str, str]) -> Lake:
     def columns(name: str) -> list[str]:
         return [field.name for field in client.load_table(f"{SCHEMA}.{name}").schema().fields]
 
-    return Lake(uri, options, names, create, files, columns)
+    def clone(name: str, new_name: str) -> None:
+        create(new_name)
+        properties = client.load_namespace_properties(SCHEMA)
+        mark = {f"featurestore.table.{new_name}": properties[f"featurestore.table.{name}"]}
+        client.update_namespace_properties(SCHEMA, updates=mark)
+
+    return Lake(uri, options, names, create, files, columns, clone)
 
 
 @contextmanager
@@ -146,6 +158,11 @@ def connect(store: FeatureStore, lake: Lake, monkeypatch: pytest.MonkeyPatch) ->
 
 def add_group(store: FeatureStore, name: str, rows: list[dict[str, Any]], **declared: Any) -> None:
     store.create_featuregroup(rows, name, primary_key="id", iceberg=True, **declared)
+
+
+def make_private(store: FeatureStore, name: str, *, is_private: bool = True) -> None:
+    with store.session.registry.transaction() as connection:
+        access.set_private(connection, name, is_private)
 
 
 def ids(lake: Lake, name: str) -> list[int]:
@@ -214,7 +231,7 @@ def test_tables_of_others_are_never_changed(
     lake.create_table("trips")
     add_group(store, "trips", [{"id": 1}])
     add_group(store, "zones", [{"id": 1}])
-    with pytest.raises(SourceError, match=r"'featurestore\.trips'\. Nothing was changed"):
+    with pytest.raises(SourceError, match=r"'featurestore\.trips'\. No table was created"):
         store.register_in("lake")
     assert lake.list_tables() == ["trips"]
     store.register_in("lake", featuregroups="zones")
@@ -228,6 +245,11 @@ def test_tables_of_others_are_never_changed(
     assert store.register_in("lake", featuregroups="zones").unchanged == ("featurestore.zones",)
     assert sorted(lake.list_tables()) == ["more", "trips", "zones"]
     assert ids(lake, "zones") == [1]
+    # A clone of another user has the mark, but its own files.
+    lake.clone_table("zones", "cloned")
+    make_private(store, "zones")
+    assert store.register_in("lake", featuregroups=[]).removed == ("featurestore.zones",)
+    assert sorted(lake.list_tables()) == ["cloned", "more", "trips"]
 
 
 def test_groups_that_cannot_be_registered_are_named(
@@ -239,14 +261,16 @@ def test_groups_that_cannot_be_registered_are_named(
     store.create_featuregroup([{"id": 1}], "plain")
     add_group(store, "secret", [{"id": 1}])
     store.create_featuregroup(store.get_featuregroup("secret"), "derived", iceberg=True)
-    with store.session.registry.transaction() as connection:
-        access.set_private(connection, "secret", True)
+    make_private(store, "secret")
     result = store.register_in("lake")
     assert "outside: its rows are in another source" in result.skipped
     assert {"secret: it is private", "derived: it is private"} <= set(result.skipped)
     assert ("plain: it was not created with iceberg=True" in result.skipped) == lake.has_versions
     with pytest.raises(InvalidArgument, match="'outside' cannot be registered: its rows"):
         store.register_in("lake", featuregroups=["outside"])
+    for private in ("secret", "derived"):
+        with pytest.raises(InvalidArgument, match=f"'{private}' cannot be registered: it is priv"):
+            store.register_in("lake", featuregroups=private)
     with pytest.raises(FeatureGroupNotFound, match="'nothing'"):
         store.register_in("lake", featuregroups="nothing")
     with pytest.raises(InvalidArgument, match="is of kind 'file', which is not a catalog"):
@@ -304,12 +328,16 @@ def test_unity_columns_have_documented_fields(
     assert json.loads(columns["id"]["type_json"])["type"] == "long"
 
 
+NAMES = st.sampled_from(["a", "b", "c"])
 ACTIONS = st.lists(
     st.tuples(
-        st.sampled_from(["create", "insert", "delete", "register", "fail"]),
-        st.sampled_from(["a", "b", "c"]),
+        st.sampled_from(
+            ["create", "derive", "insert", "hide", "show", "delete", "register", "fail"]
+        ),
+        NAMES,
+        NAMES,
     ),
-    max_size=12,
+    max_size=20,
 )
 
 
@@ -317,43 +345,86 @@ class Interrupted(Exception):
     """The process ends between two requests to the catalog."""
 
 
+@dataclass
+class Groups:
+    """The expected groups: their ids, the groups they were computed from, and private names."""
+
+    rows: dict[str, list[int]]
+    origins: dict[str, set[str]]
+    private: set[str]
+
+    def visible(self) -> dict[str, list[int]]:
+        """Return the ids of groups that are neither private nor computed from private ones."""
+        hidden: set[str] = set()
+        while True:
+            # Lineage through deleted groups remains.
+            derived = {name for name, origins in self.origins.items() if origins & hidden}
+            if (self.private | derived) <= hidden:
+                return {name: ids for name, ids in self.rows.items() if name not in hidden}
+            hidden |= self.private | derived
+
+
 @pytest.mark.parametrize("kind", ["unity", "sql"])
 @settings(
     max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(actions=ACTIONS)
+@example([("create", "a", ""), ("derive", "b", "a"), ("register", "", ""), ("hide", "a", "")])
+@example([("create", "a", ""), ("derive", "b", "a"), ("hide", "a", ""), ("delete", "a", "")])
 def test_catalog_equals_store_after_any_actions(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
-    actions: list[tuple[str, str]],
+    actions: list[tuple[str, str, str]],
 ) -> None:
     base = tmp_path_factory.mktemp("actions")
     with LAKES[kind](base / "lake") as lake, featurestore.connect(base / "store") as store:
         connect(store, lake, monkeypatch)
-        rows: dict[str, list[int]] = {}
-        for number, (action, name) in enumerate(actions):
-            if action == "create" and name not in rows:
-                add_group(store, name, [{"id": number}])
-                rows[name] = [number]
-            elif action == "insert" and name in rows:
-                store.insert_into_featuregroup([{"id": number}], name)
-                rows[name].append(number)
-            elif action == "delete" and name in rows:
-                store.delete_featuregroup(name, version=1)
-                del rows[name]
-            elif action == "register":
-                store.register_in("lake")
+        lake.create_table("others")
+        expected = Groups({}, {}, set())
+        for number, (action, name, origin) in enumerate([*actions, ("register", "", "")]):
+            if action == "register":
+                check_registration(store, lake, expected)
             elif action == "fail":
                 interrupt(store, kind, monkeypatch)
-        store.register_in("lake")
-        expected = CatalogRegistration(
-            "lake", unchanged=tuple(f"{SCHEMA}.{n}" for n in sorted(rows))
-        )
-        assert store.register_in("lake") == expected
-        if rows:
-            assert sorted(lake.list_tables()) == sorted(rows)
-        assert {name: ids(lake, name) for name in rows} == rows
+            else:
+                change_groups(store, expected, number, action, name, origin)
+
+
+def change_groups(
+    store: FeatureStore, expected: Groups, number: int, action: str, name: str, origin: str
+) -> None:
+    """Apply an action to the store and to the expected groups."""
+    rows = expected.rows
+    if action == "create" and name not in rows:
+        add_group(store, name, [{"id": number}])
+        rows[name] = [number]
+    elif action == "derive" and name not in rows and origin in rows:
+        store.create_featuregroup(store.get_featuregroup(origin), name, iceberg=True)
+        rows[name] = list(rows[origin])
+        expected.origins.setdefault(name, set()).add(origin)
+    elif action == "insert" and name in rows:
+        store.insert_into_featuregroup([{"id": number}], name)
+        rows[name].append(number)
+    elif action == "delete" and name in rows:
+        store.delete_featuregroup(name, version=1)
+        del rows[name]
+    elif action in ("hide", "show"):
+        make_private(store, name, is_private=action == "hide")
+        (expected.private.add if action == "hide" else expected.private.discard)(name)
+
+
+def check_registration(store: FeatureStore, lake: Lake, expected: Groups) -> None:
+    """Register groups, and compare the tables of the catalog with the expected groups."""
+    store.register_in("lake")
+    visible = expected.visible()
+    assert sorted(lake.list_tables()) == sorted([*visible, "others"])
+    assert {name: ids(lake, name) for name in visible} == visible
+    repeated = store.register_in("lake")
+    assert repeated.unchanged == tuple(f"{SCHEMA}.{name}" for name in sorted(visible))
+    assert (repeated.created, repeated.updated, repeated.removed) == ((), (), ())
+    reasons = {f"{name}: it is private" for name in expected.rows if name not in visible}
+    assert set(repeated.skipped) == reasons
 
 
 def interrupt(store: FeatureStore, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
 """Registration of tables in catalogs: Delta tables in Unity Catalog, Iceberg metadata in Iceberg.
 
-Unity Catalog stores the mark of a table in its properties. The format of requests is that of its
-REST interface (https://github.com/unitycatalog/unitycatalog, api/Models/CreateTable.md and
-ColumnInfo.md). Deleting an external table leaves its files.
+Unity Catalog stores the mark of a table in its properties. A clone has the properties of its
+origin, so a marked table with files elsewhere is not one of the store. The format of requests is
+that of its REST interface (https://github.com/unitycatalog/unitycatalog, api/Models/CreateTable.md
+and ColumnInfo.md). Deleting an external table leaves its files.
 
 An Iceberg catalog refers to a metadata file of the store. A change of its properties would write
 into the folder of the store, so the marks of tables are properties of their namespace. A marked
@@ -48,10 +49,13 @@ class UnityTables:
         listed = self._client.list_all("tables", catalog_name=self._catalog, schema_name=schema)
         for table in listed:
             name = str(table["name"])
-            properties = table.get("properties")
-            if properties is None:  # a list may omit them
-                properties = (self._get(schema, name) or {}).get("properties")
-            marks[name] = TableMark.from_properties(properties)
+            details = table
+            if table.get("properties") is None:  # a list may omit them
+                details = self._get(schema, name) or {}
+            mark = TableMark.from_properties(details.get("properties"))
+            if mark is not None and not is_inside(details.get("storage_location"), mark.store):
+                mark = None
+            marks[name] = mark
         return marks
 
     def create(self, table: CatalogTable) -> None:
@@ -118,6 +122,17 @@ class UnityTables:
             kind = SourceUnavailable if isinstance(error, SourceUnavailable) else SourceError
             message = f"Table '{self._catalog}.{schema}.{name}': {error.message}"
             raise kind(message, hint=error.hint) from error
+
+
+def is_inside(location: object, store: str) -> bool:
+    """Return whether the location of a table is below that of a store.
+
+    >>> is_inside("file:/data/store/featuregroups/trips/", "file:///data/store")
+    True
+    """
+    # Catalogs return one to three slashes after the scheme of a local path.
+    paths = [re.sub(r"^(\w+):/+", r"\1:/", str(each)) for each in (location, store)]
+    return paths[0].startswith(f"{paths[1]}/")
 
 
 def describe_column(field: Mapping[str, Any], position: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ each minute, which finds groups that were deleted and created again.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -15,8 +16,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.types as pat
 
-from featurestore.errors import OnlineStoreError, PublishedValueMismatch, RegistryError
+from featurestore.errors import (
+    InvalidSql,
+    OnlineStoreError,
+    PublishedValueMismatch,
+    RegistryError,
+)
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.names import format_group_reference
 from featurestore.plugins.online import OnlineStore
@@ -31,6 +38,7 @@ from featurestore.serving.vector_plan import (
     Computation,
     EntityParser,
     GroupRead,
+    VectorPlan,
     entity_columns,
     infer_type,
     label_time_column,
@@ -38,14 +46,17 @@ from featurestore.serving.vector_plan import (
     plan_vector,
 )
 from featurestore.serving.vectors import (
+    Entities,
     FeatureVector,
     Form,
     Statuses,
     VectorForm,
     check_dataset,
+    check_entity,
     check_form,
     convert_batch,
     dataset_form,
+    entity_rows,
     raw_form,
 )
 from featurestore.session import Session
@@ -56,6 +67,17 @@ if TYPE_CHECKING:
 _log = logging.getLogger("featurestore.serving")
 # The time between checks that the published tables are the registered ones.
 _CHECK_SECONDS = 60.0
+# The types that are tried for request values that are all null, and the most combinations.
+_TYPES_OF_NULLS = (
+    pa.null(),
+    pa.float64(),
+    pa.int64(),
+    pa.string(),
+    pa.bool_(),
+    pa.timestamp("us", tz="UTC"),
+    pa.date32(),
+)
+_MAX_CANDIDATES = 64
 # A publication replaces all values at most a few times during one request.
 _MAX_GENERATIONS = 5
 _MISSING = ValueStatus.MISSING
@@ -184,12 +206,14 @@ class VectorServer:
         vectors = self.get_vectors((entity,), as_=as_)
         return vectors if as_ == "arrow" else vectors[0]
 
-    def get_vectors(self, entities: Sequence[Mapping[str, Any]], *, as_: Form = "dict") -> Any:
+    def get_vectors(self, entities: Entities, *, as_: Form = "dict") -> Any:
         """Return the vectors of several entities, in their order, from one read.
 
         Returns a list of dicts, an array of shape (entities, columns) or an Arrow table; the
-        arguments are those of ``get_vector``. An entity without values does not fail the others.
+        arguments are those of ``get_vector``. ``entities`` is a list of dicts, or a dataframe with an
+        entity in each row. An entity without values does not fail the others.
         """
+        entities = entity_rows(entities)
         program, keys = self._direct_keys(entities, as_)
         if program is not None and keys is not None:
             vectors = self._direct_vectors(program, self._store.read(keys), as_)
@@ -197,13 +221,12 @@ class VectorServer:
                 return vectors
         return self._vectors(self._read(entities), as_)
 
-    def read_batch(
-        self, entities: Sequence[Mapping[str, Any]], *, at: int | None = None
-    ) -> ServedBatch:
+    def read_batch(self, entities: Entities, *, at: int | None = None) -> ServedBatch:
         """Return the vectors of entities as a record batch, with their origin.
 
         ``at`` is the instant for which the values are read, in microseconds; None means now.
         """
+        entities = entity_rows(entities)
         program, keys = self._direct_keys(entities, "arrow")
         if program is not None and keys is not None and program.direct is not None:
             values = self._store.read(keys)
@@ -223,10 +246,9 @@ class VectorServer:
         vectors = await self.aget_vectors((entity,), as_=as_)
         return vectors if as_ == "arrow" else vectors[0]
 
-    async def aget_vectors(
-        self, entities: Sequence[Mapping[str, Any]], *, as_: Form = "dict"
-    ) -> Any:
+    async def aget_vectors(self, entities: Entities, *, as_: Form = "dict") -> Any:
         """Return several vectors without blocking the event loop; see ``get_vectors``."""
+        entities = entity_rows(entities)
         program, keys = self._direct_keys(entities, as_)
         if program is not None and keys is not None:
             vectors = self._direct_vectors(program, await self._store.read_async(keys), as_)
@@ -362,6 +384,7 @@ class VectorServer:
         types = []
         for name in self._untyped:
             for entity in entities:
+                check_entity(entity, self.entity)
                 if name not in entity:
                     raise missing_column_error(name, entity, self.entity, view=self._spec.name)
             types.append(infer_type([entity[name] for entity in entities], name=name))
@@ -421,10 +444,7 @@ class VectorServer:
 
     def _compile(self, types: tuple[pa.DataType, ...], state: ViewState, content: bytes) -> Program:
         """Compile a vector plan for published values."""
-        inferred = dict(zip(self._untyped, types, strict=True))
-        fields = [pa.field(name, kind or inferred[name]) for name, kind in self._entity.items()]
-        entity = pa.schema(fields)
-        plan = plan_vector(self._session, self._spec, entity)
+        entity, plan = self._plan(types)
         stages = [
             (stage.computations, tuple([self._reader(read, state) for read in stage.reads]))
             for stage in plan.stages
@@ -445,6 +465,27 @@ class VectorServer:
             direct=direct,
             delta_versions=_delta_versions(state),
         )
+
+    def _plan(self, types: tuple[pa.DataType, ...]) -> tuple[pa.Schema, VectorPlan]:
+        """Return the columns of entities and their plan, for the types of the untyped columns.
+
+        Columns with nulls only get the first types that all on-demand features accept.
+
+        Raises:
+            InvalidSql: An on-demand feature does not support the types of its inputs.
+        """
+        choices = [_TYPES_OF_NULLS if pat.is_null(kind) else (kind,) for kind in types]
+        refusal: InvalidSql | None = None
+        for candidate in itertools.islice(itertools.product(*choices), _MAX_CANDIDATES):
+            inferred = dict(zip(self._untyped, candidate, strict=True))
+            fields = [pa.field(name, kind or inferred[name]) for name, kind in self._entity.items()]
+            entity = pa.schema(fields)
+            try:
+                return entity, plan_vector(self._session, self._spec, entity)
+            except InvalidSql as error:
+                refusal = refusal or error
+        assert refusal is not None
+        raise refusal
 
     def _reader(self, read: GroupRead, state: ViewState) -> ValueReader:
         """Return the reader of a group's published values."""

@@ -17,6 +17,7 @@ import pyarrow.types as pat
 
 from featurestore import usersql
 from featurestore.arrow.cells import cells_to_array
+from featurestore.arrow.unstorable import is_missing
 from featurestore.config import DEFAULT_ENGINE
 from featurestore.errors import InvalidArgument, find_similar_names, listing
 from featurestore.model.feature_view import FeatureViewSpec, ViewStep
@@ -28,13 +29,14 @@ from featurestore.plugins.engine import ComputesRows, RowsFunction, find_engine
 from featurestore.retrieval.catalog import RegisteredSpecs
 from featurestore.retrieval.resolve import find_spec, join_key_types
 from featurestore.retrieval.view_rows import label_group_types, retrieve_rows
+from featurestore.serving.vectors import check_entity
 from featurestore.session import Session
 
 Convert = Callable[[Any], Any]
 # The Python types of common column types, and their conversion; Arrow converts other types.
 _PYTHON_TYPES: dict[pa.DataType, tuple[Any, Convert]] = {
     pa.string(): (str, str),
-    pa.int64(): ((int, np.integer), int),
+    pa.int64(): ((int, np.integer), lambda value: _check_int64(int(value))),
     pa.float64(): ((int, float, np.integer, np.floating), float),
     pa.null(): (object, lambda value: value),
 }
@@ -281,7 +283,8 @@ class EntityParser:
         Raises:
             InvalidArgument: A column is missing, or a value has another type.
         """
-        row = {}
+        row: dict[str, Any] = {}
+        value: Any = None
         try:
             for name, convert in self._converters:
                 value = entity[name]
@@ -291,6 +294,9 @@ class EntityParser:
                 return self.parse({**entity, self._time_column: now()}, now)
             raise missing_column_error(name, entity, self._names, view=self._view) from None
         except (TypeError, ValueError, ArithmeticError, AttributeError, pa.ArrowException) as error:
+            check_entity(entity, self._names)
+            if value is not None and is_missing(value):  # pandas' NA, or NaN as a key
+                return self.parse({**entity, name: None}, now)
             raise InvalidArgument(
                 f"{name!r}: {value!r} is not a value of the type {self._types[name]}.",
                 hint=f"the columns of an entity of feature view {self._view!r}: "
@@ -322,6 +328,12 @@ def infer_type(values: Sequence[Any], *, name: str) -> pa.DataType:
     It is the type that the same values have in the labels of ``view.get_features``.
     """
     return cells_to_array(values, name=name, language="rows").type
+
+
+def _check_int64(value: int) -> int:
+    if not -(2**63) <= value < 2**63:
+        raise OverflowError
+    return value
 
 
 def _converter(kind: pa.DataType) -> Convert:

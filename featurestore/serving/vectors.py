@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore import ingest
 from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import InvalidArgument, did_you_mean, listing
 from featurestore.model.times import to_python_rows
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 FORMS = ("dict", "numpy", "arrow")
 Form = Literal["dict", "numpy", "arrow"]
 Status = Literal["found", "stale", "missing"]
+# Entities of a call: dicts by name, or a dataframe with an entity in each row.
+Entities = Any
 # The statuses of the reads of a vector; None: the value is current.
 Statuses = Sequence[ValueStatus | None]
 
@@ -62,6 +65,35 @@ class FeatureVector(dict[str, Any]):
             if by_group.get(reference) in (None, "found") or status is ValueStatus.MISSING:
                 by_group[reference] = "found" if status is None else status.value
         return by_group
+
+
+def entity_rows(entities: Any) -> Sequence[Mapping[str, Any]]:
+    """Return entities as rows by name; a dataframe has an entity in each row.
+
+    Raises:
+        InvalidArgument: The argument is a single entity.
+        UnsupportedDataframe: The argument is neither a list nor a dataframe.
+    """
+    if isinstance(entities, list | tuple):
+        return entities
+    if isinstance(entities, Mapping):
+        raise InvalidArgument(
+            "get_vectors takes a list of entities or a dataframe, not a dict.",
+            hint="get_vectors([{...}])",
+        )
+    if isinstance(entities, Iterator):
+        return list(entities)
+    return to_python_rows(ingest.to_reader(entities).read_all())
+
+
+def check_entity(entity: Any, names: Sequence[str]) -> None:
+    """Check that an entity has values by name."""
+    if not hasattr(entity, "keys"):
+        example = ", ".join(f"{name!r}: ..." for name in names)
+        raise InvalidArgument(
+            f"An entity is a dict with {listing(names)}, not {entity!r}.",
+            hint=f"get_vector({{{example}}})",
+        )
 
 
 @dataclass(frozen=True)

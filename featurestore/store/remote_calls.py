@@ -20,6 +20,7 @@ import pyarrow as pa
 from featurestore import ingest
 from featurestore.arrow.lists import to_plain_lists
 from featurestore.arrow.schemas import type_from_json
+from featurestore.arrow.unstorable import is_missing
 from featurestore.featuregroups.definition import convert_reader, declared_types
 from featurestore.featuregroups.existing import notify
 from featurestore.featuregroups.inputs import input_texts
@@ -32,11 +33,14 @@ from featurestore.plugins.remote import METADATA, Client
 from featurestore.serving.layout import ValueStatus
 from featurestore.serving.server import VectorServer
 from featurestore.serving.vectors import (
+    Entities,
     FeatureVector,
     Form,
     check_dataset,
+    check_entity,
     check_form,
     convert_batch,
+    entity_rows,
 )
 from featurestore.store.connected import StoreBase
 from featurestore.store.featuregroups import FeatureGroupCalls
@@ -206,10 +210,13 @@ class RemoteVectorServer(VectorServer):
     def clock(self) -> NoReturn:
         raise unsupported_error(self._client.address, "The clock of an online store")
 
-    def get_vectors(self, entities: Sequence[Mapping[str, Any]], *, as_: Form = "dict") -> Any:
+    def get_vectors(self, entities: Entities, *, as_: Form = "dict") -> Any:
         check_form(as_)
+        rows = entity_rows(entities)
+        for row in rows:
+            check_entity(row, self._columns)
         request = {
-            "entities": [_entity_to_json(entity) for entity in entities],
+            "entities": [_entity_to_json(dict(row)) for row in rows],
             "version": self._spec.version,
             "online": self._online,
             "dataset": self._dataset,
@@ -229,14 +236,10 @@ class RemoteVectorServer(VectorServer):
             for row, row_statuses in zip(table.to_pylist(), statuses, strict=True)
         ]
 
-    async def aget_vectors(
-        self, entities: Sequence[Mapping[str, Any]], *, as_: Form = "dict"
-    ) -> Any:
+    async def aget_vectors(self, entities: Entities, *, as_: Form = "dict") -> Any:
         return await asyncio.to_thread(self.get_vectors, entities, as_=as_)
 
-    def read_batch(
-        self, entities: Sequence[Mapping[str, Any]], *, at: int | None = None
-    ) -> NoReturn:
+    def read_batch(self, entities: Entities, *, at: int | None = None) -> NoReturn:
         raise unsupported_error(self._client.address, "read_batch()", hint="server.get_vectors()")
 
     def close(self) -> None:
@@ -245,6 +248,8 @@ class RemoteVectorServer(VectorServer):
 
 def _entity_to_json(value: Any) -> Any:
     """Convert a value of an entity to JSON, in the form that the server parses."""
+    if is_missing(value) and not isinstance(value, float):
+        return None
     if isinstance(value, Mapping):
         return {str(name): _entity_to_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple | np.ndarray):

@@ -251,7 +251,9 @@ def test_remote_server_equals_local_server(served: FeatureStore) -> None:
                 local.get_vector(entities[0], as_="numpy"),
             )
             assert asyncio.run(server.aget_vector(entities[0])) == expected[0]
-            for entity in ({"shop": 1}, {"shop": "x", "day": None}):
+            assert server.get_vectors(pa.Table.from_pylist(entities)) == expected
+            malformed: list[Any] = [{"shop": 1}, {"shop": "x", "day": None}, "x"]
+            for entity in malformed:
                 with pytest.raises(InvalidArgument) as local_error:
                     local.get_vector(entity)
                 with pytest.raises(InvalidArgument) as remote_error:

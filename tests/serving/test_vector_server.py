@@ -12,6 +12,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 import time_machine
@@ -23,6 +25,7 @@ from featurestore.errors import (
     InvalidArgument,
     NotPublished,
     PublishedValueMismatch,
+    UnsupportedDataframe,
 )
 from featurestore.store import FeatureStore
 
@@ -158,6 +161,8 @@ def test_server_follows_generations_and_schemas(flights: FeatureStore) -> None:
         ({**ENTITY, "distance": "far"}, "'distance': 'far' is not a value of the type double"),
         ({**ENTITY, "distance": True}, "'distance': True"),
         ({**ENTITY, "asked": datetime(2013, 1, 1)}, "'asked': datetime"),
+        ("N1", "An entity is a dict with 'tail', 'origin', 'distance', 'dest', not 'N1'"),
+        (None, "An entity is a dict with .*, not None"),
     ],
 )
 def test_malformed_entity_raises(
@@ -167,6 +172,37 @@ def test_malformed_entity_raises(
     flights.publish("late")
     with view.server() as server, pytest.raises(InvalidArgument, match=message):
         server.get_vectors([ENTITY, entity])
+
+
+@pytest.mark.parametrize("computed", [False, True], ids=["fast path", "on-demand features"])
+def test_entities_are_rows_of_any_dataframe(duckdb_store: FeatureStore, computed: bool) -> None:
+    planes = {"tail": [1, 2], "seats": [100, None], "sky": [None, True]}
+    duckdb_store.create_featuregroup(pa.table(planes), "planes", primary_key="tail")
+    features: list[Any] = ["planes.seats", "planes.sky"]
+    if computed:
+        features.append(featurestore.feature("per_seat", "distance / seats"))
+    view = duckdb_store.create_feature_view("v", features=features)
+    duckdb_store.publish("v")
+    rows = [{"tail": 2, "distance": 4.0}, {"tail": 1, "distance": 8.0}]
+    frame = pd.DataFrame(rows)
+    with view.server() as server:
+        expected = server.get_vectors(rows)
+        for entities in (frame, pl.DataFrame(rows), pa.Table.from_pylist(rows), iter(rows)):
+            assert server.get_vectors(entities) == expected
+        assert asyncio.run(server.aget_vectors(frame)) == expected
+        assert server.get_vectors([row for _, row in frame.astype({"tail": object}).iterrows()])
+        assert server.get_vectors([]) == server.get_vectors(frame[:0]) == []
+        nulls = server.get_vectors([{"tail": 1, "distance": None}, {"tail": 2, "distance": None}])
+        assert [vector.get("per_seat") for vector in nulls] == [None, None]
+        missing = server.get_vector({"tail": None, "distance": 1.0})
+        for null in (pd.NA, float("nan")):
+            assert server.get_vector({"tail": null, "distance": 1.0}) == missing
+        with pytest.raises(InvalidArgument, match=r"9223372036854775808 is not a value of .* int64"):
+            server.get_vector({"tail": 2**63, "distance": 1.0})
+        with pytest.raises(InvalidArgument, match=r"get_vectors\(\[\{\.\.\.\}\]\)"):
+            server.get_vectors(rows[0])
+        with pytest.raises(UnsupportedDataframe, match="3 of type int"):
+            server.get_vectors(3)
 
 
 def test_request_columns_without_label_group_have_types_of_values(flights: FeatureStore) -> None:

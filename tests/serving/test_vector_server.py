@@ -197,7 +197,9 @@ def test_entities_are_rows_of_any_dataframe(duckdb_store: FeatureStore, computed
         missing = server.get_vector({"tail": None, "distance": 1.0})
         for null in (pd.NA, float("nan")):
             assert server.get_vector({"tail": null, "distance": 1.0}) == missing
-        with pytest.raises(InvalidArgument, match=r"9223372036854775808 is not a value of .* int64"):
+        with pytest.raises(
+            InvalidArgument, match=r"9223372036854775808 is not a value of .* int64"
+        ):
             server.get_vector({"tail": 2**63, "distance": 1.0})
         with pytest.raises(InvalidArgument, match=r"get_vectors\(\[\{\.\.\.\}\]\)"):
             server.get_vectors(rows[0])

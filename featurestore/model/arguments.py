@@ -353,7 +353,8 @@ def _argument_error(
         if parameter.default is inspect.Parameter.empty and not is_passed:
             missing_names.append(parameter.name)
     if missing_names:
-        more = ["..."] if keyword else []
+        required = [f"{each}=..." for each in missing_names if each in keyword]
+        more = required or (["..."] if keyword else [])
         return UnknownArgument(
             f"{name}() needs {listing(missing_names)}.",
             hint=f"{name}({', '.join([*positional, *more])})",

@@ -310,6 +310,10 @@ def _check_columns(
         )
 
 
+def _fold(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
 def key_pairs(
     spec: FeatureGroupSpec,
     *,
@@ -339,11 +343,14 @@ def key_pairs(
     for key in spec.primary_key or tuple(columns_by_key):
         column = columns_by_key.get(key, key)
         if column not in label_schema.names:
+            # Only the same name in another spelling: a join on another column is silently wrong.
+            same = [name for name in label_schema.names if _fold(name) == _fold(column)]
+            left_column = same[0] if same else "your column"
             raise NoJoinKey(
                 f"Feature group {spec.name!r} is joined on {listing(spec.primary_key)}, but the "
                 f"left side has no column {column!r}. Available: "
                 f"{listing(label_schema.names, limit=30)}. {describe_keys(groups or [spec])}.",
-                hint=f"join_key={{{spec.name!r}: {{'your column': {key!r}}}}}",
+                hint=f"join_key={{{spec.name!r}: {{{left_column!r}: {key!r}}}}}",
             )
         _check_comparable(spec, key=key, label_field=label_schema.field(column), library=library)
         column_pairs.append((column, key))

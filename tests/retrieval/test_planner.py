@@ -5,6 +5,7 @@ References, names, keys and times are settled, or refused, before anything is re
 
 from __future__ import annotations
 
+import ast
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -226,6 +227,14 @@ def test_missing_key_column_lists_both_sides() -> None:
         plan("routes.miles", labels=LABELS.remove(1))
     assert "'origin', 'dest'" in str(refused.value)
     assert "join_key={'routes': {'your column': 'dest'}}" in str(refused.value)
+    for name in ("Dest", "_DEST"):
+        labels = LABELS.set(1, LABELS.field(1).with_name(name))
+        with pytest.raises(NoJoinKey) as refused:
+            plan("routes.miles", labels=labels)
+        line = f"{{'routes': {{'{name}': 'dest'}}}}"
+        assert f"join_key={line}" in str(refused.value)
+        joins = plan("routes.miles", labels=labels, join_key=ast.literal_eval(line)).joins
+        assert joins[0].on == (("origin", "origin"), (name, "dest"))
 
 
 def test_missing_key_column_lists_group_keys() -> None:

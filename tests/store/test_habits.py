@@ -118,6 +118,8 @@ def test_positional_and_missing_arguments_raise_unknown_argument(
         duckdb_store.create_featuregroup([{"id": 1}], "g", ["id"])  # type: ignore[misc]
     with pytest.raises(UnknownArgument, match=r"get_featuregroup\(\) needs 'name'"):
         duckdb_store.get_featuregroup()  # type: ignore[call-arg]
+    with pytest.raises(UnknownArgument, match=r"delete_featuregroup\(name, version=\.\.\.\)"):
+        duckdb_store.delete_featuregroup("g")  # type: ignore[call-arg]
     with pytest.raises(UnknownArgument, match="got an argument twice"):
         duckdb_store.get_featuregroup("g", name="g")  # type: ignore[misc]
 

@@ -25,6 +25,7 @@ _HOMES = {
     "FeatureFrame": "featurestore.retrieval",
     "FeatureView": "featurestore.views",
     "FeatureStoreError": "featurestore.errors",
+    "catalog_job": "featurestore.jobs",
     "compare_statistics": "featurestore.statistics",
     "job": "featurestore.jobs",
     "publish_job": "featurestore.jobs",

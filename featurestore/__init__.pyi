@@ -25,6 +25,7 @@ from featurestore.featuregroups.discovery import Match
 from featurestore.featuregroups.inputs import Inputs
 from featurestore.featuregroups.table import TableVersion
 from featurestore.jobs import baseline as baseline
+from featurestore.jobs import catalog_job as catalog_job
 from featurestore.jobs import job as job
 from featurestore.jobs import model_monitor_job as model_monitor_job
 from featurestore.jobs import monitor_job as monitor_job

@@ -227,6 +227,8 @@ def _definition_details(job: RegisteredJob) -> Mapping[str, Any]:
         details[name] = spec_json[name]
     if job.spec.publishes:
         details["publishes"] = spec_json["publishes"]
+    if job.spec.registers is not None:
+        details["registers"] = spec_json["registers"]
     if job.spec.stream is not None:
         return {**details, "stream": spec_json["stream"]}
     if job.spec.kind != "window":

@@ -107,6 +107,8 @@ def breaks_of_group(
             yield f"job {spec.name!r}, which reads it"
         elif spec.target == mark.name and spec.fills_group:
             yield f"job {spec.name!r}, which writes it"
+        elif mark.name in _groups_registered(spec):
+            yield f"job {spec.name!r}, which registers it in source {spec.target!r}"
 
 
 def breaks_of_view(
@@ -163,6 +165,8 @@ def breaks_of_source(
             read_sources.append(spec.stream.source)
         if mark.name in read_sources:
             yield f"job {spec.name!r}, which reads it"
+        if spec.registers is not None and spec.registers.source == mark.name:
+            yield f"job {spec.name!r}, which registers feature groups in it"
 
 
 def _groups_read(spec: JobSpec) -> set[str]:
@@ -170,6 +174,12 @@ def _groups_read(spec: JobSpec) -> set[str]:
     references = [each for each in spec.inputs.values() if "/" not in each and ":" not in each]
     if spec.watched is not None:
         references.append(spec.watched.featuregroup)
+    return {parse_group_reference(each)[0] for each in references}
+
+
+def _groups_registered(spec: JobSpec) -> set[str]:
+    """Return the names of the groups that a catalog job names."""
+    references = () if spec.registers is None else spec.registers.featuregroups or ()
     return {parse_group_reference(each)[0] for each in references}
 
 

@@ -16,6 +16,7 @@ from featurestore.define.definitions import Definition, JobContent, ViewContent
 from featurestore.define.source_reads import SourceReads
 from featurestore.errors import FeatureGroupNotFound
 from featurestore.external.reading import open_source
+from featurestore.jobs.catalog_jobs import check_catalog_job
 from featurestore.jobs.registration import check_channels, register_job
 from featurestore.jobs.window_jobs import check_window_job, with_primary_key
 from featurestore.model.alert import Channel
@@ -167,6 +168,7 @@ def compare_job(draft: Draft, definition: Definition, position: str) -> Step | N
     assert isinstance(content, JobContent)
     session, spec = draft.session, content.job.spec
     check_channels(session, [spec])
+    check_catalog_job(session, spec)
     spec = with_primary_key(session, spec)
     with session.registry.reading() as connection:
         earlier = jobs.find(connection, spec.name)

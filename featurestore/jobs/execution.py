@@ -22,6 +22,7 @@ from featurestore import progress
 from featurestore.alerts import incidents
 from featurestore.featuregroups.write import Write, create, insert
 from featurestore.jobs import target
+from featurestore.jobs.catalog_jobs import run_catalog
 from featurestore.jobs.compute import compute
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.inputs import SourceInputs
@@ -34,7 +35,7 @@ from featurestore.jobs.schedule import build_schedule, windows_after
 from featurestore.jobs.stream_jobs import current_window, is_due, run_stream
 from featurestore.jobs.training_jobs import run_training
 from featurestore.model.display import escape_controls
-from featurestore.model.job import JobSpec
+from featurestore.model.job import RUN_ONCE, JobSpec
 from featurestore.model.source import SourceRead
 from featurestore.model.times import Window
 from featurestore.plugins.engine import Relation, TimeRange, find_engine
@@ -55,9 +56,8 @@ _log = logging.getLogger("featurestore.jobs")
 # Maximum number of windows per commit. A query computes many windows nearly as fast as one; a
 # function is called once per window. A killed chunk starts again from its first window. A training
 # job writes one version for all due windows, and a publish job publishes once.
-_ONCE = ("training", "publish")
 CHUNKS = {"sql": 1000, "python": 100, "window": 100, "monitor": 400} | dict.fromkeys(
-    _ONCE, 1_000_000
+    RUN_ONCE, 1_000_000
 )
 # After this many consecutive failures of single windows, the windows are not the cause, and the
 # remaining windows are left for later.
@@ -223,6 +223,8 @@ def _compute_chunk(chunk: JobRun, outcome: Outcome, watch: Watch) -> None:
         record = run_monitor(chunk)
     elif spec.kind == "publish":
         record = run_publish(chunk)
+    elif spec.kind == "catalog":
+        record = run_catalog(chunk)
     else:
         record = run_recorded(chunk, _compute_and_write)
     outcome.runs.append(record)
@@ -234,7 +236,7 @@ def _compute_chunk(chunk: JobRun, outcome: Outcome, watch: Watch) -> None:
         outcome.stopped = True
         return
     # A run that could not even pin its inputs would fail for every window.
-    if len(windows) == 1 or not record.inputs or spec.kind in _ONCE:
+    if len(windows) == 1 or not record.inputs or spec.kind in RUN_ONCE:
         _record_failure(chunk, record)
         outcome.failed += windows
         outcome.stopped = spec.on_error == "wait" or _fails_consecutively(outcome)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 
 from featurestore.errors import FeatureStoreError, InvalidJob, listing
+from featurestore.jobs.catalog_jobs import check_catalog_job
 from featurestore.jobs.definitions import DEFINED_JOBS, JobDefinition
 from featurestore.jobs.recovery import restore
 from featurestore.jobs.schedule import build_schedule, last_schedule_time
@@ -60,6 +61,8 @@ def register_jobs(
     """Register all jobs of a module, file or folder; return the registered jobs by name."""
     definitions = load_jobs(module_or_path)
     check_channels(session, [definition.spec for definition, _ in definitions.values()])
+    for definition, _ in definitions.values():
+        check_catalog_job(session, definition.spec)
     specs = _specs_to_register(
         session, {name: each.spec for name, (each, _) in definitions.items()}
     )
@@ -131,7 +134,11 @@ def load_definition(session: Session, job: RegisteredJob) -> JobDefinition:
     Raises:
         InvalidJob: The definition in the file differs from the registered one.
     """
-    if job.spec.kind in ("monitor", "publish"):  # they have no code, so they need no file
+    if job.spec.kind in (
+        "monitor",
+        "publish",
+        "catalog",
+    ):  # they have no code, so they need no file
         return JobDefinition(job.spec)
     definition = load_registered(session.location, job.spec.name, job.origin)
     # The registered definition contains the primary key of its groups, which the file may omit.

@@ -19,8 +19,8 @@ from datetime import datetime, timedelta
 
 from featurestore.alerts.incidents import send_waiting
 from featurestore.errors import FeatureStoreError, JobLeased
+from featurestore.jobs import catalog_jobs, publish_jobs
 from featurestore.jobs.execution import Watch, WindowSelector, run_attempt
-from featurestore.jobs.publish_jobs import read_groups
 from featurestore.jobs.run import TrainingCall
 from featurestore.jobs.schedule import build_schedule, latest_complete_window
 from featurestore.jobs.stream_jobs import is_due
@@ -120,10 +120,14 @@ class Scheduler:
                 list(pool.map(lambda name: self._run(active[name], specs), names))
 
     def _with_inputs(self, job: RegisteredJob) -> RegisteredJob:
-        """Return a job with its inputs, which are the groups of the view for a publish job."""
-        if job.spec.kind != "publish":
+        """Return a job with its inputs: the groups that a publish or catalog job reads."""
+        if job.spec.kind == "publish":
+            inputs = publish_jobs.read_groups(self._session, job.spec)
+        elif job.spec.kind == "catalog":
+            inputs = catalog_jobs.read_groups(self._session, job.spec)
+        else:
             return job
-        return replace(job, spec=replace(job.spec, inputs=read_groups(self._session, job.spec)))
+        return replace(job, spec=replace(job.spec, inputs=inputs))
 
     def _run(self, job: RegisteredJob, specs: Sequence[JobSpec]) -> None:
         """Run what is due of one job; errors are logged and do not stop other jobs."""
@@ -224,7 +228,10 @@ def upstream_jobs(spec: JobSpec, candidates: Iterable[JobSpec]) -> list[str]:
     return [
         candidate.name
         for candidate in candidates
-        if candidate.name != spec.name and candidate.target in input_names
+        if candidate.name != spec.name
+        # The target of a catalog job is a source, which may have the name of a group.
+        and candidate.kind != "catalog"
+        and candidate.target in input_names
     ]
 
 

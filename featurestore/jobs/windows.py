@@ -34,7 +34,7 @@ from featurestore.jobs.schedule import (
 )
 from featurestore.jobs.target import find_target, parse_row_range
 from featurestore.model import times
-from featurestore.model.job import JobSpec
+from featurestore.model.job import RUN_ONCE, JobSpec
 from featurestore.model.times import Window, parse_moment, to_micros
 from featurestore.registry import runs
 from featurestore.registry.jobs import RegisteredJob
@@ -123,7 +123,7 @@ def computed_windows(
     session: Session, job: RegisteredJob, start: datetime, end: datetime
 ) -> set[Window]:
     """Return the windows of a range that the latest target version contains."""
-    if job.spec.kind in ("training", "publish"):
+    if job.spec.kind in RUN_ONCE:
         return set()
     if job.spec.kind == "monitor":  # a monitor has no target group
         with session.registry.reading() as connection:

@@ -15,7 +15,7 @@ from featurestore.model.json_object import JsonObject, MalformedJson, translate_
 from featurestore.model.monitor import MonitorSpec
 from featurestore.model.names import FeatureReference, check_name
 from featurestore.model.plan import canonical_hash
-from featurestore.model.publication_target import PublicationTarget
+from featurestore.model.publication_target import CatalogTarget, PublicationTarget
 from featurestore.model.source import SourceInput
 from featurestore.model.stream import StreamSpec
 from featurestore.model.times import (
@@ -34,10 +34,12 @@ from featurestore.model.window_features import (
 )
 
 JobMode = Literal["replace_window", "upsert", "append"]
-JobKind = Literal["python", "sql", "window", "training", "monitor", "stream", "publish"]
+JobKind = Literal["python", "sql", "window", "training", "monitor", "stream", "publish", "catalog"]
 Closed = Literal["right", "left"]
 OnError = Literal["wait", "continue"]
 ON_ERROR = ("wait", "continue")
+# One run of these jobs is enough for all windows that are due.
+RUN_ONCE = ("training", "publish", "catalog")
 MODES = ("replace_window", "upsert", "append")
 # The reminder interval of continuing alerts.
 REMIND = timedelta(days=1)
@@ -63,16 +65,16 @@ class JobSpec:
     """The definition of a job.
 
     ``code`` is the SQL or the source code of the function; ``target`` names the feature group, the
-    training dataset or the published view. ``inputs`` maps each input name of the transform to a group reference
-    (``trips``, ``trips@v2``) or a path (of a Delta table or a folder of Parquet files).
-    ``input_times`` maps path and source inputs to their time columns; ``sources`` are the tables,
-    queries or files of registered sources (``source:shop`` in ``inputs``). A row whose
-    ``tombstone`` column is true, or non-null if not boolean, deletes its key, and
-    ``delete_missing`` deletes keys that are no longer in the source. With ``on_error`` "wait",
-    later windows wait for a failed one. Failures are sent to the ``alert`` channels, and repeated
-    after ``remind``. ``watched`` is the definition of a monitor, ``stream`` the input of a stream
-    job. ``publishes`` are the views that a publish job, or a stream job after each commit,
-    publishes.
+    training dataset, the published view or the source of a catalog. ``inputs`` maps each input name
+    of the transform to a group reference (``trips``, ``trips@v2``) or a path (of a Delta table or a
+    folder of Parquet files). ``input_times`` maps path and source inputs to their time columns;
+    ``sources`` are the tables, queries or files of registered sources (``source:shop`` in
+    ``inputs``). A row whose ``tombstone`` column is true, or non-null if not boolean, deletes its
+    key, and ``delete_missing`` deletes keys that are no longer in the source. With ``on_error``
+    "wait", later windows wait for a failed one. Failures are sent to the ``alert`` channels, and
+    repeated after ``remind``. ``watched`` is the definition of a monitor, ``stream`` the input of a
+    stream job. ``publishes`` are the views that a publish job, or a stream job after each commit,
+    publishes. ``registers`` are the tables that a catalog job keeps in step.
     """
 
     name: str
@@ -113,6 +115,7 @@ class JobSpec:
     delete_missing: bool = False
     stream: StreamSpec | None = None
     publishes: tuple[PublicationTarget, ...] = ()
+    registers: CatalogTarget | None = None
 
     __repr__ = display.record_repr
 
@@ -179,8 +182,6 @@ class JobSpec:
             data["alert"] = list(self.alert)
         if self.remind != REMIND:
             data["remind"] = duration_to_json(self.remind)
-        if self.watched is not None:
-            data["watched"] = self.watched.to_json()
         if self.sources:
             data["sources"] = {
                 name: source_input.to_json() for name, source_input in self.sources.items()
@@ -189,10 +190,12 @@ class JobSpec:
             data["tombstone"] = self.tombstone
         if self.delete_missing:
             data["delete_missing"] = True
-        if self.stream is not None:
-            data["stream"] = self.stream.to_json()
         if self.publishes:
             data["publishes"] = [target.to_json() for target in self.publishes]
+        objects = {"watched": self.watched, "stream": self.stream, "registers": self.registers}
+        for name, value in objects.items():
+            if value is not None:
+                data[name] = value.to_json()
         return data
 
     @classmethod
@@ -411,6 +414,8 @@ def _optional_fields(data: Mapping[str, Any]) -> dict[str, Any]:
         fields["stream"] = StreamSpec.from_json(data["stream"])
     if "publishes" in data:
         fields["publishes"] = tuple(map(PublicationTarget.from_json, data["publishes"]))
+    if "registers" in data:
+        fields["registers"] = CatalogTarget.from_json(data["registers"])
     return fields
 
 

@@ -1,4 +1,4 @@
-"""The target of a publication by a job: a feature view and an online store."""
+"""Targets of jobs outside the store: a view in an online store, and tables of a catalog."""
 
 from __future__ import annotations
 
@@ -57,6 +57,35 @@ class PublicationTarget:
             version=fields.optional_number("version"),
             online=fields.optional_text("online"),
         )
+
+
+@dataclass(frozen=True)
+class CatalogTarget:
+    """The tables of a catalog that a job keeps in step with feature groups.
+
+    Attributes:
+        source: The registered source of the catalog.
+        schema: The schema (namespace) in the catalog.
+        featuregroups: References of groups; None: all groups that can be registered.
+    """
+
+    source: str
+    schema: str
+    featuregroups: tuple[str, ...] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the target as a JSON object, the inverse of ``from_json``."""
+        references = None if self.featuregroups is None else list(self.featuregroups)
+        return {**vars(self), "featuregroups": references}
+
+    @classmethod
+    def from_json(cls, data: Any) -> CatalogTarget:
+        """Parse the output of ``to_json``; raise ValueError if it is invalid."""
+        fields = JsonObject.from_value(data)
+        references = None
+        if fields.get("featuregroups") is not None:
+            references = fields.texts("featuregroups")
+        return cls(fields.text("source"), fields.text("schema"), references)
 
 
 def parse_targets(

@@ -98,13 +98,7 @@ def register_groups(
         SourceError: A table exists and was not registered by this store, or the catalog refuses it.
     """
     session.registry.check_writable()
-    spec = registration.get(session, name)
-    source = open_source(session, spec)
-    if not isinstance(source, CatalogSource):
-        raise InvalidArgument(
-            f"Source {name!r} is of kind {spec.kind!r}, which is not a catalog of tables.",
-            hint="add_source('lake', 'unity://host/catalog') or 'iceberg+https://host'",
-        )
+    source = open_catalog_source(session, name)
     check_schema(schema)
     references = None if featuregroups is None else parse_references(featuregroups)
     catalog = source.catalog()
@@ -130,6 +124,23 @@ def register_groups(
         skipped=changes.skipped,
         **actions,
     )
+
+
+def open_catalog_source(session: Session, name: str) -> CatalogSource:
+    """Return a source in whose catalog tables can be registered, without connecting to it.
+
+    Raises:
+        SourceNotFound: No source with this name is registered.
+        InvalidArgument: The source is not a catalog.
+    """
+    spec = registration.get(session, name)
+    source = open_source(session, spec)
+    if not isinstance(source, CatalogSource):
+        raise InvalidArgument(
+            f"Source {name!r} is of kind {spec.kind!r}, which is not a catalog of tables.",
+            hint="add_source('lake', 'unity://host/catalog') or 'iceberg+https://host'",
+        )
+    return source
 
 
 def check_schema(schema: object) -> None:

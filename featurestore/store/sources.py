@@ -332,8 +332,8 @@ class CatalogCalls(StoreBase):
         with ``iceberg=True``. A table has the name of its group and the rows of its latest version;
         ``"trips@v1"`` is the table ``trips_v1``. A later call replaces the tables of changed groups,
         and removes those of groups that were deleted or became private. An Iceberg table has the
-        rows of the commit that it was registered with, so call it after writes. Tables that this
-        store did not register are never changed.
+        rows of the commit that it was registered with, so call it after writes, or define a
+        ``catalog_job``. Tables that this store did not register are never changed.
 
         Args:
             source: The registered source of the catalog.

@@ -59,6 +59,7 @@ READS = frozenset(
         "job",
         "sql_job",
         "publish_job",
+        "catalog_job",
         "training_job",
         "window_job",
         "baseline",

@@ -148,6 +148,7 @@ ELSEWHERE = [
     "source",
     "sql_job",
     "publish_job",
+    "catalog_job",
     "training_job",
     "model_monitor_job",
     "monitor_job",

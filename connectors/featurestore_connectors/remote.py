@@ -17,7 +17,12 @@ import pyarrow as pa
 
 from featurestore import errors
 from featurestore.arrow.batches import ipc_chunks
-from featurestore.errors import ConfigurationError, FeatureStoreError, ServerUnavailable
+from featurestore.errors import (
+    ConfigurationError,
+    FeatureStoreError,
+    InvalidArgument,
+    ServerUnavailable,
+)
 from featurestore.plugins.remote import ARROW, RETRIEVAL, Client
 
 _API = "/api/v1"
@@ -304,6 +309,8 @@ class HttpClient:
         # The name comes from the network and must only select a feature store error.
         if isinstance(error_class, type) and issubclass(error_class, FeatureStoreError):
             return error_class(message, hint=hint)
+        if response.status == 422:  # the server's check of the arguments
+            return InvalidArgument(message, hint=hint)
         return ServerUnavailable(f"{self.address}: {message}", hint=hint)
 
     def _unavailable(self, reason: str) -> ServerUnavailable:

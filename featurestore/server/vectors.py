@@ -29,6 +29,7 @@ from featurestore.plugins.remote import ARROW, METADATA
 from featurestore.server.guard import FullStore, Settings, Store
 from featurestore.server.rest import REFUSALS, Name, to_json_value
 from featurestore.serving.server import VectorServer
+from featurestore.serving.vectors import MAX_ENTITIES
 from featurestore.store import FeatureStore
 from featurestore.views import FeatureView
 
@@ -49,7 +50,7 @@ class Predict(BaseModel, extra="forbid"):
     Times and dates are ISO 8601 strings, decimals strings, and bytes base64.
     """
 
-    entities: list[dict[str, Any]] = Field(min_length=1, max_length=10_000)
+    entities: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_ENTITIES)
     version: _Version | None = None
     online: _OnlineName | None = None
 
@@ -67,7 +68,9 @@ class VectorSource(BaseModel, extra="forbid"):
 
 
 class ReadVectors(Predict, VectorSource, extra="forbid"):
-    """Entities of a request for vectors."""
+    """Entities of a request for vectors; it may have none."""
+
+    entities: list[dict[str, Any]] = Field(max_length=MAX_ENTITIES)
 
 
 class VectorMetrics:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 FORMS = ("dict", "numpy", "arrow")
 Form = Literal["dict", "numpy", "arrow"]
 Status = Literal["found", "stale", "missing"]
+# The most entities of a request to a server.
+MAX_ENTITIES = 10_000
 # Entities of a call: dicts by name, or a dataframe with an entity in each row.
 Entities = Any
 # The statuses of the reads of a vector; None: the value is current.

@@ -21,6 +21,7 @@ from featurestore import ingest
 from featurestore.arrow.lists import to_plain_lists
 from featurestore.arrow.schemas import type_from_json
 from featurestore.arrow.unstorable import is_missing
+from featurestore.errors import InvalidArgument
 from featurestore.featuregroups.definition import convert_reader, declared_types
 from featurestore.featuregroups.existing import notify
 from featurestore.featuregroups.inputs import input_texts
@@ -33,6 +34,7 @@ from featurestore.plugins.remote import METADATA, Client
 from featurestore.serving.layout import ValueStatus
 from featurestore.serving.server import VectorServer
 from featurestore.serving.vectors import (
+    MAX_ENTITIES,
     Entities,
     FeatureVector,
     Form,
@@ -213,6 +215,11 @@ class RemoteVectorServer(VectorServer):
     def get_vectors(self, entities: Entities, *, as_: Form = "dict") -> Any:
         check_form(as_)
         rows = entity_rows(entities)
+        if len(rows) > MAX_ENTITIES:
+            raise InvalidArgument(
+                f"{len(rows):,} entities are more than the {MAX_ENTITIES:,} of one request.",
+                hint=f"get_vectors(entities[:{MAX_ENTITIES}])",
+            )
         for row in rows:
             check_entity(row, self._columns)
         request = {
@@ -225,7 +232,8 @@ class RemoteVectorServer(VectorServer):
         origin = json.loads(table.schema.metadata[METADATA.encode()])
         table = table.replace_schema_metadata(None)
         if as_ != "dict":
-            return convert_batch(table.combine_chunks().to_batches()[0], as_)
+            columns = [column.combine_chunks() for column in table.columns]
+            return convert_batch(pa.RecordBatch.from_arrays(columns, schema=table.schema), as_)
         groups = [(name, version) for name, version in origin["groups"]]
         statuses = [
             [None if status is None else ValueStatus(status) for status in row]

@@ -39,6 +39,12 @@ def test_help_imports_no_library(arguments: tuple[str, ...]) -> None:
     assert count <= 220
 
 
+def test_package_runs_as_program() -> None:
+    command = [sys.executable, "-m", "featurestore", "--version"]
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert process.stdout == f"featurestore {featurestore.__version__}\n"
+
+
 def test_group_list_imports_only_what_it_shows(tmp_path: Path) -> None:
     store = featurestore.connect(tmp_path / "store")
     store.create_featuregroup([{"key": 1, "value": 2.0}], "weather", primary_key="key")

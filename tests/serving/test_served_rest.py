@@ -125,7 +125,7 @@ def test_vectors_by_rest(served: FeatureStore) -> None:
         ({"entities": [{"shop": 1}]}, 400, "no 'day'"),
         ({"entities": [{"shop": "x", "day": None}]}, 400, "'shop': 'x' is not a value"),
         ({"entities": [{"shop": 1, "day": "soon"}]}, 400, "'day': 'soon' is not a value"),
-        ({"entities": []}, 422, "entities"),
+        ({"entities": entities * 10_000}, 422, "entities"),
         ({"entities": entities, "online": "cache"}, 404, "'cache'"),
         ({"entities": entities, "version": 7}, 404, "version"),
     ):
@@ -158,6 +158,9 @@ def test_predictions_by_rest_equal_scores(served: FeatureStore, model: str) -> N
         experiments.get_model(model, store=served).server()
     server = experiments.get_model(model, store=served).server(trust=True)
     predictions = server.predict([{"shop": 1, "day": day}])
+    assert server.predict(pa.table({"shop": [1], "day": [day]})).rows == predictions.rows
+    with pytest.raises(InvalidArgument, match="at least one entity"):
+        server.predict([])
     server.close()
     assert (predictions.view, predictions.view_version) == ("sales", 1)
     assert answer == {
@@ -252,6 +255,10 @@ def test_remote_server_equals_local_server(served: FeatureStore) -> None:
             )
             assert asyncio.run(server.aget_vector(entities[0])) == expected[0]
             assert server.get_vectors(pa.Table.from_pylist(entities)) == expected
+            for form in ("dict", "numpy", "arrow"):
+                assert len(server.get_vectors([], as_=form)) == 0
+            with pytest.raises(InvalidArgument, match=r"10,001 entities.*\n.*entities\[:10000\]"):
+                server.get_vectors(entities[:1] * 10_001)
             malformed: list[Any] = [{"shop": 1}, {"shop": "x", "day": None}, "x"]
             for entity in malformed:
                 with pytest.raises(InvalidArgument) as local_error:

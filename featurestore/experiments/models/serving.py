@@ -13,7 +13,7 @@ from featurestore.experiments.models import loading
 from featurestore.experiments.models.scoring import to_columns, to_model_input
 from featurestore.serving.server import VectorServer
 from featurestore.serving.stores import open_online_store
-from featurestore.serving.vectors import Status, VectorForm
+from featurestore.serving.vectors import Entities, Status, VectorForm, entity_rows
 from featurestore.views import definition
 
 if TYPE_CHECKING:
@@ -75,14 +75,18 @@ class ModelServer:
         store = open_online_store(model.session, online)
         self.vectors = VectorServer(model.session, self._view, store, form)
 
-    def predict(self, entities: Sequence[Mapping[str, Any]]) -> Predictions:
+    def predict(self, entities: Entities) -> Predictions:
         """Return the predictions for entities, from one read of the online store.
 
         Raises:
-            InvalidArgument: An entity lacks a column, or a value has the wrong type.
+            InvalidArgument: There are no entities, an entity lacks a column, or a value has the
+                wrong type.
             NullsInColumns: An entity has no value of an input that must not be null.
         """
-        served = self.vectors.read_batch(entities)
+        rows = entity_rows(entities)
+        if not rows:
+            raise InvalidArgument("predict needs at least one entity.", hint="predict([{...}])")
+        served = self.vectors.read_batch(rows)
         outputs = self._predict(to_model_input(self._spec, self._fitted, served.batch))
         columns = to_columns(outputs, served.batch.num_rows)
         table = pa.table({output.name: columns[output.name] for output in self._spec.outputs})

@@ -22,7 +22,8 @@ from featurestore.arrow.fitting import can_widen
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.arrow.untyped import adopt_types
 from featurestore.errors import InvalidJob, RowsOutsideWindow, SchemaMismatch
-from featurestore.ingest import open_relation, refuse_encoded_bytes
+from featurestore.featuregroups.table import OpenGroup
+from featurestore.ingest import count_known_rows, library_name, open_relation, refuse_encoded_bytes
 from featurestore.jobs.inputs import (
     SourceInputs,
     TimeBounds,
@@ -222,11 +223,21 @@ def _compute_window(run: JobRun, visible: Mapping[str, Relation], window: Window
     if run.spec.kind == "sql":
         return JobQuery(run.spec, run.session.engine).run(visible, window).native
     native_inputs = {name: relation.native for name, relation in visible.items()}
-    returned = run.definition(window=window, **native_inputs)
-    # An empty list has no schema and could not be staged.
-    if isinstance(returned, list) and not returned:
-        return None
-    return returned
+    try:
+        returned = run.definition(window=window, **native_inputs)
+    except SystemExit as error:  # it must not end the process of the scheduler
+        raise InvalidJob(f"Job {run.spec.name!r} called exit({error.code!r}).") from error
+    return None if _is_empty(returned, run.group) else returned
+
+
+def _is_empty(returned: Any, group: OpenGroup | None) -> bool:
+    """Return whether a result has neither rows nor a schema, so that it cannot be staged."""
+    if isinstance(returned, list):
+        return not returned
+    if count_known_rows(returned) != 0:
+        return False
+    # The types of an empty pandas frame are not those of its rows.
+    return len(returned.columns) == 0 or (group is None and library_name(returned) == "pandas")
 
 
 def _filter_chunk_inputs(run: JobRun, sources: SourceInputs, window: Window) -> dict[str, Relation]:

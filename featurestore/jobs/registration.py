@@ -366,7 +366,7 @@ def _execute(name: str, path: str, source: bytes, sha256: str) -> ModuleType:
         # The next call must not find a module that was executed only partially.
         sys.modules.pop(name, None)
         raise
-    except Exception as error:  # a job's code may raise anything
+    except (Exception, SystemExit) as error:  # a job's code may raise anything
         sys.modules.pop(name, None)
         raise InvalidJob(
             f"{path} cannot be loaded, line {last_line_number(error, path)}: "

@@ -244,8 +244,10 @@ def _raise_failures(
         hint = f"{failed_run.hint or 'the traceback is in the log'}; log: {failed_run.log}"
         if stream:
             raise JobFailed(f"Job {name!r}: {failed_run.error}", hint=hint)
+        count = len(outcome.failed)
         raise JobFailed(
-            f"Job {name!r}: {len(outcome.failed)} windows could not be computed; the last one from "
+            f"Job {name!r}: {count} {'window' if count == 1 else 'windows'} could not be computed; the last "
+            "one from "
             f"{failed_run.window.start.isoformat()}: {failed_run.error}",
             hint=hint,
         )

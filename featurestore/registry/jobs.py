@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
-from featurestore.errors import JobNotFound, RegistryError, listing
+from featurestore.errors import JobNotFound, RegistryError, did_you_mean, listing
 from featurestore.model import display, times
 from featurestore.model.arguments import warn_caller
 from featurestore.model.job import JobSpec
@@ -109,12 +109,11 @@ def get(connection: Connection, name: str) -> RegisteredJob:
     """
     job = find(connection, name)
     if job is None:
-        names = connection.execute(
-            sa.select(job_states.c.name).order_by(job_states.c.name)
-        ).scalars()
+        query = sa.select(job_states.c.name).order_by(job_states.c.name)
+        names = connection.execute(query).scalars().all()
         raise JobNotFound(
             f"Unknown job {name!r}. Available: {listing(names)}.",
-            hint="featurestore job register path/to/jobs.py",
+            hint=did_you_mean(name, names) or "featurestore job register path/to/jobs.py",
         )
     return job
 

@@ -80,3 +80,51 @@ def test_query_without_inputs_reads_no_table() -> None:
         featurestore.sql_job(
             "beat", sql=query, event_time="at", schedule="0 0 * * *", input_times={"t": "at"}
         )
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [
+        "None",
+        "[]",
+        "pd.DataFrame([])",
+        "pd.DataFrame({'sensor': [], 'value': []})",
+        "pl.DataFrame()",
+        "pa.table({})",
+    ],
+)
+def test_windows_without_rows_are_computed(
+    duckdb_store: FeatureStore, tmp_path: Path, empty: str
+) -> None:
+    rules = FILE.format(rules="", folder=str(tmp_path)).partition("    file =")[0]
+    (tmp_path / "jobs.py").write_text(
+        f"import pandas as pd, polars as pl, pyarrow as pa\n{rules}"
+        f"    return {empty} if window.start.day != 2 else [{{'sensor': 'a', 'value': 1.5}}]\n"
+    )
+    duckdb_store.register_jobs(str(tmp_path / "jobs.py"))
+    with time_machine.travel(DAY, tick=False):
+        runs = duckdb_store.run_job("readings", due=True)
+        assert sum(run.windows for run in runs) == 3
+        assert duckdb_store.run_job("readings", due=True) == []
+        for day in (1, 3):
+            duckdb_store.run_job("readings", window=f"2024-01-0{day}T00:00Z")
+    rows = duckdb_store.get_featuregroup("readings", dataframe_type="python")
+    assert [(row["sensor"], row["value"]) for row in rows] == [("a", 1.5)]
+
+
+def test_exit_of_job_code_is_an_error(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+    file = tmp_path / "jobs.py"
+    source = FILE.format(rules="", folder=str(tmp_path))
+    file.write_text(source + "raise SystemExit(0)\n")
+    with pytest.raises(InvalidJob, match="SystemExit"):
+        duckdb_store.register_jobs(str(file))
+    file.write_text(source.replace("    pairs =", "    raise SystemExit(3)\n    pairs ="))
+    (tmp_path / "2024-01-01.txt").touch()
+    file.write_text(file.read_text().replace("file.read_text()", "''"))
+    duckdb_store.register_jobs(str(file))
+    with (
+        time_machine.travel(DAY, tick=False),
+        pytest.raises(JobFailed, match=r"1 window could not.*exit\(3\)"),
+    ):
+        duckdb_store.run_job("readings", window="2024-01-01T00:00Z")
+    assert [run.state for run in duckdb_store.get_runs("readings")] == ["failed"]

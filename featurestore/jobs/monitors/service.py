@@ -9,7 +9,7 @@ from sqlalchemy.engine import Connection
 
 from featurestore.alerts import incidents
 from featurestore.alerts.incidents import send_waiting
-from featurestore.errors import InvalidArgument, JobFailed, JobNotFound, listing
+from featurestore.errors import InvalidArgument, JobFailed, JobNotFound, did_you_mean, listing
 from featurestore.jobs.execution import run_attempt
 from featurestore.jobs.inputs import pin_inputs
 from featurestore.jobs.monitors.run import evaluate_windows
@@ -238,7 +238,7 @@ def get_monitor(session: Session, name: str) -> RegisteredJob:
         ]
     raise JobNotFound(
         f"Unknown monitor {name!r}. Available: {listing(monitor_names)}.",
-        hint="featurestore job register path/to/reports.py",
+        hint=did_you_mean(name, monitor_names) or "featurestore job register path/to/reports.py",
     )
 
 

@@ -39,6 +39,17 @@ from featurestore.usersql import fix_clock, predicate
 
 _HTML_ROWS = 10
 _BATCH_ROWS = 65_536
+# What completion and hints list; other attributes are for the modules of this package.
+_PUBLIC = (
+    "columns", "count", "coverage", "drop", "filter", "head", "sample", "schema", "select", "show",
+    "to_arrow", "to_batches", "to_numpy", "to_pandas", "to_polars", "to_spark",
+)  # fmt: skip
+# Members of a feature group that its rows do not have.
+_GROUP_MEMBERS = (
+    "created_time", "delta_version", "derived", "description", "descriptions", "event_time",
+    "explain", "explain_window", "external", "history", "insert", "name", "path", "primary_key",
+    "provenance", "quarantine", "read", "spec", "statistics", "tags", "version",
+)  # fmt: skip
 
 
 @show_progress
@@ -216,12 +227,17 @@ class FeatureFrame:
         if name.startswith("_"):
             raise AttributeError(name)
         suggestion = suggest_replacement(name)
-        hint = f"available: {', '.join(each for each in dir(self) if not each.startswith('_'))}"
+        hint = f"available: {', '.join(_PUBLIC)}"
         if suggestion is not None:
             hint = suggestion
         elif name in self.columns:
             hint = f"frame[{name!r}] selects the column"
+        elif name in _GROUP_MEMBERS:
+            hint = f"featurestore.featuregroup(name).{name}"
         raise AttributeError(f"A FeatureFrame has no attribute {name!r}.\nHint: {hint}")
+
+    def __dir__(self) -> list[str]:
+        return list(_PUBLIC)
 
     # -- selection ------------------------------------------------------------------------
 

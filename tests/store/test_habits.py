@@ -220,6 +220,19 @@ def test_foreign_dataframe_methods_raise_with_replacement(frame: FeatureFrame) -
         assert not hasattr(frame, name)
 
 
+def test_frame_names_members_of_its_group(frame: FeatureFrame) -> None:
+    public_names = [name for name in dir(FeatureFrame) if not name.startswith("_")]
+    assert set(dir(frame)) < set(public_names)
+    assert all(getattr(FeatureFrame, name).__doc__ for name in dir(frame))
+    for name in dir(featurestore.FeatureGroup):
+        if name in (*public_names, "find") or name[0] == "_" or suggest_replacement(name):
+            continue
+        with pytest.raises(AttributeError, match=rf"\.featuregroup\(name\)\.{name}"):
+            getattr(frame, name)
+    with pytest.raises(AttributeError, match=r"available: columns, count, .*to_spark$"):
+        _ = frame.nothing
+
+
 @pytest.fixture
 def frame(duckdb_store: FeatureStore) -> FeatureFrame:
     rows = [{"id": 1, "word": "a long word of more than twenty letters"}]

@@ -314,9 +314,14 @@ def _check_roles(spec: FeatureGroupSpec) -> None:
     for column in (*spec.primary_key, *spec.partition_by):
         kind = spec.schema.field(column).type
         if not types.can_be_key(kind):
+            hint = "keys are integers, strings, booleans, dates, timestamps, decimals or binary"
+            if pa.types.is_floating(kind):
+                hint += (
+                    "; pandas stores integers with nulls as double: "
+                    f"df = df.dropna(subset=[{column!r}]).astype({{{column!r}: 'int64'}})"
+                )
             raise InvalidArgument(
-                f"Column {column!r} of type {kind} cannot be a key or partition.",
-                hint="keys are integers, strings, booleans, dates, timestamps, decimals or binary",
+                f"Column {column!r} of type {kind} cannot be a key or partition.", hint=hint
             )
     for column in times:
         kind = spec.schema.field(column).type

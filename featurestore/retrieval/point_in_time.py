@@ -25,6 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from featurestore.arrow.types import columns_width
@@ -183,6 +184,11 @@ def label_time_column(plan: FeaturePlan) -> str:
     return plan.left_time
 
 
+def signed_tie_hash(rows: pa.RecordBatch | pa.Table) -> npt.NDArray[np.int64]:
+    """Return the tie hashes of rows as signed integers with the same order."""
+    return (tie_hash(rows) ^ _SIGN).view(np.int64)
+
+
 @dataclass(frozen=True)
 class AddTieHash:
     """A batch function that adds the tie hash, which the engine runs on its workers."""
@@ -191,7 +197,7 @@ class AddTieHash:
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return ``columns`` of a batch and a hash of all columns."""
-        signed = pa.array((tie_hash(batch) ^ _SIGN).view(np.int64))
+        signed = pa.array(signed_tie_hash(batch))
         selected_columns = batch.select(list(self.columns))
         schema = selected_columns.schema.append(pa.field(TIE, pa.int64()))
         return pa.RecordBatch.from_arrays([*selected_columns.columns, signed], schema=schema)

@@ -12,52 +12,90 @@ from hypothesis import strategies as st
 
 import featurestore
 from featurestore.plugins.engine import Relation
-from featurestore_connectors.duckdb_delta import sorted_merge
+from featurestore_connectors.duckdb_delta import row_matching, sorted_merge
 from featurestore_connectors.duckdb_delta.engine import DuckDBEngine
+from featurestore_connectors.duckdb_delta.row_matching import RowTimes, encode_keys, match_rows
 from featurestore_connectors.duckdb_delta.session import Database
-from featurestore_connectors.duckdb_delta.sorted_merge import encode_keys, match_rows
 
 _START = 1_700_000_000_000_000
 # Values whose differences do not fit into one code with others.
 _NUMBERS = st.sampled_from([-(2**63), -(2**40), -1, 0, 1, 2, 3, 2**40, 2**63 - 1])
 _WIDE_NUMBERS = st.sampled_from([None, 0, 1, 8, 16, 2**61])
 _TIMES = st.sampled_from([-62_135_596_800_000_000, 0, 1, 2, 3, 253_402_300_799_999_999])
+_CREATED = st.none() | st.sampled_from([-1, 0, 1, 2, 4, 253_402_300_799_999_999])
 _ROWS = st.lists(
     st.tuples(
         st.none() | _NUMBERS | _WIDE_NUMBERS,
         st.sampled_from([None, "", "a", "b"]),
         _WIDE_NUMBERS,
         st.none() | _TIMES,
+        _CREATED,
     ),
     max_size=12,
-    unique=True,
 )
-_Rows = list[tuple[int | None, str | None, int | None, int | None]]
+_Row = tuple[int | None, str | None, int | None, int | None, int | None]
+_Rows = list[_Row]
 # Keys of small and of large size, whose combined codes do not fit into 64 bits.
-_MANY: _Rows = [(number, "a", wide, 0) for number in range(9) for wide in (0, 8, 2**61)]
+_MANY: _Rows = [(number, "a", wide, 0, 0) for number in range(9) for wide in (0, 8, 2**61)]
+# Corrections of one event, which are known in another order.
+_LATE: _Rows = [(0, "a", 0, event, created) for event in (2, 1) for created in (4, 2, 4, 1)]
 
 
-@settings(max_examples=300, deadline=None)
-@given(rows=_ROWS, labels=_ROWS)
-@example(rows=_MANY, labels=_MANY)
-def test_match_rows_equals_a_loop_over_all_rows(rows: _Rows, labels: _Rows) -> None:
+@settings(max_examples=600, deadline=None)
+@given(
+    rows=_ROWS,
+    labels=_ROWS,
+    has_created=st.booleans(),
+    code_bits=st.sampled_from([63, 12, 6]),
+    max_undecided=st.sampled_from([0.0, 1.0]),
+)
+@example(rows=_MANY, labels=_MANY, has_created=True, code_bits=63, max_undecided=1.0)
+@example(rows=_LATE, labels=_LATE, has_created=True, code_bits=63, max_undecided=1.0)
+@example(rows=_LATE, labels=_LATE, has_created=False, code_bits=6, max_undecided=1.0)
+def test_match_rows_equals_a_loop_over_all_rows(
+    rows: _Rows, labels: _Rows, has_created: bool, code_bits: int, max_undecided: float
+) -> None:
     def column(side: _Rows, index: int) -> pa.ChunkedArray:
         kind = pa.string() if index == 1 else pa.int64()
         return pa.chunked_array([pa.array([row[index] for row in side], kind)])
 
-    keys = [encode_keys(column(labels, index), column(rows, index)) for index in range(3)]
-    times = [column(side, 3).fill_null(0).to_numpy() for side in (labels, rows)]
-    is_valid = [np.array([None not in row for row in side], dtype=bool) for side in (labels, rows)]
-    positions = match_rows(
-        keys, (times[0], times[1]), is_label_valid=is_valid[0], is_row_valid=is_valid[1]
-    )
+    def micros(side: _Rows, index: int) -> np.ndarray:
+        return column(side, index).fill_null(0).to_numpy()
+
+    def is_valid(row: _Row, columns: int) -> bool:
+        return None not in row[:columns]
+
+    columns = 5 if has_created else 4
+    # Any order of the hashes, the same in each run.
+    hashes = np.array([(number * 7 + 3) % 13 for number in range(len(rows))], dtype=np.int64)
+    hashed: list[int] = []
+
+    def tie_hashes(positions: np.ndarray) -> np.ndarray:
+        hashed.extend(positions.tolist())
+        return hashes[positions]
+
+    with pytest.MonkeyPatch.context() as patch:
+        # Fewer bits leave more codes with equal leading bits.
+        patch.setattr(row_matching, "_CODE_BITS", code_bits)
+        patch.setattr(row_matching, "_MAX_UNDECIDED", max_undecided)
+        positions = match_rows(
+            [encode_keys(column(labels, index), column(rows, index)) for index in range(3)],
+            micros(labels, 3),
+            RowTimes(micros(rows, 3), micros(rows, 4) if has_created else None),
+            is_label_valid=np.array([is_valid(label, 4) for label in labels], dtype=bool),
+            is_row_valid=np.array([is_valid(row, columns) for row in rows], dtype=bool),
+            tie_hashes=tie_hashes,
+        )
     for label, position in zip(labels, positions.tolist(), strict=True):
-        candidates = [
-            (row[3], number)
-            for number, row in enumerate(rows)
-            if None not in (*row, *label) and row[:3] == label[:3] and row[3] <= label[3]  # type: ignore[operator]
-        ]
-        assert position == (max(candidates)[1] if candidates else -1)
+        candidates = []
+        for number, row in enumerate(rows):
+            if not is_valid(label, 4) or not is_valid(row, columns) or row[:3] != label[:3]:
+                continue
+            if max(row[3:columns]) <= label[3]:  # type: ignore[type-var,operator]
+                candidates.append((row[3:columns], hashes[number], number))
+        assert position == (max(candidates)[2] if candidates else -1)
+    # Only rows that tie are hashed.
+    assert all([row[:columns] for row in rows].count(rows[n][:columns]) > 1 for n in hashed)
 
 
 def test_retrieval_of_few_rows_is_joined_in_memory(

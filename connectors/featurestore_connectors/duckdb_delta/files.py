@@ -59,6 +59,13 @@ _STATISTICS_COLUMNS = 32
 
 
 @dataclass(frozen=True)
+class ScannedRelation(LazyRelation):
+    """The rows of a table version, which can also be read from its files without DuckDB."""
+
+    scan: TableScan | None = None
+
+
+@dataclass(frozen=True)
 class NewFile:
     """An uncommitted Parquet file."""
 
@@ -304,7 +311,9 @@ def read_scan(database: Database, scan: TableScan) -> Relation:
     stored_schema = _select_fields(snapshot.schema, set(scan.schema.names))
     casts = sqltext.casts(scan.schema, sqltext.types_of(stored_schema))
     query = f"SELECT {casts} FROM {_scan_files(snapshot, snapshot.files, stored_schema)}"
-    return LazyRelation(ENGINE, lambda: database.bind(query), scan.schema, query=query)
+    return ScannedRelation(
+        ENGINE, lambda: database.bind(query), scan.schema, query=query, scan=scan
+    )
 
 
 def read_positions(

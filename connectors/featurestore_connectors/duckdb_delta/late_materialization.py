@@ -34,14 +34,16 @@ from featurestore.retrieval.point_in_time import (
 from featurestore.storage.spool import BatchFile
 from featurestore_connectors.duckdb_delta import files, point_in_time, relations
 from featurestore_connectors.duckdb_delta.files import POSITION
+from featurestore_connectors.duckdb_delta.row_matching import Int64s
 from featurestore_connectors.duckdb_delta.session import Database
-from featurestore_connectors.duckdb_delta.sorted_merge import Int64s, to_joined_batch
+from featurestore_connectors.duckdb_delta.sorted_merge import to_joined_batch
 from featurestore_connectors.duckdb_delta.streams import (
     MappedRelation,
     MappedStream,
     batches_of,
     from_arrow,
 )
+from featurestore_connectors.duckdb_delta.table_columns import read_table
 
 if TYPE_CHECKING:
     from featurestore_connectors.duckdb_delta.engine import DuckDBEngine
@@ -152,8 +154,7 @@ class LateMaterialization(MappedStream):
     def _label_columns(self) -> ColumnsWithIds:
         if self._plan.left_source is not None:
             return partial(_columns_with_ids, self._database, self._plan.left_source)
-        labels = require_labels(self._labels)
-        table = pa.Table.from_batches(batches_of(self._database, labels), schema=labels.schema)
+        table = read_table(self._database, require_labels(self._labels))
         return partial(_columns_in_memory, self._database, table)
 
     def _spool_features(self, join: Join, labels: ColumnsWithIds, spool: FeatureSpool) -> None:

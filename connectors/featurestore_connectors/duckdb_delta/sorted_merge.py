@@ -1,9 +1,9 @@
-"""As-of joins in memory by binary search in sorted integers.
+"""As-of joins in memory.
 
-DuckDB's ASOF join hashes, partitions and sorts both sides with all columns. If the rows of a group
-fit in memory, it is faster to sort one integer for each row, made of its key and time, and to search
-the integer of each label among them: 0.35 of the processor time on 763,200 rows and 100,000 labels.
-The features are then taken by position.
+DuckDB's ASOF join hashes, partitions and sorts both sides with all columns, and joins by created time
+need a window and a second join. If the rows of a group fit in memory, it is faster to sort one integer
+for each row (``row_matching``), and to read the features of the matching rows afterwards: 0.35 of the
+processor time on 763,200 rows and 100,000 labels.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.arrow.batches import concat_arrays, take_values
 from featurestore.arrow.casts import cast_batch
-from featurestore.arrow.types import is_unbounded
+from featurestore.arrow.types import columns_width, is_unbounded
 from featurestore.model.plan import ROW, FeaturePlan
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval.point_in_time import (
@@ -30,46 +29,68 @@ from featurestore.retrieval.point_in_time import (
     estimate_join_bytes,
     feature_sides,
     label_time_column,
+    signed_tie_hash,
 )
 from featurestore_connectors.duckdb_delta import point_in_time, relations
+from featurestore_connectors.duckdb_delta.row_matching import (
+    Int64s,
+    Mask,
+    RowTimes,
+    encode_keys,
+    match_rows,
+)
 from featurestore_connectors.duckdb_delta.streams import BATCH_ROWS, LazyRelation, MappedStream
-from featurestore_connectors.duckdb_delta.streams import batches_of as read_batches
+from featurestore_connectors.duckdb_delta.table_columns import TableColumns, read_table
 
 if TYPE_CHECKING:
     from featurestore_connectors.duckdb_delta.engine import DuckDBEngine
 
-Int64s = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-# The largest inputs for which one sort in this thread is faster than DuckDB's join on two cores.
-_MAX_ROWS, _MAX_LABELS = 2_000_000, 1_000_000
+# The largest groups for which one sort in this thread is faster than DuckDB's join on all cores:
+# 8,000,000 rows on two cores.
+_MIN_ROWS, _MAX_ROWS = 2_000_000, 16_000_000
+_MAX_LABELS = 1_000_000
 # With few labels, DuckDB first selects the rows of their keys. Its query takes 20 milliseconds more
 # than the sort of few rows.
 _MAX_ROWS_OF_LOOKUP = 250_000
 # Larger inputs are left to DuckDB, which spills.
 _MEMORY_FRACTION = 0.125
-# Codes of keys and times are 64-bit integers.
-_MAX_CODE = 1 << 62
+# Bytes of files with strings and lists, whose size in memory is not known from their types.
+_MAX_HASHED_BYTES = 64 << 20
 _MAX_TEXT_BYTES = 512 << 20
 _DAY = 86_400_000_000
 
 
 def is_worthwhile(engine: DuckDBEngine, plan: FeaturePlan) -> bool:
-    """Return whether a plan is a join of few rows by integer or string keys and event time."""
+    """Return whether a plan is a join of few rows by integer or string keys and times."""
     label_rows, total_bytes = count_label_rows(plan), estimate_join_bytes(plan)
     if label_rows is None or total_bytes is None or label_rows > _MAX_LABELS or not plan.joins:
         return False
-    if total_bytes > engine.database.memory_limit * _MEMORY_FRACTION:
+    max_bytes = engine.database.memory_limit * _MEMORY_FRACTION
+    if total_bytes > max_bytes:
         return False
-    return all(_is_supported(plan, side) for side in feature_sides(plan))
+    max_rows = max(_MAX_ROWS // int(engine.database.config["threads"]), _MIN_ROWS)
+    return all(
+        _has_few_rows(side, max_rows, max_bytes) and _has_supported_types(plan, side)
+        for side in feature_sides(plan)
+    )
 
 
-def _is_supported(plan: FeaturePlan, side: FeatureSide) -> bool:
-    if not side.last_eligible_row_wins:
-        return False
-    max_rows = _MAX_ROWS
+def _has_few_rows(side: FeatureSide, max_rows: int, max_bytes: float) -> bool:
+    """Return whether the rows of a group fit in memory, with all columns if ties are hashed."""
+    schema, rows = side.spec.schema, side.join.source.rows or 0
     if point_in_time.should_look_up_keys(side):
         max_rows = _MAX_ROWS_OF_LOOKUP
-    if (side.join.source.rows or 0) > max_rows:
+    if rows > max_rows:
+        return False
+    if side.is_unique:
+        return True
+    if any(map(is_unbounded, schema.types)):
+        return (side.join.source.bytes or 0) <= _MAX_HASHED_BYTES
+    return rows * columns_width(schema, schema.names) <= max_bytes
+
+
+def _has_supported_types(plan: FeaturePlan, side: FeatureSide) -> bool:
+    if not side.is_timed or (side.join.created_time is not None and not side.uses_created_time):
         return False
     schema, labels = side.spec.schema, plan.left_schema
     # One array of strings has at most 2 GiB.
@@ -119,7 +140,8 @@ class SortedMerge(MappedStream):
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the joined rows, in label order if the plan keeps it."""
         plan = self._plan
-        labels = self._read(point_in_time.left_side(self._engine, plan, self._labels))
+        left_side = point_in_time.left_side(self._engine, plan, self._labels)
+        labels = read_table(self._database, left_side)
         if plan.keep_order:
             positions = labels.column(ROW).to_numpy()
             # DuckDB usually returns the rows in order, since they are in memory.
@@ -129,36 +151,56 @@ class SortedMerge(MappedStream):
         for start in range(0, labels.num_rows, BATCH_ROWS):
             yield self._join(labels.slice(start, BATCH_ROWS), matches, start)
 
-    def _read(self, relation: Relation) -> pa.Table:
-        table = pa.Table.from_batches(read_batches(self._database, relation), relation.schema)
-        # A table without batches has columns without arrays.
-        return table if table.num_rows else relation.schema.empty_table()
-
     def _match(self, side: FeatureSide, labels: pa.Table) -> _Matches:
-        source = side.join.source
-        rows = self._read(point_in_time.read_source(self._engine, source, list(side.columns)))
-        time = label_time_column(self._plan)
-        keys = [(labels.column(label), rows.column(column)) for label, column in side.join.on]
-        times = labels.column(time), rows.column(side.times[0][1])
-        is_valid = [np.ones(len(times[side_index]), dtype=bool) for side_index in range(2)]
-        for pair in [*keys, times]:
-            for mask, column in zip(is_valid, pair, strict=True):
-                if column.null_count:
-                    mask &= column.is_valid().to_numpy()
-        label_times, row_times = _to_micros(times[0]), _to_micros(times[1])
-        positions = match_rows(
-            [encode_keys(*pair) for pair in keys],
-            (label_times, row_times),
-            is_label_valid=is_valid[0],
-            is_row_valid=is_valid[1],
-        )
-        if side.join.ttl is not None:
-            ages = label_times - row_times[positions] if len(row_times) else label_times
-            positions[ages > side.join.ttl // timedelta(microseconds=1)] = -1
+        columns = self._open(side, list(side.columns))
+        positions, row_count = self._match_positions(side, labels, columns)
+        is_matched = positions >= 0
+        names = [output.column for output in side.join.outputs]
+        matched = columns.read_rows(names, positions[is_matched], row_count=row_count)
+        positions[is_matched] = matched.index_of(positions[is_matched])
         features = {}
-        for output in side.join.outputs:
-            features[output.column] = concat_arrays(rows.column(output.column).chunks)
+        for name in matched.columns.column_names:
+            features[name] = concat_arrays(matched.columns.column(name).chunks)
         return _Matches(features, positions)
+
+    def _open(self, side: FeatureSide, names: list[str]) -> TableColumns:
+        relation = point_in_time.read_source(self._engine, side.join.source, names)
+        return TableColumns(self._database, relation)
+
+    def _match_positions(
+        self, side: FeatureSide, labels: pa.Table, columns: TableColumns
+    ) -> tuple[Int64s, int]:
+        """Return the position of each label's row, -1 without one, and the number of rows."""
+        times = [column for _, column in side.times]
+        rows = columns.read([*(column for _, column in side.join.on), *times])
+        row_count = rows.num_rows
+        keys = [(labels.column(label), rows.column(column)) for label, column in side.join.on]
+        label_time = labels.column(label_time_column(self._plan))
+        is_label_valid = _all_valid([*(label for label, _ in keys), label_time])
+        is_row_valid = _all_valid([*(row for _, row in keys), *map(rows.column, times)])
+        label_times = _to_micros(label_time)
+        row_times = RowTimes(*(_to_micros(rows.column(time)) for time in times))
+        codes = [encode_keys(*pair) for pair in keys]
+        # Sorting needs the same amount of memory again.
+        del rows, keys
+        positions = match_rows(
+            codes,
+            label_times,
+            row_times,
+            is_label_valid=is_label_valid,
+            is_row_valid=is_row_valid,
+            tie_hashes=None if side.is_unique else partial(self._hash_rows, side, row_count),
+        )
+        if side.join.ttl is not None and row_count:
+            ages = label_times - row_times.event[positions]
+            positions[ages > side.join.ttl // timedelta(microseconds=1)] = -1
+        return positions, row_count
+
+    def _hash_rows(self, side: FeatureSide, row_count: int, positions: Int64s) -> Int64s:
+        """Return the tie hashes of rows, which cover all columns of the group."""
+        names = side.spec.schema.names
+        rows = self._open(side, names).read_rows(names, positions, row_count=row_count)
+        return signed_tie_hash(rows.columns)[rows.index_of(positions)]
 
     def _join(self, labels: pa.RecordBatch, matches: list[_Matches], start: int) -> pa.RecordBatch:
         """Return labels with the features of their matching rows."""
@@ -197,114 +239,13 @@ class _Matches:
     positions: Int64s
 
 
-@dataclass(frozen=True)
-class KeyCodes:
-    """The values of a key column as integers from 0 to ``size - 1``; -1 for labels without a row."""
-
-    labels: Int64s
-    rows: Int64s
-    size: int
-
-
-def match_rows(
-    keys: list[KeyCodes],
-    times: tuple[Int64s, Int64s],
-    *,
-    is_label_valid: Mask,
-    is_row_valid: Mask,
-) -> Int64s:
-    """Return the position of the last row of each label's key at the label's time, -1 without one.
-
-    Args:
-        keys: The codes of each key column.
-        times: The times of labels and of rows.
-        is_label_valid: Whether a label has all keys and a time.
-        is_row_valid: Whether a row has all keys and a time.
-    """
-    matched_rows = np.full(len(is_label_valid), -1, dtype=np.int64)
-    label_times, row_times = times
-    codes = combine_keys(keys)
-    candidates = np.flatnonzero(is_row_valid)
-    searched = np.flatnonzero(is_label_valid & (codes.labels >= 0))
-    if not len(candidates) or not len(searched):
-        return matched_rows
-    row_times = row_times[candidates]
-    first, last = int(row_times.min()), int(row_times.max())
-    # Offset 0 is before all rows, so that a label of that time finds no row of its key.
-    length = last - first + 2
-    if codes.size > _MAX_CODE // length:
-        # Ranks among the distinct times of the rows, from 1; earlier labels have rank 0.
-        distinct, ranks = np.unique(row_times, return_inverse=True)
-        label_times = np.searchsorted(distinct, label_times, side="right").astype(np.int64)
-        row_times, length, first = ranks.reshape(-1) + 1, len(distinct) + 1, 1
-    else:
-        label_times = np.clip(label_times, first - 1, last)
-    row_codes = codes.rows[candidates] * length + (row_times - first + 1)
-    order = None
-    if (row_codes[1:] < row_codes[:-1]).any():
-        order = np.argsort(row_codes)
-        row_codes = row_codes[order]
-    starts = codes.labels[searched] * length
-    label_codes = starts + (label_times[searched] - first + 1)
-    # Ascending searches read neighboring memory.
-    label_order = np.argsort(label_codes)
-    label_codes, starts, searched = (
-        values[label_order] for values in (label_codes, starts, searched)
-    )
-    positions = np.searchsorted(row_codes, label_codes, side="right") - 1
-    is_same_key = (positions >= 0) & (row_codes[positions] >= starts)
-    positions, searched = positions[is_same_key], searched[is_same_key]
-    if order is not None:
-        positions = order[positions]
-    matched_rows[searched] = candidates[positions]
-    return matched_rows
-
-
-def combine_keys(keys: list[KeyCodes]) -> KeyCodes:
-    """Return one code for each combination of key values."""
-    combined = keys[0]
-    for key in keys[1:]:
-        # Ranks of both are below the number of rows, whose square fits into a code.
-        if combined.size > _MAX_CODE // key.size:
-            combined, key = _compact(combined), _compact(key)
-        is_present = (combined.labels >= 0) & (key.labels >= 0)
-        label_codes = np.where(is_present, combined.labels * key.size + key.labels, -1)
-        row_codes = combined.rows * key.size + key.rows
-        combined = KeyCodes(label_codes, row_codes, combined.size * key.size)
-    # A time needs part of the code.
-    return _compact(combined) if combined.size > _MAX_CODE >> 32 else combined
-
-
-def _compact(codes: KeyCodes) -> KeyCodes:
-    """Return codes without gaps: ranks among the values of the rows."""
-    distinct, ranks = np.unique(codes.rows, return_inverse=True)
-    positions = np.searchsorted(distinct, codes.labels)
-    positions[positions == len(distinct)] = 0
-    is_present = distinct[positions] == codes.labels if len(distinct) else codes.labels < -1
-    label_ranks = np.where(is_present, positions, -1)
-    return KeyCodes(label_ranks, ranks.reshape(-1), max(len(distinct), 1))
-
-
-def encode_keys(labels: pa.ChunkedArray, rows: pa.ChunkedArray) -> KeyCodes:
-    """Return the codes of a key column; null rows get any code, since they are not candidates."""
-    if pat.is_string(rows.type):
-        distinct = rows.unique()
-        label_codes, row_codes = (
-            pc.index_in(values, value_set=distinct).fill_null(-1).to_numpy().astype(np.int64)
-            for values in (labels, rows)
-        )
-        return KeyCodes(label_codes, row_codes, max(len(distinct), 1))
-    row_values, label_values = (
-        values.cast(pa.int64()).fill_null(0).to_numpy() for values in (rows, labels)
-    )
-    if not len(row_values):
-        return KeyCodes(np.full(len(labels), -1), row_values, 1)
-    first, last = int(row_values.min()), int(row_values.max())
-    if last - first >= _MAX_CODE:
-        return _compact(KeyCodes(label_values, row_values, _MAX_CODE))
-    in_range = (label_values >= first) & (label_values <= last)
-    label_codes = np.where(in_range, label_values - first, -1)
-    return KeyCodes(label_codes, row_values - first, last - first + 1)
+def _all_valid(columns: list[pa.ChunkedArray]) -> Mask:
+    """Return a mask of the rows without nulls."""
+    is_valid = np.ones(len(columns[0]), dtype=bool)
+    for column in columns:
+        if column.null_count:
+            is_valid &= column.is_valid().to_numpy()
+    return is_valid
 
 
 def _to_micros(times: pa.ChunkedArray) -> Int64s:

@@ -16,7 +16,7 @@ from featurestore.arrow.types import describe
 from featurestore.delta import commits
 from featurestore.featuregroups.table import OpenGroup, history, open_group, resolve
 from featurestore.model import display
-from featurestore.model.arguments import suggest_arguments
+from featurestore.model.arguments import missing_member_error, suggest_arguments
 from featurestore.model.times import format_ttl
 from featurestore.progress import show_progress
 from featurestore.registry import featuregroups
@@ -49,6 +49,11 @@ class FeatureGroup:
         self._session = session
         self._name = name
         self._version = version
+
+    if not TYPE_CHECKING:  # a type checker would accept every name
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_member_error(self, name, "group.read()")
 
     @classmethod
     def find(cls, session: Session, name: str, version: int | None = None) -> FeatureGroup:

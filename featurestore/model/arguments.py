@@ -56,6 +56,12 @@ _warned_positions: set[tuple[type[Warning], str, int]] = set()
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T", bound=type)
 
+# The members of a FeatureFrame that completion and hints list.
+FRAME_MEMBERS = (
+    "columns", "count", "coverage", "drop", "filter", "head", "sample", "schema", "select", "show",
+    "to_arrow", "to_batches", "to_numpy", "to_pandas", "to_polars", "to_spark",
+)  # fmt: skip
+
 
 def with_suggestions(function: F) -> F:
     """Wrap a function so that a TypeError suggests the correct argument."""
@@ -397,3 +403,9 @@ def _short_repr(value: object) -> str:
     if isinstance(value, int) and abs(value) > 10**40:
         return f"<an integer of {value.bit_length()} bits>"
     return " ".join(repr(value).split())[:80]
+
+
+def missing_member_error(owner: object, name: str, frame: str) -> AttributeError:
+    """Return the error for an unknown attribute; ``frame`` is the call that returns the rows."""
+    hint = f"\nHint: {frame}.{name}" if name in FRAME_MEMBERS else ""
+    return AttributeError(f"{type(owner).__name__!r} object has no attribute {name!r}{hint}")

@@ -145,7 +145,8 @@ class FractionSplit:
             if not (isinstance(fraction, int | float) and fraction > 0):
                 raise InvalidSplit(
                     f"Split {name!r} has fraction {fraction!r}.",
-                    hint="fractions are above 0 and at most 1",
+                    hint="fractions are above 0 and at most 1; a split by time is "
+                    "splits=featurestore.TimeSplit('time', {'train': (None, t), 'test': (t, None)})",
                 )
         # Decimal fractions are inexact in binary, so their sum may differ from 1 by rounding
         # errors.

@@ -16,7 +16,7 @@ from featurestore.arrow.lists import as_list
 from featurestore.arrow.types import describe
 from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
 from featurestore.external import find_live_sources, keep_rows
-from featurestore.model.arguments import suggest_arguments
+from featurestore.model.arguments import FRAME_MEMBERS, suggest_arguments
 from featurestore.model.plan import FeaturePlan, RowSample
 from featurestore.model.source import SourceRead, SourceReads
 from featurestore.model.times import utc_now
@@ -39,11 +39,6 @@ from featurestore.usersql import fix_clock, predicate
 
 _HTML_ROWS = 10
 _BATCH_ROWS = 65_536
-# What completion and hints list; other attributes are for the modules of this package.
-_PUBLIC = (
-    "columns", "count", "coverage", "drop", "filter", "head", "sample", "schema", "select", "show",
-    "to_arrow", "to_batches", "to_numpy", "to_pandas", "to_polars", "to_spark",
-)  # fmt: skip
 # Members of a feature group that its rows do not have.
 _GROUP_MEMBERS = (
     "created_time", "delta_version", "derived", "description", "descriptions", "event_time",
@@ -227,7 +222,7 @@ class FeatureFrame:
         if name.startswith("_"):
             raise AttributeError(name)
         suggestion = suggest_replacement(name)
-        hint = f"available: {', '.join(_PUBLIC)}"
+        hint = f"available: {', '.join(FRAME_MEMBERS)}"
         if suggestion is not None:
             hint = suggestion
         elif name in self.columns:
@@ -237,7 +232,7 @@ class FeatureFrame:
         raise AttributeError(f"A FeatureFrame has no attribute {name!r}.\nHint: {hint}")
 
     def __dir__(self) -> list[str]:
-        return list(_PUBLIC)
+        return list(FRAME_MEMBERS)
 
     # -- selection ------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import DatasetDamaged, InvalidArgument
 from featurestore.model import display
-from featurestore.model.arguments import suggest_arguments
+from featurestore.model.arguments import missing_member_error, suggest_arguments
 from featurestore.model.manifest import Manifest, format_source
 from featurestore.model.roles import DatasetRoles
 from featurestore.plugins.format import NativeReading, find_format
@@ -61,6 +61,11 @@ class TrainingDataset(ModelInputs):
     matrices: list[dict[str, Any]] | None = field(default=None, repr=False, compare=False)
 
     __repr__ = display.record_repr
+
+    if not TYPE_CHECKING:  # a type checker would accept every name
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_member_error(self, name, "dataset.read(split)")
 
     @classmethod
     def open(

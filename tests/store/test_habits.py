@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from collections.abc import Iterable
@@ -231,6 +232,18 @@ def test_frame_names_members_of_its_group(frame: FeatureFrame) -> None:
             getattr(frame, name)
     with pytest.raises(AttributeError, match=r"available: columns, count, .*to_spark$"):
         _ = frame.nothing
+
+
+def test_groups_and_datasets_name_the_call_that_reads_rows(
+    frame: FeatureFrame, dataset: TrainingDataset
+) -> None:
+    group = featurestore.FeatureGroup.find(frame.session, "g")
+    for owner, call in ((group, r"group\.read\(\)"), (dataset, r"dataset\.read\(split\)")):
+        for name in set(dir(frame)) - set(dir(owner)):
+            with pytest.raises(AttributeError, match=rf"{call}\.{name}$"):
+                getattr(owner, name)
+        assert not hasattr(owner, "nothing")
+        assert copy.copy(owner).name == owner.name
 
 
 @pytest.fixture

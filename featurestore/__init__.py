@@ -7,11 +7,10 @@ library: names are imported when they are first used.
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from featurestore import _current
-from featurestore._imports import uninterrupted
+from featurestore._imports import import_uninterrupted, uninterrupted
 
 __version__ = "0.1.0"
 
@@ -141,9 +140,7 @@ __all__ = ["__version__", *_HOMES, *_FUNCTIONS]
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        with uninterrupted():
-            home = importlib.import_module(_HOMES[name])
-        return getattr(home, name)
+        return getattr(import_uninterrupted(_HOMES[name]), name)
     if name in _FUNCTIONS:
         return _function(name)
     raise AttributeError(f"module 'featurestore' has no attribute {name!r}")

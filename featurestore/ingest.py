@@ -51,13 +51,8 @@ from featurestore.arrow.cast_lines import cast_line
 from featurestore.arrow.casts import cast_array
 from featurestore.arrow.column_lines import detect_language, nanoseconds_line
 from featurestore.arrow.column_names import check_feature_names, is_utf8_string, to_feature_names
-from featurestore.arrow.fitting import (
-    InexactValueError,
-    can_fit,
-    can_widen,
-    cast_exactly,
-    with_wider_decimals,
-)
+from featurestore.arrow.exact_casts import InexactValueError, cast_exactly
+from featurestore.arrow.fitting import can_fit, can_widen, with_wider_decimals
 from featurestore.arrow.frames import (
     table_from_array,
     table_from_columns,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import grimp
 import pytest
+
+from featurestore._imports import import_uninterrupted, uninterrupted
 
 HEAVY = ("pandas", "pyarrow", "numpy", "sqlalchemy", "duckdb", "deltalake", "pyspark", "tensorflow")
 EXTRAS = (
@@ -136,6 +139,47 @@ for group in ("featurestore.engines", "featurestore.formats", "featurestore.vali
         "spark",
         "tfrecord",
     }
+
+
+def test_plugins_of_other_distributions_are_added_and_replace_none(tmp_path: Path) -> None:
+    information = tmp_path / "other-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(
+        "[featurestore.engines]\nduckdb = other:Engine\nother = other:Engine\n"
+    )
+    answer = python(
+        """
+from featurestore.plugins import find_plugin, plugin_names
+for name in ("duckdb", "other"):
+    print(name, find_plugin("engines", name).value)
+print(find_plugin("engines", "unknown"), plugin_names("engines"))
+""",
+        cwd=tmp_path,
+    )
+    assert answer.splitlines() == [
+        "duckdb featurestore_connectors.duckdb_delta:DuckDBEngine",
+        "other other:Engine",
+        "None ['duckdb', 'other', 'spark']",
+    ]
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_uninterrupted_import_pauses_garbage_collection(is_enabled: bool) -> None:
+    was_enabled = gc.isenabled()
+    try:
+        (gc.enable if is_enabled else gc.disable)()
+        with uninterrupted():
+            assert not gc.isenabled()
+            with uninterrupted():
+                assert not gc.isenabled()
+            assert not gc.isenabled()
+        assert gc.isenabled() is is_enabled
+        with pytest.raises(ModuleNotFoundError):
+            import_uninterrupted("featurestore.no_such_module")
+        assert gc.isenabled() is is_enabled
+    finally:
+        (gc.enable if was_enabled else gc.disable)()
 
 
 def test_every_source_entry_point_loads_its_class() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from featurestore.cli.main import app, main
+from featurestore._imports import uninterrupted
+
+with uninterrupted():
+    from featurestore.cli.main import app, main
 
 __all__ = ["app", "main"]

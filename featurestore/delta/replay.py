@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyarrow import parquet
 
 from featurestore.delta import log
 from featurestore.delta.datafile import DataFile, commit_order_key, data_file
@@ -91,6 +89,9 @@ def _add_json_file(checkpoint: Checkpoint, file: str) -> list[str]:
 
 def _add_parquet_file(checkpoint: Checkpoint, path: str) -> list[str]:
     """Add the actions of a Parquet checkpoint; return the names of its sidecars."""
+    # Most logs have no checkpoint; the import takes as long as the replay of a short log.
+    from pyarrow import parquet
+
     file = parquet.ParquetFile(files.open_complete(path))
     names = set(file.schema_arrow.names)
     kinds = [name for name in ("protocol", "metaData", "txn", "sidecar") if name in names]
@@ -121,7 +122,7 @@ def _actions_of_kind(actions: pa.Table, kind: str) -> list[dict[str, Any]]:
 def _add_actions(actions: pa.Table) -> list[Mapping[str, Any]]:
     """Return the add actions, converted by column, since a checkpoint may have millions of files."""
     values = actions["add"].combine_chunks()
-    values = values.filter(pc.is_valid(values))
+    values = values.filter(values.is_valid())
     columns = {}
     for index in range(values.type.num_fields):
         name = values.type.field(index).name

@@ -6,8 +6,9 @@ and time range to replace. Names are imported lazily: lists of groups do not nee
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from featurestore._imports import import_uninterrupted
 
 if TYPE_CHECKING:
     from featurestore.featuregroups.definition import Declaration
@@ -38,4 +39,4 @@ _EXPORTS = {
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+    return getattr(import_uninterrupted(f"{__name__}.{_EXPORTS[name]}"), name)

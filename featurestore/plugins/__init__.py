@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import (
+    EntryPoint,
+    EntryPoints,
+    PackageNotFoundError,
+    distribution,
+    entry_points,
+)
 from typing import Any
 
 from featurestore._imports import uninterrupted
 
 
 def find_plugin(group: str, name: str) -> EntryPoint | None:
-    """Return the entry point with a name in the group ``featurestore.<group>``, or None."""
+    """Return the entry point with a name in the group ``featurestore.<group>``, or None.
+
+    Plugins of other distributions cannot replace those of this one, so that most calls need no scan
+    of all distributions.
+    """
+    if name in _built_in_entry_points(group):
+        return _built_in_entry_points(group)[name]
     if name not in _installed_entry_points(group):
         _installed_entry_points.cache_clear()  # it may have been installed since
     return _installed_entry_points(group).get(name)
@@ -30,6 +42,19 @@ def plugin_names(group: str) -> list[str]:
 @cache
 def _installed_entry_points(group: str) -> dict[str, EntryPoint]:
     """Return entry points by name; the result is cached, since a scan takes 0.1 seconds."""
-    return {
-        entry_point.name: entry_point for entry_point in entry_points(group=f"featurestore.{group}")
-    }
+    installed = entry_points(group=f"featurestore.{group}")
+    return _by_name(installed) | _built_in_entry_points(group)
+
+
+@cache
+def _built_in_entry_points(group: str) -> dict[str, EntryPoint]:
+    """Return the entry points of this distribution by name; they are read without a scan."""
+    try:
+        metadata = distribution("featurestore")
+    except PackageNotFoundError:  # the package was copied without its metadata
+        return {}
+    return _by_name(metadata.entry_points.select(group=f"featurestore.{group}"))
+
+
+def _by_name(entry_points: EntryPoints) -> dict[str, EntryPoint]:
+    return {entry_point.name: entry_point for entry_point in entry_points}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
@@ -24,13 +24,16 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.model.arguments import check_version
-from featurestore.model.feature_view import FeatureViewSpec, view_lineage_name
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.paths import TRAININGDATASETS
-from featurestore.model.registered_model import ModelAnnotations, ModelSpec, model_lineage_name
 from featurestore.registry import lineage, search_documents, tables
 from featurestore.registry.rows import translate_parse_errors
 from featurestore.registry.tables import featuregroups, is_latest, tags
+
+# A command that reads only groups imports no definitions of views and models.
+if TYPE_CHECKING:
+    from featurestore.model.feature_view import FeatureViewSpec
+    from featurestore.model.registered_model import ModelAnnotations, ModelSpec
 
 _DATASET = "training_dataset"
 # The tables whose rows refer to a version by kind, name and number.
@@ -228,15 +231,21 @@ class _FeatureViews(VersionedTable):
 
     def datasets_of(self, connection: Connection, name: str, version: int) -> list[tuple[str, int]]:
         """Return name and version of the training datasets created from a view."""
+        from featurestore.model.feature_view import view_lineage_name
+
         edges = lineage.results(connection, view_lineage_name(name), version)
         return [(edge.name, edge.version) for edge in edges if edge.kind == _DATASET]
 
     def used_versions(self, connection: Connection, name: str) -> list[int]:
         """Return the versions from which training datasets were created, including deleted ones."""
+        from featurestore.model.feature_view import view_lineage_name
+
         return _source_versions(connection, view_lineage_name(name))
 
 
 def _to_view_spec(row: Row[*tuple[Any, ...]]) -> FeatureViewSpec:
+    from featurestore.model.feature_view import FeatureViewSpec
+
     with translate_parse_errors(f"feature view {row.name!r} version {row.version}"):
         try:
             return FeatureViewSpec.from_json(json.loads(row.spec))
@@ -321,6 +330,8 @@ class _Models(VersionedTable):
 
     def used_versions(self, connection: Connection, name: str) -> list[int]:
         """Return the versions with stored predictions, including deleted versions."""
+        from featurestore.model.registered_model import model_lineage_name
+
         return _source_versions(connection, model_lineage_name(name))
 
 

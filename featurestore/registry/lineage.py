@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.model import display
-from featurestore.model.window_features import WindowLineage
 from featurestore.registry import search_documents
 from featurestore.registry.rows import translate_parse_errors
 from featurestore.registry.tables import lineage, window_features
+
+if TYPE_CHECKING:
+    from featurestore.model.window_features import WindowLineage
 
 _WINDOW_COLUMNS = window_features.c
 _AGGREGATE = (
@@ -150,6 +152,8 @@ def latest_windows(
     connection: Connection, kind: str, *, names: Collection[str]
 ) -> list[tuple[str, int, WindowLineage]]:
     """Return (name, version, aggregate) for the latest aggregated version of each name."""
+    from featurestore.model.window_features import WindowLineage
+
     newer = window_features.alias()
     newest = (
         sa.select(sa.func.max(newer.c.version))

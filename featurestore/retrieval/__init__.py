@@ -5,8 +5,9 @@ Names are imported lazily: engines, and Spark's executors, import only ``point_i
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from featurestore._imports import import_uninterrupted
 
 if TYPE_CHECKING:
     from featurestore.retrieval.checks import CoverageWarning
@@ -47,4 +48,4 @@ _EXPORTS = {
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+    return getattr(import_uninterrupted(f"{__name__}.{_EXPORTS[name]}"), name)

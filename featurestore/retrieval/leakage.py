@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore import ingest
-from featurestore.arrow.fitting import cast_label_keys
+from featurestore.arrow.exact_casts import cast_label_keys
 from featurestore.errors import InvalidArgument, listing
 from featurestore.hashing import tie_hash
 from featurestore.model import display

@@ -7,9 +7,9 @@ used, since writes do not compare.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
+from featurestore._imports import import_uninterrupted
 from featurestore.model.statistics import ColumnStatistics, Correlations, Statistics
 from featurestore.statistics.accumulator import (
     StatisticsAccumulator,
@@ -57,4 +57,4 @@ _EXPORTS = {
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_EXPORTS[name]), name)
+    return getattr(import_uninterrupted(_EXPORTS[name]), name)

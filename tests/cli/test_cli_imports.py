@@ -20,22 +20,22 @@ try:
 except SystemExit:
     pass
 names = set(sys.modules) - before
-print(len(names), *{name.split(".")[0] for name in names}, file=sys.stderr)
+print(len(names), *names, file=sys.stderr)
 """
 
 
 def count_imports(*arguments: str) -> tuple[int, set[str]]:
-    """Return the number of modules that a command imports, and their packages."""
+    """Return the number of modules that a command imports, and the modules with their packages."""
     command = [sys.executable, "-c", COUNT, *arguments]
     process = subprocess.run(command, capture_output=True, text=True, check=True)
-    count, *packages = process.stderr.splitlines()[-1].split()
-    return int(count), set(packages)
+    count, *modules = process.stderr.splitlines()[-1].split()
+    return int(count), {*modules, *(module.split(".")[0] for module in modules)}
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("--version",)])
 def test_help_imports_no_library(arguments: tuple[str, ...]) -> None:
-    count, packages = count_imports(*arguments)
-    assert not packages & {"numpy", "pyarrow", "sqlalchemy", "sqlglot", "duckdb", "rich"}
+    count, modules = count_imports(*arguments)
+    assert not modules & {"numpy", "pyarrow", "sqlalchemy", "sqlglot", "duckdb", "rich"}
     assert count <= 220
 
 
@@ -49,10 +49,12 @@ def test_group_list_imports_only_what_it_shows(tmp_path: Path) -> None:
     store = featurestore.connect(tmp_path / "store")
     store.create_featuregroup([{"key": 1, "value": 2.0}], "weather", primary_key="key")
     store.close()
-    count, packages = count_imports("--location", str(tmp_path / "store"), "fg", "list")
+    count, modules = count_imports("--location", str(tmp_path / "store"), "fg", "list")
     unused = {"sqlglot", "pandas", "deltalake", "polars", "tensorflow", "great_expectations"}
-    assert not packages & {*unused, "duckdb", "featurestore_connectors"}
-    assert count <= 740
+    assert not modules & {*unused, "duckdb", "featurestore_connectors", "alembic"}
+    # These read values of rows and definitions of views and models, which a list does not show.
+    assert not modules & {"pyarrow.compute", "pyarrow.parquet", "featurestore.model.feature_view"}
+    assert count <= 640
 
 
 def test_every_command_group_loads_its_module() -> None:

@@ -77,9 +77,13 @@ def with_suggestions(function: F) -> F:
                 args = (*args[:position], convert(args[position]), *args[position + 1 :])
         try:
             return function(*args, **kwargs)
+        except AttributeError as error:
+            _check_texts(function, args, kwargs, error)
+            raise
         except TypeError as error:
             # Only a TypeError of the call itself has no frame below this one.
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                _check_texts(function, args, kwargs, error)
                 raise
             # The new error contains the facts of Python's message.
             raise _argument_error(function, args, kwargs, error) from None
@@ -321,6 +325,27 @@ def _argument_conversions(
 def _checked_count(name: str, value: object) -> object:
     check_counts({name: value})
     return value
+
+
+def _check_texts(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
+) -> None:
+    """Check the text arguments of a call that failed with an error of Python.
+
+    Raises:
+        InvalidArgument: An argument is not a string.
+    """
+    signature = inspect.signature(function)
+    for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
+        kind = str(signature.parameters[name].annotation)
+        if isinstance(value, str) or kind not in ("str", "str | None"):
+            continue
+        if value is not None or kind == "str":
+            raise InvalidArgument(
+                f"{function.__name__}({name}={_short_repr(value)}): {name} is a string, not "
+                f"{type(value).__name__}.",
+                hint=f"{name}='...'",
+            ) from error
 
 
 def _argument_error(

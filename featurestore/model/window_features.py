@@ -112,6 +112,10 @@ def window(
     """
     reference = _parse_feature_reference(feature)
     _check_function(function, n)
+    if where is not None and not isinstance(where, str):
+        raise InvalidArgument(
+            f"where={where!r} is not a condition.", hint="where=\"kind = 'purchase'\""
+        )
     length = None
     if over is not None:
         length = _parse_length(over)

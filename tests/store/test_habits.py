@@ -16,6 +16,7 @@ from featurestore import experiments
 from featurestore.errors import (
     FeatureGroupNotFound,
     InvalidArgument,
+    InvalidSql,
     TrainingDatasetNotFound,
     UnknownArgument,
 )
@@ -232,6 +233,24 @@ def test_frame_names_members_of_its_group(frame: FeatureFrame) -> None:
             getattr(frame, name)
     with pytest.raises(AttributeError, match=r"available: columns, count, .*to_spark$"):
         _ = frame.nothing
+
+
+@pytest.mark.parametrize("value", [3, None, b"x > 1", ["x > 1"], lambda row: row], ids=repr)
+def test_text_arguments_of_other_types_are_named(
+    duckdb_store: FeatureStore, frame: FeatureFrame, value: Any
+) -> None:
+    calls: list[tuple[Any, str]] = [
+        (lambda: frame.filter(value), "sql"),
+        (lambda: featurestore.sql_job("j", sql=value, primary_key="id", schedule="@daily"), "sql"),
+        (lambda: duckdb_store.delete_from_featuregroup("g", where=value), "where"),
+        (lambda: duckdb_store.sql(value), "query"),
+        (lambda: featurestore.feature("z", value).sql or featurestore.feature("z", 3), "'z'"),
+    ]
+    if value is not None:
+        calls.append((lambda: featurestore.window("g.id", "sum", over=None, where=value), "where"))
+    for call, name in calls:
+        with pytest.raises((InvalidArgument, InvalidSql), match=name):
+            call()
 
 
 def test_groups_and_datasets_name_the_call_that_reads_rows(

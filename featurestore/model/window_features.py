@@ -75,6 +75,14 @@ class WindowFeature:
         return f"{self.reference}|{self.function}|{over}"
 
 
+def _checked_condition(condition: object) -> str | None:
+    if condition is not None and not isinstance(condition, str):
+        raise InvalidArgument(
+            f"where={condition!r} is not a condition.", hint="where=\"kind = 'purchase'\""
+        )
+    return condition
+
+
 @with_suggestions
 def window(
     feature: str,
@@ -112,10 +120,6 @@ def window(
     """
     reference = _parse_feature_reference(feature)
     _check_function(function, n)
-    if where is not None and not isinstance(where, str):
-        raise InvalidArgument(
-            f"where={where!r} is not a condition.", hint="where=\"kind = 'purchase'\""
-        )
     length = None
     if over is not None:
         length = _parse_length(over)
@@ -131,7 +135,7 @@ def window(
         function=function,
         over=length,
         offset=distance,
-        where=where,
+        where=_checked_condition(where),
         name=result_name,
         key=columns,
         fill_value=fill_value,

@@ -244,7 +244,7 @@ def delete(
     ] = False,
 ) -> None:
     """Delete one version of a group with its data, quarantine and statistics."""
-    group_name, version = require_version(name)
+    group_name, version = require_version(context, name)
     store(context).delete_featuregroup(group_name, version=version, force=force)
     show_text(
         context, f"deleted {name}", data={"deleted": {"name": group_name, "version": version}}

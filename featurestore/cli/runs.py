@@ -171,7 +171,7 @@ def set_stage(
     from featurestore import experiments
     from featurestore.experiments.models.catalog import check_stage
 
-    model_name, version = require_version(name)
+    model_name, version = require_version(context, name)
     model = experiments.get_model(model_name, version, store=store(context))
     model.update(stage=check_stage(stage))
     data = {"name": model_name, "version": version, "stage": stage}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -109,11 +110,15 @@ def split_version(text: str) -> tuple[str, int | None]:
     return (name, int(number)) if mark and number.isdecimal() else (text, None)
 
 
-def require_version(text: str) -> tuple[str, int]:
+def require_version(context: typer.Context, text: str) -> tuple[str, int]:
     """Split ``name@v2`` for a command that must not choose the version itself."""
     name, version = split_version(text)
     if version is None:
-        raise InvalidArgument(f"{text!r} has no version.", command=f"{text}@v1")
+        # Not ``command_path``, which begins with the name of the running program.
+        assert context.parent is not None
+        command = f"featurestore {context.parent.info_name} {context.info_name}"
+        line = f"{command} {shlex.quote(f'{text}@v1')}"
+        raise InvalidArgument(f"{text!r} has no version.", command=line)
     return name, version
 
 

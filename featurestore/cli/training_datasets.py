@@ -191,7 +191,7 @@ def delete(
     ] = False,
 ) -> None:
     """Delete one version of a training dataset."""
-    dataset_name, version = require_version(name)
+    dataset_name, version = require_version(context, name)
     store(context).delete_training_dataset(dataset_name, version=version, force=force)
     show_record(context, {"deleted": f"{dataset_name} version {version}"})
 

@@ -108,7 +108,7 @@ def test_definition_file_mistakes_name_the_key(
 
 def test_fg_delete_needs_version_and_force(run: Callable[..., Any], tmp_path: Path) -> None:
     run("fv", "create", write(tmp_path / "view.toml", VIEW))
-    assert "has no version" in run("fg", "delete", "weather", code=1)
+    assert '"featurestore fg delete weather@v1' in run("fg", "delete", "weather", code=1)
     assert "trips" in run("fg", "delete", "weather@v1", code=1)
     with pytest.warns(FeatureViewWarning, match="can no longer be read"):
         deleted = run("fg", "delete", "weather@v1", "--force")

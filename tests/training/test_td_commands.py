@@ -126,4 +126,4 @@ def test_td_commands_unknown_dataset_exit_1_with_alternatives(run: Run) -> None:
     assert "loose" in run("td", "verify", "absent", code=1)
     run("td", "delete", "d@v1")
     assert [each["version"] for each in run("td", "list", as_json=True)] == [2, 1]
-    assert "has no version" in run("td", "delete", "d", code=1)
+    assert "featurestore td delete d@v1" in run("td", "delete", "d", code=1)

@@ -35,6 +35,7 @@ from featurestore.plugins.engine import AggregatesWhileStaging, Relation, TableW
 from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight
 from featurestore.registry import featuregroups, reports
+from featurestore.retrieval.compared_features import ComparedFeatures
 from featurestore.session import Session
 from featurestore.statistics import StatisticsState, is_sample_short, statistics_accumulator
 from featurestore.storage.failures import warn_after_publication, warn_published
@@ -131,6 +132,9 @@ def _audit_staged_rows(
         directory=os.path.join(run.rows, "parted"),
         run_id=run.run_id,
         library=write.library,
+        open_feature=ComparedFeatures(
+            session, spec, with_stored_rows=write.mode not in ("create", "overwrite")
+        ),
     )
     # Keys with nulls are not compared with each other, so their uniqueness is unknown.
     has_null_keys = any(

@@ -24,6 +24,7 @@ from featurestore.model.validation import ValidationReport
 from featurestore.plugins.engine import Relation
 from featurestore.plugins.observers import Work, observed
 from featurestore.registry import featuregroups, reports
+from featurestore.retrieval.compared_features import ComparedFeatures
 from featurestore.session import Session
 from featurestore.statistics import (
     StatisticsFiles,
@@ -209,6 +210,7 @@ def validate(
             expectations=rules,
             mode="check",
             event_time_tolerance=group.spec.event_time_tolerance,
+            open_feature=ComparedFeatures(session, group.spec),
         )
         work.report = outcome.report
     results = tuple(

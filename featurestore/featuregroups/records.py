@@ -33,6 +33,7 @@ from featurestore.ingest import open_relation
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.recovery.in_flight import InFlight
+from featurestore.retrieval.compared_features import ComparedFeatures
 from featurestore.session import Session
 from featurestore.validation import audit
 from featurestore.validation.checks import Subject
@@ -163,6 +164,7 @@ def prepare_records(
             event_time_tolerance=spec.event_time_tolerance,
             directory=os.path.join(run.rows, "parted"),
             run_id=run.run_id,
+            open_feature=ComparedFeatures(session, spec, with_stored_rows=True),
         )
         batch = replace(
             batch, relation=outcome.good, report=outcome.report, quarantined=outcome.quarantined

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,8 +11,47 @@ from typing import Any
 
 from featurestore.model import display
 from featurestore.model.json_object import check_format
+from featurestore.model.names import parse_reference
 
 REPORT_FORMAT = 1
+# The expectation that each value of a column exists in a feature of another group.
+IN_FEATURE = "expect_column_values_to_be_in_feature"
+
+
+@dataclass(frozen=True)
+class FeatureComparison:
+    """A column whose values must exist in ``feature``, a reference ``group.feature``.
+
+    The engine adds a column to the checked rows, named ``marker``: whether the value of the row
+    exists, or null for a missing value.
+    """
+
+    column: str
+    feature: str
+
+    @property
+    def group(self) -> str:
+        """The name of the group of the feature."""
+        return str(parse_reference(self.feature).group)
+
+    @property
+    def marker(self) -> str:
+        """The name of the added column."""
+        digest = hashlib.sha256(f"{self.column}\n{self.feature}".encode()).hexdigest()
+        return f"__fs_exists_{digest[:16]}"
+
+    @classmethod
+    def from_expectation(cls, expectation: Mapping[str, Any]) -> FeatureComparison | None:
+        """Return the comparison of an expectation, or None if it reads only its own table.
+
+        >>> kwargs = {"column": "customer", "feature": "customers.id"}
+        >>> FeatureComparison.from_expectation({"type": IN_FEATURE, "kwargs": kwargs})
+        FeatureComparison(column='customer', feature='customers.id')
+        """
+        if expectation["type"] != IN_FEATURE:
+            return None
+        kwargs = expectation["kwargs"]
+        return cls(str(kwargs["column"]), str(kwargs["feature"]))
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,10 @@ class Validator(Protocol):
     returns the result. If ``measures`` returns None, ``check`` is called with all rows of the
     required columns, or with the distinct rows if ``needs_copies`` returns False.
 
+    **Features of other groups.** For an expectation of type ``model.validation.IN_FEATURE``, the
+    tables contain the boolean column ``FeatureComparison.marker``, which is True for values that
+    exist in the feature and null for missing values. ``columns`` does not return it.
+
     **Tables** have at least the required columns, with feature types, and any number of rows,
     including zero. They must not be modified.
 

@@ -65,7 +65,13 @@ VISIBLE_ROWS = {
     "lineage": f"{_ANYTHING} and {_SOURCE}",
     "window_features": f"{_ANYTHING} and {_SOURCE}",
     "search_documents": _ANYTHING,
-    "validation_reports": _ANYTHING,
+    # A report of a comparison states which values the other group has, also after the expectation
+    # was removed from the group.
+    "validation_reports": (
+        f"{_ANYTHING} and not exists (select 1 from hidden_groups h where "
+        + " or ".join(f"t.report like '%\"feature\": \"' || h.name || '{mark}%'" for mark in ".:@")
+        + ")"
+    ),
     "training_datasets": _visible_output_condition(_DATASET),
     "training_dataset_pins": "t.training_dataset_id in (select id from training_datasets)",
     "feature_views": _visible_output_condition("'feature_view'"),

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.model.paths import FEATUREGROUPS, FEATUREVIEWS, MODELS, TRAININGDATASETS
+from featurestore.model.validation import IN_FEATURE
 from featurestore.registry import access
 from featurestore.registry.featuregroups import KIND as GROUP
 from featurestore.registry.tables import (
@@ -138,6 +139,7 @@ class _Closure:
         self._jobs = _job_definitions(self.connection)
         self._job_edges = _jobs_by_source(self.connection)
         self._trained = _runs_of_models(self.connection)
+        self._compared = _compared_groups(self.connection)
         # Runs store the names that they mention as tags, so their files need not be opened.
         mentions = sa.select(tags.c.name, tags.c.key).where(tags.c.kind == RUN)
         self._named_by_runs = [(row[0], row[1]) for row in self.connection.execute(mentions)]
@@ -158,6 +160,10 @@ class _Closure:
             # The sets only grow, so equal sizes mean that nothing was added.
             before = (len(self.sources), len(self.jobs), len(self.outputs))
             self._follow_lineage()
+            # The result of a comparison states which values the other group has.
+            for name, compared_groups in self._compared:
+                if not self.groups.isdisjoint(compared_groups):
+                    self.hide_groups([name])
             self._hide_jobs()
             self._hide_runs()
 
@@ -259,6 +265,23 @@ def _job_definitions(connection: Connection) -> list[_JobWords]:
             spec = text  # all words in a damaged definition count as names
         definitions.append(_to_job_words(name, spec))
     return definitions
+
+
+def _compared_groups(connection: Connection) -> list[tuple[str, frozenset[str]]]:
+    """Return the groups whose expectations name features of other groups, with their words."""
+    columns = featuregroups.c
+    # Definitions are parsed only if they may contain such an expectation.
+    query = sa.select(columns.name, columns.spec).where(columns.spec.contains(IN_FEATURE))
+    compared = []
+    for name, text in connection.execute(query):
+        try:
+            expectations = json.loads(text)["expectations"]
+            kwargs = [each["kwargs"] for each in expectations if each["type"] == IN_FEATURE]
+            words = extract_words(" ".join(str(each["feature"]) for each in kwargs))
+        except (ValueError, LookupError, TypeError):
+            words = extract_words(text)  # all words in a damaged definition count as names
+        compared.append((str(name), words))
+    return compared
 
 
 def _to_job_words(name: str, spec: Any) -> _JobWords:

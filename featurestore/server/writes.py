@@ -10,10 +10,12 @@ from fastapi import APIRouter, Depends
 from pydantic import BaseModel, Field
 
 from featurestore.errors import FeatureGroupNotFound, InvalidArgument
+from featurestore.featuregroups.definition import normalize_expectations
 from featurestore.featuregroups.existing import collect_notices
 from featurestore.featuregroups.inputs import find_inputs
 from featurestore.model.featuregroup import Commit
 from featurestore.registry import audit_log
+from featurestore.retrieval.compared_features import find_comparisons, find_group_of_feature
 from featurestore.server.access import visitors
 from featurestore.server.guard import CurrentVisitor, FullStore, Settings, Store, log_change
 from featurestore.server.rest import REFUSALS, Name, Version, to_json_value
@@ -54,6 +56,11 @@ class NewGroup(BaseModel, extra="forbid"):
         """Create the group and return its name, its version and notices."""
         # An input that the visitor must not see raises the same error as a missing one.
         find_inputs(visible.session, self.inputs, None)
+        # The same holds for a feature that an expectation names: refused rows would state which
+        # values its group has.
+        for comparison in find_comparisons(normalize_expectations(self.expectations)):
+            if comparison.group != name:
+                find_group_of_feature(visible.session, comparison)
         arguments = self.model_dump(exclude={"may_exist", "if_exists"})
         with collect_notices(visible.session) as notices:
             if self.may_exist:

@@ -19,13 +19,13 @@ from typing import Any
 
 from featurestore import progress as calls
 from featurestore.arrow.column_lines import detect_language
-from featurestore.errors import InvalidArgument, WriteConflict
+from featurestore.errors import InvalidArgument, InvalidExpectation, WriteConflict
 from featurestore.model.featuregroup import VALIDATION_POLICIES
 from featurestore.model.manifest import Manifest
 from featurestore.model.names import check_name
 from featurestore.model.plan import Source
 from featurestore.model.requests import TrainingDatasetRequest
-from featurestore.model.validation import ValidationReport
+from featurestore.model.validation import FeatureComparison, ValidationReport, describe
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.plugins.validator import Validator, find_validator
 from featurestore.readers.shardfiles import check_shards
@@ -145,7 +145,17 @@ def check_expectations(options: TrainingDatasetRequest) -> ExportChecks:
     if not options.expectations:
         return ExportChecks(options.validation)
     validator = find_validator()
-    return ExportChecks(options.validation, validator, validator.normalize(options.expectations))
+    expectations = validator.normalize(options.expectations)
+    for expectation in expectations:
+        comparison = FeatureComparison.from_expectation(expectation)
+        # The other group would not be pinned, so the dataset could not be recomputed.
+        if comparison is not None:
+            raise InvalidExpectation(
+                f"{describe(expectation)}: training datasets are not compared with other groups.",
+                hint=f"add the expectation to the feature group of {comparison.column!r}: "
+                "store.update_featuregroup(name, expectations=[...])",
+            )
+    return ExportChecks(options.validation, validator, expectations)
 
 
 def export(

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from featurestore.model.validation import ValidationReport, describe
-from featurestore.validation.audit import AuditOutcome, audit
+from featurestore.validation.audit import AuditOutcome, audit, check_columns
 from featurestore.validation.checks import Subject
+from featurestore.validation.comparisons import OpenFeature
 from featurestore.validation.quarantine import REASONS, quarantine_schema
 
 
@@ -22,8 +23,10 @@ def report_from_json(data: Mapping[str, Any]) -> ValidationReport:
 __all__ = [
     "REASONS",
     "AuditOutcome",
+    "OpenFeature",
     "Subject",
     "audit",
+    "check_columns",
     "describe",
     "quarantine_schema",
     "report_from_json",

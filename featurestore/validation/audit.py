@@ -23,6 +23,7 @@ from featurestore.model.featuregroup import VALIDATION_POLICIES, FeatureGroupSpe
 from featurestore.model.times import utc_now
 from featurestore.model.validation import (
     ExpectationResult,
+    FeatureComparison,
     ValidationReport,
     describe,
     format_outcome,
@@ -41,10 +42,17 @@ from featurestore.validation.checks import (
     duplicate_keys_result,
     row_check_result,
 )
+from featurestore.validation.comparisons import (
+    OpenFeature,
+    distinct_comparisons,
+    mark_existing_values,
+)
 from featurestore.validation.quarantine import QuarantineSplit, split_rows
 from featurestore.validation.tables import check_table
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from featurestore.plugins.engine import Engine, Relation
 
 _MAX_SHOWN_SAMPLES = 3
@@ -76,6 +84,11 @@ class _AuditPlan:
     row_expectations: tuple[Mapping[str, Any], ...]
     table_expectations: tuple[Mapping[str, Any], ...]
 
+    @property
+    def comparisons(self) -> tuple[FeatureComparison, ...]:
+        """The comparisons with features of other groups."""
+        return distinct_comparisons(map(FeatureComparison.from_expectation, self.row_expectations))
+
     def columns(self) -> list[str]:
         """Return the columns that row checks read, in table order."""
         needed = set(self.subject.key)
@@ -84,7 +97,8 @@ class _AuditPlan:
         if self.validator is not None:
             for expectation in self.row_expectations:
                 needed.update(self.validator.columns(expectation))
-        return [name for name in self.subject.schema.names if name in needed]
+        names = [name for name in self.subject.schema.names if name in needed]
+        return [*names, *(comparison.marker for comparison in self.comparisons)]
 
 
 def audit(
@@ -101,6 +115,7 @@ def audit(
     directory: str | None = None,
     run_id: str | None = None,
     library: str = "pandas",
+    open_feature: OpenFeature | None = None,
 ) -> AuditOutcome:
     """Audit staged rows before they become visible.
 
@@ -122,6 +137,8 @@ def audit(
         directory: A directory to stage marked rows; None marks rows again at each read.
         run_id: The id of the run that writes the rows, for the report.
         library: The dataframe library of the rows, for code in hints.
+        open_feature: Opens the features of other groups that expectations name. It must exist
+            until the good rows are read, unless marked rows are staged.
 
     Raises:
         ValidationFailed: Under "strict" a check failed; under "quarantine" a table-level
@@ -147,8 +164,11 @@ def audit(
         validator = find_validator()
     checks = built_in_row_checks(subject, now=now, tolerance=event_time_tolerance)
     run = _prepare_audit(subject, engine, expectations, validator, checks)
+    marked = mark_existing_values(
+        relation, run.comparisons, engine=engine, open_feature=open_feature
+    )
     with observed_part("validate", subject.name, version=subject.version) as work:
-        outcome = _run_audit(run, relation, report, directory, library=library)
+        outcome = _run_audit(run, relation, marked, report, directory, library=library)
         work.report = outcome.report
     return outcome
 
@@ -156,17 +176,23 @@ def audit(
 def _run_audit(
     audit_plan: _AuditPlan,
     relation: Relation,
+    marked: Relation,
     report: ValidationReport,
     directory: str | None,
     *,
     library: str,
 ) -> AuditOutcome:
-    """Run all checks, quarantine or reject failing rows, and return the rows to commit."""
-    results, rows = _check_rows(audit_plan, relation)
+    """Run all checks, quarantine or reject failing rows, and return the rows to commit.
+
+    ``marked`` has the rows of ``relation`` with the columns of comparisons with other groups.
+    """
+    results, rows = _check_rows(audit_plan, marked)
     failed = [result for result in results if not result.success and not result.warning]
     good, quarantined = relation, None
     if report.validation == "quarantine" and failed:
-        split = _split_failing_rows(audit_plan, relation, failed, directory)
+        split = _split_failing_rows(
+            audit_plan, marked, failed, schema=relation.schema, directory=directory
+        )
         good, quarantined = split.good, split.quarantined
     # Table-level expectations refer to the rows that would be committed.
     if audit_plan.table_expectations and audit_plan.validator is not None:
@@ -200,17 +226,9 @@ def _prepare_audit(
     table_expectations: list[Mapping[str, Any]] = []
     if validator is None:
         return _AuditPlan(subject, engine, None, checks, (), ())
-    schema_names = subject.schema.names
     # The expectations are stored in the table definition, which another program may have written.
     for expectation in validator.normalize(expectations):
-        missing_columns = [
-            name for name in validator.columns(expectation) if name not in schema_names
-        ]
-        if missing_columns:
-            raise InvalidExpectation(
-                f"{describe(expectation)} refers to columns that {subject.name!r} does not have: "
-                f"{listing(missing_columns)}. Available: {listing(schema_names)}."
-            )
+        check_columns(expectation, subject, validator=validator)
         if validator.is_row_level(expectation):
             row_expectations.append(expectation)
         else:
@@ -218,6 +236,19 @@ def _prepare_audit(
     return _AuditPlan(
         subject, engine, validator, checks, tuple(row_expectations), tuple(table_expectations)
     )
+
+
+def check_columns(
+    expectation: Mapping[str, Any], subject: Subject, *, validator: Validator
+) -> None:
+    """Raise InvalidExpectation if a table does not have the columns of an expectation."""
+    names = subject.schema.names
+    missing_columns = [name for name in validator.columns(expectation) if name not in names]
+    if missing_columns:
+        raise InvalidExpectation(
+            f"{describe(expectation)} refers to columns that {subject.name!r} does not have: "
+            f"{listing(missing_columns)}. Available: {listing(names)}."
+        )
 
 
 def _check_rows(audit_plan: _AuditPlan, relation: Relation) -> tuple[list[ExpectationResult], int]:
@@ -271,6 +302,8 @@ def _split_failing_rows(
     audit_plan: _AuditPlan,
     relation: Relation,
     failed: Sequence[ExpectationResult],
+    *,
+    schema: pa.Schema,
     directory: str | None,
 ) -> QuarantineSplit:
     """Split the rows by the row-level checks and expectations that failed."""
@@ -285,6 +318,7 @@ def _split_failing_rows(
     return split_rows(
         relation,
         audit_plan.subject,
+        schema=schema,
         engine=audit_plan.engine,
         checks=checks,
         expectations=expectations,

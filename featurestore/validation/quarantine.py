@@ -38,6 +38,8 @@ class AddReasons:
     expectations: tuple[Mapping[str, Any], ...]
     validator: Validator | None
     duplicate_reason: str | None
+    # Columns that expectations need and that are not stored.
+    markers: tuple[str, ...] = ()
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the batch with the added columns."""
@@ -54,6 +56,8 @@ class AddReasons:
             columns.append(column if column.type == field.type else column.cast(field.type))
         if self.expectations and self.validator is not None and batch.num_rows:
             table = pa.Table.from_arrays(columns, schema=self.schema)
+            for name in self.markers:
+                table = table.append_column(name, batch.column(name))
             outcomes = self.validator.check(table, self.expectations)
             for expectation, outcome in zip(self.expectations, outcomes, strict=True):
                 if outcome.failing is not None:
@@ -87,6 +91,7 @@ def split_rows(
     subject: Subject,
     *,
     engine: Engine,
+    schema: pa.Schema,
     checks: Sequence[RowCheck],
     expectations: Sequence[Mapping[str, Any]],
     validator: Validator | None,
@@ -99,6 +104,7 @@ def split_rows(
         relation: The staged rows; must be readable more than once.
         subject: The audited table.
         engine: The engine of the relation.
+        schema: The columns to store; the others are those of comparisons with other groups.
         checks: The built-in checks with failing rows.
         expectations: The failed row-level expectations.
         validator: The validator of the expectations.
@@ -106,17 +112,18 @@ def split_rows(
         directory: A directory to stage marked rows; None marks rows again at each read.
     """
     source, duplicate_reason = relation, None
+    markers = tuple(name for name in relation.schema.names if name not in schema.names)
     if duplicates is not None:
         source = _add_copy_count(relation, subject.key, engine)
         duplicate_reason = describe(duplicates)
     mark = AddReasons(
-        relation.schema, tuple(checks), tuple(expectations), validator, duplicate_reason
+        schema, tuple(checks), tuple(expectations), validator, duplicate_reason, markers
     )
-    marked = engine.map_batches(source, mark, schema=marked_schema(relation.schema))
+    marked = engine.map_batches(source, mark, schema=marked_schema(schema))
     if directory is not None:
         # Staged marks are computed once, although both results read them.
         marked = engine.stage(marked, directory)
-    names = dict(zip(relation.schema.names, relation.schema.names, strict=True))
+    names = dict(zip(schema.names, schema.names, strict=True))
     return QuarantineSplit(
         good=engine.select(engine.filter(marked, _GOOD), names),
         quarantined=engine.select(

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from featurestore.errors import JobFailed
 from featurestore.experiments import catalog
 from featurestore.model.run_record import RunRecord
+from featurestore.model.validation import IN_FEATURE
 from featurestore.registry import tables
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access import changes
@@ -162,6 +163,14 @@ def fill_private(store: FeatureStore, folder: Path) -> None:
         store.get_training_dataset("canary_set").read("train"), "canary_split"
     )
     store.create_featuregroup(store.featuregroup(PRIVATE).quarantine(), "canary_refused")
+    compared = {
+        "type": IN_FEATURE,
+        "kwargs": {"column": "who", "feature": f"{PRIVATE}.who", "row_condition": "pay > 2"},
+    }
+    store.create_featuregroup(
+        _rows("pay", "canaryvalue", 1.0), "canary_compared", expectations=[compared]
+    )
+    store.validate_featuregroup("visits", expectations=[compared])
     store.score("canary_model", labels=_labels(), featuregroup="canary_scores", trust=True)
     (folder / "private_jobs.py").write_text(PRIVATE_JOBS)
     store.register_jobs(folder / "private_jobs.py")

@@ -32,7 +32,7 @@ _RUN = "20240301-120000-canary-model"
 # Objects added between the two passes, by the noun of their routes.
 HIDDEN = {
     "featuregroups": [
-        PRIVATE, "canary_twice", "canary_third", "canary_copy", "canary_split", "canary_refused",
+        PRIVATE, "canary_twice", "canary_third", "canary_compared", "canary_copy", "canary_split", "canary_refused",
         "canary_scores", "canary_windows", "canary_never",
     ],
     "training-datasets": ["canary_set", "canary_likeness", "canary_by_view", "canary_trained"],

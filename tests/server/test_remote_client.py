@@ -33,6 +33,7 @@ from featurestore.errors import (
     FeatureGroupNotFound,
     FeatureNotFound,
     InvalidArgument,
+    InvalidExpectation,
     InvalidSql,
     NotAllowed,
     NotSignedIn,
@@ -544,6 +545,8 @@ def test_remote_writes_pass_validation(
         assert local.get_featuregroup("made").count() == 6
         assert writer.get_or_create_featuregroup(first, "made", **declared).version == 1
         doubled = pa.concat_tables([second, second])
+        compared = {"column": "k", "feature": "salaries.k"}
+        in_salaries = {"type": "expect_column_values_to_be_in_feature", "kwargs": compared}
         for error, ask in (
             (DuplicateKeys, lambda: new_group.insert(doubled, mode="upsert")),
             (
@@ -555,6 +558,10 @@ def test_remote_writes_pass_validation(
             (InvalidSql, lambda: writer.delete_from_featuregroup("made", "(select 1) = 1")),
             (FeatureGroupNotFound, lambda: writer.insert_into_featuregroup(first, "salaries")),
             (FeatureGroupNotFound, lambda: writer.create_featuregroup(first, "salaries")),
+            (
+                InvalidExpectation,  # as for a missing group
+                lambda: writer.create_featuregroup(first, "other", expectations=[in_salaries]),
+            ),
             (
                 FeatureGroupNotFound,
                 lambda: writer.create_featuregroup(first, "other", inputs=["salaries"]),

@@ -21,8 +21,11 @@ from typing import Any
 from featurestore.arrow.lists import to_plain_lists
 from featurestore.errors import (
     InvalidExpectation,
+    InvalidReference,
     did_you_mean,
 )
+from featurestore.model.names import parse_reference
+from featurestore.model.validation import IN_FEATURE, FeatureComparison
 from featurestore_connectors.great_expectations.conditions import Condition, parse_condition
 
 _is_quiet = ContextVar("is_quiet", default=False)
@@ -68,6 +71,8 @@ _OWN_ARGUMENTS = (
     "windows",
 )
 _ROW_COUNT = "expect_table_row_count_to_be_between"
+# The library's expectation for the marker of a comparison with a feature.
+_IN_SET = "expect_column_values_to_be_in_set"
 _MAX_DEPTH = 50
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _SINGLE_COLUMN = ("column", "column_A", "column_B")
@@ -130,6 +135,8 @@ def row_condition(expectation: Mapping[str, Any]) -> Condition | None:
 def is_row_level(expectation: Mapping[str, Any]) -> bool:
     """Return whether each row passes or fails independently of other rows."""
     kind = str(expectation["type"])
+    if kind == IN_FEATURE:
+        return True
     return kind not in _NEED_ALL_ROWS and _is_map(kind)
 
 
@@ -147,6 +154,8 @@ def build_expectation(expectation: Mapping[str, Any]) -> Any:
     from great_expectations.exceptions import ExpectationNotFoundError, GreatExpectationsError
     from great_expectations.expectations.registry import get_expectation_impl
 
+    if expectation["type"] == IN_FEATURE:
+        expectation = convert_to_marker(expectation)
     kind, kwargs = expectation["type"], expectation["kwargs"]
     _reject_code(kind, kwargs)
     _reject_infinite(kind, kwargs)
@@ -169,6 +178,41 @@ def build_expectation(expectation: Mapping[str, Any]) -> Any:
     # The library also parses the strings 'nan' and 'inf' as numbers.
     _reject_infinite(kind, built.configuration.kwargs)
     return built
+
+
+def convert_to_marker(expectation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the library's expectation for the marker of a comparison with a feature.
+
+    Raises:
+        InvalidExpectation: The column or the feature is missing, or the feature is not a reference
+            with a group.
+    """
+    kwargs = dict(expectation["kwargs"])
+    accepted = ("column", "feature", "mostly", *_OWN_ARGUMENTS)
+    for name in kwargs:
+        if name not in accepted:
+            raise InvalidExpectation(
+                f"{IN_FEATURE}({kwargs!r}): unknown argument {name!r}; available: 'column', "
+                "'feature', 'mostly', 'row_condition'.",
+                hint=did_you_mean(name, accepted, write="{!r}"),
+            )
+    example = {"type": IN_FEATURE, "kwargs": {"column": "customer", "feature": "customers.id"}}
+    for name in ("column", "feature"):
+        if not isinstance(kwargs.get(name), str) or not kwargs[name]:
+            raise InvalidExpectation(
+                f"{IN_FEATURE}({kwargs!r}): {name!r} is not a string.", hint=repr(example)
+            )
+    try:
+        reference = parse_reference(kwargs["feature"])
+    except InvalidReference as error:
+        raise InvalidExpectation(f"{IN_FEATURE}: {error.message}", hint=repr(example)) from error
+    if reference.group is None or reference.alias is not None or reference.feature == "*":
+        raise InvalidExpectation(
+            f"{IN_FEATURE}: {kwargs['feature']!r} is not a feature of a group.", hint=repr(example)
+        )
+    comparison = FeatureComparison(kwargs.pop("column"), kwargs.pop("feature"))
+    arguments = {"column": comparison.marker, "value_set": [True], **kwargs}
+    return {**expectation, "type": _IN_SET, "kwargs": arguments}
 
 
 def _argument_error(kind: str, kwargs: Mapping[str, Any], error: Exception) -> InvalidExpectation:
@@ -301,6 +345,10 @@ def _normalize(expectation: Mapping[str, Any]) -> dict[str, Any]:
             plain[key] = expectation[key]
     parsed = build_expectation(plain).configuration.to_json_dict()
     normalized: dict[str, Any] = {"type": kind, "kwargs": {}}
+    if kind == IN_FEATURE:
+        # The library knows the expectation of the marker instead.
+        normalized["kwargs"] = {name: kwargs[name] for name in ("column", "feature")}
+        del parsed["kwargs"]["column"], parsed["kwargs"]["value_set"]
     for key, value in parsed["kwargs"].items():
         # The library converts 3 to 3.0, so the argument is kept as written.
         normalized["kwargs"][key] = kwargs[key] if kwargs.get(key) == value else value

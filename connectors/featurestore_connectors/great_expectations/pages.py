@@ -17,6 +17,7 @@ from typing import Any
 
 from featurestore.errors import InvalidExpectation
 from featurestore.model.validation import (
+    IN_FEATURE,
     ExpectationResult,
     ValidationReport,
     describe,
@@ -116,6 +117,11 @@ def _describe_expectation(expectation: Mapping[str, Any]) -> str:
         columns = kwargs.get("columns") or [kwargs.get("column")]
         return built_in.format(columns=", ".join(map(str, columns)))
     words = _rendered_text(expectation)
+    if expectation["type"] == IN_FEATURE:
+        # The library would name the column that marks existing values.
+        words = f"{kwargs.get('column')} values must exist in {kwargs.get('feature')}."
+        if kwargs.get("mostly"):
+            words = f"{words[:-1]}, at least {100 * kwargs['mostly']:.6g} % of the time."
     if words is None:
         return describe(expectation)
     if kwargs.get("row_condition"):

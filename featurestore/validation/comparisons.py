@@ -1,0 +1,110 @@
+"""Comparisons with features of other groups: whether each value of a column exists there.
+
+The engine joins the checked rows with the distinct values of the feature, and adds the result as a
+boolean column. Row-level expectations on this column then have conditions, a minimum fraction and
+failing rows like all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.arrow.types import is_nested
+from featurestore.errors import InvalidExpectation
+from featurestore.model.validation import FeatureComparison
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+    from featurestore.plugins.engine import Engine, Relation
+
+# Returns the values of a feature as relations with one column. The second argument has the rows
+# that are checked, which are also values if the feature is a column of the same group.
+OpenFeature = Callable[[FeatureComparison, "Relation"], "Sequence[Relation]"]
+
+
+def mark_existing_values(
+    relation: Relation,
+    comparisons: Sequence[FeatureComparison],
+    *,
+    engine: Engine,
+    open_feature: OpenFeature | None,
+) -> Relation:
+    """Add a boolean column for each comparison, named ``FeatureComparison.marker``.
+
+    Raises:
+        InvalidExpectation: The type of a column differs from that of the feature, or no features
+            can be opened.
+    """
+    from sqlglot import exp
+
+    if not comparisons:
+        return relation
+    if open_feature is None:
+        raise InvalidExpectation(
+            f"Column {comparisons[0].column!r} cannot be compared with the feature "
+            f"{comparisons[0].feature!r} without a feature store."
+        )
+    tables = {"rows": relation}
+    query = exp.select(exp.Column(this=exp.Star(), table=exp.to_identifier("rows", quoted=True)))
+    query = query.from_(exp.to_table("rows", quoted=True))
+    for number, comparison in enumerate(comparisons):
+        table, column_type = f"feature{number}", relation.schema.field(comparison.column).type
+        value_tables = {}
+        for position, values in enumerate(open_feature(comparison, relation)):
+            (value_field,) = values.schema
+            check_types(comparison, column_type, value_field.type)
+            value_tables[f"{table}_{position}"] = engine.select(values, {"value": value_field.name})
+        tables |= value_tables
+        value = exp.column("value", table=table, quoted=True)
+        column = exp.column(comparison.column, table="rows", quoted=True)
+        is_found = value.copy().is_(exp.null()).not_()
+        marker = exp.case().when(column.is_(exp.null()), exp.null()).else_(is_found)
+        query = query.select(exp.alias_(marker, comparison.marker, quoted=True)).join(
+            _distinct_values(table, list(value_tables)),
+            on=exp.EQ(this=column.copy(), expression=value.copy()),
+            join_type="left",
+        )
+    return engine.sql(query.sql(dialect=engine.dialect), tables=tables, parameters={})
+
+
+def check_types(
+    comparison: FeatureComparison, column_type: pa.DataType, feature_type: pa.DataType
+) -> None:
+    """Raise InvalidExpectation if values of two types are never equal."""
+    is_comparable = column_type == feature_type and not is_nested(column_type)
+    if is_comparable or (_is_number(column_type) and _is_number(feature_type)):
+        return
+    raise InvalidExpectation(
+        f"Column {comparison.column!r} ({column_type}) cannot be compared with the feature "
+        f"{comparison.feature!r} ({feature_type}).",
+        hint="convert one of the columns",
+    )
+
+
+def distinct_comparisons(
+    comparisons: Iterable[FeatureComparison | None],
+) -> tuple[FeatureComparison, ...]:
+    """Return each comparison once, in order."""
+    return tuple(dict.fromkeys(each for each in comparisons if each is not None))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind))
+
+
+def _distinct_values(alias: str, tables: Sequence[str]) -> exp.Subquery:
+    """Return the query of the distinct values of a feature, so that no row is joined twice."""
+    from sqlglot import exp
+
+    value = exp.column("value", quoted=True)
+    queries = [exp.select(value.copy()).from_(exp.to_table(name, quoted=True)) for name in tables]
+    values: exp.Query = queries[0]
+    if len(queries) > 1:
+        values = exp.union(*queries, distinct=False)
+    distinct = exp.select(value.copy()).distinct().from_(values.subquery("parts"))
+    return distinct.subquery(alias)

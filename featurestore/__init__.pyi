@@ -223,6 +223,12 @@ def update_featuregroup(
     version: int | None = None,
     description: str | None = None,
     descriptions: Mapping[str, str] | None = None,
+    expectations: object = None,
+    validation: str | None = None,
+    ttl: timedelta | str | None = None,
+    event_time_tolerance: timedelta | str | None = None,
+    statistics: bool | None = None,
+    compact: Literal["auto", ""] | None = None,
 ) -> FeatureGroup: ...
 def rename_feature(name: str, old: str, new: str) -> FeatureGroup: ...
 def compact_featuregroup(name: str, *, version: int | None = None) -> Commit: ...

@@ -1,8 +1,8 @@
 """Comparison of feature group definitions with a store.
 
-A group evolves in place if its rows fit the definition: descriptions, tags, new columns and wider
-decimals. Other differences need the next version, which the definition names, because rows are
-never rewritten.
+A group evolves in place if its rows fit the definition: descriptions, tags, new columns, wider
+decimals, and the fields that ``update_featuregroup`` changes. Other differences need the next
+version, which the definition names, because rows are never rewritten.
 """
 
 from __future__ import annotations
@@ -19,29 +19,42 @@ from featurestore.delta import commits
 from featurestore.delta.log import latest_version
 from featurestore.errors import DefinitionMismatch
 from featurestore.featuregroups.definition import (
+    FIXED_FIELDS,
     build_spec,
     check_descriptions,
     definition_differences,
 )
-from featurestore.featuregroups.discovery import write_group_metadata
+from featurestore.featuregroups.redefinition import (
+    Definition as StoredDefinition,
+)
+from featurestore.featuregroups.redefinition import (
+    change_definition,
+    describe_changes,
+    read_definition,
+)
 from featurestore.featuregroups.schema_change import widen_table
 from featurestore.featuregroups.table import OpenGroup, open_group, open_stored
 from featurestore.featuregroups.write import Write, create, insert, next_version
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.project import PlannedChange
+from featurestore.model.project import VIEW, PlannedChange, format_object
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import featuregroups
+from featurestore.registry.artifacts import feature_views
 from featurestore.session import Session
 from featurestore.sources.registration import get as get_source
 
 
 @dataclass(frozen=True)
 class Evolution:
-    """The in-place change of a group: its new columns, its schema and its metadata."""
+    """The in-place change of a group: its new columns and its changed definition."""
 
     added: tuple[pa.Field, ...]
     spec: FeatureGroupSpec
     meta: commits.Meta
+
+    def change(self, definition: StoredDefinition) -> StoredDefinition:
+        """Return a stored definition with the changed fields, descriptions and tags."""
+        return replace(definition.with_fields_of(self.spec), meta=self.meta)
 
 
 def compare_group(draft: Draft, definition: Definition, position: str) -> Step | None:
@@ -63,13 +76,13 @@ def compare_group(draft: Draft, definition: Definition, position: str) -> Step |
     if not details:
         return None
     with draft.session.registry.transaction() as connection:
-        featuregroups.advance(
-            connection,
-            definition.name,
-            registered.version,
-            delta_version=registered.delta_version,
-            spec=evolution.spec,
-        )
+        featuregroups.redefine(connection, evolution.spec)
+        if group.spec.ttl != evolution.spec.ttl:
+            for view in feature_views.views_reading(
+                connection, definition.name, registered.version
+            ):
+                title = format_object(VIEW, view.name, view.version)
+                details.append(f"later retrievals of {title} use the new ttl")
     change = PlannedChange(
         "change",
         definition.kind,
@@ -130,13 +143,14 @@ def find_evolution(group: OpenGroup, content: GroupContent, *, next_version: int
     schema = stored.schema if content.schema is None else content.schema
     schema = with_stored_decimals(schema, stored.schema)
     added = tuple(field for field in schema if field.name not in stored.schema.names)
-    evolved = stored.with_wider_decimals(
+    declared_spec = build_spec(declared, name=stored.name, version=stored.version, schema=schema)
+    evolved = read_definition(group).with_fields_of(declared_spec).spec
+    evolved = evolved.with_wider_decimals(
         pa.schema([field for field in schema if is_wider_decimal(field, stored.schema)])
     ).with_columns(added)
-    declared_spec = build_spec(declared, name=stored.name, version=stored.version, schema=schema)
-    # A job that writes the group may have created it.
-    declared_spec = replace(declared_spec, job=stored.job)
-    differences = definition_differences(evolved, declared_spec, declared.types)
+    differences = definition_differences(
+        evolved, declared_spec, declared.types, compared_fields=FIXED_FIELDS
+    )
     # The columns of a renamed query have other names in the source.
     query = content.query
     if query is not None and query.columns is not None and not query.options:
@@ -187,14 +201,8 @@ def describe_evolution(group: OpenGroup, evolution: Evolution) -> list[str]:
         wider_type = evolution.spec.schema.field(field.name).type
         if wider_type != field.type:
             details.append(f"column {field.name}: {field.type} becomes {wider_type}")
-    stored, declared = commits.meta_of(group.state), evolution.meta
-    if stored.description != declared.description:
-        details.append("another description")
-    if dict(stored.features) != dict(declared.features):
-        details.append("other descriptions of features")
-    if dict(stored.tags) != dict(declared.tags):
-        details.append(f"tags: {dict(stored.tags)} becomes {dict(declared.tags)}")
-    return details
+    current = read_definition(group)
+    return details + describe_changes(current, evolution.change(current))
 
 
 def evolve(session: Session, evolution: Evolution) -> None:
@@ -211,6 +219,4 @@ def evolve(session: Session, evolution: Evolution) -> None:
     if any(field.name not in group.spec.schema.names for field in evolution.added):
         write = Write(schema_change="add", validation="off")
         insert(session, spec.schema.empty_table(), name, version=version, write=write)
-    group = open_group(session, name, version)
-    if commits.meta_of(group.state) != evolution.meta:
-        write_group_metadata(session, group, evolution.meta)
+    change_definition(session, open_group(session, name, version), evolution.change)

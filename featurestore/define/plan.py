@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from featurestore import config
-from featurestore.define.definitions import Definition, JobContent
+from featurestore.define.definitions import Definition, GroupContent, JobContent
 from featurestore.define.group_steps import compare_group
 from featurestore.define.loading import Project, Refusal, load_project, refuse
 from featurestore.define.removal import plan_removals
@@ -25,7 +25,13 @@ from featurestore.define.steps import (
     compare_source,
     compare_view,
 )
-from featurestore.errors import DefinitionMismatch, FeatureStoreError, InvalidArgument
+from featurestore.errors import (
+    DefinitionMismatch,
+    FeatureStoreError,
+    InvalidArgument,
+    InvalidExpectation,
+)
+from featurestore.featuregroups.redefinition import check_expectations
 from featurestore.model.names import check_name
 from featurestore.model.project import (
     CHANNEL,
@@ -38,7 +44,7 @@ from featurestore.model.project import (
     ProjectPlan,
     format_object,
 )
-from featurestore.registry import jobs, projects
+from featurestore.registry import featuregroups, jobs, projects
 from featurestore.registry.projects import OwnerMark, draft
 from featurestore.session import Session
 
@@ -123,6 +129,7 @@ def plan_project(session: Session, loaded: Project, project: str) -> Planned:
                 refusals.append(Refusal(position, error.message, error.hint))
             else:
                 steps += [step] if step is not None else []
+        refusals += refuse_expectations(draft_session, loaded)
         if refusals:
             raise refuse(refusals)
         # The draft now contains the changed jobs and views, which removals may break.
@@ -130,6 +137,26 @@ def plan_project(session: Session, loaded: Project, project: str) -> Planned:
     existing = {mark_of(step.change) for step in removals}
     stale_marks = tuple(mark for mark in dropped if mark not in existing)
     return Planned(project, tuple(steps), tuple(removals), stale_marks)
+
+
+def refuse_expectations(session: Session, loaded: Project) -> list[Refusal]:
+    """Return the groups whose expectations name columns or features that do not exist.
+
+    They are checked against the complete draft, since groups may refer to each other.
+    """
+    refusals = []
+    for definition in loaded.definitions:
+        if not isinstance(definition.content, GroupContent):
+            continue
+        with session.registry.reading() as connection:
+            group = featuregroups.find(connection, definition.name, definition.content.version)
+        if group is None:  # the definition is refused for another reason
+            continue
+        try:
+            check_expectations(session, group.spec)
+        except InvalidExpectation as error:
+            refusals.append(Refusal(loaded.position(definition), error.message, error.hint))
+    return refusals
 
 
 def sort_by_dependency(definitions: Sequence[Definition]) -> list[Definition]:

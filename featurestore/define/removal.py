@@ -22,6 +22,7 @@ from featurestore.model.project import (
     PlannedChange,
     format_object,
 )
+from featurestore.model.validation import FeatureComparison
 from featurestore.recovery.liveness import hold_job_lease
 from featurestore.recovery.pins import find_pinning_datasets
 from featurestore.registry import alerts, featuregroups, jobs, sources
@@ -101,7 +102,7 @@ def _remaining_jobs(connection: Connection, removed: Collection[OwnerMark]) -> I
 def breaks_of_group(
     connection: Connection, mark: OwnerMark, removed: Collection[OwnerMark]
 ) -> Iterator[str]:
-    """Yield the jobs that read or write a group."""
+    """Yield the jobs that read or write a group, and the groups that compare with it."""
     for spec in _remaining_jobs(connection, removed):
         if mark.name in _groups_read(spec):
             yield f"job {spec.name!r}, which reads it"
@@ -109,6 +110,13 @@ def breaks_of_group(
             yield f"job {spec.name!r}, which writes it"
         elif mark.name in _groups_registered(spec):
             yield f"job {spec.name!r}, which registers it in source {spec.target!r}"
+    for group in featuregroups.list_all(connection):
+        if OwnerMark(GROUP, group.name, group.version) in removed or group.name == mark.name:
+            continue
+        compared = map(FeatureComparison.from_expectation, group.spec.expectations)
+        if mark.name in [each.group for each in compared if each is not None]:
+            title = format_object(GROUP, group.name, group.version)
+            yield f"the expectations of {title}, which compare with it"
 
 
 def breaks_of_view(

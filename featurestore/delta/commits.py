@@ -186,7 +186,7 @@ def commit_of(path: str, version: int) -> Commit:
 def _commit(path: str, commit: LogCommit) -> Commit:
     """Convert a commit of the log to the commit of a feature group."""
     note = commit.user_metadata
-    inputs = note.get("inputs") or ()
+    inputs, changes = note.get("inputs") or (), note.get("changes")
     return Commit(
         delta_version=commit.version,
         rows=commit.rows,
@@ -198,6 +198,8 @@ def _commit(path: str, commit: LogCommit) -> Commit:
         validation=note.get("validation"),
         inputs={str(index): each for index, each in enumerate(inputs)},
         unique=is_unique_at(path, commit.version) if "unique" in note else None,
+        # Any Delta writer can set the metadata of a commit.
+        changes=tuple(map(str, changes)) if isinstance(changes, list) else (),
     )
 
 

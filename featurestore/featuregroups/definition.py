@@ -55,6 +55,15 @@ _OTHER_FIELDS = (
     "iceberg",
     "external",
 )
+# The fields whose change requires the next version of a group.
+FIXED_FIELDS = (
+    "primary_key",
+    "event_time",
+    "created_time",
+    "partition_by",
+    "iceberg",
+    "external",
+)
 
 
 @dataclass(frozen=True)
@@ -273,10 +282,13 @@ def check_same_definition(
         stored_spec, declared_spec, declared.types, compared_fields=compared_fields
     )
     if differences:
+        hint = "create_featuregroup(...) creates the next version"
+        if all(each.startswith(("ttl:", "expectations:")) for each in differences):
+            hint = f"update_featuregroup({stored_spec.name!r}, ...) changes the existing version"
         raise DefinitionMismatch(
             f"Feature group {stored_spec.name!r} version {stored_spec.version} has a different "
             f"definition: {'; '.join(differences)}.",
-            hint="create_featuregroup(...) creates the next version",
+            hint=hint,
         )
 
 
@@ -293,7 +305,7 @@ def definition_differences(
         before, now = getattr(stored_spec, label), getattr(declared_spec, label)
         if before != now:
             differences.append(
-                f"{label}: stored {_format_value(before)}, declared {_format_value(now)}"
+                f"{label}: stored {format_value(before)}, declared {format_value(now)}"
             )
     return differences + _column_differences(stored_spec.schema, declared_spec.schema, declared)
 
@@ -325,7 +337,8 @@ def _is_undeclared_decimal(
     return pat.is_decimal(kind) and pat.is_decimal(stored_column.type)
 
 
-def _format_value(value: object) -> str:
+def format_value(value: object) -> str:
+    """Format a value of a definition for messages."""
     if isinstance(value, timedelta):
         return repr(format_duration(value))
     if isinstance(value, tuple):

@@ -11,12 +11,11 @@ from sqlalchemy.engine import Connection
 from featurestore.delta import commits
 from featurestore.delta.log import latest_version
 from featurestore.errors import FeatureNotFound, InvalidArgument, listing
-from featurestore.featuregroups.definition import check_description, check_descriptions
 from featurestore.featuregroups.maintenance import register_delta_version
 from featurestore.featuregroups.table import OpenGroup, open_group, resolve
 from featurestore.model import display
 from featurestore.model.arguments import check_count
-from featurestore.model.featuregroup import FeatureGroupSpec, check_tags
+from featurestore.model.featuregroup import check_tags
 from featurestore.model.names import parse_reference
 from featurestore.model.paths import FEATUREVIEWS, TRAININGDATASETS
 from featurestore.recovery.in_flight import in_flight
@@ -283,39 +282,6 @@ def derived_from(
 
 def _write_tags(session: Session, group: OpenGroup, values: Mapping[str, str]) -> None:
     write_group_metadata(session, group, replace(commits.meta_of(group.state), tags=values))
-
-
-def update(
-    session: Session,
-    name: str,
-    *,
-    version: int | None = None,
-    description: str | None = None,
-    descriptions: Mapping[str, str] | None = None,
-) -> FeatureGroupSpec:
-    """Change the description of a group and of features; an empty string removes a description.
-
-    Raises:
-        InvalidArgument: No description is passed, or a feature does not exist.
-    """
-    if description is None and not descriptions:
-        raise InvalidArgument(
-            "update_featuregroup has nothing to change.",
-            hint="description='...', or descriptions={'temp': '...'}",
-        )
-    check_description(description or "")
-    group = open_group(session, name, version)
-    meta = commits.meta_of(group.state)
-    new_descriptions = check_descriptions(descriptions or {}, group.spec.schema.names)
-    features = {}
-    for feature, text in {**meta.features, **new_descriptions}.items():
-        if text:
-            features[feature] = text
-    meta = replace(meta, features=features)
-    if description is not None:
-        meta = replace(meta, description=description)
-    write_group_metadata(session, group, meta)
-    return group.spec
 
 
 def write_group_metadata(session: Session, group: OpenGroup, meta: commits.Meta) -> None:

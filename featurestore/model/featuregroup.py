@@ -242,11 +242,12 @@ class ExternalRows:
 
 @dataclass(frozen=True)
 class Commit:
-    """A data commit of a feature group.
+    """A commit of a feature group: of rows, of its definition, or of maintenance.
 
     ``delta_version`` and ``timestamp`` are from the Delta log; ``rows`` is the number of rows in
     the table after the commit; ``rows_in`` and ``rows_out`` count the rows that the commit added
     and removed. ``applied`` is False if the write was a repeated transaction and had no effect.
+    ``changes`` describe an update of the definition.
     """
 
     delta_version: int
@@ -260,6 +261,7 @@ class Commit:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     unique: bool | None = None
     applied: bool = True
+    changes: tuple[str, ...] = ()
 
     __repr__ = display.record_repr
 
@@ -272,6 +274,7 @@ class Commit:
             "rows_in": self.rows_in,
             "rows_out": self.rows_out,
             "validation": self.validation,
+            "changes": "; ".join(self.changes) or None,
             "run": self.run_id,
         }
 

@@ -362,8 +362,14 @@ class Engine(Protocol):
         """
         ...
 
-    def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
-        """Set table properties in a separate commit."""
+    def set_properties(
+        self,
+        path: str,
+        properties: Mapping[str, str],
+        *,
+        commit_metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Set table properties in a separate commit, which contains the commit metadata."""
         ...
 
     def widen_columns(self, path: str, columns: pa.Schema) -> int | None:

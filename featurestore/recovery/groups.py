@@ -35,6 +35,7 @@ def register(connection: Connection, path: str, name: str, version: int) -> Feat
     Raises:
         TableDamaged: The table is damaged or belongs to another group.
     """
+    lock(connection, name, version)  # a concurrent change of the definition is registered later
     table = read_snapshot(path)
     spec, meta = commits.spec_of(table), commits.meta_of(table)
     if (spec.name, spec.version) != (name, version):
@@ -66,15 +67,27 @@ def register(connection: Connection, path: str, name: str, version: int) -> Feat
             name,
             version,
             delta_version=table.version,
-            spec=spec,
             changed=last_commit_time,
         )
+        featuregroups.redefine(connection, spec)
     describe(connection, name, version, meta)
     for commit in history:
         # The lineage of earlier commits is already registered.
         if registered_group is None or commit.delta_version > registered_group.delta_version:
             add_lineage(connection, spec, commit)
     return spec
+
+
+def register_definition(connection: Connection, path: str, name: str, version: int) -> None:
+    """Register the changed definition, descriptions and tags of a table.
+
+    The lock makes the last registration that of the newest definition.
+    """
+    lock(connection, name, version)
+    table = read_snapshot(path)
+    featuregroups.advance(connection, name, version, delta_version=table.version)
+    featuregroups.redefine(connection, commits.spec_of(table))
+    describe(connection, name, version, commits.meta_of(table))
 
 
 def describe(connection: Connection, name: str, version: int, meta: commits.Meta) -> None:

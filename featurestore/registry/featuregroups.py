@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import pyarrow as pa
@@ -201,9 +201,10 @@ def advance(
     spec: FeatureGroupSpec | None = None,
     changed: datetime | None = None,
 ) -> None:
-    """Record a table's Delta version and time, and its spec if columns were added or widened.
+    """Record a table's Delta version and time, and its columns if some were added or widened.
 
-    If the Delta version is older than the recorded one, only the spec is updated.
+    Other fields of the spec are not changed, since a write may have read an earlier definition. If
+    the Delta version is older than the recorded one, only the columns are updated.
     """
     row = _TABLE.row(connection, name, version)
     if row is None:
@@ -216,9 +217,25 @@ def advance(
         stored_spec = _to_registered_group(row).spec
         # A writer that started before columns were added must not remove them from the registry.
         if _extends_schema(stored_spec.schema, spec.schema):
+            spec = replace(stored_spec, schema=spec.schema)
             values["spec"] = json.dumps(spec.to_json())
             _replace_features(connection, row.id, spec)
     connection.execute(featuregroups.update().where(featuregroups.c.id == row.id).values(**values))
+
+
+def redefine(connection: Connection, spec: FeatureGroupSpec) -> None:
+    """Replace the definition of a registered version by that of its table."""
+    row = _TABLE.row(connection, spec.name, spec.version)
+    if row is None:
+        return
+    text = json.dumps(spec.to_json())
+    if text == row.spec:
+        return
+    columns_changed = _to_registered_group(row).spec.schema != spec.schema
+    values: dict[str, object] = {"spec": text, "job": spec.job}
+    connection.execute(featuregroups.update().where(featuregroups.c.id == row.id).values(**values))
+    if columns_changed:
+        _replace_features(connection, row.id, spec)
 
 
 def _extends_schema(registered: pa.Schema, schema: pa.Schema) -> bool:

@@ -143,8 +143,8 @@ def _advise_on_ttl(plan: FeaturePlan, join: Join, unmatched: UnmatchedLabels) ->
         return
     yield (
         f"older than ttl: the group has ttl={format_ttl(join.ttl)!r}, and the newest of these "
-        f"values is {_format_age(youngest)} old; increase ttl= in create_featuregroup, or use "
-        "ttl=None for all values"
+        f"values is {_format_age(youngest)} old; increase it with "
+        f"update_featuregroup({join.source.spec.name!r}, ttl=...), or use ttl='' for all values"
     )
 
 

@@ -450,32 +450,58 @@ class FeatureGroupCalls(StoreBase):
         version: int | None = None,
         description: str | None = None,
         descriptions: Mapping[str, str] | None = None,
+        expectations: object = None,
+        validation: str | None = None,
+        ttl: timedelta | str | None = None,
+        event_time_tolerance: timedelta | str | None = None,
+        statistics: bool | None = None,
+        compact: Literal["auto", ""] | None = None,
     ) -> FeatureGroup:
-        """Change the descriptions of a feature group and its features; return the handle.
+        """Change a feature group without changing its rows or its version; return the handle.
+
+        All changes are one commit, which the history lists. A write that has already started is
+        validated with the definition that it read; its validation report names the expectations.
+        Retrievals that pin an earlier Delta version, such as those of existing training datasets,
+        use the ``ttl`` of that version.
 
         Args:
             name: Name of the feature group.
             version: The group version; None: the latest.
-            description: The new description; None: unchanged.
+            description: The new description; None: unchanged, as for all other arguments.
             descriptions: New feature descriptions, ``{feature: description}``; "" removes one.
+            expectations: All expectations of later writes; [] removes them.
+            validation: "strict", "warn", "quarantine" or "off".
+            ttl: How long a value may be used after its event time; "" removes the limit.
+            event_time_tolerance: How far an event time may be in the future without a warning.
+            statistics: Whether to compute statistics on each write.
+            compact: "auto" merges small files after writes; "" ends this.
 
         Raises:
-            InvalidArgument: There is nothing to change, or the group does not have a feature.
+            InvalidArgument: There is nothing to change, a value is invalid, or the group does not
+                have a feature.
+            InvalidExpectation: An expectation is invalid, or names an unknown column.
 
         >>> group = store.update_featuregroup("weather", descriptions={"temp": "in Fahrenheit"})
         >>> group.descriptions
         {'temp': 'in Fahrenheit'}
+        >>> group = store.update_featuregroup("weather", ttl="30d", validation="warn")
+        >>> store.get_featuregroup_history("weather")[0].changes
+        ("ttl: None becomes '30d'", "validation: 'strict' becomes 'warn'")
         """
         from featurestore.featuregroups import FeatureGroup
-        from featurestore.featuregroups.discovery import update
+        from featurestore.featuregroups.redefinition import Update, update
 
-        spec = update(
-            self._session,
-            name,
-            version=version,
+        changes = Update(
             description=description,
             descriptions=descriptions,
+            expectations=expectations,
+            validation=validation,
+            ttl=ttl,
+            event_time_tolerance=event_time_tolerance,
+            statistics=statistics,
+            compact=compact,
         )
+        spec = update(self._session, name, changes, version=version)
         return FeatureGroup(self._session, spec.name, spec.version)
 
     def rename_feature(self, name: str, old: str, new: str) -> FeatureGroup:

@@ -341,7 +341,8 @@ class RemoteFeatureGroup(FeatureGroup):
 def parse_commit(record: Mapping[str, Any]) -> Commit:
     """Convert a server record to a commit."""
     timestamp = datetime.fromisoformat(record["timestamp"])
-    return parse_record(Commit, {**record, "timestamp": timestamp})
+    changes = tuple(record.get("changes", ()))  # servers of earlier releases send none
+    return parse_record(Commit, {**record, "timestamp": timestamp, "changes": changes})
 
 
 def insert(session: Session, df: object, group: FeatureGroup, options: Mapping[str, Any]) -> Commit:

@@ -170,6 +170,8 @@ class SourceCalls(StoreBase):
         """
         from featurestore import sources
         from featurestore.featuregroups import Declaration, FeatureGroup, Write, create_named
+        from featurestore.featuregroups.definition import build_spec
+        from featurestore.featuregroups.redefinition import check_expectations
 
         rows, schema = sources.define_external(
             self._session,
@@ -193,6 +195,8 @@ class SourceCalls(StoreBase):
             tags=normalize_tags(tags),
             external=rows,
         )
+        spec = build_spec(declared, name=name, version=version or 1, schema=schema)
+        check_expectations(self._session, spec)
         # Only the definition is stored. The table has no rows to validate.
         write = Write(validation="off")
         spec = create_named(

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from featurestore.delta.history import added_files, read_history
+from featurestore.delta.history import added_files, commit_at, read_history
 from featurestore.delta.snapshot import read_snapshot, transaction_version
 from featurestore.errors import (
     FeatureStoreError,
@@ -407,8 +407,14 @@ class TableConformance:
     def test_set_properties_commits_separately(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         write(engine, path, rows_with_ids(1))
-        engine.set_properties(path, {"featurestore.meta": '{"tags": {"a": "ü"}}'})
+        engine.set_properties(
+            path,
+            {"featurestore.meta": '{"tags": {"a": "ü"}}'},
+            commit_metadata={"operation": "update", "changes": ["ü"]},
+        )
         state = read_snapshot(path)
+        commit = commit_at(path, state.version)
+        assert (commit.operation, commit.user_metadata["changes"]) == ("update", ["ü"])
         assert state.properties["featurestore.meta"] == '{"tags": {"a": "ü"}}'
         assert state.properties["featurestore.spec"] == "{}"
         assert ids(engine, path) == [1]

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,87 @@ def test_apply_changes_each_kind_in_place_or_as_next_version(
     assert (group.schema.names[-1], group.tags) == ("fare", {"team": "taxi"})
     assert [view.version for view in store.get_feature_views()] == [1, 2]
     assert store.plan(folder.path).is_empty
+
+
+def test_apply_changes_fields_of_groups_in_place(store: FeatureStore, folder: Folder) -> None:
+    store.apply(folder.path)
+    before = {each.name: each.delta_version for each in store.get_featuregroups()}
+    fields = """,
+            ttl="7d", validation="quarantine", event_time_tolerance="5min", statistics=False,
+            compact="auto", expectations=[
+                {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "trips"}},
+                {"type": "expect_column_values_to_be_in_feature",
+                 "kwargs": {"column": "zone", "feature": "trips.zone"}},
+            ],
+        )"""
+    in_place = fields.replace("\n        ", "\n")
+    folder.replace("groups.py", 'event_time="hour",\n)', 'event_time="hour"' + in_place)
+    folder.replace("groups.py", 'primary_key="id")', 'primary_key="id", description="of the shop")')
+    plan = store.plan(folder.path)
+    assert titles(plan) == [
+        "change feature group 'demand' version 1",
+        "change feature group 'orders' version 1",
+    ]
+    assert plan.changes[0].details == (
+        "ttl: None becomes '7d'",
+        "expectation expect_column_values_to_not_be_null(column='trips') is new",
+        "expectation expect_column_values_to_be_in_feature(column='zone') is new",
+        "validation: 'strict' becomes 'quarantine'",
+        "statistics: True becomes False",
+        "event_time_tolerance: '0us' becomes '5min'",
+        "compact: None becomes 'auto'",
+        "later retrievals of feature view 'tips' version 1 use the new ttl",
+    )
+    assert store.apply(folder.path) == plan
+    assert store.plan(folder.path).is_empty
+    group = store.featuregroup("demand")
+    assert (group.version, group.delta_version) == (1, before["demand"] + 1)
+    assert (group.spec.ttl, group.spec.validation) == (timedelta(days=7), "quarantine")
+    (update,) = [each for each in group.history() if each.operation == "update"]
+    assert update.changes == plan.changes[0].details[:-1]
+    # The definition decides about fields that were changed in the store.
+    store.update_featuregroup("demand", ttl="1h", validation="off")
+    assert titles(store.apply(folder.path)) == ["change feature group 'demand' version 1"]
+    assert store.featuregroup("demand").spec.ttl == timedelta(days=7)
+    # A removal shows the expectations that compare with the group, which must be dropped first.
+    folder.replace("groups.py", '"trips",', '"rides",')
+    folder.replace("groups.py", '"feature": "trips.zone"', '"feature": "rides.zone"')
+    folder.write("views.py", "")
+    folder.write("jobs/hourly.py", "")
+    store.create_featuregroup([{"zone": 1}], "zones")
+    comparison = {"column": "zone", "feature": "trips.zone"}
+    expectation = {"type": "expect_column_values_to_be_in_feature", "kwargs": comparison}
+    store.update_featuregroup("zones", expectations=[expectation])
+    removals = {str(change): change.breaks for change in store.plan(folder.path).removals}
+    assert removals["remove feature group 'trips' version 1"] == (
+        "the expectations of feature group 'zones' version 1, which compare with it",
+    )
+
+
+@pytest.mark.parametrize(
+    ("expectation", "message"),
+    [
+        ('not_be_null", "kwargs": {"column": "fare"}', "does not have: 'fare'"),
+        ('be_in_feature", "kwargs": {"column": "zone", "feature": "zones.id"}', "'zones'"),
+        ('be_in_feature", "kwargs": {"column": "zone", "feature": "trips.id"}', "no column 'id'"),
+    ],
+)
+def test_apply_refuses_expectation_without_column_or_feature(
+    store: FeatureStore, folder: Folder, expectation: str, message: str
+) -> None:
+    folder.replace(
+        "groups.py",
+        'event_time="hour",\n',
+        'event_time="hour",\n    expectations=[{"type": "expect_column_values_to_'
+        + expectation
+        + "}],\n",
+    )
+    with pytest.raises(DefinitionsRefused) as refused:
+        store.apply(folder.path)
+    (_, line) = refused.value.message.split("\n")
+    assert line.startswith("features/groups.py:")
+    assert message in line
+    assert store.get_featuregroups() == []
 
 
 def test_apply_incompatible_group_needs_version_line(store: FeatureStore, folder: Folder) -> None:

@@ -27,6 +27,8 @@ DEFINITIONS = """
 from featurestore import define
 define.featuregroup("applied", schema={"id": "int64", "t": "timestamp"}, primary_key="id", event_time="t")
 """
+# A group of the template, whose definition is changed.
+REDEFINED = DEFINITIONS.replace("applied", "redefined")
 JOB_FILE = """
 import featurestore
 
@@ -156,6 +158,7 @@ def prepare(location: Path) -> None:
             rows(0, 140, value=1), "shifted", primary_key="id", event_time="t"
         )
         store.insert_into_featuregroup(rows(140, 170, value=9), "shifted")
+        _apply(store, REDEFINED)
         report = store.check_monitor("shift_watch", window="2023-11-14T23:00:00Z")
         assert report.state == "alarm", report
         store.add_alert_channel("ops", "log")
@@ -233,11 +236,16 @@ def _register(store: FeatureStore) -> Any:
     return store.register_jobs(other)
 
 
-def _apply(store: FeatureStore) -> Any:
+def _apply(store: FeatureStore, definitions: str = DEFINITIONS) -> Any:
     folder = Path(store.location).parent / "features"
     folder.mkdir(exist_ok=True)
-    (folder / "groups.py").write_text(DEFINITIONS)
+    (folder / "groups.py").write_text(definitions)
     return store.apply(folder, project="faults")
+
+
+def _apply_changes(store: FeatureStore) -> Any:
+    options = 'ttl="7d", validation="warn", tags={"owner": "bob"}'
+    return _apply(store, REDEFINED.replace('event_time="t"', f'event_time="t", {options}'))
 
 
 def _registered(store: FeatureStore) -> Any:
@@ -364,6 +372,10 @@ WRITES = {
         "update_featuregroup",
         lambda store: store.update_featuregroup("g", description="rows", descriptions={"x": "1"}),
     ),
+    "redefine a group": Write(
+        "update_featuregroup",
+        lambda store: store.update_featuregroup("g", ttl="7d", validation="quarantine"),
+    ),
     "rename a feature": Write(
         "rename_feature", lambda store: store.rename_feature("spare", "x", "y")
     ),
@@ -416,6 +428,7 @@ WRITES = {
     ),
     "register jobs": Write("register_jobs", _register),
     "apply": Write("apply", _apply),
+    "apply a changed group": Write("apply", _apply_changes),
     "run a job": Write(
         "run_job", lambda store: store.run_job("hourly", window="2023-11-14T22:00:00Z"), _registered
     ),
@@ -497,6 +510,7 @@ def visible(location: Path, *, at_work: bool = False) -> dict[str, Any]:
     """Open a store in a new process and return its visible state, with rows as fingerprints."""
     import featurestore
     from featurestore.jobs.monitors.service import get_acceptances
+    from featurestore.registry import featuregroups
 
     seen: dict[str, Any] = {}
     with featurestore.connect(location) as store:
@@ -506,6 +520,9 @@ def visible(location: Path, *, at_work: bool = False) -> dict[str, Any]:
             history = store.get_featuregroup_history(group.name, version=group.version)
             assert group.delta_version == max(each.delta_version for each in history)
             assert group.statistics().rows == table.num_rows
+            with store.session.registry.reading() as connection:
+                registered = featuregroups.get(connection, group.name, group.version)
+            assert registered.spec == group.spec
             tags = store.get_featuregroup_tags(group.name, version=group.version)
             seen[key] = (
                 table.column_names,
@@ -514,6 +531,8 @@ def visible(location: Path, *, at_work: bool = False) -> dict[str, Any]:
                 sorted(tags.items()),
                 group.description,
                 dict(group.descriptions),
+                group.spec.ttl,
+                group.spec.validation,
             )
         for dataset in store.get_training_datasets():
             report = dataset.verify()

@@ -53,7 +53,10 @@ PARAMETERS = {
     "add_featuregroup_tag": "name key value * version",
     "get_featuregroup_tags": "name * version",
     "remove_featuregroup_tag": "name key * version",
-    "update_featuregroup": "name * version description descriptions",
+    "update_featuregroup": (
+        "name * version description descriptions expectations validation ttl event_time_tolerance "
+        "statistics compact"
+    ),
     "rename_feature": "name old new",
     "compact_featuregroup": "name * version",
     "vacuum_featuregroup": "name * version retain",

@@ -255,8 +255,14 @@ class DuckDBEngine:
     ) -> int | None:
         return rewrite.delete(self.database, path, predicate, commit_metadata=commit_metadata)
 
-    def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
-        tables.set_properties(self.database, path, properties)
+    def set_properties(
+        self,
+        path: str,
+        properties: Mapping[str, str],
+        *,
+        commit_metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        tables.set_properties(self.database, path, properties, commit_metadata or {})
 
     def widen_columns(self, path: str, columns: pa.Schema) -> int | None:
         return rewrite.widen_columns(self.database, path, columns)

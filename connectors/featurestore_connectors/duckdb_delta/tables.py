@@ -215,12 +215,22 @@ def _storage_query(relation: Relation, schema: pa.Schema) -> str:
         return query_of(relation.native.project(projection))
 
 
-def set_properties(database: Database, path: str, properties: Mapping[str, str]) -> None:
+def set_properties(
+    database: Database,
+    path: str,
+    properties: Mapping[str, str],
+    commit_metadata: Mapping[str, Any],
+) -> None:
     """Set table properties in a separate commit."""
 
     def attempt(state: Snapshot) -> int:
         metadata = commits.changed_metadata(state, properties=properties)
-        change = Change("SET TBLPROPERTIES", {"properties": dict(properties)}, metadata=metadata)
+        change = Change(
+            "SET TBLPROPERTIES",
+            {"properties": dict(properties)},
+            metadata=metadata,
+            commit_metadata=commit_metadata,
+        )
         with Publication(durable=database.durable) as publication:
             return commits.commit(state, change, publication)
 

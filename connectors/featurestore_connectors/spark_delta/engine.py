@@ -245,8 +245,14 @@ class SparkEngine:
             self.session, path, predicate, commit_metadata=commit_metadata, durable=self._durable
         )
 
-    def set_properties(self, path: str, properties: Mapping[str, str]) -> None:
-        tables.set_properties(path, properties, durable=self._durable)
+    def set_properties(
+        self,
+        path: str,
+        properties: Mapping[str, str],
+        *,
+        commit_metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        tables.set_properties(path, properties, commit_metadata or {}, durable=self._durable)
 
     def widen_columns(self, path: str, columns: pa.Schema) -> int | None:
         return rewrite.widen_columns(self.session, path, columns, durable=self._durable)

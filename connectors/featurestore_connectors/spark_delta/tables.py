@@ -407,14 +407,20 @@ def _bound_text(value: Any) -> Any:
     return value
 
 
-def set_properties(path: str, properties: Mapping[str, str], *, durable: bool = True) -> None:
+def set_properties(
+    path: str,
+    properties: Mapping[str, str],
+    commit_metadata: Mapping[str, Any],
+    *,
+    durable: bool = True,
+) -> None:
     """Set table properties in a separate commit, without Spark."""
     for attempt in range(ATTEMPTS):
         state = read_snapshot(path)
         check_writable(path, state.protocol)
         # Built again in each attempt: the commit replaces all metadata, so it must include the
         # changes of other writers.
-        commit = _properties_commit(state, properties)
+        commit = _properties_commit(state, properties, commit_metadata)
         try:
             if _publish_commit(commit_path(path, state.version + 1), commit, durable=durable):
                 return
@@ -427,7 +433,9 @@ def set_properties(path: str, properties: Mapping[str, str], *, durable: bool = 
     raise conflict_error(path)
 
 
-def _properties_commit(state: Snapshot, properties: Mapping[str, str]) -> bytes:
+def _properties_commit(
+    state: Snapshot, properties: Mapping[str, str], commit_metadata: Mapping[str, Any]
+) -> bytes:
     """Return the content of a commit that only sets table properties."""
     now = to_micros(utc_now()) // 1000
     info = {
@@ -439,6 +447,8 @@ def _properties_commit(state: Snapshot, properties: Mapping[str, str]) -> bytes:
         "isBlindAppend": True,
         "engineInfo": "featurestore",
     }
+    if commit_metadata:
+        info["userMetadata"] = json.dumps(commit_metadata)
     metadata = {
         "id": state.table_id,
         "name": state.metadata.get("name"),

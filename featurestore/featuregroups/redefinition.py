@@ -1,0 +1,223 @@
+"""In-place changes of a group's definition: fields that change no stored rows.
+
+A change is one commit without rows, so that every Delta version has the definition under which its
+rows were written. Plans that pin an earlier Delta version use the definition of that version.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from featurestore.delta import commits, iceberg
+from featurestore.delta.log import latest_version
+from featurestore.delta.snapshot import read_snapshot
+from featurestore.errors import InvalidArgument
+from featurestore.featuregroups.definition import (
+    check_description,
+    check_descriptions,
+    check_validation_policy,
+    format_value,
+    normalize_expectations,
+)
+from featurestore.featuregroups.table import OpenGroup, open_group, version_title
+from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.times import parse_duration, parse_ttl
+from featurestore.model.validation import describe
+from featurestore.plugins.validator import find_validator
+from featurestore.recovery import groups
+from featurestore.recovery.in_flight import in_flight
+from featurestore.retrieval.compared_features import check_compared_features
+from featurestore.session import Session
+from featurestore.storage.failures import warn_after_publication
+from featurestore.validation import Subject, check_columns
+
+# The fields that can change without another version of the group.
+CHANGEABLE_FIELDS = (
+    "ttl",
+    "expectations",
+    "validation",
+    "statistics",
+    "event_time_tolerance",
+    "compact",
+)
+
+
+@dataclass(frozen=True)
+class Definition:
+    """The parts of a group that can change in place: fields of its spec, descriptions and tags."""
+
+    spec: FeatureGroupSpec
+    meta: commits.Meta
+
+    def with_fields_of(self, spec: FeatureGroupSpec) -> Definition:
+        """Return the definition with the changeable fields of another spec."""
+        fields = {name: getattr(spec, name) for name in CHANGEABLE_FIELDS}
+        return replace(self, spec=replace(self.spec, **fields))
+
+
+@dataclass(frozen=True)
+class Update:
+    """Arguments of an update; None leaves a value unchanged, and an empty value removes it."""
+
+    description: str | None = None
+    descriptions: Mapping[str, str] | None = None
+    expectations: object = None
+    validation: str | None = None
+    ttl: timedelta | str | None = None
+    event_time_tolerance: timedelta | str | None = None
+    statistics: bool | None = None
+    compact: str | None = None
+
+    def apply(self, definition: Definition) -> Definition:
+        """Return the changed definition."""
+        fields: dict[str, Any] = {}
+        if self.expectations is not None:
+            fields["expectations"] = normalize_expectations(self.expectations)
+        if self.validation is not None:
+            fields["validation"] = self.validation
+        if self.ttl is not None:
+            fields["ttl"] = parse_ttl(self.ttl or None)
+        if self.event_time_tolerance is not None:
+            fields["event_time_tolerance"] = parse_duration(
+                self.event_time_tolerance, argument="event_time_tolerance"
+            )
+        if self.statistics is not None:
+            fields["statistics"] = bool(self.statistics)
+        if self.compact is not None:
+            fields["compact"] = self.compact or None
+        features = dict(definition.meta.features)
+        for feature, text in (self.descriptions or {}).items():
+            features.pop(feature, None)
+            if text:
+                features[feature] = text
+        meta = replace(definition.meta, features=features)
+        if self.description is not None:
+            meta = replace(meta, description=self.description)
+        return Definition(replace(definition.spec, **fields), meta)
+
+
+def update(
+    session: Session, name: str, changes: Update, *, version: int | None = None
+) -> FeatureGroupSpec:
+    """Change descriptions and fields of a definition, and return the definition.
+
+    Raises:
+        InvalidArgument: Nothing is to be changed, a value is invalid, or a feature does not exist.
+    """
+    # An empty dict of descriptions changes nothing, but an empty list of expectations does.
+    if changes in (Update(), Update(descriptions={})):
+        raise InvalidArgument(
+            "update_featuregroup has nothing to change.",
+            hint="description='...', descriptions={'temp': '...'}, expectations=[...] or ttl='7d'",
+        )
+    check_description(changes.description or "")
+    check_validation_policy(changes.validation)
+    group = open_group(session, name, version)
+    check_descriptions(changes.descriptions or {}, group.spec.schema.names)
+    check_expectations(session, changes.apply(read_definition(group)).spec)
+    return change_definition(session, group, changes.apply)
+
+
+def change_definition(
+    session: Session, group: OpenGroup, change: Callable[[Definition], Definition]
+) -> FeatureGroupSpec:
+    """Change the definition of a group in one commit, and return the new definition.
+
+    ``change`` gets the stored definition under a lock, so that concurrent changes of other fields
+    are not lost. If it returns an equal definition, nothing is written.
+    """
+    name, version = group.spec.name, group.spec.version
+    current = read_definition(group)
+    if change(current) == current:
+        return group.spec
+    with in_flight(session, kind="write", name=name, version=version) as run:
+        with session.registry.transaction() as connection:
+            groups.lock(connection, name, version)
+            state = read_snapshot(group.path)
+            current = Definition(commits.declared_spec(state), commits.meta_of(state))
+            changed = change(current)
+            differences = describe_changes(current, changed)
+            if not differences:
+                run.registered = True
+                return changed.spec
+            # One commit with all changes. The table is written first, because the registry can be
+            # rebuilt from it after a crash.
+            session.engine.set_properties(
+                group.path,
+                commits.properties(changed.spec, changed.meta),
+                commit_metadata={
+                    "operation": "update",
+                    "run": run.run_id,
+                    "changes": differences,
+                },
+            )
+        # Recovery knows of the commit if the registration fails.
+        run.committed_version = latest_version(group.path)
+        title = version_title(changed.spec, run.committed_version)
+        with warn_after_publication(title):
+            with session.registry.transaction() as connection:
+                groups.register_definition(connection, group.path, name, version)
+            run.registered = True
+    if changed.spec.iceberg:
+        with warn_after_publication(title):
+            iceberg.publish(group.path)
+    return changed.spec
+
+
+def check_expectations(session: Session, spec: FeatureGroupSpec) -> None:
+    """Raise InvalidExpectation if expectations name columns or features that do not exist."""
+    if spec.expectations:
+        validator, subject = find_validator(), Subject.of(spec)
+        for expectation in spec.expectations:
+            check_columns(expectation, subject, validator=validator)
+        check_compared_features(session, spec)
+
+
+def read_definition(group: OpenGroup) -> Definition:
+    """Return the definition of an open group."""
+    return Definition(group.spec, commits.meta_of(group.state))
+
+
+def describe_changes(before: Definition, now: Definition) -> list[str]:
+    """Describe the differences between two definitions of a group, for plans and histories."""
+    changes = []
+    for name in CHANGEABLE_FIELDS:
+        old, new = getattr(before.spec, name), getattr(now.spec, name)
+        if name == "expectations" and old != new:
+            changes += describe_expectations(before.spec, now.spec)
+        elif old != new:
+            changes.append(f"{name}: {format_value(old)} becomes {format_value(new)}")
+    if before.meta.description != now.meta.description:
+        changes.append("another description")
+    if dict(before.meta.features) != dict(now.meta.features):
+        changes.append("other descriptions of features")
+    old_tags, new_tags = dict(before.meta.tags), dict(now.meta.tags)
+    if old_tags != new_tags:
+        changes.append(f"tags: {old_tags} becomes {new_tags}")
+    return changes
+
+
+def describe_expectations(before: FeatureGroupSpec, now: FeatureGroupSpec) -> list[str]:
+    """Describe which expectations were added, changed and removed."""
+    earlier, later = _expectations_by_text(before), _expectations_by_text(now)
+    changes = [f"expectation {text} is new" for text in later if text not in earlier]
+    for text, expectation in later.items():
+        if text in earlier and earlier[text] != expectation:
+            changes.append(f"expectation {text} has another feature, severity or description")
+    changes += [f"expectation {text} was removed" for text in earlier if text not in later]
+    # Only the order or the number of equal expectations differs.
+    return changes or ["expectations in another order"]
+
+
+def _expectations_by_text(spec: FeatureGroupSpec) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for each in spec.expectations:
+        # A history is also shown to users who may not know the name of a compared feature.
+        kwargs = {key: value for key, value in each["kwargs"].items() if key != "feature"}
+        text = describe({**each, "kwargs": kwargs})
+        texts[text] = texts.get(text, "") + json.dumps(dict(each), sort_keys=True, default=str)
+    return texts

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import pyarrow as pa
@@ -15,6 +15,8 @@ from featurestore.dbt.expectations import (
     Columns,
     Expectation,
     NotConvertible,
+    RelatedGroup,
+    convert_relationship,
     to_expectation,
 )
 from featurestore.dbt.manifest import (
@@ -116,6 +118,38 @@ def define_node(
         return _NodeReader(project, node, Columns(schema), source_kind).define()
     except MalformedJson as error:
         raise InvalidDbtProject(f"{node}: {error}.") from error
+
+
+def add_relationships(
+    definition: NodeDefinition, schema: pa.Schema, groups: Mapping[str, RelatedGroup]
+) -> NodeDefinition:
+    """Return a definition with the tests that compare with other tables as expectations.
+
+    ``groups`` are the feature groups of the project by the ids of their nodes, including those of
+    the same import. Tests without an equivalent are noted.
+    """
+    node, columns = definition.node, Columns(schema)
+    expectations: list[Expectation] = []
+    notes = []
+    for test in node.tests:
+        if not test.compares_tables:
+            continue
+        try:
+            expectation = convert_relationship(
+                test, columns, tested_node=node.unique_id, groups=groups
+            )
+            expectations += normalize_expectations([expectation])
+        except (NotConvertible, InvalidExpectation) as error:
+            reason = error.message if isinstance(error, InvalidExpectation) else str(error)
+            notes.append(f"{node}: test {test.name!r} was not imported: {reason}")
+    declared = definition.declared
+    existing = tuple(normalize_expectations(declared.expectations))
+    new = [each for each in expectations if each not in existing]
+    return replace(
+        definition,
+        declared=replace(declared, expectations=(*existing, *new)),
+        notes=(*definition.notes, *notes),
+    )
 
 
 class _NodeReader:
@@ -344,7 +378,7 @@ class _NodeReader:
         schema = pa.schema([self._columns.schema.field(name) for name in column_names])
         expectations: dict[str, Expectation] = {}
         for test in self._node.tests:
-            if test.kind in RECENCY_TESTS:
+            if test.kind in RECENCY_TESTS or test.compares_tables:
                 continue
             try:
                 expectation = to_expectation(test, Columns(schema))

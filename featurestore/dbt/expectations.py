@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.dbt.conditions import UnsupportedCondition, to_row_condition
-from featurestore.dbt.manifest import DbtTest
+from featurestore.dbt.manifest import SINGULAR, DbtTest
+from featurestore.model.validation import IN_FEATURE
 
 Expectation = Mapping[str, Any]
 # The packages whose tests have the names of Great Expectations, and of the tests of dbt-utils.
@@ -47,6 +48,14 @@ _ROW_EXPECTATIONS = (
 _IGNORED_ARGUMENTS = frozenset({"quote", "quote_values", "is_raw", "flags"})
 
 
+@dataclass(frozen=True)
+class RelatedGroup:
+    """A feature group with which a test compares."""
+
+    name: str
+    schema: pa.Schema
+
+
 class NotConvertible(ValueError):
     """A test has no equivalent expectation; the message is the reason."""
 
@@ -81,16 +90,52 @@ def to_expectation(test: DbtTest, columns: Columns) -> Expectation:
     """
     if test.limits:
         raise NotConvertible(f"it has {', '.join(test.limits)}, which expectations do not have")
+    if test.kind == SINGULAR:
+        raise NotConvertible("it is SQL, and an import does not execute SQL of a manifest")
     if test.namespace in EXPECTATION_PACKAGES:
         expectation = convert_by_name(test, columns)
     else:
         converters = _DBT_TESTS if test.namespace is None else _UTILITY_TESTS
         if test.kind not in converters or test.namespace not in (None, *UTILITY_PACKAGES):
-            reason = "no expectation is equivalent"
-            if test.namespace is None and test.kind == "relationships":
-                reason = "it compares two tables, and expectations check the rows of one"
-            raise NotConvertible(reason)
+            raise NotConvertible("no expectation is equivalent")
         expectation = converters[test.kind](test, columns)
+    return add_config(expectation, test, columns)
+
+
+def convert_relationship(
+    test: DbtTest, columns: Columns, *, tested_node: str, groups: Mapping[str, RelatedGroup]
+) -> Expectation:
+    """Convert the test ``relationships`` of dbt: values exist in a column of another table.
+
+    Args:
+        test: The test.
+        columns: The columns of the tested table.
+        tested_node: The id of the tested table.
+        groups: The feature groups of the project by the ids of their nodes.
+
+    Raises:
+        NotConvertible: The other table is not imported, or has no such column.
+    """
+    if test.limits:
+        raise NotConvertible(f"it has {', '.join(test.limits)}, which expectations do not have")
+    # A table that is compared with itself is the only one.
+    others = [node for node in test.tables if node != tested_node] or list(test.tables)
+    group = groups.get(others[0]) if len(others) == 1 else None
+    if group is None:
+        raise NotConvertible(
+            f"it compares with {' and '.join(map(repr, others)) or 'an unknown table'}, which is "
+            "not imported"
+        )
+    field = test.arguments.get("field")
+    feature = Columns(group.schema).find(field.strip('"`')) if isinstance(field, str) else None
+    if feature is None:
+        raise NotConvertible(f"the feature group {group.name!r} has no column {field!r}")
+    expectation = _of_column(IN_FEATURE, test, columns, feature=f"{group.name}.{feature}")
+    return add_config(expectation, test, columns)
+
+
+def add_config(expectation: Expectation, test: DbtTest, columns: Columns) -> Expectation:
+    """Add the condition and the severity of a test to its expectation."""
     if test.where is not None:
         expectation = add_condition(expectation, test.where, columns)
     if test.is_warning:

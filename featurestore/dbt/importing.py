@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal
@@ -16,10 +17,12 @@ from featurestore.dbt.definitions import (
     NODE_TAG,
     PROJECT_TAG,
     NodeDefinition,
+    add_relationships,
     define_node,
     group_name,
     table_of,
 )
+from featurestore.dbt.expectations import RelatedGroup
 from featurestore.dbt.manifest import DbtNode, DbtProject, read_project
 from featurestore.dbt.selection import select_nodes
 from featurestore.delta import commits
@@ -36,8 +39,13 @@ from featurestore.featuregroups.definition import (
     check_primary_key,
     definition_differences,
 )
-from featurestore.featuregroups.discovery import write_group_metadata
 from featurestore.featuregroups.existing import find_existing
+from featurestore.featuregroups.redefinition import (
+    Definition,
+    change_definition,
+    describe_changes,
+    read_definition,
+)
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.jobs.monitors.definitions import WATCHED_INPUT, MonitorOptions, monitor_spec
 from featurestore.jobs.registration import register_spec
@@ -47,13 +55,13 @@ from featurestore.model.job import JobSpec
 from featurestore.model.monitor import MonitorSpec
 from featurestore.model.names import check_name
 from featurestore.model.times import format_duration
-from featurestore.model.validation import describe
 from featurestore.registry import artifacts, featuregroups, jobs
 from featurestore.registry import sources as registered_sources
 from featurestore.session import Session
 from featurestore.sources import define_external
 
-_COMPARED_FIELDS = ("primary_key", "event_time", "created_time", "ttl", "external")
+# The fields of an import whose change requires the next version of a group.
+_FIXED_FIELDS = ("primary_key", "event_time", "created_time", "external")
 _MAX_PROBLEMS = 20
 _MAX_MONITORED_NAME = 53
 Action = Literal["created", "changed", "unchanged", "removed"]
@@ -157,6 +165,14 @@ class _Step:
 
 
 @dataclass(frozen=True)
+class _Table:
+    """The definition of one dbt node without its comparisons with other nodes, and its columns."""
+
+    definition: NodeDefinition
+    schema: pa.Schema
+
+
+@dataclass(frozen=True)
 class _Plan:
     """The steps of an import; ``ended_monitors`` check a freshness that dbt no longer limits."""
 
@@ -213,15 +229,16 @@ def _plan(
     if select is None:
         nodes = [node for node in nodes if node.materialized != "ephemeral"]
     check_database(nodes, source)
-    steps, problems = [], []
+    tables: list[_Table] = []
+    steps: list[_Step] = []
+    problems: list[str] = []
     for node in nodes:
-        try:
-            steps.append(plan_node(session, project, node, source, source_kind))
-        # Without the source, each node would have the same problem.
-        except (SourceNotFound, SourceUnavailable):
-            raise
-        except FeatureStoreError as error:
-            problems.append(describe_problem(node, error))
+        with note_problem(node, problems):
+            tables.append(define_table(session, project, node, source, source_kind))
+    groups = find_related_groups(session, tables)
+    for table in tables:
+        with note_problem(table.definition.node, problems):
+            steps.append(plan_node(session, project, table, groups))
     check_names(steps, problems)
     if problems:
         more = len(problems) - _MAX_PROBLEMS
@@ -239,6 +256,31 @@ def _plan(
         tuple(notes),
     )
     return _Plan(result, tuple(steps), tuple(find_ended_monitors(session, steps)))
+
+
+@contextmanager
+def note_problem(node: DbtNode, problems: list[str]) -> Iterator[None]:
+    """Add an error of one node to the problems."""
+    try:
+        yield
+    # Without the source, each node would have the same problem.
+    except (SourceNotFound, SourceUnavailable):
+        raise
+    except FeatureStoreError as error:
+        problems.append(describe_problem(node, error))
+
+
+def find_related_groups(session: Session, tables: Sequence[_Table]) -> dict[str, RelatedGroup]:
+    """Return the groups of all imported nodes by node id: those of the plan, and earlier ones."""
+    groups = {}
+    with session.registry.reading() as connection:
+        for name, version, tags in imported_groups(session):
+            spec = featuregroups.get(connection, name, version).spec
+            groups[tags[NODE_TAG]] = RelatedGroup(name, spec.schema)
+    for table in tables:
+        definition = table.definition
+        groups[definition.node.unique_id] = RelatedGroup(definition.name, table.schema)
+    return groups
 
 
 def check_database(nodes: Sequence[DbtNode], source: str) -> None:
@@ -274,11 +316,11 @@ def check_names(steps: Sequence[_Step], problems: list[str]) -> None:
         nodes.setdefault(name, step.definition.node)
 
 
-def plan_node(
+def define_table(
     session: Session, project: DbtProject, node: DbtNode, source: str, source_kind: str
-) -> _Step:
-    """Compare a node with the feature group in the store."""
-    name = check_name(group_name(node))
+) -> _Table:
+    """Read the columns of a node's table, and define its feature group."""
+    check_name(group_name(node))
     rows, schema = define_external(
         session,
         source,
@@ -303,8 +345,17 @@ def plan_node(
             snapshots=definition.snapshots,
         )
     declared = replace(definition.declared, external=rows)
-    definition = replace(definition, declared=declared)
     check_primary_key(declared)
+    return _Table(replace(definition, declared=declared), schema)
+
+
+def plan_node(
+    session: Session, project: DbtProject, table: _Table, groups: Mapping[str, RelatedGroup]
+) -> _Step:
+    """Compare a node with the feature group in the store."""
+    schema = table.schema
+    definition = add_relationships(table.definition, schema, groups)
+    node, name, declared = definition.node, definition.name, definition.declared
     existing = find_existing(session, name)
     if existing is not None:
         check_origin(project, node, existing)
@@ -322,10 +373,14 @@ def plan_node(
         differences = [] if monitor is None else [_describe_monitor(definition.max_age)]
         change = DbtChange(node.unique_id, name, "created", version, tuple(differences))
         return _Step(change, definition, schema, spec, None, True, metadata, monitor)
-    differences = compare_definitions(existing.spec, spec)
+    differences = definition_differences(
+        existing.spec, spec, DeclaredTypes(), compared_fields=_FIXED_FIELDS
+    )
     needs_version = bool(differences)
-    metadata = merge_metadata(commits.meta_of(existing.state), metadata)
-    differences += compare_metadata(commits.meta_of(existing.state), metadata)
+    current = read_definition(existing)
+    differences += describe_changes(current, change_fields(current, spec))
+    metadata = merge_metadata(current.meta, metadata)
+    differences += compare_metadata(current.meta, metadata)
     if _is_new_monitor(session, monitor):
         differences.append(_describe_monitor(definition.max_age))
     change = DbtChange(
@@ -355,20 +410,10 @@ def check_origin(project: DbtProject, node: DbtNode, existing: OpenGroup) -> Non
         )
 
 
-def compare_definitions(stored: FeatureGroupSpec, declared: FeatureGroupSpec) -> list[str]:
-    """Describe the differences that need another version of the group."""
-    differences = definition_differences(
-        stored, declared, DeclaredTypes(), compared_fields=_COMPARED_FIELDS
-    )
-    before = {describe(each): each for each in stored.expectations}
-    now = {describe(each): each for each in declared.expectations}
-    for text, expectation in now.items():
-        if text not in before:
-            differences.append(f"expectation {text} is new")
-        elif before[text] != expectation:
-            differences.append(f"expectation {text} has another severity")
-    differences += [f"expectation {text} was removed" for text in before if text not in now]
-    return differences
+def change_fields(current: Definition, declared: FeatureGroupSpec) -> Definition:
+    """Return a stored definition with the fields of dbt that change in place."""
+    spec = replace(current.spec, ttl=declared.ttl, expectations=declared.expectations)
+    return replace(current, spec=spec)
 
 
 def merge_metadata(stored: commits.Meta, declared: commits.Meta) -> commits.Meta:
@@ -482,8 +527,12 @@ def _apply(session: Session, step: _Step, *, origin: str) -> None:
             version=step.change.version,
             write=Write(validation="off"),
         )
-    elif step.existing is not None and step.metadata != commits.meta_of(step.existing.state):
-        write_group_metadata(session, step.existing, step.metadata)
+    elif step.existing is not None:
+        change_definition(
+            session,
+            step.existing,
+            lambda current: replace(change_fields(current, step.spec), meta=step.metadata),
+        )
     if step.monitor is not None and _is_new_monitor(session, step.monitor):
         register_spec(session, step.monitor, origin=origin)
         with session.registry.transaction() as connection:

@@ -39,12 +39,17 @@ _SNAPSHOT_COLUMNS = (
 )
 
 
+# The kind of tests that are SQL files, which return the failing rows.
+SINGULAR = "singular"
+
+
 @dataclass(frozen=True)
 class DbtTest:
-    """A generic data test of a table.
+    """A data test of a table; ``kind`` is SINGULAR for a test that is a SQL file.
 
     ``namespace`` is the package of the test, None for those of dbt. ``where`` is the SQL condition of
     the tested rows. ``limits`` are settings for which no expectation exists, such as ``warn_if``.
+    ``tables`` are the ids of the tables that the test reads.
     """
 
     name: str
@@ -55,6 +60,12 @@ class DbtTest:
     is_warning: bool = False
     limits: tuple[str, ...] = ()
     where: str | None = None
+    tables: tuple[str, ...] = ()
+
+    @property
+    def compares_tables(self) -> bool:
+        """Whether the test checks that values exist in another table."""
+        return self.namespace is None and self.kind == "relationships"
 
     @property
     def covers_all_rows(self) -> bool:
@@ -189,10 +200,14 @@ def parse_project(manifest: JsonObject) -> DbtProject:
     tests: dict[str, list[DbtTest]] = {}
     sources = {node.fqn[-2:]: key for key, node in nodes.items() if node.kind == "source"}
     for _, node in node_objects:
-        metadata_of_test = node.data.get("test_metadata")
-        if node.optional_text("resource_type") == "test" and metadata_of_test:
-            test = parse_test(node)
-            tests.setdefault(find_tested_node(node, sources), []).append(test)
+        if node.optional_text("resource_type") != "test":
+            continue
+        test = parse_test(node)
+        tested_nodes = test.tables
+        if test.kind != SINGULAR:
+            tested_nodes = (find_tested_node(node, sources),)
+        for tested_node in tested_nodes:
+            tests.setdefault(tested_node, []).append(test)
     for unique_id, node_tests in tests.items():
         if unique_id in nodes:
             ordered = sorted(node_tests, key=lambda test: test.name)
@@ -345,8 +360,9 @@ def parse_snapshot(config: JsonObject) -> SnapshotConfig:
 
 
 def parse_test(node: JsonObject) -> DbtTest:
-    """Parse a generic test."""
-    metadata, config = node.object("test_metadata"), _optional_object(node, "config")
+    """Parse a data test."""
+    metadata, config = _optional_object(node, "test_metadata"), _optional_object(node, "config")
+    depends_on = _optional_object(node, "depends_on")
     arguments = dict(_optional_object(metadata, "kwargs").data)
     column = arguments.pop("column_name", None) or node.data.get("column_name")
     arguments.pop("model", None)
@@ -357,7 +373,7 @@ def parse_test(node: JsonObject) -> DbtTest:
             limits.append(threshold)
     return DbtTest(
         name=node.text("name"),
-        kind=metadata.text("name"),
+        kind=metadata.text("name") if metadata.data else SINGULAR,
         namespace=metadata.optional_text("namespace"),
         arguments=arguments,
         # dbt allows quoted names.
@@ -365,6 +381,7 @@ def parse_test(node: JsonObject) -> DbtTest:
         is_warning=(config.optional_text("severity") or "error").lower() == "warn",
         limits=tuple(limits),
         where=config.optional_text("where"),
+        tables=depends_on.texts("nodes") if depends_on.data.get("nodes") is not None else (),
     )
 
 

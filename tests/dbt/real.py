@@ -1,13 +1,15 @@
 """The dbt project of the tests, built by a real dbt, and the manifest that other tests read.
 
 ``python -m tests.dbt.real`` writes the manifest again. dbt is in an environment of its own,
-``.venv-dbt``, because the feature store does not depend on it.
+``.venv-dbt``, because the feature store does not depend on it. Further versions of dbt may be
+installed in ``.venv-dbt-1.8`` and so on; the tests then run with each of them.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +20,18 @@ from typing import Any
 FOLDER = Path(__file__).parent
 PROJECT = FOLDER / "project"
 MANIFEST = FOLDER / "manifest.json"
-DBT = FOLDER.parents[1] / ".venv-dbt" / "bin" / "dbt"
+ROOT = FOLDER.parents[1]
+DBT = ROOT / ".venv-dbt" / "bin" / "dbt"
+# The installed versions of dbt; the first one writes the stored manifest.
+INSTALLED = (DBT, *sorted(ROOT.glob(".venv-dbt-*/bin/dbt")))
+# The snapshot of the project as dbt 1.8 defines it, which does not read it from YAML.
+_SNAPSHOT = """
+{% snapshot plans %}
+{{ config(tags=["features"], target_schema=target.schema, unique_key="id", strategy="timestamp",
+          updated_at="updated_at", invalidate_hard_deletes=true) }}
+select * from {{ ref("raw_customers") }}
+{% endsnapshot %}
+"""
 # Parts of a manifest that an import reads.
 _PARTS = ("metadata", "nodes", "sources", "groups", "disabled", "parent_map")
 _UNUSED = frozenset(
@@ -48,9 +61,11 @@ _UNUSED = frozenset(
 _RUN = ("generated_at", "invocation_id", "invocation_started_at", "run_started_at", "user_id")
 
 
-def run_dbt(folder: Path, *arguments: str, target: str = "duckdb", **variables: str) -> str:
+def run_dbt(
+    folder: Path, *arguments: str, target: str = "duckdb", dbt: Path = DBT, **variables: str
+) -> str:
     """Run dbt in a folder and return its output."""
-    command = [str(DBT), "--no-use-colors", *arguments, "--profiles-dir", ".", "--target", target]
+    command = [str(dbt), "--no-use-colors", *arguments, "--profiles-dir", ".", "--target", target]
     variables |= {"DBT_SEND_ANONYMOUS_USAGE_STATS": "false", "DO_NOT_TRACK": "1"}
     done = subprocess.run(
         command,
@@ -65,11 +80,48 @@ def run_dbt(folder: Path, *arguments: str, target: str = "duckdb", **variables: 
     return done.stdout
 
 
-def copy_project(folder: Path) -> Path:
+def version_of(dbt: Path) -> tuple[int, ...]:
+    """Return the major and minor version of an installed dbt."""
+    (package,) = dbt.parents[1].glob("lib/python*/site-packages/dbt_core-*.dist-info")
+    major, minor = package.name.removeprefix("dbt_core-").split(".")[:2]
+    return int(major), int(minor)
+
+
+def copy_project(folder: Path, dbt: Path = DBT) -> Path:
     """Copy the project into a folder, and install its packages, which are local."""
     shutil.copytree(PROJECT, folder, dirs_exist_ok=True)
-    run_dbt(folder, "deps")
+    version = version_of(dbt)
+    if version < (1, 10):
+        for file in folder.rglob("*.yml"):
+            file.write_text(without_arguments(file.read_text()))
+    if version < (1, 9):
+        snapshots = folder / "snapshots"
+        (snapshots / "plans.sql").write_text(_SNAPSHOT)
+        properties = {"name": "plans", "description": "History of the plans."}
+        (snapshots / "plans.yml").write_text(json.dumps({"snapshots": [properties]}))
+        sources = folder / "models" / "staging" / "sources.yml"
+        sources.write_text(with_freshness_of_tables(sources.read_text()))
+    run_dbt(folder, "deps", dbt=dbt)
     return folder
+
+
+def without_arguments(text: str) -> str:
+    """Return YAML with the arguments of tests as dbt before 1.10 reads them.
+
+    >>> without_arguments("- accepted_values: {arguments: {values: [1]}}")
+    '- accepted_values: {values: [1]}'
+    """
+    text = re.sub(r"\{arguments: (\{.*\})\}", r"\1", text)
+    return re.sub(r"\n +arguments: \{(.*)\}", r" {\1}", text)
+
+
+def with_freshness_of_tables(text: str) -> str:
+    """Return the YAML of sources with freshness as dbt 1.8 reads it, outside of the config."""
+    text = text.replace(
+        "config:\n          event_time: ordered_at", "config: {event_time: ordered_at}"
+    )
+    properties = "freshness|warn_after|error_after|loaded_at_field"
+    return re.sub(rf"^  ( +(?:{properties}):)", r"\1", text, flags=re.MULTILINE)
 
 
 def strip(manifest: dict[str, Any]) -> dict[str, Any]:

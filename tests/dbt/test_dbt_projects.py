@@ -95,7 +95,8 @@ def test_add_dbt_project_defines_groups(shop: FeatureStore) -> None:
     notes = " ".join(result.notes)
     limited = expectations["expect_column_values_to_be_unique", "amount"]["kwargs"]
     assert limited["row_condition"] == "(`status` == 'returned')"
-    assert "compares two tables, and expectations check the rows of one" in notes
+    assert "compares with 'seed.shop.raw_customers', which is not imported" in notes
+    assert "'assert_payments_are_positive' was not imported: it is SQL" in notes
     spending = shop.featuregroup("customer_spending")
     # The unique combination of columns contains the event time, which is not part of the key.
     assert (spending.primary_key, spending.event_time) == (("customer_id",), "ordered_at")
@@ -108,6 +109,60 @@ def test_add_dbt_project_defines_groups(shop: FeatureStore) -> None:
         label_time="at",
     )
     assert frame.to_pandas()["spent"].tolist() == [12.5, 52.5]
+
+
+def test_relationships_become_comparisons_of_groups(
+    shop: FeatureStore, edited: Callable[..., Path], tmp_path: Path
+) -> None:
+    select = "orders raw_customers"
+    result = shop.add_dbt_project(MANIFEST, source="warehouse", select=select)
+    assert "relationships" not in " ".join(result.notes)
+    comparison = {
+        "type": "expect_column_values_to_be_in_feature",
+        "kwargs": {"column": "customer_id", "feature": "raw_customers.id"},
+    }
+    orders = shop.featuregroup("orders")
+    assert comparison in orders.spec.expectations
+    assert shop.validate_featuregroup("orders").success
+    with duckdb.connect(str(tmp_path / "shop.duckdb")) as connection:
+        connection.execute("insert into orders values (5, 77, 1.0, 'paid', now()::timestamp)")
+        connection.execute("insert into orders values (6, null, 1.0, 'paid', now()::timestamp)")
+    (failed,) = shop.validate_featuregroup("orders").failed
+    assert (failed.expectation, failed.unexpected) == (comparison, 1)
+    assert failed.samples[0]["customer_id"] == 77
+    # An edited test changes the group in place, with its condition and severity.
+    relationships = next(
+        key for key in json.loads(MANIFEST.read_text())["nodes"] if "relationships" in key
+    )
+    config = {"where": "status = 'returned'", "severity": "warn"}
+    manifest = edited(of_config(relationships, **config))
+    changed = shop.add_dbt_project(manifest, source="warehouse", select=select)
+    assert [(each.featuregroup, each.version) for each in changed.changes] == [
+        ("raw_customers", 1),
+        ("orders", 1),
+    ] or changed.changed == ("orders",)
+    comparison["kwargs"]["row_condition"] = "(`status` == 'returned')"  # type: ignore[index]
+    comparison["severity"] = "warning"
+    assert comparison in shop.featuregroup("orders").spec.expectations
+    assert shop.validate_featuregroup("orders").success
+    # The other table was imported before, and another column or table is noted.
+    assert shop.add_dbt_project(manifest, source="warehouse", select="orders").is_current
+    for field, tables, note in (
+        ("nothing", None, "the feature group 'raw_customers' has no column 'nothing'"),
+        (
+            "id",
+            ["model.shop.orders", "model.shop.gone"],
+            "'model.shop.gone', which is not imported",
+        ),
+    ):
+
+        def edit(manifest: dict[str, Any], field: str = field, tables: Any = tables) -> None:
+            test = manifest["nodes"][relationships]
+            test["test_metadata"]["kwargs"]["field"] = field
+            test["depends_on"]["nodes"] = tables or test["depends_on"]["nodes"]
+
+        plan = shop.plan_dbt_project(edited(edit), source="warehouse", select="orders")
+        assert note in " ".join(plan.notes)
 
 
 def test_snapshot_deletion_gives_nulls(shop: FeatureStore) -> None:
@@ -168,13 +223,13 @@ def test_second_import_writes_only_changes(shop: FeatureStore, edited: Callable[
     spending, orders = result.changes[:2]
     assert spending.differences == ("tag dbt_tags: features -> daily, features",)
     assert spending.version == 1
-    assert orders.version == 2
+    assert orders.version == 1  # no rows change
     assert orders.differences == (
         "expectation expect_column_values_to_be_in_set(column='status', "
         "value_set=['paid', 'returned']) was removed",
         "description",
     )
-    assert shop.featuregroup("orders").version == 2
+    assert shop.featuregroup("orders").version == 1
     assert shop.featuregroup("orders").tags["reviewed"] == "yes"
     assert shop.featuregroup("plans").descriptions == {"plan": "by hand"}
     assert shop.add_dbt_project(manifest, source="warehouse", select=select[:2]).is_current

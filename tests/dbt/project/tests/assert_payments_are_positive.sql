@@ -1,0 +1,1 @@
+select order_id, amount from {{ ref('orders') }} where status = 'paid' and amount <= 0

@@ -122,7 +122,7 @@ def declared_spec(state: Snapshot) -> FeatureGroupSpec:
             hint="write its rows into a new group: featurestore.create_featuregroup(df, name)",
         )
     with _convert_parsing_errors(state, SPEC):
-        spec = FeatureGroupSpec.from_json(json.loads(state.properties[SPEC]))
+        spec = FeatureGroupSpec.from_text(state.properties[SPEC])
         return spec.with_wider_decimals(state.schema)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -129,6 +131,15 @@ class FeatureGroupSpec:
         if self.external is not None:
             data["external"] = self.external.to_json()
         return data
+
+    @classmethod
+    @lru_cache(maxsize=128)
+    def from_text(cls, text: str) -> FeatureGroupSpec:
+        """Parse the JSON text of ``to_json``; equal texts have the same immutable definition.
+
+        Each retrieval reads the definition in the registry and the one in the Delta log.
+        """
+        return cls.from_json(json.loads(text))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> FeatureGroupSpec:

@@ -272,7 +272,7 @@ def _to_registered_group(row: Row[tuple[object, ...]]) -> RegisteredGroup:
     with translate_parse_errors(f"feature group {row.name!r} version {row.version}"):
         return RegisteredGroup(
             id=row.id,
-            spec=FeatureGroupSpec.from_json(json.loads(row.spec)),
+            spec=FeatureGroupSpec.from_text(row.spec),
             table_id=str(row.table_id),
             delta_version=int(row.delta_version),
             description=str(row.description),

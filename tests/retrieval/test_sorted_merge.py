@@ -9,10 +9,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 import featurestore
+from featurestore.delta.log import FileState
 from featurestore.plugins.engine import Relation
-from featurestore_connectors.duckdb_delta import row_matching, sorted_merge
+from featurestore_connectors.duckdb_delta import row_matching, sorted_merge, table_columns
 from featurestore_connectors.duckdb_delta.engine import DuckDBEngine
 from featurestore_connectors.duckdb_delta.row_matching import RowTimes, encode_keys, match_rows
 from featurestore_connectors.duckdb_delta.session import Database
@@ -172,3 +174,29 @@ def test_repeated_small_retrievals_bind_no_query_and_see_other_writers(
     assert after.equals(by_query)
     writer.close()
     reader.close()
+
+
+def test_replaced_files_are_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    names = ("number",)
+
+    def write(numbers: list[int]) -> tuple[int, int]:
+        path.unlink(missing_ok=True)
+        table = pa.table({"number": numbers})
+        parquet.write_table(table, path, compression="none", write_statistics=False)
+        state = FileState.from_path(str(path))
+        return state.size, state.modified
+
+    def read() -> list[int]:
+        file = table_columns._open_cached(FileState.from_path(str(path)))
+        return table_columns._read_cached((file,), names)["number"].to_pylist()
+
+    first = write([1, 2])
+    assert read() == [1, 2]
+    hits = table_columns._read_cached.cache_info().hits
+    assert read() == [1, 2]
+    assert table_columns._read_cached.cache_info().hits == hits + 1
+    second = write([2, 1])
+    # Only the time and the inode differ.
+    assert first[0] == second[0]
+    assert read() == [2, 1]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from featurestore.arrow.types import columns_width
-from featurestore.delta.log import damaged_file
+from featurestore.delta.log import FileState, damaged_file
 from featurestore.delta.maintenance import unreadable_data_file_error
 from featurestore.plugins.engine import Relation
 from featurestore.storage import storage_for
@@ -29,6 +30,8 @@ from featurestore_connectors.duckdb_delta.streams import batches_of
 Int64s = npt.NDArray[np.int64]
 # Up to this size, all columns are read together, in the calling thread.
 _SMALL_BYTES = 64 << 20
+# Up to this size, the columns remain in memory for repeated retrievals: at most 64 MiB.
+_CACHED_BYTES = 4 << 20
 _ROWS_AT_ONCE = 500_000
 
 
@@ -61,7 +64,10 @@ class TableColumns:
             return
         row_count = sum(file.metadata.num_rows for file in self._files)
         names = relation.schema.names
-        if row_count * columns_width(relation.schema, names) <= _SMALL_BYTES:
+        size = row_count * columns_width(relation.schema, names)
+        if size <= _CACHED_BYTES:
+            self._table = _read_cached(tuple(self._files), tuple(names))
+        elif size <= _SMALL_BYTES:
             self._has_threads = False
             self._table = self.read(names)
 
@@ -70,16 +76,16 @@ class TableColumns:
         names = list(dict.fromkeys(names))
         if self._table is not None:
             return self._table.select(names)
-        return _fill_empty(pa.concat_tables(self._read_files(names)))
+        return _read_columns(self._files or (), names, use_threads=self._has_threads)
 
     def read_rows(self, names: Sequence[str], positions: Int64s, *, row_count: int) -> SelectedRows:
         """Return columns of the rows at the given positions, out of ``row_count`` rows."""
         is_selected = np.zeros(row_count, dtype=bool)
         is_selected[positions] = True
         names = list(dict.fromkeys(names))
-        tables: Iterable[pa.Table] = self._read_files(names)
+        tables = _iterate_columns(self._files or (), names, use_threads=self._has_threads)
         if self._table is not None:
-            tables = [self._table.select(names)]
+            tables = iter([self._table.select(names)])
         selected, start = [], 0
         for table in tables:
             mask = is_selected[start : start + table.num_rows]
@@ -89,24 +95,14 @@ class TableColumns:
         indices -= 1
         return SelectedRows(_fill_empty(pa.concat_tables(selected)), indices)
 
-    def _read_files(self, names: list[str]) -> Iterator[pa.Table]:
-        """Yield columns of a bounded number of rows, in the order of the log."""
-        for file in self._files or ():
-            with (
-                _translate_read_errors(file.path),
-                parquet.ParquetFile(file.path, metadata=file.metadata) as open_file,
-            ):
-                for row_groups in file.row_groups():
-                    rows = open_file.read_row_groups(
-                        row_groups, columns=names, use_threads=self._has_threads
-                    )
-                    yield rows.select(names).replace_schema_metadata()
-
 
 @dataclass(frozen=True)
 class _ParquetFile:
-    path: str
-    metadata: parquet.FileMetaData
+    """A file in one state, since a replaced file must not be read from the cache."""
+
+    state: FileState
+    metadata: parquet.FileMetaData = field(compare=False)
+    types: pa.Schema = field(compare=False)
 
     def row_groups(self) -> Iterator[list[int]]:
         """Yield the numbers of row groups that are read together."""
@@ -121,6 +117,38 @@ class _ParquetFile:
         # A file without row groups has no rows, but types.
         if numbers or not self.metadata.num_row_groups:
             yield numbers
+
+
+def _iterate_columns(
+    files: Iterable[_ParquetFile], names: list[str], *, use_threads: bool
+) -> Iterator[pa.Table]:
+    """Yield columns of a bounded number of rows, in the order of the log."""
+    for file in files:
+        path = file.state.path
+        with (
+            _translate_read_errors(path),
+            parquet.ParquetFile(path, metadata=file.metadata) as open_file,
+        ):
+            for row_groups in file.row_groups():
+                rows = open_file.read_row_groups(row_groups, columns=names, use_threads=use_threads)
+                yield rows.select(names).replace_schema_metadata()
+
+
+def _read_columns(
+    files: Iterable[_ParquetFile], names: list[str], *, use_threads: bool
+) -> pa.Table:
+    return _fill_empty(pa.concat_tables(_iterate_columns(files, names, use_threads=use_threads)))
+
+
+@lru_cache(maxsize=64)
+def _open_cached(state: FileState) -> _ParquetFile:
+    metadata = parquet.read_metadata(state.path)
+    return _ParquetFile(state, metadata, metadata.schema.to_arrow_schema())
+
+
+@lru_cache(maxsize=16)
+def _read_cached(files: tuple[_ParquetFile, ...], names: tuple[str, ...]) -> pa.Table:
+    return _read_columns(files, list(names), use_threads=False)
 
 
 def read_table(database: Database, relation: Relation) -> pa.Table:
@@ -143,13 +171,12 @@ def _find_readable_files(relation: Relation) -> list[_ParquetFile] | None:
     files = []
     for file in snapshot.files:
         with _translate_read_errors(file.path):
-            metadata = parquet.read_metadata(file.path)
-        types = metadata.schema.to_arrow_schema()
-        for field in relation.schema:
-            index = types.get_field_index(field.name)
-            if index < 0 or types.field(index).type != field.type:
+            open_file = _open_cached(FileState.from_path(file.path))
+        for column in relation.schema:
+            index = open_file.types.get_field_index(column.name)
+            if index < 0 or open_file.types.field(index).type != column.type:
                 return None
-        files.append(_ParquetFile(file.path, metadata))
+        files.append(open_file)
     return files
 
 

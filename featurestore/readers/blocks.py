@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from threading import Lock
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -40,13 +41,20 @@ from featurestore.readers.shardfiles import ShardFiles
 _CACHED_WINDOWS = 3
 # Number of record bytes to gather at once: enough to read each shard only once per range.
 _GATHERED_BYTES = 8 * 1024 * 1024
+_SHORT_STRING_BYTES = 64
 Records = npt.NDArray[np.uint8]
 ReadColumn = Callable[[Records, SelectedColumn], npt.NDArray[Any]]
 
 
 @runtime_checkable
 class PackedBlocks(Blocks, Protocol):
-    """A thread-safe reader of step ranges that can return packed arrays."""
+    """A thread-safe reader of step ranges that can return packed arrays.
+
+    ``short_strings`` are the string columns whose values are at most some bytes long.
+    """
+
+    @property
+    def short_strings(self) -> frozenset[str]: ...
 
     def read_packed(self, steps: StepRange, packing: Packing) -> list[npt.NDArray[Any]]:
         """Return the columns of a step range as packed arrays."""
@@ -135,15 +143,16 @@ class RecordBlocks:
         chunks_by_column: dict[str, list[npt.NDArray[Any]]] = {
             name: [] for name in decoding.object_outputs
         }
+        object_columns = [column for column in self.columns if column.name in chunks_by_column]
         read_planes, start = self._plane_reader(packing), real_rows.start
         for records in record_chunks:
             chunk_rows = slice(start, start + len(records))
             read_planes(records, arrays, start)
             byte_rows.write(records, yielded_rows[chunk_rows])
-            for column in self.columns:
-                if column.name in chunks_by_column:
-                    chunks_by_column[column.name].append(decoding.read_column(records, column))
-                elif column.name in numbers and not column.masked:
+            for column in object_columns:
+                chunks_by_column[column.name].append(decoding.read_column(records, column))
+            for column in self._unmasked_nullable_columns:
+                if column.name in numbers:
                     # Fill nulls in place; raise an error for nulls that the manifest does not list.
                     present = self.access.present(records, column.name)
                     fill_nulls(column, (numbers[column.name][chunk_rows], present), in_place=True)
@@ -155,12 +164,36 @@ class RecordBlocks:
         byte_rows.clear(yielded_rows[: real_rows.start])
         byte_rows.clear(yielded_rows[real_rows.stop :])
         ungrouped: Arrays = {}
-        for column in self.columns:
-            if column.name in chunks_by_column:
-                ungrouped[column.name] = _join_chunks(
-                    chunks_by_column[column.name], column, real_rows, rows=rows
-                )
+        for column in object_columns:
+            ungrouped[column.name] = _join_chunks(
+                chunks_by_column[column.name], column, real_rows, rows=rows
+            )
         return arrays, ungrouped
+
+    @cached_property
+    def short_strings(self) -> frozenset[str]:
+        """The string columns whose values are at most some bytes long."""
+        no_records = np.empty((0, self.access.record_bytes), dtype=np.uint8)
+        names = set()
+        for column in self.columns:
+            if _is_string(column) and not column.byte_rows:
+                padded_strings = self.access.padded_texts(no_records, column.name)
+                if padded_strings is not None and padded_strings.itemsize <= _SHORT_STRING_BYTES:
+                    names.add(column.name)
+        return frozenset(names)
+
+    @cached_property
+    def _unmasked_nullable_columns(self) -> list[SelectedColumn]:
+        """The columns with nulls in the files that are not read as masks.
+
+        With hundreds of columns, the search for them takes longer than the decoding of a batch.
+        """
+        no_records = np.empty((0, self.access.record_bytes), dtype=np.uint8)
+        return [
+            column
+            for column in self.columns
+            if not column.masked and self.access.present(no_records, column.name) is not None
+        ]
 
     def _borrow_buffers(self, packing: Packing, rows: int) -> list[npt.NDArray[Any]]:
         """Borrow a buffer of shape (outputs, rows) for each packed group."""
@@ -176,8 +209,7 @@ class RecordBlocks:
 
         The transfer of fixed-width bytes costs half as much as that of Python objects.
         """
-        is_string_column = column.dtype == object and not column.shape and column.items is None
-        if is_string_column and column.fill is None:
+        if _is_string(column) and column.fill is None:
             padded_strings = self.access.padded_texts(records, column.name)
             if padded_strings is not None:
                 return fill_nulls(
@@ -311,6 +343,11 @@ class ByteRows:
         if len(rows):
             for array in self.arrays.values():
                 array[rows] = 0
+
+
+def _is_string(column: SelectedColumn) -> bool:
+    """Return whether a column has one string or binary per row."""
+    return column.dtype == object and not column.shape and column.items is None
 
 
 def _join_chunks(

@@ -74,7 +74,7 @@ DEFAULT_WINDOW_BYTES = 128 * 1024 * 1024
 # Size limits of a step range.
 _RANGE_ROWS = 32_768
 _RANGE_BYTES = 16 * 1024 * 1024
-_WIDE_STEP_BYTES = 1024 * 1024
+_WIDE_STEP_BYTES = 4 * 1024 * 1024
 _PREFETCHED_RANGES = 3
 # For records in object stores: the number of windows to cache, and the bytes to prefetch.
 _CACHED_WINDOWS = 2

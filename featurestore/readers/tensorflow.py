@@ -12,12 +12,13 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 import numpy as np
+import numpy.typing as npt
 
 from featurestore.errors import ReaderConfigError, missing_extra
 from featurestore.model.runtime import usable_cores
@@ -126,11 +127,11 @@ class _DatasetBuilder:
 
         Variable-length lists cannot be packed, so datasets with such columns are read in order.
         """
-        finish = self._step_element if self.single_step_ranges else self._range_elements
         source = _DroppableBlocks(self.reader.blocks)
         if isinstance(source.blocks(), PackedBlocks) and not self.reader.ragged:
-            steps = self.numbered_ranges(iterations, source, finish)
+            steps = self.numbered_ranges(iterations, source)
         else:
+            finish = self._step_element if self.single_step_ranges else self._range_elements
             steps = self.sequential_ranges(iterations).map(self._without_autograph(finish))
         if self.single_step_ranges:
             return steps
@@ -167,16 +168,18 @@ class _DatasetBuilder:
         lists = self.tf.RaggedTensor.from_row_splits(values, splits)
         return self.tf.RaggedTensor.from_uniform_row_length(lists, self.packing.batch)
 
-    def numbered_ranges(
-        self, iterations: Iterations, source: _DroppableBlocks, finish: Callable[..., Any]
-    ) -> Any:
+    def numbered_ranges(self, iterations: Iterations, source: _DroppableBlocks) -> Any:
         """Return a dataset of step ranges that several threads read by range number.
 
-        ``finish`` converts a range to dataset elements. It is not a separate ``map``, because each
+        Ranges are converted to dataset elements here and not by a separate ``map``, because each
         ``map`` adds about 10 ms of processor time to the start of an epoch.
         """
         tf, packing = self.tf, self.packing
+        finish = self._range_elements
+        if self.single_step_ranges and self.removes_padding:
+            finish = self.remove_padding
         specs = self._packed_specs()
+        transfer = _Transfer(packing, source.blocks().short_strings, self.single_step_ranges)
 
         @await_at_exit
         def begin() -> Any:
@@ -187,7 +190,8 @@ class _DatasetBuilder:
         @await_at_exit
         def read(number: Any) -> list[Any]:
             iteration, index = divmod(int(number), 1 << _NUMBER_BITS)
-            return source.blocks().read_packed(iterations[iteration][index], packing)
+            arrays = source.blocks().read_packed(iterations[iteration][index], packing)
+            return transfer.prepare(arrays)
 
         def numbers(_: Any) -> Any:
             # TensorFlow calls this once per iteration over the dataset.
@@ -198,6 +202,8 @@ class _DatasetBuilder:
         def load(number: Any) -> Any:
             dtypes = [spec.dtype for spec in specs]
             tensors = tf.numpy_function(read, [number], dtypes, stateful=False)
+            for position in transfer.serialized_positions:
+                tensors[position] = tf.io.parse_tensor(tensors[position], tf.string)
             for tensor, spec in zip(tensors, specs, strict=True):
                 tensor.set_shape(spec.shape)
             return finish(packing.unpack(tensors, tf.unstack))
@@ -270,13 +276,14 @@ class _DatasetBuilder:
     def _packed_specs(self) -> list[Any]:
         """Return the tensor specs of a packed range."""
         packing = self.packing
-        specs = [
-            self._spec((len(names), None, packing.batch), dtype)
-            for dtype, names in packing.groups.items()
-        ]
+        # A single step has no step dimension, since its removal would take an operation per column.
+        rows: tuple[int | None, ...] = None, packing.batch
+        if self.single_step_ranges:
+            rows = (packing.batch,)
+        specs = [self._spec((len(names), *rows), dtype) for dtype, names in packing.groups.items()]
         for name in packing.ungrouped:
             dtype, shape = packing.outputs[name]
-            specs.append(self._spec((None, packing.batch, *shape), dtype))
+            specs.append(self._spec((*rows, *shape), dtype))
         return specs
 
     def _spec(self, shape: tuple[int | None, ...], dtype: Any) -> Any:
@@ -284,6 +291,80 @@ class _DatasetBuilder:
         tf = self.tf
         kind = tf.string if dtype.kind == "O" else tf.as_dtype(dtype)
         return tf.TensorSpec(shape, kind)
+
+
+@dataclass(frozen=True)
+class _Transfer:
+    """The form in which the packed arrays of a range are passed to TensorFlow.
+
+    Attributes:
+        short_strings: The columns of strings that are serialized, which copies them several times.
+        single_step: Whether to remove the step dimension.
+    """
+
+    packing: Packing
+    short_strings: frozenset[str]
+    single_step: bool
+
+    @cached_property
+    def serialized_positions(self) -> list[int]:
+        """The positions of serialized columns among the packed arrays."""
+        groups = len(self.packing.groups)
+        return [
+            groups + position
+            for position, name in enumerate(self.packing.ungrouped)
+            if name in self.short_strings
+        ]
+
+    def prepare(self, arrays: list[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        """Return the arrays to pass to TensorFlow."""
+        if self.single_step:
+            groups = len(self.packing.groups)
+            arrays = [array[:, 0] for array in arrays[:groups]] + [
+                array[0] for array in arrays[groups:]
+            ]
+        for position in self.serialized_positions:
+            arrays[position] = serialize_strings(arrays[position])
+        return arrays
+
+
+def serialize_strings(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array of strings as a serialized ``TensorProto``, in an array of one object.
+
+    TensorFlow parses it in half of the time that it takes to convert Python objects or numpy
+    strings, and without the GIL. ``tensor_content`` has all lengths as varints, then all bytes.
+    """
+    values = array.reshape(-1)
+    if values.dtype.kind == "S" and values.dtype.itemsize < 128:
+        raw = values.view(np.uint8).reshape(len(values), -1)
+        width = raw.shape[1]
+        if raw[:, -1].all():
+            content = [bytes([width]) * len(values), raw.tobytes()]
+        else:
+            lengths = np.char.str_len(values).astype(np.uint8)
+            content = [lengths.tobytes(), raw[np.arange(width) < lengths[:, None]].tobytes()]
+    else:
+        strings = values.tolist()
+        content = [b"".join(map(_varint, map(len, strings))), *strings]
+    dimensions = [_field(2, b"\x08" + _varint(size)) for size in array.shape]
+    shape = _field(2, b"".join(dimensions))
+    # dtype: DT_STRING.
+    serialized = b"\x08\x07" + shape + _field(4, b"".join(content))
+    return np.array(serialized, dtype=object)
+
+
+def _field(number: int, data: bytes) -> bytes:
+    """Return a protobuf field of bytes."""
+    return bytes([number << 3 | 2]) + _varint(len(data)) + data
+
+
+def _varint(value: int) -> bytes:
+    """Return the protobuf varint of a number."""
+    encoded = bytearray()
+    while value > 127:
+        encoded.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*encoded, value])
 
 
 class _DroppableBlocks:

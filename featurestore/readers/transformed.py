@@ -172,6 +172,9 @@ class TransformedRecords:
 
     source: RecordBlocks
     transform: ArraysFunction
+    short_strings: frozenset[str] = (
+        frozenset()
+    )  # a transformation may replace values by longer ones
 
     def read(self, steps: StepRange) -> Arrays:
         """Return the transformed columns of a step range, of shape (steps * batch, ...)."""

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from featurestore.errors import ReaderConfigError
 from featurestore.readers import Reader
@@ -231,3 +233,23 @@ def test_tf_dataset_without_python_object_is_readable(tfrecord: Example) -> None
     restored = tf.data.experimental.from_variant(variant, spec)
     rows = [features["row_id"].numpy().tolist() for features, _ in restored]
     assert rows == [batch["row_id"].tolist() for batch in expected]
+
+
+@pytest.mark.hypothesis
+@given(
+    values=st.lists(st.binary(max_size=200), min_size=1, max_size=40),
+    width=st.sampled_from([None, 1, 8, 127, 128, 200]),
+)
+def test_serialize_strings_parsed_by_tensorflow_are_equal(
+    values: list[bytes], width: int | None
+) -> None:
+    import tensorflow as tf
+
+    from featurestore.readers.tensorflow import serialize_strings
+
+    strings = np.array([*values, *values], dtype=object)
+    if width is not None:  # numpy strips zero bytes at the end of fixed-width bytes
+        strings = np.array([value[:width] for value in strings], dtype=f"S{width}")
+    batches = strings.reshape(2, -1)
+    tensor = tf.io.parse_tensor(serialize_strings(batches).item(), tf.string)
+    assert tensor.numpy().tolist() == batches.tolist()

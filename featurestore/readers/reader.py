@@ -482,8 +482,9 @@ class Reader:
 
         ``loader.state_dict()`` between two batches is the reader's state at the next step.
         ``loader.load_state_dict(state)`` starts the next iteration there, with any number of
-        workers. The reader prefetches in its own threads, so ``num_workers=0`` is the fastest
-        unless slow Python code processes the batches.
+        workers. The reader prefetches in its own threads, so ``num_workers=0`` needs the least
+        processor time. Workers send ranges of batches in shared memory, at most 32 MiB in
+        total, without further copies.
 
         Args:
             epochs: Number of epochs per iteration.
@@ -495,7 +496,7 @@ class Reader:
             num_workers: Number of worker processes. This and the following arguments are passed to
                 ``DataLoader``.
             pin_memory: Whether batches are copied into page-locked memory.
-            prefetch_factor: Number of batches that each worker prefetches.
+            prefetch_factor: Number of ranges that each worker prefetches.
             persistent_workers: Whether workers survive the end of an iteration.
             multiprocessing_context: The start method of workers.
 
@@ -692,10 +693,11 @@ class Reader:
         start_epoch: int,
         start_step: int,
         steps: int | None = None,
+        max_bytes: int = _RANGE_BYTES,
     ) -> StepRanges:
         """Divide the steps of several epochs into ranges that are read together.
 
-        The first range has one step; later ranges grow up to some megabytes. ``steps`` is the
+        The first range has one step; later ranges grow up to ``max_bytes``. ``steps`` is the
         total number of steps; None reads to the end of the last epoch.
 
         Raises:
@@ -710,11 +712,11 @@ class Reader:
             workers=workers,
             start_epoch=start_epoch,
             start_step=start_step,
-            max_steps_per_range=self.steps_at_once(workers),
+            max_steps_per_range=self.steps_at_once(workers, max_bytes=max_bytes),
             steps=steps,
         )
 
-    def steps_at_once(self, workers: int) -> int:
+    def steps_at_once(self, workers: int, *, max_bytes: int = _RANGE_BYTES) -> int:
         """Return the maximum number of steps per range.
 
         Steps with many bytes are read one at a time, because splitting a range into steps would
@@ -723,7 +725,7 @@ class Reader:
         batch = self.order.worker_batch(workers)
         if batch * self.row_bytes >= _WIDE_STEP_BYTES:
             return 1
-        rows = min(_RANGE_ROWS, _RANGE_BYTES // max(1, self.row_bytes))
+        rows = min(_RANGE_ROWS, max_bytes // max(1, self.row_bytes))
         return max(1, rows // batch)
 
     def read(self, ranges: Iterable[StepRange]) -> Iterator[tuple[StepRange, Batch]]:

@@ -27,14 +27,20 @@ from featurestore.readers.torch_workers import (
     distributed,
     get_worker_info,
     pack_element,
+    pack_range,
     require_torch,
     step_from_state,
     torch,
+    unpack_range,
 )
 
 if TYPE_CHECKING:
     from featurestore.readers.reader import Reader
 
+# Workers transfer ranges of steps, since a transfer takes about a millisecond. All transferred ranges
+# must fit into the shared memory of a container, which is often 64 MiB.
+_SHARED_BYTES = 32 * 1024 * 1024
+_PREFETCH_FACTOR = 2  # the default of ``DataLoader``
 _HINT = (
     'return {"loss": cross_entropy(model(inputs), label, reduction="none")}: a tensor with one '
     "value for each row"
@@ -71,6 +77,9 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
         )
         self._iteration: Iteration | None = None
         self._loaded: Iteration | None = None
+        # Maximum size of the ranges that worker processes yield, for a loader that splits them; with
+        # 0, workers yield elements.
+        self.transferred_bytes = 0
 
     def __len__(self) -> int:
         """Return the number of steps per iteration; the first has fewer if it starts mid-epoch."""
@@ -88,6 +97,9 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
             iteration = self._position.begin(*get_loader_worker())
         self._iteration = iteration
         is_worker = get_worker_info() is not None
+        if is_worker and self.transferred_bytes:
+            yield from self._packed_ranges(iteration)
+            return
         for element in self._elements(iteration):
             iteration.yielded += 1
             yield pack_element(element) if is_worker else element
@@ -147,6 +159,34 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
                 "of reader.torch_loader() works with any number of workers",
             )
 
+    def _packed_ranges(self, iteration: Iteration) -> Iterator[Any]:
+        """Yield the ranges that belong to this worker, range i to worker ``i % workers``.
+
+        All workers divide the iteration into the same ranges, so the loader yields them in order.
+        """
+        total = self.reader.steps_per_epoch
+        if iteration.begin >= iteration.end or not total:
+            return
+        epoch, step = divmod(iteration.begin, total)
+        ranges = self.reader.step_ranges(
+            1,
+            worker=self.rank,
+            workers=self.world_size,
+            start_epoch=epoch,
+            start_step=step,
+            steps=iteration.end - iteration.begin,
+            max_bytes=self.transferred_bytes,
+        )
+        # The loader prefetches by processes, so threads would only compete for their cores.
+        blocks = self.reader.blocks()
+        for number in range(iteration.worker, len(ranges), iteration.workers):
+            yield pack_range(blocks.read(ranges[number]))
+
+    def split_range(self, packed_range: Any) -> Iterator[Any]:
+        """Yield the elements of a range that a worker process yielded."""
+        size = self.reader.order.worker_batch(self.world_size)
+        yield from ElementBuilder(self.reader).elements(unpack_range(*packed_range), size)
+
     def _elements(self, iteration: Iteration) -> Iterator[Any]:
         """Yield the elements of the steps that belong to this process."""
         first = iteration.begin + iteration.worker + iteration.yielded * iteration.workers
@@ -166,7 +206,7 @@ class ReaderDataset(IterableDataset):  # type: ignore[misc]
             ranges = _every_nth_step(iteration.workers, ranges)
         form = ElementBuilder(self.reader)
         for steps, arrays in self.reader.read(ranges):
-            yield from form.elements(steps, arrays)
+            yield from form.elements(arrays, steps.worker_epoch.batch_rows)
 
 
 @dataclass(frozen=True)
@@ -179,9 +219,11 @@ class ElementBuilder:
     reader: Reader
     removes_padding: bool = False
 
-    def elements(self, steps: StepRange, arrays: Mapping[str, npt.NDArray[Any]]) -> Iterator[Any]:
-        """Yield the batch elements of a step range; their tensors are views of the arrays."""
-        size = steps.worker_epoch.batch_rows
+    def elements(self, arrays: Mapping[str, npt.NDArray[Any]], size: int) -> Iterator[Any]:
+        """Yield the batch elements of a step range, with ``size`` rows each.
+
+        Their tensors are views of the arrays.
+        """
         by_step = [_split_batches(array, size) for array in arrays.values()]
         for columns in zip(*by_step, strict=True):
             yield self._element(dict(zip(arrays, columns, strict=True)))
@@ -307,6 +349,9 @@ class ReaderLoader(DataLoader):  # type: ignore[misc]
             start_epoch=start_epoch,
             start_step=start_step,
         )
+        if options.num_workers > 0:
+            prefetched = options.num_workers * (options.prefetch_factor or _PREFETCH_FACTOR)
+            dataset.transferred_bytes = max(1, _SHARED_BYTES // prefetched)
         super().__init__(dataset, batch_size=None, collate_fn=_identity, **vars(options))
 
     def __iter__(self) -> Iterator[Any]:
@@ -320,9 +365,10 @@ class ReaderLoader(DataLoader):  # type: ignore[misc]
         start = self._end
         dataset.start_at(start, independent=self._iterator is None)
         self._next, self._end = start, dataset.end_from(start)
-        for element in super().__iter__():
-            self._next += 1
-            yield element
+        for item in super().__iter__():
+            for element in dataset.split_range(item) if dataset.transferred_bytes else (item,):
+                self._next += 1
+                yield element
 
     def state_dict(self) -> dict[str, Any]:
         """Return the reader's state at the next step: a small JSON object."""
@@ -395,8 +441,9 @@ def evaluate_by_function(
     steps_of_rank = reader.step_ranges(1, worker=rank, workers=ranks, start_epoch=0, start_step=0)
     with torch.no_grad():
         for steps, arrays in reader.read(steps_of_rank):
-            is_real = (arrays[PADDING_WEIGHT] > 0).reshape(-1, steps.worker_epoch.batch_rows)
-            for element, real_rows in zip(builder.elements(steps, arrays), is_real, strict=True):
+            size = steps.worker_epoch.batch_rows
+            is_real = (arrays[PADDING_WEIGHT] > 0).reshape(-1, size)
+            for element, real_rows in zip(builder.elements(arrays, size), is_real, strict=True):
                 element_parts = element if isinstance(element, tuple) else (element,)
                 # All ranks must call their models equally often, since a wrapped model synchronizes
                 # its buffers in each call. Batches without real rows are not counted.

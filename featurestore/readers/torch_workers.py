@@ -13,9 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from featurestore.errors import ManifestMismatch, ReaderConfigError, missing_extra
 from featurestore.readers.columns import Ragged
 from featurestore.readers.order import ORDER_VERSION
+from featurestore.readers.prefetch import ALIGNMENT
 
 if TYPE_CHECKING:
     from featurestore.readers.reader import Reader
@@ -154,6 +158,47 @@ def step_from_state(reader: Reader, state: Mapping[str, Any]) -> int:
     step = int(state["step"])
     reader.check_step(step)
     return int(state["epoch"]) * reader.steps_per_epoch + step
+
+
+@dataclass(frozen=True)
+class _SharedColumn:
+    """The position of a column in a shared memory segment."""
+
+    offset: int
+    kind: str
+    shape: tuple[int, ...]
+
+    def view(self, memory: Any) -> npt.NDArray[Any]:
+        """Return the column as a view of the segment, a tensor of bytes."""
+        return np.ndarray(self.shape, self.kind, buffer=memory.numpy(), offset=self.offset)
+
+
+def pack_range(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[Any, dict[str, Any]]:
+    """Copy the columns of a step range into one shared memory segment.
+
+    Columns of strings and lists are not copied, since PyTorch pickles them.
+    """
+    columns: dict[str, Any] = {}
+    size = 0
+    for name, array in arrays.items():
+        columns[name] = array
+        if array.dtype != object:
+            columns[name] = _SharedColumn(size, array.dtype.str, array.shape)
+            size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+    storage = torch.UntypedStorage._new_shared(max(1, size))
+    memory = torch.empty(0, dtype=torch.uint8).set_(storage)
+    for name, column in columns.items():
+        if isinstance(column, _SharedColumn):
+            column.view(memory)[...] = arrays[name]
+    return memory, columns
+
+
+def unpack_range(memory: Any, columns: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
+    """Return the columns of a packed range; numbers are views of its memory."""
+    arrays = {}
+    for name, column in columns.items():
+        arrays[name] = column.view(memory) if isinstance(column, _SharedColumn) else column
+    return arrays
 
 
 class Columns(dict[str, Any]):

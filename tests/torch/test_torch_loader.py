@@ -95,3 +95,46 @@ def test_torch_loader_state_of_other_reader_raises(tfrecord: Example, example: E
 def test_torch_loader_pin_memory_keeps_rows(tfrecord: Example) -> None:
     reader = open_numbers(tfrecord)
     assert row_ids(reader.torch_loader(pin_memory=True)) == rows_of_epochs(reader, 1)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("remainder", ["drop", "keep", "pad"])
+@pytest.mark.parametrize("shared_bytes", [1, 1 << 16, 32 << 20])
+def test_torch_loader_workers_send_ranges_in_one_segment(
+    example: Example,
+    workers: int,
+    remainder: str,
+    shared_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("featurestore.readers.torch._SHARED_BYTES", shared_bytes)
+    reader = open_numbers(example, remainder=remainder)
+    loader = reader.torch_loader(2, start_step=3, num_workers=workers)
+    elements = list(loader)
+    expected = [*reader.batches(0, start_step=3), *reader.batches(1)]
+    assert list(map(plain, elements)) == as_elements(reader, expected)
+    columns_by_range: dict[int, set[int]] = {}
+    for features, label, *_ in elements:
+        if len(label) == reader.global_batch_size:  # the removal of padding copies a batch
+            columns = [*features.values(), label]
+            starts = [column.untyped_storage().data_ptr() for column in columns]
+            columns_by_range.setdefault(starts[0], set()).update(starts)
+    ranges = reader.step_ranges(
+        1,
+        worker=0,
+        workers=1,
+        start_epoch=0,
+        start_step=3,
+        steps=len(expected),
+        max_bytes=max(1, shared_bytes // (2 * workers)),
+    )
+    # With remainder="keep", the last range of each epoch may have only a short step.
+    short_ranges = 2 if remainder == "keep" else 0
+    assert len(ranges) - short_ranges <= len(columns_by_range) <= len(ranges)
+    # The steps of a range share the memory of each column, and the columns are neighbors.
+    for starts_of_range in columns_by_range.values():
+        assert len(starts_of_range) == len(reader.columns)
+        longest_range = reader.steps_per_epoch * reader.global_batch_size * reader.row_bytes
+        assert max(starts_of_range) - min(starts_of_range) < longest_range + 64 * len(
+            starts_of_range
+        )

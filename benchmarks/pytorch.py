@@ -2,12 +2,13 @@
 
 Medians of 5 interleaved rounds, rows a second as batches of 1,024 rows, shuffled.
 
-    python benchmarks/pytorch.py [--quick] [--rows 200000]
+    python benchmarks/pytorch.py [--quick] [--rows 200000] [--only peers,workers]
 
-Needs an environment with torch and mosaicml-streaming; without them it says so and ends. Peers
+Needs an environment with torch, and for the peers mosaicml-streaming; without them it says so. Peers
 read the same rows: a map-style dataset over a Parquet file, row by row as its documentation has it
 and by whole batches (``__getitems__``), and MosaicML Streaming over MDS shards. Sums over an epoch
 are compared. Beside the rows a second stands the processor time of a row over all threads.
+``workers`` compares two worker processes with none over epochs of ten times the rows.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def table(rows: int) -> pa.Table:
 # -- contestants -----------------------------------------------------------------------------------------------------
 
 
-def ours(rows: pa.Table, folder: Path, *, data_format: str, workers: int = 0) -> Epoch:
+def ours(
+    rows: pa.Table, folder: Path, *, data_format: str, workers: int = 0, epochs: int = 1
+) -> Epoch:
     import featurestore
 
     store = featurestore.connect(folder / "store")
@@ -64,7 +67,7 @@ def ours(rows: pa.Table, folder: Path, *, data_format: str, workers: int = 0) ->
         rows, name, label="i0", key="id", data_format=data_format, statistics=False, progress=False
     )
     reader = dataset.reader("train", global_batch_size=BATCH)
-    return lambda: reader.torch_loader(num_workers=workers)
+    return lambda: reader.torch_loader(epochs, num_workers=workers)
 
 
 def map_style(rows: pa.Table, folder: Path, *, by_batch: bool) -> Epoch:
@@ -195,24 +198,34 @@ def main() -> None:
     arguments.add_argument("--quick", action="store_true")
     arguments.add_argument("--rows", type=int)
 
+    arguments.add_argument("--only", default="peers,workers")
+
     given = arguments.parse_args()
-    for library in ("torch", "streaming"):
-        if importlib.util.find_spec(library) is None:
-            print(f"left out: {library} is not installed (torch, mosaicml-streaming)")
-            return
     wanted = given.rows or (20_000 if given.quick else 200_000)
     rows = table(wanted // BATCH * BATCH)
+    rounds = 1 if given.quick else ROUNDS
+    sections = {"peers": (peers, ("torch", "streaming")), "workers": (workers, ("torch",))}
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        contestants = {
-            "ours": ours(rows, folder, data_format="tfrecord"),
-            "ours, num_workers=1": ours(rows, folder, data_format="tfrecord", workers=1),
-            "ours on Parquet": ours(rows, folder, data_format="parquet"),
-            "map-style over Parquet, by row": map_style(rows, folder, by_batch=False),
-            "map-style over Parquet, by batch": map_style(rows, folder, by_batch=True),
-            "MosaicML Streaming": streaming(rows, folder),
-        }
-        found = race(contestants, rounds=1 if given.quick else ROUNDS)
+        for name in given.only.split(","):
+            section, libraries = sections[name]
+            missing = [each for each in libraries if importlib.util.find_spec(each) is None]
+            if missing:
+                print(f"left out {name}: {', '.join(missing)} is not installed")
+            else:
+                section(rows, Path(place), rounds=rounds)
+    REPORT.save(quick=given.quick)
+
+
+def peers(rows: pa.Table, folder: Path, *, rounds: int) -> None:
+    contestants = {
+        "ours": ours(rows, folder, data_format="tfrecord"),
+        "ours, num_workers=1": ours(rows, folder, data_format="tfrecord", workers=1),
+        "ours on Parquet": ours(rows, folder, data_format="parquet"),
+        "map-style over Parquet, by row": map_style(rows, folder, by_batch=False),
+        "map-style over Parquet, by batch": map_style(rows, folder, by_batch=True),
+        "MosaicML Streaming": streaming(rows, folder),
+    }
+    found = race(contestants, rounds=rounds)
     print(f"{rows.num_rows:,} rows of 24 columns, shuffled, batches of {BATCH:,}")
     ratios = {
         "to the map-style dataset": ("map-style over Parquet, by row", 5.0),
@@ -220,7 +233,31 @@ def main() -> None:
         "to MosaicML Streaming": ("MosaicML Streaming", 1.0),
     }
     show(f"PyTorch, {rows.num_rows:,} x 24 shuffled", found, ratios)
-    REPORT.save(quick=given.quick)
+
+
+def workers(rows: pa.Table, folder: Path, *, rounds: int) -> None:
+    """Compare two worker processes with none, where starting them takes little of an epoch."""
+    contestants = {}
+    for count in (2, 0):
+        contestants[f"num_workers={count}"] = ours(
+            rows, folder, data_format="tfrecord", workers=count, epochs=10
+        )
+    found = race(contestants, rounds=rounds)
+    many, none = found.values()
+    speed, cost = many["rows/s"] / none["rows/s"], none["ns/row"] / many["ns/row"]
+    verdict = "reached" if speed >= 1.4 else "missed"
+    print(f"{10 * rows.num_rows:,} rows of 24 columns, shuffled, batches of {BATCH:,}")
+    for name, each in found.items():
+        print(f"  {name:44}{each['rows/s']:12,.0f} rows/s {each['ns/row']:9,.0f} ns of processor")
+    print(f"  two workers, vs none: {speed:.2f}x rows/s, {cost:.2f}x by processor; 1.4x: {verdict}")
+    REPORT.compare(
+        f"PyTorch, {10 * rows.num_rows:,} x 24 shuffled: num_workers=2, vs num_workers=0",
+        many["rows/s"],
+        none["rows/s"],
+        "rows/s",
+        processor=cost,
+        at_least=1.4,
+    )
 
 
 if __name__ == "__main__":

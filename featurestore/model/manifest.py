@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from featurestore.errors import (
@@ -178,15 +179,14 @@ class Manifest:
         columns = [column.name for column in self.columns]
         return tuple(parse_plan_windows(self.plan, columns=columns))
 
-    @property
+    @cached_property
     def content_hash(self) -> str:
         """SHA-256 of the rules that determine the bytes, and of the file hashes."""
-        data = self.to_json()
-        return canonical_hash({name: data[name] for name in _CONTENT_FIELDS})
+        return _content_hash(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
         """Convert to a JSON object, the inverse of ``from_json``."""
-        data = {"format": MANIFEST_FORMAT, **_to_plain_json(asdict(self))}
+        data = {"format": MANIFEST_FORMAT, **_to_plain_json(self)}
         # Fields that were added later are absent when they are empty, as in earlier manifests.
         for name in ("view", "transformations", "reads", "max_lengths"):
             if not data[name]:
@@ -207,8 +207,8 @@ class Manifest:
 
         The file contains the JSON object with its content hash and a checksum of the whole.
         """
-        data = {**self.to_json(), "content_hash": self.content_hash}
-        return seal(data)
+        data = self.to_json()
+        return seal({**data, "content_hash": _content_hash(data)})
 
     @classmethod
     def from_bytes(cls, content: bytes, *, path: str) -> Manifest:
@@ -244,7 +244,14 @@ def _damaged_error(path: str, reason: str) -> DatasetDamaged:
     )
 
 
+def _content_hash(data: Mapping[str, Any]) -> str:
+    return canonical_hash({name: data[name] for name in _CONTENT_FIELDS})
+
+
 def _to_plain_json(value: Any) -> Any:
+    # ``dataclasses.asdict`` would copy every string and number of the layout on its own.
+    if is_dataclass(value):
+        return {each.name: _to_plain_json(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, dict):
         return {key: _to_plain_json(item) for key, item in value.items()}
     if isinstance(value, tuple | list):

@@ -60,7 +60,7 @@ from featurestore.training.export.shards import assign_shards_for_records, write
 from featurestore.training.export.split_statistics import (
     fit_transformations,
     make_shard_statistics,
-    split_states,
+    statistics_while_writing,
     write_statistics,
 )
 from featurestore.validation import AuditOutcome, Subject, audit, report_to_json
@@ -191,7 +191,10 @@ def export(
     if records is None:
         shard_statistics = make_shard_statistics(engine, request, plan)
     bytes_per_row = request.format.bytes_per_row(plan.layout, ())
-    with progress.report_writing(directory, rows=sum(plan.rows), bytes_per_row=bytes_per_row):
+    with (
+        progress.report_writing(directory, rows=sum(plan.rows), bytes_per_row=bytes_per_row),
+        statistics_while_writing(engine, rows, request, plan, shard_statistics) as statistics,
+    ):
         summaries = write_shards(
             engine,
             rows,
@@ -221,8 +224,7 @@ def export(
         reason = f"failing rows were moved to {QUARANTINE}/"
         manifest = replace(manifest, reproducible=False, reproducible_reason=reason)
     if request.statistics:
-        states = split_states(engine, rows, request, plan, shard_statistics)
-        entries = write_statistics(directory, manifest, states)
+        entries = write_statistics(directory, request.rule.names, statistics())
         manifest = replace(manifest, statistics=entries)
     if request.transformations:
         progress.begin_phase("fit transformations")

@@ -27,6 +27,7 @@ def engine() -> Iterator[DuckDBEngine]:
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit the rows held in memory to a part of them."""
     monkeypatch.setattr(streams, "MAX_BUFFERED_BYTES", 50_000)
+    monkeypatch.setattr(streams, "_BUFFERED_FRACTION", 0)
 
 
 def table() -> pa.Table:

@@ -40,6 +40,9 @@ _VECTOR_ROWS = 2_048
 _BATCH_BYTES = 64 << 20
 # Maximum bytes of a buffered relation. An export needs the same amount again while it sorts.
 MAX_BUFFERED_BYTES = 256 << 20
+# The same limit as a fraction of DuckDB's memory limit; the larger one applies to exports. Joined
+# rows above it are staged as Parquet, which takes longer than an export of buffered rows.
+_BUFFERED_FRACTION = 0.05
 
 
 def stream(
@@ -321,11 +324,12 @@ def buffer_rows(database: Database, rows: Relation) -> Relation:
     """Buffer rows in memory; return a single-use relation of all rows if they do not fit."""
     buffered: list[pa.RecordBatch] = []
     size = 0
+    max_bytes = max(MAX_BUFFERED_BYTES, int(database.memory_limit * _BUFFERED_FRACTION))
     batches = batches_of(database, rows)
     for batch in batches:
         buffered.append(batch)
         size += batch.nbytes
-        if size > MAX_BUFFERED_BYTES:
+        if size > max_bytes:
             all_batches = chain(_release_batches(buffered), batches)
             return from_arrow(database, pa.RecordBatchReader.from_batches(rows.schema, all_batches))
     return mapped_relation(

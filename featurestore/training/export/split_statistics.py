@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -259,29 +261,72 @@ def _fill_missing_states(
     return all_states
 
 
+@dataclass(frozen=True)
+class EncodedStatistics:
+    """The statistics of a split, and the contents of its statistics and sample files."""
+
+    statistics: Statistics
+    content: bytes
+    sample: bytes
+
+
+@contextmanager
+def statistics_while_writing(
+    engine: Engine,
+    rows: HashedRows,
+    request: ExportRequest,
+    plan: ShardPlan,
+    shard_statistics: ShardStatistics | None,
+) -> Iterator[Callable[[], list[EncodedStatistics]]]:
+    """Yield a function that returns the statistics of each split, to be called after the block.
+
+    The block writes the shards. A separate pass runs in a thread meanwhile if the rows are in this
+    process, because the writers leave processors idle: they wait for the disk, and fewer of them
+    remain at the end.
+    """
+
+    def compute() -> list[EncodedStatistics]:
+        states = split_states(engine, rows, request, plan, shard_statistics)
+        return _encode_statistics(request, states)
+
+    needs_pass = request.statistics and shard_statistics is None
+    if not needs_pass or not isinstance(engine, HoldsRows):
+        yield compute
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="featurestore-statistics") as pool:
+        yield pool.submit(compute).result
+
+
+def _encode_statistics(
+    request: ExportRequest, states: Sequence[StatisticsState]
+) -> list[EncodedStatistics]:
+    encoded = []
+    for split, state in zip(request.rule.names, states, strict=True):
+        statistics = finish(state, source={"training_dataset": request.name, "split": split})
+        sample = rows_to_bytes(select_cluster_rows(state))
+        encoded.append(EncodedStatistics(statistics, statistics.to_bytes(), sample))
+    return encoded
+
+
 def write_statistics(
-    directory: str, manifest: Manifest, states: list[StatisticsState]
+    directory: str, splits: Sequence[str], encoded: Sequence[EncodedStatistics]
 ) -> dict[str, Any]:
     """Write the statistics and the cluster sample of each split; return their manifest entries.
 
     This function also warns about inputs that look like row numbers.
     """
-    entries, split_statistics = {}, []
-    for split, state in zip(manifest.splits, states, strict=True):
-        statistics = finish(state, source={"training_dataset": manifest.name, "split": split.name})
-        split_statistics.append(statistics)
-        statistics_path = os.path.join(STATISTICS, f"{split.name}.json")
-        sample_path = os.path.join(STATISTICS, f"{split.name}.sample.arrow")
-        files.write_atomically(os.path.join(directory, statistics_path), statistics.to_bytes())
-        files.write_atomically(
-            os.path.join(directory, sample_path), rows_to_bytes(select_cluster_rows(state))
-        )
+    entries = {}
+    for split, each in zip(splits, encoded, strict=True):
+        statistics_path = os.path.join(STATISTICS, f"{split}.json")
+        sample_path = os.path.join(STATISTICS, f"{split}.sample.arrow")
+        files.write_atomically(os.path.join(directory, statistics_path), each.content)
+        files.write_atomically(os.path.join(directory, sample_path), each.sample)
         # The manifest stores the hash of each file, so that damage is detected.
-        entries[split.name] = {
+        entries[split] = {
             **_manifest_entry(directory, statistics_path),
             "sample": _manifest_entry(directory, sample_path),
         }
-    warn_about_row_ids(split_statistics)
+    warn_about_row_ids([each.statistics for each in encoded])
     return entries
 
 

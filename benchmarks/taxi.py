@@ -209,7 +209,9 @@ def report(rows: int, costs: dict[str, Cost]) -> None:
         line += f"limit {ARROW_SPEED / EXPORT_SPEED})"
         REPORT.add(table, row, f"{name}, rows/s", rows / cost.clock, at_least=EXPORT_SPEED)
         limit = ARROW_SPEED / EXPORT_SPEED
-        REPORT.add(table, row, f"{name} / Arrow", cost.clock / arrow.clock, at_most=limit)
+        ratio, by_processor = (one / other for one, other in zip(cost, arrow, strict=True))
+        column = f"{name} / Arrow"
+        REPORT.add(table, row, column, ratio, processor=by_processor, at_most=limit)
         if published is not None:
             line += f"; published {published[1]},000"
         print(line)

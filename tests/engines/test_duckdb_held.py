@@ -65,6 +65,18 @@ def test_rows_beyond_the_buffer_are_read_once(
     assert engine.stream(rows).read_all().sort_by("id").equals(table())
 
 
+def test_larger_memory_limit_buffers_more_rows(
+    engine: DuckDBEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few(monkeypatch)
+    limit = engine.database.memory_limit
+    for room, is_buffered in ((table().nbytes // 2, False), (2 * table().nbytes, True)):
+        monkeypatch.setattr(streams, "_BUFFERED_FRACTION", room / limit)
+        rows = engine.hold(brought(engine))
+        assert rows.single_use is not is_buffered
+        assert engine.stream(rows).read_all().sort_by("id").equals(table())
+
+
 @pytest.mark.parametrize("all_fit", [True, False])
 def test_stage_returns_rows_from_memory_or_files(
     engine: DuckDBEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_fit: bool

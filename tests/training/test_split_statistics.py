@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
 from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 
 import featurestore
 from featurestore import FeatureStore
+from featurestore.errors import StorageError
 from featurestore.statistics import (
     StatisticsAccumulator,
     StatisticsState,
@@ -25,6 +27,7 @@ from featurestore.statistics import (
     is_sample_short,
     statistics_accumulator,
 )
+from featurestore.training import create
 from featurestore.training.export import shards, split_statistics
 from featurestore.training.export.assignment import Assignment
 from featurestore.training.export.boundaries import GROUP, HASH
@@ -150,6 +153,41 @@ def test_split_statistics_of_writers_equal_separate_pass(
     by_itself = exported("c")
     monkeypatch.setattr(split_statistics, "_MIN_SHARD_ROWS", 0)
     assert exported("d") == by_itself
+
+
+def test_separate_pass_runs_while_shards_are_written(
+    duckdb_store: FeatureStore, example: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counting = threading.Event()
+    plain_count, plain_write = split_statistics.count_splits, create.write_shards
+
+    def count(*arguments: Any) -> Any:
+        counting.set()
+        return plain_count(*arguments)
+
+    def write(*arguments: Any, **options: Any) -> Any:
+        assert counting.wait(60), "no pass has started before the shards were written"
+        return plain_write(*arguments, **options)
+
+    monkeypatch.setattr(split_statistics, "count_splits", count)
+    monkeypatch.setattr(create, "write_shards", write)
+    dataset = duckdb_store.create_training_dataset(example(900), "a", key="at", shards=3)
+    assert dataset.statistics("train").rows == 900
+
+
+def test_failing_separate_pass_publishes_no_dataset(
+    duckdb_store: FeatureStore, example: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StorageError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(split_statistics, "count_splits", fail)
+        with pytest.raises(StorageError, match="the disk is full"):
+            duckdb_store.create_training_dataset(example(900), "a", key="at", shards=3)
+    assert not duckdb_store.get_training_datasets()
+    dataset = duckdb_store.create_training_dataset(example(900), "a", key="at", shards=3)
+    assert (dataset.version, dataset.verify().ok) == (1, True)
 
 
 def test_split_statistics_of_worker_processes_are_returned(

@@ -281,8 +281,8 @@ def statistics_while_writing(
     """Yield a function that returns the statistics of each split, to be called after the block.
 
     The block writes the shards. A separate pass runs in a thread meanwhile if the rows are in this
-    process, because the writers leave processors idle: they wait for the disk, and fewer of them
-    remain at the end.
+    process, because the writers leave processors idle: they wait for the disk, and the last shards
+    have fewer writers than processors.
     """
 
     def compute() -> list[EncodedStatistics]:

@@ -266,6 +266,16 @@ class DescribedSnapshot(Protocol):
         ...
 
 
+def hive_error() -> InvalidArgument:
+    """Return the error for a Hive Metastore."""
+    return InvalidArgument(
+        "A Hive Metastore is not supported: the client of pyiceberg 0.12.0, the newest release, "
+        "calls the method get_table, which Hive 4 removed.",
+        hint="read its tables by an Iceberg REST service, 'iceberg+https://host', or by their "
+        "location, 'delta+s3://bucket/table'",
+    )
+
+
 def find_source(kind: str) -> Callable[[SourceConfig], Source]:
     """Return the factory for a kind of source.
 
@@ -274,6 +284,8 @@ def find_source(kind: str) -> Callable[[SourceConfig], Source]:
     """
     entry_point = find_plugin("sources", kind)
     if entry_point is None:
+        if kind in ("hive", "thrift"):
+            raise hive_error()
         available = plugin_names("sources")
         raise InvalidArgument(
             f"Unknown source kind {kind!r}. Available: {listing(available)}.",

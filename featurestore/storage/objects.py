@@ -15,7 +15,13 @@ from featurestore.storage import failures
 from featurestore.storage.failures import translate_read_errors, with_retries
 from featurestore.storage.interface import StoredObject, Writer, fill, total_bytes
 from featurestore.storage.location import check_name, remove_owner, scheme_of
-from featurestore.storage.settings import SECRET, TOKEN, USER, store_settings
+from featurestore.storage.settings import (
+    GOOGLE_TOKEN,
+    SECRET,
+    TOKEN,
+    USER,
+    store_settings,
+)
 
 if TYPE_CHECKING:
     from featurestore.storage.interface import ObjectStore
@@ -279,6 +285,9 @@ def _connect(root: str, options: Mapping[str, str], retries: Mapping[str, Any]) 
         # credentials.
         pair = {"access_key_id": config.pop(USER), "secret_access_key": config.pop(SECRET)}
         provider["credential_provider"] = lambda: {**pair, "expires_at": None}
+    if GOOGLE_TOKEN in config:
+        token = config.pop(GOOGLE_TOKEN)
+        provider["credential_provider"] = lambda: {"token": token, "expires_at": None}
     try:
         return from_url(
             root,

@@ -17,6 +17,9 @@ from featurestore.errors import ConfigurationError, did_you_mean
 
 USER, SECRET, TOKEN = "aws_access_key_id", "aws_secret_access_key", "aws_session_token"
 _CREDENTIALS = (USER, SECRET, TOKEN)
+# A temporary token of Google, such as one that a catalog vends. It is read from no environment.
+GOOGLE_TOKEN = "google_oauth_token"
+AZURE_SAS = "azure_storage_sas_token"
 # S3 options by environment variable; ``storage_options=`` may omit the prefix ``aws_``.
 _S3 = (
     *_CREDENTIALS,
@@ -70,6 +73,7 @@ _PROVIDERS = {
             "google_application_credentials",
             "google_service_account",
             "google_service_account_key",
+            GOOGLE_TOKEN,
             "google_base_url",
             "google_skip_signature",
         ),
@@ -87,7 +91,7 @@ _PROVIDERS = {
         (
             "azure_storage_account_name",
             "azure_storage_account_key",
-            "azure_storage_sas_token",
+            AZURE_SAS,
             "azure_storage_token",
             "azure_client_id",
             "azure_client_secret",
@@ -103,9 +107,9 @@ _PROVIDERS = {
             "azure_account_name": "azure_storage_account_name",
             "azure_account_key": "azure_storage_account_key",
             "azure_storage_access_key": "azure_storage_account_key",
-            "azure_sas_token": "azure_storage_sas_token",
-            "azure_sas_key": "azure_storage_sas_token",
-            "azure_storage_sas_key": "azure_storage_sas_token",
+            "azure_sas_token": AZURE_SAS,
+            "azure_sas_key": AZURE_SAS,
+            "azure_storage_sas_key": AZURE_SAS,
             "azure_bearer_token": "azure_storage_token",
             "azure_token": "azure_storage_token",
             "azure_storage_client_id": "azure_client_id",
@@ -118,7 +122,7 @@ _PROVIDERS = {
         "azure_endpoint",
         {
             "azure_storage_account_key": "access_key",
-            "azure_storage_sas_token": "sas_token",
+            AZURE_SAS: "sas_token",
             "azure_storage_token": "bearer_token",
             "azure_client_secret": "client_secret",
             "azure_federated_token_file": "workload_identity",
@@ -150,14 +154,20 @@ def store_settings(scheme: str, options: Mapping[str, str]) -> Settings:
     provider = _PROVIDERS[scheme]
     checked_options = check_options(options, scheme=scheme)
     option_types = [kind for key, kind in provider.credentials.items() if key in checked_options]
+    has_token = GOOGLE_TOKEN in checked_options
     store = {}
     for key in provider.options:
         value = checked_options.get(key)
         # Credentials in the environment belong to another identity than those of the options.
-        if not value and not (option_types and key in provider.credentials):
+        is_of_identity = has_token or key == GOOGLE_TOKEN
+        is_of_identity |= bool(option_types) and key in provider.credentials
+        if not value and not is_of_identity:
             value = _read_environment(key, scheme=scheme)
         if value:
             store[key] = value
+    if has_token:
+        # Otherwise obstore reads this setting from the environment.
+        store["google_skip_signature"] = "false"
     if option_types:
         # Otherwise obstore prefers an account key in the environment.
         store["azure_credential_type"] = option_types[0]
@@ -217,7 +227,16 @@ def _allow_http(client: Mapping[str, str], endpoint: str) -> dict[str, str]:
 
 
 def delta_options(settings: Settings) -> dict[str, str]:
-    """Merge the settings into one mapping for delta-rs."""
+    """Merge the settings into one mapping for delta-rs.
+
+    Raises:
+        ConfigurationError: The settings have a temporary token, which delta-rs does not support.
+    """
+    if GOOGLE_TOKEN in settings.store:
+        raise ConfigurationError(
+            f"{GOOGLE_TOKEN} gives access to tables of catalogs only.",
+            hint="set $GOOGLE_APPLICATION_CREDENTIALS to the key file of a service account",
+        )
     merged = {**settings.store, **settings.client}
     if any(key.startswith("aws_") for key in merged):
         # delta-rs must not overwrite commits of other writers, either.

@@ -160,7 +160,7 @@ def test_catalog_job_failure_names_table_and_leaves_window_due(
     def reject(client: UnityClient, path: str, body: dict[str, Any]) -> dict[str, Any]:
         wrong = {"Authorization": "none"}
         if body.get("name") == rejected["name"]:
-            monkeypatch.setattr(client, "_token", wrong["Authorization"])
+            monkeypatch.setattr(client, "token", wrong["Authorization"])
         return post(client, path, body)
 
     with monkeypatch.context() as patch:

@@ -1,20 +1,33 @@
-"""Iceberg tables of AWS Glue, by moto's server, which has a data catalog and buckets."""
+"""Iceberg, Delta and Parquet tables of AWS Glue, by moto's server, which has a data catalog and buckets."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 pytest.importorskip("pyiceberg")
 pytest.importorskip("moto.server")
-from featurestore.errors import InvalidArgument, SourceTableNotFound, SourceUnavailable
-from featurestore.plugins.source import SourceConfig, find_source
+from featurestore.errors import (
+    FeatureStoreError,
+    InvalidArgument,
+    SourceError,
+    SourceTableNotFound,
+    SourceUnavailable,
+)
+from featurestore.plugins.engine import TimeRange
+from featurestore.plugins.source import SourceConfig, SourceQuery, find_source
 from featurestore.store import FeatureStore
+from tests.object_server import free_port, wait_for
 
 if TYPE_CHECKING:
     from pyiceberg.catalog.glue import GlueCatalog
@@ -26,13 +39,17 @@ ORDERS = pa.table({"id": [1, 2], "total": [12.5, 99.0]})
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    # The Delta kernel holds the lock of the interpreter while it waits for a response, so the
+    # server is another process.
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(port, process)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
 
 
 @pytest.fixture
@@ -63,6 +80,11 @@ def table(client: GlueCatalog) -> Table:
     created = client.create_table(f"{namespace}.orders", schema=ORDERS.schema)
     created.append(ORDERS)
     return created
+
+
+def config_of(endpoint: str) -> SourceConfig:
+    options = {"aws_endpoint_url": endpoint, "aws_access_key_id": KEY}
+    return SourceConfig("lake", f"glue://{REGION}", options, lambda: SECRET)
 
 
 @pytest.fixture
@@ -97,16 +119,158 @@ def test_glue_tables_are_read_at_their_snapshots(table: Table, store: FeatureSto
         assert SECRET.encode() not in (path.read_bytes() if path.is_file() else b"")
 
 
+def add_table(
+    client: GlueCatalog,
+    name: str,
+    location: str,
+    *,
+    partition_keys: dict[str, str] | None = None,
+    partitions: dict[str, list[str]] | None = None,
+    **described: Any,
+) -> None:
+    """Add a table to the database ``name.split(".")[0]``, as Glue's own clients do."""
+    database, table = name.split(".")
+    keys = [{"Name": key, "Type": kind} for key, kind in (partition_keys or {}).items()]
+    storage = {"Location": location, **described.pop("StorageDescriptor", {})}
+    description = {"Name": table, "StorageDescriptor": storage, "PartitionKeys": keys, **described}
+    client.glue.create_table(DatabaseName=database, TableInput=description)
+    for folder, values in (partitions or {}).items():
+        client.glue.create_partition(
+            DatabaseName=database,
+            TableName=table,
+            PartitionInput={"Values": values, "StorageDescriptor": {"Location": folder}},
+        )
+
+
+def upload(endpoint: str, folder: Path, location: str) -> str:
+    """Copy the files of a folder to a location in a bucket, and return it."""
+    import boto3
+
+    bucket, _, prefix = location.removeprefix("s3://").partition("/")
+    names = {"region_name": REGION, "aws_access_key_id": KEY, "aws_secret_access_key": SECRET}
+    s3 = boto3.client("s3", endpoint_url=endpoint, **names)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            s3.upload_file(str(path), bucket, f"{prefix}/{path.relative_to(folder)}")
+    return location
+
+
+PARQUET = {
+    "StorageDescriptor": {
+        "InputFormat": "org.apache.hadoop.hive.ql.io.parquet.MapredParquetInputFormat",
+        "SerdeInfo": {
+            "SerializationLibrary": "org.apache.hadoop.hive.ql.io.parquet.serde.ParquetHiveSerDe"
+        },
+    },
+    "Parameters": {"classification": "parquet"},
+}
+
+
+def test_delta_tables_of_glue_are_read_at_their_versions(
+    endpoint: str, client: GlueCatalog, table: Table, store: FeatureStore, tmp_path: Path
+) -> None:
+    database = table.name()[0]
+    warehouse = client.properties["warehouse"]
+    for rows in (ORDERS, ORDERS.slice(0, 1)):
+        write_deltalake(tmp_path / "delta", rows, mode="append")
+    location = upload(endpoint, tmp_path / "delta", f"{warehouse}/delta")
+    # Crawlers and native tables of Athena describe Delta tables by parameters.
+    add_table(client, f"{database}.crawled", location, Parameters={"classification": "delta"})
+    # Spark writes a placeholder as the location of such a table.
+    spark = {"Parameters": {"spark.sql.sources.provider": "delta"}}
+    path = {"StorageDescriptor": {"SerdeInfo": {"Parameters": {"path": location}}}}
+    add_table(client, f"{database}.spark", f"{warehouse}/x-__PLACEHOLDER__", **spark, **path)
+    for name in (f"{database}.crawled", f"{database}.spark"):
+        assert name in [each.name for each in store.check_source("lake").tables]
+        assert store.read_source("lake", table=name, columns=["id"]).count() == 3
+        assert store.read_source("lake", table=name, at=0).count() == 2
+    frame = store.read_source("lake", table=f"{database}.spark")
+    group = store.create_featuregroup(frame, "orders")
+    (read,) = group.history()[0].inputs.values()
+    assert (read["source"], read["snapshot"]) == ("source:lake", f"{database}.spark version 1")
+    with pytest.raises(SourceTableNotFound, match=rf"'{database}\.spark'.*version 7"):
+        store.read_source("lake", table=f"{database}.spark", at=7).count()
+
+
+def test_parquet_tables_of_glue_have_the_rows_of_registered_partitions(
+    endpoint: str, client: GlueCatalog, table: Table, store: FeatureStore, tmp_path: Path
+) -> None:
+    database = table.name()[0]
+    root = f"{client.properties['warehouse']}/parquet"
+    start = datetime(2024, 1, 1, tzinfo=UTC)
+    for day in range(4):
+        folder = tmp_path / "rows" / (f"day=2024-01-0{day + 1}" if day < 3 else "late")
+        folder.mkdir(parents=True)
+        at = pa.array([start + timedelta(days=day)], pa.timestamp("us", tz="UTC"))
+        # Athena writes files without an extension.
+        pq.write_table(pa.table({"id": [day], "at": at}), folder / "20240101_090000_00012_abcde")
+        (folder / "_SUCCESS").touch()
+    upload(endpoint, tmp_path / "rows", root)
+    name = f"{database}.events"
+    registered = {f"{root}/day=2024-01-0{day}": [f"2024-01-0{day}"] for day in (1, 2)}
+    registered[f"{root}/late/"] = ["2024-02-01"]
+    keys = {"partition_keys": {"day": "date"}, "partitions": registered}
+    add_table(client, name, f"{root}/", **keys, **PARQUET)
+    assert name in [each.name for each in store.check_source("lake").tables]
+    frame = store.read_source("lake", table=name)
+    assert frame.schema.field("day").type == pa.date32()
+    rows = sorted(frame.to_arrow().to_pylist(), key=lambda row: row["id"])
+    # The partition day=2024-01-03 is not registered, so its files are not rows of the table.
+    assert [(row["id"], str(row["day"])) for row in rows] == [
+        (0, "2024-01-01"), (1, "2024-01-02"), (3, "2024-02-01"),
+    ]  # fmt: skip
+    group = store.create_featuregroup(frame, "events", primary_key="id", event_time="at")
+    (read,) = group.history()[0].inputs.values()
+    assert read["snapshot"].startswith(f"{name} files ")
+    snapshot = find_source("glue")(config_of(endpoint)).snapshot()
+    window = TimeRange("at", start, start + timedelta(days=1), "left")
+    query = SourceQuery(table=name, columns=("id",), window=window)
+    assert snapshot.read(query).read_all().to_pydict() == {"id": [0]}
+    snapshot.close()
+    with pytest.raises(InvalidArgument, match=rf"Table '{database}\.events': at=0: Parquet files"):
+        store.read_source("lake", table=name, at=0).count()
+
+    outside = {f"{client.properties['warehouse']}/elsewhere/d": ["2024-01-01"]}
+    add_table(
+        client, f"{database}.outside", root, partition_keys={"day": "date"}, partitions=outside,
+        **PARQUET,
+    )  # fmt: skip
+    with pytest.raises(
+        SourceError, match=rf"'{database}\.outside': the partition .*outside of the"
+    ):
+        store.read_source("lake", table=f"{database}.outside").count()
+    add_table(client, f"{database}.empty", f"{root}/nothing", **PARQUET)
+    with pytest.raises(FeatureStoreError, match=rf"'{database}\.empty'"):
+        store.read_source("lake", table=f"{database}.empty").count()
+
+
 def test_other_tables_of_glue_are_not_listed(
     client: GlueCatalog, table: Table, store: FeatureStore
 ) -> None:
     namespace = table.name()[0]
-    plain = {"Name": "plain", "StorageDescriptor": {"Location": "s3://b/plain"}, "Parameters": {}}
-    client.glue.create_table(DatabaseName=namespace, TableInput=plain)
+    symlinks = {"InputFormat": "org.apache.hadoop.hive.ql.io.SymlinkTextInputFormat"}
+    others: dict[str, tuple[str, dict[str, Any]]] = {
+        "plain": ("unknown", {}),
+        "csv": ("csv", {"Parameters": {"classification": "csv"}}),
+        # Their files contain rows that are not in the table.
+        "hudi": ("hudi", {**PARQUET, "Parameters": {"spark.sql.sources.provider": "hudi"}}),
+        "links": ("SymlinkTextInputFormat", {**PARQUET, "StorageDescriptor": symlinks}),
+    }
+    for name, (_, described) in others.items():
+        add_table(client, f"{namespace}.{name}", "s3://bucket/plain", **described)
     tables = [each.name for each in store.check_source("lake").tables]
     assert f"{namespace}.orders" in tables
-    assert f"{namespace}.plain" not in tables
-    for name in ("plain", "order"):
+    for name, (kind, _) in others.items():
+        assert f"{namespace}.{name}" not in tables
+        shown = "parquet" if name == "links" else kind
+        with pytest.raises(SourceError, match=rf"'{namespace}\.{name}' has the format {shown}"):
+            store.read_source("lake", table=f"{namespace}.{name}")
+    web = {"StorageDescriptor": {"SerdeInfo": {"Parameters": {"path": "https://evil/table"}}}}
+    delta = {"Parameters": {"classification": "delta"}}
+    add_table(client, f"{namespace}.web", "s3://bucket/plain", **web, **delta)
+    with pytest.raises(SourceError, match=rf"'{namespace}\.web': the location 'https://evil"):
+        store.read_source("lake", table=f"{namespace}.web")
+    for name in ("order", "orders.x"):
         with pytest.raises(SourceTableNotFound, match=rf"unknown table '{namespace}\.{name}'"):
             store.read_source("lake", table=f"{namespace}.{name}")
 

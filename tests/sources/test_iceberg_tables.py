@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("pyiceberg")
 from featurestore.errors import (
     FeatureStoreError,
+    InvalidArgument,
     SourceError,
     SourceTableNotFound,
     SourceUnavailable,
@@ -231,3 +232,14 @@ def test_iceberg_properties_load_no_code(
     snapshot = opened("iceberg", f"iceberg+{path}").snapshot()
     assert snapshot.read(SourceQuery()).read_all().num_rows == 20
     assert Planted.made == 0
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["hive://host", "thrift://host:9083", "iceberg+thrift://host:9083", "iceberg+hive://host"],
+)
+def test_hive_metastore_is_refused_with_alternatives(duckdb_store: FeatureStore, uri: str) -> None:
+    with pytest.raises(InvalidArgument, match="Hive Metastore is not supported") as refused:
+        duckdb_store.add_source("lake", uri)
+    assert "iceberg+https://host" in str(refused.value)
+    assert duckdb_store.get_sources() == []

@@ -1,4 +1,4 @@
-"""Delta tables of Unity Catalog.
+"""Delta and Iceberg tables of Unity Catalog.
 
 Unity Catalog's own server is not in the registries that tests use. ``UnityHandler`` returns the
 documented responses of the endpoints that a reading client calls; tables and buckets are real.
@@ -38,7 +38,8 @@ class UnityHandler(BaseHTTPRequestHandler):
     """A catalog with the tables in ``locations``, by schema and name.
 
     ``registered`` are the bodies of the requests that registered tables, ``schemas`` the created
-    schemas.
+    schemas. ``vended`` are credentials other than those of S3, and ``iceberg`` the responses of the
+    Iceberg REST service by schema and name.
     """
 
     locations: ClassVar[dict[str, str]] = {}
@@ -46,6 +47,9 @@ class UnityHandler(BaseHTTPRequestHandler):
     schemas: ClassVar[set[str]] = set()
     formats: ClassVar[dict[str, str]] = {}
     credentials: ClassVar[dict[str, str]] = {}
+    vended: ClassVar[dict[str, dict[str, str]]] = {}
+    iceberg: ClassVar[dict[str, dict[str, Any]] | None] = None
+    iceberg_path: ClassVar[str] = "iceberg-rest"
     redirect: ClassVar[str | None] = None
 
     def do_GET(self) -> None:
@@ -88,7 +92,10 @@ class UnityHandler(BaseHTTPRequestHandler):
             self._page("tables", chosen, query)
         elif path == "temporary-table-credentials":
             assert json.loads(body)["operation"] == "READ"
-            self._send(200, {"aws_temp_credentials": self.credentials, "expiration_time": 1})
+            credentials = {"aws_temp_credentials": self.credentials, **self.vended}
+            self._send(200, {**credentials, "expiration_time": 1})
+        elif self.iceberg is not None and path.startswith(f"{self.iceberg_path}/v1/"):
+            self._load_iceberg(path.removeprefix(f"{self.iceberg_path}/v1/"), query)
         else:
             name = path.removeprefix("tables/main.")
             if name in self.locations:
@@ -116,6 +123,17 @@ class UnityHandler(BaseHTTPRequestHandler):
         else:
             self.locations[name], self.registered[name] = body["storage_location"], body
             self._send(200, body)
+
+    def _load_iceberg(self, path: str, query: dict[str, str]) -> None:
+        """Respond as the Iceberg REST service of the catalog."""
+        assert self.iceberg is not None
+        if path == "config":
+            assert query == {"warehouse": "main"}
+            self._send(200, {"defaults": {}, "overrides": {"prefix": "catalogs/main"}})
+            return
+        assert self.headers["X-Iceberg-Access-Delegation"] == "vended-credentials"
+        _, schema, _, name = path.removeprefix("catalogs/main/").split("/")
+        self._send(200, self.iceberg[f"{schema}.{name}"])
 
     def _table(self, full_name: str) -> dict[str, Any]:
         schema, name = full_name.split(".")
@@ -150,7 +168,7 @@ class UnityHandler(BaseHTTPRequestHandler):
 def catalog() -> Iterator[tuple[str, type[UnityHandler]]]:
     """The URI of a catalog, and its handler, whose tables a test sets."""
     empty: dict[str, Any] = {"locations": {}, "formats": {}, "credentials": {}}
-    empty |= {"registered": {}, "schemas": set()}
+    empty |= {"registered": {}, "schemas": set(), "vended": {}}
     handler = type("Handler", (UnityHandler,), empty)
     with serve(handler) as port:
         yield f"unity://127.0.0.1:{port}/main?tls=false", handler
@@ -185,9 +203,9 @@ def test_unity_tables_are_read_with_vended_credentials(
         rows = pa.table({"id": [number], "total": [1.5]})
         write_deltalake(f"{bucket}/orders", rows, mode="append", storage_options=settings)
     handler.locations.update(
-        {"sales.orders": f"{bucket}/orders/", "sales.other": "s3://b/o", "zoo.iceberg": "s3://b/i"}
+        {"sales.orders": f"{bucket}/orders/", "sales.other": "s3://b/o", "zoo.csv": "s3://b/i"}
     )
-    handler.formats["zoo.iceberg"] = "ICEBERG"
+    handler.formats["zoo.csv"] = "CSV"
     handler.credentials.update(access_key_id=ACCESS_KEY, secret_access_key=SECRET_KEY)
     monkeypatch.setenv("LAKE_TOKEN", CATALOG_TOKEN)
     options = {"aws_endpoint_url": object_server.endpoint, "aws_region": "us-east-1"}
@@ -222,15 +240,23 @@ def test_unity_refusals_name_the_table(
             "a.unvended": "s3://bucket/table",
             "a.missing": f"file://{tmp_path}/missing",
             "a.iceberg": f"{tmp_path}",
+            "a.csv": f"{tmp_path}",
+            "a.gs": "gs://bucket/table",
+            "a.azure": "abfss://files@shop.dfs.core.windows.net/table",
+            "a.china": "abfss://files@shop.dfs.core.chinacloudapi.cn/table",
         }
     )
-    handler.formats["a.iceberg"] = "ICEBERG"
+    handler.formats |= {"a.iceberg": "ICEBERG", "a.csv": "CSV"}
     snapshot = unity(uri).snapshot()
     for name, message in {
         "web": "neither a local path",
         "user": "neither a local path",
         "unvended": "no credentials",
-        "iceberg": "has the format ICEBERG",
+        "iceberg": "has no Iceberg REST service",
+        "csv": "has the format CSV",
+        "gs": "no credentials",
+        "azure": "no credentials",
+        "china": "neither a local path",
     }.items():
         with pytest.raises(SourceError, match=message) as refused:
             snapshot.schema(SourceQuery(table=f"a.{name}"))

@@ -12,7 +12,7 @@ _EXPORTS = {
     "DuckDBSource": "duckdb_rows",
     "FlightSQLSource": "warehouses",
     "FolderSource": "folder",
-    "GlueSource": "iceberg",
+    "GlueSource": "glue",
     "IcebergSource": "iceberg",
     "PostgresSource": "postgres",
     "SQLAlchemySource": "sqlalchemy_database",

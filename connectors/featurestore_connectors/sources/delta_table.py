@@ -6,6 +6,7 @@ checkpoints and shallow clones. Tables with unsupported features are refused.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -27,9 +28,10 @@ from featurestore.errors import (
 from featurestore.model.source import SourceTable
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
-from featurestore.storage.connections import delta_options
+from featurestore.storage.connections import delta_options, options_of
 from featurestore.storage.filesystem import LocalMirror
 from featurestore.storage.location import HDFS, remove_owner
+from featurestore.storage.settings import AZURE_SAS, GOOGLE_TOKEN
 from featurestore_connectors.sources import locations
 from featurestore_connectors.sources.drivers import to_single_line
 from featurestore_connectors.sources.typed_columns import (
@@ -37,6 +39,8 @@ from featurestore_connectors.sources.typed_columns import (
     TypedColumns,
     cast_batches,
 )
+
+_AZURE_KEYS = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY")
 
 
 class DeltaSource:
@@ -73,8 +77,9 @@ def open_delta(
 class DeltaSnapshot(TypedColumns):
     """An immutable version of a Delta table.
 
-    The kernel cannot read HDFS. The log is therefore copied to a local folder when the snapshot is
-    opened, and the data files of the version are copied before rows are read.
+    The kernel cannot read HDFS, nor some buckets with temporary tokens. The log is then
+    copied to a local folder when the snapshot is opened, and the data files of the version are
+    copied before rows are read.
     """
 
     def __init__(self, config: SourceConfig, path: str, version: int) -> None:
@@ -88,7 +93,7 @@ class DeltaSnapshot(TypedColumns):
         self._version = version
         # The newest level exports string views, which older releases of pyarrow cannot read.
         self._old_layout = polars.CompatLevel.oldest()
-        self._mirror = _mirror_log(path) if path.startswith(f"{HDFS}:") else None
+        self._mirror = _mirror_log(path) if _needs_mirror(path) else None
         table_path = remove_owner(path) if self._mirror is None else self._mirror.folder
         storage_options = delta_options(path) if self._mirror is None else None
         try:
@@ -182,6 +187,15 @@ class DeltaSnapshot(TypedColumns):
             f"{subject} cannot be read: {reason}",
             hint="the version may have been vacuumed, or use an unsupported Delta feature",
         )
+
+
+def _needs_mirror(path: str) -> bool:
+    """Return whether the kernel cannot read a table at its location."""
+    options = options_of(path)
+    if path.startswith(f"{HDFS}:") or GOOGLE_TOKEN in options:
+        return True
+    # The kernel prefers an account key of the environment to the token of a table.
+    return AZURE_SAS in options and any(name in os.environ for name in _AZURE_KEYS)
 
 
 def _mirror_log(path: str) -> LocalMirror:

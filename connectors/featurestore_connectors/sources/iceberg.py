@@ -28,17 +28,19 @@ from featurestore.errors import (
 from featurestore.model.source import SourceTable
 from featurestore.model.times import from_micros, to_micros
 from featurestore.plugins.catalog import CatalogSource, TableCatalog
-from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
-from featurestore.storage.settings import SECRET, USER
+from featurestore.plugins.source import (
+    Source,
+    SourceConfig,
+    SourceQuery,
+    SourceSnapshot,
+    hive_error,
+)
 from featurestore_connectors.sources import duckdb_rows, iceberg_files, locations
 from featurestore_connectors.sources.catalog_registration import IcebergTables
 from featurestore_connectors.sources.drivers import secure_url, to_single_line
 from featurestore_connectors.sources.typed_columns import schema_of, select_columns
 
 _OPTIONS = ("catalog", "warehouse")
-_ENDPOINT = "aws_endpoint_url"
-_GLUE_RETRIES = 3
-_GLUE_OPTIONS = (USER, _ENDPOINT, "catalog_id")
 _SINGLE_TABLE = "."
 _SHOWN = 200
 # Exceptions that pyiceberg raises for JSON documents that are not table metadata.
@@ -64,18 +66,20 @@ class IcebergSource:
             )
         self._config = config
         self._uri = config.uri.removeprefix("iceberg+").removeprefix("iceberg:")
+        if self._uri.startswith(("hive:", "thrift:")):
+            raise hive_error()
         self._is_table = self._uri.startswith(("/", "file:"))
         if not self._is_table and not self._uri.startswith("http"):
             self._uri = _database_url(config, self._uri)
 
     def snapshot(self, at: int | datetime | None = None) -> IcebergSnapshot:
         """Open the catalog at snapshot id or time ``at``, or with the latest snapshots."""
-        iceberg_catalogs = _import_catalogs()
+        iceberg_catalogs = import_catalogs()
         if self._is_table:
             path = locations.require_existing(
                 self._config, locations.local_path(self._config, prefix="iceberg")
             )
-            with _translate_errors(self._config, None):
+            with translate_errors(self._config, None):
                 table = iceberg_catalogs.load_table(path, subject=f"Source {self._config.name!r}")
             return IcebergSnapshot(self._config, _SingleTable(table), version=at)
         catalog, secret = self._connect()
@@ -93,7 +97,7 @@ class IcebergSource:
 
     def _connect(self) -> tuple[Any, str | None]:
         """Return the catalog and its secret."""
-        iceberg_catalogs = _import_catalogs()
+        iceberg_catalogs = import_catalogs()
         secret = None
         if self._uri.startswith("http") and self._config.secret is not None:
             secret = self._config.secret()
@@ -101,7 +105,7 @@ class IcebergSource:
             # SQLite would create a missing file.
             file = self._uri.removeprefix("sqlite:").removeprefix("//")
             locations.require_existing(self._config, file.replace("//", "/", 1))
-        with _translate_errors(self._config, secret):
+        with translate_errors(self._config, secret):
             catalog = iceberg_catalogs.open_catalog(
                 self._uri,
                 name=self._config.options.get("catalog", "default"),
@@ -111,66 +115,7 @@ class IcebergSource:
         return catalog, secret
 
 
-class GlueSource(IcebergSource):
-    """The Iceberg tables of AWS Glue: ``glue://eu-central-1``, the URI of a region.
-
-    Options: ``catalog_id`` is the account of another catalog, ``aws_access_key_id`` the access key
-    whose secret key is the secret, and ``aws_endpoint_url`` another address of Glue and S3. Without
-    an access key, the credentials of the environment are used.
-    """
-
-    def __init__(self, config: SourceConfig) -> None:
-        unknown = [name for name in config.options if name not in _GLUE_OPTIONS]
-        if unknown:
-            raise InvalidArgument(
-                f"Unknown options {listing(unknown)} of a Glue source. Available: "
-                f"{listing(_GLUE_OPTIONS)}.",
-            )
-        self._config = config
-        self._is_table = False
-        region = re.fullmatch(r"glue://([a-z0-9-]+)/?", config.uri)
-        if region is None:
-            raise InvalidArgument(
-                f"Source {config.name!r}: {config.uri!r} is not a region of AWS Glue.",
-                hint="glue://eu-central-1",
-            )
-        self._region = region[1]
-        has_key = USER in config.options
-        if has_key != (config.secret is not None):
-            raise InvalidArgument(
-                f"Source {config.name!r} has only one of access key and secret.",
-                hint=f"options={{{USER!r}: '...'}} and secret='env:NAME', or neither",
-            )
-        # The credentials of the environment must not be sent to an address that a source names.
-        if _ENDPOINT in config.options and not has_key:
-            raise InvalidArgument(
-                f"Source {config.name!r}: {_ENDPOINT} needs an access key.",
-                hint=f"options={{{USER!r}: '...'}} and secret='env:NAME'",
-            )
-
-    def _connect(self) -> tuple[Any, str | None]:
-        options = self._config.options
-        secret = None if self._config.secret is None else self._config.secret()
-        client: dict[str, Any] = {"glue.region": self._region, "glue.max-retries": _GLUE_RETRIES}
-        storage = {"aws_region": self._region}
-        if "catalog_id" in options:
-            client["glue.id"] = options["catalog_id"]
-        if secret is not None:
-            client |= {"glue.access-key-id": options[USER], "glue.secret-access-key": secret}
-            storage |= {USER: options[USER], SECRET: secret}
-        if _ENDPOINT in options:
-            client["glue.endpoint"] = storage[_ENDPOINT] = options[_ENDPOINT]
-        try:
-            with _translate_errors(self._config, secret):
-                catalog = _import_catalogs().open_glue_catalog(
-                    self._config.name, client=client, storage=storage
-                )
-        except ImportError as error:
-            raise missing_extra("boto3", "glue") from error
-        return catalog, secret
-
-
-def _import_catalogs() -> ModuleType:
+def import_catalogs() -> ModuleType:
     """Return the module that requires pyiceberg."""
     try:
         from featurestore_connectors.sources import iceberg_catalogs
@@ -226,7 +171,7 @@ class IcebergSnapshot:
     def tables(self) -> Sequence[SourceTable]:
         if isinstance(self._catalog, _SingleTable):
             return [SourceTable(_SINGLE_TABLE)]
-        with _translate_errors(self._config, self._secret):
+        with translate_errors(self._config, self._secret):
             return [SourceTable(name) for name in sorted(_nested_tables(self._catalog, ()))]
 
     def query_of(self, table: SourceTable) -> SourceQuery:
@@ -255,7 +200,7 @@ class IcebergSnapshot:
     def _rows_sql(self, query: SourceQuery) -> str:
         """Return the SQL for the rows of a table at its snapshot."""
         open_table = self._open_pinned(query)
-        with _translate_errors(self._config, self._secret):
+        with translate_errors(self._config, self._secret):
             return iceberg_files.rows(
                 self._config,
                 self._connection,
@@ -310,20 +255,15 @@ class IcebergSnapshot:
         """Load a table from the catalog."""
         if isinstance(self._catalog, _SingleTable):
             return self._catalog.table
-        from pyiceberg.exceptions import (
-            NoSuchNamespaceError,
-            NoSuchPropertyException,
-            NoSuchTableError,
-        )
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
         from featurestore_connectors.sources.iceberg_catalogs import load_catalog_table
 
         subject = f"Source {self._config.name!r}, table {name!r}"
-        with _translate_errors(self._config, self._secret):
+        with translate_errors(self._config, self._secret):
             try:
                 return load_catalog_table(self._catalog, name, subject=subject)
-            # A table of Glue in another format lacks the properties of Iceberg.
-            except (NoSuchTableError, NoSuchNamespaceError, NoSuchPropertyException) as error:
+            except (NoSuchTableError, NoSuchNamespaceError) as error:
                 table_names = [each.name for each in self.tables()]
                 raise SourceTableNotFound(
                     f"Source {self._config.name!r}: unknown table {name!r}. Available: "
@@ -358,7 +298,7 @@ def _nested_tables(catalog: Any, namespace: tuple[str, ...]) -> Iterator[str]:
 
 
 @contextmanager
-def _translate_errors(config: SourceConfig, secret: str | None) -> Iterator[None]:
+def translate_errors(config: SourceConfig, secret: str | None) -> Iterator[None]:
     """Convert pyiceberg exceptions to feature store errors."""
     try:
         yield
@@ -393,6 +333,5 @@ def _short_message(error: Exception, secret: str | None) -> str:
 
 if TYPE_CHECKING:
     _contract: type[Source] = IcebergSource
-    _glue: type[CatalogSource] = GlueSource
     _catalog: type[CatalogSource] = IcebergSource
     _snapshot: type[SourceSnapshot] = IcebergSnapshot

@@ -5,14 +5,16 @@ merges the local configuration of a catalog with the same name, including creden
 disabled here, since tables and sources may be untrusted.
 
 Locations and credentials that a catalog returns are untrusted, too. Files are read through the
-storages of this package, at local paths and in buckets of S3. Credentials that a REST catalog vends
-for a table are used for the files of this table, and stay in memory.
+storages of this package, at local paths and in buckets. Credentials that a REST catalog vends for a
+table are used for the files of this table, and stay in memory. Google Cloud Storage and Azure are
+read with vended credentials only.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from pyiceberg.catalog import Catalog
@@ -24,46 +26,51 @@ from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import StaticTable
 
 from featurestore.storage import files
-from featurestore.storage.settings import SECRET, TOKEN, USER
+from featurestore.storage.settings import AZURE_SAS, GOOGLE_TOKEN, SECRET, TOKEN, USER
 from featurestore_connectors.sources import locations
+from featurestore_connectors.sources.locations import BucketSettings
 
+# The prefix of vended tokens, which is followed by the host of an account.
+_SAS = "adls.sas-token"
+# A property that only sources set.
+AZURE_ENDPOINT = "featurestore.azure-endpoint"
 # The properties of pyiceberg's own FileIO that catalogs vend, and the options of the storage.
 _VENDED = {
-    "client.region": "aws_region",
-    "s3.region": "aws_region",
-    "s3.endpoint": "aws_endpoint_url",
-    "s3.access-key-id": USER,
-    "s3.secret-access-key": SECRET,
-    "s3.session-token": TOKEN,
+    "s3": {
+        "client.region": "aws_region",
+        "s3.region": "aws_region",
+        "s3.endpoint": "aws_endpoint_url",
+        "s3.access-key-id": USER,
+        "s3.secret-access-key": SECRET,
+        "s3.session-token": TOKEN,
+    },
+    "gs": {"gcs.service.host": "google_base_url", "gcs.oauth2.token": GOOGLE_TOKEN},
+    "az": {AZURE_ENDPOINT: "azure_endpoint"},
 }
 
 
 class TableFiles(FileIO):
     """The files of one table, read-only.
 
-    ``subject`` names source and table in errors. ``settings`` are options of the storage.
+    ``subject`` names source and table in errors. ``settings`` returns the settings of a bucket.
     """
 
-    def __init__(self, subject: str, settings: Mapping[str, str]) -> None:
+    def __init__(self, subject: str, settings: BucketSettings) -> None:
         super().__init__({})
         self._subject = subject
-        self._settings = dict(settings)
+        self._settings = settings
 
     def locate(self, location: str) -> str:
         """Return the path of a file for the storages of this package.
 
         Raises:
-            SourceError: The scheme of the location is not supported.
+            SourceError: The scheme of the location is not supported, or credentials are missing.
         """
-        return locations.catalog_path(
-            location, subject=self._subject, settings=lambda: self._settings
-        )
+        return locations.catalog_path(location, subject=self._subject, settings=self._settings)
 
     def sql_path(self, column: str) -> str:
         """Return SQL that converts locations in a column to the paths of ``locate``."""
-        local = f"regexp_replace({column}, '^file:(//)?', '')"
-        owner = locations.catalog_owner(self._subject)
-        return f"regexp_replace({local}, '^s3[an]?://', 's3://{owner}@')"
+        return locations.catalog_path_sql(column, subject=self._subject)
 
     def new_input(self, location: str) -> InputFile:
         return _StoredFile(location, self.locate(location))
@@ -100,7 +107,7 @@ class _OwnFiles:
     def _load_file_io(
         self, properties: Mapping[str, Any] | None = None, location: str | None = None
     ) -> FileIO:
-        return TableFiles(self.subject, _storage_settings(properties or {}))
+        return TableFiles(self.subject, partial(_bucket_settings, properties or {}))
 
 
 class _SqlCatalog(_OwnFiles, SqlCatalog):
@@ -115,12 +122,22 @@ class _RestCatalog(_OwnFiles, RestCatalog):
         return super()._load_file_io({**self.properties, **(properties or {})}, location)
 
 
-def _storage_settings(properties: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options of the storage for the properties that a catalog returned."""
-    settings = {}
-    for name, option in _VENDED.items():
-        if isinstance(properties.get(name), str):
-            settings[option] = properties[name]
+def _bucket_settings(
+    properties: Mapping[str, Any], scheme: str, account: str | None
+) -> dict[str, str] | None:
+    """Return the settings of a bucket for the properties that a catalog returned."""
+    settings = {
+        option: properties[name]
+        for name, option in _VENDED[scheme].items()
+        if isinstance(properties.get(name), str)
+    }
+    if scheme == "gs":
+        return settings if GOOGLE_TOKEN in settings else None
+    if scheme == "az":
+        for name in (f"{_SAS}.{account}.dfs.core.windows.net", f"{_SAS}.{account}", _SAS):
+            if isinstance(properties.get(name), str):
+                return {**settings, AZURE_SAS: properties[name]}
+        return None
     if USER not in settings or SECRET not in settings:
         for name in (USER, SECRET, TOKEN):
             settings.pop(name, None)
@@ -131,10 +148,18 @@ def _storage_settings(properties: Mapping[str, Any]) -> dict[str, str]:
 
 
 def open_catalog(
-    uri: str, *, name: str, warehouse: str | None = None, token: str | None = None
+    uri: str,
+    *,
+    name: str,
+    warehouse: str | None = None,
+    token: str | None = None,
+    defaults: Mapping[str, str] | None = None,
 ) -> SqlCatalog | RestCatalog:
-    """Return the catalog at a server or database URI. Nothing is written to the catalog."""
-    properties = {"uri": uri}
+    """Return the catalog at a server or database URI. Nothing is written to the catalog.
+
+    ``defaults`` are defaults for the properties of tables.
+    """
+    properties = {**(defaults or {}), "uri": uri}
     if warehouse is not None:
         properties["warehouse"] = warehouse
     if not uri.startswith("http"):
@@ -161,7 +186,7 @@ def open_glue_catalog(
         def _load_file_io(
             self, properties: Mapping[str, Any] | None = None, location: str | None = None
         ) -> FileIO:
-            return TableFiles(self.subject, storage)
+            return TableFiles(self.subject, lambda scheme, _: storage if scheme == "s3" else None)
 
     return OwnGlueCatalog(name, **client)
 
@@ -176,7 +201,7 @@ def load_catalog_table(catalog: Catalog, name: str, *, subject: str) -> Any:
 def load_table(metadata: str, *, subject: str) -> StaticTable:
     """Return the table of a metadata file."""
     # StaticTable.from_metadata would use the FileIO that the table properties name.
-    table_files = TableFiles(subject, {})
+    table_files = TableFiles(subject, partial(_bucket_settings, {}))
     metadata_content = FromInputFile.table_metadata(table_files.new_input(metadata))
     name = ("static-table", metadata)
     return StaticTable(name, metadata_content, metadata, table_files, NoopCatalog(name[0]))

@@ -27,8 +27,19 @@ from featurestore.storage.settings import SECRET, USER, check_options
 # Settings that redirect requests to other servers. Credentials of the environment are not sent to
 # these.
 _ADDRESSES = ("aws_endpoint_url", "proxy_url")
-# The bucket and the name of an object, without an owner of the bucket.
-_S3 = re.compile(r"s3[an]?://([^/@]+/.*)")
+# The buckets of locations that catalogs return, by the scheme of this package. An owner of the
+# bucket is refused.
+_BUCKETS = {
+    "s3": re.compile(r"^s3[an]?://(?P<bucket>[^/@]+)/"),
+    "gs": re.compile(r"^gs://(?P<bucket>[^/@]+)/"),
+    "az": re.compile(
+        r"^(?:abfss?|wasbs?)://(?P<bucket>[^/@]+)@(?P<account>[a-z0-9]+)"
+        r"[.](?:dfs|blob)[.]core[.]windows[.]net/"
+    ),
+}
+_GOOGLE = "https://storage.googleapis.com"
+# Returns the settings of a bucket by its scheme and its account of Azure; None without credentials.
+BucketSettings = Callable[[str, str | None], Mapping[str, str] | None]
 
 
 @dataclass(frozen=True)
@@ -140,34 +151,78 @@ def require_existing(config: SourceConfig, path: str) -> str:
     return path
 
 
-def catalog_path(location: str, *, subject: str, settings: Callable[[], Mapping[str, str]]) -> str:
+def catalog_path(location: str, *, subject: str, settings: BucketSettings) -> str:
     """Return the path for the storages of a location that a catalog returned.
 
     ``subject`` names source and table. ``settings`` returns the settings of this table for a bucket.
 
     Raises:
-        SourceError: The location is neither a local path nor in a bucket of S3.
+        SourceError: The location is neither a local path nor in a supported bucket, or credentials
+            are missing.
     """
     path = location.removeprefix("file:")
     if path.startswith("//"):
         path = path.removeprefix("//")
     if path.startswith("/"):
         return path
-    bucket = _S3.fullmatch(location)
-    if bucket is None:
+    scheme, match = next(
+        (
+            (scheme, match)
+            for scheme, pattern in _BUCKETS.items()
+            if (match := pattern.match(location))
+        ),
+        ("", None),
+    )
+    if match is None:
         raise SourceError(
-            f"{subject}: the location {location!r} is neither a local path nor in a bucket of S3.",
-            hint="only file:, s3:, s3a: and s3n: are supported",
+            f"{subject}: the location {location!r} is neither a local path nor in a bucket of S3, "
+            "Google Cloud Storage or Azure.",
+            hint="supported are file:, s3:, s3a:, s3n:, gs: and abfss: (dfs.core.windows.net)",
         )
-    return use_options_for_owner(f"s3://{bucket[1]}", catalog_owner(subject), settings())
+    account = match["account"] if scheme == "az" else None
+    bucket_settings = settings(scheme, account)
+    if bucket_settings is None:
+        raise SourceError(
+            f"{subject}: the catalog vends no credentials for {location!r}.",
+            hint="let the catalog vend credentials to the user of the source (Unity Catalog: grant "
+            "EXTERNAL USE SCHEMA and SELECT)",
+        )
+    # Otherwise the endpoint of the environment would get the credentials.
+    if scheme == "gs":
+        bucket_settings = {"google_base_url": _GOOGLE, **bucket_settings}
+    if account is not None:
+        bucket_settings = {
+            "azure_endpoint": f"https://{account}.blob.core.windows.net",
+            **bucket_settings,
+            "azure_storage_account_name": account,
+        }
+    bucket_path = f"{scheme}://{match['bucket']}/{location[match.end() :]}"
+    return use_options_for_owner(bucket_path, catalog_owner(subject, account), bucket_settings)
 
 
-def catalog_owner(subject: str) -> str:
-    """Return the owner of the connections of a catalog's table.
+def catalog_owner(subject: str, account: str | None = None) -> str:
+    """Return the owner of the connections of a catalog's table, to an account of Azure or others.
 
-    Tables in one bucket have different credentials.
+    Tables in one bucket have different credentials, and accounts have containers of one name.
     """
-    return f"table-{hashlib.sha256(subject.encode()).hexdigest()[:16]}"
+    owner = f"table-{hashlib.sha256(subject.encode()).hexdigest()[:16]}"
+    return owner if account is None else f"{owner}-{account}"
+
+
+def catalog_path_sql(column: str, *, subject: str) -> str:
+    """Return SQL that converts locations in a column to the paths of ``catalog_path``."""
+    owner = catalog_owner(subject)
+    replacements = {
+        "^file:(//)?": "",
+        "^s3[an]?://": f"s3://{owner}@",
+        "^gs://": f"gs://{owner}@",
+        _BUCKETS["az"].pattern.replace("?P<bucket>", "").replace("?P<account>", ""): (
+            rf"az://{owner}-\2@\1/"
+        ),
+    }
+    for pattern, replacement in replacements.items():
+        column = f"regexp_replace({column}, '{pattern}', '{replacement}')"
+    return column
 
 
 @contextmanager

@@ -1,49 +1,67 @@
-"""Delta tables of Unity Catalog, by its REST interface, each pinned to one version.
+"""Tables of Unity Catalog, by its REST interface, each pinned on first access.
 
 The catalog lists tables, and vends temporary credentials for the files of one table
-(https://github.com/unitycatalog/unitycatalog, api/all.yaml). Its responses are untrusted: locations
-are local paths or in buckets of S3.
+(https://github.com/unitycatalog/unitycatalog, api/all.yaml). Iceberg tables are read by the Iceberg
+REST service of the catalog, with the credentials that it vends. All responses are untrusted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-import pyarrow as pa
-
-from featurestore.errors import (
-    FeatureStoreError,
-    InvalidArgument,
-    SourceError,
-    SourceTableNotFound,
-    did_you_mean,
-    listing,
-)
+from featurestore.errors import InvalidArgument, SourceError, listing
 from featurestore.model.source import SourceTable
 from featurestore.plugins.catalog import CatalogSource, TableCatalog
-from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
-from featurestore.storage.settings import SECRET, TOKEN, USER
+from featurestore.plugins.source import Source, SourceConfig, SourceSnapshot
+from featurestore.storage.settings import AZURE_SAS, GOOGLE_TOKEN, SECRET, TOKEN, USER
 from featurestore_connectors.sources import locations
 from featurestore_connectors.sources.catalog_registration import UnityTables
-from featurestore_connectors.sources.delta_table import DeltaSnapshot, open_delta
+from featurestore_connectors.sources.catalog_tables import CatalogSnapshot, OpenTable, name_table
+from featurestore_connectors.sources.delta_table import open_delta
 from featurestore_connectors.sources.drivers import check_options, is_loopback
+from featurestore_connectors.sources.iceberg import (
+    IcebergSnapshot,
+    import_catalogs,
+    translate_errors,
+)
 from featurestore_connectors.sources.unity_client import UnityClient
 
 _API = "/api/2.1/unity-catalog"
-# The region and the endpoint of the buckets; the catalog does not return them.
-_OPTIONS = ("aws_endpoint_url", "aws_region")
-_CREDENTIALS = {"access_key_id": USER, "secret_access_key": SECRET, "session_token": TOKEN}
+_FORMATS = ("DELTA", "ICEBERG")
+# The paths of the Iceberg REST service: that of Databricks, and that of the open-source server.
+_ICEBERG_PATHS = ("iceberg-rest", "iceberg")
+# The region and the endpoints of buckets, which the catalog does not return, as settings.
+_BUCKET_OPTIONS = {
+    "s3": {"aws_endpoint_url": "aws_endpoint_url", "aws_region": "aws_region"},
+    "gs": {"google_base_url": "google_base_url"},
+    "az": {"azure_endpoint": "azure_endpoint"},
+}
+_OPTIONS = sorted(name for names in _BUCKET_OPTIONS.values() for name in names)
+# The same options as properties of an Iceberg catalog.
+_ICEBERG_NAMES = {
+    "aws_endpoint_url": "s3.endpoint",
+    "aws_region": "client.region",
+    "google_base_url": "gcs.service.host",
+    "azure_endpoint": "featurestore.azure-endpoint",
+}
+# The credentials in a response (api/Models/TemporaryCredentials.md), and their settings.
+_CREDENTIALS = {
+    "s3": (
+        "aws_temp_credentials",
+        {"access_key_id": USER, "secret_access_key": SECRET, "session_token": TOKEN},
+    ),
+    "gs": ("gcp_oauth_token", {"oauth_token": GOOGLE_TOKEN}),
+    "az": ("azure_user_delegation_sas", {"sas_token": AZURE_SAS}),
+}
 
 
 class UnitySource:
     """A catalog of Unity Catalog: ``unity://host/catalog``; ``?tls=false`` for a local server.
 
-    The secret is a token of the user. Tables in other formats than Delta are not read.
+    The secret is a token of the user. Options: the endpoints and the region of the buckets.
     """
 
     def __init__(self, config: SourceConfig) -> None:
@@ -86,8 +104,10 @@ class UnitySource:
         return UnityClient(self._config, self._address, token)
 
 
-class UnitySnapshot:
-    """Tables of one catalog, each pinned to its version on first access."""
+class UnitySnapshot(CatalogSnapshot):
+    """The Delta and Iceberg tables of one catalog."""
+
+    noun = "Unity Catalog"
 
     def __init__(
         self,
@@ -97,19 +117,12 @@ class UnitySnapshot:
         *,
         version: int | datetime | None,
     ) -> None:
-        self._config = config
+        super().__init__(config)
         self._client = client
         self._catalog = catalog
         self._version = version
-        self._open_tables: dict[str, DeltaSnapshot] = {}
+        self._iceberg: Any = None
         self.server = f"Unity Catalog {urlsplit(config.uri).netloc}, catalog {catalog}"
-
-    @property
-    def identity(self) -> str:
-        """The versions of the tables that have been read."""
-        pinned = sorted(self._open_tables.items())
-        versions = [f"{name} {snapshot.identity}" for name, snapshot in pinned]
-        return ", ".join(versions) or "no table read"
 
     def tables(self) -> Sequence[SourceTable]:
         names = []
@@ -117,104 +130,91 @@ class UnitySnapshot:
         for schema in sorted(str(each["name"]) for each in schemas):
             selection = {"catalog_name": self._catalog, "schema_name": schema}
             for table in self._client.list_all("tables", **selection):
-                if table.get("data_source_format") == "DELTA":
+                if table.get("data_source_format") in _FORMATS:
                     names.append(f"{schema}.{table['name']}")
         return [SourceTable(name) for name in sorted(names)]
 
-    def query_of(self, table: SourceTable) -> SourceQuery:
-        return SourceQuery(table=table.name)
-
-    def names(self, query: SourceQuery) -> Sequence[str]:
-        return self._open_pinned(query).names(_without_table(query))
-
-    def schema(self, query: SourceQuery) -> pa.Schema:
-        with _name_table(query):
-            return self._open_pinned(query).schema(_without_table(query))
-
-    def read(self, query: SourceQuery) -> pa.RecordBatchReader:
-        with _name_table(query):
-            return self._open_pinned(query).read(_without_table(query))
-
     def close(self) -> None:
-        for snapshot in self._open_tables.values():
-            snapshot.close()
+        super().close()
+        if self._iceberg is not None:
+            self._iceberg.close()
 
-    def _open_pinned(self, query: SourceQuery) -> DeltaSnapshot:
-        """Return the table of a query, pinned to its version at the first access."""
-        if query.table is None:
-            raise InvalidArgument(
-                f"Invalid query of a Unity Catalog source: {query}.",
-                hint="pass table='sales.orders'",
-            )
-        if query.table not in self._open_tables:
-            self._open_tables[query.table] = self._open_table(query.table)
-        return self._open_tables[query.table]
-
-    def _open_table(self, name: str) -> DeltaSnapshot:
-        """Open a table of the catalog at the requested version."""
+    def _open_table(self, name: str) -> OpenTable | None:
         table = None
         if name.count(".") == 1 and "/" not in name:
             table = self._client.get(f"tables/{quote(f'{self._catalog}.{name}', safe='.')}")
         if table is None:
-            available = [each.name for each in self.tables()]
-            raise SourceTableNotFound(
-                f"Source {self._config.name!r}: unknown table {name!r}. Available: "
-                f"{listing(available, limit=50)}.",
-                hint=did_you_mean(name, available, write="table={!r}"),
-            )
-        if table.get("data_source_format") != "DELTA":
+            return None
+        if table.get("data_source_format") not in _FORMATS:
             raise SourceError(
                 f"Source {self._config.name!r}: the table {name!r} has the format "
-                f"{table.get('data_source_format')}, but only Delta tables are read.",
-                hint="read it by the Iceberg REST service of the catalog: iceberg+https://...",
+                f"{table.get('data_source_format')}, but only Delta and Iceberg tables are read.",
+                hint="write it as a Delta table",
             )
-        with _name_table(SourceQuery(table=name)):
-            path = self._locate(name, table)
-            return open_delta(self._config, path, self._version)
+        with name_table(name):
+            if table["data_source_format"] == "DELTA":
+                path = self._locate(name, table)
+                return OpenTable(open_delta(self._config, path, self._version))
+            snapshot = IcebergSnapshot(
+                self._config,
+                self._connect_iceberg(),
+                version=self._version,
+                secret=self._client.token,
+            )
+            return OpenTable(snapshot, is_catalog=True)
+
+    def _connect_iceberg(self) -> Any:
+        """Return the Iceberg REST service of the catalog."""
+        if self._iceberg is not None:
+            return self._iceberg
+        for path in _ICEBERG_PATHS:
+            if self._client.get(f"{path}/v1/config", warehouse=self._catalog) is not None:
+                with translate_errors(self._config, self._client.token):
+                    self._iceberg = import_catalogs().open_catalog(
+                        f"{self._client.address}/{path}",
+                        name=self._config.name,
+                        warehouse=self._catalog,
+                        token=self._client.token,
+                        defaults=self._select_options(_ICEBERG_NAMES),
+                    )
+                return self._iceberg
+        raise SourceError(
+            "The catalog has no Iceberg REST service, by which Iceberg tables are read.",
+            hint="enable external data access to the catalog, or write Delta tables",
+        )
 
     def _locate(self, name: str, table: Mapping[str, Any]) -> str:
         """Return the path of a table for the storages, with the credentials of the catalog."""
         return locations.catalog_path(
             str(table.get("storage_location") or "").rstrip("/"),
             subject=f"Source {self._config.name!r}, table {name!r}",
-            settings=lambda: self._vended_settings(name, table),
+            settings=lambda scheme, _: self._vended_settings(scheme, table),
         )
 
-    def _vended_settings(self, name: str, table: Mapping[str, Any]) -> dict[str, str]:
-        """Return the settings of a table's bucket, with temporary credentials of the catalog."""
-        settings = dict(self._config.options)
+    def _vended_settings(self, scheme: str, table: Mapping[str, Any]) -> dict[str, str] | None:
+        """Return the settings of a table's bucket, with temporary credentials of the catalog.
+
+        The credentials of this machine are not those of the table.
+        """
         response = self._client.post(
             "temporary-table-credentials", {"table_id": table.get("table_id"), "operation": "READ"}
         )
-        vended = response.get("aws_temp_credentials") or {}
-        for key, option in _CREDENTIALS.items():
-            if isinstance(vended.get(key), str) and vended[key]:
-                settings[option] = vended[key]
-        if USER not in settings or SECRET not in settings:
-            # The credentials of this machine are not those of the table.
-            raise SourceError(
-                f"Source {self._config.name!r}: the catalog vends no credentials of S3 for the table "
-                f"{name!r}.",
-                hint="grant EXTERNAL USE SCHEMA and SELECT to the user of the token",
-            )
-        return settings
+        kind, names = _CREDENTIALS[scheme]
+        vended = response.get(kind) or {}
+        credentials = {
+            option: vended[key]
+            for key, option in names.items()
+            if isinstance(vended.get(key), str) and vended[key]
+        }
+        # A session token is optional.
+        if set(names.values()) - {TOKEN} - set(credentials):
+            return None
+        return {**self._select_options(_BUCKET_OPTIONS[scheme]), **credentials}
 
-
-def _without_table(query: SourceQuery) -> SourceQuery:
-    """Return a query of a single Delta table."""
-    return replace(query, table=None)
-
-
-@contextmanager
-def _name_table(query: SourceQuery) -> Iterator[None]:
-    """Add the name of the table to errors."""
-    try:
-        yield
-    except FeatureStoreError as error:
-        if query.table is None or f"{query.table!r}" in error.message:
-            raise
-        message = f"Table {query.table!r}: {error.message}"
-        raise type(error)(message, hint=error.hint) from error
+    def _select_options(self, names: Mapping[str, str]) -> dict[str, str]:
+        """Return options of the source under other names."""
+        options = self._config.options
+        return {names[name]: value for name, value in options.items() if name in names}
 
 
 if TYPE_CHECKING:

@@ -33,8 +33,8 @@ class UnityClient:
 
     def __init__(self, config: SourceConfig, address: str, token: str | None) -> None:
         self._config = config
-        self._address = address
-        self._token = token
+        self.address = address
+        self.token = token
         self._opener = urllib.request.build_opener(_NoRedirects)
 
     def get(self, path: str, **query: str) -> dict[str, Any] | None:
@@ -66,10 +66,10 @@ class UnityClient:
     ) -> dict[str, Any] | None:
         """Send a request; return None for an object that does not exist."""
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
-        if self._token is not None:
-            headers["Authorization"] = f"Bearer {self._token}"
+        if self.token is not None:
+            headers["Authorization"] = f"Bearer {self.token}"
         request = urllib.request.Request(
-            f"{self._address}/{path}", data=body, headers=headers, method=method
+            f"{self.address}/{path}", data=body, headers=headers, method=method
         )
         try:
             with self._opener.open(request, timeout=_TIMEOUT_SECONDS) as response:
@@ -78,10 +78,10 @@ class UnityClient:
             with error:
                 if error.code == 404:
                     return None
-                reason = to_single_line(error.read(500).decode(errors="replace"), self._token)
+                reason = to_single_line(error.read(500).decode(errors="replace"), self.token)
             raise self._unavailable(f"status {error.code} {reason}") from None
         except (OSError, ValueError) as error:
-            raise self._unavailable(to_single_line(str(error), self._token)) from None
+            raise self._unavailable(to_single_line(str(error), self.token)) from None
         try:
             # Some servers respond to a deletion with an empty body.
             fields = json.loads(content or b"{}") if len(content) <= _MAX_BYTES else None

@@ -120,6 +120,32 @@ def split_by_format(
     return folder_files
 
 
+def list_partitioned_files(
+    statuses: Mapping[str, FileStatus],
+    *,
+    root: str,
+    keys: Sequence[str],
+    partitions: Mapping[str, Sequence[str | None]],
+) -> FolderFiles:
+    """Return the Parquet files in the folders of partitions, with the values of these.
+
+    The extension of a file is irrelevant. Files in other folders and empty files are omitted.
+    """
+    partition_files = []
+    for path, status in statuses.items():
+        folder = posixpath.dirname(path)
+        while folder not in partitions and len(folder) > len(root):
+            folder = posixpath.dirname(folder)
+        # Some engines mark folders by empty files.
+        if folder not in partitions or not status.size:
+            continue
+        values = [None if each == _NULL_PARTITION else each for each in partitions[folder]]
+        pairs = tuple(zip(keys, values, strict=True))
+        name = _relative_path(root, path)
+        partition_files.append(FolderFile(path, name, status, ".parquet", None, pairs))
+    return FolderFiles(root, "parquet", tuple(partition_files), ())
+
+
 def _formats_of(path: str, required_format: str | None) -> Sequence[str]:
     """Return the format of a file by its extension, as a sequence; empty if it is not supported."""
     ending, compression = split_extensions(path)

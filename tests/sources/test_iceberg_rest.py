@@ -149,16 +149,25 @@ def test_rest_catalog_tables_are_read_with_vended_credentials(
         assert TOKEN.encode() not in content
 
 
-@pytest.mark.parametrize("location", ["https://evil/a.parquet", "s3://key@bucket/a", "gs://b/a"])
+@pytest.mark.parametrize(
+    ("location", "reason"),
+    [
+        ("https://evil/a.parquet", "neither a local path"),
+        ("s3://key@bucket/a", "neither a local path"),
+        ("gs://b/a", "vends no credentials"),
+        ("abfss://b@shop.dfs.core.windows.net/a", "vends no credentials"),
+    ],
+)
 def test_unsupported_location_of_catalog_is_refused_by_table(
     lake: FeatureStore,
     table: Any,
     object_server: ObjectServer,
     tmp_path: Path,
     location: str,
+    reason: str,
 ) -> None:
     append(table, orders(0, 1), location, object_server, tmp_path)
-    with pytest.raises(SourceError, match=rf"table '{name_of(table)}'.*neither a local path"):
+    with pytest.raises(SourceError, match=rf"table '{name_of(table)}'.*{reason}"):
         lake.read_source("lake", table=name_of(table))
 
 

@@ -39,12 +39,18 @@ import featurestore
 PARTS = ("export", "wide", "groups", "small", "profile")
 FORMATS = {"tfrecord": 1.0, "parquet": 1.1, "petastorm": 1.1}
 STATISTICS_LIMIT = 1.4
-GROUP_LIMITS = (1.3, 2.5)
+# Options of a write, with the limit of its time compared with a plain Delta write.
+WRITES: dict[str, tuple[dict[str, Any], float]] = {
+    "validation and statistics off": ({"validation": "off", "statistics": False}, 1.3),
+    "without statistics": ({"statistics": False}, 1.3),
+    "default options": ({}, 1.5),
+}
+SMALL_LIMITS = {"append": 1.0, "upsert": 1.2}
 TFRECORD_SOURCE = "by hand, tfrecord"
 REPORT = Report(
     "spark",
     "Exports compared with the same Delta table, `repartitionByRange` by a hash, `sortWithinPartitions` "
-    "and `write.parquet` in 8 shards; groups compared with plain Delta, validation on. `local[2]` or a "
+    "and `write.parquet` in 8 shards; groups compared with plain Delta in the same warm session. `local[2]` or a "
     "standalone cluster, processor time of all processes.",
 )
 
@@ -124,27 +130,29 @@ class Spark:
         ranged.drop("__hash").write.mode("overwrite").format(data_format).save(str(target))
 
     def write_delta(self, rows: Any, mode: str = "overwrite") -> None:
+        if isinstance(rows, pa.Table):
+            rows = self.session.createDataFrame(rows)
         rows.write.format("delta").mode(mode).save(str(self.place / "plain"))
 
     def merge_delta(self, rows: Any) -> None:
         from delta.tables import DeltaTable
 
+        if isinstance(rows, pa.Table):
+            rows = self.session.createDataFrame(rows)
         table = DeltaTable.forPath(self.session, str(self.place / "plain")).alias("old")
         merge = table.merge(rows.alias("new"), "old.id = new.id")
         merge.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
 
-    def create(self, rows: Any, *, statistics: bool) -> None:
+    def create(self, rows: Any, **options: Any) -> None:
         """Create the group ``made`` anew, after one of before is gone."""
         if self._made is not None:
             shutil.rmtree(self._made.path)
         self._number += 1
         name = f"g{self._number}"
-        self._made = self.store.create_featuregroup(
-            rows, name, primary_key="id", statistics=statistics
-        )
+        self._made = self.store.create_featuregroup(rows, name, primary_key="id", **options)
 
     def insert(self, rows: Any, *, mode: str) -> None:
-        """Write into the group made last, which has statistics or not."""
+        """Write into the group made last, with its validation and statistics."""
         self._made.insert(rows, mode=mode)
 
     def export(self, data_format: str, *, statistics: bool = False) -> Any:
@@ -231,8 +239,8 @@ def groups(rows: int, trials: int) -> None:
             "append": lambda: spark.write_delta(more, "append"),
             "upsert": lambda: spark.merge_delta(changed),
         }
-        for label, statistics in (("without", False), ("with", True)):
-            works[f"create {label}"] = partial(spark.create, all_rows, statistics=statistics)
+        for label, (options, _) in WRITES.items():
+            works[f"create {label}"] = partial(spark.create, all_rows, **options)
             for mode, frame in (("append", more), ("upsert", changed)):
                 works[f"{mode} {label}"] = partial(spark.insert, frame, mode=mode)
         costs = measured(works, trials)
@@ -245,10 +253,10 @@ def groups(rows: int, trials: int) -> None:
                 f"{kind} of {rows if kind == 'create' else part:,}",
             )
             REPORT.add(title, row, "plain Delta", plain.clock, "s")
-            for label, limit in zip(("without", "with"), GROUP_LIMITS, strict=True):
+            for label, (_, limit) in WRITES.items():
                 ratio = _ratio(costs[f"{kind} {label}"], plain)
-                print(f", {label} statistics {ratio}, limit {limit}", end="")
-                column = f"{label} statistics / plain Delta"
+                print(f", {label} {ratio}, limit {limit}", end="")
+                column = f"{label} / plain Delta"
                 _add_ratio(title, row, column, costs[f"{kind} {label}"], plain, at_most=limit)
             print()
     finally:
@@ -259,22 +267,30 @@ def small(trials: int) -> None:
     """Print the seconds and the Spark jobs of small calls on a warm session."""
     spark = Spark(10_000, 10)
     labels = pa.table({"id": pa.array(np.arange(100))})
-    few = table(100, 10, first=1_000_000)
+    next_id = 2_000_000
 
-    def insert() -> None:
-        spark.store.insert_into_featuregroup(few, "rows", mode="upsert")
+    def new_rows() -> pa.Table:
+        nonlocal next_id
+        next_id += 100
+        return table(100, 10, first=next_id)
+
+    changed_rows = table(100, 10, first=9_950)  # half of them are new in the first upsert
 
     def retrieve() -> None:
         spark.store.get_features(["rows.d0", "rows.word"], labels=labels).to_arrow()
 
-    def append() -> None:
-        nonlocal last
-        last += 100
-        new = table(100, 10, first=last)
-        spark.store.insert_into_featuregroup(new, "rows")
+    def append(name: str) -> None:
+        spark.store.insert_into_featuregroup(new_rows(), name)
 
-    last = 2_000_000
-    works = {"append": append, "upsert": insert, "get_features": retrieve}
+    def upsert(name: str) -> None:
+        spark.store.insert_into_featuregroup(changed_rows, name, mode="upsert")
+
+    works: dict[str, Callable[[], object]] = {
+        "append, plain Delta": lambda: spark.write_delta(new_rows(), "append"),
+        "upsert, plain Delta": lambda: spark.merge_delta(changed_rows),
+        "get_features": retrieve,
+    }
+    title = "group of 10,000 rows"
     try:
         for name in ("session", "warm session"):
             start, used = time.perf_counter(), processor_seconds()
@@ -286,16 +302,22 @@ def small(trials: int) -> None:
             )
             row, limit = f"first get_features, {name}", 2.0 if name == "warm session" else None
             REPORT.add(
-                "group of 10,000 rows", row, "time", taken.clock, "s", processor=taken.processor,
-                at_most=limit,
-            )  # fmt: skip
+                title, row, "time", taken.clock, "s", processor=taken.processor, at_most=limit
+            )
             spark.reopen()
+        spark.write_delta(spark.data)
+        for label, (options, _) in WRITES.items():
+            name = label.replace(" ", "_")
+            spark.store.create_featuregroup(spark.data, name, primary_key="id", **options)
+            works[f"append, {label}"] = partial(append, name)
+            works[f"upsert, {label}"] = partial(upsert, name)
         costs = measured(works, trials)
         for name, work in works.items():
-            jobs = jobs_of(spark.session, work)
-            print(f"  {name}: {costs[name].clock:.2f} s, {costs[name].processor:.2f}, {jobs} jobs")
-            title, row = "group of 10,000 rows", f"{name}, 100 rows"
-            cost, limit = costs[name], None if name == "get_features" else 1.5
+            cost, jobs = costs[name], jobs_of(spark.session, work)
+            print(f"  {name}: {cost.clock:.2f} s, {cost.processor:.2f}, {jobs} jobs")
+            kind = name.partition(",")[0]
+            limit = None if name.endswith("plain Delta") else SMALL_LIMITS.get(kind)
+            row = f"{name}, 100 rows"
             REPORT.add(title, row, "time", cost.clock, "s", processor=cost.processor, at_most=limit)
             REPORT.add(title, row, "jobs", jobs)
     finally:

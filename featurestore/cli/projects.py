@@ -1,4 +1,4 @@
-"""``init`` and ``apply``: new stores and projects, and stores in step with their definitions."""
+"""``init`` and ``apply``: new stores and projects, and the application of definitions."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ The features of this project are the definitions in `features/`. The store follo
 ```console
 $ featurestore apply features --dry-run   # shows the plan
 $ featurestore apply features             # applies it
-$ featurestore apply features --check     # exit status 0 if the store is in step, else 1
+$ featurestore apply features --check     # exit status 0 if nothing would change, else 1
 $ featurestore apply features --remove    # also removes what was deleted here
 ```
 

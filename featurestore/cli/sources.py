@@ -121,6 +121,6 @@ def register(
     ] = None,
     schema: Annotated[str, typer.Option(help="Schema in the catalog.")] = "featurestore",
 ) -> None:
-    """Register feature groups as tables of a catalog, or bring them in step."""
+    """Register feature groups as tables of a catalog, or update them."""
     result = store(context).register_in(name, featuregroups=featuregroup or None, schema=schema)
     show_text(context, str(result), data=result.to_json())

@@ -42,7 +42,7 @@ def apply_folder(
     project: str | None = None,
     remove: bool = False,
 ) -> ProjectPlan:
-    """Bring a store in step with a folder of definitions, and return the plan that was applied."""
+    """Apply a folder of definitions to a store, and return the plan that was applied."""
     session.registry.check_writable()  # before any file is executed
     loaded = load_project(folder)
     name = choose_project_name(loaded, project)
@@ -81,7 +81,7 @@ def apply_plan(session: Session, planned: Planned, *, remove: bool) -> None:
 def grant_definitions(session: Session, loaded: Project) -> None:
     """Allow this machine to run the jobs of a project and to use its secrets.
 
-    The store may be in step because of another machine, whose grants do not apply here.
+    The store may have the registration from another machine, whose grants do not apply here.
     """
     for definition in loaded.definitions:
         content = definition.content

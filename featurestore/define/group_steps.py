@@ -134,7 +134,7 @@ def plan_creation(
 
 
 def find_evolution(group: OpenGroup, content: GroupContent, *, next_version: int) -> Evolution:
-    """Return the change that brings a group in step with its definition.
+    """Return the change that applies its definition to a group.
 
     Raises:
         DefinitionMismatch: The definition needs another version.

@@ -1,4 +1,4 @@
-"""Catalog jobs: keep the tables of a catalog in step with feature groups, on a schedule."""
+"""Catalog jobs: keep the tables of a catalog in sync with feature groups, on a schedule."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def catalog_job(
     on_failure: str | None = None,
     alert: Columns = (),
 ) -> JobDefinition:
-    """Define a scheduled job that keeps a catalog in step, as ``store.register_in`` does.
+    """Define a scheduled job that keeps a catalog in sync, as ``store.register_in`` does.
 
     Schedulers run it after the jobs that write the groups. A run changes only what differs, so one
     run is enough for all windows that were missed; its row count is the number of changed tables.
@@ -102,7 +102,7 @@ def check_catalog_job(session: Session, spec: JobSpec) -> None:
 
 
 def run_catalog(run: JobRun) -> Run:
-    """Bring the catalog in step once, for all windows of the run."""
+    """Synchronize the catalog once, for all windows of the run."""
     return run_recorded(run, _register_tables)
 
 

@@ -74,7 +74,7 @@ class JobSpec:
     "wait", later windows wait for a failed one. Failures are sent to the ``alert`` channels, and
     repeated after ``remind``. ``watched`` is the definition of a monitor, ``stream`` the input of a
     stream job. ``publishes`` are the views that a publish job, or a stream job after each commit,
-    publishes. ``registers`` are the tables that a catalog job keeps in step.
+    publishes. ``registers`` are the tables that a catalog job keeps in sync.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Plans of projects: the changes that bring a store in step with a folder of definitions."""
+"""Plans of projects: the changes that apply a folder of definitions to a store."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class ProjectPlan:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the store is in step with the folder."""
+        """Whether the plan has no changes."""
         return not self.changes and not self.removals
 
     def __iter__(self) -> Iterator[PlannedChange]:
@@ -84,7 +84,7 @@ class ProjectPlan:
 
     def __str__(self) -> str:
         if self.is_empty:
-            return f"project {self.project}: the store is in step"
+            return f"project {self.project}: no changes"
         lines = [f"project {self.project}:"]
         for change in self:
             lines.append(f"  {change}" + (f"  ({change.position})" if change.position else ""))

@@ -61,7 +61,7 @@ class PublicationTarget:
 
 @dataclass(frozen=True)
 class CatalogTarget:
-    """The tables of a catalog that a job keeps in step with feature groups.
+    """The tables of a catalog that a job keeps in sync with feature groups.
 
     Attributes:
         source: The registered source of the catalog.

@@ -89,7 +89,7 @@ def register_groups(
     featuregroups: str | Iterable[str] | None,
     schema: str,
 ) -> CatalogRegistration:
-    """Bring the tables of a catalog in step with feature groups.
+    """Synchronize the tables of a catalog with feature groups.
 
     Raises:
         SourceNotFound: No source with this name is registered.
@@ -165,7 +165,8 @@ def plan_changes(
 ) -> _Changes:
     """Return what must be registered and removed; nothing is written.
 
-    Tables that were registered earlier remain in step, also if ``references`` omits their groups.
+    Tables that were registered earlier are synchronized, too, also if ``references`` omits their
+    groups.
     """
     with session.registry.reading() as connection:
         # Catalogs have other users than the store. Groups derived from private ones are private.

@@ -456,7 +456,7 @@ class ProjectCalls(StoreBase):
     """Methods for projects."""
 
     def plan(self, folder: str | os.PathLike[str], *, project: str | None = None) -> ProjectPlan:
-        """Return the changes that bring the store in step with a folder of definitions.
+        """Return the changes that apply a folder of definitions to the store.
 
         Nothing is written. The Python files of the folder are executed.
 
@@ -484,7 +484,7 @@ class ProjectCalls(StoreBase):
         project: str | None = None,
         remove: bool = False,
     ) -> ProjectPlan:
-        """Bring the store in step with a folder of definitions, and return what was changed.
+        """Apply a folder of definitions to the store, and return what was changed.
 
         Objects are created and changed in the order of their dependencies; nothing is applied if
         any definition is refused. After an error or a crash, a second call applies the rest.

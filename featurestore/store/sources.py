@@ -343,7 +343,7 @@ class CatalogCalls(StoreBase):
             source: The registered source of the catalog.
             featuregroups: Names of groups, such as ``"trips"`` or ``"trips@v1"``; None: all groups
                 that can be registered, except private and external ones. Tables that were
-                registered earlier remain in step in either case.
+                registered earlier are synchronized in either case.
             schema: The schema (namespace) in the catalog, which is created if necessary.
 
         Raises:

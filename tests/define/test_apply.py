@@ -614,9 +614,7 @@ def test_project_from_init_runs_and_passes_check(
     command_line("apply", "features", "--check", code=1)
     applied = json.loads(command_line("apply", "features", "--output", "json").out)
     assert (applied["project"], applied["applied"], len(applied["changes"])) == ("demand", True, 6)
-    assert (
-        command_line("apply", "features", "--check").out == "project demand: the store is in step\n"
-    )
+    assert command_line("apply", "features", "--check").out == "project demand: no changes\n"
     assert json.loads(command_line("init", "--project", "--output", "json").out)["created"] == []
     Path("features/views.py").unlink()
     assert "not removed: 1; --remove removes them" in command_line("apply", "features").out

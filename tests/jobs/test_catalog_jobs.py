@@ -1,4 +1,4 @@
-"""Catalog jobs keep the tables of a catalog in step with feature groups."""
+"""Catalog jobs keep the tables of a catalog in sync with feature groups."""
 
 from __future__ import annotations
 

@@ -75,6 +75,7 @@ DEFAULT_WINDOW_BYTES = 128 * 1024 * 1024
 _RANGE_ROWS = 32_768
 _RANGE_BYTES = 16 * 1024 * 1024
 _WIDE_STEP_BYTES = 4 * 1024 * 1024
+_WIDE_COLUMN_BYTES = 1024 * 1024
 _PREFETCHED_RANGES = 3
 # For records in object stores: the number of windows to cache, and the bytes to prefetch.
 _CACHED_WINDOWS = 2
@@ -723,7 +724,10 @@ class Reader:
         cost more than it saves.
         """
         batch = self.order.worker_batch(workers)
-        if batch * self.row_bytes >= _WIDE_STEP_BYTES:
+        column_bytes = max([column.row_bytes for column in self.columns], default=0)
+        is_wide = batch * self.row_bytes >= _WIDE_STEP_BYTES
+        # The copy of one large array takes longer than reading a range of one step.
+        if is_wide or batch * column_bytes >= _WIDE_COLUMN_BYTES:
             return 1
         rows = min(_RANGE_ROWS, max_bytes // max(1, self.row_bytes))
         return max(1, rows // batch)

@@ -13,8 +13,11 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
 
 from featurestore.delta import log
 from featurestore.delta.datafile import DataFile, file_path
@@ -176,6 +179,17 @@ def check_files(snapshot: Snapshot, data_files: Iterable[DataFile] | None = None
             raise unreadable_data_file_error(file.path, error, version=snapshot.version) from error
         if size != file.bytes:
             raise damaged_file(file.path, f"has {size} bytes, but {file.bytes} in the log")
+
+
+@contextmanager
+def translate_read_errors(path: str) -> Iterator[None]:
+    """Convert errors of a block that reads a data file to feature store errors."""
+    try:
+        yield
+    except pa.ArrowInvalid as error:
+        raise damaged_file(path, f"is not a readable Parquet file: {error}") from error
+    except OSError as error:
+        raise unreadable_data_file_error(path, error) from error
 
 
 def unreadable_data_file_error(

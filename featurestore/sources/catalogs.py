@@ -171,10 +171,12 @@ def plan_changes(
     with session.registry.reading() as connection:
         # Catalogs have other users than the store. Groups derived from private ones are private.
         hidden = find_hidden_objects(connection, granted=(), reads_store=True).groups
-        latest = [name for name, _ in groups.latest_names(connection, containing="")]
+        candidates = references
+        if candidates is None:
+            candidates = [name for name, _ in groups.latest_names(connection, containing="")]
     specs: dict[str, FeatureGroupSpec] = {}
     skipped = []
-    for reference in latest if references is None else references:
+    for reference in candidates:
         spec = find_spec(session, reference)
         reason = find_obstacle(spec, catalog, hidden)
         if reason is None:

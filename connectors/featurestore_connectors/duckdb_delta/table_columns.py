@@ -9,7 +9,6 @@ tables are read by DuckDB, at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -19,8 +18,8 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from featurestore.arrow.types import columns_width
-from featurestore.delta.log import FileState, damaged_file
-from featurestore.delta.maintenance import unreadable_data_file_error
+from featurestore.delta.log import FileState
+from featurestore.delta.maintenance import translate_read_errors
 from featurestore.plugins.engine import Relation
 from featurestore.storage import storage_for
 from featurestore_connectors.duckdb_delta.files import ScannedRelation
@@ -126,7 +125,7 @@ def _iterate_columns(
     for file in files:
         path = file.state.path
         with (
-            _translate_read_errors(path),
+            translate_read_errors(path),
             parquet.ParquetFile(path, metadata=file.metadata) as open_file,
         ):
             for row_groups in file.row_groups():
@@ -170,7 +169,7 @@ def _find_readable_files(relation: Relation) -> list[_ParquetFile] | None:
         return None
     files = []
     for file in snapshot.files:
-        with _translate_read_errors(file.path):
+        with translate_read_errors(file.path):
             open_file = _open_cached(FileState.from_path(file.path))
         for column in relation.schema:
             index = open_file.types.get_field_index(column.name)
@@ -178,13 +177,3 @@ def _find_readable_files(relation: Relation) -> list[_ParquetFile] | None:
                 return None
         files.append(open_file)
     return files
-
-
-@contextmanager
-def _translate_read_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except pa.ArrowInvalid as error:
-        raise damaged_file(path, f"is not a readable Parquet file: {error}") from error
-    except OSError as error:
-        raise unreadable_data_file_error(path, error) from error

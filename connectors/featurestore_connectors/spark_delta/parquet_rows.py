@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +10,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from featurestore.arrow.casts import cast_batch
-from featurestore.delta.log import damaged_file
-from featurestore.delta.maintenance import unreadable_data_file_error
+from featurestore.delta.maintenance import translate_read_errors
 from featurestore.storage import files
 
 _BATCH_ROWS, _BATCH_BYTES = 65_536, 64 << 20
@@ -52,7 +50,7 @@ class ParquetRows:
 
     def _read_rows(self, path: str, fragment: int, fragments: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of row groups ``fragment``, ``fragment + fragments``, ... of a file."""
-        with _translate_read_errors(path):
+        with translate_read_errors(path):
             file_handle = files.open_ranges(path)
             # Spark may store times as INT96, which Arrow reads as nanoseconds by default.
             with parquet.ParquetFile(file_handle, coerce_int96_timestamp_unit="us") as file:
@@ -102,7 +100,7 @@ def footer_of(path: str) -> parquet.FileMetaData:
     Raises:
         StorageError: The file cannot be read.
     """
-    with _translate_read_errors(path):
+    with translate_read_errors(path):
         return parquet.read_metadata(files.open_ranges(path))
 
 
@@ -114,14 +112,3 @@ def _rows_per_batch(metadata: Any) -> int:
     # Uncompressed bytes, since the batches are in memory.
     row_bytes = max(1, size // max(1, metadata.num_rows))
     return min(_BATCH_ROWS, max(1, _BATCH_BYTES // row_bytes))
-
-
-@contextmanager
-def _translate_read_errors(path: str) -> Iterator[None]:
-    """Convert file read errors to feature store errors."""
-    try:
-        yield
-    except pa.ArrowInvalid as error:
-        raise damaged_file(path, f"is not a readable Parquet file: {error}") from error
-    except OSError as error:
-        raise unreadable_data_file_error(path, error) from error

@@ -304,13 +304,13 @@ def by_pandas(shape: Shape, place: Path) -> Callable[[], pa.Table]:
         # Rows are numbered by event and created time. The greatest number up to the time at which
         # a row is known identifies the row of a label.
         right = right.sort_values(["event", "created"], ignore_index=True)
-        known = pd.DataFrame(
+        known_rows = pd.DataFrame(
             {"key": right["key"], "known": right[["event", "created"]].max(axis=1)}
         )
-        known["number"] = known.index
-        known = known.sort_values("known", kind="stable")
-        known["number"] = known.groupby("key")["number"].cummax()
-        result = pd.merge_asof(left, known, left_on="at", right_on="known", by="key")
+        known_rows["number"] = known_rows.index
+        known_rows = known_rows.sort_values("known", kind="stable")
+        known_rows["number"] = known_rows.groupby("key")["number"].cummax()
+        result = pd.merge_asof(left, known_rows, left_on="at", right_on="known", by="key")
         right = right.drop(columns=["key", "event", "created"])
         result = result.merge(right, how="left", left_on="number", right_index=True)
         return result.drop(columns=["known", "number"])
@@ -341,13 +341,13 @@ def by_polars(shape: Shape, place: Path) -> Callable[[], pa.Table]:
             ).drop("event")
         # As with pandas: the greatest number of a row that is known.
         right = right.sort("event", "created").with_row_index("number")
-        known = (
+        known_rows = (
             right.select("key", "number", known=pl.max_horizontal("event", "created"))
             .sort("known", maintain_order=True)
             .with_columns(pl.col("number").cum_max().over("key"))
         )
         result = left.join_asof(
-            known, left_on="at", right_on="known", by="key", check_sortedness=False
+            known_rows, left_on="at", right_on="known", by="key", check_sortedness=False
         ).drop("known")
         right = right.drop("key", "event", "created")
         return result.join(right, on="number", how="left", maintain_order="left").drop("number")

@@ -176,19 +176,19 @@ def race(contestants: Mapping[str, Epoch], *, rounds: int) -> dict[str, dict[str
 
 def show(
     title: str,
-    found: Mapping[str, Mapping[str, float]],
+    figures: Mapping[str, Mapping[str, float]],
     ratios: Mapping[str, tuple[str, float]],
 ) -> None:
-    for name, each in found.items():
+    for name, each in figures.items():
         print(f"  {name:44}{each['rows/s']:12,.0f} rows/s {each['ns/row']:9,.0f} ns of processor")
         if name not in {theirs for theirs, _ in ratios.values()} and name != "ours":
             REPORT.add(COMPARISONS, f"{title}: {name}", "ours", each["rows/s"], "rows/s")
     for name, (theirs, target) in ratios.items():
-        speed = found["ours"]["rows/s"] / found[theirs]["rows/s"]
-        cost = found[theirs]["ns/row"] / found["ours"]["ns/row"]
+        speed = figures["ours"]["rows/s"] / figures[theirs]["rows/s"]
+        cost = figures[theirs]["ns/row"] / figures["ours"]["ns/row"]
         verdict = "reached" if speed >= target else "missed"
         print(f"  {name}: {speed:.1f}x rows/s, {cost:.1f}x by processor; {target}x: {verdict}")
-        rates = found["ours"]["rows/s"], found[theirs]["rows/s"]
+        rates = figures["ours"]["rows/s"], figures[theirs]["rows/s"]
         row = f"{title}, vs {theirs}"
         REPORT.compare(row, *rates, "rows/s", processor=cost, at_least=target)
 
@@ -225,14 +225,14 @@ def peers(rows: pa.Table, folder: Path, *, rounds: int) -> None:
         "map-style over Parquet, by batch": map_style(rows, folder, by_batch=True),
         "MosaicML Streaming": streaming(rows, folder),
     }
-    found = race(contestants, rounds=rounds)
+    figures = race(contestants, rounds=rounds)
     print(f"{rows.num_rows:,} rows of 24 columns, shuffled, batches of {BATCH:,}")
     ratios = {
         "to the map-style dataset": ("map-style over Parquet, by row", 5.0),
         "to the same by batches": ("map-style over Parquet, by batch", 1.0),
         "to MosaicML Streaming": ("MosaicML Streaming", 1.0),
     }
-    show(f"PyTorch, {rows.num_rows:,} x 24 shuffled", found, ratios)
+    show(f"PyTorch, {rows.num_rows:,} x 24 shuffled", figures, ratios)
 
 
 def workers(rows: pa.Table, folder: Path, *, rounds: int) -> None:
@@ -242,12 +242,12 @@ def workers(rows: pa.Table, folder: Path, *, rounds: int) -> None:
         contestants[f"num_workers={count}"] = ours(
             rows, folder, data_format="tfrecord", workers=count, epochs=10
         )
-    found = race(contestants, rounds=rounds)
-    many, none = found.values()
+    figures = race(contestants, rounds=rounds)
+    many, none = figures.values()
     speed, cost = many["rows/s"] / none["rows/s"], none["ns/row"] / many["ns/row"]
     verdict = "reached" if speed >= 1.4 else "missed"
     print(f"{10 * rows.num_rows:,} rows of 24 columns, shuffled, batches of {BATCH:,}")
-    for name, each in found.items():
+    for name, each in figures.items():
         print(f"  {name:44}{each['rows/s']:12,.0f} rows/s {each['ns/row']:9,.0f} ns of processor")
     print(f"  two workers, vs none: {speed:.2f}x rows/s, {cost:.2f}x by processor; 1.4x: {verdict}")
     REPORT.compare(

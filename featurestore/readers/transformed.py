@@ -172,9 +172,8 @@ class TransformedRecords:
 
     source: RecordBlocks
     transform: ArraysFunction
-    short_strings: frozenset[str] = (
-        frozenset()
-    )  # a transformation may replace values by longer ones
+    # A transformation may replace values by longer ones.
+    short_strings: frozenset[str] = frozenset()
 
     def read(self, steps: StepRange) -> Arrays:
         """Return the transformed columns of a step range, of shape (steps * batch, ...)."""

@@ -104,15 +104,15 @@ def test_update_changes_named_fields_in_one_commit(
 
 def test_ttl_change_keeps_pinned_retrievals(store: FeatureStore) -> None:
     store.create_featuregroup(rows(1, 2), "weather", primary_key="k", event_time="t", ttl="30d")
-    asked = [{"k": "a", "at": hour(1)}, {"k": "a", "at": hour(22)}]
-    store.create_featuregroup(asked, "asked", primary_key="k", event_time="at")
+    questions = [{"k": "a", "at": hour(1)}, {"k": "a", "at": hour(22)}]
+    store.create_featuregroup(questions, "questions", primary_key="k", event_time="at")
 
     def temperature(**options: Any) -> Any:
-        frame = store.get_features(["weather.temp"], labels="asked", **options)
+        frame = store.get_features(["weather.temp"], labels="questions", **options)
         ordered = frame.to_arrow().sort_by("at")
         return ordered["temp"].to_pylist()
 
-    frame = store.get_features(["weather.temp"], labels="asked")
+    frame = store.get_features(["weather.temp"], labels="questions")
     dataset = store.create_training_dataset(frame, "d", data_format="parquet", progress=False)
     version = store.featuregroup("weather").delta_version
     assert temperature() == [2.0, 2.0]

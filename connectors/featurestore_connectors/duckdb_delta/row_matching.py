@@ -195,9 +195,9 @@ def _sort_rows(
         length = len(distinct) + 1
     else:
         label_times = np.clip(label_times, first - 1, last) - (first - 1)
-        delay = first - 1
-        events = events - delay
-        eligible = events if times.created is None else eligible - delay
+        origin = first - 1
+        events = events - origin
+        eligible = events if times.created is None else eligible - origin
     codes = row_keys * length
     codes += eligible
     order, sorted_codes = _sort_codes(codes)

@@ -201,8 +201,8 @@ class GlueSnapshot(CatalogSnapshot):
                 response = self._catalog.glue.get_table(DatabaseName=database, Name=table)
             except self._catalog.glue.exceptions.EntityNotFoundException:
                 return None
-        found: Mapping[str, Any] = response["Table"]
-        return found
+        table_record: Mapping[str, Any] = response["Table"]
+        return table_record
 
     def _open_parquet(self, name: str, table: Mapping[str, Any], path: str) -> ParquetSnapshot:
         if self._version is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property, partial
 
 import numpy as np
 import pyarrow as pa
@@ -19,12 +20,11 @@ from featurestore.aggregates.arrays import (
     Flags,
     Integers,
     combined_codes,
-    to_flags,
     to_integers,
 )
 from featurestore.aggregates.chunk import NEVER, Aggregate, Chunk, Labels, Rows, Timeline, Totals
 from featurestore.aggregates.counts import count_values, encode_value_groups, sort_codes
-from featurestore.aggregates.stream import STREAM_TIME, AggregateRequest, Events
+from featurestore.aggregates.stream import STREAM_TIME, AggregateRequest, Events, NumberedBlock
 from featurestore.aggregates.sums import (
     doubles_to_limbs,
     integers_to_limbs,
@@ -46,15 +46,19 @@ class Segment:
         first: The minimum event time.
         last: The maximum event time.
         rows: The rows; None if each later window contains either all or none of them.
-        selected_rows: The rows that suffice for functions that select values.
-        totals: The totals of all rows for functions that sum, by column and condition.
+        summarize: Returns the summary of the rows.
     """
 
     first: int
     last: int
     rows: pa.Table | None
-    selected_rows: pa.Table
-    totals: dict[Condition, Totals]
+    summarize: Callable[[], Summary]
+
+    @cached_property
+    def summary(self) -> Summary:
+        """The state that replaces the rows in windows that contain all of them."""
+        # Many segments leave the longest window before any window contains all of their rows.
+        return self.summarize()
 
     def is_inside(self, aggregate: Aggregate, first: int, last: int) -> bool:
         """Return True if all rows are in the windows of all labels between two times."""
@@ -68,6 +72,19 @@ class Segment:
         return aggregate.over is not None and self.last <= first - aggregate.offset - aggregate.over
 
 
+@dataclass(frozen=True)
+class Summary:
+    """The state of rows that are in a window completely.
+
+    Attributes:
+        selected_rows: The rows that suffice for functions that select values.
+        totals: The totals of all rows for functions that sum, by column and condition.
+    """
+
+    selected_rows: pa.Table
+    totals: dict[Condition, Totals]
+
+
 @dataclass
 class _KeyState:
     """The retained state of one key."""
@@ -75,6 +92,14 @@ class _KeyState:
     segments: list[Segment] = field(default_factory=list)
     # Rows that may become available or be replaced for later labels.
     unsettled_rows: pa.Table | None = None
+
+
+@dataclass
+class _KernelRun:
+    """Aggregates that one run of the kernel computes, from the rows of some segments."""
+
+    aggregates: list[int] = field(default_factory=list)
+    segments: set[int] = field(default_factory=set)
 
 
 class IncrementalGroup:
@@ -94,45 +119,44 @@ class IncrementalGroup:
         extents = [aggregate.offset + (aggregate.over or 0) for aggregate in request.aggregates]
         self._window_extent = max(extents, default=0)
 
-    def aggregate(
-        self,
-        block: pa.Table,
-        keys: Integers,
-        time: Integers,
-        row_numbers: Integers,
-        label_numbers: Integers,
-    ) -> list[pa.Array]:
-        """Aggregate the labels of a block; the result is ordered by key and time.
+    def add_block(self, block: NumberedBlock) -> Callable[[], list[pa.Array]]:
+        """Add the rows of a block; return the function that aggregates its labels.
 
-        Args:
-            block: Rows and labels from the stream.
-            keys: The key number of each row; -1 for null keys.
-            time: The time of each row.
-            row_numbers: The positions of the rows.
-            label_numbers: The positions of the labels with a key and a time, by key and time.
+        Blocks are added in order. The functions may run later, in any order and in any thread. Their
+        result is ordered by key and time.
         """
-        table = block.select([name for name in block.column_names if name[0] not in "kc"])
-        has_time = to_flags(block.column(STREAM_TIME).is_valid())
-        arrays_by_key: list[list[pa.Array]] = []
-        for key_number, state in self._states(block, keys):
-            key_rows = row_numbers[keys[row_numbers] == key_number]
-            times = time[label_numbers[keys[label_numbers] == key_number]]
+        table = block.table.select(
+            [name for name in block.table.column_names if name[0] not in "kc"]
+        )
+        row_keys, label_keys = block.key[block.row_numbers], block.key[block.label_numbers]
+        aggregate_keys: list[Callable[[], list[pa.Array]]] = []
+        for key_number, state in self._states(block.table, block.key):
+            key_rows = block.row_numbers[row_keys == key_number]
+            times = block.time[block.label_numbers[label_keys == key_number]]
             new_rows = table.take(pa.array(key_rows))
-            # Labels are aggregated first: the state contains only rows of earlier blocks.
+            # The labels use the segments of earlier blocks, so the list is copied before the new
+            # rows become a segment.
             if len(times):
-                arrays_by_key.append(self._aggregate_key(state, new_rows, times))
+                tables = [new_rows]
+                if state.unsettled_rows is not None:
+                    tables.insert(0, state.unsettled_rows)
+                segments = list(state.segments)
+                aggregate_keys.append(partial(self._aggregate_key, segments, tables, times))
             if len(key_rows):
                 # Blocks are split where the time changes, so all later labels are after the last
                 # time of this one.
-                self._absorb(state, new_rows, int(time[has_time].max()))
+                self._absorb(state, new_rows, int(block.time[block.has_time].max()))
         # The value of a label without key or time, which the caller expects last.
-        empty_arrays = self._run_kernel(
-            [table.slice(0, 0)], np.zeros(1, np.int64), self._request.aggregates, {}
+        aggregates = self._request.aggregates
+        aggregate_keys.append(
+            partial(self._run_kernel, [table.slice(0, 0)], np.zeros(1, np.int64), aggregates, {})
         )
-        return [
-            pa.concat_arrays([*[each[position] for each in arrays_by_key], empty_array])
-            for position, empty_array in enumerate(empty_arrays)
-        ]
+
+        def aggregate_labels() -> list[pa.Array]:
+            arrays_by_key = [compute() for compute in aggregate_keys]
+            return list(map(pa.concat_arrays, zip(*arrays_by_key, strict=True)))
+
+        return aggregate_labels
 
     def _states(self, block: pa.Table, keys: Integers) -> list[tuple[int, _KeyState]]:
         """Return the key numbers of a block, in order, with the state of each key."""
@@ -161,55 +185,53 @@ class IncrementalGroup:
         return states
 
     def _aggregate_key(
-        self, state: _KeyState, new_rows: pa.Table, times: Integers
+        self, segments: Sequence[Segment], tables: Sequence[pa.Table], times: Integers
     ) -> list[pa.Array]:
-        """Aggregate the labels of one key, from its state and its new rows."""
-        tables = [new_rows]
-        if state.unsettled_rows is not None:
-            tables.append(state.unsettled_rows)
+        """Aggregate the labels of one key, from its segments and its other rows."""
         aggregates = self._request.aggregates
-        # Without segments all aggregates see the same rows, so the kernel can share intermediate
-        # results.
-        if not state.segments:
-            return self._run_kernel(tables, times, aggregates, {})
         arrays_by_number: dict[int, pa.Array] = {}
-        for numbers in self._group_by_window():
-            window_aggregates = [aggregates[number] for number in numbers]
-            arrays = self._aggregate_window(state.segments, tables, times, window_aggregates)
-            arrays_by_number.update(zip(numbers, arrays, strict=True))
+        for inside, run in self._kernel_runs(segments, int(times.min()), int(times.max())):
+            run_aggregates = [aggregates[number] for number in run.aggregates]
+            segment_rows = {number: segments[number].rows for number in run.segments}
+            totals: dict[Condition, Totals] = {}
+            for number in inside:
+                summary = segments[number].summary
+                if run_aggregates[0].function in SELECTING:
+                    segment_rows[number] = summary.selected_rows
+                else:
+                    totals = _add_totals(totals, summary.totals)
+            # Segments are in the order of time, so their rows rarely need another sort.
+            ordered_rows = [segment_rows[number] for number in sorted(segment_rows)]
+            arrays = self._run_kernel([*ordered_rows, *tables], times, run_aggregates, totals)
+            arrays_by_number.update(zip(run.aggregates, arrays, strict=True))
         return [arrays_by_number[number] for number in range(len(aggregates))]
 
-    def _group_by_window(self) -> list[list[int]]:
-        """Group aggregate numbers by window, with separate groups for selecting functions."""
-        groups: dict[tuple[int | None, int, bool], list[int]] = {}
-        for number, aggregate in enumerate(self._request.aggregates):
-            group = (aggregate.over, aggregate.offset, aggregate.function in SELECTING)
-            groups.setdefault(group, []).append(number)
-        return list(groups.values())
+    def _kernel_runs(
+        self, segments: Sequence[Segment], first: int, last: int
+    ) -> list[tuple[tuple[int, ...], _KernelRun]]:
+        """Return the kernel runs for labels between two times, each with its segments inside.
 
-    def _aggregate_window(
-        self,
-        segments: Sequence[Segment],
-        tables: Sequence[pa.Table],
-        times: Integers,
-        aggregates: Sequence[Aggregate],
-    ) -> list[pa.Array]:
-        """Compute the aggregates of one window."""
-        window, first, last = aggregates[0], int(times.min()), int(times.max())
-        needed_tables = list(tables)
-        totals: dict[Condition, Totals] = {}
-        for segment in segments:
-            if segment.is_outside(window, first):
-                continue
-            # A window bound is inside the segment, so labels include different parts of its rows.
-            if not segment.is_inside(window, first, last):
-                assert segment.rows is not None
-                needed_tables.append(segment.rows)
-            elif window.function in SELECTING:
-                needed_tables.append(segment.selected_rows)
-            else:
-                totals = _add_totals(totals, segment.totals)
-        return self._run_kernel(needed_tables, times, aggregates, totals)
+        The kernel shares intermediate results between the aggregates of a run. Windows with the
+        same segments inside can share a run: further rows that are outside a window do not change
+        its result. If there are segments inside, functions that select values need their selected
+        rows, which must not be summed again, so these functions have a run of their own.
+        """
+        runs: dict[tuple[tuple[int, ...], bool], _KernelRun] = {}
+        for aggregate_number, aggregate in enumerate(self._request.aggregates):
+            inside, cut = [], []
+            for number, segment in enumerate(segments):
+                if segment.is_inside(aggregate, first, last):
+                    inside.append(number)
+                elif not segment.is_outside(aggregate, first):
+                    # A window bound is inside the segment, so labels include different parts of
+                    # its rows.
+                    assert segment.rows is not None
+                    cut.append(number)
+            key = (tuple(inside), bool(inside) and aggregate.function in SELECTING)
+            run = runs.setdefault(key, _KernelRun())
+            run.aggregates.append(aggregate_number)
+            run.segments.update(cut)
+        return [(inside, run) for (inside, _), run in runs.items()]
 
     def _run_kernel(
         self,
@@ -242,9 +264,7 @@ class IncrementalGroup:
             if settled.any():
                 state.segments.append(self._to_segment(events.select(settled)))
             if not (settled | dropped).all():
-                unsettled_tables.append(
-                    table.take(pa.array(events.positions[~(settled | dropped)]))
-                )
+                unsettled_tables.append(events.select(~(settled | dropped)).to_table())
         state.unsettled_rows = pa.concat_tables(unsettled_tables) if unsettled_tables else None
         expired = [
             segment for segment in state.segments if segment.last + self._window_extent <= end
@@ -256,7 +276,13 @@ class IncrementalGroup:
             state.segments = [*self._merge_expired(expired), *current]
 
     def _to_segment(self, events: Events) -> Segment:
-        """Convert settled events to a segment with totals and selected rows."""
+        """Convert settled events to a segment."""
+        times, rows = events.rows.event, events.to_table()
+        return Segment(int(times[0]), int(times[-1]), rows, partial(self._summarize, rows))
+
+    def _summarize(self, rows: pa.Table) -> Summary:
+        """Return the totals and the selected rows of settled rows."""
+        events = self._to_events(rows)
         values, conditions = self._request.columns(events)
         summed: dict[Condition, list[Aggregate]] = {}
         for aggregate in self._request.aggregates:
@@ -269,10 +295,7 @@ class IncrementalGroup:
             totals[condition] = sum_totals(
                 rows_alone, columns=values, conditions=conditions, aggregates=aggregates
             )
-        times = events.rows.event
-        selected_rows = self._select_rows(events, self._request.aggregates)
-        rows = events.table.take(pa.array(events.positions))
-        return Segment(int(times[0]), int(times[-1]), rows, selected_rows, totals)
+        return Summary(self._select_rows(events, self._request.aggregates), totals)
 
     def _select_rows(self, events: Events, aggregates: Sequence[Aggregate]) -> pa.Table:
         """Return the rows that suffice for functions that select values."""
@@ -289,13 +312,14 @@ class IncrementalGroup:
         # A merged segment without rows has nothing left to reduce.
         if len(expired) == 1 and expired[0].rows is None:
             return list(expired)
-        events = self._to_events(pa.concat_tables([each.selected_rows for each in expired]))
+        events = self._to_events(pa.concat_tables([each.summary.selected_rows for each in expired]))
         totals: dict[Condition, Totals] = {}
         for each in expired:
-            totals = _add_totals(totals, each.totals)
+            totals = _add_totals(totals, each.summary.totals)
         first = min(each.first for each in expired)
         last = max(each.last for each in expired)
-        return [Segment(first, last, None, self._select_rows(events, unbounded), totals)]
+        summary = Summary(self._select_rows(events, unbounded), totals)
+        return [Segment(first, last, None, lambda: summary)]
 
 
 def _find_settled(events: Events, end: int) -> tuple[Flags, Flags]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,7 @@ from featurestore.aggregates.stream import (
     GROUP,
     STREAM_TIME,
     AggregateRequest,
-    StreamBlock,
+    NumberedBlock,
     is_sorted,
     split_stream,
     value_changes,
@@ -61,36 +62,45 @@ class WindowFeatures:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the labels with their features, key by key."""
-        incremental = self._new_group()
-        for block in split_stream(batches):
-            if block.begins:
-                incremental = self._new_group()
-            yield from self._add_features(block, incremental).to_batches()
+        for compute in self._block_computations(batches):
+            yield from compute().to_batches()
 
     def compute_in_threads(
         self, batches: Iterator[pa.RecordBatch], *, threads: int
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the same result, but compute complete groups in parallel in several threads."""
+        """Yield the same result, but compute blocks in parallel in several threads."""
         if threads <= 1:
             yield from self(batches)
             return
         waiting: deque[Future[pa.Table]] = deque()
-        incremental = self._new_group()
         with ThreadPoolExecutor(threads) as pool:
-            for block in split_stream(batches):
-                # A block of a split group needs the state after the previous blocks.
+            for compute in self._block_computations(batches):
                 # At most one block for each thread waits, which bounds the memory. Results keep
                 # the order of the stream.
-                while waiting and (len(waiting) == threads or not block.is_complete):
+                if len(waiting) == threads:
                     yield from waiting.popleft().result().to_batches()
-                if block.begins:
-                    incremental = self._new_group()
-                if block.is_complete:
-                    waiting.append(pool.submit(self._add_features, block, incremental))
-                else:
-                    yield from self._add_features(block, incremental).to_batches()
+                waiting.append(pool.submit(compute))
             while waiting:
                 yield from waiting.popleft().result().to_batches()
+
+    def _block_computations(
+        self, batches: Iterator[pa.RecordBatch]
+    ) -> Iterator[Callable[[], pa.Table]]:
+        """Yield a function for each block that returns its labels with their features.
+
+        The functions may run in any order and in any thread.
+        """
+        incremental = self._new_group()
+        for block in split_stream(batches):
+            if block.begins:
+                incremental = self._new_group()
+            if block.is_complete:
+                yield partial(self._aggregate_groups, block.rows)
+            else:
+                # The next block needs the state after this one, so only the labels are left to the
+                # function.
+                rows = self._number_rows(block.rows)
+                yield partial(self._add_features, rows, incremental.add_block(rows))
 
     @property
     def _request(self) -> AggregateRequest:
@@ -110,41 +120,44 @@ class WindowFeatures:
     def _new_group(self) -> IncrementalGroup:
         return IncrementalGroup(self._request, self._key_names)
 
-    def _add_features(self, block: StreamBlock, incremental: IncrementalGroup) -> pa.Table:
-        """Add features to the labels of a block; ``incremental`` is the state of a split group."""
-        chunk = block.rows
-        has_time = to_flags(chunk.column(STREAM_TIME).is_valid())
-        stream_time = to_integers(chunk.column(STREAM_TIME))
-        # Odd stream times belong to labels.
-        is_label = ~has_time | (stream_time & 1 == 1)
+    def _aggregate_groups(self, table: pa.Table) -> pa.Table:
+        """Add features to the labels of complete groups."""
+        block = self._number_rows(table)
+
+        def aggregate_labels() -> list[pa.Array]:
+            events = self._request.events(table, block.key, block.time, block.row_numbers)
+            # An additional key without rows, for the label without key or time.
+            labels = Labels(
+                np.append(block.key[block.label_numbers], block.keys),
+                np.append(block.time[block.label_numbers], 0),
+            )
+            return self._request.aggregate(
+                events, labels, keys=block.keys + 1, aggregates=self.aggregates
+            )
+
+        return self._add_features(block, aggregate_labels)
+
+    def _add_features(
+        self, block: NumberedBlock, aggregate_labels: Callable[[], list[pa.Array]]
+    ) -> pa.Table:
+        """Add features to the labels of a block.
+
+        Args:
+            block: The rows and labels.
+            aggregate_labels: Returns the aggregates of the labels with a key and a time, followed by
+                the aggregates of a label without rows.
+        """
         label_columns = len(self.schema) - len(self.aggregates)
-        labels = chunk.select([f"c{number}" for number in range(label_columns)])
-        labels = labels.filter(pa.array(is_label))
-        key, keys = self._number_keys(chunk)
-        answerable = is_label & (key >= 0) & has_time
-        rows = np.flatnonzero(~is_label)
-        label_numbers = np.flatnonzero(answerable)
-        # An engine sorts by group and time. Keys that share the hash of a group are interleaved in
-        # it.
-        if not is_sorted(key[label_numbers], stream_time[label_numbers]):
-            label_numbers = label_numbers[
-                np.lexsort((stream_time[label_numbers], key[label_numbers]))
-            ]
-        if block.is_complete:
-            values_by_aggregate = self._aggregate_groups(
-                chunk, key, stream_time >> 1, rows, label_numbers, keys
-            )
-        else:
-            values_by_aggregate = incremental.aggregate(
-                chunk, key, stream_time >> 1, rows, label_numbers
-            )
+        labels = block.table.select([f"c{number}" for number in range(label_columns)])
+        labels = labels.filter(pa.array(block.is_label))
         # Labels without key or time match no rows: their value is the last one of the result.
-        value_index = np.full(chunk.num_rows, len(label_numbers), np.int64)
+        label_numbers = block.label_numbers
+        value_index = np.full(block.table.num_rows, len(label_numbers), np.int64)
         value_index[label_numbers] = np.arange(len(label_numbers))
-        value_rows = value_index[is_label]
+        value_rows = value_index[block.is_label]
         is_in_order = np.array_equal(value_rows, np.arange(len(label_numbers)))
         columns = list(labels.columns)
-        for values, fill in zip(values_by_aggregate, self.fills, strict=True):
+        for values, fill in zip(aggregate_labels(), self.fills, strict=True):
             if fill is not None:
                 values = values.fill_null(pa.scalar(fill, values.type))
             # A slice shares memory; take copies every value.
@@ -154,21 +167,30 @@ class WindowFeatures:
                 columns.append(values.take(pa.array(value_rows)))
         return pa.table(columns, names=self.schema.names).cast(self.schema)
 
-    def _aggregate_groups(
-        self,
-        chunk: pa.Table,
-        key: Integers,
-        time: Integers,
-        rows: Integers,
-        label_numbers: Integers,
-        keys: int,
-    ) -> list[pa.Array]:
-        """Return the aggregates for labels, followed by the aggregates of a label without rows."""
-        request = self._request
-        events = request.events(chunk, key, time, rows)
-        # An additional key without rows, for the last label.
-        labels = Labels(np.append(key[label_numbers], keys), np.append(time[label_numbers], 0))
-        return request.aggregate(events, labels, keys=keys + 1, aggregates=self.aggregates)
+    def _number_rows(self, table: pa.Table) -> NumberedBlock:
+        """Return a block with key numbers, its rows and labels apart."""
+        has_time = to_flags(table.column(STREAM_TIME).is_valid())
+        stream_time = to_integers(table.column(STREAM_TIME))
+        # Odd stream times belong to labels.
+        is_label = ~has_time | (stream_time & 1 == 1)
+        key, keys = self._number_keys(table)
+        label_numbers = np.flatnonzero(is_label & (key >= 0) & has_time)
+        # An engine sorts by group and time. Keys that share the hash of a group are interleaved in
+        # it.
+        if not is_sorted(key[label_numbers], stream_time[label_numbers]):
+            label_numbers = label_numbers[
+                np.lexsort((stream_time[label_numbers], key[label_numbers]))
+            ]
+        return NumberedBlock(
+            table,
+            key=key,
+            keys=keys,
+            time=stream_time >> 1,
+            has_time=has_time,
+            is_label=is_label,
+            row_numbers=np.flatnonzero(~is_label),
+            label_numbers=label_numbers,
+        )
 
     def _number_keys(self, chunk: pa.Table) -> tuple[Integers, int]:
         """Return the key number of each row, -1 if a key column is null, and the key count."""

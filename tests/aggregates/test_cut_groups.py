@@ -110,7 +110,7 @@ def streams(draw: Any) -> tuple[WindowFeatures, pa.Table, int]:
 
 
 def answers(
-    asked: WindowFeatures, table: pa.Table, *, group_rows: int, batch_rows: int
+    asked: WindowFeatures, table: pa.Table, *, group_rows: int, batch_rows: int, threads: int = 1
 ) -> pa.Table:
     def batches() -> Iterator[pa.RecordBatch]:
         yield from table.to_batches(batch_rows)
@@ -118,14 +118,17 @@ def answers(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(stream, "GROUP_ROWS", group_rows)
         patched.setattr(stream, "BLOCK_ROWS", max(group_rows // 2, 1))
-        found = pa.Table.from_batches(asked(batches()), asked.schema)
+        computed = asked.compute_in_threads(batches(), threads=threads)
+        found = pa.Table.from_batches(computed, asked.schema)
     return found.sort_by("row")
 
 
 def check(case: tuple[WindowFeatures, pa.Table, int]) -> None:
     asked, table, rows = case
     whole = answers(asked, table, group_rows=10**9, batch_rows=10**9)
+    parallel = answers(asked, table, group_rows=rows, batch_rows=max(rows // 2, 1), threads=3)
     cut = answers(asked, table, group_rows=rows, batch_rows=max(rows // 2, 1))
+    assert bits(parallel) == bits(cut)
     for name in whole.column_names[1:]:
         one, other = whole.select([name]), cut.select([name])
         number = int(name[1:])
@@ -171,7 +174,7 @@ def test_incremental_group_memory_is_independent_of_rows(monkeypatch: pytest.Mon
         absorb(self, state, given, end)
         rows = 0
         for segment in state.segments:
-            rows += segment.selected_rows.num_rows
+            rows += segment.summary.selected_rows.num_rows
             if segment.rows is not None:
                 rows += segment.rows.num_rows
         held.append(rows)

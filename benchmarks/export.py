@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,14 +61,16 @@ class Seconds(NamedTuple):
     processor: float
 
 
-def measured(function: Callable[[], object], trials: int) -> Seconds:
+def measured(export: Callable[[], str], trials: int) -> Seconds:
+    """Return the median time of exports to folders, which are removed after each measurement."""
     clocks, processors = [], []
     for trial in range(trials + 1):
         start, used = time.perf_counter(), time.process_time()
-        function()
+        folder = export()
         if trial:  # the first one warms up
             clocks.append(time.perf_counter() - start)
             processors.append(time.process_time() - used)
+        shutil.rmtree(folder)
     return Seconds(statistics.median(clocks), statistics.median(processors))
 
 
@@ -144,7 +147,7 @@ def compare(rows: int, columns: int, formats: tuple[str, ...], trials: int) -> N
     export = Export(rows, columns)
     size = f"{rows:,} x {columns}"
     try:
-        copy = measured(lambda: shutil.rmtree(export.copy_to_parquet()), trials)
+        copy = measured(export.copy_to_parquet, trials)
         print(f"\n{rows:,} rows x {columns} columns")
         print(f"  DuckDB COPY in hash order           {rows / copy.clock:12,.0f} rows/s")
 
@@ -156,7 +159,7 @@ def compare(rows: int, columns: int, formats: tuple[str, ...], trials: int) -> N
 
         for data_format in formats:
             check(export, data_format)
-            seconds = measured(lambda kind=data_format: shutil.rmtree(export.ours(kind)), trials)
+            seconds = measured(partial(export.ours, data_format), trials)
             line = f"  {data_format:<10} whole export             {rows / seconds.clock:12,.0f} rows/s, "
             line += f"{seconds.clock / copy.clock:.2f}x the time of COPY"
             line += f" ({seconds.processor / copy.processor:.2f}x by processor time)"
@@ -168,9 +171,7 @@ def compare(rows: int, columns: int, formats: tuple[str, ...], trials: int) -> N
             )
             if data_format == "tfrecord":
                 line += f", {loop * rows / seconds.clock:.1f}x the loop's speed (target >= 15; COPY's time <= 3x)"
-                more = measured(
-                    lambda: shutil.rmtree(export.ours("tfrecord", statistics=True)), min(trials, 3)
-                )
+                more = measured(partial(export.ours, "tfrecord", statistics=True), min(trials, 3))
                 line += f"; with statistics, the default, {rows / more.clock:,.0f} rows/s, "
                 line += f"{loop * rows / more.clock:.1f}x (target >= 15)"
                 for kind, taken in (("tfrecord", seconds), ("tfrecord with statistics", more)):
@@ -220,7 +221,7 @@ def cores(rows: int, trials: int) -> None:
 def one(rows: int, trials: int) -> None:
     export = Export(rows, 25)
     try:
-        print(measured(lambda: shutil.rmtree(export.ours("tfrecord")), trials).clock)
+        print(measured(partial(export.ours, "tfrecord"), trials).clock)
     finally:
         export.close()
 

@@ -27,6 +27,7 @@ from featurestore.plugins.format import WrittenFile
 from featurestore.storage import files, storage_for
 from featurestore.storage.failures import translate_write_errors
 from featurestore.storage.locks import exclusive_lock, lock_shared, remove_unless_shared
+from featurestore.storage.slots import release_slot
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -334,6 +335,8 @@ class ShardFile:
         trace: TracebackType | None,
     ) -> None:
         self.closed = True
+        # The rest is a wait for the disk or the network.
+        release_slot()
         self._resources.__exit__(kind, error, trace)
 
 

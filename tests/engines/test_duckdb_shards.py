@@ -5,6 +5,7 @@ The writers see the same rows in one order.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from featurestore.storage.slots import release_slot
 from featurestore_connectors.duckdb_delta import DuckDBEngine, shards
 
 ROWS = 20_000
@@ -87,6 +89,28 @@ def test_shards_are_equal_for_both_sorts(
         assert part.to_pylist() == expected
     assert actual[1] == actual[0]
     assert actual[2] == actual[0]
+
+
+def test_next_shard_is_computed_while_a_shard_waits_for_the_disk() -> None:
+    engine = DuckDBEngine(threads=1)
+    numbers, computing, waiting = [0, 3, 70_000], threading.Semaphore(1), threading.Barrier(3)
+
+    def write(number: int, batches: Iterator[pa.RecordBatch]) -> int:
+        assert computing.acquire(blocking=False), "one thread, but two shards are computed"
+        for _ in batches:
+            pass
+        computing.release()
+        release_slot()
+        # Only passed if all three shards wait here at the same time.
+        waiting.wait(timeout=60)
+        return number
+
+    rows = engine.from_arrow(table().to_reader())
+    assert (
+        engine.write_shards(rows, shard="shard", shard_count=70_001, order=["second"], write=write)
+        == numbers
+    )
+    engine.close()
 
 
 def test_in_memory_rows_bypass_duckdb(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,28 @@ def test_padded_varints_encode_any_integer(values: list[int], offset: int) -> No
 
 
 @pytest.mark.parametrize("nulls", [False, True])
+@pytest.mark.parametrize("columns", [1, 3, 40])
+def test_checksums_of_blocks_equal_checksums_of_records(
+    columns: int, nulls: bool, tmp_path: Path
+) -> None:
+    random, rows = np.random.default_rng(1), 2500
+    mask = random.random(rows) < 0.2 if nulls else None
+    words = [f"w{number:04d}"[: 1 + number % 5] for number in range(rows)]
+    arrays = {}
+    for number in range(columns):
+        arrays |= {
+            f"i{number}": pa.array(random.integers(-(2**40), 2**40, rows), mask=mask),
+            f"d{number}": pa.array(random.random(rows), mask=mask),
+            f"w{number}": pa.array(words, mask=mask),
+        }
+    table = pa.table(arrays)
+    path, _ = write(FORMAT, tmp_path, table, build_layout(FORMAT, table))
+    records = np.frombuffer(Path(path).read_bytes(), np.uint8).reshape(rows, -1)
+    stored = records[:, -wire.FOOTER :].copy().view("<u4")[:, 0]
+    assert (stored == wire.payload_checksums(records)).all()
+
+
+@pytest.mark.parametrize("nulls", [False, True])
 def test_narrow_columns_round_trip_in_large_blocks(nulls: bool, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     mask = random.random(3000) < 0.2 if nulls else None

@@ -22,6 +22,7 @@ import pyarrow.types as pat
 from featurestore.arrow.batches import concat_arrays, select_rows, take_values
 from featurestore.arrow.types import columns_width, is_unbounded
 from featurestore.plugins.engine import Relation, ShardFunction
+from featurestore.storage.slots import ProcessorSlots
 from featurestore_connectors.duckdb_delta import sqltext
 from featurestore_connectors.duckdb_delta.large_columns import LargeColumns, is_large
 from featurestore_connectors.duckdb_delta.relations import relation
@@ -37,8 +38,8 @@ Result = TypeVar("Result")
 
 # numpy uses radix sort for shard numbers below this limit (16 bits).
 _RADIX_LIMIT = 2**16
-# Additional writer threads: some wait for the disk while others compute.
-_EXTRA_WRITERS = 1
+# Writer threads for each thread that computes. The others wait for the disk.
+_WRITERS_PER_THREAD = 3
 # Maximum bytes of rows to sort in memory; each writer copies one shard. DuckDB's sort is slower.
 _MEMORY_BYTES = 512 << 20
 # The same limit as a fraction of DuckDB's memory limit; the larger one applies.
@@ -159,17 +160,21 @@ def _write_in_memory(
     """Call ``write`` for each loaded shard, in parallel."""
     # After an error, shards that have not started are not written.
     stopped = threading.Event()
+    threads = max(threads, 1)
+    slots = ProcessorSlots(threads)
 
     def run(number: int) -> Result:
-        if stopped.is_set():
-            raise _StoppedError
-        try:
-            return write(number, loaded.take(number))
-        except BaseException:
-            stopped.set()
-            raise
+        # The writer releases the slot when only the sync of its file is left.
+        with slots.slot():
+            if stopped.is_set():
+                raise _StoppedError
+            try:
+                return write(number, loaded.take(number))
+            except BaseException:
+                stopped.set()
+                raise
 
-    with ThreadPoolExecutor(max(threads, 1) + _EXTRA_WRITERS) as pool:
+    with ThreadPoolExecutor(_WRITERS_PER_THREAD * threads) as pool:
         try:
             results = [pool.submit(run, number) for number in loaded.numbers()]
             wait(results)

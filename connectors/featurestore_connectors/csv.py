@@ -114,7 +114,7 @@ class CsvFormat(PlainFormat):
             index.write(
                 _index_bytes(line_lengths, start=len(header), step=layout["rows_per_entry"])
             )
-        return WrittenShard(file.written, len(line_lengths), (index.written,))
+        return WrittenShard(file.written_file, len(line_lengths), (index.written_file,))
 
     def open_shard(self, path: str, *, layout: Layout) -> ShardReader:
         return CsvShard(path, schema_from_json(layout["schema"]), step=layout["rows_per_entry"])

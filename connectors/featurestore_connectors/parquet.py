@@ -127,7 +127,7 @@ class ParquetFormat(PlainFormat):
                     _to_stored_table(group, file_schema), row_group_size=group.num_rows
                 )
                 rows += group.num_rows
-        return WrittenShard(file.written, rows)
+        return WrittenShard(file.written_file, rows)
 
     def open_shard(self, path: str, *, layout: Layout) -> ShardReader:
         return ParquetShard(path, schema_from_json(layout["schema"]))

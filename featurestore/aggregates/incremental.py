@@ -56,8 +56,8 @@ class Segment:
 
     @cached_property
     def summary(self) -> Summary:
-        """The state that replaces the rows in windows that contain all of them."""
-        # Many segments leave the longest window before any window contains all of their rows.
+        """The state that replaces the rows in windows that contain every row."""
+        # Many segments leave the longest window before any window contains all their rows.
         return self.summarize()
 
     def is_inside(self, aggregate: Aggregate, first: int, last: int) -> bool:

@@ -322,7 +322,7 @@ class ShardFile:
         """Do nothing: the ``with`` block closes the file."""
 
     @property
-    def written(self) -> WrittenFile:
+    def written_file(self) -> WrittenFile:
         """The path, size and SHA-256 of the file."""
         return WrittenFile(
             self.path, self.size, self._digest.hexdigest(), tuple(self._digest.prefixes)

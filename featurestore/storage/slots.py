@@ -1,7 +1,7 @@
 """Slots for threads that compute and then wait for the disk.
 
-If as many threads as processors write files, all of them compute at the same time and then wait for
-the disk at the same time. With more threads, a slot for each processor, and ``release_slot`` before
+If as many threads as processors write files, all compute at the same time and then wait for the disk
+at the same time. With more threads, a slot for each processor, and ``release_slot`` before
 each wait, some threads compute while others wait.
 """
 

@@ -21,7 +21,7 @@ def test_incrementally_flushed_file_equals_written_bytes(tmp_path: Path, piece: 
             file.write(data[start : start + piece])
         assert os.listdir(tmp_path / "train") != ["part"]
     assert (tmp_path / "train/part").read_bytes() == data
-    written = file.written
+    written = file.written_file
     assert (written.path, written.bytes) == ("train/part", len(data))
     assert written.sha256 == hashlib.sha256(data).hexdigest()
     assert list(written.prefixes) == compute_digest(str(tmp_path / "train/part")).prefixes

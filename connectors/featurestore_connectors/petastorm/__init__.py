@@ -125,7 +125,7 @@ class PetastormFormat(PlainFormat):
         for split in manifest.splits:
             with ShardFile(directory, f"{split.name}/{METADATA_FILE}") as file:
                 pq.write_metadata(schema_with_metadata(manifest, split), pa.PythonFile(file, "w"))
-            written_files.append(file.written)
+            written_files.append(file.written_file)
         return written_files
 
     def open_shard(self, path: str, *, layout: Layout) -> ShardReader:

@@ -109,10 +109,10 @@ class TFRecordFormat:
         with ShardFile(directory, path) as file:
             rows, lengths = _write_records(file, batches, record_layout)
         if record_layout.fixed or record_layout.compression is not None:
-            return WrittenShard(file.written, rows)
+            return WrittenShard(file.written_file, rows)
         with ShardFile(directory, path + INDEX_SUFFIX) as index:
             index.write(index_bytes(lengths))
-        return WrittenShard(file.written, rows, (index.written,))
+        return WrittenShard(file.written_file, rows, (index.written_file,))
 
     def record_plan(self, layout: Layout) -> RecordPlan | None:
         return record_plan(read_layout(layout))
@@ -120,7 +120,7 @@ class TFRecordFormat:
     def finish(self, directory: str, manifest: Manifest) -> Sequence[WrittenFile]:
         with ShardFile(directory, SCHEMA_FILE) as file:
             file.write(schema_text(manifest).encode())
-        return [file.written]
+        return [file.written_file]
 
     def open_shard(self, path: str, *, layout: Layout) -> ShardReader:
         refusal = self.refuse_reading(layout)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import os
 import re
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
 from featurestore.arrow.lists import as_list
@@ -48,6 +49,13 @@ _LIST_EXAMPLES = {
     "null_values": "['NA']",
     "over": "['1d', '7d']",
     "windows": "['purchases.amount|sum|7d']",
+}
+
+_PATH_EXAMPLES = {
+    "folder": ".",
+    "location": "my-store",
+    "manifest": "target/manifest.json",
+    "module_or_path": "jobs.py",
 }
 
 # Positions of warnings that are issued once.
@@ -303,8 +311,8 @@ def _argument_conversions(
 ) -> list[tuple[str, int | None, Callable[[object], object]]]:
     """Return the checked parameters of a function: name, position and conversion.
 
-    Keyword-only parameters have the position None. Counts are checked, collections become lists,
-    and words of other libraries are translated.
+    Keyword-only parameters have the position None. Counts and paths are checked, collections become
+    lists, and words of other libraries are translated.
     """
     conversions: list[tuple[str, int | None, Callable[[object], object]]] = []
     for index, parameter in enumerate(_parameters(function)):
@@ -317,6 +325,9 @@ def _argument_conversions(
         if _is_list(parameter):
             parse = functools.partial(_parse_list, parameter=parameter)
             conversions.append((name, position, parse))
+        if "os.PathLike" in str(parameter.annotation):
+            check = functools.partial(_checked_path, parameter=parameter)
+            conversions.append((name, position, check))
         if name in EQUAL_VALUES:
             conversions.append((name, position, functools.partial(translate, name)))
     return conversions
@@ -324,6 +335,26 @@ def _argument_conversions(
 
 def _checked_count(name: str, value: object) -> object:
     check_counts({name: value})
+    return value
+
+
+def _checked_path(value: object, *, parameter: inspect.Parameter) -> object:
+    """Return a path, or a value of another type that the annotation of the parameter contains.
+
+    Raises:
+        InvalidArgument: The value is not a path, or an empty one.
+    """
+    annotation, name = str(parameter.annotation), parameter.name
+    if value is None and "None" in annotation:
+        return value
+    if isinstance(value, ModuleType) and "ModuleType" in annotation:
+        return value
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(path, str) or not path.strip() or "\0" in path:
+        example = _PATH_EXAMPLES.get(name, "my-folder")
+        raise InvalidArgument(
+            f"{name}={_short_repr(value)} is not a path.", hint=f"{name}={example!r}"
+        )
     return value
 
 

@@ -224,3 +224,15 @@ def test_each_list_of_names_is_converted() -> None:
             if "Sequence[str" in str(each.annotation)
         }
         assert declared <= set(list_arguments(function)), name
+
+
+@pytest.mark.parametrize("value", [5, b"jobs.py", ["jobs.py"], True, "", " ", "a\0b"], ids=repr)
+def test_each_path_is_checked(value: Any) -> None:
+    names = []
+    for name, function in public_functions():
+        for parameter in inspect.signature(function).parameters.values():
+            if "os.PathLike" in str(parameter.annotation):
+                names.append(name)
+                with pytest.raises(InvalidArgument, match=f"^{parameter.name}=.* is not a path"):
+                    function(**{parameter.name: value})
+    assert len(names) > 8

@@ -51,8 +51,8 @@ def check_function(function: TrainFunction, names: Iterable[str]) -> None:
     missing = [name for name in required if name not in names and name not in PROVIDED]
     if missing:
         raise InvalidTrainFunction(
-            f"{qualified_name(function)} requires {listing(missing)}. Available: {listing(sorted(names))}, "
-            "params, context.",
+            f"{qualified_name(function)} requires {listing(missing)}. Available: "
+            f"{listing([*sorted(names), *PROVIDED])}.",
             hint=f"params={{{missing[0]!r}: ...}}, or a default in the function",
         )
     unknown = sorted(names - accepted)
@@ -84,6 +84,8 @@ def check_params(params: Mapping[str, Any] | None) -> dict[str, Any]:
     """
     if params is None:
         return {}
+    if not isinstance(params, Mapping):
+        raise InvalidArgument(f"params={params!r} is not a dict.", hint="params={'lr': 0.1}")
     try:
         # The round trip converts tuples to lists: a resumed run reads its parameters from the
         # record and must get equal values.

@@ -111,7 +111,8 @@ def check_request(request: LaunchRequest, launcher: Launcher) -> bytes:
         check_integer("servers", request.servers, minimum=1, maximum=_MAX_WORKERS)
     check_integer("retries", request.retries, minimum=0, maximum=_MAX_SEED)
     check_integer("seed", request.seed, minimum=0, maximum=_MAX_SEED)
-    functions.check_function(request.function, request.params)
+    params = functions.check_params(request.params)
+    functions.check_function(request.function, params)
     # Workers of other launchers may run on machines that do not have the user's modules.
     dumped = functions.dump_function(request.function, by_value=launcher.name != "local")
     if request.dataset is not None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from featurestore import usersql
 from featurestore.arrow.lists import to_plain_lists
-from featurestore.errors import InvalidJob, listing
+from featurestore.errors import InvalidExpectation, InvalidJob, listing
 from featurestore.jobs.schedule import build_schedule, has_overlapping_windows
 from featurestore.model.arguments import (
     as_tuple,
@@ -295,7 +295,7 @@ def feature_job_spec(request: FeatureJobRequest, *, kind: JobKind, code: str) ->
         created_time=request.created_time,
         partition_by=as_tuple(request.partition_by),
         ttl=parse_ttl(request.ttl),
-        expectations=tuple(map(to_plain_lists, request.expectations)),
+        expectations=plain_expectations(request.expectations),
         statistics=request.statistics,
         compact=request.compact,
         description=request.description,
@@ -350,6 +350,23 @@ def _input_times(request: FeatureJobRequest, sources: Mapping[str, SourceInput])
 def check_channel_names(names: str | Sequence[str]) -> tuple[str, ...]:
     """Validate the names of alert channels."""
     return tuple(check_name(each, noun="alert channel") for each in as_tuple(names))
+
+
+def plain_expectations(expectations: object) -> tuple[Mapping[str, Any], ...]:
+    """Return the expectations of a job as dicts; registration checks their content.
+
+    Raises:
+        InvalidExpectation: The expectations are not a list of dicts.
+    """
+    # One level more than a single expectation: the list.
+    items = to_plain_lists(expectations, levels=4)
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise InvalidExpectation(
+            f"expectations={expectations!r} is not a list of dicts.",
+            hint="expectations=[{'type': 'expect_column_values_to_not_be_null', "
+            "'kwargs': {'column': 'id'}}]",
+        )
+    return tuple(items)
 
 
 def _parse_duration(value: timedelta | str | None, argument: str) -> timedelta | None:

@@ -19,7 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 
-from featurestore.errors import FeatureStoreError, InvalidJob, listing
+from featurestore.errors import FeatureStoreError, InvalidExpectation, InvalidJob, listing
+from featurestore.featuregroups.definition import normalize_expectations
 from featurestore.jobs.catalog_jobs import check_catalog_job
 from featurestore.jobs.definitions import DEFINED_JOBS, JobDefinition
 from featurestore.jobs.recovery import restore
@@ -61,6 +62,7 @@ def register_jobs(
     """Register all jobs of a module, file or folder; return the registered jobs by name."""
     definitions = load_jobs(module_or_path)
     check_channels(session, [definition.spec for definition, _ in definitions.values()])
+    check_expectations([definition.spec for definition, _ in definitions.values()])
     for definition, _ in definitions.values():
         check_catalog_job(session, definition.spec)
     specs = _specs_to_register(
@@ -126,6 +128,17 @@ def check_channels(session: Session, specs: Sequence[JobSpec]) -> None:
                 hint=f"store.add_alert_channel({unknown[0]!r}, 'log')",
                 command=f"featurestore alert add {unknown[0]} log",
             )
+
+
+def check_expectations(specs: Sequence[JobSpec]) -> None:
+    """Raise InvalidExpectation for jobs whose expectations cannot be evaluated."""
+    for spec in specs:
+        try:
+            normalize_expectations(spec.expectations)
+        except InvalidExpectation as error:
+            raise InvalidExpectation(
+                f"Job {spec.name!r}: {error.message}", hint=error.hint
+            ) from error
 
 
 def load_definition(session: Session, job: RegisteredJob) -> JobDefinition:

@@ -18,7 +18,6 @@ from featurestore.arrow.column_names import (
     snake_case_names,
     suggest_renames,
 )
-from featurestore.arrow.lists import to_plain_lists
 from featurestore.arrow.schemas import parse_type
 from featurestore.arrow.types import check_nesting, feature_schema
 from featurestore.arrow.untyped import format_dtypes, refuse_untyped
@@ -31,6 +30,7 @@ from featurestore.jobs.definitions import (
     check_channel_names,
     check_keys_and_times,
     check_options,
+    plain_expectations,
 )
 from featurestore.jobs.publish_jobs import publish_committed, publish_missed
 from featurestore.jobs.run import JobRun, RunOutput, check_lease, run_recorded
@@ -194,7 +194,7 @@ def stream_job(
         created_time=created_time,
         partition_by=as_tuple(partition_by),
         ttl=parse_ttl(ttl),
-        expectations=tuple(map(to_plain_lists, expectations)),
+        expectations=plain_expectations(expectations),
         statistics=statistics,
         description=description,
         tags=dict(tags or {}),

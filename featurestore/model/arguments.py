@@ -18,7 +18,14 @@ from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
 from featurestore.arrow.lists import as_list
-from featurestore.errors import InvalidArgument, OutOfRange, UnknownArgument, did_you_mean, listing
+from featurestore.errors import (
+    FeatureStoreError,
+    InvalidArgument,
+    OutOfRange,
+    UnknownArgument,
+    did_you_mean,
+    listing,
+)
 from featurestore.model.words import ALIASES, EQUAL_VALUES, REPLACEMENTS, translate
 
 _INTERNAL_PREFIXES = ("featurestore.", "featurestore_connectors.", "functools", "contextlib")
@@ -39,6 +46,9 @@ COUNTS: Mapping[str, tuple[int, int]] = {
 # Annotations of lists, also by their aliases, and annotations of lists of names only.
 _LISTS = re.compile(r"\b(Sequence|Columns|Windows|JoinKey)\b")
 _NAMES = re.compile(r"(?P<name>str \| |)(Sequence\[str\]|(?P<alias>Columns))( \| None)?")
+
+# The annotation of a dict, without other types.
+_MAPPING = re.compile(r"(Mapping|dict)\[\w+, (\w|\.|\[[\w, .|]*\]| \| )+\]")
 
 # Examples of arguments whose items are not columns.
 _LIST_EXAMPLES = {
@@ -85,13 +95,15 @@ def with_suggestions(function: F) -> F:
                 args = (*args[:position], convert(args[position]), *args[position + 1 :])
         try:
             return function(*args, **kwargs)
-        except AttributeError as error:
-            _check_texts(function, args, kwargs, error)
+        except FeatureStoreError:
+            raise
+        except (AttributeError, ValueError) as error:
+            _check_types(function, args, kwargs, error)
             raise
         except TypeError as error:
             # Only a TypeError of the call itself has no frame below this one.
             if error.__traceback__ is None or error.__traceback__.tb_next is not None:
-                _check_texts(function, args, kwargs, error)
+                _check_types(function, args, kwargs, error)
                 raise
             # The new error contains the facts of Python's message.
             raise _argument_error(function, args, kwargs, error) from None
@@ -358,25 +370,31 @@ def _checked_path(value: object, *, parameter: inspect.Parameter) -> object:
     return value
 
 
-def _check_texts(
+def _check_types(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], error: Exception
 ) -> None:
-    """Check the text arguments of a call that failed with an error of Python.
+    """Check the strings and dicts of a call that failed with an error of Python.
 
     Raises:
-        InvalidArgument: An argument is not a string.
+        InvalidArgument: An argument has another type.
     """
     signature = inspect.signature(function)
     for name, value in signature.bind_partial(*args, **kwargs).arguments.items():
-        kind = str(signature.parameters[name].annotation)
-        if isinstance(value, str) or kind not in ("str", "str | None"):
+        annotation = str(signature.parameters[name].annotation)
+        kind = annotation.removesuffix(" | None")
+        if value is None and kind != annotation:
             continue
-        if value is not None or kind == "str":
-            raise InvalidArgument(
-                f"{function.__name__}({name}={_short_repr(value)}): {name} is a string, not "
-                f"{type(value).__name__}.",
-                hint=f"{name}='...'",
-            ) from error
+        if kind == "str" and not isinstance(value, str):
+            expected, example = "a string", "'...'"
+        elif _MAPPING.fullmatch(kind) and not isinstance(value, Mapping):
+            expected, example = "a dict", "{...}"
+        else:
+            continue
+        raise InvalidArgument(
+            f"{function.__name__}({name}={_short_repr(value)}): {name} is {expected}, not "
+            f"{type(value).__name__}.",
+            hint=f"{name}={example}",
+        ) from error
 
 
 def _argument_error(

@@ -148,7 +148,7 @@ def _column_names(manifest: Manifest, columns: Sequence[str] | None) -> list[str
 
 def _fill_values(nulls: Nulls, names: Sequence[str]) -> dict[str, Any]:
     """Return the fill value of each column, after checking ``nulls=``."""
-    if isinstance(nulls, str):
+    if not isinstance(nulls, Mapping):
         if nulls not in ("error", "mask"):
             raise InvalidArgument(
                 f"nulls={nulls!r} is not supported.",

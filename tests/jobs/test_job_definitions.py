@@ -16,7 +16,13 @@ from hypothesis import strategies as st
 
 import featurestore
 import featurestore_schemas
-from featurestore.errors import FeatureStoreError, InvalidJob, InvalidSql, RegistryError
+from featurestore.errors import (
+    FeatureStoreError,
+    InvalidExpectation,
+    InvalidJob,
+    InvalidSql,
+    RegistryError,
+)
 from featurestore.jobs.query import can_batch_windows
 from featurestore.jobs.registration import load_jobs
 from featurestore.model.job import JobSpec
@@ -85,6 +91,27 @@ def test_job_spec_legacy_on_error_value_reads_as_continue() -> None:
 def test_job_spec_invalid_definitions_raise(wrong: dict[str, object]) -> None:
     with pytest.raises(FeatureStoreError):
         made(**wrong)
+
+
+@pytest.mark.parametrize(
+    "expectations",
+    [
+        "5",
+        "'expect_column_to_exist'",
+        "['expect_column_to_exist']",
+        "{'type': 'expect_column_to_exist', 'kwargs': {'column': 'zone'}}",
+        "[{'column': 'zone'}]",
+        "[{'type': 'expect_nothing', 'kwargs': {}}]",
+        "[{'type': 'expect_column_values_to_not_be_null'}]",
+    ],
+)
+def test_invalid_expectations_are_refused_at_registration(
+    city: FeatureStore, define: Define, expectations: str
+) -> None:
+    for text in (sql_job, python_job):
+        with pytest.raises(InvalidExpectation, match=r"\{'type': 'expect_|have names like"):
+            city.register_jobs(define(text(rules=f"expectations={expectations}")))
+    assert not city.get_jobs()
 
 
 def test_window_wider_than_schedule_interval_allowed_for_append() -> None:

@@ -253,6 +253,29 @@ def test_text_arguments_of_other_types_are_named(
             call()
 
 
+@pytest.mark.parametrize("value", [3, b"x=1", "x=1", ["x"], ("x", 1)], ids=repr)
+def test_dict_arguments_of_other_types_are_named(
+    duckdb_store: FeatureStore, dataset: TrainingDataset, value: Any
+) -> None:
+    job: dict[str, Any] = {"schedule": "@daily", "primary_key": "id", "event_time": "t"}
+    for name in ("metrics", "limits", "drift", "tags"):
+        with pytest.raises(InvalidArgument, match=f"{name} is a dict, not"):
+            featurestore.monitor_job("m", featuregroup="g", schedule="@daily", **{name: value})
+    for name in ("inputs", "input_times", "tags"):
+        with pytest.raises(InvalidArgument, match=f"{name} is a dict, not"):
+            featurestore.sql_job("j", sql="select 1 as id", **job, **{name: value})
+    calls: list[tuple[Any, str]] = [
+        (lambda: duckdb_store.get_features(["g.id"], versions=value), "versions"),
+        (lambda: featurestore.TrainingDataset.open(dataset.path, storage_options=value), "storage"),
+        (lambda: experiments.launch(print, dataset=dataset, name="e", environment=value), "env"),
+        (lambda: experiments.launch(print, dataset=dataset, name="e", params=value), "params"),
+        (lambda: dataset.reader("train", global_batch_size=1, nulls=value), "nulls"),
+    ]
+    for call, name in calls:
+        with pytest.raises(InvalidArgument, match=name):
+            call()
+
+
 def test_groups_and_datasets_name_the_call_that_reads_rows(
     frame: FeatureFrame, dataset: TrainingDataset
 ) -> None:

@@ -8,6 +8,7 @@ each wait, some threads compute while others wait.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,22 +26,43 @@ class ProcessorSlots:
     """
 
     def __init__(self, count: int) -> None:
-        self._semaphore = threading.Semaphore(count)
+        self._lock = threading.Lock()
+        self._free = count
+        # A released slot goes to the thread that has waited longest. With a semaphore, the thread
+        # that releases a slot could take it again first.
+        self._waiting_threads: deque[threading.Event] = deque()
 
     @contextmanager
     def slot(self) -> Iterator[None]:
         """Wait for a slot; the thread has it until the block ends or it calls ``release_slot``."""
-        self._semaphore.acquire()
-        _thread.semaphore = self._semaphore
+        self._acquire()
+        _thread.slots = self
         try:
             yield
         finally:
             release_slot()
 
+    def _acquire(self) -> None:
+        with self._lock:
+            if self._free:
+                self._free -= 1
+                return
+            is_released = threading.Event()
+            self._waiting_threads.append(is_released)
+        is_released.wait()
+
+    def release(self) -> None:
+        """Pass a slot to the next thread."""
+        with self._lock:
+            if self._waiting_threads:
+                self._waiting_threads.popleft().set()
+            else:
+                self._free += 1
+
 
 def release_slot() -> None:
     """Release the slot of the current thread, if it has one, because the thread will wait."""
-    semaphore = getattr(_thread, "semaphore", None)
-    if semaphore is not None:
-        _thread.semaphore = None
-        semaphore.release()
+    slots: ProcessorSlots | None = getattr(_thread, "slots", None)
+    if slots is not None:
+        _thread.slots = None
+        slots.release()

@@ -6,14 +6,16 @@ The writers see the same rows in one order.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from featurestore.storage.slots import release_slot
+from featurestore.storage.slots import ProcessorSlots, release_slot
 from featurestore_connectors.duckdb_delta import DuckDBEngine, shards
 
 ROWS = 20_000
@@ -111,6 +113,24 @@ def test_next_shard_is_computed_while_a_shard_waits_for_the_disk() -> None:
         == numbers
     )
     engine.close()
+
+
+def test_slots_are_passed_in_the_order_of_arrival() -> None:
+    slots, order = ProcessorSlots(1), []
+
+    def compute(number: int) -> None:
+        with slots.slot():
+            order.append(number)
+
+    with ThreadPoolExecutor(20) as pool, slots.slot():
+        for number in range(20):
+            pool.submit(compute, number)
+            while len(slots._waiting_threads) <= number:
+                time.sleep(0.001)
+        release_slot()
+        # The thread that released the slot waits behind the others.
+        compute(20)
+    assert order == list(range(21))
 
 
 def test_in_memory_rows_bypass_duckdb(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,9 +230,9 @@ def cost(shape: Shape, work: str) -> Cost:
     """Return the time of one kind of work, without the removal of its files."""
     start, used = time.perf_counter(), time.process_time()
     folder = shape.run(work)
-    taken = Cost(time.perf_counter() - start, time.process_time() - used)
+    duration = Cost(time.perf_counter() - start, time.process_time() - used)
     shutil.rmtree(folder)
-    return taken
+    return duration
 
 
 def measure(shape: Shape, trials: int) -> dict[str, Cost]:

@@ -61,13 +61,12 @@ def register_jobs(
 ) -> list[RegisteredJob]:
     """Register all jobs of a module, file or folder; return the registered jobs by name."""
     definitions = load_jobs(module_or_path)
-    check_channels(session, [definition.spec for definition, _ in definitions.values()])
-    check_expectations([definition.spec for definition, _ in definitions.values()])
-    for definition, _ in definitions.values():
-        check_catalog_job(session, definition.spec)
-    specs = _specs_to_register(
-        session, {name: each.spec for name, (each, _) in definitions.items()}
-    )
+    specs = {name: definition.spec for name, (definition, _) in definitions.items()}
+    check_channels(session, list(specs.values()))
+    check_expectations(list(specs.values()))
+    for spec in specs.values():
+        check_catalog_job(session, spec)
+    specs = _specs_to_register(session, specs)
     return Listing(
         [
             register_job(session, specs[name], file)

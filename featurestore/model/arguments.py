@@ -48,7 +48,7 @@ _LISTS = re.compile(r"\b(Sequence|Columns|Windows|JoinKey)\b")
 _NAMES = re.compile(r"(?P<name>str \| |)(Sequence\[str\]|(?P<alias>Columns))( \| None)?")
 
 # The annotation of a dict, without other types.
-_MAPPING = re.compile(r"(Mapping|dict)\[\w+, (\w|\.|\[[\w, .|]*\]| \| )+\]")
+_MAPPING = re.compile(r"(Mapping|dict)\[[^]]*\]+")
 
 # Examples of arguments whose items are not columns.
 _LIST_EXAMPLES = {
@@ -66,6 +66,16 @@ _PATH_EXAMPLES = {
     "location": "my-store",
     "manifest": "target/manifest.json",
     "module_or_path": "jobs.py",
+}
+
+_DICT_EXAMPLES = {
+    "environment": "{'OMP_NUM_THREADS': '2'}",
+    "input_times": "{'trips': 'left_at'}",
+    "inputs": "{'trips': 'trips'}",
+    "metrics": "{'late_share': 'avg(late)'}",
+    "storage_options": "{'aws_region': 'eu-central-1'}",
+    "tags": "{'team': 'traffic'}",
+    "versions": "{'weather': 1}",
 }
 
 # Positions of warnings that are issued once.
@@ -387,7 +397,7 @@ def _check_types(
         if kind == "str" and not isinstance(value, str):
             expected, example = "a string", "'...'"
         elif _MAPPING.fullmatch(kind) and not isinstance(value, Mapping):
-            expected, example = "a dict", "{...}"
+            expected, example = "a dict", _DICT_EXAMPLES.get(name, "{}")
         else:
             continue
         raise InvalidArgument(

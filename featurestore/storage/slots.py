@@ -35,12 +35,14 @@ class ProcessorSlots:
     @contextmanager
     def slot(self) -> Iterator[None]:
         """Wait for a slot; the thread has it until the block ends or it calls ``release_slot``."""
+        outer_slots = getattr(_thread, "slots", None)
         self._acquire()
         _thread.slots = self
         try:
             yield
         finally:
             release_slot()
+            _thread.slots = outer_slots
 
     def _acquire(self) -> None:
         with self._lock:

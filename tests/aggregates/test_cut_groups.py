@@ -110,7 +110,12 @@ def streams(draw: Any) -> tuple[WindowFeatures, pa.Table, int]:
 
 
 def answers(
-    asked: WindowFeatures, table: pa.Table, *, group_rows: int, batch_rows: int, threads: int = 1
+    computation: WindowFeatures,
+    table: pa.Table,
+    *,
+    group_rows: int,
+    batch_rows: int,
+    threads: int = 1,
 ) -> pa.Table:
     def batches() -> Iterator[pa.RecordBatch]:
         yield from table.to_batches(batch_rows)
@@ -118,9 +123,9 @@ def answers(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(stream, "GROUP_ROWS", group_rows)
         patched.setattr(stream, "BLOCK_ROWS", max(group_rows // 2, 1))
-        computed = asked.compute_in_threads(batches(), threads=threads)
-        found = pa.Table.from_batches(computed, asked.schema)
-    return found.sort_by("row")
+        computed = computation.compute_in_threads(batches(), threads=threads)
+        result = pa.Table.from_batches(computed, computation.schema)
+    return result.sort_by("row")
 
 
 def check(case: tuple[WindowFeatures, pa.Table, int]) -> None:

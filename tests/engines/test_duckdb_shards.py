@@ -133,6 +133,17 @@ def test_slots_are_passed_in_the_order_of_arrival() -> None:
     assert order == list(range(21))
 
 
+def test_slots_of_a_thread_nest() -> None:
+    outer, inner = ProcessorSlots(1), ProcessorSlots(1)
+    for _ in range(2):  # a slot that is not released would block the second time
+        with outer.slot():
+            with inner.slot():
+                pass
+            release_slot()
+            with outer.slot():
+                pass
+
+
 def test_in_memory_rows_bypass_duckdb(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "stream", None)  # where DuckDB would sort
     check_all_are_written(table())

@@ -21,10 +21,10 @@ def test_incrementally_flushed_file_equals_written_bytes(tmp_path: Path, piece: 
             file.write(data[start : start + piece])
         assert os.listdir(tmp_path / "train") != ["part"]
     assert (tmp_path / "train/part").read_bytes() == data
-    written = file.written_file
-    assert (written.path, written.bytes) == ("train/part", len(data))
-    assert written.sha256 == hashlib.sha256(data).hexdigest()
-    assert list(written.prefixes) == compute_digest(str(tmp_path / "train/part")).prefixes
+    entry = file.written_file
+    assert (entry.path, entry.bytes) == ("train/part", len(data))
+    assert entry.sha256 == hashlib.sha256(data).hexdigest()
+    assert list(entry.prefixes) == compute_digest(str(tmp_path / "train/part")).prefixes
     assert os.listdir(tmp_path / "train") == ["part"]
 
 

@@ -68,8 +68,8 @@ def test_checksums_of_blocks_equal_checksums_of_records(
     table = pa.table(arrays)
     path, _ = write(FORMAT, tmp_path, table, build_layout(FORMAT, table))
     records = np.frombuffer(Path(path).read_bytes(), np.uint8).reshape(rows, -1)
-    stored = records[:, -wire.FOOTER :].copy().view("<u4")[:, 0]
-    assert (stored == wire.payload_checksums(records)).all()
+    checksums = records[:, -wire.FOOTER :].copy().view("<u4")[:, 0]
+    assert (checksums == wire.payload_checksums(records)).all()
 
 
 @pytest.mark.parametrize("nulls", [False, True])

@@ -97,6 +97,10 @@ class EngineError(FeatureStoreError, RuntimeError):
     """An engine failed in an unexpected way."""
 
 
+class InvalidPlan(FeatureStoreError, ValueError):
+    """A feature plan uses a column or a time that its rows do not have."""
+
+
 class StorageError(FeatureStoreError, OSError):
     """A file could not be written or read (disk full, no permission, damaged file)."""
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from featurestore.errors import InvalidPlan, listing
 from featurestore.model import display
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.on_demand import OnDemandFeature
@@ -182,6 +183,10 @@ class FeaturePlan:
     it is unknown. A plan has either ``windows`` or ``joins``; if both were requested, the windows
     are in the left plan. ``on_demand`` features are computed from the rows of a left plan that
     contains all their inputs.
+
+    Raises:
+        InvalidPlan: The left side lacks a column that the plan uses, a join as of a time has no
+            time, or a result column has no source. Thus no engine gets such a plan.
     """
 
     left_source: Source | None
@@ -205,6 +210,40 @@ class FeaturePlan:
     requested_columns: tuple[str, ...] | None = None
     windows: tuple[WindowJoin, ...] = ()
     on_demand: tuple[OnDemandOutput, ...] = ()
+
+    def __post_init__(self) -> None:
+        left_names = set(self.left_schema.names)
+        needed_columns = {output.column: "its result" for output in self.left_outputs}
+        for join in self.all_joins:
+            for left_column, _ in join.on:
+                needed_columns.setdefault(left_column, f"the join of {join.source.spec.name!r}")
+        if self.left_time is not None:
+            needed_columns.setdefault(self.left_time, "the label time")
+        for name, use in needed_columns.items():
+            if name not in left_names:
+                raise InvalidPlan(
+                    f"A feature plan uses the column {name!r} for {use}, but its left side has "
+                    f"{listing(self.left_schema.names)}."
+                )
+        if self.left_time is not None and self.fixed_time is not None:
+            raise InvalidPlan(
+                f"A feature plan has the label times {self.left_time!r} and one time for all rows."
+            )
+        if self.left_time is None and self.fixed_time is None:
+            timed_joins = [join for join in self.all_joins if join.event_time is not None]
+            if timed_joins:
+                raise InvalidPlan(
+                    "A feature plan joins as of a time, but has none: "
+                    f"{listing([join.source.spec.name for join in timed_joins])}."
+                )
+        computed_names = {output.name for join in self.all_joins for output in join.outputs}
+        computed_names.update([output.name for output in self.on_demand], self.left_columns)
+        unknown_columns = [name for name in self.columns if name not in computed_names]
+        if unknown_columns or list(self.columns) != self.schema.names:
+            raise InvalidPlan(
+                f"A feature plan returns {listing(unknown_columns or self.columns)}, but computes "
+                f"{listing(sorted(computed_names))}."
+            )
 
     def __repr__(self) -> str:
         columns, groups = len(self.columns), len(self.sources)

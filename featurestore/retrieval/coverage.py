@@ -8,7 +8,7 @@ runs each relaxed join, so the reasons agree with its results.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -167,7 +167,7 @@ def _add_plan_coverage(
     # A plan has either windows or joins, so the windows are measured as joins, one group at a time.
     for window in plan.windows:
         join = _join_for_longest_window(window)
-        _add_join_coverage(session, replace(plan, windows=(), joins=(join,)), labels, groups)
+        _add_join_coverage(session, _plan_of_joins(plan, [join]), labels, groups)
         nulls = groups[-1].nulls or {}
         by_column = {output.column: nulls[output.name] for output in join.outputs}
         groups[-1] = replace(groups[-1], nulls=by_column)
@@ -271,20 +271,34 @@ def _relaxed_plans(plan: FeaturePlan, join: Join) -> Iterator[tuple[str, Feature
     """
     if join.event_time is None:
         return
-    single_join_plan = replace(plan, joins=(replace(join, source=join.source.assume_unique()),))
-    join = replace(single_join_plan.joins[0], outputs=(Output(join.event_time, _EVENT),))
+    join = replace(
+        join,
+        source=join.source.assume_unique(),
+        outputs=(Output(join.event_time, _EVENT),),
+    )
     if join.ttl is not None:
         join = replace(join, ttl=None)
-        yield "older_than_ttl", replace(single_join_plan, joins=(join,))
+        yield "older_than_ttl", _plan_of_joins(plan, [join])
     if join.created_time is not None and plan.created_time_filter:
         join = replace(join, created_time=None)
-        yield "not_known_yet", replace(single_join_plan, joins=(join,))
+        yield "not_known_yet", _plan_of_joins(plan, [join])
     # A fixed time after all rows removes the condition on event times for every label.
     join = replace(join, created_time=None)
-    yield (
-        "before_first_row",
-        replace(single_join_plan, joins=(join,), left_time=None, fixed_time=_LAST),
+    timeless = replace(_plan_of_joins(plan, [join]), left_time=None, fixed_time=_LAST)
+    yield "before_first_row", timeless
+
+
+def _plan_of_joins(plan: FeaturePlan, joins: Sequence[Join]) -> FeaturePlan:
+    """Return a plan with all left columns and other joins, and without windows."""
+    joined = replace(
+        plan,
+        columns=(),
+        schema=pa.schema([]),
+        joins=tuple(joins),
+        windows=(),
     )
+    schema = computed_schema(joined, plan.left_schema)
+    return replace(joined, columns=tuple(schema.names), schema=schema)
 
 
 _EVENT = "__fs_event"
@@ -302,9 +316,7 @@ def _add_marker_columns(plan: FeaturePlan) -> FeaturePlan:
         # Features may be null in a matching row, but its key is not.
         key = join.on[0][1]
         joins.append(replace(join, outputs=(*join.outputs, Output(key, _marker_name(number)))))
-    marked = replace(plan, joins=tuple(joins))
-    schema = computed_schema(marked, plan.left_schema)
-    return replace(marked, columns=tuple(schema.names), schema=schema)
+    return _plan_of_joins(plan, joins)
 
 
 def _is_valid(column: pa.ChunkedArray) -> Mask:

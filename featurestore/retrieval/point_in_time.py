@@ -29,7 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featurestore.arrow.types import columns_width
-from featurestore.errors import EngineError
+from featurestore.errors import EngineError, InvalidPlan, listing
 from featurestore.hashing import tie_hash
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Join
@@ -160,27 +160,30 @@ def estimate_join_bytes(plan: FeaturePlan) -> int | None:
     return total
 
 
-def require_labels(labels: Relation | None) -> Relation:
+def require_labels(plan: FeaturePlan, labels: Relation | None) -> Relation:
     """Return the labels of a plan.
 
     Raises:
         EngineError: The plan needs labels and they are missing.
+        InvalidPlan: The labels lack a column that the plan uses.
     """
     if labels is None:
         raise EngineError(
             "The plan requires labels.", hint="pass the labels that it was planned for"
         )
+    label_names = set(labels.schema.names)
+    missing_columns = [name for name in label_columns(plan) if name not in label_names]
+    if missing_columns:
+        raise InvalidPlan(
+            f"The feature plan uses the columns {listing(missing_columns)}, but the labels have "
+            f"{listing(labels.schema.names)}."
+        )
     return labels
 
 
 def label_time_column(plan: FeaturePlan) -> str:
-    """Return the left column that contains the label times.
-
-    Raises:
-        EngineError: The plan has no time column.
-    """
-    if plan.left_time is None:
-        raise EngineError("The plan joins as of a time without a time column.", hint="label_time=")
+    """Return the left column with the label times of a plan with timed joins."""
+    assert plan.left_time is not None  # ``FeaturePlan`` checks it
     return plan.left_time
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from featurestore import ingest
 from featurestore.arrow.types import TIMESTAMP
-from featurestore.errors import ColumnConflict
+from featurestore.errors import ColumnConflict, InvalidPlan
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import ROW, FeaturePlan, Source
 from featurestore.model.times import NaiveTimeWarning
@@ -211,6 +211,19 @@ class RuleConformance(RetrievalFixtures):
     """Tests of the rules that select a row; random cases cover the same rules."""
 
     # -- which row ----------------------------------------------------------------------
+
+    def test_labels_without_a_column_of_the_plan_are_refused(
+        self, retrieval: RetrievalCheck
+    ) -> None:
+        times = [hours_after_t0(0)]
+        for name, event_time in (("w", "t"), ("v", None)):
+            columns: dict[str, Sequence[Any]] = {"k": [1], "t": times, "x": [1]}
+            retrieval.group(name, columns, primary_key=("k",), event_time=event_time)
+        labels = make_labels(k=[1], at=times)
+        for feature, absent in (("w.x", "at"), ("w.x", "k"), ("v.x", "k")):
+            plan = retrieval.plan([feature], labels)
+            with pytest.raises(InvalidPlan, match=f"uses the columns .*{absent!r}"):
+                retrieval.run(plan, labels.drop_columns([absent]))
 
     def test_label_gets_latest_earlier_row(self, retrieval: RetrievalCheck) -> None:
         retrieval.group(

@@ -26,6 +26,7 @@ from featurestore.errors import EngineError
 from featurestore.model.plan import ROW, FeaturePlan, Join, Output, Source
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval.point_in_time import (
+    FeatureSide,
     count_label_rows,
     estimate_join_bytes,
     feature_sides,
@@ -154,7 +155,7 @@ class LateMaterialization(MappedStream):
     def _label_columns(self) -> ColumnsWithIds:
         if self._plan.left_source is not None:
             return partial(_columns_with_ids, self._database, self._plan.left_source)
-        table = read_table(self._database, require_labels(self._labels))
+        table = read_table(self._database, require_labels(self._plan, self._labels))
         return partial(_columns_in_memory, self._database, table)
 
     def _spool_features(self, join: Join, labels: ColumnsWithIds, spool: FeatureSpool) -> None:
@@ -172,8 +173,11 @@ class LateMaterialization(MappedStream):
         """Return the ids of labels and their matching rows, ordered by row id."""
         plan = self._plan
         columns = (POSITION, _MATCH)
+        label_columns = _key_and_time(plan, join)
+        position = pa.field(POSITION, pa.int64())
         narrow = replace(
             plan,
+            left_schema=pa.schema([position, *map(plan.left_schema.field, label_columns)]),
             left_columns=(POSITION,),
             left_renames=(),
             joins=(replace(join, outputs=(Output(POSITION, _MATCH),)),),
@@ -183,9 +187,9 @@ class LateMaterialization(MappedStream):
             how="inner",
             keep_order=False,
         )
-        side = feature_sides(replace(plan, joins=(replace(join, outputs=()),)))[0]
+        side = FeatureSide(0, replace(join, outputs=()), narrow)
         tables = {
-            point_in_time.LABELS: labels(_key_and_time(plan, join)),
+            point_in_time.LABELS: labels(label_columns),
             point_in_time.table_of_side(side): _columns_with_ids(
                 self._database, join.source, side.columns
             ),

@@ -83,7 +83,7 @@ def should_look_up_keys(side: FeatureSide) -> bool:
 def left_side(engine: Engine, plan: FeaturePlan, labels: Relation | None) -> Relation:
     """Return the columns of the left side that a plan needs."""
     if plan.left_source is None:
-        return require_labels(labels)
+        return require_labels(plan, labels)
     return read_source(engine, plan.left_source, label_columns(plan))
 
 

@@ -104,7 +104,7 @@ def left_side(
     """Return the left side of a plan with at least the columns ``columns``."""
     source = plan.left_source
     if source is None:
-        return require_labels(labels)
+        return require_labels(plan, labels)
     schema, version = source.spec.schema, source.delta_version
     return engine.read_table(source.path, version=version, schema=schema, columns=columns)
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
+import importlib
 import os
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -26,6 +30,7 @@ from featurestore.errors import (
     UnsupportedType,
     VersionNotFound,
 )
+from featurestore.model.plan import QuerySource, build_query_plan
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.plugins.engine import Accumulator, Relation, TimeRange
 from featurestore_connectors.spark_delta import SparkEngine, streams
@@ -268,8 +273,82 @@ def test_executor_errors_have_one_line(engine: SparkEngine) -> None:
         raise ValueError("a bad row")
 
     relation = numbers(engine, 10)
-    with pytest.raises(EngineError, match=r"^Spark failed: ValueError: a bad row$"):
+    with pytest.raises(EngineError, match=r"^Spark failed in stream: ValueError: a bad row$"):
         engine.stream(engine.map_batches(relation, fail, schema=relation.schema)).read_all()
+
+
+def identity(batch: Any) -> Any:
+    return batch
+
+
+def test_executors_import_the_modules_of_the_program(
+    engine: SparkEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shop_rules.py").write_text("def keep(batch):\n    return batch\n")
+    relation = numbers(engine, 10)
+
+    def stream(function: Any) -> int:
+        mapped = engine.map_batches(relation, function, schema=relation.schema)
+        return engine.stream(mapped).read_all().num_rows
+
+    def import_in_task(batch: pa.RecordBatch) -> pa.RecordBatch:
+        rules = importlib.import_module("shop_rules")
+        return rules.keep(batch)
+
+    with monkeypatch.context() as changed:
+        changed.chdir(tmp_path)
+        changed.setattr(sys, "path", ["", *sys.path])  # as in an interactive session
+        rules = importlib.import_module("shop_rules")
+        assert stream(rules.keep) == 10  # pickled as a reference to the module
+        assert stream(import_in_task) == 10
+    message = r"No module named 'sales'\nHint: .*: spark\.sparkContext\.addPyFile\('sales\.zip'\)"
+    with pytest.raises(EngineError, match=message):
+        stream(lambda batch: importlib.import_module("sales.rules").keep(batch))
+    lock = threading.Lock()
+    with pytest.raises(EngineError, match="in map_batches: Could not serialize object: .*lock"):
+        stream(lambda batch: lock)
+
+
+def test_analysis_errors_name_the_call_the_plan_and_the_query(engine: SparkEngine) -> None:
+    """A relation without a column of its schema, in each method that builds a query."""
+    schema = pa.schema({"id": pa.int64(), "at": pa.timestamp("us", tz="UTC")})
+    broken = Relation("spark", numbers(engine, 10).native, schema)
+    window = TimeRange("at", NOON, NOON + dt.timedelta(hours=1))
+    plan = build_query_plan(QuerySource("select", ()), schema)
+    calls: dict[str, Callable[[], Any]] = {
+        "retrieve": lambda: engine.retrieve(plan, labels=broken),
+        "select": lambda: engine.select(broken, {"when": "at"}),
+        "within": lambda: engine.within(broken, window),
+        "map_batches": lambda: engine.map_batches(broken, identity, schema=schema),
+        "aggregate": lambda: engine.aggregate(broken, Tally()),
+        "duplicates": lambda: engine.duplicates(broken, ["at"]),
+        "last_per_key": lambda: engine.last_per_key(broken, ["at"]),
+        "stream": lambda: engine.stream(broken).read_all(),
+        "with_row_hash": lambda: engine.with_row_hash(broken, ["at"], seed=1, name="hash"),
+        "with_range_number": lambda: engine.with_range_number(
+            broken, "at", starts=[0], numbers=[1], name="n"
+        ),
+        "count_hashes": lambda: engine.count_hashes(broken, hashes="at", group="id", columns=[]),
+        "hashes_of_groups": lambda: engine.hashes_of_groups(
+            broken, hashes="at", group="id", bits=8
+        ),
+        "write_shards": lambda: engine.write_shards(
+            broken, shard="at", shard_count=1, order=[], write=identity
+        ),
+    }
+    for name, call in calls.items():
+        with pytest.raises(EngineError, match=rf"Spark failed in {name}: .*`at`") as error:
+            call()
+        notes = "\n".join(error.value.__notes__)
+        assert "Spark's query:\n'" in notes
+        assert ("FeaturePlan" in notes or str(plan) in notes) == (name == "retrieve")
+    public_methods = [
+        method
+        for name, method in vars(SparkEngine).items()
+        if isinstance(method, FunctionType) and not name.startswith("_")
+    ]
+    assert len(public_methods) > len(calls)
+    assert [method for method in public_methods if not hasattr(method, "__wrapped__")] == []
 
 
 def test_naive_dataframe_times_are_utc_with_warning(engine: SparkEngine) -> None:

@@ -162,7 +162,7 @@ class CommitSession:
                 own_version = self._find_own_commit(first_version + 1)
                 if own_version is not None:
                     subject = f"Delta version {own_version} of {self._path}"
-                    warn_published(subject, to_store_error(error))
+                    warn_published(subject, to_store_error(error, call="write"))
                     return own_version
                 if not is_conflict(error):
                     failure = self._failure(error)
@@ -193,7 +193,7 @@ class CommitSession:
         if "DELTA_REPLACE_WHERE_MISMATCH" in full_text(error):
             text = f"Rows are outside the replaced range of {self._path}."
             return RowsOutsideWindow(text)
-        return to_store_error(error)
+        return to_store_error(error, call="write")
 
 
 def is_conflict(error: BaseException) -> bool:

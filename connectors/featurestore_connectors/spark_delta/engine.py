@@ -46,7 +46,7 @@ from featurestore_connectors.spark_delta import (
     streams,
     tables,
 )
-from featurestore_connectors.spark_delta.failures import translate_errors
+from featurestore_connectors.spark_delta.failures import translate_calls
 from featurestore_connectors.spark_delta.row_buffer import BufferedRelation
 from featurestore_connectors.spark_delta.session import (
     check_session,
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from featurestore.model.plan import FeaturePlan
 
 
+@translate_calls
 class SparkEngine:
     """An engine on Spark, with the active session or a session that is started on first use.
 
@@ -171,8 +172,7 @@ class SparkEngine:
             return row_buffer.count(relation)
         if isinstance(relation, StagedRelation):
             return staged.count(relation)
-        with translate_errors():
-            return int(relation.native.count())
+        return int(relation.native.count())
 
     def map_batches(
         self, relation: Relation, function: BatchFunction, *, schema: pa.Schema

@@ -1,6 +1,8 @@
 """Conversion of Spark failures to feature store errors.
 
-Feature store errors raised by executors are passed to the driver unchanged.
+Spark analyzes a query when it is built and runs it later, so every method of the engine may fail,
+and ``translate_calls`` converts the failures of every method. Feature store errors raised by
+executors are passed to the driver unchanged.
 """
 
 from __future__ import annotations
@@ -9,8 +11,12 @@ import base64
 import errno
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache, wraps
+from pickle import PicklingError
+from types import FunctionType
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from featurestore import errors
@@ -23,6 +29,7 @@ from featurestore.errors import (
     UnsupportedTable,
 )
 
+EngineClass = TypeVar("EngineClass", bound=type)
 _MARK = "featurestore-error:"
 _PACKED = re.compile(rf"{_MARK}([A-Za-z0-9+/=]+):")
 _MAX_CAUSES = 10
@@ -33,6 +40,7 @@ _CLASS_NAME = re.compile(r"^(?:[a-z]\w*\.)+[A-Z][\w$]*: ")
 _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+;?(?: line \d+ pos \d+;?)?\s*$")
 _UNDERLINED = re.compile(r"^== SQL.*==\n(.*)\n([ -]*\^+)", re.MULTILINE)
 _MISSING = re.compile(r"(?:File (?:does not exist: )?|file:)(/\S+?\.(?:parquet|json))")
+_MISSING_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _UNREADABLE = (
     "FAILED_READ_FILE",
     "DELTA_TRUNCATED_TRANSACTION_LOG",
@@ -62,25 +70,60 @@ def encode_errors() -> Iterator[None]:
         raise ExecutorError(error) from error
 
 
-@contextmanager
-def translate_errors() -> Iterator[None]:
-    """Convert Spark failures in the block to feature store errors.
+def translate_calls(engine_class: EngineClass) -> EngineClass:
+    """Convert the Spark failures of all public methods of a class to feature store errors.
 
-    Raises:
-        FeatureStoreError: The error of an executor; ``TableDamaged`` or ``StorageError`` for file
-            and disk errors; otherwise ``EngineError`` with Spark's root cause.
+    The methods raise the error of an executor; ``TableDamaged`` or ``StorageError`` for file and
+    disk errors; otherwise ``EngineError`` with the method and Spark's root cause. Its notes have
+    the feature plan, and the query that Spark could not analyze.
     """
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
+    for name, member in list(vars(engine_class).items()):
+        if isinstance(member, FunctionType) and not name.startswith("_"):
+            setattr(engine_class, name, _translate_call(member))
+    return engine_class
 
+
+def _translate_call(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(*arguments: Any, **options: Any) -> Any:
+        # The expression after ``except`` is evaluated only if an exception is raised.
+        try:
+            return method(*arguments, **options)
+        except _spark_errors() as error:
+            from featurestore.model.plan import FeaturePlan
+
+            store_error = to_store_error(error, call=method.__name__)
+            for argument in arguments:
+                if isinstance(argument, FeaturePlan):
+                    store_error.add_note(str(argument))
+            raise store_error from error
+
+    return call
+
+
+@contextmanager
+def translate_errors(call: str) -> Iterator[None]:
+    """Convert Spark failures in the block, for rows that are read after a method has returned."""
     try:
         yield
-    except (PySparkException, Py4JError) as error:
-        raise to_store_error(error) from error
+    except _spark_errors() as error:
+        raise to_store_error(error, call=call) from error
 
 
-def to_store_error(error: BaseException) -> FeatureStoreError:
-    """Convert a Spark failure to a feature store error."""
+@cache
+def _spark_errors() -> tuple[type[Exception], ...]:
+    """Return the base classes of Spark's errors; none without pyspark."""
+    try:
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+    except ImportError:
+        return ()
+    # PySpark raises a PicklingError for a function that it cannot send to executors.
+    return (PySparkException, Py4JError, PicklingError)
+
+
+def to_store_error(error: BaseException, *, call: str) -> FeatureStoreError:
+    """Convert a Spark failure in a call of the engine to a feature store error."""
     text = full_text(error)
     # An error that an executor encoded is more precise than Spark's report of the failed task.
     unpacked = _decode_error(text)
@@ -107,7 +150,20 @@ def to_store_error(error: BaseException) -> FeatureStoreError:
             return vacuum_error
         file_name = f"The file {file_match.group(1)!r}" if file_match else "A file of the table"
         return TableDamaged(f"{file_name} is missing or cannot be read: {first_line(error)}")
-    return EngineError(f"Spark failed: {first_line(error)}")
+    reason = first_line(error)
+    missing_module = _MISSING_MODULE.match(reason)
+    hint = None
+    if missing_module is not None:
+        module = missing_module.group(1).partition(".")[0]
+        hint = (
+            f"install {module} on the executors, or send it to them: "
+            f"spark.sparkContext.addPyFile('{module}.zip')"
+        )
+    store_error = EngineError(f"Spark failed in {call}: {reason}", hint=hint)
+    _, is_analysis, query = str(error).partition(";\n")
+    if is_analysis:
+        store_error.add_note(f"Spark's query:\n{query.rstrip()}")
+    return store_error
 
 
 def full_text(error: BaseException) -> str:

@@ -26,8 +26,9 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.plugins.engine import Relation, TimeRange
+from featurestore.storage.supervised import python_path
 from featurestore_connectors.spark_delta import connect
-from featurestore_connectors.spark_delta.failures import first_line, translate_errors
+from featurestore_connectors.spark_delta.failures import first_line
 from featurestore_connectors.spark_delta.sqltext import (
     cast_to_features,
     column,
@@ -206,8 +207,7 @@ def explain(source: Relation) -> str:
         return str(source.native._explain_string(mode="formatted"))
     execution = source.native._jdf.queryExecution()
     jvm = source.native.sparkSession._jvm
-    with translate_errors():
-        return str(jvm.PythonSQLUtils.explainString(execution, "formatted"))
+    return str(jvm.PythonSQLUtils.explainString(execution, "formatted"))
 
 
 def map_in_arrow(frame: Any, names: Sequence[str], task: Any, fields: Any) -> Any:
@@ -219,18 +219,46 @@ def map_in_arrow(frame: Any, names: Sequence[str], task: Any, fields: Any) -> An
     projected = frame.select(*map(column, names))
     if any("." in name or "`" in name for name in names):
         projected = projected.toDF(*map(str, range(len(names))))
-    return projected.mapInArrow(ReusedWorkerTask(task), fields)
+    return projected.mapInArrow(ReusedWorkerTask(ImportPath.of_this_process(), task), fields)
+
+
+@dataclass(frozen=True)
+class ImportPath:
+    """The folders from which the driver imports; a worker that unpickles it uses them, too."""
+
+    folders: tuple[str, ...]
+
+    @classmethod
+    def of_this_process(cls) -> ImportPath:
+        """Return the import path without the folders of the interpreter."""
+        interpreter = (sys.prefix, sys.base_prefix)
+        folders = python_path().split(os.pathsep)
+        return cls(tuple([folder for folder in folders if not folder.startswith(interpreter)]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _extend_import_path, (self.folders,)
+
+
+def _extend_import_path(folders: tuple[str, ...]) -> ImportPath:
+    """Import from folders after all others, so that they replace no module of the worker."""
+    sys.path.extend([folder for folder in folders if folder not in sys.path])
+    return ImportPath(folders)
 
 
 @dataclass(frozen=True)
 class ReusedWorkerTask:
-    """A task in a reused worker process, with faster garbage collection and imports.
+    """A task in a reused worker process, with the modules of the driver's program.
 
     Spark runs the garbage collector after each task. Objects that existed before the first task,
     mostly modules, are frozen and not traversed again.
     """
 
+    import_path: ImportPath
     task: Task
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Arguments are unpickled in order, so the worker can import the functions of the task.
+        return ReusedWorkerTask, (self.import_path, self.task)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the task on the batches of a partition."""

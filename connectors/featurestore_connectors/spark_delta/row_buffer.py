@@ -23,7 +23,6 @@ from featurestore.errors import StorageError
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation, Result, State
 from featurestore.storage import files
 from featurestore_connectors.spark_delta import relations, staged, streams
-from featurestore_connectors.spark_delta.failures import translate_errors
 from featurestore_connectors.spark_delta.relations import relation
 from featurestore_connectors.spark_delta.session import staging_directory
 from featurestore_connectors.spark_delta.sqltext import spark_schema, to_features, to_storage
@@ -130,8 +129,7 @@ def stage_frame(source: Relation, directory: str, session: Any) -> Relation:
     The relation belongs to ``session``. A micro-batch of a stream belongs to a session of the
     stream, in which the views of a query are not visible.
     """
-    with translate_errors():
-        source.native.write.mode("overwrite").parquet(directory)
+    source.native.write.mode("overwrite").parquet(directory)
     reader = session.read.schema(spark_schema(source.schema))
     return staged_relation(relation(reader.parquet(directory), source.schema), directory)
 

@@ -22,7 +22,6 @@ from featurestore.hashing import value_kind
 from featurestore.plugins.engine import Relation
 from featurestore.plugins.format import ColumnProfile
 from featurestore.plugins.native import HashCounts
-from featurestore_connectors.spark_delta.failures import translate_errors
 from featurestore_connectors.spark_delta.jars import JVM_JAR, has_class
 from featurestore_connectors.spark_delta.relations import relation
 from featurestore_connectors.spark_delta.session import STORE_EXTENSION
@@ -92,8 +91,7 @@ def count_hashes(
             return None
     arguments = [sf.lit(_BITS), *map(column, [hashes, group, *columns])]
     counts = source.native.agg(sf.call_function("featurestore_count_rows", *arguments))
-    with translate_errors():
-        counts_json = json.loads(counts.collect()[0][0])
+    counts_json = json.loads(counts.collect()[0][0])
     histograms, sums = {}, {}
     for number, bin_counts in counts_json["groups"].items():
         # Java writes big-endian numbers.
@@ -116,8 +114,7 @@ def hashes_of_groups(
 
     leading = column(hashes).bitwiseAND(sf.lit(-1 << (64 - bits)))
     groups_of_hashes = source.native.groupBy(column(group).alias("group"), leading.alias("hash"))
-    with translate_errors():
-        table = groups_of_hashes.agg(sf.count(sf.lit(1)).alias("rows")).toArrow().sort_by("hash")
+    table = groups_of_hashes.agg(sf.count(sf.lit(1)).alias("rows")).toArrow().sort_by("hash")
     groups, group_hashes, rows = (table[name].to_numpy() for name in ("group", "hash", "rows"))
     return {
         number: (group_hashes[groups == number], rows[groups == number])

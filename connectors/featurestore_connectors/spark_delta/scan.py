@@ -27,7 +27,6 @@ from featurestore_connectors.spark_delta import staged
 from featurestore_connectors.spark_delta.failures import (
     first_line,
     to_store_error,
-    translate_errors,
 )
 from featurestore_connectors.spark_delta.relations import cast_to, relation
 from featurestore_connectors.spark_delta.sqltext import column, quote, spark_schema
@@ -62,7 +61,7 @@ def read_scan(session: Any, table_scan: TableScan) -> Relation:
                 names = [os.path.basename(file.path) for file in snapshot.files]
                 frame = frame.filter(sf.col("_metadata.file_name").isin(names))
     except (PySparkException, Py4JError) as error:
-        store_error = to_store_error(error)
+        store_error = to_store_error(error, call="read_table")
         # Only an unknown failure is described by the version that was read; other errors name the
         # file.
         if isinstance(store_error, EngineError):
@@ -179,8 +178,7 @@ def read_files(session: Any, paths: Sequence[str], *, schema: pa.Schema | None) 
     # necessary.
     is_recursive = any(_has_plain_folders(path) for path in paths)
     reader = session.read.option("mergeSchema", "true").option("recursiveFileLookup", is_recursive)
-    with translate_errors():
-        frame = reader.parquet(*paths)
+    frame = reader.parquet(*paths)
     for name in nanosecond_columns:
         frame = frame.withColumn(name, _whole_microseconds(name))
     if schema is None:

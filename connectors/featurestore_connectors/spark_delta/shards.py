@@ -33,7 +33,6 @@ from featurestore.plugins.native import (
 from featurestore.storage import storage_for
 from featurestore.storage.connections import options_of_connections
 from featurestore.storage.publication import make_directory
-from featurestore_connectors.spark_delta.failures import translate_errors
 from featurestore_connectors.spark_delta.relations import map_in_arrow
 from featurestore_connectors.spark_delta.row_hashes import has_functions
 from featurestore_connectors.spark_delta.session import default_parallelism, is_local
@@ -73,8 +72,7 @@ def write_shards(
     rows = repartition_by_shard(source, shard, shard_count).sortWithinPartitions(*map(column, keys))
     # Executors have neither the options nor the environment of this process.
     task = ShardsTask(write, shard, source.schema, options_of_connections())
-    with translate_errors():
-        result_rows = map_in_arrow(rows, source.schema.names, task, RESULT_FIELDS).collect()
+    result_rows = map_in_arrow(rows, source.schema.names, task, RESULT_FIELDS).collect()
     in_order = sorted(result_rows, key=lambda row: row["shard"])
     # Results come from this application's own executors, so they can be unpickled.
     return [pickle.loads(row["result"]) for row in in_order]
@@ -174,9 +172,8 @@ def write_in_jvm(source: Relation, task: RecordTask) -> list[RecordShard]:
     task_json = json.dumps(_describe_task(source.schema, task))
     writer = rows.write.format(_SOURCE).mode("append")
     reader = source.native.sparkSession.read.format(_SOURCE).option("id", write_id)
-    with translate_errors():
-        writer.options(id=write_id, task=task_json).save()
-        reports = [json.loads(row["report"]) for row in reader.load().collect()]
+    writer.options(id=write_id, task=task_json).save()
+    reports = [json.loads(row["report"]) for row in reader.load().collect()]
     return [_parse_shard_report(report, source.schema, task) for report in reports]
 
 

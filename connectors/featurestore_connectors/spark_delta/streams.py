@@ -68,8 +68,7 @@ def aggregate(source: Relation, accumulator: Accumulator[State, Result]) -> Resu
         states = states.groupBy(group).applyInArrow(
             lambda table: merge_table(accumulator, table), STATE_FIELDS
         )
-    with translate_errors():
-        state_rows = states.collect()
+    state_rows = states.collect()
     # In the order of partitions, so that float sums do not depend on which task ends first.
     in_order = sorted(state_rows, key=lambda row: row["part"])
     merged_state = merge_states(accumulator, (pickle.loads(row["state"]) for row in in_order))
@@ -122,8 +121,7 @@ def duplicates(
     for key_column in columns:
         keys = keys.where(key_column.isNotNull())
     repeated = keys.groupBy(*columns).agg(sf.count(sf.lit(1)).alias("n")).where(sf.col("n") > 1)
-    with translate_errors():
-        repeated_count = repeated.count()
+    repeated_count = repeated.count()
     if not repeated_count:
         return 0, []
     schema = pa.schema([*map(source.schema.field, key), pa.field("n", pa.int64())])
@@ -156,5 +154,5 @@ def _read_messages(
     messages: Iterator[bytes], schema: pa.Schema, limit: int | None
 ) -> Iterator[pa.RecordBatch]:
     batches = (read_message(message, schema) for message in messages)
-    with translate_errors():
+    with translate_errors("stream"):
         yield from first_rows(batches, limit)

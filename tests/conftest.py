@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +88,7 @@ INNER_LOOP = (
     "tests/training",
     "tests/usersql",
     "tests/validation",
+    "tests/test_house_commands.py",
     "tests/test_house_files.py",
     "tests/test_house_pages.py",
     "tests/test_house_results.py",
@@ -645,13 +646,19 @@ def engine_name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def store(engine_name: str, tmp_path: Path, request: pytest.FixtureRequest) -> FeatureStore:
-    """A new, empty store; the test runs once per engine."""
+def connect(engine_name: str, request: pytest.FixtureRequest) -> Callable[..., FeatureStore]:
+    """A function that opens a store at a location; the test runs once per engine."""
     import featurestore
 
     if engine_name == "spark":
         request.getfixturevalue("spark")
-    return featurestore.connect(tmp_path / "store", engine=engine_name)
+    return partial(featurestore.connect, engine=engine_name)
+
+
+@pytest.fixture
+def store(connect: Callable[..., FeatureStore], tmp_path: Path) -> FeatureStore:
+    """A new, empty store; the test runs once per engine."""
+    return connect(tmp_path / "store")
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +13,9 @@ import pytest
 import featurestore
 from featurestore.model import times
 from featurestore.store import FeatureStore
+
+# Opens the store at a location.
+Connect = Callable[..., FeatureStore]
 
 
 @contextmanager
@@ -24,7 +27,10 @@ def made_at(location: Path, now: datetime) -> Iterator[FeatureStore]:
             yield store
 
 
-def copy_of(template: Path, location: Path) -> FeatureStore:
-    """Open a copy of a store, without the lock file of the process that made it."""
+def copy_of(template: Path, location: Path, *, connect: Connect | None = None) -> FeatureStore:
+    """Open a copy of a store, without the lock file of the process that made it.
+
+    ``connect`` opens it; by default, the embedded engine does.
+    """
     shutil.copytree(template, location, ignore=shutil.ignore_patterns("_owners"))
-    return featurestore.connect(location, engine="duckdb")
+    return (connect or featurestore.connect)(location)

@@ -216,7 +216,7 @@ def _group_by_key(
     change: ChangedKey | None = None
     names = list(group.key_names)
     for batch in batches:
-        keys, values = group.encode(batch)
+        keys, values = group.encoder.encode(batch)
         is_removed = batch.column(_REMOVED).to_pylist()
         key_columns = batch.select(names)
         for key, rows in groupby(range(batch.num_rows), key=keys.__getitem__):

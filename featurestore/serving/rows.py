@@ -39,6 +39,31 @@ _KEY, _VALUE, _EVENT, _CREATED, LABEL_TIME = "k", "v", "event", "created", "labe
 
 
 @dataclass(frozen=True)
+class ValueEncoder:
+    """The encoding of a group's rows; picklable, since executors encode rows.
+
+    ``key_columns`` are the short names of the keys, ``columns`` the published columns by theirs.
+    """
+
+    layout: ValueLayout
+    key_columns: tuple[str, ...]
+    columns: tuple[tuple[str, str], ...]
+    sequence: int
+
+    def encode(self, batch: pa.RecordBatch) -> tuple[list[bytes | None], list[bytes]]:
+        """Return the keys and the values of retrieved rows."""
+        arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
+        keys = self.layout.encode_keys([arrays[short] for short in self.key_columns])
+        values = self.layout.encode(
+            {name: arrays[short] for short, name in self.columns},
+            event_time=arrays.get(_EVENT),
+            created_time=arrays.get(_CREATED),
+            sequence=self.sequence,
+        )
+        return keys, values
+
+
+@dataclass(frozen=True)
 class PublishedGroup:
     """A group of a view, pinned to a Delta version, and the layout of its published columns."""
 
@@ -104,17 +129,15 @@ class PublishedGroup:
         )
         return engine.select(rows, columns)
 
-    def encode(self, batch: pa.RecordBatch) -> tuple[list[bytes | None], list[bytes]]:
-        """Return the keys and the values of retrieved rows."""
-        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        keys = self.layout.encode_keys([columns[short] for short in self.key_names])
-        values = self.layout.encode(
-            {name: columns[short] for short, name in self.value_names.items()},
-            event_time=columns.get(_EVENT),
-            created_time=columns.get(_CREATED),
+    @property
+    def encoder(self) -> ValueEncoder:
+        """The encoding of the group's rows as values of its Delta version."""
+        return ValueEncoder(
+            self.layout,
+            key_columns=tuple(self.key_names),
+            columns=tuple(self.value_names.items()),
             sequence=self.source.delta_version,
         )
-        return keys, values
 
 
 def distinct_keys(engine: Engine, group: PublishedGroup, rows: Relation) -> Relation:
@@ -129,10 +152,12 @@ def distinct_keys(engine: Engine, group: PublishedGroup, rows: Relation) -> Rela
 def retrieve(
     engine: Engine, group: PublishedGroup, labels: Relation, *, at: datetime | None
 ) -> Relation:
-    """Return the row of each key that is current at a time, or at the label time if it is None.
+    """Return the row of each key that is current at a time; None: at its label time.
 
-    Rows beyond the group's ttl are included. Keys without a current row are not.
+    A group without event time has the same row at all times. Rows beyond the group's ttl are
+    included. Keys without a current row are not.
     """
+    is_timed = group.spec.event_time is not None
     join = Join(
         source=group.source,
         on=tuple(group.key_names.items()),
@@ -151,8 +176,8 @@ def retrieve(
         left_source=None,
         left_schema=labels.schema,
         left_columns=tuple(labels.schema.names),
-        left_time=LABEL_TIME if at is None else None,
-        fixed_time=at,
+        left_time=LABEL_TIME if is_timed and at is None else None,
+        fixed_time=at if is_timed else None,
         joins=(join,),
         columns=tuple(schema.names),
         schema=schema,
@@ -165,7 +190,7 @@ def retrieve(
 class ValueWriter(Accumulator[int, int]):
     """An accumulator that writes one value for each row, and returns their number."""
 
-    group: PublishedGroup
+    encoder: ValueEncoder
     config: OnlineConfig
     prefix: bytes
 
@@ -175,7 +200,7 @@ class ValueWriter(Accumulator[int, int]):
     def update(self, count: int, batch: pa.RecordBatch) -> int:
         if not batch.num_rows:
             return count
-        keys, values = self.group.encode(batch)
+        keys, values = self.encoder.encode(batch)
         # The accumulator runs in other processes, too, and holds no connection between batches.
         with closing(open_config(self.config)) as store:
             store.write([self.prefix + key for key in keys if key is not None], values)
@@ -211,9 +236,8 @@ def write_all(
             for chunk in collect_values(engine, group, later, horizon=horizon):
                 store.write([prefix + key for key in chunk], list(chunk.values()))
                 count += len(chunk)
-    time = None if group.spec.event_time is None else horizon
-    rows = retrieve(engine, group, keys, at=time)
-    return count + engine.aggregate(rows, ValueWriter(group, config, prefix))
+    rows = retrieve(engine, group, keys, at=horizon)
+    return count + engine.aggregate(rows, ValueWriter(group.encoder, config, prefix))
 
 
 def collect_values(
@@ -231,7 +255,7 @@ def collect_values(
     entries: list[Entry] = []
     progress.begin_phase("publish rows")
     for batch in progress.count_items(engine.stream(ordered), len):
-        keys, values = group.encode(batch)
+        keys, values = group.encoder.encode(batch)
         chunk = {}
         for next_key, pairs in groupby(zip(keys, values, strict=True), key=lambda pair: pair[0]):
             if next_key != key:

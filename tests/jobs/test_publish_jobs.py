@@ -15,6 +15,7 @@ from featurestore.cli.main import app
 from featurestore.errors import InvalidJob, JobFailed
 from featurestore.store import FeatureStore
 from tests.jobs.conftest import HOURS, START, Clock, sql_job, trips
+from tests.store_copies import Connect, copy_of
 
 Define = Callable[..., Path]
 HOUR = timedelta(hours=1)
@@ -23,6 +24,12 @@ SOURCE = """
 import featurestore
 featurestore.publish_job("publish_fares", view="fares", schedule="0 * * * *", {rules})
 """
+
+
+@pytest.fixture
+def city(two_days: Path, tmp_path: Path, clock: Clock, connect: Connect) -> FeatureStore:
+    """A copy of the store with two days; the test runs once per engine."""
+    return copy_of(two_days, tmp_path / "store", connect=connect)
 
 
 def test_publish_job_publishes_once_for_missed_windows(

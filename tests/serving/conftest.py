@@ -25,8 +25,5 @@ def durable_redis() -> Iterator[servers.RedisServer]:
 @pytest.fixture
 def redis_url(redis_server: str) -> str:
     """The URL of an empty Redis database."""
-    import redis
-
-    with redis.Redis.from_url(redis_server) as client:
-        client.flushdb()
+    servers.empty(redis_server)
     return redis_server

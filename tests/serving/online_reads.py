@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from datetime import datetime
 from typing import Any
@@ -20,6 +21,21 @@ from featurestore.views import FeatureView
 def read_state(online: OnlineStore, view: FeatureView) -> ViewState:
     """Return the state record of a view."""
     return ViewState.parse(online.read([state_key(view.name, view.version)])[0])
+
+
+def wait_until_written(
+    store: FeatureStore, view: FeatureView, *, online: str | None = None
+) -> None:
+    """Wait until a publication of another thread or process begins to write values."""
+    deadline = time.monotonic() + 120
+    with closing(open_online_store(store.session, online)) as server:
+        while time.monotonic() < deadline:
+            state = read_state(server, view)
+            is_full = state.lease is not None and state.lease.generation is not None
+            if is_full or any(group.target is not None for group in state.groups.values()):
+                return
+            time.sleep(0.002)
+    raise AssertionError("no publication began")
 
 
 def read_values(

@@ -69,6 +69,14 @@ def require_redis() -> str:
     return program
 
 
+def empty(url: str) -> None:
+    """Remove all keys of a database."""
+    import redis
+
+    with redis.Redis.from_url(url) as client:
+        client.flushdb()
+
+
 @contextmanager
 def running(*options: str) -> Iterator[RedisServer]:
     """Start a server with options of its command line, and stop it at the end."""

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import featurestore
 from featurestore.errors import FeatureViewWarning, PublishedValueMismatch
 from featurestore.serving import server as servers
 from featurestore.store import FeatureStore
+from tests.store_copies import Connect
 
 
 def create_plane(store: FeatureStore, seats: int) -> None:
@@ -18,9 +18,8 @@ def create_plane(store: FeatureStore, seats: int) -> None:
 
 
 def test_reader_refuses_values_of_a_deleted_group_until_published(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = duckdb_store
     create_plane(store, 100)
     view = store.create_feature_view("v", features=["planes.seats"])
     store.publish("v")
@@ -48,17 +47,19 @@ def test_reader_refuses_values_of_a_deleted_group_until_published(
     assert running.get_vector({"tail": "N1"}) == {"seats": 9}
 
 
-def test_stores_that_share_an_online_store_refuse_each_other(tmp_path: Path) -> None:
+def test_stores_that_share_an_online_store_refuse_each_other(
+    connect: Connect, tmp_path: Path
+) -> None:
     uri = f"sqlite:///{tmp_path}/shared.db"
     locations = [str(tmp_path / name) for name in ("first", "second")]
     for seats, location in enumerate(locations):
-        with featurestore.connect(location) as store:
+        with connect(location) as store:
             create_plane(store, seats)
             store.create_feature_view("v", features=["planes.seats"])
             store.add_online_store("cache", uri)
-    with featurestore.connect(locations[0]) as first:
+    with connect(locations[0]) as first:
         first.publish("v", to="cache")
-    with featurestore.connect(locations[1]) as second:
+    with connect(locations[1]) as second:
         view = second.get_feature_view("v")
         for use in (
             lambda: second.publish("v", to="cache"),
@@ -69,21 +70,23 @@ def test_stores_that_share_an_online_store_refuse_each_other(tmp_path: Path) -> 
                 use()
             assert "add_online_store(" in str(error.value)
             assert "full=True" not in str(error.value)
-    with featurestore.connect(locations[0]) as first:
+    with connect(locations[0]) as first:
         assert first.publish("v", to="cache").mode == "incremental"
         server = first.get_feature_view("v").server(online="cache")
         assert server.get_vector({"tail": "N1"}) == {"seats": 0}
 
 
-def test_moved_store_takes_over_its_values_by_a_full_publication(tmp_path: Path) -> None:
-    with featurestore.connect(tmp_path / "old") as store:
+def test_moved_store_takes_over_its_values_by_a_full_publication(
+    connect: Connect, tmp_path: Path
+) -> None:
+    with connect(tmp_path / "old") as store:
         create_plane(store, 100)
         store.create_feature_view("v", features=["planes.seats"])
         store.add_online_store("cache", f"sqlite:///{tmp_path}/shared.db")
         store.publish("v", to="cache")
         store.publish("v")
     shutil.move(tmp_path / "old", tmp_path / "new")
-    with featurestore.connect(tmp_path / "new") as store:
+    with connect(tmp_path / "new") as store:
         view = store.get_feature_view("v")
         with pytest.raises(
             PublishedValueMismatch, match=r"moved: store\.publish\('v'.*full=True\)"
@@ -96,10 +99,12 @@ def test_moved_store_takes_over_its_values_by_a_full_publication(tmp_path: Path)
             assert view.server(online=online).get_vector({"tail": "N1"}) == {"seats": 100}
 
 
-def test_stores_with_one_path_on_two_machines_refuse_each_other(tmp_path: Path) -> None:
+def test_stores_with_one_path_on_two_machines_refuse_each_other(
+    connect: Connect, tmp_path: Path
+) -> None:
     location, machines = tmp_path / "store", [tmp_path / "one", tmp_path / "two"]
     for seats, machine in enumerate(machines):
-        with featurestore.connect(location) as store:
+        with connect(location) as store:
             create_plane(store, seats)
             view = store.create_feature_view("v", features=["planes.seats"])
             store.add_online_store("cache", f"sqlite:///{tmp_path}/shared.db")
@@ -115,7 +120,7 @@ def test_stores_with_one_path_on_two_machines_refuse_each_other(tmp_path: Path) 
                 store.publish("v", to="cache")
         shutil.move(location, machine)
     shutil.move(machines[0], location)
-    with featurestore.connect(location) as store:
+    with connect(location) as store:
         # The same store may register the online store again.
         store.remove_online_store("cache")
         store.add_online_store("cache", f"sqlite:///{tmp_path}/shared.db")

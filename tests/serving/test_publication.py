@@ -6,12 +6,12 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 import time_machine
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-import featurestore
 from featurestore.errors import InvalidArgument
 from tests.serving.online_reads import read_values, retrieve_values
+from tests.store_copies import Connect
 
 NOON = datetime(2024, 6, 1, 12, tzinfo=UTC)
 TIME = pa.timestamp("us", tz="UTC")
@@ -62,7 +62,8 @@ CHANGES = st.one_of(
 )
 
 
-def apply_change(store, kind, argument, start):
+def apply_change(store, kind, argument, start, *, key_length):
+    """Change the group; the first values of a record are its key, for example key and time."""
     if kind == "delete":
         store.delete_from_featuregroup("g", where=argument)
     elif kind == "compact":
@@ -70,67 +71,66 @@ def apply_change(store, kind, argument, start):
     else:
         rows = rows_of(argument, start)
         if kind == "upsert":
-            # One row of each key and time: an upsert refuses others.
-            last = {record[:2]: row for row, record in enumerate(argument)}
+            # One row of each key: an upsert refuses others.
+            last = {record[:key_length]: row for row, record in enumerate(argument)}
             rows = rows.take(pa.array(list(last.values())))
         store.insert_into_featuregroup(rows, "g", mode=kind)
 
 
 @pytest.mark.hypothesis
-@settings(
-    max_examples=6,
-    deadline=None,
-    phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-@given(
-    records=RECORDS,
-    changes=st.lists(CHANGES, max_size=4),
-    created=st.booleans(),
-    ttl=st.sampled_from([None, "90s", "exact"]),
-)
 def test_published_values_equal_retrieval_after_each_change(
-    tmp_path_factory, records, changes, created, ttl
-):
-    location = tmp_path_factory.mktemp("store")
-    with (
-        warnings.catch_warnings(),
-        time_machine.travel(NOON, tick=False),
-        featurestore.connect(location) as store,
-    ):
-        warnings.simplefilter("ignore")
-        store.create_featuregroup(
-            rows_of(records),
-            "g",
-            primary_key="key",
-            event_time="at",
-            created_time="known" if created else None,
-            ttl=ttl,
-            statistics=False,
-            validation="off",
-        )
-        view = store.create_feature_view("v", features=["g.value", "g.number"])
-        assert dict(store.publish(view).delta_versions) == {"g@v1": 1}
+    connect: Connect, engine_name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+
+    @settings(max_examples={"duckdb": 6, "spark": 2}[engine_name], phases=[Phase.generate])
+    @given(
+        records=RECORDS,
+        changes=st.lists(CHANGES, max_size=4),
+        times=st.sampled_from(
+            [{}, {"event_time": "at"}, {"event_time": "at", "created_time": "known"}]
+        ),
+        ttl=st.sampled_from([None, "90s", "exact"]),
+    )
+    def check(records, changes, times, ttl):
+        with (
+            warnings.catch_warnings(),
+            time_machine.travel(NOON, tick=False),
+            connect(tmp_path_factory.mktemp("store")) as store,
+        ):
+            warnings.simplefilter("ignore")
+            check_changes(store, records, changes, times, ttl)
+
+    check()
+
+
+def check_changes(store, records, changes, times, ttl):
+    store.create_featuregroup(
+        rows_of(records),
+        "g",
+        primary_key="key",
+        **times,
+        ttl=ttl if times else None,
+        statistics=False,
+        validation="off",
+    )
+    view = store.create_feature_view("v", features=["g.value", "g.number"])
+    assert dict(store.publish(view).delta_versions) == {"g@v1": 1}
+    assert_published(store, view)
+    for step, (kind, argument) in enumerate(changes, 1):
+        apply_change(store, kind, argument, 100 * step, key_length=2 if times else 1)
+        assert store.publish(view).mode == "incremental"
         assert_published(store, view)
-        for step, (kind, argument) in enumerate(changes, 1):
-            apply_change(store, kind, argument, 100 * step)
-            assert store.publish(view).mode == "incremental"
-            assert_published(store, view)
 
 
-def test_publish_refuses_windows_with_the_job_to_define(tmp_path):
-    with featurestore.connect(tmp_path) as store:
-        store.create_featuregroup(
-            rows_of([("a", 0, 0, 1)]), "g", primary_key="key", event_time="at"
-        )
-        view = store.create_feature_view("v", features=["g.value|sum|1h as total"])
-        with pytest.raises(InvalidArgument, match=r"(?s)sum\|1h.*window_job\("):
-            store.publish(view)
+def test_publish_refuses_windows_with_the_job_to_define(store):
+    store.create_featuregroup(rows_of([("a", 0, 0, 1)]), "g", primary_key="key", event_time="at")
+    view = store.create_feature_view("v", features=["g.value|sum|1h as total"])
+    with pytest.raises(InvalidArgument, match=r"(?s)sum\|1h.*window_job\("):
+        store.publish(view)
 
 
-def test_publish_refuses_groups_without_primary_key(tmp_path):
-    with featurestore.connect(tmp_path) as store:
-        store.create_featuregroup(rows_of([("a", 0, 0, 1)]), "g", event_time="at")
-        view = store.create_feature_view("v", features=["g.value"])
-        with pytest.raises(InvalidArgument, match="'g@v1' has no primary key"):
-            store.publish(view)
+def test_publish_refuses_groups_without_primary_key(store):
+    store.create_featuregroup(rows_of([("a", 0, 0, 1)]), "g", event_time="at")
+    view = store.create_feature_view("v", features=["g.value"])
+    with pytest.raises(InvalidArgument, match="'g@v1' has no primary key"):
+        store.publish(view)

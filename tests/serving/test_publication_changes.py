@@ -1,4 +1,4 @@
-"""Publication on Spark, from external groups, during schema changes, and its cleanup."""
+"""Publication from external groups, during schema changes, on both engines, and its cleanup."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from featurestore.errors import PublishedValueMismatch
 from featurestore.serving import publication
 from featurestore.serving.stores import open_online_store
 from featurestore.store import FeatureStore
+from tests.on_spark import on_engines
 from tests.serving.online_reads import read_values, retrieve_values
 
 NOON = datetime(2024, 6, 1, 12, tzinfo=UTC)
@@ -82,9 +83,8 @@ def test_publication_on_spark_equals_duckdb(
 
 
 def test_schema_change_during_publication_is_published_in_full(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = duckdb_store
     store.create_featuregroup(
         [{"id": 1, "price": Decimal("1.25")}, {"id": 2, "price": Decimal("2.50")}],
         "g",
@@ -118,9 +118,8 @@ def test_schema_change_during_publication_is_published_in_full(
 
 
 def test_retired_generations_are_removed_after_the_grace_period(
-    duckdb_store: FeatureStore,
+    store: FeatureStore,
 ) -> None:
-    store = duckdb_store
     rows = [{"id": number} for number in range(5)]
     store.create_featuregroup([{**row, "x": 1} for row in rows], "g", primary_key="id")
     view = store.create_feature_view("v", features=["g.x"])
@@ -136,11 +135,10 @@ def test_retired_generations_are_removed_after_the_grace_period(
     assert view.server().get_vectors(rows) == [{"x": 1}] * len(rows)
 
 
-@pytest.mark.parametrize("commits", [1, 2, 3])
+@on_engines("commits", [1, 2, 3], spark=[2])
 def test_table_restored_from_backup_is_published_in_full(
-    duckdb_store: FeatureStore, tmp_path: Path, commits: int
+    store: FeatureStore, tmp_path: Path, commits: int
 ) -> None:
-    store = duckdb_store
     group = store.create_featuregroup([{"id": 1, "x": 1}], "g", primary_key="id")
     view = store.create_feature_view("v", features=["g.x"])
     shutil.copytree(group.path, tmp_path / "backup")
@@ -161,9 +159,8 @@ def test_table_restored_from_backup_is_published_in_full(
 
 
 def test_views_of_external_groups_are_published_in_full(
-    duckdb_store: FeatureStore, tmp_path: Path
+    store: FeatureStore, tmp_path: Path
 ) -> None:
-    store = duckdb_store
     with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
         database.execute("create table customers (id integer primary key, plan text)")
         database.executemany("insert into customers values (?, ?)", [(1, "a"), (2, "b")])

@@ -45,10 +45,15 @@ class Total:
         return np.nansum(x, axis=1)
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureStore]:
-    """A store with a published view and a model that was trained from it."""
-    with featurestore.connect(tmp_path_factory.mktemp("served") / "store") as store:
+@pytest.fixture(scope="module", params=["duckdb", pytest.param("spark", marks=pytest.mark.spark)])
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FeatureStore]:
+    """A store with a published view and a model that was trained from it, on each engine."""
+    if request.param == "spark":
+        request.getfixturevalue("spark")
+    location = tmp_path_factory.mktemp("served") / "store"
+    with featurestore.connect(location, engine=request.param) as store:
         days = [START + timedelta(days=day) for day in range(3)]
         weather = {"day": days, "known": days, "temp": [1.0, 2.0, 4.0]}
         store.create_featuregroup(
@@ -173,6 +178,8 @@ def test_predictions_by_rest_equal_scores(served: FeatureStore, model: str) -> N
     }
 
 
+# The library of a model does not depend on the engine, and its import takes seconds.
+@pytest.mark.parametrize("served", ["duckdb"], indirect=True)
 @pytest.mark.tensorflow
 def test_tensorflow_models_predict_by_rest(served: FeatureStore) -> None:
     """A Keras file, which needs no trust, and a SavedModel, which runs code."""

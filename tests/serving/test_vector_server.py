@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from featurestore.errors import (
     UnsupportedDataframe,
 )
 from featurestore.store import FeatureStore
+from tests.store_copies import Connect, copy_of
 
 START = datetime(2013, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -44,8 +46,8 @@ FEATURES: list[Any] = [
 ENTITY = {"tail": "N1", "origin": "JFK", "dest": "LGA", "distance": 2}
 
 
-@pytest.fixture
-def flights(duckdb_store: FeatureStore) -> FeatureStore:
+@pytest.fixture(scope="module")
+def stored_flights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with weather that is valid for two days, planes and questions."""
     weather = pa.table(
         {
@@ -65,15 +67,22 @@ def flights(duckdb_store: FeatureStore) -> FeatureStore:
         "distance": [1.5, 2.0],
         "late": [False, True],
     }
-    store = duckdb_store
-    store.create_featuregroup(
-        weather, "weather", primary_key="origin", event_time="t", ttl=timedelta(days=2)
-    )
-    store.create_featuregroup(pa.table(planes), "planes", primary_key="tail")
-    store.create_featuregroup(
-        pa.table(questions), "questions", primary_key="tail", event_time="asked"
-    )
-    return store
+    location = tmp_path_factory.mktemp("flights") / "store"
+    with featurestore.connect(location) as store:
+        store.create_featuregroup(
+            weather, "weather", primary_key="origin", event_time="t", ttl=timedelta(days=2)
+        )
+        store.create_featuregroup(pa.table(planes), "planes", primary_key="tail")
+        store.create_featuregroup(
+            pa.table(questions), "questions", primary_key="tail", event_time="asked"
+        )
+    return location
+
+
+@pytest.fixture
+def flights(stored_flights: Path, tmp_path: Path, connect: Connect) -> FeatureStore:
+    """A copy of the store; the test runs once per engine."""
+    return copy_of(stored_flights, tmp_path / "store", connect=connect)
 
 
 @time_machine.travel(START + 30 * HOUR, tick=False)
@@ -152,37 +161,36 @@ def test_server_follows_generations_and_schemas(flights: FeatureStore) -> None:
     assert other.server().get_vector({"tail": "N2"}) == {"home": "BOS"}
 
 
-@pytest.mark.parametrize(
-    ("entity", "message"),
-    [
-        ({"tail": "N1", "Origin": "JFK"}, "rename 'Origin' to 'origin'"),
-        ({"tail": "N1"}, r"no 'origin'.*requires 'tail', 'origin', 'distance'"),
-        ({**ENTITY, "tail": 5}, "'tail': 5 is not a value of the type string"),
-        ({**ENTITY, "distance": "far"}, "'distance': 'far' is not a value of the type double"),
-        ({**ENTITY, "distance": True}, "'distance': True"),
-        ({**ENTITY, "asked": datetime(2013, 1, 1)}, "'asked': datetime"),
-        ("N1", "An entity is a dict with 'tail', 'origin', 'distance', 'dest', not 'N1'"),
-        (None, "An entity is a dict with .*, not None"),
-    ],
-)
-def test_malformed_entity_raises(
-    flights: FeatureStore, entity: dict[str, Any], message: str
-) -> None:
+MALFORMED: list[tuple[Any, str]] = [
+    ({"tail": "N1", "Origin": "JFK"}, "rename 'Origin' to 'origin'"),
+    ({"tail": "N1"}, r"no 'origin'.*requires 'tail', 'origin', 'distance'"),
+    ({**ENTITY, "tail": 5}, "'tail': 5 is not a value of the type string"),
+    ({**ENTITY, "distance": "far"}, "'distance': 'far' is not a value of the type double"),
+    ({**ENTITY, "distance": True}, "'distance': True"),
+    ({**ENTITY, "asked": datetime(2013, 1, 1)}, "'asked': datetime"),
+    ("N1", "An entity is a dict with 'tail', 'origin', 'distance', 'dest', not 'N1'"),
+    (None, "An entity is a dict with .*, not None"),
+]
+
+
+def test_malformed_entity_raises(flights: FeatureStore) -> None:
     view = flights.create_feature_view("late", features=FEATURES, labels="questions", label="late")
     flights.publish("late")
-    with view.server() as server, pytest.raises(InvalidArgument, match=message):
-        server.get_vectors([ENTITY, entity])
+    with view.server() as server:
+        for entity, message in MALFORMED:
+            with pytest.raises(InvalidArgument, match=message):
+                server.get_vectors([ENTITY, entity])
 
 
 @pytest.mark.parametrize("computed", [False, True], ids=["fast path", "on-demand features"])
-def test_entities_are_rows_of_any_dataframe(duckdb_store: FeatureStore, computed: bool) -> None:
+def test_entities_are_rows_of_any_dataframe(store: FeatureStore, computed: bool) -> None:
     planes = {"tail": [1, 2], "seats": [100, None], "sky": [None, True]}
-    duckdb_store.create_featuregroup(pa.table(planes), "planes", primary_key="tail")
+    store.create_featuregroup(pa.table(planes), "planes", primary_key="tail")
     features: list[Any] = ["planes.seats", "planes.sky"]
     if computed:
         features.append(featurestore.feature("per_seat", "distance / seats"))
-    view = duckdb_store.create_feature_view("v", features=features)
-    duckdb_store.publish("v")
+    view = store.create_feature_view("v", features=features)
+    store.publish("v")
     rows = [{"tail": 2, "distance": 4.0}, {"tail": 1, "distance": 8.0}]
     frame = pd.DataFrame(rows)
     with view.server() as server:
@@ -366,26 +374,30 @@ def test_log_vectors_writes_a_sample_that_equals_the_vectors(
 
 EXITING = """
 import sys, featurestore
-store = featurestore.connect(sys.argv[1])
+store = featurestore.connect(sys.argv[1], engine=sys.argv[2])
 server = store.get_feature_view("v").server(log_vectors="served", log_sample=1)
 server.get_vector({"tail": "N1"})
 """
 
 
-def test_logged_vectors_are_written_at_process_exit(flights: FeatureStore) -> None:
+def test_logged_vectors_are_written_at_process_exit(
+    flights: FeatureStore, engine_name: str
+) -> None:
     flights.create_feature_view("v", features=["planes.seats"])
     flights.publish("v")
-    subprocess.run([sys.executable, "-c", EXITING, flights.location], check=True, timeout=60)
+    command = [sys.executable, "-c", EXITING, flights.location, engine_name]
+    subprocess.run(command, check=True, timeout=120)
     assert flights.get_featuregroup("served").to_arrow()["seats"].to_pylist() == [100]
 
 
 def test_online_lag_and_verify_commands_set_the_exit_code(
-    flights: FeatureStore, command_line: Callable[..., Any]
+    flights: FeatureStore, engine_name: str, command_line: Callable[..., Any]
 ) -> None:
     flights.create_feature_view("v", features=["planes.seats"])
 
     def run(*words: str, code: int = 0) -> Any:
-        arguments = ("--location", flights.location, "--output", "json", "online", *words)
+        options = ("--location", flights.location, "--engine", engine_name, "--output", "json")
+        arguments = (*options, "online", *words)
         return json.loads(command_line(*arguments, code=code).out)
 
     run("publish", "v")

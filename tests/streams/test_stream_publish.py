@@ -16,9 +16,9 @@ def alert_events(store: FeatureStore) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def test_stream_publishes_views_after_each_micro_batch(
-    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile, tmp_path: Path
+    store: FeatureStore, broker: Broker, job_file: JobFile, tmp_path: Path
 ) -> None:
-    store, topic = duckdb_store, broker.topic(1)
+    topic = broker.topic(1)
     store.add_source("events", broker.uri)
     store.add_alert_channel("ops", "log")
     publish = {"users": None, "users@v1": "cache"}

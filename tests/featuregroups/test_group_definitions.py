@@ -170,14 +170,14 @@ def test_concurrent_create_without_version_gives_distinct_versions(
     duckdb_store: FeatureStore,
 ) -> None:
     versions: list[int] = []
-    threads = [
-        threading.Thread(
-            target=lambda: versions.append(
-                featurestore.connect(duckdb_store.location).create_featuregroup(TABLE, "g").version
-            )
-        )
-        for _ in range(4)
-    ]
+
+    def create(number: int) -> None:
+        # A repeated call with the same rows returns the group that exists.
+        rows = TABLE.append_column("number", pa.array([number] * TABLE.num_rows))
+        store = featurestore.connect(duckdb_store.location)
+        versions.append(store.create_featuregroup(rows, "g").version)
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

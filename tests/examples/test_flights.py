@@ -154,6 +154,41 @@ def test_flights_example_runs_on_slice(
 
 
 @pytest.mark.tensorflow
+@pytest.mark.usefixtures("late_flights", "spark")
+@pytest.mark.parametrize("engines", [("duckdb", "spark"), ("spark", "duckdb")])
+def test_flights_example_runs_again_on_the_other_engine(
+    engines: tuple[str, str],
+    fork_server: ForkServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from late_flights import training
+
+    monkeypatch.setattr(training, "subprocess", ForkedPrograms(fork_server))
+    for number, engine in enumerate(engines, 1):
+        printed = run_program("main.py", tmp_path, monkeypatch, capsys, "--engine", engine)
+        # The second run has the same rows, so it keeps the groups.
+        assert len(re.findall(r"^  \w+ version 1: [\d,]+ rows$", printed, re.MULTILINE)) == 7
+        assert printed.count("already has this definition and these rows") == 7 * (number - 1)
+        assert f"late_flights_tfrecord version {number}: " in printed
+        assert re.search(r"served -?\d\.\d+, scored offline -?\d\.\d+: equal True", printed)
+        assert re.search(r"verify: ok\ntest AUC: 0\.\d{3}", printed)
+    with featurestore.connect(tmp_path / "store") as store:
+        datasets = [
+            store.get_training_dataset("late_flights_tfrecord", version=each) for each in (1, 2)
+        ]
+        assert all(dataset.verify().ok for dataset in datasets)
+        first, second = [
+            {path.parent.name: path.read_bytes() for path in Path(dataset.path).rglob("tfrecord-*")}
+            for dataset in datasets
+        ]
+        assert first == second
+        assert sorted(first) == ["test", "train", "validation"]
+        assert store.get_feature_view("late_flights").verify_online(sample=200).ok
+
+
+@pytest.mark.tensorflow
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 def test_flights_network_search_ablation_and_scoring_run(sliced: FeatureStore) -> None:

@@ -34,7 +34,7 @@ class Written:
 
 
 def write_groups(store: FeatureStore, *, until: str | None = None) -> list[Written]:
-    """Create the next version of every feature group of the example."""
+    """Create the feature groups; one that exists with the same rows is kept, else it gets a version."""
     flights = {"primary_key": ["carrier", "flight", "origin", "dest"]}
     groups = [
         store.create_featuregroup(

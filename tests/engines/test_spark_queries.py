@@ -305,7 +305,7 @@ def test_executors_import_the_modules_of_the_program(
     with pytest.raises(EngineError, match=message):
         stream(lambda batch: importlib.import_module("sales.rules").keep(batch))
     lock = threading.Lock()
-    with pytest.raises(EngineError, match="in map_batches: Could not serialize object: .*lock"):
+    with pytest.raises(EngineError, match=r"in map_batches: Could not serialize object: .*lock"):
         stream(lambda batch: lock)
 
 

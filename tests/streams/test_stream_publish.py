@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from featurestore.store import FeatureStore
+from tests.streams import kafka_server
+from tests.streams.conftest import SKIPPED
 from tests.streams.topics import Broker, clicks, job
 
 JobFile = Callable[[str], Path]
@@ -16,8 +20,10 @@ def alert_events(store: FeatureStore) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def test_stream_publishes_views_after_each_micro_batch(
-    store: FeatureStore, broker: Broker, job_file: JobFile, tmp_path: Path
+    store: FeatureStore, engine_name: str, broker: Broker, job_file: JobFile, tmp_path: Path
 ) -> None:
+    if engine_name == "spark" and not kafka_server.spark_jars():
+        pytest.skip(f"{SKIPPED}: python -m tests.fetch fetches Spark's reader")
     topic = broker.topic(1)
     store.add_source("events", broker.uri)
     store.add_alert_channel("ops", "log")

@@ -38,11 +38,11 @@ featurestore.sql_job(
 
 @featurestore.job(
     featuregroup="sevens", primary_key=["zone"], event_time="at", schedule="0 0 * * *",
-    start="2024-01-01T00:00Z", inputs={"trips": "trips"},
+    start="2024-01-01T00:00Z", inputs={"trips": "trips"}, closed="left",
 )
 def sevens(window, trips):
     time = "`at`" if hasattr(trips, "sparkSession") else '"at"'
-    times = f"{time} > '{window.start.isoformat()}' and {time} <= '{window.end.isoformat()}'"
+    times = f"{time} >= '{window.start.isoformat()}' and {time} < '{window.end.isoformat()}'"
     return trips.filter(f"code % 10 = 7 and {times}")
 '''
 
@@ -78,7 +78,7 @@ def labels() -> pa.Table:
 
 
 def run_some(store: Any, to_frame: Callable[[pa.Table], Any]) -> dict[str, Any]:
-    """Write a group, join it and export the join; return what must be equal on both engines."""
+    """Write, join, export and publish groups; return what must be equal on both engines."""
     store.create_featuregroup(
         to_frame(trips(0, 2000)), "trips", primary_key="zone", event_time="at", created_time="known"
     )
@@ -88,6 +88,7 @@ def run_some(store: Any, to_frame: Callable[[pa.Table], Any]) -> dict[str, Any]:
         "features": sorted_rows(joined),
         "statistics": store.get_featuregroup_statistics("trips").to_json(),
         "joined": export(store, joined, "joined", exclude="pair", label="y"),
+        "published": publish(store, to_frame),
     }
     invalid = trips(0, 5).set_column(0, "zone", pa.nulls(5, pa.int64()))
     try:
@@ -143,6 +144,23 @@ def run_on_spark(store: Any) -> dict[str, Any]:
         result["refused"] = str(error)
     result["commits"] = store.featuregroup("trips").delta_version - before
     return result
+
+
+def publish(store: Any, to_frame: Callable[[pa.Table], Any]) -> list[Any]:
+    """Publish a view over groups with and without event time; return its vectors."""
+    zones = pa.table({"zone": pa.array(range(40)), "name": [f"z{zone}" for zone in range(40)]})
+    store.create_featuregroup(to_frame(zones), "zones", primary_key="zone")
+    view = store.create_feature_view("v", features=["trips.fare", "trips.word", "zones.name"])
+    published = [store.publish(view)]
+    store.insert_into_featuregroup(
+        to_frame(trips(ROWS + 1000, ROWS + 1010)), "trips", mode="upsert"
+    )
+    store.delete_from_featuregroup("zones", "zone = 7")
+    published.append(store.publish(view))
+    with view.server() as server:
+        vectors = server.get_vectors([{"zone": zone} for zone in range(41)])
+    report = view.verify_online()
+    return [[(each.mode, dict(each.rows)) for each in published], repr(vectors), repr(report)]
 
 
 def sorted_rows(frame: Any) -> list[str]:

@@ -225,14 +225,16 @@ def kill_runners(
 ) -> None:
     """Kill Spark runners at random after their first commit; the embedded engine finishes.
 
-    Every second one is killed while its partitions are shared out anew.
+    All commits are published. Every second one is killed while its partitions are shared out anew.
     """
     topic = broker.topic(4)
     inputs = values(records)
     store.add_source("events", broker.uri)
     shared = {"consumer_group": f"{topic}-readers"} if kills > 1 else {}
-    path = file(job(topic, statistics=False, batch_records=batch, **shared))
+    path = file(job(topic, statistics=False, batch_records=batch, publish=["users"], **shared))
     store.register_jobs(path)
+    store.run_job("clicks")  # creates the group
+    view = store.create_feature_view("users", features=["clicks.user"])
     seed = random.SystemRandom().randrange(2**32)
     moments = random.Random(seed)
     sent, after_commits, at_work = 0, 0, 0
@@ -261,6 +263,8 @@ def kill_runners(
     while store.run_job("clicks"):
         pass
     assert where_ids_are(store) == dict.fromkeys(range(records), 1)
+    assert [lag.commits for lag in view.online_lag()] == [0]
+    assert view.verify_online().ok
 
 
 @pytest.mark.slow

@@ -334,9 +334,10 @@ class FeaturePlan:
     def left_outputs(self) -> tuple[Output, ...]:
         """The left columns in the result, in result order."""
         left_names, outputs = set(self.left_columns), []
+        renamed_columns = {output.name: output.column for output in reversed(self.left_renames)}
         for name in self.columns:
             if name in left_names:
-                outputs.append(Output(self.left_column(name), name))
+                outputs.append(Output(renamed_columns.get(name, name), name))
         return tuple(outputs)
 
     @property

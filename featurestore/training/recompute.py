@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from featurestore.aggregates.kernel import result_type
-from featurestore.errors import DatasetDamaged, FeatureStoreError, InvalidArgument, VersionNotFound
+from featurestore.errors import (
+    DatasetDamaged,
+    FeatureStoreError,
+    InvalidArgument,
+    InvalidPlan,
+    VersionNotFound,
+)
 from featurestore.model.json_object import JsonObject
 from featurestore.model.manifest import MANIFEST_FILE, Manifest
 from featurestore.model.on_demand import OnDemandFeature
@@ -160,6 +166,8 @@ def replay_plan(session: Session, data: Mapping[str, Any]) -> FeaturePlan:
     """
     try:
         return _plan(session, data)
+    except InvalidPlan as error:
+        raise DatasetDamaged(f"The plan in the manifest cannot be read: {error.message}") from error
     except FeatureStoreError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:

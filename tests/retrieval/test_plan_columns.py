@@ -10,9 +10,11 @@ import pyarrow as pa
 import pytest
 
 from featurestore.arrow.types import TIMESTAMP
-from featurestore.errors import InvalidPlan
+from featurestore.errors import DatasetDamaged, InvalidPlan
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Join, Output, Source, WindowJoin, WindowOutput
+from featurestore.store import FeatureStore
+from featurestore.training.recompute import replay_plan
 
 NOON = datetime(2024, 1, 1, 12, tzinfo=UTC)
 SPEC = FeatureGroupSpec(
@@ -107,3 +109,15 @@ def test_plan_with_columns_of_its_left_side_is_valid(change: dict[str, Any]) -> 
 def test_plan_with_other_columns_cannot_be_written(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidPlan, match=message):
         replace(PLAN, **change)
+
+
+def test_stored_plan_with_other_columns_is_damaged(duckdb_store: FeatureStore) -> None:
+    rows = pa.table({"k": [1], "at": [NOON], "x": [1.0]})
+    for name in ("labels", "prices"):
+        duckdb_store.create_featuregroup(rows, name, primary_key="k", event_time="at")
+    frame = duckdb_store.get_features(["prices.x as price"], labels="labels")
+    assert frame.plan is not None
+    stored_plan = frame.plan.to_json()
+    assert replay_plan(duckdb_store.session, stored_plan).hash == frame.plan.hash
+    with pytest.raises(DatasetDamaged, match="'absent' for the label time"):
+        replay_plan(duckdb_store.session, stored_plan | {"left_time": "absent"})

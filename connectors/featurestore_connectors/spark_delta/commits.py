@@ -29,7 +29,7 @@ from featurestore.errors import (
 from featurestore.storage.failures import warn_published
 from featurestore_connectors.spark_delta import connect
 from featurestore_connectors.spark_delta.buckets import use_table
-from featurestore_connectors.spark_delta.failures import full_text, to_store_error
+from featurestore_connectors.spark_delta.failures import full_text, spark_errors, to_store_error
 from featurestore_connectors.spark_delta.relations import cast_to
 
 _SESSIONS = "org.apache.spark.sql.classic.SparkSession$"
@@ -146,9 +146,6 @@ class CommitSession:
             RowsOutsideWindow: Rows are outside of the replaced range.
             FeatureStoreError: Spark failed, and nothing was committed.
         """
-        from py4j.protocol import Py4JError
-        from pyspark.errors import PySparkException
-
         # Commits of this write are searched after this version, so that earlier commits are not
         # read.
         first_version = latest_version(self._path)
@@ -157,12 +154,12 @@ class CommitSession:
             try:
                 command()
                 return self._version_after(first_version)
-            except (PySparkException, Py4JError) as error:
+            except spark_errors() as error:
                 # Spark may fail after the commit was published. A retry would duplicate its rows.
                 own_version = self._find_own_commit(first_version + 1)
                 if own_version is not None:
                     subject = f"Delta version {own_version} of {self._path}"
-                    warn_published(subject, to_store_error(error, call="write"))
+                    warn_published(subject, to_store_error(error, call="commit"))
                     return own_version
                 if not is_conflict(error):
                     failure = self._failure(error)
@@ -193,7 +190,7 @@ class CommitSession:
         if "DELTA_REPLACE_WHERE_MISMATCH" in full_text(error):
             text = f"Rows are outside the replaced range of {self._path}."
             return RowsOutsideWindow(text)
-        return to_store_error(error, call="write")
+        return to_store_error(error, call="commit")
 
 
 def is_conflict(error: BaseException) -> bool:

@@ -89,7 +89,8 @@ def _translate_call(method: Callable[..., Any]) -> Callable[..., Any]:
         # The expression after ``except`` is evaluated only if an exception is raised.
         try:
             return method(*arguments, **options)
-        except _spark_errors() as error:
+        except spark_errors() as error:
+            # Executors import this module, but need no plans.
             from featurestore.model.plan import FeaturePlan
 
             store_error = to_store_error(error, call=method.__name__)
@@ -106,12 +107,12 @@ def translate_errors(call: str) -> Iterator[None]:
     """Convert Spark failures in the block, for rows that are read after a method has returned."""
     try:
         yield
-    except _spark_errors() as error:
+    except spark_errors() as error:
         raise to_store_error(error, call=call) from error
 
 
 @cache
-def _spark_errors() -> tuple[type[Exception], ...]:
+def spark_errors() -> tuple[type[Exception], ...]:
     """Return the base classes of Spark's errors; none without pyspark."""
     try:
         from py4j.protocol import Py4JError

@@ -219,7 +219,8 @@ def map_in_arrow(frame: Any, names: Sequence[str], task: Any, fields: Any) -> An
     projected = frame.select(*map(column, names))
     if any("." in name or "`" in name for name in names):
         projected = projected.toDF(*map(str, range(len(names))))
-    return projected.mapInArrow(ReusedWorkerTask(ImportPath.of_this_process(), task), fields)
+    import_path = ImportPath(tuple(python_path().split(os.pathsep)))
+    return projected.mapInArrow(ReusedWorkerTask(import_path, task), fields)
 
 
 @dataclass(frozen=True)
@@ -227,13 +228,6 @@ class ImportPath:
     """The folders from which the driver imports; a worker that unpickles it uses them, too."""
 
     folders: tuple[str, ...]
-
-    @classmethod
-    def of_this_process(cls) -> ImportPath:
-        """Return the import path without the folders of the interpreter."""
-        interpreter = (sys.prefix, sys.base_prefix)
-        folders = python_path().split(os.pathsep)
-        return cls(tuple([folder for folder in folders if not folder.startswith(interpreter)]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _extend_import_path, (self.folders,)

@@ -26,6 +26,7 @@ from featurestore.storage import files
 from featurestore_connectors.spark_delta import staged
 from featurestore_connectors.spark_delta.failures import (
     first_line,
+    spark_errors,
     to_store_error,
 )
 from featurestore_connectors.spark_delta.relations import cast_to, relation
@@ -43,8 +44,6 @@ _NANOSECONDS = "spark.sql.legacy.parquet.nanosAsLong"
 
 def read_scan(session: Any, table_scan: TableScan) -> Relation:
     """Return the rows of a Delta version."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
     from pyspark.sql import functions as sf
 
     # The schema comes from the log, since Spark omits columns that have no type.
@@ -60,7 +59,7 @@ def read_scan(session: Any, table_scan: TableScan) -> Relation:
                 # File names contain unique identifiers.
                 names = [os.path.basename(file.path) for file in snapshot.files]
                 frame = frame.filter(sf.col("_metadata.file_name").isin(names))
-    except (PySparkException, Py4JError) as error:
+    except spark_errors() as error:
         store_error = to_store_error(error, call="read_table")
         # Only an unknown failure is described by the version that was read; other errors name the
         # file.

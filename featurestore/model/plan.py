@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -325,19 +326,19 @@ class FeaturePlan:
 
     def left_column(self, name: str) -> str:
         """Return the left-side name of a left column ``name`` of the result."""
-        for output in self.left_renames:
-            if output.name == name:
-                return output.column
-        return name
+        return self._renamed_columns.get(name, name)
+
+    @cached_property
+    def _renamed_columns(self) -> dict[str, str]:
+        return {output.name: output.column for output in self.left_renames}
 
     @property
     def left_outputs(self) -> tuple[Output, ...]:
         """The left columns in the result, in result order."""
         left_names, outputs = set(self.left_columns), []
-        renamed_columns = {output.name: output.column for output in reversed(self.left_renames)}
         for name in self.columns:
             if name in left_names:
-                outputs.append(Output(renamed_columns.get(name, name), name))
+                outputs.append(Output(self.left_column(name), name))
         return tuple(outputs)
 
     @property

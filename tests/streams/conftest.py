@@ -10,10 +10,16 @@ import pyarrow as pa
 import pytest
 
 from featurestore.store import FeatureStore
-from tests.streams.kafka_server import NoKafka, free_port, running
+from tests.streams.kafka_server import NoKafka, free_port, running, spark_jars
 from tests.streams.topics import Broker
 
 SKIPPED = "Kafka suite skipped"
+
+
+def require_spark_reader(engine_name: str) -> None:
+    """Skip the current test if it runs on Spark without Spark's reader of Kafka."""
+    if engine_name == "spark" and not spark_jars():
+        pytest.skip(f"{SKIPPED}: python -m tests.fetch fetches Spark's reader")
 
 
 @pytest.fixture(scope="session")

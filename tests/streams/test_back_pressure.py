@@ -11,8 +11,7 @@ import pytest
 from featurestore.store import FeatureStore
 from featurestore_connectors.kafka import consumer
 from tests.on_spark import spark_in_soak
-from tests.streams import kafka_server
-from tests.streams.conftest import Landings
+from tests.streams.conftest import Landings, require_spark_reader
 from tests.streams.topics import Broker, click, clicks, job
 
 JobFile = Callable[[str], Path]
@@ -22,8 +21,7 @@ JobFile = Callable[[str], Path]
 def test_backlog_is_read_in_bounded_micro_batches(
     store: FeatureStore, broker: Broker, job_file: JobFile, landings: Landings
 ) -> None:
-    if store.session.engine.name == "spark" and not kafka_server.spark_jars():
-        pytest.skip("Kafka suite skipped: python -m tests.fetch fetches the reader")
+    require_spark_reader(store.session.engine.name)
     topic = broker.topic(3)
     broker.send(topic, clicks(0, 60))
     broker.send(topic, clicks(60, 110), partition=0)  # one partition has most of them

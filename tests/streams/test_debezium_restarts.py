@@ -12,7 +12,7 @@ import pytest
 import featurestore
 from featurestore.store import FeatureStore
 from tests.registry.conftest import new_database, postgres_server
-from tests.streams import kafka_server
+from tests.streams.conftest import require_spark_reader
 from tests.streams.debezium_server import Connect, connecting
 from tests.streams.memory_topics import quarantined
 from tests.streams.test_real_debezium import (
@@ -88,9 +88,8 @@ def test_group_equals_table_after_killed_connector(
     It is killed after its snapshot: Debezium takes another one if the first is interrupted, and
     writes no events for rows that were deleted in between.
     """
+    require_spark_reader(engine)
     if engine == "spark":
-        if not kafka_server.spark_jars():
-            pytest.skip("Kafka suite skipped: python -m tests.fetch fetches Spark's reader")
         request.getfixturevalue("spark")
     chance = random.Random(seed)
     store = featurestore.connect(tmp_path / "store", engine=engine)

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from featurestore.store import FeatureStore
-from tests.streams import kafka_server
-from tests.streams.conftest import SKIPPED
+from tests.streams.conftest import require_spark_reader
 from tests.streams.topics import Broker, clicks, job
 
 JobFile = Callable[[str], Path]
@@ -22,8 +19,7 @@ def alert_events(store: FeatureStore) -> list[tuple[str, tuple[str, ...]]]:
 def test_stream_publishes_views_after_each_micro_batch(
     store: FeatureStore, engine_name: str, broker: Broker, job_file: JobFile, tmp_path: Path
 ) -> None:
-    if engine_name == "spark" and not kafka_server.spark_jars():
-        pytest.skip(f"{SKIPPED}: python -m tests.fetch fetches Spark's reader")
+    require_spark_reader(engine_name)
     topic = broker.topic(1)
     store.add_source("events", broker.uri)
     store.add_alert_channel("ops", "log")

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from featurestore.store import FeatureStore
 
 # Opens the store at a location.
 Connect = Callable[..., FeatureStore]
+embedded: Connect = partial(featurestore.connect, engine="duckdb")
 
 
 @contextmanager
@@ -27,10 +29,7 @@ def made_at(location: Path, now: datetime) -> Iterator[FeatureStore]:
             yield store
 
 
-def copy_of(template: Path, location: Path, *, connect: Connect | None = None) -> FeatureStore:
-    """Open a copy of a store, without the lock file of the process that made it.
-
-    ``connect`` opens it; by default, the embedded engine does.
-    """
+def copy_of(template: Path, location: Path, *, connect: Connect = embedded) -> FeatureStore:
+    """Open a copy of a store, without the lock file of the process that made it."""
     shutil.copytree(template, location, ignore=shutil.ignore_patterns("_owners"))
-    return (connect or featurestore.connect)(location)
+    return connect(location)

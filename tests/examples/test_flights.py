@@ -9,7 +9,8 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -134,18 +135,27 @@ def test_check_leakage_recompute_detects_leaking_flights_features(
         assert {leak.feature for leak in report.leaks} == {"mean_delay", "late_share"}
 
 
-@pytest.mark.tensorflow
-@pytest.mark.usefixtures("late_flights")
-def test_flights_example_runs_on_slice(
+RunMain = Callable[..., str]
+
+
+@pytest.fixture
+def run_main(
+    late_flights: None,
     fork_server: ForkServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> RunMain:
+    """A function that runs the example on the slice, with workers forked from one process."""
     from late_flights import training
 
     monkeypatch.setattr(training, "subprocess", ForkedPrograms(fork_server))
-    printed = run_program("main.py", tmp_path, monkeypatch, capsys)
+    return partial(run_program, "main.py", tmp_path, monkeypatch, capsys)
+
+
+@pytest.mark.tensorflow
+def test_flights_example_runs_on_slice(run_main: RunMain, tmp_path: Path) -> None:
+    printed = run_main()
     assert "verify: ok" in printed
     assert re.search(r"test AUC: 0\.\d{3}", printed)
     pictures = list(tmp_path.glob("run-*/*.png"))
@@ -154,20 +164,13 @@ def test_flights_example_runs_on_slice(
 
 
 @pytest.mark.tensorflow
-@pytest.mark.usefixtures("late_flights", "spark")
+@pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("engines", [("duckdb", "spark"), ("spark", "duckdb")])
 def test_flights_example_runs_again_on_the_other_engine(
-    engines: tuple[str, str],
-    fork_server: ForkServer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run_main: RunMain, tmp_path: Path, engines: tuple[str, str]
 ) -> None:
-    from late_flights import training
-
-    monkeypatch.setattr(training, "subprocess", ForkedPrograms(fork_server))
     for number, engine in enumerate(engines, 1):
-        printed = run_program("main.py", tmp_path, monkeypatch, capsys, "--engine", engine)
+        printed = run_main("--engine", engine)
         # The second run has the same rows, so it keeps the groups.
         assert len(re.findall(r"^  \w+ version 1: [\d,]+ rows$", printed, re.MULTILINE)) == 7
         assert printed.count("already has this definition and these rows") == 7 * (number - 1)

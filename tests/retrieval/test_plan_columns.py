@@ -33,17 +33,17 @@ JOIN = Join(
     created_time=None,
     ttl=None,
 )
-LEFT = pa.schema({"airport": pa.string(), "asked": TIMESTAMP})
+LEFT = pa.schema({"airport": pa.string(), "departure": TIMESTAMP})
 PLAN = FeaturePlan(
     left_source=None,
     left_schema=LEFT,
     left_columns=("airport", "when"),
-    left_time="asked",
+    left_time="departure",
     fixed_time=None,
     joins=(JOIN,),
     columns=("airport", "when", "temp"),
     schema=pa.schema({"airport": pa.string(), "when": TIMESTAMP, "temp": pa.float64()}),
-    left_renames=(Output("asked", "when"),),
+    left_renames=(Output("departure", "when"),),
 )
 TOTAL = WindowOutput(
     column="temp",
@@ -91,15 +91,18 @@ def test_plan_with_columns_of_its_left_side_is_valid(change: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"left_time": "label_time"}, "'label_time' for the label time.*has 'airport', 'asked'"),
-        ({"left_schema": LEFT.remove(0)}, "'airport' for its result.*has 'asked'"),
+        (
+            {"left_time": "label_time"},
+            "'label_time' for the label time.*has 'airport', 'departure'",
+        ),
+        ({"left_schema": LEFT.remove(0)}, "'airport' for its result.*has 'departure'"),
         ({"left_renames": ()}, "'when' for its result"),
         ({"left_renames": (Output("day", "when"),)}, "'day' for its result"),
         ({"joins": (replace(JOIN, on=(("city", "origin"),)),)}, "'city' for the join of 'weather'"),
         (OF_WINDOWS | {"windows": (replace(WINDOWS, on=(("city", "origin"),)),)}, "'city' for the"),
         ({"left_time": None}, "as of a time, but has none: 'weather'"),
         (OF_WINDOWS | {"left_time": None}, "as of a time, but has none: 'weather'"),
-        ({"fixed_time": NOON}, "'asked' and one time for all rows"),
+        ({"fixed_time": NOON}, "'departure' and one time for all rows"),
         ({"joins": ()}, "returns 'temp', but computes 'airport', 'when'"),
         ({"columns": ("airport", "temp", "when")}, "returns 'airport', 'temp', 'when'"),
         # Groups without event time need no label time, but one that is named must exist.

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-HERE = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 1.05
 TRIALS = 3
 FORMATS = ("tfrecord", "parquet", "petastorm")
@@ -75,10 +75,10 @@ def labels(rows: int) -> pa.Table:
 class Works:
     """The works of one store, by name."""
 
-    def __init__(self, place: Path, rows: int) -> None:
+    def __init__(self, folder: Path, rows: int) -> None:
         import featurestore
 
-        self.store = featurestore.connect(place / "store")
+        self.store = featurestore.connect(folder / "store")
         self._rows, self._number = features(rows), 0
         self._more = features(rows // 10, first=rows)
         self._changed = features(rows // 10)
@@ -89,8 +89,8 @@ class Works:
                 history(rows, prefix=name), name, primary_key="key", event_time="at"
             )
         self._datasets: dict[str, Any] = {}
-        for kind in FORMATS:
-            self._datasets[kind] = self._export(kind)
+        for data_format in FORMATS:
+            self._datasets[data_format] = self._export(data_format)
 
     def all(self) -> dict[str, Callable[[], object]]:
         """Return each work; some follow on the one before."""
@@ -102,72 +102,74 @@ class Works:
             "read": lambda: self.store.get_featuregroup("rows").to_arrow(),
             "point in time": self._point_in_time,
         }
-        for kind in FORMATS:
-            works[f"export {kind}"] = lambda kind=kind: self._export(kind)
-            works[f"export {kind}, statistics"] = lambda kind=kind: self._export(kind, counted=True)
-            works[f"reader {kind}"] = lambda kind=kind: self._epoch(kind)
-            works[f"verify {kind}"] = lambda kind=kind: self._datasets[kind].verify()
+        for name in FORMATS:
+            works[f"export {name}"] = lambda name=name: self._export(name)
+            works[f"export {name}, statistics"] = lambda name=name: self._export(
+                name, with_statistics=True
+            )
+            works[f"reader {name}"] = lambda name=name: self._epoch(name)
+            works[f"verify {name}"] = lambda name=name: self._datasets[name].verify()
         return works
 
     def _create(self, *, statistics: bool = False) -> None:
         self._number += 1
-        self._made = self.store.create_featuregroup(
+        self._group = self.store.create_featuregroup(
             self._rows, f"g{self._number}", primary_key="id", statistics=statistics
         )
 
     def _insert(self, rows: pa.Table, *, mode: str) -> None:
-        self._made.insert(rows, mode=mode)
+        self._group.insert(rows, mode=mode)
 
     def _point_in_time(self) -> pa.Table:
-        wanted = [f"{name}.{name}{index}" for name in ("a", "b") for index in range(4)]
-        return self.store.get_features(wanted, labels=self._labels).to_arrow()
+        feature_names = [f"{name}.{name}{index}" for name in ("a", "b") for index in range(4)]
+        return self.store.get_features(feature_names, labels=self._labels).to_arrow()
 
-    def _export(self, kind: str, *, counted: bool = False) -> Any:
+    def _export(self, data_format: str, *, with_statistics: bool = False) -> Any:
         self._number += 1
         rows = self.store.get_featuregroup("rows")
         return self.store.create_training_dataset(
-            rows, f"d{self._number}", data_format=kind, shards=8, statistics=counted
+            rows, f"d{self._number}", data_format=data_format, shards=8, statistics=with_statistics
         )
 
-    def _epoch(self, kind: str) -> int:
-        reader = self._datasets[kind].reader("train", global_batch_size=1024)
-        seen = 0
+    def _epoch(self, data_format: str) -> int:
+        reader = self._datasets[data_format].reader("train", global_batch_size=1024)
+        batch_count = 0
         for _ in reader.batches():
-            seen += 1
-        return seen
+            batch_count += 1
+        return batch_count
 
 
 def child(rows: int, only: list[str] | None) -> None:
     """Print what each work took, as a line of JSON."""
     warnings.simplefilter("ignore")
-    place = Path(tempfile.mkdtemp(prefix="bench-before-"))
-    found: dict[str, float | None] = {}
+    folder = Path(tempfile.mkdtemp(prefix="bench-before-"))
+    seconds: dict[str, float | None] = {}
     try:
         with redirect_stdout(io.StringIO()):  # the roles
             for _ in range(TRIALS + 1):
-                _measure_all(place, rows, only, found)
+                _measure_all(folder, rows, only, seconds)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
-    print(json.dumps(found), flush=True)
+        shutil.rmtree(folder, ignore_errors=True)
+    print(json.dumps(seconds), flush=True)
 
 
 def _measure_all(
-    place: Path, rows: int, only: list[str] | None, found: dict[str, float | None]
+    folder: Path, rows: int, only: list[str] | None, seconds: dict[str, float | None]
 ) -> None:
-    works = Works(Path(tempfile.mkdtemp(dir=place)), rows)
+    works = Works(Path(tempfile.mkdtemp(dir=folder)), rows)
     try:
         for name, work in works.all().items():
-            if only and not any(name.startswith(each) for each in only):
+            if only and not any(name.startswith(prefix) for prefix in only):
                 continue
             start = time.process_time()
             try:
                 work()
             except (AttributeError, TypeError):  # an older call
-                found[name] = None
+                seconds[name] = None
                 continue
             took = time.process_time() - start
-            before = found.get(name)
-            found[name] = took if before is None else min(before, took)
+            before = seconds.get(name)
+            seconds[name] = took if before is None else min(before, took)
     finally:
         works.store.close()
 
@@ -179,8 +181,10 @@ def run(checkout: Path, rows: int, only: list[str] | None) -> dict[str, float | 
     command = [sys.executable, __file__, str(checkout), "--child", "--rows", str(rows)]
     if only:
         command += ["--only", *only]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    process = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return dict(json.loads(process.stdout.splitlines()[-1]))
 
 
 def main() -> None:
@@ -196,7 +200,7 @@ def main() -> None:
         return
     least: list[dict[str, float]] = [{}, {}]
     for _ in range(arguments.rounds):
-        for side, checkout in zip(least, (arguments.before.resolve(), HERE), strict=True):
+        for side, checkout in zip(least, (arguments.before.resolve(), ROOT), strict=True):
             for name, took in run(checkout, arguments.rows, arguments.only).items():
                 if took is not None:
                     side[name] = min(took, side.get(name, took))

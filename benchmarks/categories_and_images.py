@@ -38,7 +38,7 @@ BATCH, IMAGES = 1024, 256
 ROUNDS = 5
 SIDE = 64
 NAMES = [f"c{index}" for index in range(4)]
-KNOWN = [f"category-{number:03d}" for number in range(100)]
+CATEGORIES = [f"category-{number:03d}" for number in range(100)]
 REPORT = Report(
     "categories_and_images",
     "Four stored texts to codes with ten numbers, and images of 64 x 64 to pixels, as tf.data "
@@ -54,7 +54,7 @@ def categories(rows: int) -> pa.Table:
     random = np.random.default_rng(0)
     arrays: dict[str, pa.Array] = {"id": pa.array(np.arange(rows))}
     for name in NAMES:
-        arrays[name] = pa.array(np.array(KNOWN)[random.integers(0, 100, rows)])
+        arrays[name] = pa.array(np.array(CATEGORIES)[random.integers(0, 100, rows)])
     for index in range(10):
         arrays[f"n{index}"] = pa.array(random.integers(0, 1000, rows))
     arrays["y"] = pa.array(random.integers(0, 2, rows))
@@ -77,9 +77,9 @@ def pictures(rows: int) -> tuple[pa.Table, pa.Table]:
         file = io.BytesIO()
         Image.fromarray(pixels[row]).save(file, "PNG")
         cells.append(file.getvalue())
-    given = {"id": np.arange(rows), "y": random.integers(0, 10, rows)}
-    raw = [each.tobytes() for each in pixels]
-    return pa.table({**given, "image": cells}), pa.table({**given, "image": raw})
+    columns = {"id": np.arange(rows), "y": random.integers(0, 10, rows)}
+    raw = [image.tobytes() for image in pixels]
+    return pa.table({**columns, "image": cells}), pa.table({**columns, "image": raw})
 
 
 # -- contestants -----------------------------------------------------------------------------------------------------
@@ -111,9 +111,9 @@ def lookup_table() -> Any:
     import tensorflow as tf
 
     # One table for all columns, so that codes differ from ours; sums are compared of a number.
-    values = tf.range(2, 2 + len(KNOWN), dtype=tf.int64)
+    values = tf.range(2, 2 + len(CATEGORIES), dtype=tf.int64)
     return tf.lookup.StaticHashTable(
-        tf.lookup.KeyValueTensorInitializer(tf.constant(KNOWN), values), default_value=1
+        tf.lookup.KeyValueTensorInitializer(tf.constant(CATEGORIES), values), default_value=1
     )
 
 
@@ -174,9 +174,9 @@ def petastorm_codec(dataset: Any, folder: Path, batch: int) -> Start:
     from petastorm.tf_utils import make_petastorm_dataset
     from petastorm.unischema import Unischema, UnischemaField
 
-    place = folder / "codec"
-    shutil.copytree(os.path.join(dataset.path, "train"), place)
-    schema = pq.read_schema(place / "_common_metadata")
+    codec_folder = folder / "codec"
+    shutil.copytree(os.path.join(dataset.path, "train"), codec_folder)
+    schema = pq.read_schema(codec_folder / "_common_metadata")
     fields = []
     for field in pickle.loads(schema.metadata[UNISCHEMA_KEY]).fields.values():
         if field.name == "image":
@@ -187,11 +187,11 @@ def petastorm_codec(dataset: Any, folder: Path, batch: int) -> Start:
         **schema.metadata,
         UNISCHEMA_KEY: pickle.dumps(Unischema("images", fields), protocol=4),
     }
-    pq.write_metadata(schema.with_metadata(noted), place / "_common_metadata")
+    pq.write_metadata(schema.with_metadata(noted), codec_folder / "_common_metadata")
 
     def start() -> Any:
         reader = make_reader(
-            place.as_uri(), schema_fields=["image", "y"], num_epochs=1, workers_count=2,
+            codec_folder.as_uri(), schema_fields=["image", "y"], num_epochs=1, workers_count=2,
             shuffle_row_groups=False,
         )  # fmt: skip
         rows = make_petastorm_dataset(reader).batch(batch, drop_remainder=True)
@@ -205,7 +205,7 @@ def by_hand(dataset: Any, batch: int, finish: Callable[..., Any], names: list[st
 
     spec = {name: dataset.tf_feature_spec()[name] for name in [*names, "y"]}
     paths = [
-        os.path.join(dataset.path, each.path) for each in dataset.manifest.split("train").shards
+        os.path.join(dataset.path, shard.path) for shard in dataset.manifest.split("train").shards
     ]
 
     def start() -> Any:
@@ -276,38 +276,40 @@ def read(start: Start, name: str) -> tuple[int, int, float, float]:
 
 
 def race(contestants: Mapping[str, Start], name: str, *, rounds: int) -> dict[str, Any]:
-    speeds: dict[str, list[float]] = {each: [] for each in contestants}
-    costs: dict[str, list[float]] = {each: [] for each in contestants}
+    speeds: dict[str, list[float]] = {contestant: [] for contestant in contestants}
+    costs: dict[str, list[float]] = {contestant: [] for contestant in contestants}
     for number in range(rounds + 1):
         sums = {}
-        for each, start in contestants.items():
-            rows, sums[each], seconds, used = read(start, name)
+        for contestant, start in contestants.items():
+            rows, sums[contestant], seconds, used = read(start, name)
             if number:  # the first round warms up
-                speeds[each].append(rows / seconds)
-                costs[each].append(used / rows * 1e9)
+                speeds[contestant].append(rows / seconds)
+                costs[contestant].append(used / rows * 1e9)
         assert len(set(sums.values())) == 1, f"an epoch is not the same values: {sums}"
     result = {}
-    for each in contestants:
-        speed, cost = statistics.median(speeds[each]), statistics.median(costs[each])
-        result[each] = {"rows/s": speed, "ns/row": cost}
+    for contestant in contestants:
+        speed, cost = statistics.median(speeds[contestant]), statistics.median(costs[contestant])
+        result[contestant] = {"rows/s": speed, "ns/row": cost}
     return result
 
 
 def show(
-    title: str, found: Mapping[str, Any], ratios: Mapping[str, tuple[str, str, float]]
+    title: str, figures: Mapping[str, Any], ratios: Mapping[str, tuple[str, str, float]]
 ) -> None:
     print(f"\n{title}")
-    for name, each in found.items():
-        print(f"  {name:44}{each['rows/s']:12,.0f} rows/s {each['ns/row']:9,.0f} ns of processor")
+    for name, figure in figures.items():
+        print(
+            f"  {name:44}{figure['rows/s']:12,.0f} rows/s {figure['ns/row']:9,.0f} ns of processor"
+        )
 
-    for text, (our, theirs, target) in ratios.items():
-        if theirs not in found:
+    for text, (our, peer, target) in ratios.items():
+        if peer not in figures:
             continue
-        speed = found[our]["rows/s"] / found[theirs]["rows/s"]
-        cost = found[theirs]["ns/row"] / found[our]["ns/row"]
+        speed = figures[our]["rows/s"] / figures[peer]["rows/s"]
+        cost = figures[peer]["ns/row"] / figures[our]["ns/row"]
         verdict = "reached" if speed >= target else "missed"
         print(f"  {text}: {speed:.1f}x rows/s, {cost:.1f}x by processor; {target}x: {verdict}")
-        rates = found[our]["rows/s"], found[theirs]["rows/s"]
+        rates = figures[our]["rows/s"], figures[peer]["rows/s"]
         REPORT.compare(f"{title}: {text}", *rates, "rows/s", processor=cost, at_least=target)
 
 
@@ -325,13 +327,13 @@ def texts_to_codes(folder: Path, rows: int, rounds: int) -> None:
         "petastorm": petastorm(files, BATCH, names, petastorm_codes),
         "tf.data by hand": by_hand(records, BATCH, codes_by_hand, names),
     }
-    found = race(contestants, "n0", rounds=rounds)
+    figures = race(contestants, "n0", rounds=rounds)
     ratios = {
         "in order, vs petastorm": ("ours", "petastorm", 3.0),
         "shuffled, vs petastorm in order": ("ours, shuffled", "petastorm", 3.0),
         "in order, vs tf.data": ("ours", "tf.data by hand", 1.0),
     }
-    show(f"{table.num_rows:,} rows, texts to codes", found, ratios)
+    show(f"{table.num_rows:,} rows, texts to codes", figures, ratios)
 
 
 def images(folder: Path, rows: int, rounds: int) -> None:
@@ -341,12 +343,12 @@ def images(folder: Path, rows: int, rounds: int) -> None:
     chains = {"image": t.decode_image(SIDE)}
     records = make(folder, encoded, "png", transformations=chains)
     raw = {"image": t.decode_image(SIDE, encoding="raw")}
-    stored = make(folder, pixels, "raw", transformations=raw)
+    raw_records = make(folder, pixels, "raw", transformations=raw)
     raw_files = make(folder, pixels, "raw_petastorm", data_format="petastorm")
     files = make(folder, encoded, "png_petastorm", data_format="petastorm")
     contestants = {
-        "ours, raw": ours(stored, IMAGES, shuffle=False, names=["image"]),
-        "ours, raw, shuffled": ours(stored, IMAGES, shuffle=True, names=["image"]),
+        "ours, raw": ours(raw_records, IMAGES, shuffle=False, names=["image"]),
+        "ours, raw, shuffled": ours(raw_records, IMAGES, shuffle=True, names=["image"]),
         "ours, PNG": ours(records, IMAGES, shuffle=False, names=["image"]),
         "petastorm, PNG": petastorm(files, IMAGES, ["image"], petastorm_images),
         "petastorm, raw": petastorm(raw_files, IMAGES, ["image"], petastorm_raw),
@@ -354,7 +356,7 @@ def images(folder: Path, rows: int, rounds: int) -> None:
     }
     if importlib.util.find_spec("cv2") is not None:
         contestants["petastorm, its PNG codec"] = petastorm_codec(files, folder, IMAGES)
-    found = race(contestants, "image", rounds=rounds)
+    figures = race(contestants, "image", rounds=rounds)
     ratios = {
         "raw, vs petastorm with PNG": ("ours, raw", "petastorm, PNG", 3.0),
         "raw, vs petastorm with raw": ("ours, raw", "petastorm, raw", 3.0),
@@ -364,24 +366,24 @@ def images(folder: Path, rows: int, rounds: int) -> None:
         "PNG, vs tf.data": ("ours, PNG", "tf.data by hand, PNG", 1.0),
     }
     decoder = "imagecodecs" if importlib.util.find_spec("imagecodecs") else "Pillow"
-    show(f"{encoded.num_rows:,} images ({decoder})", found, ratios)
+    show(f"{encoded.num_rows:,} images ({decoder})", figures, ratios)
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--quick", action="store_true")
-    arguments.add_argument("--rows", type=int)
-    arguments.add_argument("--images", type=int)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--rows", type=int)
+    parser.add_argument("--images", type=int)
 
-    given = arguments.parse_args()
+    arguments = parser.parse_args()
     warnings.filterwarnings("ignore")  # petastorm uses what pyarrow has deprecated
-    rounds = 1 if given.quick else ROUNDS
-    rows = given.rows or (20_000 if given.quick else 200_000)
-    count = given.images or (1_000 if given.quick else 8_000)
-    with tempfile.TemporaryDirectory() as place:
-        texts_to_codes(Path(place), rows, rounds)
-        images(Path(place), count, rounds)
-    REPORT.save(quick=given.quick)
+    rounds = 1 if arguments.quick else ROUNDS
+    rows = arguments.rows or (20_000 if arguments.quick else 200_000)
+    count = arguments.images or (1_000 if arguments.quick else 8_000)
+    with tempfile.TemporaryDirectory() as folder:
+        texts_to_codes(Path(folder), rows, rounds)
+        images(Path(folder), count, rounds)
+    REPORT.save(quick=arguments.quick)
 
 
 if __name__ == "__main__":

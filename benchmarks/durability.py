@@ -68,7 +68,7 @@ def measure(folder: Path, name: str, engine: str) -> None:
     for _ in range(trials):
         for durability, group in groups.items():
             seconds[durability].append(seconds_of(group, table))
-    full, fast = (statistics.median(seconds[each]) for each in ("full", "fast"))
+    full, fast = (statistics.median(seconds[durability]) for durability in ("full", "fast"))
     print(
         f"{name:26} full {1000 * full:8.1f} ms   fast {1000 * fast:8.1f} ms   ratio {full / fast:.2f}"
     )
@@ -80,12 +80,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the first case only")
     parser.add_argument("--engine", default="duckdb", help="duckdb or spark")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        for name in list(CASES)[: 1 if given.quick else None]:
-            measure(Path(folder), name, given.engine)
-    REPORT.save(quick=given.quick)
+        for name in list(CASES)[: 1 if arguments.quick else None]:
+            measure(Path(folder), name, arguments.engine)
+    REPORT.save(quick=arguments.quick)
 
 
 if __name__ == "__main__":

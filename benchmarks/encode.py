@@ -45,24 +45,26 @@ def table(rows: int, columns: int, *, nulls: float = 0.0) -> pa.Table:
     ``nulls`` is the share of nulls in each column.
     """
     random = np.random.default_rng(0)
-    found: dict[str, pa.Array] = {}
+    arrays: dict[str, pa.Array] = {}
 
     def mask() -> Any:
         return random.random(rows) < nulls if nulls else None
 
     for group in range(columns // 25):
-        for at in range(10):
-            found[f"int_{group}_{at}"] = pa.array(
-                random.integers(0, 10 ** (at + 2), rows), mask=mask()
+        for index in range(10):
+            arrays[f"int_{group}_{index}"] = pa.array(
+                random.integers(0, 10 ** (index + 2), rows), mask=mask()
             )
-        for at in range(12):
-            found[f"float_{group}_{at}"] = pa.array(random.random(rows, np.float32), mask=mask())
-        for at in range(2):
-            found[f"double_{group}_{at}"] = pa.array(random.random(rows), mask=mask())
-        found[f"text_{group}"] = pa.array(
+        for index in range(12):
+            arrays[f"float_{group}_{index}"] = pa.array(
+                random.random(rows, np.float32), mask=mask()
+            )
+        for index in range(2):
+            arrays[f"double_{group}_{index}"] = pa.array(random.random(rows), mask=mask())
+        arrays[f"text_{group}"] = pa.array(
             [f"{number:08d}" for number in random.integers(0, 10**8, rows)], mask=mask()
         )
-    return pa.table(found)
+    return pa.table(arrays)
 
 
 def measure(work: Callable[[], object], rows: int, *, repeats: int = 5) -> tuple[float, float]:
@@ -97,7 +99,7 @@ def write_examples(rows: pa.Table, path: str) -> None:
     import tensorflow as tf
 
     columns = {name: rows[name].to_pylist() for name in rows.schema.names}
-    kinds = {field.name: field.type for field in rows.schema}
+    dtypes = {field.name: field.type for field in rows.schema}
     with tf.io.TFRecordWriter(path) as writer:
         for row in range(rows.num_rows):
             features = {}
@@ -105,9 +107,9 @@ def write_examples(rows: pa.Table, path: str) -> None:
                 value = values[row]
                 if value is None:
                     continue
-                if pa.types.is_integer(kinds[name]):
+                if pa.types.is_integer(dtypes[name]):
                     features[name] = tf.train.Feature(int64_list=tf.train.Int64List(value=[value]))
-                elif pa.types.is_floating(kinds[name]):
+                elif pa.types.is_floating(dtypes[name]):
                     features[name] = tf.train.Feature(float_list=tf.train.FloatList(value=[value]))
                 else:
                     features[name] = tf.train.Feature(
@@ -150,11 +152,11 @@ def parsing_spec(layout: Any) -> dict[str, Any]:
 
     types = {"int64": (tf.int64, 0), "float32": (tf.float32, 0.0), "bytes": (tf.string, "")}
     spec = {}
-    for name, held in FORMAT.encodings(layout).items():
-        kind, default = types[held.tf_type]
-        if held.null == "none":
+    for name, field_encoding in FORMAT.encodings(layout).items():
+        dtype, default = types[field_encoding.tf_type]
+        if field_encoding.null == "none":
             default = None
-        spec[name] = tf.io.FixedLenFeature((), kind, default_value=default)
+        spec[name] = tf.io.FixedLenFeature((), dtype, default_value=default)
     return spec
 
 
@@ -173,11 +175,11 @@ def decoding(rows: pa.Table, directory: Path, layout: Any) -> None:
             pass
 
     def parse(columns: list[str]) -> Any:
-        chosen = {name: spec[name] for name in columns}
+        column_spec = {name: spec[name] for name in columns}
         records = tf.data.TFRecordDataset(path, buffer_size=8 << 20).batch(
             BLOCK, drop_remainder=True
         )
-        return records.map(lambda record: tf.io.parse_example(record, chosen))
+        return records.map(lambda record: tf.io.parse_example(record, column_spec))
 
     def arrays(columns: list[str]) -> None:
         records = access.records(path)
@@ -190,7 +192,7 @@ def decoding(rows: pa.Table, directory: Path, layout: Any) -> None:
             reader.read(start, min(start + 8 * BLOCK, reader.rows), columns)
         reader.close()
 
-    whole, width = rows.num_rows // BLOCK * BLOCK, rows.num_columns
+    row_count, width = rows.num_rows // BLOCK * BLOCK, rows.num_columns
     for title, columns in (
         ("numbers", numbers),
         ("one column", numbers[:1]),
@@ -199,7 +201,7 @@ def decoding(rows: pa.Table, directory: Path, layout: Any) -> None:
         parsed = parse(columns)
         base = show(
             f"{title}: TFRecordDataset + parse_example",
-            measure(lambda d=parsed: drain(d), whole),
+            measure(lambda d=parsed: drain(d), row_count),
             columns=width,
         )
         speed = measure(lambda c=columns: arrays(c), rows.num_rows)

@@ -97,7 +97,7 @@ def expected_checksums(folder: Path, labels: int) -> list[float]:
         f"ASOF JOIN read_csv('{folder / FEATURES_FILE}') f ON l.key = f.key AND l.at >= f.event "
         f"WHERE l.id < {labels}"
     )
-    return [float(each) for each in connection.sql(query).fetchall()[0]]
+    return [float(value) for value in connection.sql(query).fetchall()[0]]
 
 
 # -- measuring, in the process of a script ----------------------------------------------
@@ -146,7 +146,7 @@ class Steps:
 # -- the scripts ------------------------------------------------------------------------
 
 
-def run_featurestore(steps: Steps, *, counted: bool = False) -> None:
+def run_featurestore(steps: Steps, *, with_statistics: bool = False) -> None:
     import duckdb
     import tensorflow as tf  # noqa: F401  (imported before the clock starts, as by the others)
 
@@ -159,22 +159,24 @@ def run_featurestore(steps: Steps, *, counted: bool = False) -> None:
             "clicks",
             primary_key="key",
             event_time="event",
-            statistics=counted,
+            statistics=with_statistics,
         )
         frame = store.get_features(
             [f"clicks.{name}" for name in FEATURES],
             labels=duckdb.read_csv(str(steps.folder / LABELS_FILE)),
             label_time="at",
         )
-        dataset = store.create_training_dataset(frame, "ctr", label="label", statistics=counted)
+        dataset = store.create_training_dataset(
+            frame, "ctr", label="label", statistics=with_statistics
+        )
     with steps.step("epoch"):
         reader = dataset.reader("train", global_batch_size=BATCH)
         steps.train(reader.tf_dataset())
     steps.checked_rows = steps.labels
 
 
-def run_featurestore_counted(steps: Steps) -> None:
-    run_featurestore(steps, counted=True)
+def run_featurestore_with_statistics(steps: Steps) -> None:
+    run_featurestore(steps, with_statistics=True)
 
 
 def run_polars(steps: Steps) -> None:
@@ -345,7 +347,9 @@ class Script:
 
 SCRIPTS = {
     "featurestore": Script("featurestore", run_featurestore),
-    "featurestore-counted": Script("featurestore, with statistics", run_featurestore_counted),
+    "featurestore-counted": Script(
+        "featurestore, with statistics", run_featurestore_with_statistics
+    ),
     "duckdb": Script("DuckDB, Parquet, petastorm", run_duckdb, "petastorm", 2.0),
     "duckdb-rebatched": Script(
         "DuckDB, Parquet in random order, petastorm with rebatch",
@@ -386,12 +390,12 @@ def run_script(
     return result
 
 
-def ensure_environment(kind: str, folder: Path) -> Path:
+def ensure_environment(name: str, folder: Path) -> Path:
     """Return the interpreter of an environment, which is created if it does not exist."""
     python = folder / "bin" / "python"
     if not python.exists():
         requirements = FEAST
-        if kind == "petastorm":
+        if name == "petastorm":
             pins = str(ROOT / "constraints-petastorm.txt")
             requirements = ["-c", pins, "petastorm", "duckdb", "tensorflow"]
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
@@ -413,13 +417,15 @@ def add_figures(runs: dict[str, list[dict[str, Any]]], labels: int, rows: int) -
     )
     medians: dict[str, dict[str, float]] = {}
     for name, results in runs.items():
-        values: dict[str, float] = {"peak": statistics.median(each["peak"] for each in results)}
-        for position, kind in enumerate(("", " processor")):
+        values: dict[str, float] = {"peak": statistics.median(result["peak"] for result in results)}
+        for position, suffix in enumerate(("", " processor")):
             for step in results[0]["costs"]:
-                costs = [each["costs"][step][position] for each in results]
-                values[step + kind] = statistics.median(costs)
-            totals = [sum(cost[position] for cost in each["costs"].values()) for each in results]
-            values["total" + kind] = statistics.median(totals)
+                costs = [result["costs"][step][position] for result in results]
+                values[step + suffix] = statistics.median(costs)
+            totals = [
+                sum(cost[position] for cost in result["costs"].values()) for result in results
+            ]
+            values["total" + suffix] = statistics.median(totals)
         medians[name] = values
     ours = medians.get("featurestore")
     for name, values in medians.items():
@@ -481,12 +487,12 @@ def main() -> None:
         runs: dict[str, list[dict[str, Any]]] = {}
         for _ in range(arguments.rounds):
             for name in arguments.only:
-                kind = SCRIPTS[name].environment
-                if kind and kind not in pythons:
-                    folder = folders[kind] or Path(data, "environment")
-                    pythons[kind] = ensure_environment(kind, folder)
+                environment = SCRIPTS[name].environment
+                if environment and environment not in pythons:
+                    folder = folders[environment] or Path(data, "environment")
+                    pythons[environment] = ensure_environment(environment, folder)
                 result = run_script(
-                    name, Path(data), pythons[kind], examples=examples, labels=labels
+                    name, Path(data), pythons[environment], examples=examples, labels=labels
                 )
                 assert result["sums"] == expected[result["rows"]], f"{name}: other values"
                 print(name, result["costs"], result["peak"], flush=True)

@@ -46,14 +46,16 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="shorter trials, fewer flights")
     parser.add_argument("--part", choices=("workers", "asha"), help="one of the two only")
     arguments = parser.parse_args()
-    parts = {"workers": compare_workers, "asha": compare_stopping}
-    chosen = [parts[arguments.part]] if arguments.part else list(parts.values())
-    held = []
-    with tempfile.TemporaryDirectory() as place:
-        for part in chosen:
-            held.append(part(Path(place), quick=arguments.quick))
+    comparisons = {"workers": compare_workers, "asha": compare_stopping}
+    comparisons_to_run = (
+        [comparisons[arguments.part]] if arguments.part else list(comparisons.values())
+    )
+    outcomes = []
+    with tempfile.TemporaryDirectory() as folder:
+        for compare in comparisons_to_run:
+            outcomes.append(compare(Path(folder), quick=arguments.quick))
     REPORT.save(quick=arguments.quick)
-    return 0 if all(held) else 1
+    return 0 if all(outcomes) else 1
 
 
 def search_sleeping(*, seconds: float, trials: int, parallel: int) -> Study:
@@ -71,32 +73,32 @@ def search_sleeping(*, seconds: float, trials: int, parallel: int) -> Study:
 
 def seconds_of_trials(study: Study) -> float:
     """Return how long after the first trial's begin the last one ended."""
-    begun, ended = [], []
+    starts, ends = [], []
     for run in study.runs:
         for attempt in run.record.attempts:
-            begun.append(datetime.fromisoformat(attempt["began"]))
-            ended.append(datetime.fromisoformat(attempt["ended"]))
-    return (max(ended) - min(begun)).total_seconds()
+            starts.append(datetime.fromisoformat(attempt["began"]))
+            ends.append(datetime.fromisoformat(attempt["ended"]))
+    return (max(ends) - min(starts)).total_seconds()
 
 
-def compare_workers(place: Path, *, quick: bool) -> bool:
+def compare_workers(folder: Path, *, quick: bool) -> bool:
     """Print the share of one worker's time that two take."""
     seconds = 0.5 if quick else 1.0
-    took, trained, found = {}, {}, {}
-    featurestore.connect(place / "sleeping")
+    took, trained, parameters = {}, {}, {}
+    featurestore.connect(folder / "sleeping")
     search_sleeping(seconds=0.0, trials=1, parallel=1)  # what is imported once counts for neither
     for parallel in (1, 2):
         start = time.perf_counter()
         study = search_sleeping(seconds=seconds, trials=40, parallel=parallel)
         took[parallel] = time.perf_counter() - start
         trained[parallel] = seconds_of_trials(study)
-        found[parallel] = sorted(run.params["x"] for run in study.runs)
+        parameters[parallel] = sorted(run.params["x"] for run in study.runs)
         print(
             f"{parallel} worker(s): 40 trials in {took[parallel]:.1f} s, "
             f"{trained[parallel]:.1f} s from the first one's begin to the last one's end",
             flush=True,
         )
-    if found[1] != found[2]:
+    if parameters[1] != parameters[2]:
         raise SystemExit("one worker and two tried different parameters")
     share = took[2] / took[1]
     cost = (took[1] - 40 * seconds) / 40 * 1000
@@ -108,14 +110,14 @@ def compare_workers(place: Path, *, quick: bool) -> bool:
     return share <= 0.55
 
 
-def compare_stopping(place: Path, *, quick: bool) -> bool:
+def compare_stopping(folder: Path, *, quick: bool) -> bool:
     """Print the share of the steps that ASHA spends, and what its best trial gives."""
     sys.path.insert(0, str(FLIGHTS))
     from late_flights import datasets, features, trials
     from late_flights.training import QUIET
 
     until = "2013-01-20" if quick else "2013-03-01"
-    store = featurestore.connect(place / "flights")
+    store = featurestore.connect(folder / "flights")
     features.write_groups(store, until=until)
     frame = store.get_features(features.FEATURES, labels="questions")
     dataset = datasets.make(store, frame, "tfrecord", until=until)
@@ -138,9 +140,9 @@ def compare_stopping(place: Path, *, quick: bool) -> bool:
         )
         steps[stop] = sum(max(run.history("val_auc")) for run in study.runs)
         best[stop] = study.best
-        given_up = [run for run in study.runs if run.state == "stopped"]
+        stopped_runs = [run for run in study.runs if run.state == "stopped"]
         print(
-            f"stop={stop!r}: {len(study.runs)} trials, {len(given_up)} given up, "
+            f"stop={stop!r}: {len(study.runs)} trials, {len(stopped_runs)} given up, "
             f"{steps[stop]:,} steps, AUC {best[stop].metrics['val_auc']:.4f}",
             flush=True,
         )

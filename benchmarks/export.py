@@ -30,7 +30,7 @@ import pyarrow as pa
 from report import COMPARISONS, Report
 
 TRIALS = 5
-PARTS = ("tfrecord", "parquet", "petastorm", "cores", "memory")
+SECTIONS = ("tfrecord", "parquet", "petastorm", "cores", "memory")
 REPORT = Report(
     "export",
     "Exports of a feature group; `COPY` writes Parquet in hash order without checksums and fsync.",
@@ -40,15 +40,15 @@ REPORT = Report(
 def table(rows: int, columns: int = 25, *, first: int = 0) -> pa.Table:
     """Return rows x columns: an id, int64, float32, 2 float64 and a string of 8."""
     random = np.random.default_rng(first)
-    made: dict[str, pa.Array] = {"id": pa.array(np.arange(first, first + rows))}
+    arrays: dict[str, pa.Array] = {"id": pa.array(np.arange(first, first + rows))}
     integers = (columns - 3) * 10 // 22
     for index in range(integers - 1):
-        made[f"i{index}"] = pa.array(random.integers(0, 1 << 20, rows))
+        arrays[f"i{index}"] = pa.array(random.integers(0, 1 << 20, rows))
     for index in range(columns - 3 - integers):
-        made[f"f{index}"] = pa.array(random.random(rows, dtype=np.float32))
-    made |= {f"d{index}": pa.array(random.random(rows)) for index in range(2)}
-    made["word"] = pa.array(np.char.mod("w%07d", random.integers(0, 10**7, rows)))
-    return pa.table(made)
+        arrays[f"f{index}"] = pa.array(random.random(rows, dtype=np.float32))
+    arrays |= {f"d{index}": pa.array(random.random(rows)) for index in range(2)}
+    arrays["word"] = pa.array(np.char.mod("w%07d", random.integers(0, 10**7, rows)))
+    return pa.table(arrays)
 
 
 class Seconds(NamedTuple):
@@ -80,10 +80,10 @@ class Export:
     def __init__(self, rows: int, columns: int) -> None:
         import featurestore
 
-        self.place = Path(tempfile.mkdtemp(prefix="bench-export-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="bench-export-"))
         self.rows = rows
         self.data = table(rows, columns)
-        self.store = featurestore.connect(self.place / "store")
+        self.store = featurestore.connect(self.folder / "store")
         self.store.create_featuregroup(self.data, "rows", primary_key="id", statistics=False)
         self.name = 0
 
@@ -102,10 +102,10 @@ class Export:
         """Return the same rows in hash order, written by DuckDB alone."""
         import duckdb
 
-        target = self.place / f"copy{time.monotonic_ns()}"
+        target = self.folder / f"copy{time.monotonic_ns()}"
         target.mkdir()
-        files = list((self.place / "store" / "featuregroups" / "rows" / "v1").glob("*.parquet"))
-        listed = ", ".join(f"'{each}'" for each in files)
+        files = list((self.folder / "store" / "featuregroups" / "rows" / "v1").glob("*.parquet"))
+        listed = ", ".join(f"'{file}'" for file in files)
         with duckdb.connect() as connection:
             connection.execute(
                 f"COPY (SELECT * FROM read_parquet([{listed}]) ORDER BY hash(id)) "
@@ -118,7 +118,7 @@ class Export:
         import tensorflow as tf
 
         start = time.perf_counter()
-        with tf.io.TFRecordWriter(str(self.place / "examples.tfrecord")) as writer:
+        with tf.io.TFRecordWriter(str(self.folder / "examples.tfrecord")) as writer:
             for row in self.data.slice(0, rows).to_pylist():
                 feature = {}
                 for name, value in row.items():
@@ -140,7 +140,7 @@ class Export:
 
     def close(self) -> None:
         self.store.close()
-        shutil.rmtree(self.place, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def compare(rows: int, columns: int, formats: tuple[str, ...], trials: int) -> None:
@@ -174,9 +174,9 @@ def compare(rows: int, columns: int, formats: tuple[str, ...], trials: int) -> N
                 more = measured(partial(export.ours, "tfrecord", statistics=True), min(trials, 3))
                 line += f"; with statistics, the default, {rows / more.clock:,.0f} rows/s, "
                 line += f"{loop * rows / more.clock:.1f}x (target >= 15)"
-                for kind, taken in (("tfrecord", seconds), ("tfrecord with statistics", more)):
-                    row = f"{kind}, {size}, vs a loop of `tf.train.Example`"
-                    rate = rows / taken.clock
+                for title, cost in (("tfrecord", seconds), ("tfrecord with statistics", more)):
+                    row = f"{title}, {size}, vs a loop of `tf.train.Example`"
+                    rate = rows / cost.clock
                     REPORT.compare(row, rate, 1 / loop, "rows/s", at_least=15.0)
             else:
                 line += " (target <= 1.5x)"
@@ -189,15 +189,15 @@ def check(export: Export, data_format: str) -> None:
     from featurestore.training.dataset import TrainingDataset
 
     dataset = TrainingDataset.open(export.ours(data_format))
-    found = dataset.read("train").to_arrow()
-    order = np.argsort(found["id"].to_numpy())
-    assert np.array_equal(found["id"].to_numpy()[order], np.arange(export.rows))
+    rows = dataset.read("train").to_arrow()
+    order = np.argsort(rows["id"].to_numpy())
+    assert np.array_equal(rows["id"].to_numpy()[order], np.arange(export.rows))
     lossy = {column.name for column in dataset.manifest.columns if column.loss is not None}
-    for name in found.schema.names:
+    for name in rows.schema.names:
         expected = export.data[name]
         if name in lossy:
             expected = expected.cast(pa.float32(), safe=False).cast(pa.float64())
-        assert found[name].take(pa.array(order)).equals(expected), name
+        assert rows[name].take(pa.array(order)).equals(expected), name
     shutil.rmtree(dataset.path)
 
 
@@ -205,20 +205,20 @@ def cores(rows: int, trials: int) -> None:
     """Whole export with one core and with both."""
     seconds = {}
     for count in (1, 2):
-        here = str(Path(__file__).parent)
-        program = (
-            f"import sys; sys.path.insert(0, {here!r}); import export; export.one({rows}, {trials})"
-        )
+        folder = str(Path(__file__).parent)
+        program = f"import sys; sys.path.insert(0, {folder!r}); import export; export.print_seconds({rows}, {trials})"
         command = ["taskset", "-c", ",".join(map(str, range(count))), sys.executable, "-c", program]
         environment = os.environ | {"OMP_NUM_THREADS": str(count)}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        seconds[count] = float(done.stdout.split()[-1])
+        process = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True
+        )
+        seconds[count] = float(process.stdout.split()[-1])
     print(f"\nboth cores: {seconds[1] / seconds[2]:.2f}x one core (target >= 1.6)")
     row = f"tfrecord, {rows:,} x 25, two cores vs one"
     REPORT.compare(row, rows / seconds[2], rows / seconds[1], "rows/s", at_least=1.6)
 
 
-def one(rows: int, trials: int) -> None:
+def print_seconds(rows: int, trials: int) -> None:
     export = Export(rows, 25)
     try:
         print(measured(partial(export.ours, "tfrecord"), trials).clock)
@@ -228,24 +228,27 @@ def one(rows: int, trials: int) -> None:
 
 def memory(rows: int) -> None:
     """Peak memory of an export of many rows above the idle process; the group is streamed in."""
-    program = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import export; export.many({rows})"
-    done = subprocess.run(
+    folder = str(Path(__file__).parent)
+    program = (
+        f"import sys; sys.path.insert(0, {folder!r}); import export; export.print_peak({rows})"
+    )
+    process = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    print(f"\n{done.stdout.strip()} (target < 2 GiB)")
-    took, peak = re.search(r": (\S+) s, peak (\S+) GiB", done.stdout).groups()  # type: ignore[union-attr]
+    print(f"\n{process.stdout.strip()} (target < 2 GiB)")
+    took, peak = re.search(r": (\S+) s, peak (\S+) GiB", process.stdout).groups()  # type: ignore[union-attr]
     row = f"tfrecord, {rows:,} x 25"
     REPORT.add(COMPARISONS, row, "ours", rows / float(took), "rows/s")
     REPORT.add(COMPARISONS, row, "peak above idle", float(peak), "GiB", at_most=2)
 
 
-def many(rows: int) -> None:
+def print_peak(rows: int) -> None:
     import featurestore
 
     step = 500_000
     schema = table(1).schema
-    place = Path(tempfile.mkdtemp(prefix="bench-export-"))
-    store = featurestore.connect(place / "store")
+    folder = Path(tempfile.mkdtemp(prefix="bench-export-"))
+    store = featurestore.connect(folder / "store")
     table(10)
     reader = pa.RecordBatchReader.from_batches(
         schema,
@@ -260,7 +263,7 @@ def many(rows: int) -> None:
     program = f"""
 import resource, sys, time, featurestore
 import featurestore_connectors.tfrecord, featurestore.training.create
-store = featurestore.connect({str(place / "store")!r})
+store = featurestore.connect({str(folder / "store")!r})
 idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 start = time.perf_counter()
 dataset = store.create_training_dataset(store.get_featuregroup("rows"), "d", key="id", statistics=False)
@@ -272,17 +275,21 @@ print(f"{rows:,} rows x 25 columns: {{seconds:.0f}} s, peak {{(peak - idle) / 2*
     try:
         subprocess.run([sys.executable, "-c", program], check=True)
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--trials", type=int, default=TRIALS, help="fewer on a busy machine")
     arguments = parser.parse_args()
     rows, trials = (50_000, 1) if arguments.quick else (1_000_000, arguments.trials)
-    formats = tuple(part for part in ("tfrecord", "parquet", "petastorm") if part in arguments.only)
+    formats = tuple(
+        data_format
+        for data_format in ("tfrecord", "parquet", "petastorm")
+        if data_format in arguments.only
+    )
     if formats:
         compare(rows, 25, formats, trials)
         compare(max(rows // 8, 10_000), 200, formats, trials)

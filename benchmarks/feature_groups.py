@@ -68,12 +68,13 @@ def compare(
             function()
             if trial:  # the first one warms up
                 seconds[name].append(time.perf_counter() - start)
-    mine, theirs = (statistics.median(seconds[name]) for name in ("ours", "bare"))
-    verdict = "ok" if mine / theirs <= limit else "MISSED"
+    our_median, bare_median = (statistics.median(seconds[name]) for name in ("ours", "bare"))
+    verdict = "ok" if our_median / bare_median <= limit else "MISSED"
     print(
-        f"{title:34} ours {mine:7.3f} s   {bare_name:22} {theirs:7.3f} s   x{mine / theirs:5.2f} (<= {limit}) {verdict}"
+        f"{title:34} ours {our_median:7.3f} s   {bare_name:22} {bare_median:7.3f} s   "
+        f"x{our_median / bare_median:5.2f} (<= {limit}) {verdict}"
     )
-    REPORT.compare(f"{title}, vs {bare_name}", mine, theirs, "s", at_most=limit)
+    REPORT.compare(f"{title}, vs {bare_name}", our_median, bare_median, "s", at_most=limit)
 
 
 class Numbers:
@@ -107,13 +108,18 @@ def create(folder: Path, rows: int) -> None:
         write_deltalake(str(folder / paths()), data)
 
     compare(f"create {rows:,} x 10", 1.15, ours, bare, bare_name="write_deltalake")
-    for policy, counted in (("strict", False), ("off", True), ("strict", True)):
+    for policy, with_statistics in (("strict", False), ("off", True), ("strict", True)):
         start = time.perf_counter()
         store.create_featuregroup(
-            data, names(), primary_key="id", event_time="t", validation=policy, statistics=counted
+            data,
+            names(),
+            primary_key="id",
+            event_time="t",
+            validation=policy,
+            statistics=with_statistics,
         )
-        told = f"validation={policy!r}, statistics={counted}"
-        print(f"{'  with ' + told:50} {time.perf_counter() - start:7.3f} s")
+        options = f"validation={policy!r}, statistics={with_statistics}"
+        print(f"{'  with ' + options:50} {time.perf_counter() - start:7.3f} s")
 
 
 def read(folder: Path, rows: int) -> None:
@@ -124,7 +130,7 @@ def read(folder: Path, rows: int) -> None:
 
     store = featurestore.connect(folder / "store")
     group = store.create_featuregroup(table(rows), "g", validation="off", statistics=False)
-    files = [each.path for each in read_snapshot(group.path).files]
+    files = [file.path for file in read_snapshot(group.path).files]
 
     def ours() -> None:
         assert store.get_featuregroup("g", dataframe_type="arrow").num_rows == rows
@@ -148,8 +154,8 @@ def upsert(folder: Path, rows: int) -> None:
     path = str(folder / "bare")
     write_deltalake(path, data)
     random = np.random.default_rng(1)
-    picked = np.sort(random.choice(rows, rows // 100, replace=False))
-    changed = data.take(pa.array(picked)).combine_chunks()
+    indices = np.sort(random.choice(rows, rows // 100, replace=False))
+    changed = data.take(pa.array(indices)).combine_chunks()
 
     def ours() -> None:
         group.insert(changed, mode="upsert", validation="off")
@@ -166,7 +172,7 @@ def upsert(folder: Path, rows: int) -> None:
 
 STREAM = """
     import re, sys
-    sys.path.insert(0, {here!r})
+    sys.path.insert(0, {folder!r})
     import pyarrow as pa
     import featurestore, feature_groups
     import duckdb, deltalake, pyarrow.parquet, numpy
@@ -189,24 +195,24 @@ def batches(rows: int, *, size: int = 250_000) -> Iterator[pa.RecordBatch]:
 
 
 def stream(folder: Path, rows: int) -> None:
-    for policy, counted in (("off", False), ("strict", True)):
+    for policy, with_statistics in (("off", False), ("strict", True)):
         program = textwrap.dedent(STREAM).format(
-            here=str(Path(__file__).parent), location=str(folder / f"store-{policy}"), rows=rows, policy=policy,
-            statistics=counted,
+            folder=str(Path(__file__).parent), location=str(folder / f"store-{policy}"), rows=rows, policy=policy,
+            statistics=with_statistics,
         )  # fmt: skip
         start = time.perf_counter()
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, check=False
         )
-        if done.returncode:
-            sys.exit(done.stderr)
-        above, idle = map(float, done.stdout.split())
+        if process.returncode:
+            sys.exit(process.stderr)
+        above, idle = map(float, process.stdout.split())
         verdict = "ok" if above < 1.5 else "MISSED"
         print(
-            f"stream {rows:,} rows, validation={policy!r}, statistics={counted}: {above:.2f} GiB above "
+            f"stream {rows:,} rows, validation={policy!r}, statistics={with_statistics}: {above:.2f} GiB above "
             f"{idle:.2f} GiB idle (< 1.5) {verdict}, {time.perf_counter() - start:.0f} s"
         )
-        row = f"stream {rows:,} rows, validation={policy!r}, statistics={counted}"
+        row = f"stream {rows:,} rows, validation={policy!r}, statistics={with_statistics}"
         REPORT.add(COMPARISONS, row, "peak above idle", above, "GiB", at_most=1.5)
         shutil.rmtree(folder / f"store-{policy}")
 
@@ -241,25 +247,27 @@ def opening(folder: Path, _rows: int) -> None:
     store = featurestore.connect(folder / "store")
     group = store.create_featuregroup(table(1000), "g", primary_key="id", event_time="t")
     store.close()
-    found = []
+    timings = []
     for _ in range(TRIALS):
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(OPEN), store.location, group.path],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
-        found.append([float(each) * 1000 for each in done.stdout.split()])
+        timings.append([float(seconds) * 1000 for seconds in process.stdout.split()])
     first_bare, first_ours, bare, ours = (
-        statistics.median(each) for each in zip(*found, strict=True)
+        statistics.median(column) for column in zip(*timings, strict=True)
     )
-    for label, mine, theirs in (
+    for label, our_ms, bare_ms in (
         ("first in a process", first_ours, first_bare),
         ("again", ours, bare),
     ):
-        verdict = "ok" if mine - theirs < 50 else "MISSED"
-        told = f"{mine:.1f} ms, bare {theirs:.1f} ms, +{mine - theirs:.1f} ms (< 50) {verdict}"
-        print(f"connect + get_featuregroup, {label}: {told}")
+        verdict = "ok" if our_ms - bare_ms < 50 else "MISSED"
+        line = (
+            f"{our_ms:.1f} ms, bare {bare_ms:.1f} ms, +{our_ms - bare_ms:.1f} ms (< 50) {verdict}"
+        )
+        print(f"connect + get_featuregroup, {label}: {line}")
         row = f"`connect` and `get_featuregroup`, {label}, vs DuckDB and delta-rs"
-        REPORT.compare(row, mine, theirs, "ms")
+        REPORT.compare(row, our_ms, bare_ms, "ms")
     imports = {name: interpreter(f"import {name}") for name in ("sys", "numpy", "featurestore")}
     above = imports["featurestore"] - imports["sys"]
     ratio = above / max(imports["numpy"] - imports["sys"], 1e-9)
@@ -279,20 +287,20 @@ def interpreter(statement: str) -> float:
     return statistics.median(seconds)
 
 
-PARTS = {"create": create, "read": read, "upsert": upsert, "stream": stream, "open": opening}
+SECTIONS = {"create": create, "read": read, "upsert": upsert, "stream": stream, "open": opening}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the rows")
-    parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
-    chosen = parser.parse_args()
+    parser.add_argument("--only", nargs="*", choices=SECTIONS, default=list(SECTIONS))
+    arguments = parser.parse_args()
     print(f"{usable_cores()} processors, load {os.getloadavg()[0]:.1f}")
-    for name in chosen.only:
-        rows = (20_000_000 if name == "stream" else 5_000_000) // (10 if chosen.quick else 1)
+    for name in arguments.only:
+        rows = (20_000_000 if name == "stream" else 5_000_000) // (10 if arguments.quick else 1)
         with tempfile.TemporaryDirectory(prefix="featurestore-bench-") as folder:
-            PARTS[name](Path(folder), rows)
-    REPORT.save(quick=chosen.quick)
+            SECTIONS[name](Path(folder), rows)
+    REPORT.save(quick=arguments.quick)
 
 
 if __name__ == "__main__":

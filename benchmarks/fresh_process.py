@@ -109,8 +109,8 @@ def main() -> None:
     options = parser.parse_args()
     trials = 2 if options.quick else options.trials
     cli = str(Path(sys.executable).with_name("featurestore"))
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
         run(python(_LIST_STORE, str(folder / "listed")), folder)
         location = str(folder / "listed")
         times: dict[str, list[tuple[float, float]]] = {}

@@ -290,7 +290,7 @@ def check_ranks(folder: Path) -> bool:
             rows_once.append(ids == expected)
             weights[name] = torch.load(f"{directory}/weights-0")
     pairs = zip(weights["uninterrupted"], weights["resumed"], strict=True)
-    is_resumed_equal = all(torch.equal(left, right) for left, right in pairs)
+    is_resumed_equal = all(torch.equal(first, second) for first, second in pairs)
     print(f"DDP: {len(expected):,} rows, once: {rows_once}; resumed equal: {is_resumed_equal}")
     return all(rows_once) and is_resumed_equal
 

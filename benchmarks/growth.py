@@ -76,12 +76,12 @@ def append(path: str, commit: int, *, rows: int = ROWS) -> None:
     parquet.write_table(table, file)
     sides = {}
     for side, position in (("minValues", 0), ("maxValues", -1)):
-        at = table["at"][position].as_py().replace(tzinfo=None)
-        sides[side] = {"at": at.isoformat(timespec="microseconds") + "Z"}
+        timestamp = table["at"][position].as_py().replace(tzinfo=None)
+        sides[side] = {"at": timestamp.isoformat(timespec="microseconds") + "Z"}
     keys = table["key"].to_pylist()
     sides["minValues"]["key"], sides["maxValues"]["key"] = min(keys), max(keys)
-    told = {"numRecords": table.num_rows, **sides, "nullCount": {"key": 0, "at": 0}}
-    new = NewFile(file, os.path.getsize(file), table.num_rows, json.dumps(told))
+    file_statistics = {"numRecords": table.num_rows, **sides, "nullCount": {"key": 0, "at": 0}}
+    new = NewFile(file, os.path.getsize(file), table.num_rows, json.dumps(file_statistics))
     snapshot = read_snapshot(path)
     note = {"operation": "append", "run": f"grown-{commit}", "unique": "kept_after"}
     note |= commits.base_metadata(path, snapshot.version)
@@ -104,12 +104,12 @@ def medians_of(*calls: Callable[[int], object], trials: int = TRIALS) -> list[fl
     """Return the median seconds of calls, which take turns and are told the number of the round."""
     seconds: list[list[float]] = [[] for _ in calls]
     for trial in range(trials + 1):
-        for found, call in zip(seconds, calls, strict=True):
+        for durations, call in zip(seconds, calls, strict=True):
             start = time.perf_counter()
             call(trial)
             if trial:  # the first one warms up
-                found.append(time.perf_counter() - start)
-    return [statistics.median(found) for found in seconds]
+                durations.append(time.perf_counter() - start)
+    return [statistics.median(durations) for durations in seconds]
 
 
 @dataclass
@@ -154,10 +154,10 @@ class Calls:
         assert len(self.store.get_featuregroup_history(self.name, limit=10)) == 10
 
 
-def new_group(store: FeatureStore, name: str, *, rows: int = ROWS, **how: Any) -> None:
+def new_group(store: FeatureStore, name: str, *, rows: int = ROWS, **options: Any) -> None:
     """Create a group with an event time and its first commit; one of 1,000 keys, or all alike."""
     store.create_featuregroup(
-        rows_of(0, rows), name, primary_key=["key"], event_time="at", validation="off", **how
+        rows_of(0, rows), name, primary_key=["key"], event_time="at", validation="off", **options
     )
 
 
@@ -205,61 +205,65 @@ def reads(store: FeatureStore, options: argparse.Namespace, ratios: Ratios) -> N
     def features(name: str) -> Callable[[int], object]:
         return lambda _: store.get_features(f"{name}.x", labels=labels, label_time="at").to_arrow()
 
-    def whole(name: str) -> Callable[[int], object]:
+    def read_all(name: str) -> Callable[[int], object]:
         return lambda _: store.get_featuregroup(name).to_arrow()
 
     def validate(name: str) -> Callable[[int], object]:
         return lambda _: store.validate_featuregroup(name)
 
     title = f"{options.commits * ROWS:,} rows in {options.commits:,} commits vs 10"
-    for call, named in ((features, "get_features"), (validate, "validate"), (whole, "all rows")):
+    for call, call_name in (
+        (features, "get_features"),
+        (validate, "validate"),
+        (read_all, "all rows"),
+    ):
         short, long = medians_of(call("few"), call("many"))
-        ratios.report(f"{named}, {title}", short, long, 1.5)
+        ratios.report(f"{call_name}, {title}", short, long, 1.5)
     new_group(store, "one", rows=options.commits * ROWS, statistics=False)
     store.compact_featuregroup("one")
-    one, many = medians_of(whole("one"), whole("many"))
-    ratios.report("all rows, compact='auto' vs compacted", one, many, 2.0)
+    compacted_seconds, merged_seconds = medians_of(read_all("one"), read_all("many"))
+    ratios.report("all rows, compact='auto' vs compacted", compacted_seconds, merged_seconds, 2.0)
 
 
 def groups(store: FeatureStore, options: argparse.Namespace, ratios: Ratios) -> None:
     """Measure retrievals and lists among 10 and among many groups, of which two have tables."""
     stores = []
     for title, count in (("few", 10), ("many", options.groups)):
-        there = featurestore.connect(os.path.join(store.location, title))
+        target = featurestore.connect(os.path.join(store.location, title))
         for name in ("left", "right"):
             rows = rows_of(0).rename_columns(["key", "at", f"x_{name}", f"y_{name}"])
-            there.create_featuregroup(rows, name, primary_key=["key"], event_time="at")
-        _register_others(there, count - 2)
-        stores.append(there)
+            target.create_featuregroup(rows, name, primary_key=["key"], event_time="at")
+        _register_others(target, count - 2)
+        stores.append(target)
     labels = rows_of(0).select(["key", "at"])
 
-    def named(there: FeatureStore) -> Callable[[int], object]:
-        wanted = ["left.x_left", "right.y_right"]
-        return lambda _: there.get_features(wanted, labels=labels, label_time="at").to_arrow()
+    def retrieve_by_reference(target: FeatureStore) -> Callable[[int], object]:
+        references = ["left.x_left", "right.y_right"]
+        return lambda _: target.get_features(references, labels=labels, label_time="at").to_arrow()
 
-    def plain(there: FeatureStore) -> Callable[[int], object]:
-        return lambda _: there.get_features(
+    def retrieve_by_name(target: FeatureStore) -> Callable[[int], object]:
+        return lambda _: target.get_features(
             ["x_left", "y_right"], labels=labels, label_time="at"
         ).to_arrow()
 
-    def connect(there: FeatureStore) -> Callable[[int], object]:
-        return lambda _: featurestore.connect(there.location)
+    def connect(target: FeatureStore) -> Callable[[int], object]:
+        return lambda _: featurestore.connect(target.location)
 
-    def listed(there: FeatureStore) -> Callable[[int], object]:
-        return lambda _: there.get_featuregroups(limit=10)
+    def list_groups(target: FeatureStore) -> Callable[[int], object]:
+        return lambda _: target.get_featuregroups(limit=10)
 
-    def found(there: FeatureStore) -> Callable[[int], object]:
-        return lambda _: there.search("x_left", limit=10)
+    def search_groups(target: FeatureStore) -> Callable[[int], object]:
+        return lambda _: target.search("x_left", limit=10)
 
     title = f"{options.groups:,} groups vs 10"
     for name, call, limit in (
-        ("get_features of named groups", named, 1.2),
-        ("get_features by plain name", plain, 1.5),
+        ("get_features of named groups", retrieve_by_reference, 1.2),
+        ("get_features by plain name", retrieve_by_name, 1.5),
         ("connect", connect, 1.5),
-        ("first 10 of the groups", listed, 1.5),
-        ("search, first 10 (reads all names)", found, 10.0),
+        ("first 10 of the groups", list_groups, 1.5),
+        ("search, first 10 (reads all names)", search_groups, 10.0),
     ):
-        short, long = medians_of(*(call(there) for there in stores))
+        short, long = medians_of(*(call(target) for target in stores))
         ratios.report(f"{name}, {title}", short, long, limit)
 
 
@@ -278,23 +282,23 @@ def windows(store: FeatureStore, options: argparse.Namespace, ratios: Ratios) ->
     """Measure the next window of a job with few and with many windows behind it, one after the other."""
     now = dt.datetime.now(dt.UTC).replace(second=0, microsecond=0)
     stores = []
-    for title, behind in (("few", 1), ("many", options.windows)):
-        there = featurestore.connect(os.path.join(store.location, title))
-        start = now - dt.timedelta(minutes=behind + 40)
-        there.create_featuregroup(
-            _minutes(start, behind + 40), "measured", event_time="minute", validation="off"
+    for title, window_count in (("few", 1), ("many", options.windows)):
+        target = featurestore.connect(os.path.join(store.location, title))
+        start = now - dt.timedelta(minutes=window_count + 40)
+        target.create_featuregroup(
+            _minutes(start, window_count + 40), "measured", event_time="minute", validation="off"
         )
-        source = Path(there.location) / "minutes.py"
+        source = Path(target.location) / "minutes.py"
         source.write_text(JOB.format(start=start.isoformat()))
-        there.register_jobs(str(source))
-        there.run_job("minutes", due=True)
-        if behind > 1:
-            _put_windows_behind(there, start, behind)
-        stores.append(there)
+        target.register_jobs(str(source))
+        target.run_job("minutes", due=True)
+        if window_count > 1:
+            _put_windows_behind(target, start, window_count)
+        stores.append(target)
     title = f"{options.windows:,} windows vs 1"
-    plans = [lambda _, there=there: there.plan_job("minutes") for there in stores]
+    plans = [lambda _, target=target: target.plan_job("minutes") for target in stores]
     ratios.report(f"plan_job, {title}", *medians_of(*plans), 1.5)
-    runs_ = [lambda _, there=there: there.run_job("minutes", due=True) for there in stores]
+    runs_ = [lambda _, target=target: target.run_job("minutes", due=True) for target in stores]
     ratios.report(f"run_job of the next window, {title}", *medians_of(*runs_), 1.5)
 
 
@@ -309,8 +313,10 @@ featurestore.sql_job(
 
 def _minutes(start: dt.datetime, count: int) -> pa.Table:
     first = int(start.timestamp()) * 1_000_000
-    at = first + np.arange(count) * 60_000_000
-    return pa.table({"minute": pa.array(at, pa.timestamp("us", tz="UTC")), "x": np.arange(count)})
+    micros = first + np.arange(count) * 60_000_000
+    return pa.table(
+        {"minute": pa.array(micros, pa.timestamp("us", tz="UTC")), "x": np.arange(count)}
+    )
 
 
 def _put_windows_behind(store: FeatureStore, start: dt.datetime, count: int) -> None:
@@ -340,7 +346,7 @@ def _put_windows_behind(store: FeatureStore, start: dt.datetime, count: int) -> 
         registered_jobs.advance(connection, "minutes", start + dt.timedelta(minutes=count))
 
 
-PARTS: dict[str, Callable[[FeatureStore, argparse.Namespace, Ratios], None]] = {
+SECTIONS: dict[str, Callable[[FeatureStore, argparse.Namespace, Ratios], None]] = {
     "writes": writes,
     "reads": reads,
     "groups": groups,
@@ -350,12 +356,12 @@ QUICK = {"commits": 200, "groups": 200, "windows": 500}
 
 
 def main() -> int:
-    """Run the parts that were asked for, each in a store of its own; 1 when a ratio is too high."""
+    """Run the selected sections, each in a store of its own; 1 when a ratio is too high."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--commits", type=int, default=10_000)
     parser.add_argument("--groups", type=int, default=10_000)
     parser.add_argument("--windows", type=int, default=100_000)
-    parser.add_argument("--only", nargs="*", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--only", nargs="*", choices=list(SECTIONS), default=list(SECTIONS))
     parser.add_argument("--quick", action="store_true", help="small numbers; never ends with 1")
     options = parser.parse_args()
     if options.quick:
@@ -366,7 +372,7 @@ def main() -> int:
     for name in options.only:
         with tempfile.TemporaryDirectory(prefix=f"growth-{name}-") as folder:
             store = featurestore.connect(folder)
-            PARTS[name](store, options, ratios)
+            SECTIONS[name](store, options, ratios)
     REPORT.save(quick=options.quick)
     print(f"{ratios.measured} ratios, {ratios.over} over their limits")
     return int(ratios.over > 0 and not options.quick)

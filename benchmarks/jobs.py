@@ -55,9 +55,9 @@ def main() -> int:
     trials = 2 if arguments.quick else arguments.trials
     windows, python_windows = 1000, 50 if arguments.quick else 300
     span = timedelta(hours=windows)
-    bare, ours, own, whole = [], [], [], []
-    with tempfile.TemporaryDirectory() as place:
-        store = featurestore.connect(Path(place) / "store")
+    bare, ours, function_seconds, python_seconds = [], [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+        store = featurestore.connect(Path(folder) / "store")
         store.create_featuregroup(
             raw.departures(), "departures", event_time="left_at", validation="off"
         )
@@ -67,17 +67,17 @@ def main() -> int:
         for trial in range(trials + 1):
             start = START + trial * span
             with timed(bare):
-                _bare(code, files, (start, start + span), Path(place) / f"bare-{trial}")
+                _bare(code, files, (start, start + span), Path(folder) / f"bare-{trial}")
             with timed(ours):
                 store.backfill_job("origin_traffic", start, start + span)
             print(
                 f"trial {trial}: query and write {bare[-1]:.3f} s, backfill {ours[-1]:.3f} s",
                 flush=True,
             )
-        given = sum(
-            DeltaTable(str(Path(place) / f"bare-{trial}")).count() for trial in range(trials + 1)
+        bare_row_count = sum(
+            DeltaTable(str(Path(folder) / f"bare-{trial}")).count() for trial in range(trials + 1)
         )
-        if given != store.get_featuregroup("origin_traffic").count():
+        if bare_row_count != store.get_featuregroup("origin_traffic").count():
             raise SystemExit("the backfill and the bare query gave different rows")
         # The first backfill makes the group, the first query loads the libraries.
         query, backfill = sorted(bare[1:])[trials // 2], sorted(ours[1:])[trials // 2]
@@ -89,18 +89,21 @@ def main() -> int:
         table = store.get_featuregroup("departures").relation
         from featurestore.plugins.engine import TimeRange
 
-        with timed(own):
+        with timed(function_seconds):
             for number in range(python_windows):
                 low = START + timedelta(hours=number)
-                part = engine.within(table, TimeRange("left_at", low, low + timedelta(hours=1)))
-                jobs.traffic(part.native).fetchall()
-        with timed(whole):
+                window_rows = engine.within(
+                    table, TimeRange("left_at", low, low + timedelta(hours=1))
+                )
+                jobs.traffic(window_rows.native).fetchall()
+        with timed(python_seconds):
             store.backfill_job(
                 "origin_traffic_by_frames", START, START + timedelta(hours=python_windows)
             )
-    added = (whole[0] - own[0]) / python_windows * 1000
+    added = (python_seconds[0] - function_seconds[0]) / python_windows * 1000
     print(
-        f"a window in Python: {whole[0] / python_windows * 1000:.1f} ms, of which ours {added:.1f} ms (limit 30 ms)"
+        f"a window in Python: {python_seconds[0] / python_windows * 1000:.1f} ms, "
+        f"of which ours {added:.1f} ms (limit 30 ms)"
     )
     row = f"backfill of {windows:,} windows by a query, vs query and Delta write"
     REPORT.compare(row, backfill, query, "s", at_most=3.0)

@@ -40,7 +40,7 @@ from tests.monitoring import changes
 from tests.monitoring import series as planted
 from tests.monitoring.scored import measured, profile
 
-PARTS = ("changes", "series", "flights", "airports", "taxis", "cost", "models")
+SECTIONS = ("changes", "series", "flights", "airports", "taxis", "cost", "models")
 MODEL_WINDOWS = 400
 YEAR = 365
 FIRST = 56
@@ -91,7 +91,9 @@ def measure_series(seeds: range, processes: int, days: int) -> None:
             _add_share(f"alarms in {len(seeds)} random series", alarm_counts, window_counts)
         detections_of_series = list(pool.map(detect_faults, seeds))
     for fault in planted.FAULTS:
-        detections = [each for one in detections_of_series for each in one[fault]]
+        detections = [
+            is_detected for by_fault in detections_of_series for is_detected in by_fault[fault]
+        ]
         share = sum(detections) / len(detections)
         print(
             f"  {fault}: {sum(detections)} of {len(detections)} found within two windows ({share:.1%})"
@@ -107,18 +109,20 @@ def _add_share(row: str, count: int, total: int, *, at_most: float | None = None
 
 def judge_change(case: tuple[str, int, int]) -> tuple[int, int, bool, float]:
     """Return the windows without a change, those with an alarm, detection and share in alarm."""
-    kind, rows, seed = case
-    source = changes.source(kind, seed, rows)
-    days = [changes.profile(kind, source, number) for number in range(changes.END)]
+    change, rows, seed = case
+    source = changes.source(change, seed, rows)
+    days = [changes.profile(change, source, number) for number in range(changes.END)]
     verdicts = changes.judge_all(changes.watched_by(), days, changes.JUDGED)
-    unchanged = kind in changes.UNCHANGED
-    unchanged_windows = [each for each in verdicts if unchanged or each.number < changes.CHANGE]
-    alarm_count = sum(bool(each.alarms) for each in unchanged_windows)
-    first, last = changes.begin(kind), changes.end(kind)
+    unchanged = change in changes.UNCHANGED
+    unchanged_windows = [
+        verdict for verdict in verdicts if unchanged or verdict.number < changes.CHANGE
+    ]
+    alarm_count = sum(bool(verdict.alarms) for verdict in unchanged_windows)
+    first, last = changes.begin(change), changes.end(change)
     is_detected = any(
-        each.alarms for each in verdicts if changes.CHANGE <= each.number <= first + 1
+        verdict.alarms for verdict in verdicts if changes.CHANGE <= verdict.number <= first + 1
     )
-    alarm_flags = [each.in_alarm for each in verdicts if first < each.number < last]
+    alarm_flags = [verdict.in_alarm for verdict in verdicts if first < verdict.number < last]
     return len(unchanged_windows), alarm_count, is_detected, sum(alarm_flags) / len(alarm_flags)
 
 
@@ -127,17 +131,17 @@ def measure_changes(seeds: range, processes: int) -> None:
         "kind | rows a day | false alarms per 1,000 windows | found in two windows | time in alarm"
     )
     with ProcessPoolExecutor(processes) as pool:
-        for kind in changes.KINDS:
+        for change in changes.KINDS:
             for rows in changes.SIZES:
-                results = list(pool.map(judge_change, [(kind, rows, seed) for seed in seeds]))
+                results = list(pool.map(judge_change, [(change, rows, seed) for seed in seeds]))
                 window_counts, alarm_counts, detections, alarm_shares = (
-                    list(each) for each in zip(*results, strict=True)
+                    list(column) for column in zip(*results, strict=True)
                 )
-                line = f"{kind} | {rows:,} | {1000 * sum(alarm_counts) / sum(window_counts):.1f}"
-                row = f"{kind}, {rows:,} rows per day"
+                line = f"{change} | {rows:,} | {1000 * sum(alarm_counts) / sum(window_counts):.1f}"
+                row = f"{change}, {rows:,} rows per day"
                 false_alarms_per_1000 = 1000 * sum(alarm_counts) / sum(window_counts)
                 REPORT.add("series", row, "false alarms per 1,000 windows", false_alarms_per_1000)
-                if kind in changes.UNCHANGED:
+                if change in changes.UNCHANGED:
                     print(f"{line} | |", flush=True)
                     continue
                 share, time_in_alarm = (
@@ -170,9 +174,13 @@ def measure_airports() -> None:
 
 
 def print_airport(airport: str, history: list[Any], accepted: list[Any]) -> None:
-    judged_reports = [each for each in reversed(history) if each.state != "learning"]
-    kinds_of_windows = [{one.kind for one in each.alarms} - {"anchor"} for each in judged_reports]
-    anchor_count = sum(any(one.kind == "anchor" for one in each.alarms) for each in judged_reports)
+    judged_reports = [report for report in reversed(history) if report.state != "learning"]
+    kinds_of_windows = [
+        {alarm.kind for alarm in report.alarms} - {"anchor"} for report in judged_reports
+    ]
+    anchor_count = sum(
+        any(alarm.kind == "anchor" for alarm in report.alarms) for report in judged_reports
+    )
     run_count = sum(
         bool(now) and not before
         for before, now in zip([set(), *kinds_of_windows[:-1]], kinds_of_windows, strict=True)
@@ -186,7 +194,7 @@ def print_airport(airport: str, history: list[Any], accepted: list[Any]) -> None
         print(f"  accepted {week:%Y-%m-%d}: {acceptance}")
     for report, kinds in zip(judged_reports, kinds_of_windows, strict=True):
         if kinds:
-            lines = [str(one) for one in report.alarms if one.kind != "anchor"]
+            lines = [str(alarm) for alarm in report.alarms if alarm.kind != "anchor"]
             print(f"  {report.window.start:%Y-%m-%d}: {'; '.join(lines[:3])}")
 
 
@@ -220,10 +228,10 @@ def register(store: Any, folder: str, name: str, schedule: str, arguments: str) 
 
 def print_history(name: str, store: Any, *, at_most: float | None = None) -> None:
     history = store.get_monitor_history("watch", limit=None)
-    counted = Counter(report.state for report in history)
-    window_count = len(history) - counted["learning"]
-    print(f"{name}: {counted['alarm']} of {window_count} windows alarm, {dict(counted)}")
-    _add_share(f"alarms of {name}", counted["alarm"], window_count, at_most=at_most)
+    state_counts = Counter(report.state for report in history)
+    window_count = len(history) - state_counts["learning"]
+    print(f"{name}: {state_counts['alarm']} of {window_count} windows alarm, {dict(state_counts)}")
+    _add_share(f"alarms of {name}", state_counts["alarm"], window_count, at_most=at_most)
     for report in history:
         if not report.ok:
             print(f"  {report.window.start:%Y-%m-%d}: {'; '.join(map(str, report.alarms[:3]))}")
@@ -279,14 +287,14 @@ def measure_models() -> None:
                     before = [profile(day, measured(rng, name, rows)) for day in range(8)]
                     now = profile(9, measured(rng, name, rows, worse=worse))
                     counts[worse] += check_metrics_in_bounds(
-                        watched, now, lambda _, known=before: known
+                        watched, now, lambda _, profiles=before: profiles
                     )[0].out
             unchanged_share = f"{counts[False] / MODEL_WINDOWS:.1%} where nothing changed"
             print(
                 f"models: {name} of {rows} labels: out {unchanged_share}, {counts[True] / MODEL_WINDOWS:.1%} of worse"
             )
-            for worse, kind in ((False, "unchanged"), (True, "worse")):
-                row = f"windows out of bounds: {name} of a model that is {kind}"
+            for worse, condition in ((False, "unchanged"), (True, "worse")):
+                row = f"windows out of bounds: {name} of a model that is {condition}"
                 share = 100 * counts[worse] / MODEL_WINDOWS
                 REPORT.add("metric", row, f"{rows:,} labels", share, "%")
 
@@ -298,7 +306,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--days", type=int, default=YEAR - FIRST)
     parser.add_argument("--taxis")
-    parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
+    parser.add_argument("--only", nargs="*", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--quick", action="store_true", help="ten series of 30 days")
     arguments = parser.parse_args()
     if arguments.quick:

@@ -92,7 +92,7 @@ def add_figure(shape: Shape, column: str, value: float, unit: str = "", **limits
     REPORT.add("shape", row, column, value, unit, **limits)
 
 
-def moments(micros: np.ndarray[Any, Any]) -> pa.Array:
+def to_timestamps(micros: np.ndarray[Any, Any]) -> pa.Array:
     return pa.array(micros, pa.timestamp("us", tz="UTC"))
 
 
@@ -104,7 +104,7 @@ def labels(
         {
             "id": np.arange(len(keys)),
             "key": keys,
-            "at": moments(times),
+            "at": to_timestamps(times),
             "y": random.random(len(keys)),
         }
     )
@@ -113,7 +113,7 @@ def labels(
 def rows(
     random: np.random.Generator, keys: np.ndarray[Any, Any], times: np.ndarray[Any, Any]
 ) -> pa.Table:
-    columns: dict[str, Any] = {"key": keys, "event": moments(times)}
+    columns: dict[str, Any] = {"key": keys, "event": to_timestamps(times)}
     columns |= {f"f{index}": random.random(len(keys)) for index in range(5)}
     return pa.table(columns)
 
@@ -141,8 +141,8 @@ def corrected(scale: float) -> Group:
     created = event + random.integers(0, 3_600_000_000, len(event))
     late = np.flatnonzero(random.random(len(event)) < 0.1)
     again = created[late] + random.integers(1, 86_400_000_000, len(late))
-    first = plain.append_column("created", moments(created))
-    second = plain.take(pa.array(late)).append_column("created", moments(again))
+    first = plain.append_column("created", to_timestamps(created))
+    second = plain.take(pa.array(late)).append_column("created", to_timestamps(again))
     both = pa.concat_tables([first, second]).combine_chunks()
     return Group("w", both.take(pa.array(random.permutation(both.num_rows))), created=True)
 
@@ -213,13 +213,13 @@ SHAPES: dict[str, Callable[[float], Shape]] = {
 # -- ours and theirs ----------------------------------------------------------------------
 
 
-def write(shape: Shape, place: Path) -> None:
+def write(shape: Shape, folder: Path) -> None:
     """Write the groups of a shape into a store of its own, with the embedded engine, and the labels next to it."""
     from pyarrow import parquet
 
     import featurestore
 
-    store = featurestore.connect(place, engine="duckdb")
+    store = featurestore.connect(folder, engine="duckdb")
     for group in shape.groups:
         store.create_featuregroup(
             group.rows, group.name, primary_key=["key"], event_time="event",
@@ -227,27 +227,27 @@ def write(shape: Shape, place: Path) -> None:
             validation="off" if group.ties else "strict",
         )  # fmt: skip
     store.close()
-    parquet.write_table(shape.labels, place / LABELS)
+    parquet.write_table(shape.labels, folder / LABELS)
 
 
-def ours(shape: Shape, place: Path, *, engine: str = "duckdb") -> Callable[[], pa.Table]:
+def ours(shape: Shape, folder: Path, *, engine: str = "duckdb") -> Callable[[], pa.Table]:
     import featurestore
 
-    store = featurestore.connect(place, engine=engine)
+    store = featurestore.connect(folder, engine=engine)
     return lambda: store.get_features(
         shape.features, labels=shape.labels, label_time="at", dataframe_type="arrow"
     )
 
 
-def files_of(place: Path, group: Group) -> list[str]:
+def files_of(folder: Path, group: Group) -> list[str]:
     from featurestore.delta.snapshot import read_snapshot
 
     return [
-        each.path for each in read_snapshot(str(place / "featuregroups" / group.name / "v1")).files
+        file.path for file in read_snapshot(str(folder / "featuregroups" / group.name / "v1")).files
     ]
 
 
-def by_hand(shape: Shape, place: Path, *, memory: str | None = None) -> Callable[[], pa.Table]:
+def by_hand(shape: Shape, folder: Path, *, memory: str | None = None) -> Callable[[], pa.Table]:
     """Return the ASOF query that one would write over the same files, label order included."""
     import duckdb
 
@@ -257,7 +257,7 @@ def by_hand(shape: Shape, place: Path, *, memory: str | None = None) -> Callable
     for group in shape.groups:
         columns += [f"{group.name}.{f} AS {group.name}_{f}" for f in group.features]
         joins.append(
-            f"ASOF LEFT JOIN read_parquet({files_of(place, group)!r}) {group.name} "
+            f"ASOF LEFT JOIN read_parquet({files_of(folder, group)!r}) {group.name} "
             f"ON l.key = {group.name}.key AND l.at >= {group.name}.event"
         )
     numbered = shape.labels.append_column("n", pa.array(np.arange(shape.labels.num_rows)))
@@ -266,7 +266,7 @@ def by_hand(shape: Shape, place: Path, *, memory: str | None = None) -> Callable
     return lambda: connection.sql(query).to_arrow_table()
 
 
-def by_range(shape: Shape, place: Path) -> Callable[[], pa.Table]:
+def by_range(shape: Shape, folder: Path) -> Callable[[], pa.Table]:
     """Return the rule itself as a query.
 
     All rows known at the label's time, of them the greatest. Slow.
@@ -281,25 +281,27 @@ def by_range(shape: Shape, place: Path) -> Callable[[], pa.Table]:
     connection.register("labels", shape.labels)
     query = (
         f"WITH m AS (SELECT l.id, arg_max(struct_pack({values}), struct_pack(e := w.event, c := w.created)) AS best "
-        f"FROM labels l JOIN read_parquet({files_of(place, group)!r}) w "
+        f"FROM labels l JOIN read_parquet({files_of(folder, group)!r}) w "
         "ON l.key = w.key AND w.event <= l.at AND w.created <= l.at GROUP BY l.id) "
         f"SELECT l.id, l.key, l.at, l.y, {columns} FROM labels l LEFT JOIN m ON l.id = m.id ORDER BY l.id"
     )
     return lambda: connection.sql(query).to_arrow_table()
 
 
-def by_pandas(shape: Shape, place: Path) -> Callable[[], pa.Table]:
+def by_pandas(shape: Shape, folder: Path) -> Callable[[], pa.Table]:
     import pandas as pd
     from pyarrow import parquet
 
-    def joined(left: pd.DataFrame, group: Group) -> pd.DataFrame:
+    def joined(label_rows: pd.DataFrame, group: Group) -> pd.DataFrame:
         right = pa.concat_tables(
-            [parquet.read_table(file) for file in files_of(place, group)]
+            [parquet.read_table(file) for file in files_of(folder, group)]
         ).to_pandas()
-        right = right.rename(columns={each: f"{group.name}_{each}" for each in group.features})
+        right = right.rename(
+            columns={feature: f"{group.name}_{feature}" for feature in group.features}
+        )
         if not group.created:
             right = right.sort_values("event", kind="stable")
-            result = pd.merge_asof(left, right, left_on="at", right_on="event", by="key")
+            result = pd.merge_asof(label_rows, right, left_on="at", right_on="event", by="key")
             return result.drop(columns="event")
         # Rows are numbered by event and created time. The greatest number up to the time at which
         # a row is known identifies the row of a label.
@@ -310,7 +312,7 @@ def by_pandas(shape: Shape, place: Path) -> Callable[[], pa.Table]:
         known_rows["number"] = known_rows.index
         known_rows = known_rows.sort_values("known", kind="stable")
         known_rows["number"] = known_rows.groupby("key")["number"].cummax()
-        result = pd.merge_asof(left, known_rows, left_on="at", right_on="known", by="key")
+        result = pd.merge_asof(label_rows, known_rows, left_on="at", right_on="known", by="key")
         right = right.drop(columns=["key", "event", "created"])
         result = result.merge(right, how="left", left_on="number", right_index=True)
         return result.drop(columns=["known", "number"])
@@ -325,14 +327,14 @@ def by_pandas(shape: Shape, place: Path) -> Callable[[], pa.Table]:
     return run
 
 
-def by_polars(shape: Shape, place: Path) -> Callable[[], pa.Table]:
+def by_polars(shape: Shape, folder: Path) -> Callable[[], pa.Table]:
     import polars as pl
 
-    def joined(left: pl.DataFrame, group: Group) -> pl.DataFrame:
-        right = pl.read_parquet(files_of(place, group))
-        right = right.rename({each: f"{group.name}_{each}" for each in group.features})
+    def joined(label_rows: pl.DataFrame, group: Group) -> pl.DataFrame:
+        right = pl.read_parquet(files_of(folder, group))
+        right = right.rename({feature: f"{group.name}_{feature}" for feature in group.features})
         if not group.created:
-            return left.join_asof(
+            return label_rows.join_asof(
                 right.sort("event"),
                 left_on="at",
                 right_on="event",
@@ -346,7 +348,7 @@ def by_polars(shape: Shape, place: Path) -> Callable[[], pa.Table]:
             .sort("known", maintain_order=True)
             .with_columns(pl.col("number").cum_max().over("key"))
         )
-        result = left.join_asof(
+        result = label_rows.join_asof(
             known_rows, left_on="at", right_on="known", by="key", check_sortedness=False
         ).drop("known")
         right = right.drop("key", "event", "created")
@@ -361,9 +363,9 @@ def by_polars(shape: Shape, place: Path) -> Callable[[], pa.Table]:
     return run
 
 
-def same(one: pa.Table, other: pa.Table) -> bool:
-    """Tell whether two results have equal rows in equal order; columns by position."""
-    return one.num_rows == other.num_rows and all(
+def has_equal_rows(first: pa.Table, second: pa.Table) -> bool:
+    """Return whether two results have equal rows in equal order; columns by position."""
+    return first.num_rows == second.num_rows and all(
         np.array_equal(
             a.cast(pa.float64()).to_numpy()
             if pa.types.is_floating(a.type)
@@ -373,7 +375,7 @@ def same(one: pa.Table, other: pa.Table) -> bool:
             else b.cast(pa.int64()).to_numpy(),
             equal_nan=pa.types.is_floating(a.type),
         )
-        for a, b in zip(one.columns, other.columns, strict=True)
+        for a, b in zip(first.columns, second.columns, strict=True)
     )
 
 
@@ -399,37 +401,39 @@ def in_turns(
             if trial:
                 seconds.setdefault(name, []).append(time.perf_counter() - started)
                 seconds.setdefault(f"{name} cpu", []).append(processor() - worked)
-    return {name: statistics.median(each) for name, each in seconds.items()}
+    return {name: statistics.median(times) for name, times in seconds.items()}
 
 
-def speed(shape: Shape, place: Path, *, peers: bool, trials: int) -> None:
-    mine, hand = ours(shape, place), by_hand(shape, place)
-    others: dict[str, Callable[[], pa.Table]] = {}
+def speed(shape: Shape, folder: Path, *, peers: bool, trials: int) -> None:
+    our_query, hand_query = ours(shape, folder), by_hand(shape, folder)
+    peer_queries: dict[str, Callable[[], pa.Table]] = {}
     if peers:
-        others = {
-            "pandas.merge_asof": by_pandas(shape, place),
-            "polars join_asof": by_polars(shape, place),
+        peer_queries = {
+            "pandas.merge_asof": by_pandas(shape, folder),
+            "polars join_asof": by_polars(shape, folder),
         }
     checks = (
-        {"the rule as a query": by_range(shape, place)}
+        {"the rule as a query": by_range(shape, folder)}
         if shape.groups[0].created
-        else {"ASOF by hand": hand}
+        else {"ASOF by hand": hand_query}
     )
     started = time.perf_counter()
-    result = mine()
+    result = our_query()
     if time.perf_counter() - started <= BRIEF:
         trials = MANY_TRIALS
     first = {}
-    for name, other in {**checks, **others}.items():
+    for name, query in {**checks, **peer_queries}.items():
         started, worked = time.perf_counter(), time.process_time()
-        theirs = other()
+        peer_rows = query()
         first[name] = time.perf_counter() - started
         first[f"{name} cpu"] = time.process_time() - worked
-        assert same(result, theirs), f"{shape.name}: {name} gives other rows"
-    del result, theirs
-    fast = {name: other for name, other in others.items() if first[name] <= SLOW}
-    medians = in_turns({"ours": mine, "ASOF by hand": hand, **fast}, trials=trials)
-    ratio, work = (medians[f"ours{kind}"] / medians[f"ASOF by hand{kind}"] for kind in ("", " cpu"))
+        assert has_equal_rows(result, peer_rows), f"{shape.name}: {name} gives other rows"
+    del result, peer_rows
+    fast = {name: query for name, query in peer_queries.items() if first[name] <= SLOW}
+    medians = in_turns({"ours": our_query, "ASOF by hand": hand_query, **fast}, trials=trials)
+    ratio, work = (
+        medians[f"ours{suffix}"] / medians[f"ASOF by hand{suffix}"] for suffix in ("", " cpu")
+    )
     limit = "no limit" if shape.limit is None else f"<= {shape.limit}"
     print(
         f"{shape.name:10} {shape.labels.num_rows:>9,} labels  ours {medians['ours']:6.3f} s  "
@@ -438,24 +442,28 @@ def speed(shape: Shape, place: Path, *, peers: bool, trials: int) -> None:
         flush=True,
     )
     add_figure(shape, "time / ASOF", ratio, processor=work, at_most=shape.limit)
-    for name in others:
+    for name in peer_queries:
         column = f"{name.split()[0].split('.')[0]} / ours"
         if name not in fast:
-            times, work = (first[f"{name}{kind}"] / medians[f"ours{kind}"] for kind in ("", " cpu"))
+            times, work = (
+                first[f"{name}{suffix}"] / medians[f"ours{suffix}"] for suffix in ("", " cpu")
+            )
             print(
                 f"{'':10} {name} {times:.1f} times ours (one run), of processor time {work:.2f}",
                 flush=True,
             )
             add_figure(shape, column, times, processor=work)
             continue
-        times, work = (medians[f"{name}{kind}"] / medians[f"ours{kind}"] for kind in ("", " cpu"))
+        times, work = (
+            medians[f"{name}{suffix}"] / medians[f"ours{suffix}"] for suffix in ("", " cpu")
+        )
         print(f"{'':10} {name} {times:.2f} times ours, of processor time {work:.2f}", flush=True)
         add_figure(shape, column, times, processor=work)
 
 
-def memory(shape: Shape, place: Path) -> None:
+def memory(shape: Shape, folder: Path) -> None:
     """Print the peak memory of both, each in a process of its own, beyond what the process holds before."""
-    peaks = {what: _child(what, shape.name, place) for what in ("hand", "ours")}
+    peaks = {contestant: _child(contestant, shape.name, folder) for contestant in ("hand", "ours")}
     print(
         f"{shape.name:10} peak memory: ours {peaks['ours']:,} MiB, ASOF by hand {peaks['hand']:,} MiB, "
         f"ratio {peaks['ours'] / peaks['hand']:.2f} (<= 1.3)",
@@ -465,53 +473,53 @@ def memory(shape: Shape, place: Path) -> None:
     add_figure(shape, "peak / ASOF", peaks["ours"] / peaks["hand"], at_most=1.3)
 
 
-def spill(scale: float, place: Path) -> None:
+def spill(scale: float, folder: Path) -> None:
     """Print that the wide shape finishes with a quarter of its input's size as DuckDB's memory."""
     shape = SHAPES["wide"](scale)
     size = sum(group.rows.nbytes for group in shape.groups) + shape.labels.nbytes
     limit = f"{size // 4 // 2**20}MiB"
     os.environ["FEATURESTORE_DUCKDB_MEMORY_LIMIT"] = limit
     started = time.perf_counter()
-    found = ours(shape, place)()
+    result = ours(shape, folder)()
     del os.environ["FEATURESTORE_DUCKDB_MEMORY_LIMIT"]
     seconds = time.perf_counter() - started
     add_figure(shape, "time in a quarter of the memory", seconds, "s")
     print(
-        f"wide with memory_limit {limit} of {size // 2**20} MiB: {found.num_rows:,} rows "
+        f"wide with memory_limit {limit} of {size // 2**20} MiB: {result.num_rows:,} rows "
         f"in {seconds:.1f} s",
         flush=True,
     )
 
 
-def _child(what: str, shape_name: str, place: Path) -> int:
+def _child(contestant: str, shape_name: str, folder: Path) -> int:
     command = [
         sys.executable,
         __file__,
         "--child",
-        what,
+        contestant,
         "--only",
         shape_name,
         "--place",
-        str(place),
+        str(folder),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return int(done.stdout.split()[-1])
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(process.stdout.split()[-1])
 
 
-def child(what: str, place: Path) -> None:
+def child(contestant: str, folder: Path) -> None:
     """Print by how many MiB one run lets the process grow.
 
     Labels and libraries are there before, groups on disk.
     """
     from pyarrow import parquet
 
-    table = parquet.read_table(place / LABELS)
+    table = parquet.read_table(folder / LABELS)
     nothing = pa.table({})
-    names = sorted(each.name for each in (place / "featuregroups").iterdir())
+    names = sorted(group_folder.name for group_folder in (folder / "featuregroups").iterdir())
     shape = Shape("", table, tuple(Group(name, nothing) for name in names))
-    if what == "ours":
-        ours(replace(shape, labels=table.slice(0, 0)), place)()
-    function = ours(shape, place) if what == "ours" else by_hand(shape, place)
+    if contestant == "ours":
+        ours(replace(shape, labels=table.slice(0, 0)), folder)()
+    function = ours(shape, folder) if contestant == "ours" else by_hand(shape, folder)
     before = _status("VmRSS")
     function()
     print((_status("VmHWM") - before) // 1024)
@@ -544,19 +552,19 @@ source = FileSource(path=files, timestamp_field="event")
 view = FeatureView(name="w", entities=[key], ttl=timedelta(days=0), source=source,
                    schema=[Field(name=f"f{i}", dtype=Float64) for i in range(5)])
 store.apply([key, view])
-asked = pd.read_parquet(labels).rename(columns={"at": "event_timestamp"})
+entities = pd.read_parquet(labels).rename(columns={"at": "event_timestamp"})
 seconds = []
 for _ in range(trials):
     started = time.perf_counter()
-    found = store.get_historical_features(entity_df=asked, features=[f"w:f{i}" for i in range(5)]).to_df()
+    result = store.get_historical_features(entity_df=entities, features=[f"w:f{i}" for i in range(5)]).to_df()
     seconds.append(time.perf_counter() - started)
 columns = ["id", "key", "event_timestamp", "y", *(f"f{i}" for i in range(5))]
-found[columns].to_parquet(directory + "/found.parquet", index=False)
+result[columns].to_parquet(directory + "/found.parquet", index=False)
 print(statistics.median(seconds))
 """
 
 
-def feast(shape: Shape, place: Path, environment: Path) -> None:
+def feast(shape: Shape, store_folder: Path, environment: Path) -> None:
     """Print Feast's time on a shape, with its DuckDB offline store over a copy of the rows in one Parquet file."""
     from pyarrow import parquet
 
@@ -564,17 +572,19 @@ def feast(shape: Shape, place: Path, environment: Path) -> None:
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", FEAST], check=True)
-    folder = place / "feast"
+    folder = store_folder / "feast"
     folder.mkdir(exist_ok=True)
     parquet.write_table(shape.groups[0].rows, folder / "rows.parquet")
     trials = 1 if shape.name == "dense" else 5
-    arguments = json.dumps([str(folder / "rows.parquet"), str(place / LABELS), str(folder), trials])
-    mine = ours(shape, place)
-    table = mine()
-    seconds = in_turns({"ours": mine})["ours"]
+    arguments = json.dumps(
+        [str(folder / "rows.parquet"), str(store_folder / LABELS), str(folder), trials]
+    )
+    our_query = ours(shape, store_folder)
+    table = our_query()
+    seconds = in_turns({"ours": our_query})["ours"]
     command = [str(python), "-c", _FEAST_SCRIPT, arguments]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=PATIENCE
         )
     except subprocess.TimeoutExpired:
@@ -588,66 +598,80 @@ def feast(shape: Shape, place: Path, environment: Path) -> None:
             shape, "Feast / ours", ratio, at_least=FEAST_TARGETS[shape.name], is_lower_bound=True
         )
         return
-    if done.returncode:
-        print(f"{shape.name:10} Feast failed: {done.stderr.strip().splitlines()[-1]}", flush=True)
+    if process.returncode:
+        print(
+            f"{shape.name:10} Feast failed: {process.stderr.strip().splitlines()[-1]}", flush=True
+        )
         return
-    theirs = float(done.stdout.split()[-1])
-    found = (
+    feast_seconds = float(process.stdout.split()[-1])
+    feast_rows = (
         parquet.read_table(folder / "found.parquet")
         .sort_by("id")
         .rename_columns(table.column_names)
     )
-    found = found.cast(table.schema)  # times in nanoseconds
-    equal = "equal" if same(found, table) else "NOT equal"
+    feast_rows = feast_rows.cast(table.schema)  # times in nanoseconds
+    equal = "equal" if has_equal_rows(feast_rows, table) else "NOT equal"
     print(
-        f"{shape.name:10} Feast 0.67 {theirs:.1f} s, ours {seconds:.2f} s: {theirs / seconds:.0f} times; "
-        f"{found.num_rows:,} of {table.num_rows:,} rows, {equal}",
+        f"{shape.name:10} Feast 0.67 {feast_seconds:.1f} s, ours {seconds:.2f} s: {feast_seconds / seconds:.0f} times; "
+        f"{feast_rows.num_rows:,} of {table.num_rows:,} rows, {equal}",
         flush=True,
     )
-    add_figure(shape, "Feast / ours", theirs / seconds, at_least=FEAST_TARGETS[shape.name])
+    add_figure(shape, "Feast / ours", feast_seconds / seconds, at_least=FEAST_TARGETS[shape.name])
 
 
 # -- Spark ----------------------------------------------------------------------------------
 
 
-def spark(shape: Shape, place: Path, *, slow_peer: bool) -> None:
+def spark(shape: Shape, folder: Path, *, slow_peer: bool) -> None:
     """Print the spark engine against the range join with row_number, in one session and over the same tables."""
     import featurestore
 
-    expected = ours(shape, place)()
-    store = featurestore.connect(place, engine="spark")
+    expected = ours(shape, folder)()
+    store = featurestore.connect(folder, engine="spark")
     session = store.session.engine.session  # type: ignore[attr-defined]
-    asked = session.read.parquet(str(place / LABELS))
+    label_rows = session.read.parquet(str(folder / LABELS))
 
-    def mine() -> None:
-        frame = store.get_features(shape.features, labels=asked, label_time="at").native()
+    def retrieve() -> None:
+        frame = store.get_features(shape.features, labels=label_rows, label_time="at").native()
         frame.write.format("noop").mode("overwrite").save()
 
     def range_join() -> None:
-        _range_join(session, shape, place, asked).write.format("noop").mode("overwrite").save()
+        _range_join(session, shape, folder, label_rows).write.format("noop").mode(
+            "overwrite"
+        ).save()
 
-    found = (
-        store.get_features(shape.features, labels=asked, label_time="at").to_arrow().sort_by("id")
+    spark_rows = (
+        store.get_features(shape.features, labels=label_rows, label_time="at")
+        .to_arrow()
+        .sort_by("id")
     )
-    assert same(found, expected), f"{shape.name}: spark gives other rows than duckdb"
+    assert has_equal_rows(spark_rows, expected), f"{shape.name}: spark gives other rows than duckdb"
     if slow_peer:
-        taken = in_turns({"ours": mine}, processor=_processor_of_all)
+        medians = in_turns({"ours": retrieve}, processor=_processor_of_all)
         worked = _processor_of_all()
-        taken["range join"], finished = _bounded(session, range_join, patience=12 * taken["ours"])
-        taken["range join cpu"] = _processor_of_all() - worked
+        medians["range join"], finished = _bounded(
+            session, range_join, patience=12 * medians["ours"]
+        )
+        medians["range join cpu"] = _processor_of_all() - worked
     else:
-        theirs = _range_join(session, shape, place, asked).toArrow().sort_by("id")
-        assert same(found, theirs), f"{shape.name}: other rows than the range join"
+        peer_rows = _range_join(session, shape, folder, label_rows).toArrow().sort_by("id")
+        assert has_equal_rows(spark_rows, peer_rows), (
+            f"{shape.name}: other rows than the range join"
+        )
         finished = True
-        taken = in_turns({"ours": mine, "range join": range_join}, processor=_processor_of_all)
-    times, work = (taken[f"range join{kind}"] / taken[f"ours{kind}"] for kind in ("", " cpu"))
+        medians = in_turns(
+            {"ours": retrieve, "range join": range_join}, processor=_processor_of_all
+        )
+    times, work = (
+        medians[f"range join{suffix}"] / medians[f"ours{suffix}"] for suffix in ("", " cpu")
+    )
     print(
-        f"{shape.name:10} spark: ours {taken['ours']:6.2f} s, range join {taken['range join']:6.2f} s"
+        f"{shape.name:10} spark: ours {medians['ours']:6.2f} s, range join {medians['range join']:6.2f} s"
         f"{'' if finished else ' and then stopped'}, it takes {'' if finished else 'more than '}"
         f"{times:.2f} times ours ({'>= 10' if slow_peer else '>= 1'}), of processor time {work:.2f}",
         flush=True,
     )
-    add_figure(shape, "Spark", taken["ours"], "s")
+    add_figure(shape, "Spark", medians["ours"], "s")
     add_figure(
         shape,
         "range join / Spark",
@@ -664,14 +688,14 @@ def _processor_of_all() -> float:
     The JVM and its Python workers.
     """
     parents, seconds = {}, {}
-    for each in Path("/proc").iterdir():
-        if each.name.isdigit():
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
             try:
-                fields = (each / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+                fields = (entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
             except OSError:
                 continue  # a process that has just ended
-            parents[int(each.name)] = int(fields[1])
-            seconds[int(each.name)] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+            parents[int(entry.name)] = int(fields[1])
+            seconds[int(entry.name)] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     family = {os.getpid()}
     while more := {pid for pid, parent in parents.items() if parent in family} - family:
         family |= more
@@ -697,18 +721,20 @@ def _bounded(session: Any, function: Callable[[], None], *, patience: float) -> 
     return time.perf_counter() - started, True
 
 
-def _range_join(session: Any, shape: Shape, place: Path, asked: Any) -> Any:
+def _range_join(session: Any, shape: Shape, folder: Path, label_rows: Any) -> Any:
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
     group = shape.groups[0]
-    right = session.read.format("delta").load(str(place / "featuregroups" / group.name / "v1"))
+    right = session.read.format("delta").load(str(folder / "featuregroups" / group.name / "v1"))
     created = right["created"] if group.created else F.lit(None)
-    known = (right["event"] <= asked["at"]) & (
-        (created <= asked["at"]) if group.created else F.lit(True)
+    is_known = (right["event"] <= label_rows["at"]) & (
+        (created <= label_rows["at"]) if group.created else F.lit(True)
     )
-    joined = asked.join(
-        right.withColumnRenamed("key", "r_key"), (asked["key"] == F.col("r_key")) & known, "left"
+    joined = label_rows.join(
+        right.withColumnRenamed("key", "r_key"),
+        (label_rows["key"] == F.col("r_key")) & is_known,
+        "left",
     )
     order = [F.col("event").desc(), *([F.col("created").desc()] if group.created else [])]
     # Tied rows of these shapes are equal rows: which of them is first does not show.
@@ -743,30 +769,30 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     scale = 0.1 if arguments.quick else arguments.scale
-    with Place(arguments.place) as place:
+    with StoreFolder(arguments.place) as folder:
         if arguments.child:
-            child(arguments.child, place)
+            child(arguments.child, folder)
             return
         for name in arguments.only:
-            shape, own = SHAPES[name](scale), place / name
-            if not own.exists():
-                write(shape, own)
+            shape, shape_folder = SHAPES[name](scale), folder / name
+            if not shape_folder.exists():
+                write(shape, shape_folder)
             if arguments.spark:
                 if name != "three":
-                    spark(shape, own, slow_peer=name in ("dense", "skewed"))
+                    spark(shape, shape_folder, slow_peer=name in ("dense", "skewed"))
                 continue
-            speed(shape, own, peers=arguments.peers, trials=arguments.trials)
+            speed(shape, shape_folder, peers=arguments.peers, trials=arguments.trials)
             if arguments.memory:
-                memory(shape, own)
+                memory(shape, shape_folder)
             if arguments.memory and name == "wide" and not arguments.quick:
-                spill(scale, own)
+                spill(scale, shape_folder)
             if arguments.feast is not None and name in ("wide", "dense"):
-                feast(shape, own, Path(arguments.feast or place / "feast-environment"))
+                feast(shape, shape_folder, Path(arguments.feast or folder / "feast-environment"))
     REPORT.save(quick=arguments.quick)
 
 
-class Place:
-    """A directory for the stores: the one named, else one that goes away."""
+class StoreFolder:
+    """The folder of the stores: the given one, or a temporary one."""
 
     def __init__(self, directory: str | None) -> None:
         self._temporary = None if directory else tempfile.TemporaryDirectory()

@@ -93,10 +93,10 @@ def map_style(rows: pa.Table, folder: Path, *, by_batch: bool) -> Epoch:
 
     class Batches(Rows):
         def __getitems__(self, rows: list[int]) -> tuple[dict[str, Any], Any]:
-            found = self.table.take(rows)
+            batch = self.table.take(rows)
             features = {}
-            for name in found.column_names:
-                features[name] = torch.from_numpy(found[name].to_numpy().copy())
+            for name in batch.column_names:
+                features[name] = torch.from_numpy(batch[name].to_numpy().copy())
             label = features.pop("i0")
             return features, label
 
@@ -116,11 +116,11 @@ def streaming(rows: pa.Table, folder: Path) -> Epoch:
     from torch.utils.data import DataLoader
 
     path = str(folder / "mds")
-    kinds = {"int64": "int64", "float": "float32", "double": "float64"}
+    mds_types = {"int64": "int64", "float": "float32", "double": "float64"}
     columns = {}
     for field in rows.schema:
         if field.name != "id":
-            columns[field.name] = kinds[str(field.type)]
+            columns[field.name] = mds_types[str(field.type)]
     arrays = {name: rows[name].to_numpy() for name in columns}
     with MDSWriter(out=path, columns=columns) as writer:
         for row in range(rows.num_rows):
@@ -140,8 +140,8 @@ def streaming(rows: pa.Table, folder: Path) -> Epoch:
 
 def processor_seconds() -> float:
     total = 0.0
-    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
-        used = resource.getrusage(who)
+    for scope in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+        used = resource.getrusage(scope)
         total += used.ru_utime + used.ru_stime
     return total
 
@@ -179,41 +179,45 @@ def show(
     figures: Mapping[str, Mapping[str, float]],
     ratios: Mapping[str, tuple[str, float]],
 ) -> None:
-    for name, each in figures.items():
-        print(f"  {name:44}{each['rows/s']:12,.0f} rows/s {each['ns/row']:9,.0f} ns of processor")
-        if name not in {theirs for theirs, _ in ratios.values()} and name != "ours":
-            REPORT.add(COMPARISONS, f"{title}: {name}", "ours", each["rows/s"], "rows/s")
-    for name, (theirs, target) in ratios.items():
-        speed = figures["ours"]["rows/s"] / figures[theirs]["rows/s"]
-        cost = figures[theirs]["ns/row"] / figures["ours"]["ns/row"]
+    for name, figure in figures.items():
+        print(
+            f"  {name:44}{figure['rows/s']:12,.0f} rows/s {figure['ns/row']:9,.0f} ns of processor"
+        )
+        if name not in {peer for peer, _ in ratios.values()} and name != "ours":
+            REPORT.add(COMPARISONS, f"{title}: {name}", "ours", figure["rows/s"], "rows/s")
+    for name, (peer, target) in ratios.items():
+        speed = figures["ours"]["rows/s"] / figures[peer]["rows/s"]
+        cost = figures[peer]["ns/row"] / figures["ours"]["ns/row"]
         verdict = "reached" if speed >= target else "missed"
         print(f"  {name}: {speed:.1f}x rows/s, {cost:.1f}x by processor; {target}x: {verdict}")
-        rates = figures["ours"]["rows/s"], figures[theirs]["rows/s"]
-        row = f"{title}, vs {theirs}"
+        rates = figures["ours"]["rows/s"], figures[peer]["rows/s"]
+        row = f"{title}, vs {peer}"
         REPORT.compare(row, *rates, "rows/s", processor=cost, at_least=target)
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--quick", action="store_true")
-    arguments.add_argument("--rows", type=int)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--rows", type=int)
 
-    arguments.add_argument("--only", default="peers,workers")
+    parser.add_argument("--only", default="peers,workers")
 
-    given = arguments.parse_args()
-    wanted = given.rows or (20_000 if given.quick else 200_000)
-    rows = table(wanted // BATCH * BATCH)
-    rounds = 1 if given.quick else ROUNDS
+    arguments = parser.parse_args()
+    row_count = arguments.rows or (20_000 if arguments.quick else 200_000)
+    rows = table(row_count // BATCH * BATCH)
+    rounds = 1 if arguments.quick else ROUNDS
     sections = {"peers": (peers, ("torch", "streaming")), "workers": (workers, ("torch",))}
-    with tempfile.TemporaryDirectory() as place:
-        for name in given.only.split(","):
+    with tempfile.TemporaryDirectory() as folder:
+        for name in arguments.only.split(","):
             section, libraries = sections[name]
-            missing = [each for each in libraries if importlib.util.find_spec(each) is None]
+            missing = [
+                library for library in libraries if importlib.util.find_spec(library) is None
+            ]
             if missing:
                 print(f"left out {name}: {', '.join(missing)} is not installed")
             else:
-                section(rows, Path(place), rounds=rounds)
-    REPORT.save(quick=given.quick)
+                section(rows, Path(folder), rounds=rounds)
+    REPORT.save(quick=arguments.quick)
 
 
 def peers(rows: pa.Table, folder: Path, *, rounds: int) -> None:
@@ -247,8 +251,10 @@ def workers(rows: pa.Table, folder: Path, *, rounds: int) -> None:
     speed, cost = many["rows/s"] / none["rows/s"], none["ns/row"] / many["ns/row"]
     verdict = "reached" if speed >= 1.4 else "missed"
     print(f"{10 * rows.num_rows:,} rows of 24 columns, shuffled, batches of {BATCH:,}")
-    for name, each in figures.items():
-        print(f"  {name:44}{each['rows/s']:12,.0f} rows/s {each['ns/row']:9,.0f} ns of processor")
+    for name, figure in figures.items():
+        print(
+            f"  {name:44}{figure['rows/s']:12,.0f} rows/s {figure['ns/row']:9,.0f} ns of processor"
+        )
     print(f"  two workers, vs none: {speed:.2f}x rows/s, {cost:.2f}x by processor; 1.4x: {verdict}")
     REPORT.compare(
         f"PyTorch, {10 * rows.num_rows:,} x 24 shuffled: num_workers=2, vs num_workers=0",

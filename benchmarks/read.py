@@ -131,26 +131,26 @@ def race(contestants: Mapping[str, Start], *, rounds: int) -> dict[str, Any]:
 
 def show(
     title: str,
-    found: Mapping[str, Mapping[str, float]],
+    figures: Mapping[str, Mapping[str, float]],
     ratios: Mapping[str, tuple[str, str, float]],
     *,
     size: str,
 ) -> None:
     print(f"\n{title}")
-    for name, each in found.items():
+    for name, figure in figures.items():
         print(
-            f"  {name:52}{each['rows/s']:12,.0f} rows/s {each['ns/row']:8.0f} ns of processor a row"
+            f"  {name:52}{figure['rows/s']:12,.0f} rows/s {figure['ns/row']:8.0f} ns of processor a row"
         )
 
-    for text, (ours, theirs, target) in ratios.items():
-        if ours in found and theirs in found:
-            speed = found[ours]["rows/s"] / found[theirs]["rows/s"]
-            cost = found[theirs]["ns/row"] / found[ours]["ns/row"]
+    for text, (ours, peer, target) in ratios.items():
+        if ours in figures and peer in figures:
+            speed = figures[ours]["rows/s"] / figures[peer]["rows/s"]
+            cost = figures[peer]["ns/row"] / figures[ours]["ns/row"]
             verdict = "reached" if speed >= target else "missed"
             print(
                 f"  {text}: {speed:.1f}x rows/s, {cost:.1f}x by processor time; target {target}x: {verdict}"
             )
-            rates = found[ours]["rows/s"], found[theirs]["rows/s"]
+            rates = figures[ours]["rows/s"], figures[peer]["rows/s"]
             REPORT.compare(f"{size}: {text}", *rates, "rows/s", processor=cost, at_least=target)
 
 
@@ -219,21 +219,25 @@ def memory_map(td: Any, folder: Path) -> Start:
     steps = 16
 
     def start() -> tuple[int, Callable[[], float]]:
-        maps, place = {}, 0
+        maps, offset = {}, 0
         for name, dtype, rows in layout:
-            maps[name] = np.memmap(path, dtype, "r", offset=place, shape=(rows,))
-            place += rows * dtype.itemsize
+            maps[name] = np.memmap(path, dtype, "r", offset=offset, shape=(rows,))
+            offset += rows * dtype.itemsize
         count = layout[0][2]
 
         def read(number: Any) -> list[Any]:
-            part = slice(int(number) * steps * BATCH, min(count, (int(number) + 1) * steps * BATCH))
-            found = [array[part].reshape(-1, BATCH) for array in maps.values()]
-            return [each.astype(object) if each.dtype.kind == "S" else each for each in found]
+            row_slice = slice(
+                int(number) * steps * BATCH, min(count, (int(number) + 1) * steps * BATCH)
+            )
+            arrays = [array[row_slice].reshape(-1, BATCH) for array in maps.values()]
+            return [array.astype(object) if array.dtype.kind == "S" else array for array in arrays]
 
-        kinds = [tf.string if dtype.kind == "S" else tf.as_dtype(dtype) for _, dtype, _ in layout]
+        tf_dtypes = [
+            tf.string if dtype.kind == "S" else tf.as_dtype(dtype) for _, dtype, _ in layout
+        ]
 
         def load(number: Any) -> Any:
-            tensors = tf.numpy_function(read, [number], kinds, stateful=False)
+            tensors = tf.numpy_function(read, [number], tf_dtypes, stateful=False)
             for tensor in tensors:
                 tensor.set_shape((None, BATCH))
             return dict(zip(maps, tensors, strict=True))
@@ -271,7 +275,7 @@ def tables(folder: Path, rows: int, rounds: int, widths: list[int]) -> None:
     for columns in widths:
         some = rows if columns == 25 else rows // 2
         td = make(folder, some, columns, "tfrecord")
-        found = race(
+        figures = race(
             {
                 "ours": ours(td, shuffle=False),
                 "ours, shuffled": ours(td, shuffle=True),
@@ -286,8 +290,11 @@ def tables(folder: Path, rows: int, rounds: int, widths: list[int]) -> None:
             },
             rounds=rounds,
         )
-        one, two = "parse_example, one file after the other", "parse_example, two files at once"
-        best = max((one, two), key=lambda name: found[name]["rows/s"])
+        serial, parallel = (
+            "parse_example, one file after the other",
+            "parse_example, two files at once",
+        )
+        best = max((serial, parallel), key=lambda name: figures[name]["rows/s"])
         target = 12.0 if columns == 25 else 8.0
         ratios = {
             "in order, vs parse_example": ("ours", best, target),
@@ -304,7 +311,7 @@ def tables(folder: Path, rows: int, rounds: int, widths: list[int]) -> None:
         }
         show(
             f"{some:,} rows of {columns} columns, {td.manifest.layout['record_bytes']} bytes a record",
-            found,
+            figures,
             ratios,
             size=f"{some:,} x {columns}",
         )
@@ -313,7 +320,7 @@ def tables(folder: Path, rows: int, rounds: int, widths: list[int]) -> None:
 def against_petastorm(folder: Path, rows: int, rounds: int) -> None:
     records = make(folder / "petastorm", rows, 25, "tfrecord")
     files = make(folder / "petastorm", rows, 25, "petastorm")
-    found = race(
+    figures = race(
         {
             "ours on TFRecord": ours(records, shuffle=False),
             "ours on TFRecord, shuffled": ours(records, shuffle=True),
@@ -337,7 +344,7 @@ def against_petastorm(folder: Path, rows: int, rounds: int) -> None:
         ),
     }
     title = f"{rows:,} rows of 25 columns"
-    show(title, found, ratios, size=f"{rows:,} x 25")
+    show(title, figures, ratios, size=f"{rows:,} x 25")
 
 
 WORKER = """
@@ -392,8 +399,8 @@ def workers(folder: Path, rows: int, rounds: int) -> None:
             assert process.stdin is not None
             process.stdin.write("\n")
             process.stdin.flush()
-        found = [tuple(map(float, each.communicate()[0].split())) for each in processes]
-        clock, processor = (sum(each) for each in zip(*found, strict=True))
+        rates = [tuple(map(float, process.communicate()[0].split())) for process in processes]
+        clock, processor = (sum(column) for column in zip(*rates, strict=True))
         return clock, processor
 
     setups = {
@@ -405,24 +412,24 @@ def workers(folder: Path, rows: int, rounds: int) -> None:
     for _ in range(rounds):
         for name, setup in setups.items():
             runs[name].append(run(*setup))
-    found = {
+    figures = {
         name: {
-            "rows/s": statistics.median(each[0] for each in times),
-            "by processor": statistics.median(each[1] for each in times),
+            "rows/s": statistics.median(rate[0] for rate in times),
+            "by processor": statistics.median(rate[1] for rate in times),
         }
         for name, times in runs.items()
     }
     print(f"\nTwo workers on a core each, {rows:,} rows of 25 columns, shuffled")
-    one, *others = found
-    print(f"  {one:40}{found[one]['rows/s']:12,.0f} rows/s")
-    for name in others:
-        factor, cost = (found[name][key] / found[one][key] for key in found[name])
+    base, *remaining = figures
+    print(f"  {base:40}{figures[base]['rows/s']:12,.0f} rows/s")
+    for name in remaining:
+        factor, cost = (figures[name][key] / figures[base][key] for key in figures[name])
         verdict = "reached" if factor >= 1.8 else "missed"
         print(
-            f"  {name:40}{found[name]['rows/s']:12,.0f} rows/s, factor {factor:.2f}, {cost:.2f} by processor time; "
+            f"  {name:40}{figures[name]['rows/s']:12,.0f} rows/s, factor {factor:.2f}, {cost:.2f} by processor time; "
             f"target 1.8: {verdict}"
         )
-        rates = found[name]["rows/s"], found[one]["rows/s"]
+        rates = figures[name]["rows/s"], figures[base]["rows/s"]
         row = f"{rows:,} x 25: {name}, vs one worker"
         REPORT.compare(row, *rates, "rows/s", processor=cost, at_least=1.8)
 
@@ -443,7 +450,7 @@ def starts(folder: Path, rows: int, rounds: int) -> None:
     late = reader.steps_per_epoch * 9 // 10
     first_batch(reader, 0), first_batch(reader, late)
     times = [(first_batch(reader, 0), first_batch(reader, late)) for _ in range(4 * rounds)]
-    begin, end = (statistics.median(each) for each in zip(*times, strict=True))
+    begin, end = (statistics.median(seconds) for seconds in zip(*times, strict=True))
     print(
         f"\nFirst batch of {rows:,} rows: {begin * 1e3:.1f} ms at step 0, {end * 1e3:.1f} ms at 90 % of the epoch"
     )
@@ -461,35 +468,35 @@ def shards(folder: Path, rounds: int) -> None:
 
     td = make(folder / "shards", 1000, 25, "tfrecord")
     split = td.manifest.split("train")
-    found = {}
+    medians = {}
     for count in (10, 10_000):
-        place = folder / f"shards-{count}"
-        (place / "train").mkdir(parents=True)
+        dataset_folder = folder / f"shards-{count}"
+        (dataset_folder / "train").mkdir(parents=True)
         copies = []
         for number in range(count):
             path = f"train/tfrecord-{number:05d}-of-{count:05d}"
-            shutil.copyfile(os.path.join(td.path, split.shards[0].path), place / path)
+            shutil.copyfile(os.path.join(td.path, split.shards[0].path), dataset_folder / path)
             copies.append(
                 replace(split.shards[0], path=path, first_row=number * split.shards[0].rows)
             )
-        whole = replace(split, shards=tuple(copies), rows=count * split.shards[0].rows)
-        manifest = replace(td.manifest, splits=(whole,))
-        files.write_atomically(str(place / "manifest.json"), manifest.to_bytes())
+        repeated_split = replace(split, shards=tuple(copies), rows=count * split.shards[0].rows)
+        manifest = replace(td.manifest, splits=(repeated_split,))
+        files.write_atomically(str(dataset_folder / "manifest.json"), manifest.to_bytes())
         seconds = []
         for _ in range(rounds):
             start = time.perf_counter()
-            reader = TrainingDataset.open(place).reader(
+            reader = TrainingDataset.open(dataset_folder).reader(
                 "train", global_batch_size=BATCH, remainder="pad"
             )
             batches: Any = reader.batches()
             next(batches)
             seconds.append(time.perf_counter() - start)
             batches.close()
-        found[f"{count} shards"] = statistics.median(seconds)
-    more = found["10000 shards"] - found["10 shards"]
+        medians[f"{count} shards"] = statistics.median(seconds)
+    more = medians["10000 shards"] - medians["10 shards"]
     print(
         "\nOpening to the first batch: "
-        + ", ".join(f"{name} {value:.2f} s" for name, value in found.items())
+        + ", ".join(f"{name} {value:.2f} s" for name, value in medians.items())
     )
     print(f"  {more:.2f} s more; target under 1 s: {'reached' if more < 1 else 'missed'}")
     row = "opening 10,000 shards, less the time of 10 shards"
@@ -520,12 +527,20 @@ def mixing(rows: int) -> None:
         random.permutation(rows)[: rows // BATCH * BATCH].reshape(-1, BATCH) for _ in range(2)
     ]
     labels = {"hashed": random.random(rows), "sorted": np.arange(rows) / rows}
-    full = {kind: spread(orders["full shuffle"][0], values) for kind, values in labels.items()}
+    full = {
+        label_order: spread(orders["full shuffle"][0], values)
+        for label_order, values in labels.items()
+    }
     for name, (first, second) in orders.items():
-        kept = float(np.mean(np.abs(np.diff(first.reshape(-1))) == 1))
+        neighbor_share = float(np.mean(np.abs(np.diff(first.reshape(-1))) == 1))
         again = together_again(first, second, rows)
-        wide = {kind: spread(first, values) / full[kind] for kind, values in labels.items()}
-        print(f"  {name:12}{kept:15.5%}{again:21.3%}{wide['hashed']:49.2f}{wide['sorted']:9.2f}")
+        wide = {
+            label_order: spread(first, values) / full[label_order]
+            for label_order, values in labels.items()
+        }
+        print(
+            f"  {name:12}{neighbor_share:15.5%}{again:21.3%}{wide['hashed']:49.2f}{wide['sorted']:9.2f}"
+        )
 
 
 def spread(batches: Any, labels: Any) -> float:
@@ -557,12 +572,16 @@ def main() -> None:
     parser.add_argument("--only", default="tables,petastorm,workers,starts,shards,mixing")
     parser.add_argument("--columns", default="25,200", help="of the tables")
 
-    asked = parser.parse_args()
-    rows, rounds = (asked.rows // 10, 1) if asked.quick else (asked.rows, asked.rounds)
+    arguments = parser.parse_args()
+    rows, rounds = (
+        (arguments.rows // 10, 1) if arguments.quick else (arguments.rows, arguments.rounds)
+    )
     warnings.simplefilter("ignore")
     folder = Path(tempfile.mkdtemp(prefix="featurestore-read-"))
     sections: dict[str, Callable[[], None]] = {
-        "tables": lambda: tables(folder, rows, rounds, list(map(int, asked.columns.split(",")))),
+        "tables": lambda: tables(
+            folder, rows, rounds, list(map(int, arguments.columns.split(",")))
+        ),
         "petastorm": lambda: against_petastorm(folder, rows, rounds),
         "workers": lambda: workers(folder, rows, rounds),
         "starts": lambda: starts(folder, rows, rounds),
@@ -570,11 +589,11 @@ def main() -> None:
         "mixing": lambda: mixing(rows),
     }
     try:
-        for name in asked.only.split(","):
+        for name in arguments.only.split(","):
             sections[name]()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    REPORT.save(quick=asked.quick)
+    REPORT.save(quick=arguments.quick)
 
 
 if __name__ == "__main__":

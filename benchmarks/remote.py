@@ -43,8 +43,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     rows = 50_000 if options.quick else 1_000_000
-    with tempfile.TemporaryDirectory() as place:
-        location = str(Path(place) / "store")
+    with tempfile.TemporaryDirectory() as folder:
+        location = str(Path(folder) / "store")
         labels = fill(location, rows)
         with served(location) as (address, server):
             missed = compare(location, address, server, labels, options.rounds)
@@ -65,11 +65,11 @@ def fill(location: str, rows: int) -> pa.Table:
         columns[name] = random.random(keys * hours)
     with featurestore.connect(location) as store:
         store.create_featuregroup(pa.table(columns), "x", primary_key="k", event_time="at")
-    asked = START + random.integers(0, hours * HOUR, rows)
+    times = START + random.integers(0, hours * HOUR, rows)
     return pa.table(
         {
             "k": random.integers(0, keys, rows),
-            "asked": pa.array(asked).cast(pa.timestamp("us", "UTC")),
+            "asked": pa.array(times).cast(pa.timestamp("us", "UTC")),
         }
     )
 
@@ -115,21 +115,21 @@ def compare(
         "local": featurestore.connect(location),
         "through the server": featurestore.connect(address),
     }
-    asked = [f"x.{name}" for name in NAMES]
-    taken: dict[str, list[float]] = {name: [] for name in stores}
+    names = [f"x.{name}" for name in NAMES]
+    seconds: dict[str, list[float]] = {name: [] for name in stores}
     busy: dict[str, list[float]] = {name: [] for name in stores}
     frames: dict[str, pd.DataFrame] = {}
     for _ in range(rounds):
         for name, store in stores.items():
-            begun, used = time.perf_counter(), processor(server)
-            frames[name] = store.get_features(asked, labels=labels).to_pandas()
-            taken[name].append(time.perf_counter() - begun)
+            start, used = time.perf_counter(), processor(server)
+            frames[name] = store.get_features(names, labels=labels).to_pandas()
+            seconds[name].append(time.perf_counter() - start)
             busy[name].append(processor(server) - used)
     if not frames["local"].equals(frames["through the server"]):
         raise SystemExit("the rows through the server differ from those of the local call")
     rates = {}
     for name in stores:
-        rates[name] = len(labels) / statistics.median(taken[name])
+        rates[name] = len(labels) / statistics.median(seconds[name])
         used = statistics.median(busy[name])
         print(f"{name}: {rates[name]:,.0f} rows/s, {used:.2f} s of processor time")
     ratio = rates["through the server"] / rates["local"]
@@ -144,10 +144,10 @@ def compare(
 
 def processor(server: subprocess.Popen[bytes]) -> float:
     """Return the processor time of this process and the server so far."""
-    own = resource.getrusage(resource.RUSAGE_SELF)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
     fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
     ticks = int(fields[11]) + int(fields[12])
-    return own.ru_utime + own.ru_stime + ticks / os.sysconf("SC_CLK_TCK")
+    return usage.ru_utime + usage.ru_stime + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def memory(server: subprocess.Popen[bytes]) -> float:

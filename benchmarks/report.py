@@ -144,9 +144,9 @@ class Report:
         merged = read_results(path) if path.exists() else {"tables": {}}
         for table, rows in self._tables.items():
             for row, figures in rows.items():
-                known = merged["tables"].setdefault(table, {}).setdefault(row, {})
+                row_figures = merged["tables"].setdefault(table, {}).setdefault(row, {})
                 stamp = stamp or _stamp_of_run()
-                known |= {column: figure | stamp for column, figure in figures.items()}
+                row_figures |= {column: figure | stamp for column, figure in figures.items()}
         path.parent.mkdir(parents=True, exist_ok=True)
         merged = {"note": self.note, "tables": merged["tables"]}
         path.write_text(_to_json(merged) + "\n", encoding="utf-8")
@@ -168,11 +168,11 @@ def render(folder: Path = RESULTS) -> str:
         if not results:
             continue
         lines.append(f"## {topic}\n")
-        notes = [f"`{program}.py`: {each['note']}" for program, each in results.items()]
+        notes = [f"`{program}.py`: {result['note']}" for program, result in results.items()]
         lines.append(" ".join(notes) + "\n")
         tables: dict[str, dict[str, Any]] = {}
-        for each in results.values():
-            for name, rows in each["tables"].items():
+        for result in results.values():
+            for name, rows in result["tables"].items():
                 tables.setdefault(name, {}).update(rows)
         lines += [_render_table(name, rows) for name, rows in tables.items()]
     return "\n".join(lines)
@@ -290,12 +290,14 @@ def _git(*arguments: str) -> str:
 
 def _to_json(value: Any, indent: str = "") -> str:
     """Return JSON with one line per figure, so that a change of a figure is a change of a line."""
-    if not isinstance(value, dict) or not any(isinstance(each, dict) for each in value.values()):
+    if not isinstance(value, dict) or not any(
+        isinstance(member, dict) for member in value.values()
+    ):
         return json.dumps(value, ensure_ascii=False)
     deeper = indent + "  "
     members = [
-        f"{deeper}{json.dumps(key, ensure_ascii=False)}: {_to_json(each, deeper)}"
-        for key, each in value.items()
+        f"{deeper}{json.dumps(key, ensure_ascii=False)}: {_to_json(member, deeper)}"
+        for key, member in value.items()
     ]
     return "{\n" + ",\n".join(members) + f"\n{indent}}}"
 

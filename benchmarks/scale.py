@@ -67,7 +67,7 @@ def features(rows: int) -> pa.RecordBatchReader:
             random = np.random.default_rng(first)
             values += list(random.random((FEATURES - 1, len(numbers)), dtype=np.float32))
             columns = [pa.array(numbers % keys), times]
-            columns += [pa.array(each.astype(np.float64)) for each in values]
+            columns += [pa.array(array.astype(np.float64)) for array in values]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     return pa.RecordBatchReader.from_batches(schema, batches())
@@ -91,7 +91,7 @@ def labels(rows: int) -> pa.RecordBatchReader:
             columns = [pa.array(np.arange(first, first + size)), pa.array(key)]
             columns.append(pa.array(START + step * STEP + late).cast(TIME))
             columns.append(pa.array((step * keys + key).astype(np.float64)))
-            columns += [pa.array(each) for each in random.random((MORE - 1, size))]
+            columns += [pa.array(values) for values in random.random((MORE - 1, size))]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     return pa.RecordBatchReader.from_batches(schema, batches())
@@ -100,11 +100,11 @@ def labels(rows: int) -> pa.RecordBatchReader:
 class Work:
     """One store of one size; its steps in order."""
 
-    def __init__(self, place: Path, rows: int, engine: str) -> None:
+    def __init__(self, folder: Path, rows: int, engine: str) -> None:
         import featurestore
 
         self.rows = rows
-        self.store = featurestore.connect(place / "store", engine=engine)
+        self.store = featurestore.connect(folder / "store", engine=engine)
 
     def group(self) -> None:
         self.store.create_featuregroup(
@@ -121,17 +121,17 @@ class Work:
         return self.store.get_features(names, labels="asked")
 
     def join(self) -> None:
-        seen = 0
+        row_count = 0
         for batch in self._frame().to_batches():
             assert batch.column("f0").equals(batch.column("expected")), "another row was joined"
-            seen += batch.num_rows
-        assert seen == self.rows // LABEL_SHARE
+            row_count += batch.num_rows
+        assert row_count == self.rows // LABEL_SHARE
 
     def export(self) -> None:
-        made = self.store.create_training_dataset(
+        dataset = self.store.create_training_dataset(
             self._frame(), "asked", data_format="tfrecord", label="m0", exclude=["label"]
         )
-        assert sum(split.rows for split in made.manifest.splits) == self.rows // LABEL_SHARE
+        assert sum(split.rows for split in dataset.manifest.splits) == self.rows // LABEL_SHARE
 
     def close(self) -> None:
         self.store.close()
@@ -140,25 +140,25 @@ class Work:
 def child(rows: int, engine: str) -> None:
     """Run the steps of one size and print what they took as a line of JSON."""
     warnings.simplefilter("ignore")
-    place = Path(tempfile.mkdtemp(prefix="bench-scale-"))
-    found: dict[str, Any] = {"peak": 0.0}
+    folder = Path(tempfile.mkdtemp(prefix="bench-scale-"))
+    costs: dict[str, Any] = {"peak": 0.0}
     try:
-        first = Work(place / "first", FIRST_ROWS, engine)
+        first = Work(folder / "first", FIRST_ROWS, engine)
         for name in WORKS:
             getattr(first, name)()
         first.close()
-        work = Work(place, rows, engine)
+        work = Work(folder, rows, engine)
         for name in WORKS:
             step: Callable[[], None] = getattr(work, name)
             start, (before, _) = time.perf_counter(), used_by_processes()
             step()
             after, peak = used_by_processes()
-            found[name] = (time.perf_counter() - start, after - before)
-            found["peak"] = max(found["peak"], peak)
+            costs[name] = (time.perf_counter() - start, after - before)
+            costs["peak"] = max(costs["peak"], peak)
         work.close()
     finally:
-        shutil.rmtree(place, ignore_errors=True)
-    print(json.dumps(found), flush=True)
+        shutil.rmtree(folder, ignore_errors=True)
+    print(json.dumps(costs), flush=True)
 
 
 def used_by_processes() -> tuple[float, float]:
@@ -192,17 +192,19 @@ def measured(rows: int, engine: str, memory: float) -> dict[str, Any]:
         "FEATURESTORE_SPARK_MASTER": "local[2]",
     }
     command = [sys.executable, __file__, "--child", str(rows), "--engine", engine]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    process = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return dict(json.loads(process.stdout.splitlines()[-1]))
 
 
 def _medians(runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the medians of seconds and processor seconds, and the greatest peak."""
-    found: dict[str, Any] = {"peak": max(run["peak"] for run in runs)}
+    medians: dict[str, Any] = {"peak": max(run["peak"] for run in runs)}
     for name in WORKS:
         costs = [run[name] for run in runs]
-        found[name] = [statistics.median(each) for each in zip(*costs, strict=True)]
-    return found
+        medians[name] = [statistics.median(values) for values in zip(*costs, strict=True)]
+    return medians
 
 
 def report(engine: str, sizes: list[int], memory: float) -> bool:

@@ -49,8 +49,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer rows")
     quick = parser.parse_args().quick
     rows = 50_000 if quick else 500_000
-    with tempfile.TemporaryDirectory() as place:
-        store = featurestore.connect(Path(place) / "store")
+    with tempfile.TemporaryDirectory() as folder:
+        store = featurestore.connect(Path(folder) / "store")
         is_fast_enough = compare(store, rows)
     REPORT.save(quick=quick)
     return 0 if is_fast_enough else 1
@@ -65,23 +65,27 @@ def compare(store: featurestore.FeatureStore, rows: int) -> bool:
     store.create_featuregroup(
         pa.table({"id": keys, "at": times, **table}), "x", primary_key="id", event_time="at"
     )
-    asked = pa.array(random.integers(400_000, 401_000, rows) * HOUR).cast(pa.timestamp("us", "UTC"))
-    chosen = random.integers(0, 10_000, rows)
-    labels = pa.table({"id": chosen, "t": asked, "y": random.random(rows), "row": np.arange(rows)})
+    label_times = pa.array(random.integers(400_000, 401_000, rows) * HOUR).cast(
+        pa.timestamp("us", "UTC")
+    )
+    label_ids = random.integers(0, 10_000, rows)
+    labels = pa.table(
+        {"id": label_ids, "t": label_times, "y": random.random(rows), "row": np.arange(rows)}
+    )
     frame = store.get_features([f"x.{name}" for name in NAMES], labels=labels, label_time="t")
     dataset = store.create_training_dataset(frame.filter("id < 100"), "few", label="y")
     run = experiments.launch(save_model, dataset=dataset, name="network")
     model = experiments.register_model(run, "network")
-    ready = {name: values[chosen] for name, values in table.items()}
+    ready = {name: values[label_ids] for name, values in table.items()}
     network = model.load()
     batch = {name: values[:8192] for name, values in ready.items()}
     network.predict(batch, batch_size=8192, verbose=0)
-    answers: dict[str, Any] = {}
+    scores: dict[str, Any] = {}
     took: dict[str, float] = {}
 
     def timed(name: str, call: Callable[[], Any]) -> None:
         start = time.perf_counter()
-        answers[name] = call()
+        scores[name] = call()
         took[name] = min(took.get(name, np.inf), time.perf_counter() - start)
 
     for _ in range(3):
@@ -89,19 +93,19 @@ def compare(store: featurestore.FeatureStore, rows: int) -> bool:
         timed("score", lambda: store.score(model, labels=labels).to_arrow()["prediction"])
     start = time.perf_counter()
     store.score(model, labels=labels, featuregroup="predictions", key="row")
-    written = time.perf_counter() - start
-    if not np.allclose(answers["score"].to_numpy(), answers["predict"], rtol=1e-5, atol=1e-6):
+    write_seconds = time.perf_counter() - start
+    if not np.allclose(scores["score"].to_numpy(), scores["predict"], rtol=1e-5, atol=1e-6):
         raise SystemExit("scores differ from what predict says")
     for name, seconds in took.items():
         print(f"{name}: {rows / seconds:,.0f} rows/s")
-    print(f"score and write: {rows / written:,.0f} rows/s")
+    print(f"score and write: {rows / write_seconds:,.0f} rows/s")
     ratio = took["predict"] / took["score"]
     print(f"score has {ratio:.2f} of the rows/s of predict on ready arrays (at least 0.5)")
     predict_rate = rows / took["predict"]
     row = f"`store.score` of {rows:,} labels, vs `model.predict`"
     REPORT.compare(row, rows / took["score"], predict_rate, "rows/s", at_least=0.5)
     row = f"`store.score` of {rows:,} labels into a group, vs `model.predict`"
-    REPORT.compare(row, rows / written, predict_rate, "rows/s")
+    REPORT.compare(row, rows / write_seconds, predict_rate, "rows/s")
     return ratio >= 0.5
 
 

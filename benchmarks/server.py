@@ -65,15 +65,15 @@ class Figures:
     missed: list[str] = field(default_factory=list)
 
     def report(
-        self, what: str, value: float, unit: str, most: float | None = None, *, store: bool = True
+        self, name: str, value: float, unit: str, most: float | None = None, *, store: bool = True
     ) -> None:
         """Print a figure and note a missed limit; store figures with a limit and of memory."""
         limit = "" if most is None else f"  (limit {most:,g})"
-        print(f"{what:<58} {value:>12,.1f} {unit}{limit}", flush=True)
+        print(f"{name:<58} {value:>12,.1f} {unit}{limit}", flush=True)
         if store and (most is not None or unit == "MiB"):
-            REPORT.add(COMPARISONS, what, "ours", value, unit, at_most=most)
+            REPORT.add(COMPARISONS, name, "ours", value, unit, at_most=most)
         if most is not None and value > most:
-            self.missed.append(what)
+            self.missed.append(name)
 
 
 @dataclass(frozen=True)
@@ -124,11 +124,11 @@ def get(
     connection: http.client.HTTPConnection, path: str, headers: dict[str, str] | None = None
 ) -> tuple[int, bytes, float]:
     """Return status, body, and seconds until the first byte."""
-    begun = time.perf_counter()
+    start = time.perf_counter()
     connection.request("GET", path, headers=headers or {})
-    answer = connection.getresponse()
-    first = time.perf_counter() - begun
-    return answer.status, answer.read(), first
+    response = connection.getresponse()
+    first = time.perf_counter() - start
+    return response.status, response.read(), first
 
 
 def pages(location: str, options: argparse.Namespace, figures: Figures) -> None:
@@ -143,14 +143,14 @@ def ask_pages(location: str, figures: Figures) -> None:
         connection, medians = server.connection(), []
         for text in ("f17_of_group_0042", "group_99", "pressure", "nothing has this"):
             address = f"/search?q={quote(text)}"
-            taken = []
+            durations = []
             worked = server.processor_seconds()
             for _ in range(TRIALS):
-                begun = time.perf_counter()
+                start = time.perf_counter()
                 status, _, _ = get(connection, address, {"HX-Request": "true"})
-                taken.append(time.perf_counter() - begun)
+                durations.append(time.perf_counter() - start)
                 assert status == 200
-            median = 1000 * statistics.median(taken)
+            median = 1000 * statistics.median(durations)
             figures.report(f"search for {text!r}, median", median, "ms", 200, store=False)
             medians.append(median)
             worked = 1000 * (server.processor_seconds() - worked) / TRIALS
@@ -180,16 +180,16 @@ def register(store: FeatureStore, groups: int, count: int) -> None:
         with store.session.registry.transaction() as connection:
             for number in range(start, min(start + 500, groups)):
                 fields = [pa.field("key", pa.int64())]
-                told = {}
+                descriptions = {}
                 for column in range(count):
                     name = f"f{column}_of_group_{number:05d}"
                     fields.append(pa.field(name, pa.float64()))
-                    told[name] = f"pressure at station {number} in hPa"
+                    descriptions[name] = f"pressure at station {number} in hPa"
                 name = f"group_{number:05d}"
                 spec = FeatureGroupSpec(name, 1, pa.schema(fields), primary_key=("key",))
                 featuregroups.add(connection, spec, table_id=f"{number}", delta_version=1)
-                said = f"What is known of {number}"
-                featuregroups.describe(connection, name, 1, said, descriptions=told)
+                description = f"What is known of {number}"
+                featuregroups.describe(connection, name, 1, description, descriptions=descriptions)
 
 
 def load(location: str, options: argparse.Namespace, figures: Figures) -> None:
@@ -199,8 +199,8 @@ def load(location: str, options: argparse.Namespace, figures: Figures) -> None:
     with serving(location) as server:
         small = server.memory()
         clients = read_and_stream(server, options, figures)
-        for kind, count in clients.counts.items():
-            figures.report(f"{kind} in {options.seconds} s", count, "")
+        for name, count in clients.counts.items():
+            figures.report(f"{name} in {options.seconds} s", count, "")
         figures.report("errors", len(clients.errors), "", 0)
         for error in clients.errors[:5]:
             print(f"  {error}")
@@ -210,13 +210,13 @@ def load(location: str, options: argparse.Namespace, figures: Figures) -> None:
 
 def make_tables(store: FeatureStore, rows: int) -> None:
     numbers = np.arange(rows)
-    at = pa.array(1_700_000_000_000_000 + numbers * 1000, pa.timestamp("us", tz="UTC"))
+    times = pa.array(1_700_000_000_000_000 + numbers * 1000, pa.timestamp("us", tz="UTC"))
     columns = {f"x{column}": np.sin(numbers + column) for column in range(10)}
-    wide = pa.table({"key": numbers, "at": at, **columns})
+    wide = pa.table({"key": numbers, "at": times, **columns})
     keys = {"primary_key": "key", "event_time": "at", "statistics": False}
     store.create_featuregroup(wide, "wide", **keys)
-    asked = pa.table({"key": numbers, "at": at})
-    store.create_featuregroup(asked, "asked", **keys)
+    labels = pa.table({"key": numbers, "at": times})
+    store.create_featuregroup(labels, "asked", **keys)
 
 
 class Clients:
@@ -229,9 +229,9 @@ class Clients:
         self.errors: list[str] = []
         self.lock = threading.Lock()
 
-    def count(self, kind: str, more: int) -> None:
+    def count(self, name: str, more: int) -> None:
         with self.lock:
-            self.counts[kind] += more
+            self.counts[name] += more
 
     def read(self, number: int) -> None:
         connection = self.server.connection()
@@ -315,13 +315,13 @@ def main() -> int:
         options.groups, options.rows, options.seconds = 50, 20_000, 3
         options.readers, options.streams = 5, 2
     figures = Figures()
-    for part in (pages, load):
-        if part.__name__ in options.only:
+    for section in (pages, load):
+        if section.__name__ in options.only:
             with tempfile.TemporaryDirectory(prefix="server-") as folder:
-                part(os.path.join(folder, "store"), options, figures)
+                section(os.path.join(folder, "store"), options, figures)
     REPORT.save(quick=options.quick)
-    for each in figures.missed:
-        print(f"missed: {each}")
+    for name in figures.missed:
+        print(f"missed: {name}")
     return 1 if figures.missed else 0
 
 

@@ -50,7 +50,7 @@ REPORT = Report(
     "Three groups of 10 float64 features, one client process, Redis 7.0 on loopback with redis-py "
     "and hiredis, embedded SQLite. 'Bare' is an MGET of the same keys, decoded by struct.",
 )
-PARTS = ("latency", "batches", "publication", "postgres", "registry", "feast")
+SECTIONS = ("latency", "batches", "publication", "postgres", "registry", "feast")
 
 
 class Figures:
@@ -414,18 +414,18 @@ def measure_feast(
         calls: dict[str, Callable[[int], object]] = {
             "one": lambda number: server.get_vector({"key": number * 7 % key_count}),
         }
-        one = in_turns(calls, rounds=3, count=count)["one"]
+        one_percentiles = in_turns(calls, rounds=3, count=count)["one"]
         calls = {
             "many": lambda number: server.get_vectors(
                 [{"key": (number * 100 + n) * 7 % key_count} for n in range(100)]
             ),
         }
-        many = in_turns(calls, rounds=3, count=batches)["many"]
+        many_percentiles = in_turns(calls, rounds=3, count=batches)["many"]
     for index, percentile in enumerate(("p50", "p99")):
         row = f"one vector from Redis, {percentile}, Feast / ours"
-        figures.report(row, result["one"][index] / one[index], at_least=3)
+        figures.report(row, result["one"][index] / one_percentiles[index], at_least=3)
         row = f"100 vectors from Redis, {percentile}, Feast / ours"
-        figures.report(row, result["many"][index] / many[index], at_least=3)
+        figures.report(row, result["many"][index] / many_percentiles[index], at_least=3)
     figures.report("one vector from Redis with Feast, p50", result["one"][0], "us")
     figures.report("publication with Feast", result["rows"], "rows/s")
     figures.report("Redis memory per entity with Feast", memory / key_count, "bytes")
@@ -435,7 +435,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--keys", type=int)
-    parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
+    parser.add_argument("--only", nargs="*", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--feast", type=Path, help="the folder of an environment with Feast")
     arguments = parser.parse_args()
     key_count = arguments.keys or (20_000 if arguments.quick else 1_000_000)

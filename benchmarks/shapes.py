@@ -147,8 +147,8 @@ class Cost(NamedTuple):
     clock: float
     processor: float
 
-    def ratio(self, other: Cost) -> str:
-        return f"{self.clock / other.clock:.1f} ({self.processor / other.processor:.1f})"
+    def ratio(self, base: Cost) -> str:
+        return f"{self.clock / base.clock:.1f} ({self.processor / base.processor:.1f})"
 
 
 class Shape:
@@ -158,16 +158,16 @@ class Shape:
         import featurestore
 
         self.name = name
-        self.place = Path(tempfile.mkdtemp(prefix="bench-shapes-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="bench-shapes-"))
         columns = {"id": pa.array(np.arange(rows))} | SHAPES[name](np.random.default_rng(7), rows)
         self.table = pa.table(columns)
         self.label = "label" if name in LABELED else None
-        self.store = featurestore.connect(self.place / "store")
+        self.store = featurestore.connect(self.folder / "store")
         self.store.create_featuregroup(self.table, "rows", primary_key="id", statistics=False)
         self._number = 0
 
     def plain(self) -> str:
-        folder = self.place / "plain"
+        folder = self.folder / "plain"
         folder.mkdir()
         pq.write_table(self.table, folder / "rows.parquet")
         return str(folder)
@@ -176,16 +176,16 @@ class Shape:
         """Do one kind of work; return the folder with the written files."""
         if work == "plain":
             return self.plain()
-        what, _, more = work.partition(", ")
+        target, _, more = work.partition(", ")
         statistics = more == "statistics"
         self._number += 1
-        if what == "group":
+        if target == "group":
             name = f"g{self._number}"
             group = self.store.create_featuregroup(
                 self.table, name, primary_key="id", statistics=statistics
             )
             return str(group.path)
-        return str(self.export(what, statistics=statistics).path)
+        return str(self.export(target, statistics=statistics).path)
 
     def export(self, data_format: str, *, statistics: bool) -> Any:
         self._number += 1
@@ -203,22 +203,22 @@ class Shape:
         """Compare what exports hold with the table."""
         for data_format in ("tfrecord", "parquet"):
             dataset = self.export(data_format, statistics=True)
-            lossy = {each.name for each in dataset.manifest.columns if each.loss is not None}
-            found = dataset.read("train").to_arrow().sort_by("id")
+            lossy = {column.name for column in dataset.manifest.columns if column.loss is not None}
+            rows = dataset.read("train").to_arrow().sort_by("id")
             for name in self.table.schema.names:
                 expected = self.table[name]
                 if name in lossy:
                     expected = expected.cast(pa.float32(), safe=False).cast(pa.float64())
-                assert found[name].combine_chunks().equals(expected.combine_chunks()), name
+                assert rows[name].combine_chunks().equals(expected.combine_chunks()), name
             shutil.rmtree(dataset.path)
 
     def close(self) -> None:
         self.store.close()
-        shutil.rmtree(self.place, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @contextmanager
-def opened(name: str, rows: int) -> Iterator[Shape]:
+def open_shape(name: str, rows: int) -> Iterator[Shape]:
     shape = Shape(name, rows)
     try:
         yield shape
@@ -238,14 +238,14 @@ def cost(shape: Shape, work: str) -> Cost:
 def measure(shape: Shape, trials: int) -> dict[str, Cost]:
     """Return the medians of all works on a shape, measured in turns."""
     shape.check()
-    found: dict[str, list[Cost]] = {work: [] for work in ("plain", *WORKS)}
+    costs_of_works: dict[str, list[Cost]] = {work: [] for work in ("plain", *WORKS)}
     for trial in range(trials + 1):
-        for work, costs in found.items():
-            each = cost(shape, work)
+        for work, costs in costs_of_works.items():
+            duration = cost(shape, work)
             if trial:  # the first one warms up
-                costs.append(each)
+                costs.append(duration)
     medians = {}
-    for work, costs in found.items():
+    for work, costs in costs_of_works.items():
         clocks, processors = zip(*costs, strict=True)
         medians[work] = Cost(statistics.median(clocks), statistics.median(processors))
     return medians
@@ -259,9 +259,7 @@ def report(name: str, shape: Shape, costs: dict[str, Cost]) -> None:
     row = f"{TITLES[name]}, {shape.table.num_rows:,} rows"
     REPORT.add("shape", row, "pyarrow", plain.clock, "s")
     for work in WORKS[::2]:
-        ratio, by_processor = (
-            ours / theirs for ours, theirs in zip(costs[work], plain, strict=True)
-        )
+        ratio, by_processor = (value / base for value, base in zip(costs[work], plain, strict=True))
         limit = None
         if work != "group":
             limit = {"images": IMAGE_RATIO, **dict.fromkeys(TEXTS, TEXT_LIMIT)}.get(name)
@@ -303,7 +301,7 @@ def main() -> None:
     print(f"| shape | plain, s | {' | '.join(WORKS)} |")
     measured = {}
     for name in arguments.only:
-        with opened(name, rows) as shape:
+        with open_shape(name, rows) as shape:
             measured[name] = measure(shape, trials)
             report(name, shape, measured[name])
     REPORT.save(quick=arguments.quick)

@@ -137,16 +137,16 @@ def by_tasks(url: str, rows: int, jar: str, folder: str) -> None:
         spark.sparkContext.setLogLevel("ERROR")
         engine = SparkEngine(spark)
         for table in ("readings", "far"):
-            taken = []
+            durations = []
             for trial in range(3):
                 snapshot = source.snapshot()
                 start = time.perf_counter()
-                place = str(Path(folder) / f"{table}-{cores}-{trial}")
-                staged = snapshot.stage(SourceQuery(table=table), engine, place)
-                taken.append(time.perf_counter() - start)
+                target = str(Path(folder) / f"{table}-{cores}-{trial}")
+                staged = snapshot.stage(SourceQuery(table=table), engine, target)
+                durations.append(time.perf_counter() - start)
                 assert engine.count(staged) == rows
                 snapshot.close()
-            rate = rows / statistics.median(taken)
+            rate = rows / statistics.median(durations)
             print(f"{table:8} {cores} tasks at once: {rate:12,.0f} rows/s", flush=True)
             row = f"{rows:,} rows x 10 of `{table}` by JDBC on Spark, {cores} tasks at once"
             REPORT.add(COMPARISONS, row, "ours", rate, "rows/s")
@@ -160,15 +160,15 @@ def main() -> int:
     parser.add_argument("--wait", type=float, help="milliseconds every 1,000 rows")
     parser.add_argument("--spark", action="store_true")
     parser.add_argument("--jar", default="")
-    given = parser.parse_args()
-    rows = given.rows // 10 if given.quick else given.rows
+    arguments = parser.parse_args()
+    rows = arguments.rows // 10 if arguments.quick else arguments.rows
     warnings.simplefilter("ignore")
     with server() as url, tempfile.TemporaryDirectory(dir=".") as folder:
-        fill(url, rows, 50.0 if given.wait is None else given.wait)
-        table = "readings" if given.wait is None else "far"
-        if given.spark:
-            by_tasks(url, rows, given.jar, folder)
-            REPORT.save(quick=given.quick)
+        fill(url, rows, 50.0 if arguments.wait is None else arguments.wait)
+        table = "readings" if arguments.wait is None else "far"
+        if arguments.spark:
+            by_tasks(url, rows, arguments.jar, folder)
+            REPORT.save(quick=arguments.quick)
             return 0
         store = featurestore.connect(Path(folder) / "store", engine="duckdb")
         store.add_source("plant", url)
@@ -183,12 +183,12 @@ def main() -> int:
         for _ in range(TRIALS):
             for name, work in works.items():
                 times[name].append(measured(work, rows))
-        held = store.get_featuregroup("readings").to_arrow().sort_by("id")
-        assert held.equals(frame.to_arrow().sort_by("id")), "the group holds other rows"
+        group_rows = store.get_featuregroup("readings").to_arrow().sort_by("id")
+        assert group_rows.equals(frame.to_arrow().sort_by("id")), "the group holds other rows"
     medians = {}
-    for name, found in times.items():
-        seconds = statistics.median([each[0] for each in found])
-        busy = statistics.median([each[1] for each in found])
+    for name, costs in times.items():
+        seconds = statistics.median([cost[0] for cost in costs])
+        busy = statistics.median([cost[1] for cost in costs])
         medians[name] = seconds
         print(f"{name:14} {rows / seconds:12,.0f} rows/s   {busy:6.2f} s of processor time")
 
@@ -198,7 +198,7 @@ def main() -> int:
     row = f"{rows:,} rows x 10 of `{table}` into a group, vs the ADBC driver alone"
     driver_rate, group_rate = (rows / medians[name] for name in works)
     REPORT.compare(row, group_rate, driver_rate, "rows/s", at_least=LIMIT)
-    REPORT.save(quick=given.quick)
+    REPORT.save(quick=arguments.quick)
     return 0 if ratio >= LIMIT else 1
 
 

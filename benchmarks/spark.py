@@ -36,7 +36,7 @@ from report import Report
 
 import featurestore
 
-PARTS = ("export", "wide", "groups", "small", "profile")
+SECTIONS = ("export", "wide", "groups", "small", "profile")
 FORMATS = {"tfrecord": 1.0, "parquet": 1.1, "petastorm": 1.1}
 STATISTICS_LIMIT = 1.4
 # Options of a write, with the limit of its time compared with a plain Delta write.
@@ -86,16 +86,16 @@ def processor_seconds() -> float:
 
 
 def measured(works: dict[str, Callable[[], object]], trials: int) -> dict[str, Cost]:
-    found: dict[str, list[Cost]] = {name: [] for name in works}
+    costs_of_works: dict[str, list[Cost]] = {name: [] for name in works}
     for trial in range(trials + 1):
         for name, work in works.items():
             start, used = time.perf_counter(), processor_seconds()
             work()
             cost = Cost(time.perf_counter() - start, processor_seconds() - used)
             if trial:  # the first one warms up
-                found[name].append(cost)
+                costs_of_works[name].append(cost)
     medians = {}
-    for name, costs in found.items():
+    for name, costs in costs_of_works.items():
         clocks, processors = zip(*costs, strict=True)
         medians[name] = Cost(statistics.median(clocks), statistics.median(processors))
     return medians
@@ -105,25 +105,25 @@ class Spark:
     """A store on the Spark engine with one group ``rows``."""
 
     def __init__(self, rows: int, columns: int) -> None:
-        self.place = Path(tempfile.mkdtemp(prefix="bench-spark-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="bench-spark-"))
         self.rows, self.columns, self._number = rows, columns, 0
-        self._made: Any = None
+        self._group: Any = None
         self.data = table(rows, columns)
-        with featurestore.connect(self.place / "store", engine="duckdb") as store:
+        with featurestore.connect(self.folder / "store", engine="duckdb") as store:
             store.create_featuregroup(self.data, "rows", primary_key="id", statistics=False)
             self.path = store.featuregroup("rows").path
-        self.store = featurestore.connect(self.place / "store", engine="spark")
+        self.store = featurestore.connect(self.folder / "store", engine="spark")
         self.session = self.store.get_featuregroup("rows").to_spark().sparkSession
 
     def reopen(self) -> None:
         """Open the store anew on the session that runs."""
-        self.store = featurestore.connect(self.place / "store", engine="spark")
+        self.store = featurestore.connect(self.folder / "store", engine="spark")
 
     def by_hand(self, data_format: str = "parquet") -> None:
         """Write the rows in the order of a hash, by a data source of Spark's."""
         from pyspark.sql import functions as sf
 
-        target = self.place / "by-hand"
+        target = self.folder / "by-hand"
         frame = self.session.read.format("delta").load(self.path)
         hashed = frame.withColumn("__hash", sf.xxhash64("id"))
         ranged = hashed.repartitionByRange(8, "__hash").sortWithinPartitions("__hash")
@@ -132,28 +132,28 @@ class Spark:
     def write_delta(self, rows: Any, mode: str = "overwrite") -> None:
         if isinstance(rows, pa.Table):
             rows = self.session.createDataFrame(rows)
-        rows.write.format("delta").mode(mode).save(str(self.place / "plain"))
+        rows.write.format("delta").mode(mode).save(str(self.folder / "plain"))
 
     def merge_delta(self, rows: Any) -> None:
         from delta.tables import DeltaTable
 
         if isinstance(rows, pa.Table):
             rows = self.session.createDataFrame(rows)
-        table = DeltaTable.forPath(self.session, str(self.place / "plain")).alias("old")
+        table = DeltaTable.forPath(self.session, str(self.folder / "plain")).alias("old")
         merge = table.merge(rows.alias("new"), "old.id = new.id")
         merge.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
 
     def create(self, rows: Any, **options: Any) -> None:
-        """Create the group ``made`` anew, after one of before is gone."""
-        if self._made is not None:
-            shutil.rmtree(self._made.path)
+        """Create a new group, after the previous one is removed."""
+        if self._group is not None:
+            shutil.rmtree(self._group.path)
         self._number += 1
         name = f"g{self._number}"
-        self._made = self.store.create_featuregroup(rows, name, primary_key="id", **options)
+        self._group = self.store.create_featuregroup(rows, name, primary_key="id", **options)
 
     def insert(self, rows: Any, *, mode: str) -> None:
-        """Write into the group made last, with its validation and statistics."""
-        self._made.insert(rows, mode=mode)
+        """Write into the newest group, with its validation and statistics."""
+        self._group.insert(rows, mode=mode)
 
     def export(self, data_format: str, *, statistics: bool = False) -> Any:
         self._number += 1
@@ -171,16 +171,16 @@ class Spark:
 
     def check(self, data_format: str) -> None:
         dataset = self.export(data_format)
-        found = dataset.read("train").to_arrow().sort_by("id")
-        lossy = {each.name for each in dataset.manifest.columns if each.loss is not None}
-        assert found.num_rows == self.rows
+        rows = dataset.read("train").to_arrow().sort_by("id")
+        lossy = {column.name for column in dataset.manifest.columns if column.loss is not None}
+        assert rows.num_rows == self.rows
         for name in set(self.data.schema.names) - lossy:
-            assert found[name].equals(self.data[name]), name
+            assert rows[name].equals(self.data[name]), name
         shutil.rmtree(dataset.path)
 
     def close(self) -> None:
         self.store.close()
-        shutil.rmtree(self.place, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def export(rows: int, columns: int, trials: int, *, tfrecord_source: bool) -> None:
@@ -190,10 +190,10 @@ def export(rows: int, columns: int, trials: int, *, tfrecord_source: bool) -> No
         works: dict[str, Callable[[], object]] = {"by hand": spark.by_hand}
         if tfrecord_source:
             works[TFRECORD_SOURCE] = partial(spark.by_hand, "tfrecord")
-        for kind in FORMATS:
-            spark.check(kind)
-            for label, statistics in ((kind, False), (f"{kind}, statistics", True)):
-                works[label] = partial(spark.export_and_remove, kind, statistics=statistics)
+        for data_format in FORMATS:
+            spark.check(data_format)
+            for label, statistics in ((data_format, False), (f"{data_format}, statistics", True)):
+                works[label] = partial(spark.export_and_remove, data_format, statistics=statistics)
         costs = measured(works, trials)
     finally:
         spark.close()
@@ -202,15 +202,19 @@ def export(rows: int, columns: int, trials: int, *, tfrecord_source: bool) -> No
     master = os.environ["FEATURESTORE_SPARK_MASTER"]
     column = f"{rows:,} x {columns}" + ("" if master.startswith("local") else ", cluster")
     REPORT.add("export", "by hand", column, hand.clock, "s")
-    for kind, limit in FORMATS.items():
-        print(f"  {kind:<22} {_ratio(costs[kind], hand)} of it (limit {limit})")
-        _add_ratio("export", f"{kind} / by hand", column, costs[kind], hand, at_most=limit)
-    for kind in FORMATS:
-        label = f"{kind}, statistics"
-        more = _ratio(costs[label], costs[kind])
-        print(f"  {label:<22} {more} of {kind} without (limit {STATISTICS_LIMIT})")
-        row = f"{kind}, statistics / without"
-        _add_ratio("export", row, column, costs[label], costs[kind], at_most=STATISTICS_LIMIT)
+    for data_format, limit in FORMATS.items():
+        print(f"  {data_format:<22} {_ratio(costs[data_format], hand)} of it (limit {limit})")
+        _add_ratio(
+            "export", f"{data_format} / by hand", column, costs[data_format], hand, at_most=limit
+        )
+    for data_format in FORMATS:
+        label = f"{data_format}, statistics"
+        more = _ratio(costs[label], costs[data_format])
+        print(f"  {label:<22} {more} of {data_format} without (limit {STATISTICS_LIMIT})")
+        row = f"{data_format}, statistics / without"
+        _add_ratio(
+            "export", row, column, costs[label], costs[data_format], at_most=STATISTICS_LIMIT
+        )
     if tfrecord_source:
         print(f"  tfrecord               {_ratio(costs['tfrecord'], costs[TFRECORD_SOURCE])} of")
         print(f"    the plan by hand with the data source, {costs[TFRECORD_SOURCE].clock:.1f} s")
@@ -223,17 +227,20 @@ def groups(rows: int, trials: int) -> None:
     import pyarrow.parquet as pq
 
     spark = Spark(1000, 10)
-    part = rows // 5
+    fifth = rows // 5
 
-    def given(name: str, data: pa.Table) -> Any:
-        path = str(spark.place / f"{name}.parquet")
+    def load_frame(name: str, data: pa.Table) -> Any:
+        path = str(spark.folder / f"{name}.parquet")
         pq.write_table(data, path)
         return spark.session.read.parquet(path)
 
     try:
-        all_rows = given("all", table(rows, 10))
+        all_rows = load_frame("all", table(rows, 10))
         # Keys of a trial must be new to the group, so each trial begins with a create.
-        more, changed = given("more", table(part, 10, first=rows)), given("some", table(part, 10))
+        more, changed = (
+            load_frame("more", table(fifth, 10, first=rows)),
+            load_frame("some", table(fifth, 10)),
+        )
         works: dict[str, Callable[[], object]] = {
             "create": lambda: spark.write_delta(all_rows),
             "append": lambda: spark.write_delta(more, "append"),
@@ -244,20 +251,20 @@ def groups(rows: int, trials: int) -> None:
             for mode, frame in (("append", more), ("upsert", changed)):
                 works[f"{mode} {label}"] = partial(spark.insert, frame, mode=mode)
         costs = measured(works, trials)
-        print(f"\ngroup of {rows:,} rows x 10, append and upsert of {part:,}")
-        for kind in ("create", "append", "upsert"):
-            plain = costs[kind]
-            print(f"  {kind}: plain Delta {plain.clock:.1f} s", end="")
+        print(f"\ngroup of {rows:,} rows x 10, append and upsert of {fifth:,}")
+        for operation in ("create", "append", "upsert"):
+            plain = costs[operation]
+            print(f"  {operation}: plain Delta {plain.clock:.1f} s", end="")
             title, row = (
                 f"group of {rows:,} x 10",
-                f"{kind} of {rows if kind == 'create' else part:,}",
+                f"{operation} of {rows if operation == 'create' else fifth:,}",
             )
             REPORT.add(title, row, "plain Delta", plain.clock, "s")
             for label, (_, limit) in WRITES.items():
-                ratio = _ratio(costs[f"{kind} {label}"], plain)
+                ratio = _ratio(costs[f"{operation} {label}"], plain)
                 print(f", {label} {ratio}, limit {limit}", end="")
                 column = f"{label} / plain Delta"
-                _add_ratio(title, row, column, costs[f"{kind} {label}"], plain, at_most=limit)
+                _add_ratio(title, row, column, costs[f"{operation} {label}"], plain, at_most=limit)
             print()
     finally:
         spark.close()
@@ -295,14 +302,20 @@ def small(trials: int) -> None:
         for name in ("session", "warm session"):
             start, used = time.perf_counter(), processor_seconds()
             retrieve()
-            taken = Cost(time.perf_counter() - start, processor_seconds() - used)
+            first_cost = Cost(time.perf_counter() - start, processor_seconds() - used)
             print(
-                f"\nfirst get_features of a store of 10,000 rows, {name}: {taken.clock:.1f} s "
-                f"({taken.processor:.1f} of processors)"
+                f"\nfirst get_features of a store of 10,000 rows, {name}: {first_cost.clock:.1f} s "
+                f"({first_cost.processor:.1f} of processors)"
             )
             row, limit = f"first get_features, {name}", 2.0 if name == "warm session" else None
             REPORT.add(
-                title, row, "time", taken.clock, "s", processor=taken.processor, at_most=limit
+                title,
+                row,
+                "time",
+                first_cost.clock,
+                "s",
+                processor=first_cost.processor,
+                at_most=limit,
             )
             spark.reopen()
         spark.write_delta(spark.data)
@@ -315,8 +328,8 @@ def small(trials: int) -> None:
         for name, work in works.items():
             cost, jobs = costs[name], jobs_of(spark.session, work)
             print(f"  {name}: {cost.clock:.2f} s, {cost.processor:.2f}, {jobs} jobs")
-            kind = name.partition(",")[0]
-            limit = None if name.endswith("plain Delta") else SMALL_LIMITS.get(kind)
+            operation = name.partition(",")[0]
+            limit = None if name.endswith("plain Delta") else SMALL_LIMITS.get(operation)
             row = f"{name}, 100 rows"
             REPORT.add(title, row, "time", cost.clock, "s", processor=cost.processor, at_most=limit)
             REPORT.add(title, row, "jobs", jobs)
@@ -349,15 +362,15 @@ def profile(rows: int) -> None:
     """Print the stages of one export of each format with their time and bytes."""
     spark = Spark(rows, 25)
     try:
-        for kind in ("by hand", *FORMATS):
+        for plan in ("by hand", *FORMATS):
             work = spark.by_hand
-            if kind != "by hand":
-                work = lambda kind=kind: spark.export(kind)  # noqa: E731
+            if plan != "by hand":
+                work = lambda plan=plan: spark.export(plan)  # noqa: E731
             work()
             before = _stages(spark.session)
             start = time.perf_counter()
             work()
-            print(f"\n{kind}: {time.perf_counter() - start:.2f} s")
+            print(f"\n{plan}: {time.perf_counter() - start:.2f} s")
             for number, line in sorted(_stages(spark.session).items()):
                 if number not in before:
                     print(f"  {line}")
@@ -373,10 +386,10 @@ def _stages(session: Any) -> dict[int, str]:
     stages = store.stageList(
         empty, False, False, session.sparkContext._gateway.new_array(session._jvm.double, 0), empty
     )
-    found = {}
+    lines = {}
     for index in range(stages.size()):
         stage = stages.apply(index)
-        found[stage.stageId()] = (
+        lines[stage.stageId()] = (
             f"stage {stage.stageId()}: {stage.numTasks()} tasks, "
             f"run {stage.executorRunTime() / 1000:.2f} s, "
             f"processor {stage.executorCpuTime() / 1e9:.2f} s, "
@@ -384,7 +397,7 @@ def _stages(session: Any) -> dict[int, str]:
             f"shuffle {stage.shuffleReadBytes() / 2**20:.0f} in "
             f"{stage.shuffleWriteBytes() / 2**20:.0f} out: {stage.name().splitlines()[0]}"
         )
-    return found
+    return lines
 
 
 def start_cluster(stack: ExitStack) -> None:
@@ -398,14 +411,14 @@ def start_cluster(stack: ExitStack) -> None:
     os.environ |= {"FEATURESTORE_SPARK_MASTER": master, "FEATURESTORE_SPARK_STAGING": str(folder)}
 
 
-def _ratio(cost: Cost, other: Cost) -> str:
-    return f"{cost.clock / other.clock:.2f} ({cost.processor / other.processor:.2f} by processor)"
+def _ratio(cost: Cost, base: Cost) -> str:
+    return f"{cost.clock / base.clock:.2f} ({cost.processor / base.processor:.2f} by processor)"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--trials", type=int, default=3, help="fewer on a busy machine")
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--cluster", action="store_true", help="on a standalone cluster")
@@ -426,17 +439,17 @@ def main() -> None:
     REPORT.save(quick=arguments.quick)
 
 
-def run(parts: Sequence[str], rows: int, trials: int, *, tfrecord_source: bool) -> None:
+def run(sections: Sequence[str], rows: int, trials: int, *, tfrecord_source: bool) -> None:
     """Run parts of the benchmark in one session."""
-    if "export" in parts:
+    if "export" in sections:
         export(rows, 25, trials, tfrecord_source=tfrecord_source)
-    if "wide" in parts:
+    if "wide" in sections:
         export(max(rows // 4, 10_000), 200, trials, tfrecord_source=tfrecord_source)
-    if "groups" in parts:
+    if "groups" in sections:
         groups(max(rows * 5 // 2, 10_000), trials)
-    if "small" in parts:
+    if "small" in sections:
         small(trials)
-    if "profile" in parts:
+    if "profile" in sections:
         profile(rows)
 
 

@@ -102,8 +102,8 @@ def measure(stores: dict[str, FeatureStore], rows: int, repeats: int) -> None:
         store.compact_featuregroup("g")
         frame_of_all = store.get_featuregroup("g").to_pandas().sort_values("id")
         frames.append(frame_of_all.reset_index(drop=True))
-    for each in frames[1:]:
-        pd.testing.assert_frame_equal(frames[0], each)
+    for other_frame in frames[1:]:
+        pd.testing.assert_frame_equal(frames[0], other_frame)
 
 
 def count_requests(
@@ -146,11 +146,13 @@ def count_of_hdfs(root: str, folder: Path, *, rows: int, commits: int) -> None:
     for name in ("create", "rename", "read", "get_file_info", "list_status", "delete"):
         call = getattr(storage._client, name)
 
-        def counted(*arguments: Any, _name: str = name, _call: Any = call, **keywords: Any) -> Any:
+        def count_call(
+            *arguments: Any, _name: str = name, _call: Any = call, **keywords: Any
+        ) -> Any:
             requests[_name] += 1
             return _call(*arguments, **keywords)
 
-        setattr(storage._client, name, counted)
+        setattr(storage._client, name, count_call)
     store = new_store(f"{root}/counted", folder / "counted-hdfs", rows=rows)
     count_requests(store, "HDFS", requests, rows=rows, commits=commits)
     store.close()

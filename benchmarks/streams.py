@@ -49,9 +49,9 @@ featurestore.stream_job(
 
 def measured(work: Callable[[], int]) -> tuple[int, float, float]:
     """Return what some work gives, its seconds and its processor time."""
-    begun, spent = time.perf_counter(), time.process_time()
-    found = work()
-    return found, time.perf_counter() - begun, time.process_time() - spent
+    start, spent = time.perf_counter(), time.process_time()
+    result = work()
+    return result, time.perf_counter() - start, time.process_time() - spent
 
 
 def parsed(address: str, topic: str, records: int, batch: int) -> int:
@@ -68,16 +68,16 @@ def parsed(address: str, topic: str, records: int, batch: int) -> int:
     )
     consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
     connection = duckdb.connect(config={"threads": 1})
-    total, seen = 0, 0
-    while seen < records:
+    total, record_count = 0, 0
+    while record_count < records:
         values: list[bytes] = []
-        while len(values) < batch and seen < records:
+        while len(values) < batch and record_count < records:
             for message in consumer.consume(min(10_000, batch - len(values)), timeout=0.05):
                 values.append(message.value())
-                seen += 1
-        given = pa.table({"value": pa.array(values, pa.binary()).cast(pa.string())})
-        connection.register("given", given)
-        rows = connection.sql(f"select unnest(from_json(value, '{STRUCTURE}')) from given")
+                record_count += 1
+        batch_rows = pa.table({"value": pa.array(values, pa.binary()).cast(pa.string())})
+        connection.register("batch_rows", batch_rows)
+        rows = connection.sql(f"select unnest(from_json(value, '{STRUCTURE}')) from batch_rows")
         total += int(pc.sum(rows.to_arrow_table().column("id")).as_py())
     consumer.close()
     return total
@@ -108,14 +108,15 @@ def throughput(
         store.register_jobs(file)
         rows, seconds, processor = measured(lambda name=name: ingested(store, name))  # type: ignore[misc]
         assert rows == args.records
-        found = store.sql(f"select sum(id)::bigint as total from {name}").to_arrow()
-        assert found.column("total")[0].as_py() == expected
+        result = store.sql(f"select sum(id)::bigint as total from {name}").to_arrow()
+        assert result.column("total")[0].as_py() == expected
         ours.append((args.records / seconds, args.records / processor))
-    for label, place in (("seconds", 0), ("processor time", 1)):
-        one = statistics.median(each[place] for each in bare)
-        two = statistics.median(each[place] for each in ours)
+    for label, position in (("seconds", 0), ("processor time", 1)):
+        bare_median = statistics.median(rates[position] for rates in bare)
+        our_median = statistics.median(rates[position] for rates in ours)
         print(
-            f"{label}: bare {one:,.0f} records/s, stream {two:,.0f}, ratio {two / one:.2f} (limit {RATIO})"
+            f"{label}: bare {bare_median:,.0f} records/s, stream {our_median:,.0f}, "
+            f"ratio {our_median / bare_median:.2f} (limit {RATIO})"
         )
     (bare_rate, bare_by_processor), (our_rate, our_by_processor) = (
         map(statistics.median, zip(*rates, strict=True)) for rates in (bare, ours)
@@ -130,36 +131,38 @@ def small_batches(
     store: featurestore.FeatureStore, broker: Broker, folder: Path, batches: int
 ) -> None:
     """Commit many micro-batches, and read what they leave compared with a group of one commit."""
-    each = 50
+    batch_size = 50
     topic = broker.topic(PARTITIONS)
-    broker.send(topic, (click(number) for number in range(batches * each)))
+    broker.send(topic, (click(number) for number in range(batches * batch_size)))
     file = folder / "small.py"
-    file.write_text(JOB.format(name="small", topic=topic, batch=each))
+    file.write_text(JOB.format(name="small", topic=topic, batch=batch_size))
     store.register_jobs(file)
     rows, seconds, processor = measured(lambda: ingested(store, "small"))
     print(
         f"{batches:,} micro-batches: {seconds:.1f} s, {processor / batches * 1000:.0f} ms of processor time each"
     )
-    assert rows == batches * each
+    assert rows == batches * batch_size
     group = store.featuregroup("small")
     store.create_featuregroup(group.read().to_arrow(), "whole", primary_key="id", event_time="at")
     store.compact_featuregroup("whole")
     times = {}
     for name in ("small", "whole"):
-        taken = []
+        durations = []
         for _ in range(9):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             store.get_featuregroup(name).to_arrow()
-            taken.append(time.perf_counter() - begun)
-        times[name] = statistics.median(taken)
+            durations.append(time.perf_counter() - start)
+        times[name] = statistics.median(durations)
     print(
         f"read of the group {times['small'] * 1000:.1f} ms, compacted {times['whole'] * 1000:.1f} ms, "
         f"ratio {times['small'] / times['whole']:.2f} (limit {READ_LIMIT})"
     )
-    REPORT.add(COMPARISONS, f"{batches:,} micro-batches of {each} records", "ours", seconds, "s")
+    REPORT.add(
+        COMPARISONS, f"{batches:,} micro-batches of {batch_size} records", "ours", seconds, "s"
+    )
     row = f"read after {batches:,} micro-batches, vs a compacted copy"
-    small, whole = (1000 * times[name] for name in ("small", "whole"))
-    REPORT.compare(row, small, whole, "ms", at_most=READ_LIMIT)
+    small_ms, whole_ms = (1000 * times[name] for name in ("small", "whole"))
+    REPORT.compare(row, small_ms, whole_ms, "ms", at_most=READ_LIMIT)
 
 
 def main() -> None:
@@ -174,9 +177,9 @@ def main() -> None:
         args.records, args.trials, args.batches = 100_000, 1, 50
     warnings.simplefilter("ignore")
     os.environ.setdefault("FEATURESTORE_DURABILITY", "fast")
-    with tempfile.TemporaryDirectory(prefix="featurestore-bench-") as place:
-        folder = Path(place)
-        os.environ["XDG_STATE_HOME"] = place
+    with tempfile.TemporaryDirectory(prefix="featurestore-bench-") as directory:
+        folder = Path(directory)
+        os.environ["XDG_STATE_HOME"] = directory
         (folder / "kafka").mkdir()
         with running(folder / "kafka") as address:
             broker = Broker(address)

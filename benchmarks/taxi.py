@@ -94,8 +94,8 @@ class Taxi:
         import featurestore
 
         self.rows, self._number = rows, 0
-        self.place = Path(tempfile.mkdtemp(prefix="bench-taxi-"))
-        self.store = featurestore.connect(self.place / "store")
+        self.folder = Path(tempfile.mkdtemp(prefix="bench-taxi-"))
+        self.store = featurestore.connect(self.folder / "store")
         for minutes in MINUTES:
             self._create(group(minutes, days), f"demand_{minutes}", ("location",))
         self._create(labels(rows, days), "rides", ("ride",))
@@ -109,8 +109,8 @@ class Taxi:
         )
 
     def _files(self, name: str) -> str:
-        found = sorted((self.place / "store/featuregroups" / name / "v1").glob("*.parquet"))
-        listed = ", ".join(f"'{each}'" for each in found)
+        files = sorted((self.folder / "store/featuregroups" / name / "v1").glob("*.parquet"))
+        listed = ", ".join(f"'{file}'" for file in files)
         return f"read_parquet([{listed}])"
 
     def _by_hand(self) -> str:
@@ -137,22 +137,22 @@ class Taxi:
     def export(self, *, statistics: bool) -> None:
         self._number += 1
         with redirect_stdout(io.StringIO()):
-            made = self.store.create_training_dataset(
+            dataset = self.store.create_training_dataset(
                 self.frame(),
                 f"d{self._number}",
                 label="fare",
                 data_format="parquet",
                 statistics=statistics,
             )
-        shutil.rmtree(made.path)
+        shutil.rmtree(dataset.path)
 
     def check(self) -> None:
-        ours, theirs = self.frame().to_arrow(), self.hand_to_arrow()
-        columns = theirs.schema.names
+        ours, expected = self.frame().to_arrow(), self.hand_to_arrow()
+        columns = expected.schema.names
         ours = ours.select(columns).sort_by("ride").combine_chunks()
         assert ours.num_rows == self.rows
-        theirs = theirs.sort_by("ride").cast(ours.schema).combine_chunks()
-        assert ours.equals(theirs), "the rows differ"
+        expected = expected.sort_by("ride").cast(ours.schema).combine_chunks()
+        assert ours.equals(expected), "the rows differ"
 
     def works(self) -> dict[str, Callable[[], object]]:
         return {
@@ -166,20 +166,20 @@ class Taxi:
 
     def close(self) -> None:
         self.store.close()
-        shutil.rmtree(self.place, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def measured(taxi: Taxi, trials: int) -> dict[str, Cost]:
-    found: dict[str, list[Cost]] = {}
+    costs_of_works: dict[str, list[Cost]] = {}
     for trial in range(trials + 1):
         for name, work in taxi.works().items():
             start, used = time.perf_counter(), time.process_time()
             work()
             cost = Cost(time.perf_counter() - start, time.process_time() - used)
             if trial:  # the first one warms up
-                found.setdefault(name, []).append(cost)
+                costs_of_works.setdefault(name, []).append(cost)
     medians = {}
-    for name, costs in found.items():
+    for name, costs in costs_of_works.items():
         clocks, processors = zip(*costs, strict=True)
         medians[name] = Cost(statistics.median(clocks), statistics.median(processors))
     return medians
@@ -187,17 +187,17 @@ def measured(taxi: Taxi, trials: int) -> dict[str, Cost]:
 
 def report(rows: int, costs: dict[str, Cost]) -> None:
     published = PUBLISHED.get(rows // 1_000_000)
-    for what, limit in (("Arrow", ARROW_LIMIT), ("pandas", PANDAS_LIMIT)):
-        ours, hand = costs[f"ours to {what}"], costs[f"hand to {what}"]
-        line = f"  to {what:<7} {rows / ours.clock:12,.0f} rows/s, "
+    for target, limit in (("Arrow", ARROW_LIMIT), ("pandas", PANDAS_LIMIT)):
+        ours, hand = costs[f"ours to {target}"], costs[f"hand to {target}"]
+        line = f"  to {target:<7} {rows / ours.clock:12,.0f} rows/s, "
         line += f"{ours.clock / hand.clock:.2f} of the joins by hand "
         line += f"({ours.processor / hand.processor:.2f} by processor time, limit {limit})"
-        ratio, by_processor = (one / other for one, other in zip(ours, hand, strict=True))
+        ratio, by_processor = (value / base for value, base in zip(ours, hand, strict=True))
         table, row = "labels", f"{rows:,}"
-        REPORT.add(table, row, f"{what}, rows/s", rows / ours.clock)
-        column = f"{what} / `ASOF` joins"
+        REPORT.add(table, row, f"{target}, rows/s", rows / ours.clock)
+        column = f"{target} / `ASOF` joins"
         REPORT.add(table, row, column, ratio, processor=by_processor, at_most=limit)
-        if what == "pandas" and published is not None:
+        if target == "pandas" and published is not None:
             line += f"; published {published[0]},000 on 16 processors"
         print(line)
     arrow = costs["ours to Arrow"]
@@ -209,7 +209,7 @@ def report(rows: int, costs: dict[str, Cost]) -> None:
         line += f"limit {ARROW_SPEED / EXPORT_SPEED})"
         REPORT.add(table, row, f"{name}, rows/s", rows / cost.clock, at_least=EXPORT_SPEED)
         limit = ARROW_SPEED / EXPORT_SPEED
-        ratio, by_processor = (one / other for one, other in zip(cost, arrow, strict=True))
+        ratio, by_processor = (value / base for value, base in zip(cost, arrow, strict=True))
         column = f"{name} / Arrow"
         REPORT.add(table, row, column, ratio, processor=by_processor, at_most=limit)
         if published is not None:
@@ -224,7 +224,11 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", type=int, default=[1, 2, 5, 10])
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    sizes, days, trials = [each * 1_000_000 for each in arguments.only], DAYS, arguments.trials
+    sizes, days, trials = (
+        [millions * 1_000_000 for millions in arguments.only],
+        DAYS,
+        arguments.trials,
+    )
     if arguments.quick:
         sizes, days, trials = [100_000], 10, 1
     for rows in sizes:

@@ -38,17 +38,17 @@ _MIB = 1024 * 1024
 def rows_of(count: int) -> pa.Table:
     """Return numbers, texts with 100 values, a label and an id."""
     random = np.random.default_rng(0)
-    known = np.array([f"category-{number:03d}" for number in range(100)])
+    categories = np.array([f"category-{number:03d}" for number in range(100)])
     arrays: dict[str, Any] = {"id": np.arange(count)}
     for name in NUMBERS:
         arrays[name] = random.normal(5, 2, count).astype(np.float32)
     for name in ("t0", "t1"):
-        arrays[name] = known[random.integers(0, 100, count)]
+        arrays[name] = categories[random.integers(0, 100, count)]
     arrays["y"] = random.integers(0, 2, count)
     return pa.table(arrays)
 
 
-def exact() -> dict[str, Any]:
+def build_exact_chains() -> dict[str, Any]:
     """Return chains that the statistics of the export are enough for."""
     from featurestore import transform as t
 
@@ -58,7 +58,7 @@ def exact() -> dict[str, Any]:
     return chains
 
 
-def counted() -> dict[str, Any]:
+def build_pass_chains() -> dict[str, Any]:
     """Return chains that need a pass over the rows."""
     from featurestore import transform as t
 
@@ -85,32 +85,32 @@ def measured(work: Callable[[], Any]) -> tuple[Any, float, float]:
 
 def race(contestants: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, dict[str, float]]:
     """Return median seconds and processor seconds of each contestant; one round warms up."""
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
+    costs: dict[str, list[tuple[float, float]]] = {name: [] for name in contestants}
     for number in range(rounds + 1):
         for name, work in contestants.items():
             _, seconds, used = measured(work)
             if number:
-                taken[name].append((seconds, used))
+                costs[name].append((seconds, used))
     result = {}
-    for name, pairs in taken.items():
+    for name, pairs in costs.items():
         seconds, used = (statistics.median(values) for values in zip(*pairs, strict=True))
         result[name] = {"seconds": seconds, "processor": used}
     return result
 
 
-def show(title: str, found: Mapping[str, Mapping[str, float]], first: str, rows: int) -> None:
+def show(title: str, figures: Mapping[str, Mapping[str, float]], first: str, rows: int) -> None:
     print(f"\n{title}")
-    base = found[first]
-    for name, each in found.items():
-        base = each if name.endswith("as stored") else base
-        ratio = each["seconds"] / base["seconds"], each["processor"] / base["processor"]
+    base = figures[first]
+    for name, figure in figures.items():
+        base = figure if name.endswith("as stored") else base
+        ratio = figure["seconds"] / base["seconds"], figure["processor"] / base["processor"]
         print(
-            f"  {name:44}{rows / each['seconds']:12,.0f} rows/s "
-            f"{each['processor'] / rows * 1e9:8,.0f} ns of processor a row  "
+            f"  {name:44}{rows / figure['seconds']:12,.0f} rows/s "
+            f"{figure['processor'] / rows * 1e9:8,.0f} ns of processor a row  "
             f"{ratio[0]:.2f}x the time, {ratio[1]:.2f}x by processor"
         )
-        if each is not base:
-            ours, peer = (1e9 * one["processor"] / rows for one in (each, base))
+        if figure is not base:
+            ours, peer = (1e9 * contestant["processor"] / rows for contestant in (figure, base))
             REPORT.compare(f"{title}: {name}, vs without", ours, peer, "ns")
 
 
@@ -127,7 +127,7 @@ def epoch(dataset: Any, transformed: Any, names: list[str]) -> int:
 
 def applying(store: Any, rows: pa.Table, rounds: int) -> None:
     dataset = make(store, rows, "applied")
-    sets = {"exact": dataset.fit(exact()), "counted": dataset.fit(counted())}
+    sets = {"exact": dataset.fit(build_exact_chains()), "counted": dataset.fit(build_pass_chains())}
     texts = [*NUMBERS, "t0", "t1"]
     contestants = {
         "numbers as stored": lambda: epoch(dataset, False, NUMBERS),
@@ -135,8 +135,8 @@ def applying(store: Any, rows: pa.Table, rounds: int) -> None:
         "numbers and texts as stored": lambda: epoch(dataset, False, texts),
         "3 numbers and 2 texts by quantiles, codes": lambda: epoch(dataset, sets["counted"], texts),
     }
-    found = race(contestants, rounds)
-    show(f"applying, {rows.num_rows:,} rows shuffled", found, "numbers as stored", rows.num_rows)
+    figures = race(contestants, rounds)
+    show(f"applying, {rows.num_rows:,} rows shuffled", figures, "numbers as stored", rows.num_rows)
 
 
 def fitting(store: Any, rows: pa.Table, rounds: int) -> None:
@@ -147,11 +147,13 @@ def fitting(store: Any, rows: pa.Table, rounds: int) -> None:
 
     contestants = {
         "export without transformations": lambda: export(None),
-        "export with those computed from statistics": lambda: export(exact()),
-        "export with quantiles and vocabularies": lambda: export(counted()),
+        "export with those computed from statistics": lambda: export(build_exact_chains()),
+        "export with quantiles and vocabularies": lambda: export(build_pass_chains()),
     }
-    found = race(contestants, rounds)
-    show(f"fitting, {rows.num_rows:,} rows", found, "export without transformations", rows.num_rows)
+    figures = race(contestants, rounds)
+    show(
+        f"fitting, {rows.num_rows:,} rows", figures, "export without transformations", rows.num_rows
+    )
 
 
 def pass_memory(rows: int, distinct: int) -> dict[str, float]:
@@ -166,9 +168,9 @@ def pass_memory(rows: int, distinct: int) -> dict[str, float]:
     values = random.normal(0, 1, distinct)
     start, peak, size = _resident(), 0, 65_536
     for begin in range(0, rows, size):
-        picked = (np.arange(begin, min(rows, begin + size)) * 7_919) % distinct
-        texts = pa.array(picked.astype(str).tolist())
-        batch = pa.RecordBatch.from_arrays([pa.array(values[picked]), texts], ["x", "s"])
+        indices = (np.arange(begin, min(rows, begin + size)) * 7_919) % distinct
+        texts = pa.array(indices.astype(str).tolist())
+        batch = pa.RecordBatch.from_arrays([pa.array(values[indices]), texts], ["x", "s"])
         state = counts.update(state, batch)
         peak = max(peak, _resident())
     state = counts.finish(state)
@@ -191,32 +193,32 @@ def memory(quick: bool) -> None:
     print("\nmemory of the pass over a number and a text")
     for rows, distinct in shapes:
         words = [sys.executable, __file__, "--pass-memory", str(rows), str(distinct)]
-        told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-        each = json.loads(told)
-        print(f"  {rows:12,} rows, {distinct:10,} different: {each['MiB']:8,.0f} MiB at most")
+        output = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        usage = json.loads(output)
+        print(f"  {rows:12,} rows, {distinct:10,} different: {usage['MiB']:8,.0f} MiB at most")
         row = f"fitting a number and a text, {rows:,} rows of {distinct:,} values"
-        REPORT.add(COMPARISONS, row, "peak", each["MiB"], "MiB")
+        REPORT.add(COMPARISONS, row, "peak", usage["MiB"], "MiB")
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--quick", action="store_true")
-    arguments.add_argument("--rows", type=int)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--rows", type=int)
 
-    arguments.add_argument("--pass-memory", type=int, nargs=2, help=argparse.SUPPRESS)
-    given = arguments.parse_args()
-    if given.pass_memory:
-        print(json.dumps(pass_memory(*given.pass_memory)))
+    parser.add_argument("--pass-memory", type=int, nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.pass_memory:
+        print(json.dumps(pass_memory(*arguments.pass_memory)))
         return
     import featurestore
 
-    rounds = 1 if given.quick else ROUNDS
-    rows = rows_of(given.rows or (100_000 if given.quick else 500_000))
-    with tempfile.TemporaryDirectory() as place, featurestore.connect(place) as store:
+    rounds = 1 if arguments.quick else ROUNDS
+    rows = rows_of(arguments.rows or (100_000 if arguments.quick else 500_000))
+    with tempfile.TemporaryDirectory() as location, featurestore.connect(location) as store:
         applying(store, rows, rounds)
         fitting(store, rows, rounds)
-        memory(given.quick)
-    REPORT.save(quick=given.quick)
+        memory(arguments.quick)
+    REPORT.save(quick=arguments.quick)
 
 
 if __name__ == "__main__":

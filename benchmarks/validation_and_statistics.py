@@ -34,7 +34,7 @@ from report import COMPARISONS, Report
 from featurestore.plugins.engine import Engine, Relation, find_engine
 from featurestore.statistics import count_statistics, finish, statistics_accumulator
 
-PARTS = ("statistics", "memory", "gate", "spark")
+SECTIONS = ("statistics", "memory", "gate", "spark")
 BATCH = 65_536
 REPORT = Report(
     "validation_and_statistics",
@@ -93,9 +93,9 @@ def in_turns(trials: int, *calls: Callable[[], object]) -> list[float]:
     """
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(trials):
-        for taken, call in zip(times, calls, strict=True):
-            taken.append(seconds(call))
-    return [statistics.median(each) for each in times]
+        for durations, call in zip(times, calls, strict=True):
+            durations.append(seconds(call))
+    return [statistics.median(durations) for durations in times]
 
 
 def by_sql(paths: list[str]) -> tuple[list[tuple[Any, ...]], tuple[Any, ...]]:
@@ -112,7 +112,7 @@ def by_sql(paths: list[str]) -> tuple[list[tuple[Any, ...]], tuple[Any, ...]]:
         "id",
     ]
     pairs = ", ".join(
-        f"corr({left}, {right})" for left, right in itertools.combinations(numeric, 2)
+        f"corr({first}, {second})" for first, second in itertools.combinations(numeric, 2)
     )
     return summary, connection.execute(f"SELECT {pairs} FROM {table}").fetchall()[0]
 
@@ -129,21 +129,21 @@ def bench_statistics(rows: int, trials: int, folder: Path) -> None:
     def ours() -> Any:
         return finish(count_statistics(engine, relation, relation.schema))
 
-    found, (summary, corr) = ours(), by_sql(paths)
+    result, (summary, corr) = ours(), by_sql(paths)
     by_name = {row[0]: row for row in summary}
-    assert found.rows == rows
-    assert abs(found.column("x3").mean - float(by_name["x3"][5])) < 1e-9
-    assert abs(found.pearson.value("x0", "x1") - corr[0]) < 1e-9
-    mine, summarize = in_turns(trials, ours, lambda: by_sql(paths))
-    counted = seconds(lambda: count_statistics(engine, relation, relation.schema))
+    assert result.rows == rows
+    assert abs(result.column("x3").mean - float(by_name["x3"][5])) < 1e-9
+    assert abs(result.pearson.value("x0", "x1") - corr[0]) < 1e-9
+    our_seconds, summarize = in_turns(trials, ours, lambda: by_sql(paths))
+    counting_seconds = seconds(lambda: count_statistics(engine, relation, relation.schema))
     print(
-        f"statistics of {rows:,} rows x 20 columns: {mine:.2f} s ({counted:.2f} s of it counting)"
+        f"statistics of {rows:,} rows x 20 columns: {our_seconds:.2f} s ({counting_seconds:.2f} s of it counting)"
     )
     print(
-        f"  SUMMARIZE and pairwise corr in SQL: {summarize:.2f} s; ratio {mine / summarize:.2f} (limit 1.00)"
+        f"  SUMMARIZE and pairwise corr in SQL: {summarize:.2f} s; ratio {our_seconds / summarize:.2f} (limit 1.00)"
     )
     row = f"statistics of {rows:,} rows x 20, vs `SUMMARIZE` and `corr` in DuckDB"
-    REPORT.compare(row, mine, summarize, "s", at_most=1.0)
+    REPORT.compare(row, our_seconds, summarize, "s", at_most=1.0)
 
 
 def bench_memory(rows: int, folder: Path) -> None:
@@ -151,21 +151,21 @@ def bench_memory(rows: int, folder: Path) -> None:
     for count in (rows // 4, rows):
         target = folder / f"memory-{count}"
         write(target, count)
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, __file__, "--child", str(target)],
             capture_output=True,
             text=True,
             check=True,
         )
-        print(f"memory of counting {count:,} rows x 20 columns: {done.stdout.strip()}")
-        peak = float(done.stdout.split()[0].replace(",", ""))
+        print(f"memory of counting {count:,} rows x 20 columns: {process.stdout.strip()}")
+        peak = float(process.stdout.split()[0].replace(",", ""))
         row = f"statistics of {count:,} rows x 20"
         REPORT.add(COMPARISONS, row, "peak above idle", peak, "MiB")
 
 
 def child(folder: str) -> None:
     engine = find_engine("duckdb")
-    paths = sorted(str(each) for each in Path(folder).iterdir())
+    paths = sorted(str(path) for path in Path(folder).iterdir())
     relation = relation_of(engine, paths)
     small = pa.Table.from_batches([next(iter(engine.stream(relation, limit=1_000)))])
     accumulator = statistics_accumulator(small.schema)
@@ -179,8 +179,8 @@ def child(folder: str) -> None:
 def expectations() -> list[dict[str, Any]]:
     """Ten expectations over six columns."""
 
-    def rule(kind: str, column: str, **kwargs: Any) -> dict[str, Any]:
-        return {"type": f"expect_column_{kind}", "kwargs": {"column": column, **kwargs}}
+    def rule(expectation: str, column: str, **kwargs: Any) -> dict[str, Any]:
+        return {"type": f"expect_column_{expectation}", "kwargs": {"column": column, **kwargs}}
 
     return [
         rule("values_to_not_be_null", "x0"),
@@ -220,8 +220,8 @@ def bench_gate(rows: int, trials: int, folder: Path) -> None:
         .add_dataframe_asset("x")
         .add_batch_definition_whole_dataframe("b")
     )
-    made = [get_expectation_impl(rule["type"])(**rule["kwargs"]) for rule in rules]
-    suite = gx.ExpectationSuite(name="s", expectations=made)
+    gx_expectations = [get_expectation_impl(rule["type"])(**rule["kwargs"]) for rule in rules]
+    suite = gx.ExpectationSuite(name="s", expectations=gx_expectations)
 
     def bare() -> Any:
         return definition.get_batch(batch_parameters={"dataframe": frame}).validate(suite)
@@ -239,13 +239,16 @@ def bench_gate(rows: int, trials: int, folder: Path) -> None:
 
     assert bare().success
     assert gate().report.success
-    mine, theirs = in_turns(trials, gate, bare)
-    print(f"gate of {len(rules)} expectations on {rows:,} rows, read from Parquet: {mine:.2f} s")
+    our_seconds, bare_seconds = in_turns(trials, gate, bare)
     print(
-        f"  bare Great Expectations on a pandas frame in memory: {theirs:.2f} s; ratio {mine / theirs:.2f} (limit 1.50)"
+        f"gate of {len(rules)} expectations on {rows:,} rows, read from Parquet: {our_seconds:.2f} s"
+    )
+    print(
+        f"  bare Great Expectations on a pandas frame in memory: {bare_seconds:.2f} s; "
+        f"ratio {our_seconds / bare_seconds:.2f} (limit 1.50)"
     )
     row = f"{len(rules)} expectations on {rows:,} rows, vs Great Expectations"
-    REPORT.compare(row, mine, theirs, "s", at_most=1.5)
+    REPORT.compare(row, our_seconds, bare_seconds, "s", at_most=1.5)
 
 
 def bench_spark(rows: int, folder: Path) -> None:
@@ -256,9 +259,11 @@ def bench_spark(rows: int, folder: Path) -> None:
     spark.sparkContext.setJobGroup("statistics", "statistics")
     count_statistics(engine, relation, relation.schema, rows=rows)
     jobs = len(spark.sparkContext.statusTracker().getJobIdsForGroup("statistics"))
-    taken = seconds(lambda: finish(count_statistics(engine, relation, relation.schema, rows=rows)))
+    duration = seconds(
+        lambda: finish(count_statistics(engine, relation, relation.schema, rows=rows))
+    )
     print(
-        f"statistics of {rows:,} rows x 20 columns on local Spark: {taken:.2f} s, {jobs} job (limit 1)"
+        f"statistics of {rows:,} rows x 20 columns on local Spark: {duration:.2f} s, {jobs} job (limit 1)"
     )
     spark.stop()
 
@@ -266,7 +271,7 @@ def bench_spark(rows: int, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the rows, one trial")
-    parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
+    parser.add_argument("--only", nargs="*", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:

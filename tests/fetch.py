@@ -22,7 +22,7 @@ from tests.sources.iceberg_rest_server import catalog_jars
 from tests.streams.debezium_server import debezium_jars
 from tests.streams.kafka_server import NoKafka, kafka_jars, spark_connectors
 
-PARTS: dict[str, Callable[[], object]] = {
+FETCHERS: dict[str, Callable[[], object]] = {
     "Kafka (Maven Central)": kafka_jars,
     "Spark's connectors to Kafka, S3 and PostgreSQL (Maven Central)": spark_connectors,
     "Debezium with Kafka Connect (Maven Central)": debezium_jars,
@@ -38,7 +38,7 @@ PARTS: dict[str, Callable[[], object]] = {
 
 
 def main() -> None:
-    for name, fetch in PARTS.items():
+    for name, fetch in FETCHERS.items():
         start = time.monotonic()
         try:
             fetch()

@@ -75,7 +75,7 @@ class ForkedWorker:
     def __init__(
         self,
         server: ForkServer,
-        given: bytes,
+        input_bytes: bytes,
         *,
         log: str,
         environment: Mapping[str, str],
@@ -84,7 +84,7 @@ class ForkedWorker:
         os.makedirs(directory, exist_ok=True)
         actual = Path(f"{log}.given")
         actual.parent.mkdir(parents=True, exist_ok=True)
-        actual.write_bytes(given)
+        actual.write_bytes(input_bytes)
         module = importlib.util.find_spec(WORKER_MODULE)
         assert module is not None
         assert module.origin is not None
@@ -93,7 +93,7 @@ class ForkedWorker:
             output=Path(log),
             environment=environment,
             folder=Path(directory),
-            given=actual,
+            input_path=actual,
         )
 
     def poll(self) -> int | None:
@@ -137,9 +137,9 @@ class ForkedPrograms:
             folder=cwd,
         )
 
-    def run(self, command: Sequence[str], *, check: bool, **where: Any) -> None:
+    def run(self, command: Sequence[str], *, check: bool, **options: Any) -> None:
         """Run a module and check its exit status."""
-        status = self.Popen(command, **where).wait()
+        status = self.Popen(command, **options).wait()
         assert check
         assert status == 0
 
@@ -158,14 +158,14 @@ class ForkServer:
         output: Path,
         environment: Mapping[str, str],
         folder: Path,
-        given: Path | None = None,
+        input_path: Path | None = None,
     ) -> Forked:
         """Run a Python file as a program with only this environment.
 
-        It reads ``given`` as its standard input.
+        It reads ``input_path`` as its standard input.
         """
         request = {
-            "input": str(given or os.devnull),
+            "input": str(input_path or os.devnull),
             "program": str(program),
             "arguments": list(arguments),
             "environment": dict(environment),
@@ -174,7 +174,7 @@ class ForkServer:
         }
         return Forked(self, self.ask(request)["pid"], output)
 
-    def ask(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to a request line."""
         if self._process is None:
             self._process = subprocess.Popen(
@@ -192,7 +192,7 @@ class ForkServer:
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())  # type: ignore[no-any-return]
 
@@ -211,8 +211,8 @@ def serve() -> None:
     # Threads would not survive a fork, but nothing has been computed yet, so there are none.
     for line in sys.stdin:
         document = json.loads(line)
-        answer = _status(document["pid"]) if "pid" in document else {"pid": _fork(document)}
-        sys.stdout.write(json.dumps(answer) + "\n")
+        response = _status(document["pid"]) if "pid" in document else {"pid": _fork(document)}
+        sys.stdout.write(json.dumps(response) + "\n")
         sys.stdout.flush()
 
 
@@ -221,26 +221,29 @@ def _status(pid: int) -> dict[str, int | None]:
     return {"status": os.waitstatus_to_exitcode(status) if ended else None}
 
 
-def _fork(asked: dict[str, Any]) -> int:
+def _fork(request: dict[str, Any]) -> int:
     child = os.fork()
     if child == 0:
-        _run(asked)
+        _run(request)
     return child
 
 
-def _run(asked: dict[str, Any]) -> None:
+def _run(request: dict[str, Any]) -> None:
     status = 1
     try:
-        with open(asked["input"]) as given, open(asked["output"], "ab", buffering=0) as output:
-            os.dup2(given.fileno(), 0)
+        with (
+            open(request["input"]) as input_file,
+            open(request["output"], "ab", buffering=0) as output,
+        ):
+            os.dup2(input_file.fileno(), 0)
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
         os.environ.clear()
-        os.environ.update(asked["environment"])
-        os.chdir(asked["folder"])
-        sys.path[0:0] = asked["environment"].get("PYTHONPATH", "").split(os.pathsep)
-        sys.argv = [asked["program"], *asked["arguments"]]
-        runpy.run_path(asked["program"], run_name="__main__")
+        os.environ.update(request["environment"])
+        os.chdir(request["folder"])
+        sys.path[0:0] = request["environment"].get("PYTHONPATH", "").split(os.pathsep)
+        sys.argv = [request["program"], *request["arguments"]]
+        runpy.run_path(request["program"], run_name="__main__")
         status = 0
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)

@@ -137,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
             headers = {
                 key: value for key, value in self.headers.items() if key != "Transfer-Encoding"
             }
-            self._answer(*self._send(self.command, self.path, body, headers))
+            self._respond(*self._send(self.command, self.path, body, headers))
             return
         url = urlsplit(self.path)
         bucket, _, name = url.path[1:].partition("/")
@@ -151,15 +151,15 @@ class _Handler(BaseHTTPRequestHandler):
             source_bucket, _, source = self.headers["x-goog-copy-source"].partition("/")
             rewrite = f"/storage/v1/b/{source_bucket}/o/{_encode(source)}/rewriteTo/b/{bucket}/o"
             status, _, response_body = self._send("POST", f"{rewrite}/{_encode(name)}")
-            self._answer(status, body=response_body)
+            self._respond(status, body=response_body)
         elif self.command == "PUT":
             self._put(name, body)
         elif self.command == "DELETE":
-            self._answer(self._send("DELETE", f"{self.target}/{_encode(name)}")[0])
+            self._respond(self._send("DELETE", f"{self.target}/{_encode(name)}")[0])
         else:
             range_header = {"Range": self.headers["Range"]} if "Range" in self.headers else {}
             path = f"{self.target}/{_encode(name)}?alt=media"
-            self._answer(*self._send(self.command, path, headers=range_header))
+            self._respond(*self._send(self.command, path, headers=range_header))
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _handle  # noqa: N815
 
@@ -177,34 +177,36 @@ class _Handler(BaseHTTPRequestHandler):
         )
         headers = {}
         if status == 200:
-            stored = json.loads(response_body)
-            headers = {"ETag": f'"{stored["etag"]}"', "x-goog-generation": stored["generation"]}
-        self._answer(status, headers, response_body if status != 200 else b"")
+            metadata = json.loads(response_body)
+            headers = {"ETag": f'"{metadata["etag"]}"', "x-goog-generation": metadata["generation"]}
+        self._respond(status, headers, response_body if status != 200 else b"")
 
     def _upload_parts(self, name: str, query: dict[str, str], body: bytes) -> None:
         if "uploads" in query:
             upload = uuid.uuid4().hex
             self.uploads[upload] = {}
             text = f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId>"
-            self._answer(200, body=f"{text}</InitiateMultipartUploadResult>".encode())
+            self._respond(200, body=f"{text}</InitiateMultipartUploadResult>".encode())
         elif self.command == "PUT":
             self.uploads[query["uploadId"]][int(query["partNumber"])] = body
-            self._answer(200, {"ETag": f'"part-{query["partNumber"]}"'})
+            self._respond(200, {"ETag": f'"part-{query["partNumber"]}"'})
         elif self.command == "DELETE":
             self.uploads.pop(query["uploadId"], None)
-            self._answer(204)
+            self._respond(204)
         else:
-            parts = self.uploads.pop(query["uploadId"])
+            part_bodies = self.uploads.pop(query["uploadId"])
             elements = ElementTree.fromstring(body).iter()
-            numbers = [int(each.text or "") for each in elements if _is(each, "PartNumber")]
+            numbers = [
+                int(element.text or "") for element in elements if _is(element, "PartNumber")
+            ]
             media = urlencode({"uploadType": "media", "name": unquote(name)})
-            content = b"".join(parts[number] for number in numbers)
+            content = b"".join(part_bodies[number] for number in numbers)
             status, _, response_body = self._send("POST", f"/upload{self.target}?{media}", content)
-            stored = json.loads(response_body)
-            text = f"<CompleteMultipartUploadResult><ETag>{stored['etag']}</ETag>"
-            self._answer(
+            metadata = json.loads(response_body)
+            text = f"<CompleteMultipartUploadResult><ETag>{metadata['etag']}</ETag>"
+            self._respond(
                 status,
-                {"x-goog-generation": stored["generation"]},
+                {"x-goog-generation": metadata["generation"]},
                 f"{text}</CompleteMultipartUploadResult>".encode(),
             )
 
@@ -215,21 +217,21 @@ class _Handler(BaseHTTPRequestHandler):
             "GET", f"{self.target}?{urlencode({**selection, 'startOffset': after})}"
         )
         if status != 200:
-            self._answer(status, body=b"<Error><Code>NoSuchBucket</Code></Error>")
+            self._respond(status, body=b"<Error><Code>NoSuchBucket</Code></Error>")
             return
         result: dict[str, Any] = json.loads(response_body)
         items = [item for item in result.get("items", []) if item["name"] > after]
         limit = int(query.get("max-keys", _PAGE))
-        parts = [_contents(item) for item in items[:limit]]
+        entries = [_contents(item) for item in items[:limit]]
         for prefix in result.get("prefixes", []):
-            parts.append(f"<CommonPrefixes><Prefix>{escape(prefix)}</Prefix></CommonPrefixes>")
+            entries.append(f"<CommonPrefixes><Prefix>{escape(prefix)}</Prefix></CommonPrefixes>")
         if len(items) > limit:
             token = escape(items[limit - 1]["name"])
-            parts.append(f"<NextContinuationToken>{token}</NextContinuationToken>")
-        text = f"<ListBucketResult>{''.join(parts)}</ListBucketResult>"
-        self._answer(200, body=text.encode())
+            entries.append(f"<NextContinuationToken>{token}</NextContinuationToken>")
+        text = f"<ListBucketResult>{''.join(entries)}</ListBucketResult>"
+        self._respond(200, body=text.encode())
 
-    def _answer(
+    def _respond(
         self, status: int, headers: dict[str, str] | None = None, body: bytes = b""
     ) -> None:
         self.send_response(status)

@@ -93,8 +93,8 @@ def serving(folder: Path, settings: dict[str, int] | None = None) -> Iterator[Hd
 
 
 def _port(server: subprocess.Popen[bytes], details: Path, log: Path) -> int:
-    begun = time.monotonic()
-    while time.monotonic() - begun < _PATIENCE:
+    start = time.monotonic()
+    while time.monotonic() - start < _PATIENCE:
         if details.exists() and (text := details.read_text()).endswith("}"):
             return int(json.loads(text)["namenode_port"])
         if server.poll() is not None:

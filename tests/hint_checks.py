@@ -46,8 +46,8 @@ OWN_OBJECTS = {"store", "frame", "group", "dataset", "view", "reader", "study", 
 
 def code_of(text: str) -> ast.AST | None:
     """Return the code at the start of a hint, or None for prose and commands."""
-    for part in (text, re.split(r", or |; | or |: ", text)[0]):
-        for form in (part, f"f({part})"):
+    for candidate in (text, re.split(r", or |; | or |: ", text)[0]):
+        for form in (candidate, f"f({candidate})"):
             try:
                 tree = ast.parse(form.strip())
             except SyntaxError:
@@ -68,23 +68,23 @@ def source_trees() -> Iterator[tuple[Path, ast.Module]]:
 @cache
 def parameters() -> dict[str, set[str]]:
     """Return the argument names of each function and class of the source; * accepts any."""
-    known: dict[str, set[str]] = defaultdict(set)
+    argument_names: dict[str, set[str]] = defaultdict(set)
     for _, tree in source_trees():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 arguments = node.args
                 names = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-                known[node.name].update(each.arg for each in names)
+                argument_names[node.name].update(argument.arg for argument in names)
                 if arguments.kwarg is not None:
-                    known[node.name].add("*")
+                    argument_names[node.name].add("*")
             elif isinstance(node, ast.ClassDef):
-                for each in node.body:
-                    if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
-                        known[node.name].add(each.target.id)
-                    elif isinstance(each, ast.FunctionDef) and each.name == "__init__":
-                        names = [*each.args.args, *each.args.kwonlyargs]
-                        known[node.name].update(argument.arg for argument in names)
-    return known
+                for member in node.body:
+                    if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name):
+                        argument_names[node.name].add(member.target.id)
+                    elif isinstance(member, ast.FunctionDef) and member.name == "__init__":
+                        names = [*member.args.args, *member.args.kwonlyargs]
+                        argument_names[node.name].update(argument.arg for argument in names)
+    return argument_names
 
 
 @cache
@@ -154,7 +154,7 @@ def command_problems(text: str) -> Iterator[str]:
             yield f"unknown command {word}"
             return
         command = command.commands[word]
-    options = {name for each in command.params for name in each.opts}
+    options = {name for parameter in command.params for name in parameter.opts}
     if unknown := {word for word in words if word.startswith("--")} - options:
         yield f"unknown options {unknown}"
 

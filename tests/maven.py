@@ -55,11 +55,13 @@ def fetched(pom: Path, name: str, versions: Mapping[str, str] | None = None) -> 
         *(f"-D{key}={value}" for key, value in (versions or {}).items()),
     ]  # fmt: skip
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=420, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=420, check=False)
     except subprocess.TimeoutExpired:
         raise NotFetched("Maven did not fetch its jars in seven minutes") from None
-    if done.returncode:
-        raise NotFetched(f"Maven could not fetch its jars: {(done.stdout + done.stderr)[-300:]}")
+    if process.returncode:
+        raise NotFetched(
+            f"Maven could not fetch its jars: {(process.stdout + process.stderr)[-300:]}"
+        )
     (folder / "complete").touch()
     return folder
 

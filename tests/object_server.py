@@ -53,22 +53,22 @@ def options_for(endpoint: str) -> dict[str, str]:
 @cache
 def program() -> tuple[str | None, str]:
     """Return the path of the server program, built if needed, or None and the reason."""
-    made = subprocess.run(
+    process = subprocess.run(
         [str(ROOT / "scripts" / "object-server")],
         capture_output=True,
         text=True,
         timeout=1200,
         check=False,
     )
-    if made.returncode != 0:
-        return None, made.stderr.strip().splitlines()[-1]
-    return made.stdout.strip(), ""
+    if process.returncode != 0:
+        return None, process.stderr.strip().splitlines()[-1]
+    return process.stdout.strip(), ""
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as free_socket:
+        free_socket.bind(("127.0.0.1", 0))
+        return int(free_socket.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -88,7 +88,7 @@ def counted_fetches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     fetched: list[int] = []
     collect = DataFrame.collect
 
-    def counted(frame: Any) -> Any:
+    def collect_and_count(frame: Any) -> Any:
         rows = collect(frame)
         fetched.append(len(rows))
         return rows
@@ -97,7 +97,7 @@ def counted_fetches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         raise AssertionError("rows were fetched")
 
     with monkeypatch.context() as patched:
-        patched.setattr(DataFrame, "collect", counted)
+        patched.setattr(DataFrame, "collect", collect_and_count)
         for name in ("toPandas", "toArrow", "toLocalIterator", "take", "head"):
             patched.setattr(DataFrame, name, refused)
         yield fetched
@@ -112,10 +112,10 @@ Append = Callable[[str, int], None]
 def appending(engine: Engine, path: str) -> Append:
     """Return a function that appends to a table with an engine of this process."""
 
-    def append(by: str, number: int) -> None:
-        rows = pa.table({"k": [number], "by": [by]}, APPENDED)
-        written = engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append"))
-        assert written is not None
+    def append(writer: str, number: int) -> None:
+        rows = pa.table({"k": [number], "by": [writer]}, APPENDED)
+        commit = engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append"))
+        assert commit is not None
 
     return append
 
@@ -133,10 +133,10 @@ def assert_appends_at_once_all_land(
     with ThreadPoolExecutor(len(writers)) as pool:
         list(pool.map(append_all, writers))
     reader = DuckDBEngine()
-    found = reader.stream(reader.read_table(path)).read_all()
+    rows = reader.stream(reader.read_table(path)).read_all()
     reader.close()
-    assert Counter(found["by"].to_pylist()) == Counter(times)
-    assert len({tuple(row.values()) for row in found.to_pylist()}) == sum(times.values())
+    assert Counter(rows["by"].to_pylist()) == Counter(times)
+    assert len({tuple(row.values()) for row in rows.to_pylist()}) == sum(times.values())
     assert latest_version(path) == sum(times.values())
 
 

@@ -45,7 +45,7 @@ ROOT = Path(__file__).parents[1]
 
 def python(code: str, *arguments: str, cwd: Path | None = None) -> str:
     """Run code in a new interpreter with warnings as errors, and return its output."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-W", "error", "-c", code, *arguments],
         capture_output=True,
         text=True,
@@ -53,12 +53,12 @@ def python(code: str, *arguments: str, cwd: Path | None = None) -> str:
         cwd=cwd,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+    assert process.returncode == 0, process.stderr[-4000:]
+    return process.stdout
 
 
 def test_import_featurestore_loads_no_heavy_library() -> None:
-    answer = json.loads(
+    report = json.loads(
         python(
             """
 import json, sys, time
@@ -72,8 +72,8 @@ print(json.dumps({"seconds": seconds, "loaded": sorted(new & set(sys.argv[1:]))}
             *HEAVY,
         )
     )
-    print(f"import featurestore: {answer['seconds'] * 1000:.1f} ms")
-    assert answer["loaded"] == []
+    print(f"import featurestore: {report['seconds'] * 1000:.1f} ms")
+    assert report["loaded"] == []
 
 
 BLOCKED_IMPORT = """
@@ -121,16 +121,16 @@ def test_import_with_user_folder_of_same_name_succeeds(name: str, tmp_path: Path
 
 
 def test_entry_points_load_existing_classes() -> None:
-    answer = python(
+    output = python(
         """
 from importlib.metadata import entry_points
 for group in ("featurestore.engines", "featurestore.formats", "featurestore.validators"):
-    for each in entry_points(group=group):
-        if each.dist is not None and each.dist.name == "featurestore":
-            print(group, each.name, each.load().__name__)
+    for entry_point in entry_points(group=group):
+        if entry_point.dist is not None and entry_point.dist.name == "featurestore":
+            print(group, entry_point.name, entry_point.load().__name__)
 """
     )
-    assert {line.split()[1] for line in answer.splitlines()} == {
+    assert {line.split()[1] for line in output.splitlines()} == {
         "csv",
         "duckdb",
         "great_expectations",
@@ -148,7 +148,7 @@ def test_plugins_of_other_distributions_are_added_and_replace_none(tmp_path: Pat
     (information / "entry_points.txt").write_text(
         "[featurestore.engines]\nduckdb = other:Engine\nother = other:Engine\n"
     )
-    answer = python(
+    output = python(
         """
 from featurestore.plugins import find_plugin, plugin_names
 for name in ("duckdb", "other"):
@@ -157,7 +157,7 @@ print(find_plugin("engines", "unknown"), plugin_names("engines"))
 """,
         cwd=tmp_path,
     )
-    assert answer.splitlines() == [
+    assert output.splitlines() == [
         "duckdb featurestore_connectors.duckdb_delta:DuckDBEngine",
         "other other:Engine",
         "None ['duckdb', 'other', 'spark']",
@@ -183,27 +183,27 @@ def test_uninterrupted_import_pauses_garbage_collection(is_enabled: bool) -> Non
 
 
 def test_every_source_entry_point_loads_its_class() -> None:
-    answer = python(
+    output = python(
         """
 from importlib.metadata import entry_points
-for each in entry_points(group="featurestore.sources"):
-    if each.dist is not None and each.dist.name == "featurestore":
-        print(each.name, each.load().__name__)
+for entry_point in entry_points(group="featurestore.sources"):
+    if entry_point.dist is not None and entry_point.dist.name == "featurestore":
+        print(entry_point.name, entry_point.load().__name__)
 """
     )
-    names = {line.split()[0] for line in answer.splitlines()}
+    names = {line.split()[0] for line in output.splitlines()}
     assert {"delta", "duckdb", "file", "iceberg", "postgresql", "sqlalchemy", "sqlite"} <= names
 
 
 def test_sqlite_source_loads_no_other_database() -> None:
-    answer = python(
+    output = python(
         """
 import sys
 from featurestore_connectors.sources import SQLiteSource
 print(SQLiteSource.__name__, sorted({"duckdb", "polars", "pyiceberg", "sqlalchemy"} & set(sys.modules)))
 """
     )
-    assert answer == "SQLiteSource []\n"
+    assert output == "SQLiteSource []\n"
 
 
 # Imports inside functions that close a circle, by importer and imported module. Each one joins two

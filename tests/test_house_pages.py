@@ -108,7 +108,7 @@ def test_reference_page_lists_every_public_call() -> None:
 def test_doctest_fences_render_examples_as_code() -> None:
     pytest.importorskip("griffe")
     fenced = runpy.run_path(str(PAGE.parents[1] / "scripts" / "doctest_fences.py"))["fenced"]
-    one = "```pycon\n>>> 1 + 1\n2\n```"
-    assert fenced("Add.\n\n>>> 1 + 1\n2") == f"Add.\n\n{one}"
-    assert fenced(f"Add.\n\n{one[9:-4]}\n\nMore.") == f"Add.\n\n{one}\n\nMore."
+    block = "```pycon\n>>> 1 + 1\n2\n```"
+    assert fenced("Add.\n\n>>> 1 + 1\n2") == f"Add.\n\n{block}"
+    assert fenced(f"Add.\n\n{block[9:-4]}\n\nMore.") == f"Add.\n\n{block}\n\nMore."
     assert fenced("Nothing to run.") == "Nothing to run."

@@ -42,7 +42,7 @@ FUNCTIONS = [
 WINDOWS = [(None, 0), (3, 0), (10, 0), (None, 2), (4, 5)]
 
 
-def asked() -> tuple[Aggregate, ...]:
+def all_aggregates() -> tuple[Aggregate, ...]:
     result = []
     for values, functions in enumerate(FUNCTIONS):
         for function in functions:
@@ -54,14 +54,14 @@ def asked() -> tuple[Aggregate, ...]:
     return tuple(result)
 
 
-ASKED = asked()
+AGGREGATES = all_aggregates()
 
 
 def features(aggregates: tuple[Aggregate, ...], *, waits: bool) -> WindowFeatures:
     fields = [pa.field("row", pa.int64())]
-    for number, each in enumerate(aggregates):
-        kind = result_type(each.function, COLUMNS[f"v{each.values}"][0], n=each.n)
-        fields.append(pa.field(f"a{number}", kind))
+    for number, aggregate in enumerate(aggregates):
+        dtype = result_type(aggregate.function, COLUMNS[f"v{aggregate.values}"][0], n=aggregate.n)
+        fields.append(pa.field(f"a{number}", dtype))
     return WindowFeatures(
         schema=pa.schema(fields),
         keys=1,
@@ -83,33 +83,33 @@ def streams(draw: Any) -> tuple[WindowFeatures, pa.Table, int]:
     count, waits = draw(st.integers(1, 60)), draw(st.booleans())
     keys, start = draw(st.integers(1, 3)), draw(st.sampled_from([0, -100, 10**15]))
     label = random.random(count) < 0.4
-    moment = (start + random.integers(0, draw(st.sampled_from([5, 40])), count)) * 2 + label
+    stream_time = (start + random.integers(0, draw(st.sampled_from([5, 40])), count)) * 2 + label
     key = random.integers(0, keys, count)
     # All keys share a hash; some labels have a null key or time.
     nothing = label & (random.random(count) < 0.1)
     timeless = label & (random.random(count) < 0.1)
-    known = (moment >> 1) + random.integers(-2, 12, count)
+    available = (stream_time >> 1) + random.integers(-2, 12, count)
     columns: dict[str, Any] = {
         stream.GROUP: pa.array(np.zeros(count, np.int64)),
-        stream.STREAM_TIME: pa.array(moment, mask=timeless),
-        stream.AVAILABLE: pa.array(known, mask=label | (random.random(count) < 0.1)),
+        stream.STREAM_TIME: pa.array(stream_time, mask=timeless),
+        stream.AVAILABLE: pa.array(available, mask=label | (random.random(count) < 0.1)),
         stream.TIE: random.integers(0, 1000, count),
         "k0": pa.array(key, mask=nothing),
         "m0": random.integers(0, 2, count),
         "c0": np.arange(count),
     }
-    for name, (kind, values) in COLUMNS.items():
-        chosen = random.integers(0, len(values), count)
-        columns[name] = pa.array([values[number] for number in chosen], kind)
+    for name, (dtype, values) in COLUMNS.items():
+        indices = random.integers(0, len(values), count)
+        columns[name] = pa.array([values[number] for number in indices], dtype)
     nulls = draw(st.sampled_from(["at_start", "at_end"]))
     table = pa.table(columns)
-    order = np.argsort(np.where(timeless, -(2**61) if nulls == "at_start" else 2**61, moment))
-    some = draw(st.lists(st.sampled_from(ASKED), min_size=1, max_size=6, unique=True))
-    one = features(tuple(some), waits=waits)
-    return one, table.take(pa.array(order)), draw(st.integers(1, 20))
+    order = np.argsort(np.where(timeless, -(2**61) if nulls == "at_start" else 2**61, stream_time))
+    some = draw(st.lists(st.sampled_from(AGGREGATES), min_size=1, max_size=6, unique=True))
+    computation = features(tuple(some), waits=waits)
+    return computation, table.take(pa.array(order)), draw(st.integers(1, 20))
 
 
-def answers(
+def compute(
     computation: WindowFeatures,
     table: pa.Table,
     *,
@@ -129,15 +129,15 @@ def answers(
 
 
 def check(case: tuple[WindowFeatures, pa.Table, int]) -> None:
-    asked, table, rows = case
-    whole = answers(asked, table, group_rows=10**9, batch_rows=10**9)
-    parallel = answers(asked, table, group_rows=rows, batch_rows=max(rows // 2, 1), threads=3)
-    cut = answers(asked, table, group_rows=rows, batch_rows=max(rows // 2, 1))
+    computation, table, rows = case
+    expected = compute(computation, table, group_rows=10**9, batch_rows=10**9)
+    parallel = compute(computation, table, group_rows=rows, batch_rows=max(rows // 2, 1), threads=3)
+    cut = compute(computation, table, group_rows=rows, batch_rows=max(rows // 2, 1))
     assert bits(parallel) == bits(cut)
-    for name in whole.column_names[1:]:
-        one, other = whole.select([name]), cut.select([name])
+    for name in expected.column_names[1:]:
+        expected_column, column = expected.select([name]), cut.select([name])
         number = int(name[1:])
-        assert bits(one) == bits(other), asked.aggregates[number]
+        assert bits(expected_column) == bits(column), computation.aggregates[number]
 
 
 @settings(max_examples=20, deadline=None)
@@ -160,11 +160,11 @@ def test_incremental_group_many_cases_equal_whole_group(
 
 @given(
     sums=st.lists(st.integers(-(2**52), 2**52), min_size=1, max_size=3),
-    number=st.fractions().map(lambda each: each.numerator),
+    number=st.fractions().map(lambda fraction: fraction.numerator),
     power=st.integers(-1074, 900),
 )
 def test_sums_plus_is_exact(sums: list[int], number: int, power: int) -> None:
-    inputs = Sums([np.array([each]) for each in sums], -20, 40)
+    inputs = Sums([np.array([value]) for value in sums], -20, 40)
     added = Fraction(number) * Fraction(2) ** power
     assert inputs.plus(added).as_fraction(0) == inputs.as_fraction(0) + added
 
@@ -172,17 +172,17 @@ def test_sums_plus_is_exact(sums: list[int], number: int, power: int) -> None:
 def test_incremental_group_memory_is_independent_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "GROUP_ROWS", 400)
     monkeypatch.setattr(stream, "BLOCK_ROWS", 200)
-    held: list[int] = []
+    row_counts: list[int] = []
     absorb = IncrementalGroup._absorb
 
-    def counting(self: IncrementalGroup, state: Any, given: pa.Table, end: int) -> None:
-        absorb(self, state, given, end)
+    def counting(self: IncrementalGroup, state: Any, new_rows: pa.Table, end: int) -> None:
+        absorb(self, state, new_rows, end)
         rows = 0
         for segment in state.segments:
             rows += segment.summary.selected_rows.num_rows
             if segment.rows is not None:
                 rows += segment.rows.num_rows
-        held.append(rows)
+        row_counts.append(rows)
 
     monkeypatch.setattr(IncrementalGroup, "_absorb", counting)
     count = 20_000
@@ -196,21 +196,25 @@ def test_incremental_group_memory_is_independent_of_rows(monkeypatch: pytest.Mon
             "c0": np.arange(count),
         }
     )
-    asked = (Aggregate("sum", 0, None), Aggregate("max", 0, 300), Aggregate("last_n", 0, None, n=2))
-    kinds = [pa.float64(), pa.float64(), pa.list_(pa.float64(), 2)]
-    fields = [("row", pa.int64()), *zip(["a", "b", "c"], kinds, strict=True)]
-    one = WindowFeatures(
+    aggregates = (
+        Aggregate("sum", 0, None),
+        Aggregate("max", 0, 300),
+        Aggregate("last_n", 0, None, n=2),
+    )
+    dtypes = [pa.float64(), pa.float64(), pa.list_(pa.float64(), 2)]
+    fields = [("row", pa.int64()), *zip(["a", "b", "c"], dtypes, strict=True)]
+    computation = WindowFeatures(
         schema=pa.schema(fields),
         keys=1,
         members=1,
         filters_created_time=False,
         rejects_ties=False,
-        aggregates=asked,
+        aggregates=aggregates,
         fills=(None, None, None),
         conditions=0,
         group="w",
     )
-    found = pa.Table.from_batches(one(iter(table.to_batches(100))))
-    assert found.num_rows == count // 5
-    assert len(held) > 50
-    assert max(held) < 800
+    result = pa.Table.from_batches(computation(iter(table.to_batches(100))))
+    assert result.num_rows == count // 5
+    assert len(row_counts) > 50
+    assert max(row_counts) < 800

@@ -54,11 +54,13 @@ def moved(table: pa.Table, days: int) -> pa.Table:
 
 
 def labels(random: np.random.Generator) -> pa.Table:
-    at = START + random.integers(10 * 24 * 60, 45 * 24 * 60, LABELS) * MINUTE
-    return pa.table({"id": np.arange(LABELS), "key": random.integers(0, 8, LABELS), "t": times(at)})
+    label_times = START + random.integers(10 * 24 * 60, 45 * 24 * 60, LABELS) * MINUTE
+    return pa.table(
+        {"id": np.arange(LABELS), "key": random.integers(0, 8, LABELS), "t": times(label_times)}
+    )
 
 
-def asked(group: str) -> list[Any]:
+def make_aggregates(group: str) -> list[Any]:
     aggregates: list[Any] = featurestore.windows(f"{group}.x", FUNCTIONS, over=["1d", "9d"])
     aggregates += featurestore.windows(f"{group}.flag", ["any", "all"], over="2d")
     aggregates.append(featurestore.window(f"{group}.x", "last_n", over="9d", n=3))
@@ -68,24 +70,29 @@ def asked(group: str) -> list[Any]:
     return aggregates
 
 
-def create(store: FeatureStore, name: str, parts: list[pa.Table], *, known: bool = True) -> None:
+def create(
+    store: FeatureStore, name: str, tables: list[pa.Table], *, has_created_time: bool = True
+) -> None:
     """Write a group in several commits."""
-    options: dict[str, Any] = {"statistics": False, "partition_by": "part" if known else ()}
+    options: dict[str, Any] = {
+        "statistics": False,
+        "partition_by": "part" if has_created_time else (),
+    }
     store.create_featuregroup(
-        parts[0],
+        tables[0],
         name,
         primary_key=["key", "number", "part"],
         event_time="at",
-        created_time="known" if known else None,
+        created_time="known" if has_created_time else None,
         **options,
     )
-    for part in parts[1:]:
-        store.insert_into_featuregroup(part, name)
+    for table in tables[1:]:
+        store.insert_into_featuregroup(table, name)
 
 
-def answers(store: FeatureStore, group: str, given: pa.Table) -> dict[int, Any]:
+def compute_bits(store: FeatureStore, group: str, labels: pa.Table) -> dict[int, Any]:
     """Return the bits of all aggregates per label number."""
-    frame = store.get_features(asked(group), labels=given, label_time="t").to_arrow()
+    frame = store.get_features(make_aggregates(group), labels=labels, label_time="t").to_arrow()
     ids = frame["id"].to_pylist()
     return dict(zip(ids, bits(frame.drop_columns(["id", "key", "t"])), strict=True))
 
@@ -93,56 +100,60 @@ def answers(store: FeatureStore, group: str, given: pa.Table) -> dict[int, Any]:
 @spark_in_soak
 def test_aggregate_bits_ignore_unrelated_rows_and_order(store: FeatureStore) -> None:
     random = np.random.default_rng(5)
-    own, given = rows(random), labels(random)
-    create(store, "own", [own])
+    own_rows, label_rows = rows(random), labels(random)
+    create(store, "own", [own_rows])
     # Rows outside every window, of other keys, in another order, in other files.
     older = moved(rows(random, first=ROWS), -60)
     later = moved(rows(random, first=2 * ROWS), 60)
-    others = rows(random, first=3 * ROWS)
-    others = others.set_column(0, "key", pa.array(np.arange(ROWS) % 5 + 100))
-    more = pa.concat_tables([own, older, later, others])
+    unrelated_rows = rows(random, first=3 * ROWS)
+    unrelated_rows = unrelated_rows.set_column(0, "key", pa.array(np.arange(ROWS) % 5 + 100))
+    more = pa.concat_tables([own_rows, older, later, unrelated_rows])
     shuffled = more.take(pa.array(random.permutation(more.num_rows)))
     create(store, "more", [shuffled.slice(0, 900), shuffled.slice(900)])
-    expected = answers(store, "own", given)
+    expected = compute_bits(store, "own", label_rows)
     assert len(set(map(str, expected.values()))) > LABELS // 2
-    fewer = given.take(pa.array(random.permutation(LABELS)[: LABELS // 2]))
-    assert answers(store, "more", fewer) == {
+    fewer = label_rows.take(pa.array(random.permutation(LABELS)[: LABELS // 2]))
+    assert compute_bits(store, "more", fewer) == {
         number: expected[number] for number in fewer["id"].to_pylist()
     }
 
 
-@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("has_created_time", [False, True])
 def test_aggregate_bits_ignore_chunks_threads_and_spilling(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, known: bool
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, has_created_time: bool
 ) -> None:
     random = np.random.default_rng(6)
-    own, given = rows(random), labels(random)
-    create(duckdb_store, "own", [own], known=known)
-    expected = answers(duckdb_store, "own", given)
+    own_rows, label_rows = rows(random), labels(random)
+    create(duckdb_store, "own", [own_rows], has_created_time=has_created_time)
+    expected = compute_bits(duckdb_store, "own", label_rows)
     for chunk_rows, group_rows, threads in ((1, 10**6, 1), (50, 10**6, 3), (40, 60, 2), (1, 20, 1)):
         monkeypatch.setattr(stream, "CHUNK_ROWS", chunk_rows)
         monkeypatch.setattr(stream, "GROUP_ROWS", group_rows)
         monkeypatch.setattr(stream, "BLOCK_ROWS", group_rows // 2)
         monkeypatch.setattr(windows, "_threads", lambda engine, threads=threads: threads)
-        assert answers(duckdb_store, "own", given) == expected, (chunk_rows, group_rows, threads)
+        assert compute_bits(duckdb_store, "own", label_rows) == expected, (
+            chunk_rows,
+            group_rows,
+            threads,
+        )
     monkeypatch.setattr(windows, "_SPILLED_ROWS", 1)
     monkeypatch.setattr(windows, "_MAX_BUFFERED_VALUES", 0)
-    assert answers(duckdb_store, "own", given) == expected
+    assert compute_bits(duckdb_store, "own", label_rows) == expected
 
 
-@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize("is_buffered", [True, False])
 def test_rows_outside_all_windows_are_filtered_before_sorting(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, held: bool
+    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, is_buffered: bool
 ) -> None:
-    if not held:
+    if not is_buffered:
         monkeypatch.setattr(windows, "_MAX_BUFFERED_VALUES", 0)
     sorted_rows: list[int] = []
     to_doubles = window_side.split_stream
 
     def counting(batches: Iterator[pa.RecordBatch]) -> Iterator[stream.StreamBlock]:
-        for part in to_doubles(batches):
-            sorted_rows.append(part.rows.num_rows)
-            yield part
+        for block in to_doubles(batches):
+            sorted_rows.append(block.rows.num_rows)
+            yield block
 
     monkeypatch.setattr(window_side, "split_stream", counting)
     far, days = 2**63 - 1, np.arange(100)
@@ -152,20 +163,22 @@ def test_rows_outside_all_windows_are_filtered_before_sorting(
     create_options: Any = {"primary_key": ["key"], "event_time": "at", "statistics": False}
     duckdb_store.create_featuregroup(rows, "w", **create_options)
 
-    def seen(given: list[tuple[int | None, int | None]], **rules: Any) -> tuple[list[Any], int]:
+    def count_rows(
+        pairs: list[tuple[int | None, int | None]], **rules: Any
+    ) -> tuple[list[Any], int]:
         sorted_rows.clear()
-        asked_at = [None if day is None else START + day * DAY for _, day in given]
-        asked_keys = pa.array([key for key, _ in given], pa.int64())
+        asked_at = [None if day is None else START + day * DAY for _, day in pairs]
+        asked_keys = pa.array([key for key, _ in pairs], pa.int64())
         labels = pa.table({"key": asked_keys, "t": times(asked_at)})
-        asked = featurestore.window("w.x", "count", name="seen", **rules)
-        found = duckdb_store.get_features(asked, labels=labels, label_time="t").to_arrow()
-        return found["seen"].to_pylist(), sum(sorted_rows) - len(given)
+        aggregate = featurestore.window("w.x", "count", name="seen", **rules)
+        result = duckdb_store.get_features(aggregate, labels=labels, label_time="t").to_arrow()
+        return result["seen"].to_pylist(), sum(sorted_rows) - len(pairs)
 
-    assert seen([(2, 50)], over="7d") == ([7], 7)
-    assert seen([(2, 50)], over=None) == ([51], 51)
-    assert seen([(2, 50)], over="7d", offset="3d") == ([7], 7)
-    assert seen([(2, 50), (2**31, 52)], over="7d") == ([7, 7], 18)
-    assert seen([(-far, 50), (far, 50)], over="7d") == ([7, 7], 35)
-    assert seen([(-5, 50), (None, 10), (7, 50), (2, None)], over="7d")[0] == [7, 0, 0, 0]
-    assert seen([(None, 50)], over="7d") == ([0], 0)
-    assert seen([(2, None)], over="7d") == ([0], 0)
+    assert count_rows([(2, 50)], over="7d") == ([7], 7)
+    assert count_rows([(2, 50)], over=None) == ([51], 51)
+    assert count_rows([(2, 50)], over="7d", offset="3d") == ([7], 7)
+    assert count_rows([(2, 50), (2**31, 52)], over="7d") == ([7, 7], 18)
+    assert count_rows([(-far, 50), (far, 50)], over="7d") == ([7, 7], 35)
+    assert count_rows([(-5, 50), (None, 10), (7, 50), (2, None)], over="7d")[0] == [7, 0, 0, 0]
+    assert count_rows([(None, 50)], over="7d") == ([0], 0)
+    assert count_rows([(2, None)], over="7d") == ([0], 0)

@@ -90,7 +90,7 @@ def test_from_words_four_words_sum_is_exact(values: list[int], bits: int) -> Non
     words = []
     for number in range(4):
         word = [value >> (32 * number) for value in values]
-        words.append(np.array([each if number == 3 else each & 0xFFFFFFFF for each in word]))
+        words.append(np.array([value if number == 3 else value & 0xFFFFFFFF for value in word]))
     assert total(exact.from_words(words, bits=bits)).in_units(0) == sum(values)
 
 

@@ -48,33 +48,33 @@ ROWS, LABELS = 120, 24
 
 def table() -> pa.Table:
     """Return rows of three keys, some known late and some replacing others."""
-    number = list(range(ROWS))
-    event = [START + timedelta(hours=(each * 37) % 90) for each in number]
-    late = [timedelta(hours=(each * 11) % 17 - 3) for each in number]
+    numbers = list(range(ROWS))
+    event = [START + timedelta(hours=(number * 37) % 90) for number in numbers]
+    late = [timedelta(hours=(number * 11) % 17 - 3) for number in numbers]
     columns: dict[str, Any] = {
-        "key": [each % 3 for each in number],
-        "part": [each % 2 for each in number],
+        "key": [number % 3 for number in numbers],
+        "part": [number % 2 for number in numbers],
         "event": pa.array(event, pa.timestamp("us", "UTC")),
         "created": pa.array(map(sum_of, event, late), pa.timestamp("us", "UTC")),
     }
-    for place, (name, (kind, values)) in enumerate(CHOICES.items()):
-        chosen = [values[(each * 5 + each // 7 + place) % len(values)] for each in number]
-        columns[name] = pa.array(chosen, kind)
+    for index, (name, (dtype, values)) in enumerate(CHOICES.items()):
+        column = [values[(number * 5 + number // 7 + index) % len(values)] for number in numbers]
+        columns[name] = pa.array(column, dtype)
     return pa.table(columns)
 
 
-def sum_of(moment: datetime, length: timedelta) -> datetime:
-    return moment + length
+def sum_of(start: datetime, length: timedelta) -> datetime:
+    return start + length
 
 
 def labels() -> pa.Table:
     """Return labels between -2 and 113 hours, one of them for a key without rows."""
-    at = [START + timedelta(hours=each * 5 - 2) for each in range(LABELS)]
-    keys = [each % 4 for each in range(LABELS)]
-    return pa.table({"key": keys, "at": pa.array(at, pa.timestamp("us", "UTC"))})
+    times = [START + timedelta(hours=number * 5 - 2) for number in range(LABELS)]
+    keys = [number % 4 for number in range(LABELS)]
+    return pa.table({"key": keys, "at": pa.array(times, pa.timestamp("us", "UTC"))})
 
 
-def asked() -> list[Any]:
+def make_aggregates() -> list[Any]:
     result: list[Any] = []
     for column, functions in FUNCTIONS.items():
         for function in functions:
@@ -93,13 +93,13 @@ def text(value: Any) -> Any:
     if isinstance(value, float):
         return value.hex()
     if isinstance(value, list):
-        return [text(each) for each in value]
+        return [text(element) for element in value]
     if value is None or isinstance(value, (int, str)):
         return value
     return str(value)
 
 
-def answers(store: FeatureStore) -> dict[str, dict[str, list[Any]]]:
+def compute_aggregates(store: FeatureStore) -> dict[str, dict[str, list[Any]]]:
     """Return the aggregates with and without the created-time filter."""
     store.create_featuregroup(
         table(),
@@ -112,7 +112,7 @@ def answers(store: FeatureStore) -> dict[str, dict[str, list[Any]]]:
     result: dict[str, dict[str, list[Any]]] = {}
     for name, waits in (("known", True), ("at once", False)):
         frame = store.get_features(
-            asked(),
+            make_aggregates(),
             labels=labels(),
             label_time="at",
             created_time_filter=waits,
@@ -128,7 +128,7 @@ def answers(store: FeatureStore) -> dict[str, dict[str, list[Any]]]:
 
 def test_window_aggregates_match_golden_file(store: FeatureStore) -> None:
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
-    actual = answers(store)
+    actual = compute_aggregates(store)
     for name, columns in golden.items():
         assert list(actual[name]) == list(columns)
         for column, values in columns.items():
@@ -137,7 +137,7 @@ def test_window_aggregates_match_golden_file(store: FeatureStore) -> None:
 
 def test_golden_file_covers_functions_and_special_numbers() -> None:
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
-    assert {each.function for each in asked()} == {
+    assert {aggregate.function for aggregate in make_aggregates()} == {
         "sum", "count", "mean", "min", "max", "std", "var", "first", "last", "count_distinct",
         "any", "all", "last_n",
     }  # fmt: skip
@@ -150,9 +150,9 @@ def test_golden_file_covers_functions_and_special_numbers() -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        made = answers(featurestore.connect(folder, engine="duckdb"))
+        results = compute_aggregates(featurestore.connect(folder, engine="duckdb"))
     lines = []
-    for name, columns in made.items():
+    for name, columns in results.items():
         inner = ",\n".join(f"  {json.dumps(key)}: {json.dumps(columns[key])}" for key in columns)
         lines.append(f" {json.dumps(name)}: {{\n{inner}\n }}")
     GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

@@ -45,30 +45,32 @@ KINDS: list[tuple[pa.DataType, list[Any]]] = [
 
 @st.composite
 def cases(draw: Any) -> dict[str, Any]:
-    """Return rows of a few keys as (key, event, known, replaced, value), labels and a window.
+    """Return rows of a few keys as (key, event, created, replaced, value), labels and a window.
 
     All rows are one draw of bytes, which shrinks as draws of its values do; those would take longer
     than the check of what they make.
     """
     scale = draw(SCALES)
-    kind, choices = draw(st.sampled_from(KINDS))
+    dtype, choices = draw(st.sampled_from(KINDS))
     waits, replaces, is_filtered = draw(FLAGS), draw(FLAGS), draw(FLAGS)
     rows = []
     for key, event, value, wait, life, met in draw(records(6, most=25)):
         time = event % 21 * scale
-        known = replaced = met_condition = None
+        created_time = replaced = met_condition = None
         if waits:
-            known = time + (wait % 13 - 2) * scale
+            created_time = time + (wait % 13 - 2) * scale
         if replaces and life % 2:
             replaced = time + (life // 2 % 10 + 1) * scale
         if is_filtered:
             met_condition = CONDITIONS[met % len(CONDITIONS)]
-        rows.append((key % 4, time, known, replaced, choices[value % len(choices)], met_condition))
+        rows.append(
+            (key % 4, time, created_time, replaced, choices[value % len(choices)], met_condition)
+        )
     rows.sort(key=lambda row: row[:2])
     labels = sorted((key % 4, time % 21 * scale) for key, time in draw(records(2, most=10)))
     over = draw(st.sampled_from([None, 1, 3, 10]))
     return {
-        "kind": kind,
+        "kind": dtype,
         "rows": [row[:5] for row in rows],
         "labels": labels,
         "over": None if over is None else over * scale,
@@ -97,10 +99,10 @@ def check_case(case: dict[str, Any]) -> None:
         if kernel.result_type(function, case["kind"], n=3) is None:
             continue
         n = 3 if function == "last_n" else 0
-        one = Aggregate(function, 0, case["over"], offset=case["offset"], n=n)
+        spec = Aggregate(function, 0, case["over"], offset=case["offset"], n=n)
         if conditions:
-            one = replace(one, condition=0)
-        request.append(one)
+            spec = replace(spec, condition=0)
+        request.append(spec)
     replaced = [NEVER if row[3] is None else row[3] for row in rows]
     result = aggregate(
         Rows(
@@ -119,40 +121,40 @@ def check_case(case: dict[str, Any]) -> None:
         conditions=conditions,
     )
     # Values after conversion to their type.
-    kept = pa.array([row[4] for row in rows], case["kind"]).to_pylist()
-    seen = [values_of(label, case, kept) for label in labels]
-    for each, answers in zip(request, result, strict=True):
-        output = output_of(each)
-        expected = [reference.apply_function(output, values) for values in seen]
-        assert list(map(repr, answers.to_pylist())) == list(map(repr, expected)), each
+    typed_values = pa.array([row[4] for row in rows], case["kind"]).to_pylist()
+    visible_values = [values_of(label, case, typed_values) for label in labels]
+    for spec, column in zip(request, result, strict=True):
+        output = output_of(spec)
+        expected = [reference.apply_function(output, values) for values in visible_values]
+        assert list(map(repr, column.to_pylist())) == list(map(repr, expected)), spec
 
 
-def values_of(label: tuple[int, int], case: dict[str, Any], kept: list[Any]) -> list[Any]:
+def values_of(label: tuple[int, int], case: dict[str, Any], typed_values: list[Any]) -> list[Any]:
     """Return the values visible to a label."""
     key, time = label
     end = time - case["offset"]
     values = []
-    for number, (row_key, event, known, replaced, _) in enumerate(case["rows"]):
+    for number, (row_key, event, created_time, replaced, _) in enumerate(case["rows"]):
         too_old = case["over"] is not None and event <= end - case["over"]
-        unknown = known is not None and known > time
-        gone = replaced is not None and replaced <= time
+        unknown = created_time is not None and created_time > time
+        is_replaced = replaced is not None and replaced <= time
         met = case["condition"] is None or case["condition"][number] is True
-        if row_key == key and event <= end and met and not (too_old or unknown or gone):
-            values.append(kept[number])
+        if row_key == key and event <= end and met and not (too_old or unknown or is_replaced):
+            values.append(typed_values[number])
     return values
 
 
-def output_of(each: Aggregate) -> WindowOutput:
+def output_of(spec: Aggregate) -> WindowOutput:
     """Return an aggregate as in a plan; only its function and number matter here."""
     return WindowOutput(
         column="x",
         name="x",
-        function=each.function,
+        function=spec.function,
         over=None,
         offset=None,  # type: ignore[arg-type]
         where=None,
         fill_value=None,
-        n=each.n,
+        n=spec.n,
         kind=pa.float64(),
     )
 
@@ -172,16 +174,16 @@ def test_kernel_functions_many_cases_equal_row_by_row(case: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize(
-    ("values", "wanted"),
+    ("values", "limit"),
     [
         (pa.array([2**62] * 2), "64 bits"),
         (pa.array([10**37] * 10, pa.decimal128(38, 0)), "38 digits"),
     ],
 )
-def test_aggregate_sum_overflow_raises(values: pa.Array, wanted: str) -> None:
+def test_aggregate_sum_overflow_raises(values: pa.Array, limit: str) -> None:
     rows = Rows(np.zeros(len(values), np.int64), np.arange(len(values)))
     labels = Labels(np.zeros(1, np.int64), np.array([100]))
-    with pytest.raises(InvalidArgument, match=wanted):
+    with pytest.raises(InvalidArgument, match=limit):
         aggregate(rows, labels, keys=1, columns=[values], aggregates=[Aggregate("sum", 0, None)])
 
 
@@ -192,20 +194,20 @@ def test_aggregate_results_are_independent_of_batch_boundaries(
     count = 4_000
     key = np.sort(random.integers(0, 300, count))
     label = random.random(count) < 0.2
-    moment = random.integers(0, 1_000, count) * 2 + label
-    order = np.lexsort((moment, key))
+    stream_time = random.integers(0, 1_000, count) * 2 + label
+    order = np.lexsort((stream_time, key))
     table = pa.table(
         {
             # Hashes that collide: two keys a hash.
             stream.GROUP: key[order] // 2,
-            stream.STREAM_TIME: moment[order],
+            stream.STREAM_TIME: stream_time[order],
             "k0": key[order],
             "m0": np.arange(count),
             "v0": random.normal(size=count),
             "c0": np.arange(count),
         }
     )
-    by_hash = table.take(pa.array(np.lexsort((moment[order], key[order] // 2))))
+    by_hash = table.take(pa.array(np.lexsort((stream_time[order], key[order] // 2))))
     features = window_side.WindowFeatures(
         schema=pa.schema([("row", pa.int64()), ("sum", pa.float64()), ("max", pa.float64())]),
         keys=1,
@@ -218,7 +220,7 @@ def test_aggregate_results_are_independent_of_batch_boundaries(
         group="w",
     )
 
-    def answers(
+    def compute(
         batch_rows: int, chunk_rows: int, threads: int = 1, group_rows: int = 10**9
     ) -> pa.Table:
         monkeypatch.setattr(stream, "CHUNK_ROWS", chunk_rows)
@@ -227,18 +229,18 @@ def test_aggregate_results_are_independent_of_batch_boundaries(
         def batches() -> Iterator[pa.RecordBatch]:
             yield from by_hash.to_batches(batch_rows)
 
-        found = features.compute_in_threads(batches(), threads=threads)
-        return pa.Table.from_batches(found).sort_by("row")
+        results = features.compute_in_threads(batches(), threads=threads)
+        return pa.Table.from_batches(results).sort_by("row")
 
-    whole = answers(count, count)
-    assert whole.num_rows == int(label.sum())
+    expected = compute(count, count)
+    assert expected.num_rows == int(label.sum())
     for batch_rows, chunk_rows in ((7, 1), (100, 250), (1_000, 90)):
-        assert answers(batch_rows, chunk_rows).equals(whole)
-        assert answers(batch_rows, chunk_rows, threads=3).equals(whole)
+        assert compute(batch_rows, chunk_rows).equals(expected)
+        assert compute(batch_rows, chunk_rows, threads=3).equals(expected)
 
 
 def test_kernel_functions_have_result_types() -> None:
     assert kernel.result_type("sum", pa.string()) is None
     for function in kernel._FUNCTIONS:
-        kinds = (pa.float64(), pa.bool_())
-        assert any(kernel.result_type(function, kind, n=2) is not None for kind in kinds)
+        dtypes = (pa.float64(), pa.bool_())
+        assert any(kernel.result_type(function, dtype, n=2) is not None for dtype in dtypes)

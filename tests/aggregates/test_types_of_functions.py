@@ -47,8 +47,8 @@ def fill(store: FeatureStore) -> None:
         [START + timedelta(hours=hour) for hour in range(3)], pa.timestamp("us", "UTC")
     )
     columns: dict[str, Any] = {"k": [1, 1, 1], "t": hours}
-    for name, (kind, values) in COLUMNS.items():
-        columns[name] = pa.array(values, kind)
+    for name, (dtype, values) in COLUMNS.items():
+        columns[name] = pa.array(values, dtype)
     store.create_featuregroup(pa.table(columns), "events", primary_key="k", event_time="t")
 
 
@@ -67,7 +67,7 @@ def test_window_functions_by_column_type_raise_or_compute(store: FeatureStore) -
                     store.create_feature_view("v", features=[aggregates])
             else:
                 accepted.append(aggregates)
-    names = {each.name for each in accepted}
+    names = {aggregate.name for aggregate in accepted}
     for column in NESTED:
         assert f"{column}_last_7d" in names
         for function in ("count_distinct", "min", "max", "sum", "std"):

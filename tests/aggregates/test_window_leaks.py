@@ -17,7 +17,7 @@ from featurestore.aggregates.chunk import Timeline
 START = datetime(2024, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 MICROS = 3_600_000_000
-ASKED: list[Any] = [
+AGGREGATES: list[Any] = [
     *featurestore.windows("landings.delay", ["sum", "max", "last"], over="6h"),
     featurestore.window("landings.gate", "count_distinct", over="6h"),
     featurestore.window("landings.delay", "count", over="6h", where="delay > 0", name="late"),
@@ -28,12 +28,12 @@ def landings(*, until: datetime | None = None) -> pd.DataFrame:
     """Return a flight every half hour, known two hours later."""
     rows = []
     for number in range(60):
-        left = START + number * HOUR / 2
+        departure = START + number * HOUR / 2
         row = {
             "carrier": "AB"[number % 2],
             "flight": number,
-            "left_at": left,
-            "landed_at": left + 2 * HOUR,
+            "left_at": departure,
+            "landed_at": departure + 2 * HOUR,
             "delay": (number * 7) % 23 - 5.0,
             "gate": f"gate {number}",
         }
@@ -57,18 +57,18 @@ def store(duckdb_store: FeatureStore) -> FeatureStore:
 def questions() -> pd.DataFrame:
     rows = []
     for number in range(16):
-        at = START + number * 2 * HOUR + HOUR / 3
-        rows.append({"carrier": "AB"[number % 2], "asked_at": at})
+        asked_at = START + number * 2 * HOUR + HOUR / 3
+        rows.append({"carrier": "AB"[number % 2], "asked_at": asked_at})
     return pd.DataFrame(rows)
 
 
 def test_check_leakage_reports_rows_unknown_at_label_time(store: FeatureStore) -> None:
-    honest = store.get_features(ASKED, labels=questions(), label_time="asked_at")
+    honest = store.get_features(AGGREGATES, labels=questions(), label_time="asked_at")
     report = store.check_leakage(honest)
     assert report.ok, str(report)
-    assert report.features == len(ASKED)
+    assert report.features == len(AGGREGATES)
     leaking = store.get_features(
-        ASKED, labels=questions(), label_time="asked_at", created_time_filter=False
+        AGGREGATES, labels=questions(), label_time="asked_at", created_time_filter=False
     )
     report = store.check_leakage(leaking)
     assert {leak.feature for leak in report.leaks} == {
@@ -103,7 +103,7 @@ def begins_at_a_hop(self: Timeline, *, over: int | None, offset: int = 0) -> Win
 def test_check_leakage_detects_faulty_kernel(
     store: FeatureStore, monkeypatch: pytest.MonkeyPatch, fault: Faulty
 ) -> None:
-    frame = store.get_features(ASKED, labels=questions(), label_time="asked_at")
+    frame = store.get_features(AGGREGATES, labels=questions(), label_time="asked_at")
     assert store.check_leakage(frame).ok
     monkeypatch.setattr(Timeline, "window", fault)
     report = store.check_leakage(frame)
@@ -117,8 +117,8 @@ def departures(*, stamp: timedelta, until: datetime | None = None) -> pd.DataFra
     if until is not None:
         flights = flights[flights["left_at"] <= until]
     flights = flights.assign(hour=flights["left_at"].dt.floor("1h"))
-    counted = flights.groupby(["carrier", "hour"], as_index=False).agg(events=("flight", "size"))
-    return counted.assign(hour=counted["hour"] + stamp, events=counted["events"] * 1.0)
+    counts = flights.groupby(["carrier", "hour"], as_index=False).agg(events=("flight", "size"))
+    return counts.assign(hour=counts["hour"] + stamp, events=counts["events"] * 1.0)
 
 
 def test_check_leakage_reports_rows_from_later_data(store: FeatureStore) -> None:
@@ -131,9 +131,9 @@ def test_check_leakage_reports_rows_from_later_data(store: FeatureStore) -> None
         frame = store.get_features(f"{name}.events|sum|6h", labels=labels, label_time="asked_at")
         assert store.check_leakage(frame).ok  # not detectable from stored rows
 
-        def recompute(moment: datetime, stamp: timedelta = stamp) -> pd.DataFrame:
-            made = departures(stamp=stamp, until=moment)
-            return made[made["hour"] <= moment]
+        def recompute(until: datetime, stamp: timedelta = stamp) -> pd.DataFrame:
+            rows = departures(stamp=stamp, until=until)
+            return rows[rows["hour"] <= until]
 
         reports[name] = store.check_leakage(frame, recompute={name: recompute})
     assert reports["honest"].ok, str(reports["honest"])

@@ -23,7 +23,7 @@ from featurestore.model.window_features import window_from_json, window_to_json
 from featurestore.recovery.rebuild import rebuild
 
 DAY = pd.Timestamp("2024-01-01", tz="UTC")
-ASKED: list[Any] = [
+FEATURES: list[Any] = [
     "customers.segment",
     featurestore.window(
         "purchases.amount", "sum", over="7d", offset="1d", where="status = 'settled'"
@@ -82,7 +82,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
             questions, "questions", primary_key="customer", event_time="asked_at"
         )
         view = store.create_feature_view(
-            "returning", features=ASKED, labels="questions", label="returns"
+            "returning", features=FEATURES, labels="questions", label="returns"
         )
         view.create_training_dataset("returns", data_format="parquet", progress=False)
         store.register_jobs(str(folder / "jobs.py"))
@@ -95,8 +95,8 @@ def store(filled: Path, tmp_path: Path) -> FeatureStore:
     return featurestore.connect(shutil.copytree(filled, tmp_path / "store"))
 
 
-def places(store: FeatureStore, text: str) -> list[tuple[str, str]]:
-    return [(each.reference, each.text) for each in store.search(text) if each.where == "window"]
+def search_windows(store: FeatureStore, text: str) -> list[tuple[str, str]]:
+    return [(hit.reference, hit.text) for hit in store.search(text) if hit.where == "window"]
 
 
 def test_search_matches_aggregates_after_registry_rebuild(
@@ -108,16 +108,16 @@ def test_search_matches_aggregates_after_registry_rebuild(
         ("trainingdatasets/returns", SETTLED),
     ]
     for text in ("SETTLED", "sum(amount)", "t - 8d"):
-        assert sorted(places(store, text)) == expected, text
-    assert len(places(store, "purchases@v1")) == 6
-    assert places(store, "nothing of the kind") == []
+        assert sorted(search_windows(store, text)) == expected, text
+    assert len(search_windows(store, "purchases@v1")) == 6
+    assert search_windows(store, "nothing of the kind") == []
     result = rebuild(store.location, url=None)
     assert not result.unreadable
-    assert sorted(places(store, "settled")) == expected
+    assert sorted(search_windows(store, "settled")) == expected
     store.delete_training_dataset("returns", version=1)
     store.delete_feature_view("returning", version=1)
     store.delete_featuregroup("spend", version=1)
-    assert places(store, "settled") == []
+    assert search_windows(store, "settled") == []
 
 
 def test_manifest_and_td_show_list_windows(store: FeatureStore) -> None:
@@ -127,7 +127,7 @@ def test_manifest_and_td_show_list_windows(store: FeatureStore) -> None:
     shown = CliRunner().invoke(app, arguments)
     assert json.loads(shown.output)["windows"] == [SETTLED, SHOPS]
     few = store.create_training_dataset(
-        store.get_features(ASKED, labels="questions").drop("shops"), "few", label="returns",
+        store.get_features(FEATURES, labels="questions").drop("shops"), "few", label="returns",
         data_format="parquet", progress=False,
     )  # fmt: skip
     assert list(map(str, few.manifest.windows)) == [SETTLED]
@@ -137,7 +137,7 @@ def test_feature_view_of_aggregates_equals_get_features(
     store: FeatureStore,
 ) -> None:
     view = store.get_feature_view("returning")
-    plain = store.get_features(ASKED, labels="questions").to_arrow()
+    plain = store.get_features(FEATURES, labels="questions").to_arrow()
     assert view.get_features().to_arrow().equals(plain)
     assert view.features == [
         "customers@v1.segment", "purchases@v1.amount|sum|7d", "purchases@v1.shop|count_distinct|all",
@@ -160,15 +160,15 @@ def test_feature_view_of_aggregates_equals_get_features(
 def test_plan_and_statistics_describe_windows(
     store: FeatureStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = store.explain_features(ASKED, labels="questions")
+    plan = store.explain_features(FEATURES, labels="questions")
     text = capsys.readouterr().out
     assert text == str(plan)
     line = "sum(amount) over (asked_at - 8d, asked_at - 1d] where status = 'settled'"
     assert f"amount_sum_7d_before_1d = {line}" in text
     assert "one event for each purchase, at" in text
-    heads = [each for each in text.splitlines() if "reads" in each]
+    heads = [plan_line for plan_line in text.splitlines() if "reads" in plan_line]
     assert len(heads) == 2  # the aggregates, and the features that are joined to them
-    assert all("of memory" in each and "unknown" not in each for each in heads)
+    assert all("of memory" in head and "unknown" not in head for head in heads)
     statistics = store.get_training_dataset("returns").statistics("train")
     assert statistics.column("shops").count == 3
     group = store.get_featuregroup_statistics("spend")

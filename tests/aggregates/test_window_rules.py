@@ -31,28 +31,28 @@ ROWS: list[tuple[str | None, int, float | None, float | None, float | None]] = [
 ]
 
 
-def at(hour: float | None) -> datetime | None:
+def to_time(hour: float | None) -> datetime | None:
     return None if hour is None else START + timedelta(hours=hour)
 
 
 def table() -> pa.Table:
-    who, purchase, event, known, amount = zip(*ROWS, strict=True)
+    persons, purchases, event_hours, known_hours, amounts = zip(*ROWS, strict=True)
     return pa.table(
         {
-            "who": who,
-            "purchase": purchase,
-            "at": pa.array(map(at, event), TIMES),
-            "known": pa.array(map(at, known), TIMES),
-            "amount": pa.array(amount, pa.float64()),
+            "who": persons,
+            "purchase": purchases,
+            "at": pa.array(map(to_time, event_hours), TIMES),
+            "known": pa.array(map(to_time, known_hours), TIMES),
+            "amount": pa.array(amounts, pa.float64()),
         }
     )
 
 
-def sums(store: FeatureStore, asked: list[Any], moments: list[Any], **options: Any) -> list[Any]:
+def sums(store: FeatureStore, features: list[Any], pairs: list[Any], **options: Any) -> list[Any]:
     """Return the aggregates of labels, which are pairs of key and time."""
-    who, times = zip(*moments, strict=True)
-    labels = pa.table({"who": pa.array(who, pa.string()), "t": pa.array(times, TIMES)})
-    frame = store.get_features(asked, labels=labels, label_time="t", **options).to_arrow()
+    persons, times = zip(*pairs, strict=True)
+    labels = pa.table({"who": pa.array(persons, pa.string()), "t": pa.array(times, TIMES)})
+    frame = store.get_features(features, labels=labels, label_time="t", **options).to_arrow()
     rows = frame.drop_columns(["who", "t"]).to_pylist()
     return [list(row.values()) for row in rows]
 
@@ -75,37 +75,37 @@ def test_window_rules_match_documented_table(store: FeatureStore) -> None:
     ]
     nothing = [None, -1.0, 0, [None, None]]
     cases: list[tuple[str, Any, list[Any]]] = [
-        ("before any row", ("ann", at(9)), nothing),
-        ("at the time of a row", ("ann", at(10)), [1.0, 1.0, 1, [None, 1.0]]),
-        ("one row is as old as the window is long", ("ann", at(14)),
+        ("before any row", ("ann", to_time(9)), nothing),
+        ("at the time of a row", ("ann", to_time(10)), [1.0, 1.0, 1, [None, 1.0]]),
+        ("one row is as old as the window is long", ("ann", to_time(14)),
          [64.0 + 4 + 128, 1.0 + 64 + 4 + 128, 3, None]),
-        ("and a microsecond before that", ("ann", at(14) - MICROSECOND),  # type: ignore[operator]
+        ("and a microsecond before that", ("ann", to_time(14) - MICROSECOND),  # type: ignore[operator]
          [1.0 + 64, 1.0 + 64, 2, [1.0, 64.0]]),
-        ("a correction is known", ("ann", at(16)),
+        ("a correction is known", ("ann", to_time(16)),
          [64.0 + 8 + 128, 1.0 + 64 + 8 + 128, 3, None]),
-        ("a late row is known, and its time has passed", ("ann", at(20)),
+        ("a late row is known, and its time has passed", ("ann", to_time(20)),
          [None, 1.0 + 2 + 64 + 8 + 128, 0, [None, None]]),
-        ("nobody", ("eve", at(14)), nothing),
-        ("null key", (None, at(14)), nothing),
+        ("nobody", ("eve", to_time(14)), nothing),
+        ("null key", (None, to_time(14)), nothing),
         ("null time", ("ann", None), nothing),
-        ("NaN wins over infinity", ("bob", at(15)), ["nan", "nan", 2, ["nan", float("inf")]]),
-        ("infinity", ("bob", at(18.5)), [float("inf"), "nan", 1, [None, float("inf")]]),
+        ("NaN wins over infinity", ("bob", to_time(15)), ["nan", "nan", 2, ["nan", float("inf")]]),
+        ("infinity", ("bob", to_time(18.5)), [float("inf"), "nan", 1, [None, float("inf")]]),
     ]  # fmt: skip
-    actual = sums(store, aggregates, [moment for _, moment, _ in cases])
-    for (name, _, expected), answer in zip(cases, actual, strict=True):
-        for mine, expected_value in zip(answer, expected, strict=True):
-            if expected_value is not None or mine is None:
-                assert _told(mine) == _told(expected_value), name
+    actual = sums(store, aggregates, [pair for _, pair, _ in cases])
+    for (name, _, expected), row in zip(cases, actual, strict=True):
+        for value, expected_value in zip(row, expected, strict=True):
+            if expected_value is not None or value is None:
+                assert _replace_nan(value) == _replace_nan(expected_value), name
     # Ignoring created times: corrections apply at once, and so does the row never known.
-    moments = [("ann", at(14)), ("ann", at(12))]
-    actual = sums(store, aggregates[:1], moments, created_time_filter=False)
+    pairs = [("ann", to_time(14)), ("ann", to_time(12))]
+    actual = sums(store, aggregates[:1], pairs, created_time_filter=False)
     assert actual == [[2.0 + 64 + 8 + 128 + 32], [1.0 + 2 + 32]]
 
 
-def _told(value: Any) -> Any:
+def _replace_nan(value: Any) -> Any:
     """Return a value that is equal to itself, also for NaN."""
     if isinstance(value, list):
-        return [_told(each) for each in value]
+        return [_replace_nan(element) for element in value]
     return "nan" if value != value else value
 
 
@@ -113,8 +113,8 @@ def test_ttl_limits_features_but_not_windows(duckdb_store: FeatureStore) -> None
     rows = {"who": ["ann"] * 2, "at": [START, START + timedelta(hours=1)], "x": [1.0, 2.0]}
     duckdb_store.create_featuregroup(rows, "w", primary_key="who", event_time="at", ttl="1h")
     request = ["w.x", "w.x|sum|1d", "w.x|sum|1h"]
-    moments = [("ann", at(1)), ("ann", at(2)), ("ann", at(3))]
-    assert sums(duckdb_store, request, moments) == [
+    pairs = [("ann", to_time(1)), ("ann", to_time(2)), ("ann", to_time(3))]
+    assert sums(duckdb_store, request, pairs) == [
         [2.0, 3.0, 2.0],
         [2.0, 3.0, None],  # a ttl includes its bound, a window does not
         [None, 3.0, None],

@@ -24,23 +24,31 @@ def day(number: float) -> datetime:
 
 
 PURCHASES: list[Row] = []
-for number, (customer, amount, at) in enumerate(
+for number, (customer, amount, day_number) in enumerate(
     [("ann", 20.0, 0), ("ann", 5.0, 3), ("ann", 12.5, 9), ("bob", 80.0, 2), ("bob", 1.5, 5), ("eve", 7.0, 4)]
 ):  # fmt: skip
-    PURCHASES.append({"customer": customer, "purchase": number, "amount": amount, "at": day(at)})
+    PURCHASES.append(
+        {"customer": customer, "purchase": number, "amount": amount, "at": day(day_number)}
+    )
 VISITS: list[Row] = []
-for number, (customer, minutes, at, known) in enumerate(
+for number, (customer, minutes, day_number, known_day) in enumerate(
     [("ann", 10, 2, 2), ("ann", 30, 3, 8), ("bob", 7, 1, 1), ("bob", 9, 4.5, 9)]
 ):
     VISITS.append(
-        {"customer": customer, "visit": number, "minutes": minutes, "at": day(at), "known": day(known)}
-    )  # fmt: skip
+        {
+            "customer": customer,
+            "visit": number,
+            "minutes": minutes,
+            "at": day(day_number),
+            "known": day(known_day),
+        }
+    )
 PRICES: list[Row] = [
     {"shop": "north", "at": day(1), "price": 1.0},
     {"shop": "north", "at": day(4), "price": 2.0},
     {"shop": "south", "at": day(0), "price": 3.0},
 ]
-ASKED: list[Row] = [
+LABEL_ROWS: list[Row] = [
     {"customer": "ann", "friend": "bob", "shop": "north", "asked_at": day(5), "returns": True},
     {"customer": "bob", "friend": "eve", "shop": "south", "asked_at": day(5), "returns": False},
     {"customer": "ann", "friend": "bob", "shop": "south", "asked_at": day(1), "returns": True},
@@ -57,32 +65,37 @@ def fill(store: FeatureStore) -> FeatureStore:
     )
     store.create_featuregroup(PRICES, "prices", primary_key="shop", event_time="at", ttl="2d")
     store.create_featuregroup(
-        ASKED, "asked", primary_key=["customer", "friend", "shop"], event_time="asked_at"
+        LABEL_ROWS, "asked", primary_key=["customer", "friend", "shop"], event_time="asked_at"
     )
     return store
 
 
 def total(
-    rows: list[Row], who: str, column: str, at: datetime, over: timedelta, known: bool = True
+    rows: list[Row],
+    customer: str,
+    column: str,
+    time: datetime,
+    over: timedelta,
+    created_time_filter: bool = True,
 ) -> Any:
     values = []
     for row in rows:
-        inside = row["customer"] == who and at - over < row["at"] <= at
-        if inside and (not known or row.get("known", row["at"]) <= at):
+        inside = row["customer"] == customer and time - over < row["at"] <= time
+        if inside and (not created_time_filter or row.get("known", row["at"]) <= time):
             values.append(row[column])
     return sum(values) if values else None
 
 
 def expected(label: Row) -> Row:
-    at = label["asked_at"]
-    prices = [row for row in PRICES if row["shop"] == label["shop"] and row["at"] <= at]
-    fresh = [row["price"] for row in prices if at - row["at"] <= 2 * DAY]
+    time = label["asked_at"]
+    prices = [row for row in PRICES if row["shop"] == label["shop"] and row["at"] <= time]
+    fresh = [row["price"] for row in prices if time - row["at"] <= 2 * DAY]
     return {
         **label,
-        "amount_sum_4d": total(PURCHASES, label["customer"], "amount", at, 4 * DAY),
+        "amount_sum_4d": total(PURCHASES, label["customer"], "amount", time, 4 * DAY),
         "price": fresh[-1] if fresh else None,
-        "minutes_sum_4d": total(VISITS, label["customer"], "minutes", at, 4 * DAY),
-        "friend_spent": total(PURCHASES, label["friend"], "amount", at, 4 * DAY),
+        "minutes_sum_4d": total(VISITS, label["customer"], "minutes", time, 4 * DAY),
+        "friend_spent": total(PURCHASES, label["friend"], "amount", time, 4 * DAY),
     }
 
 
@@ -109,11 +122,11 @@ LABELS: dict[str, Callable[[FeatureStore], Any]] = {
     "name of a group": lambda store: "asked",
     "frame of a group": lambda store: store.get_featuregroup("asked"),
     "the engine's own table": lambda store: store.get_featuregroup("asked").native(),
-    "rows in memory": lambda store: ASKED,
+    "rows in memory": lambda store: LABEL_ROWS,
 }
 
 
-def made_of_both_roles(store: FeatureStore) -> featurestore.TrainingDataset:
+def create_dataset(store: FeatureStore) -> featurestore.TrainingDataset:
     return store.create_training_dataset(
         both_roles(store, "asked"), "roles", label="returns", data_format="parquet", progress=False
     )
@@ -123,7 +136,7 @@ def test_windows_and_features_of_several_groups_combine(
     store: FeatureStore, engine_name: str, tmp_path: Path
 ) -> None:
     fill(store)
-    expected_value = in_order([expected(label) for label in ASKED])
+    expected_value = in_order([expected(label) for label in LABEL_ROWS])
     # On Spark only native labels: the other window suites use labels from memory there, and
     # check leaks; the embedded engine's dataset is verified by its rows.
     embedded = engine_name == "duckdb"
@@ -132,17 +145,17 @@ def test_windows_and_features_of_several_groups_combine(
         rows = frame.to_arrow().to_pylist()
         assert in_order(rows) == expected_value, name
     if embedded:
-        assert rows == [expected(label) for label in ASKED]  # their order
+        assert rows == [expected(label) for label in LABEL_ROWS]  # their order
         assert store.check_leakage(frame).ok
-    dataset = made_of_both_roles(store)
+    dataset = create_dataset(store)
     if embedded:
         assert dataset.verify(recompute=True).ok
     else:
-        beside = fill(featurestore.connect(tmp_path / "embedded", engine="duckdb"))
-        same = made_of_both_roles(beside)
+        embedded_store = fill(featurestore.connect(tmp_path / "embedded", engine="duckdb"))
+        same = create_dataset(embedded_store)
         assert same.manifest.content_hash == dataset.manifest.content_hash
     assert set(dataset.roles.inputs) == {"amount_sum_4d", "price", "minutes_sum_4d", "friend_spent"}
-    assert [each.name for each in dataset.manifest.windows] == [
+    assert [window.name for window in dataset.manifest.windows] == [
         "amount_sum_4d", "minutes_sum_4d", "friend_spent",
     ]  # fmt: skip
 
@@ -155,27 +168,31 @@ def shop(duckdb_store: FeatureStore) -> FeatureStore:
 def sums(store: FeatureStore, **options: Any) -> list[Any]:
     frame = store.get_features(
         ["visits.minutes|sum|4d", "purchases.amount|sum|4d"],
-        labels=ASKED,
+        labels=LABEL_ROWS,
         label_time="asked_at",
         **options,
     )
     return list(zip(*frame.to_arrow().to_pydict().values(), strict=True))
 
 
-def wanted_sums(purchases: list[Row], *, known: bool) -> list[Any]:
+def expected_sums(purchases: list[Row], *, created_time_filter: bool) -> list[Any]:
     result = []
-    for label in ASKED:
-        who, at = label["customer"], label["asked_at"]
-        minutes = total(VISITS, who, "minutes", at, 4 * DAY, known)
-        result.append((*label.values(), minutes, total(purchases, who, "amount", at, 4 * DAY)))
+    for label in LABEL_ROWS:
+        customer, time = label["customer"], label["asked_at"]
+        minutes = total(VISITS, customer, "minutes", time, 4 * DAY, created_time_filter)
+        result.append(
+            (*label.values(), minutes, total(purchases, customer, "amount", time, 4 * DAY))
+        )
     return result
 
 
 def test_created_time_filter_excludes_unknown_rows(
     shop: FeatureStore,
 ) -> None:
-    assert sums(shop) == wanted_sums(PURCHASES, known=True)
-    assert sums(shop, created_time_filter=False) == wanted_sums(PURCHASES, known=False)
+    assert sums(shop) == expected_sums(PURCHASES, created_time_filter=True)
+    assert sums(shop, created_time_filter=False) == expected_sums(
+        PURCHASES, created_time_filter=False
+    )
     assert sums(shop) != sums(shop, created_time_filter=False)
 
 
@@ -183,11 +200,11 @@ def test_window_as_of_reads_older_version(shop: FeatureStore) -> None:
     before = sums(shop)
     late = {"customer": "ann", "purchase": 99, "amount": 100.0, "at": day(4)}
     shop.insert_into_featuregroup([late], "purchases")
-    assert sums(shop) == wanted_sums([*PURCHASES, late], known=True) != before
+    assert sums(shop) == expected_sums([*PURCHASES, late], created_time_filter=True) != before
     assert sums(shop, as_of={"purchases": 1}) == before
     first = shop.get_featuregroup_history("purchases")[-1].timestamp
     request = ["purchases.amount|sum|4d"]
-    arguments = {"labels": ASKED, "label_time": "asked_at"}
+    arguments = {"labels": LABEL_ROWS, "label_time": "asked_at"}
     then = shop.get_features(request, as_of={"purchases": first}, **arguments)
     assert then.to_pandas()["amount_sum_4d"].equals(
         shop.get_features(request, as_of={"purchases": 1}, **arguments).to_pandas()["amount_sum_4d"]
@@ -201,7 +218,7 @@ def test_window_name_conflicts_raise(shop: FeatureStore) -> None:
         ["prices.price", "purchases.amount|sum|4d as PRICE"],
     ):
         with pytest.raises(ColumnConflict, match="has the same output name"):
-            shop.get_features(request, labels=ASKED, label_time="asked_at")
+            shop.get_features(request, labels=LABEL_ROWS, label_time="asked_at")
 
 
 def test_window_join_key_maps_label_column(shop: FeatureStore) -> None:

@@ -193,12 +193,12 @@ MISTAKES: list[tuple[Any, type[FeatureStoreError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "error", "words"), MISTAKES)
+@pytest.mark.parametrize(("make_request", "error", "words"), MISTAKES)
 def test_invalid_window_requests_raise(
-    store: FeatureStore, asked: Any, error: type[FeatureStoreError], words: str
+    store: FeatureStore, make_request: Any, error: type[FeatureStoreError], words: str
 ) -> None:
     with pytest.raises(error) as caught:
-        store.get_features([asked()], labels=labels(), label_time="asked_at")
+        store.get_features([make_request()], labels=labels(), label_time="asked_at")
     assert words in str(caught.value) + str(caught.value.hint)
 
 
@@ -213,8 +213,10 @@ def test_window_over_indistinguishable_events_raises(
     with pytest.raises(InvalidArgument, match="who=a, at=2024-01-01") as caught:
         duckdb_store.get_features("tied.x|sum|1d", labels=input_rows, label_time="t")
     assert "created_time" in str(caught.value.hint)
-    apart = {**rows, "number": [1, 2, 3]}
-    duckdb_store.create_featuregroup(apart, "apart", primary_key=["who", "number"], event_time="at")
+    numbered_rows = {**rows, "number": [1, 2, 3]}
+    duckdb_store.create_featuregroup(
+        numbered_rows, "apart", primary_key=["who", "number"], event_time="at"
+    )
     frame = duckdb_store.get_features("apart.x|sum|1d", labels=input_rows, label_time="t")
     assert frame.to_pandas()["x_sum_1d"].tolist() == [3.0]
 

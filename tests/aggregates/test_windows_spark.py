@@ -37,9 +37,9 @@ def test_spark_windows_do_not_collect_rows(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = featurestore.connect(tmp_path / "store", engine="spark")
-    moment = "timestamp_micros(1700000000000000 + id * 1000000) AS t"
-    rows = spark.range(ROWS).selectExpr("id % 5 AS key", "id AS number", moment, "id * 0.1D AS x")
-    labels = spark.range(ROWS).selectExpr("id % 6 AS key", moment)
+    time_sql = "timestamp_micros(1700000000000000 + id * 1000000) AS t"
+    rows = spark.range(ROWS).selectExpr("id % 5 AS key", "id AS number", time_sql, "id * 0.1D AS x")
+    labels = spark.range(ROWS).selectExpr("id % 6 AS key", time_sql)
     store.create_featuregroup(rows, "w", primary_key=["key", "number"], event_time="t")
     with counted_fetches(monkeypatch) as fetched:
         aggregates = featurestore.windows(
@@ -48,6 +48,6 @@ def test_spark_windows_do_not_collect_rows(
         frame = store.get_features(aggregates, labels=labels, label_time="t").native()
         frame.write.parquet(str(tmp_path / "found"))
     assert sum(fetched) < 100
-    written = spark.read.parquet(str(tmp_path / "found"))
-    assert written.count() == ROWS
-    assert written.where("x_count_distinct_50s IS NOT NULL AND x_sum_50s IS NULL").count() > 0
+    result = spark.read.parquet(str(tmp_path / "found"))
+    assert result.count() == ROWS
+    assert result.where("x_count_distinct_50s IS NOT NULL AND x_sum_50s IS NULL").count() > 0

@@ -157,9 +157,9 @@ def test_declared_length_is_checked_before_allocation(memory: pa.MemoryPool) -> 
 
 def views_of(value: str, count: int) -> pa.Array:
     """Return many views of the same string."""
-    one = pa.array([value]).cast(pa.string_view())
-    view = np.frombuffer(one.buffers()[1], np.uint8)[:16]
-    buffers = [None, pa.py_buffer(np.tile(view, count).tobytes()), *one.buffers()[2:]]
+    array = pa.array([value]).cast(pa.string_view())
+    view = np.frombuffer(array.buffers()[1], np.uint8)[:16]
+    buffers = [None, pa.py_buffer(np.tile(view, count).tobytes()), *array.buffers()[2:]]
     return pa.Array.from_buffers(pa.string_view(), count, buffers)
 
 
@@ -186,8 +186,8 @@ def test_string_views_round_trip() -> None:
     column = texts.cast(pa.string_view())
     lists = pa.ListArray.from_arrays(pa.array([0, 100, 300], pa.int32()), column)
     batch = pa.RecordBatch.from_arrays([column], ["t"])
-    for each in (batch, batch.slice(7), pa.RecordBatch.from_arrays([lists], ["l"])):
-        assert read(stream([each])).to_pydict() == each.to_pydict()
+    for original in (batch, batch.slice(7), pa.RecordBatch.from_arrays([lists], ["l"])):
+        assert read(stream([original])).to_pydict() == original.to_pydict()
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))

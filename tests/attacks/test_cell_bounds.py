@@ -37,8 +37,8 @@ TYPES = {
 SHORT, LONG = 2, 500
 
 
-def cell(kind: str, length: int) -> Any:
-    """Return a cell of at least ``length`` bytes; length 2 is below ``BOUND`` for every kind."""
+def cell(cell_type: str, length: int) -> Any:
+    """Return a cell of at least ``length`` bytes; length 2 is below ``BOUND`` for every type."""
     values = {
         "text": "x" * length,
         "bytes": b"x" * length,
@@ -47,12 +47,12 @@ def cell(kind: str, length: int) -> Any:
         "struct": {"name": "x" * length, "values": [0.5]},
         "array": [0.5] * 64,
     }
-    return values[kind]
+    return values[cell_type]
 
 
-def table(kind: str, lengths: list[int]) -> pa.Table:
-    cells = [cell(kind, length) for length in lengths]
-    return pa.table({"k": range(len(cells)), "cell": pa.array(cells, TYPES[kind])})
+def table(cell_type: str, lengths: list[int]) -> pa.Table:
+    cells = [cell(cell_type, length) for length in lengths]
+    return pa.table({"k": range(len(cells)), "cell": pa.array(cells, TYPES[cell_type])})
 
 
 @given(
@@ -64,15 +64,15 @@ def table(kind: str, lengths: list[int]) -> pa.Table:
 @example("text", [BOUND], 0, BOUND)
 @example("text", [BOUND + 1], 0, BOUND)
 def test_the_first_cell_above_a_bound_is_named(
-    kind: str, lengths: list[int], skipped: int, most: int
+    cell_type: str, lengths: list[int], skipped: int, most: int
 ) -> None:
-    array = table(kind, lengths)["cell"].combine_chunks().slice(skipped)
+    array = table(cell_type, lengths)["cell"].combine_chunks().slice(skipped)
     too_long = []
     for row in range(len(array)):
         if cell_bytes(array.slice(row, 1)) > most:
             too_long.append(row)
     if "cell" not in variable_size_columns(pa.schema([("cell", array.type)]), max_bytes=most):
-        assert not too_long or kind == "array"  # whose mask of nulls is no part of a cell
+        assert not too_long or cell_type == "array"  # whose mask of nulls is no part of a cell
         return
     assert find_oversized(array, max_bytes=most) == (too_long[0] if too_long else None)
 
@@ -98,16 +98,16 @@ def native(rows: pa.Table, store: FeatureStore) -> Any:
 CASES = list(product(sorted(set(TYPES) - {"array"}), sorted(FORMS)))
 
 
-# On Spark each kind and each form runs once.
-@on_engines("kind,form", CASES, spark=CASES[:: len(FORMS) + 1])
+# On Spark each type and each form runs once.
+@on_engines("cell_type,form", CASES, spark=CASES[:: len(FORMS) + 1])
 def test_no_cell_above_the_bound_is_written(
-    store: FeatureStore, kind: str, form: str, monkeypatch: pytest.MonkeyPatch
+    store: FeatureStore, cell_type: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CELL_BYTES_VARIABLE, str(BOUND))
     shown = "The row with k=2" if form == "native" else "Row 2"
     message = rf"{shown} has [\d,]+ bytes in 'cell'; a cell has at most {BOUND}"
-    long = table(kind, [SHORT, SHORT, LONG, LONG])
-    group = store.create_featuregroup(table(kind, [SHORT, SHORT]), "cells", primary_key="k")
+    long = table(cell_type, [SHORT, SHORT, LONG, LONG])
+    group = store.create_featuregroup(table(cell_type, [SHORT, SHORT]), "cells", primary_key="k")
     for mode in ("append", "upsert", "overwrite"):
         with pytest.raises(LimitExceeded, match=message) as error:
             group.insert(FORMS[form](long, store), mode=mode)
@@ -137,19 +137,19 @@ def served(duckdb_store: FeatureStore) -> FeatureStore:
     return duckdb_store
 
 
-@pytest.mark.parametrize("answer", [100, 2_500, 1 << 20])
-def test_row_responses_are_bounded(served: FeatureStore, answer: int) -> None:
-    app = create_app(served, ServerSettings(answer=answer))
+@pytest.mark.parametrize("max_bytes", [100, 2_500, 1 << 20])
+def test_row_responses_are_bounded(served: FeatureStore, max_bytes: int) -> None:
+    app = create_app(served, ServerSettings(answer=max_bytes))
     client = TestClient(app, base_url="http://localhost")
-    fits = answer // 1000 if answer < 5_000 else 5
+    fits = max_bytes // 1000 if max_bytes < 5_000 else 5
     for limit in (1, 2, 5):
-        got = client.get(f"/api/v1/featuregroups/cells/1/rows?limit={limit}")
+        response = client.get(f"/api/v1/featuregroups/cells/1/rows?limit={limit}")
         if limit <= fits:
-            assert got.status_code == 200
-            assert len(got.json()["rows"]) == limit
+            assert response.status_code == 200
+            assert len(response.json()["rows"]) == limit
         else:
-            assert got.status_code == 413
-            assert f"exceed the limit of {answer:,} bytes" in got.json()["detail"]
+            assert response.status_code == 413
+            assert f"exceed the limit of {max_bytes:,} bytes" in response.json()["detail"]
     file = client.get("/groups/cells/1/rows?format=csv")
     assert file.status_code == (200 if fits == 5 else 413)
     page = client.get("/groups/cells/1/rows")

@@ -102,9 +102,9 @@ def test_clock_jump_does_not_transfer_lease(store: FeatureStore, clock: Clock, d
         clock.set(0, days)
         with pytest.raises(JobLeased), liveness.hold_job_lease(session, "hourly"):
             pass
-        mine = liveness.owner_of_this_process(session.location)
+        owner = liveness.owner_of_this_process(session.location)
         with session.registry.reading() as connection:
-            assert liveness.is_alive(connection, session.location, mine)
+            assert liveness.is_alive(connection, session.location, owner)
     finally:
         ends.set()
         holder.join()
@@ -128,13 +128,13 @@ def test_alerts_before_clock_jump_are_sent(store: FeatureStore, clock: Clock, da
         assert len(alerts.due_messages(connection)) == 1
 
 
-MOMENTS = st.integers(-2 * 86_400, 2 * 86_400).map(
-    lambda seconds: NOON + timedelta(seconds=seconds)
-)
+TIMES = st.integers(-2 * 86_400, 2 * 86_400).map(lambda seconds: NOON + timedelta(seconds=seconds))
 
 
 @given(
-    since=MOMENTS, now=MOMENTS, wait=st.integers(0, 3600).map(lambda each: timedelta(seconds=each))
+    since=TIMES,
+    now=TIMES,
+    wait=st.integers(0, 3600).map(lambda seconds: timedelta(seconds=seconds)),
 )
 def test_clock_jump_does_not_extend_waits(since: datetime, now: datetime, wait: timedelta) -> None:
     """Waits end after their length even if the clock is set back."""

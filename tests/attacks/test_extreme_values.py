@@ -45,14 +45,14 @@ def rows(depth: int) -> list[dict[str, Any]]:
     return [{"k": 1, "x": value}]
 
 
-@pytest.mark.parametrize("kind", [structs, lists, rows])
-def test_types_are_nested_to_a_bound(store: FeatureStore, kind: Callable[[int], Any]) -> None:
-    group = store.create_featuregroup(kind(MAX_LEVELS), "deep", primary_key="k")
+@pytest.mark.parametrize("build", [structs, lists, rows])
+def test_types_are_nested_to_a_bound(store: FeatureStore, build: Callable[[int], Any]) -> None:
+    group = store.create_featuregroup(build(MAX_LEVELS), "deep", primary_key="k")
     assert group.read().count() in (1, 2)
     assert group.read().to_arrow().num_rows in (1, 2)
     for depth in (MAX_LEVELS + 1, 60, 300):
         with pytest.raises(FeatureStoreError, match=r"levels of lists and structs|nested"):
-            store.create_featuregroup(kind(depth), "deeper", primary_key="k")
+            store.create_featuregroup(build(depth), "deeper", primary_key="k")
     assert not store.get_latest_featuregroup_version("deeper")
 
 
@@ -69,6 +69,6 @@ def test_pages_show_the_beginning_of_a_large_cell(store: FeatureStore) -> None:
     store.create_featuregroup(table, "large", primary_key="k")
     client = TestClient(create_app(store), base_url="http://localhost")
     for page in ("", "/rows", "/statistics", "/validation", "/history"):
-        answer = client.get(f"/groups/large/1{page}")
-        assert answer.status_code == 200
-        assert len(answer.content) < 100_000, page
+        response = client.get(f"/groups/large/1{page}")
+        assert response.status_code == 200
+        assert len(response.content) < 100_000, page

@@ -38,7 +38,7 @@ VALUES = st.recursive(
 )
 
 
-def written(tmp_path: Path, **changes: Any) -> str:
+def write_forged_run(tmp_path: Path, **changes: Any) -> str:
     """Write a forged record into a run directory, and return the directory."""
     data = {
         name: value for name, value in json.loads(RECORD.to_bytes()).items() if name != "checksum"
@@ -50,7 +50,7 @@ def written(tmp_path: Path, **changes: Any) -> str:
 
 
 def test_valid_record_is_read(tmp_path: Path) -> None:
-    assert record_files.read_run(written(tmp_path)) == RECORD
+    assert record_files.read_run(write_forged_run(tmp_path)) == RECORD
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,14 @@ def test_valid_record_is_read(tmp_path: Path) -> None:
 )
 def test_record_of_another_run_is_damaged(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(RunDamaged):
-        record_files.read_run(written(tmp_path, **changes))
+        record_files.read_run(write_forged_run(tmp_path, **changes))
 
 
 @pytest.mark.parametrize(
     "path", ["../../secret", "/etc/passwd", "a/../../../secret", "", "a\x00b", "link"]
 )
 def test_record_cannot_name_files_outside_run(tmp_path: Path, path: str) -> None:
-    directory = written(tmp_path, files={path: "0" * 64})
+    directory = write_forged_run(tmp_path, files={path: "0" * 64})
     (tmp_path / "secret").write_text("secret")
     (Path(directory) / "link").symlink_to(tmp_path / "secret")
     record = record_files.read_run(directory)
@@ -93,7 +93,7 @@ def test_record_cannot_name_files_outside_run(tmp_path: Path, path: str) -> None
 @settings(max_examples=200, deadline=None)
 @given(name=st.sampled_from(sorted(json.loads(RECORD.to_bytes()))), value=VALUES)
 def test_forged_records_raise_store_errors(name: str, value: Any) -> None:
-    data = {key: each for key, each in json.loads(RECORD.to_bytes()).items() if key != "checksum"}
+    data = {key: entry for key, entry in json.loads(RECORD.to_bytes()).items() if key != "checksum"}
     try:
         RunRecord.from_bytes(seal({**data, name: value}))
     except (MalformedJson, FeatureStoreError):

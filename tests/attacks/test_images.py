@@ -20,21 +20,21 @@ def png(width: int, height: int) -> bytes:
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     content = zlib.compress(b"\0" * 1000)
     chunks = [(b"IHDR", header), (b"IDAT", content), (b"IEND", b"")]
-    parts = [b"\x89PNG\r\n\x1a\n"]
+    buffers = [b"\x89PNG\r\n\x1a\n"]
     for name, data in chunks:
         checksum = zlib.crc32(name + data)
-        parts.append(struct.pack(">I", len(data)) + name + data + struct.pack(">I", checksum))
-    return b"".join(parts)
+        buffers.append(struct.pack(">I", len(data)) + name + data + struct.pack(">I", checksum))
+    return b"".join(buffers)
 
 
 def jpeg() -> bytes:
     frame = struct.pack(">BHHB", 8, 65_535, 65_535, 1) + b"\x01\x11\x00"
     scan = b"\x01\x01\x00\x00\x3f\x00"
     segments = [(0xC0, frame), (0xDA, scan)]
-    parts = [b"\xff\xd8"]
+    buffers = [b"\xff\xd8"]
     for marker, data in segments:
-        parts.append(bytes([0xFF, marker]) + struct.pack(">H", len(data) + 2) + data)
-    return b"".join(parts) + b"\0" * 100
+        buffers.append(bytes([0xFF, marker]) + struct.pack(">H", len(data) + 2) + data)
+    return b"".join(buffers) + b"\0" * 100
 
 
 def webp() -> bytes:

@@ -88,7 +88,10 @@ def unsafe_calls(tree: ast.AST) -> list[str]:
         module, _, function = name.rpartition(".")
         if function in UNSAFE.get(module or "builtins", set()):
             calls.append(name)
-        if any(each.arg == "allow_pickle" and not is_false(each.value) for each in node.keywords):
+        if any(
+            keyword.arg == "allow_pickle" and not is_false(keyword.value)
+            for keyword in node.keywords
+        ):
             calls.append(name)
     return calls
 
@@ -98,14 +101,14 @@ def is_false(node: ast.expr) -> bool:
 
 
 def test_unsafe_loader_calls_are_listed() -> None:
-    places = set()
+    paths = set()
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
             text = path.read_text()
             if WORDS.search(text) and unsafe_calls(ast.parse(text)):
-                places.add(str(path.relative_to(ROOT)))
-    assert places <= set(LOADERS)
-    assert "featurestore/experiments/models/loading.py" in places
+                paths.add(str(path.relative_to(ROOT)))
+    assert paths <= set(LOADERS)
+    assert "featurestore/experiments/models/loading.py" in paths
     assert unsafe_calls(ast.parse("torch.load(f); np.load(f, allow_pickle=True); eval(x)"))
 
 
@@ -229,20 +232,20 @@ def run(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    "place", ["artifacts/link.pkl", "artifacts/folder/link", "artifacts/folder/in"]
+    "link_path", ["artifacts/link.pkl", "artifacts/folder/link", "artifacts/folder/in"]
 )
 def test_symbolic_links_in_artifacts_are_not_followed(
-    run: Path, tmp_path: Path, place: str
+    run: Path, tmp_path: Path, link_path: str
 ) -> None:
-    target = tmp_path if place.endswith("in") else tmp_path / "secret"
-    (run / place).symlink_to(target)
+    target = tmp_path if link_path.endswith("in") else tmp_path / "secret"
+    (run / link_path).symlink_to(target)
     sums = run_files.checksums_below(str(run), "artifacts")
     assert list(sums) == ["artifacts/folder/saved_model.pb"]
-    assert run_files.checksums_below(str(run), place) == {}
-    if place.endswith("link.pkl"):
+    assert run_files.checksums_below(str(run), link_path) == {}
+    if link_path.endswith("link.pkl"):
         with pytest.raises(StorageError, match="symbolic link"):
-            run_files.check_own_files(str(run), place)
-    if place.endswith("folder/link"):
+            run_files.check_own_files(str(run), link_path)
+    if link_path.endswith("folder/link"):
         with pytest.raises(StorageError, match="symbolic link"):
             run_files.check_own_files(str(run), "artifacts/folder")
 
@@ -270,7 +273,7 @@ def test_symbolic_links_in_checkpoints_are_ignored(tmp_path: Path) -> None:
     for step in range(2, 6):
         checkpoint.save(0, step)
     assert newest_checkpoint(str(directory)) == "step-000000-000000005"
-    assert sorted(each.name for each in outside.iterdir()) == ["arrays.npz", "state.json"]
+    assert sorted(path.name for path in outside.iterdir()) == ["arrays.npz", "state.json"]
 
 
 @pytest.mark.parametrize(

@@ -121,8 +121,10 @@ def test_a_token_of_a_weaker_algorithm_is_refused(
 
 def signed_with(secret: bytes, header: dict[str, Any], claims: dict[str, Any]) -> str:
     """Return a token signed by HMAC with a public key."""
-    parts = [base64.urlsafe_b64encode(json.dumps(each).encode()) for each in (header, claims)]
-    content = b".".join(part.rstrip(b"=") for part in parts)
+    segments = [
+        base64.urlsafe_b64encode(json.dumps(document).encode()) for document in (header, claims)
+    ]
+    content = b".".join(segment.rstrip(b"=") for segment in segments)
     signature = base64.urlsafe_b64encode(hmac.new(secret, content, hashlib.sha256).digest())
     return (content + b"." + signature.rstrip(b"=")).decode()
 
@@ -159,9 +161,9 @@ def test_an_answer_without_code_or_state_is_refused(
 ) -> None:
     for change in ({"code": None}, {"state": None}, {"state": ""}, {"state": "x"}):
         address = urlsplit(came_back(client))
-        values = {name: each[0] for name, each in parse_qs(address.query).items()} | change
+        values = {name: texts[0] for name, texts in parse_qs(address.query).items()} | change
         query = "&".join(
-            f"{name}={quote(each)}" for name, each in values.items() if each is not None
+            f"{name}={quote(value)}" for name, value in values.items() if value is not None
         )
         assert client.get(f"/sign-in/back?{query}").status_code == 401
         assert client.get(f"/sign-in/back?{address.query}&{address.query}").status_code == 401
@@ -216,9 +218,9 @@ def test_plain_http_endpoints_are_refused(
     client: TestClient, provider: OpenIdProvider, endpoint: str, address: str | None
 ) -> None:
     provider.metadata = {endpoint: address}
-    answer = client.get("/sign-in/provider")
-    assert answer.status_code == 400
-    assert "location" not in answer.headers
+    response = client.get("/sign-in/provider")
+    assert response.status_code == 400
+    assert "location" not in response.headers
 
 
 @pytest.mark.parametrize(

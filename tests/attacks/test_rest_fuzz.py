@@ -27,9 +27,9 @@ pytestmark = pytest.mark.soak
 # Over all roles; `FEATURESTORE_FUZZ_SECONDS=60 make soak` for less.
 SECONDS = float(os.environ.get("FEATURESTORE_FUZZ_SECONDS", "600"))
 MEMORY = 1 << 20  # KiB
-PLACES = ("visits", "salaries", "of_visits", "model_visits", "raise_pay", "watch_pay")
+OBJECT_NAMES = ("visits", "salaries", "of_visits", "model_visits", "raise_pay", "watch_pay")
 ODD = st.sampled_from(
-    [*PLACES, "", "a" * 5000, "\x00", "../x", "2" * 40, "-1", "9" * 19, "null", "é"]
+    [*OBJECT_NAMES, "", "a" * 5000, "\x00", "../x", "2" * 40, "-1", "9" * 19, "null", "é"]
 )
 STREAMED = (
     "/api/v1/rows",
@@ -58,19 +58,19 @@ def test_random_requests_cause_no_server_error(store: FeatureStore, role: str) -
     schema = schemathesis.openapi.from_asgi("/api/v1/openapi.json", app, headers=headers)
     for path in STREAMED:  # of which no description can make requests: see _try_retrievals
         schema = schema.exclude(path=path, method="POST")
-    operations = [each.ok() for each in schema.get_all_operations()]
+    operations = [result.ok() for result in schema.get_all_operations()]
     statuses: Counter[int] = Counter()
-    begun, end = _memory(), time.monotonic() + SECONDS / (len(USERS) + 1)
+    memory_before, end = _memory(), time.monotonic() + SECONDS / (len(USERS) + 1)
     with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
         while time.monotonic() < end:
             for operation in operations:
                 _try(operation, client, headers, statuses, end=end)
             _try_retrievals(client, headers, statuses, end=end)
-    print(role, dict(sorted(statuses.items())), f"{(_memory() - begun) >> 10} MiB more")
+    print(role, dict(sorted(statuses.items())), f"{(_memory() - memory_before) >> 10} MiB more")
     assert not [status for status in statuses if status >= 500 and status != 503]
     if role == "a stranger":
         assert set(statuses) <= {400, 401, 404, 405, 408, 413, 414, 422}
-    assert _memory() - begun < MEMORY
+    assert _memory() - memory_before < MEMORY
 
 
 def _try(
@@ -89,9 +89,9 @@ def _try(
     @given(case=operation.as_strategy())
     def check(case: schemathesis.Case) -> None:
         if time.monotonic() < end:
-            answer = case.call(headers=headers, timeout=300)
-            statuses[answer.status_code] += 1
-            assert answer.status_code < 500 or answer.status_code == 503, case.as_curl_command()
+            response = case.call(headers=headers, timeout=300)
+            statuses[response.status_code] += 1
+            assert response.status_code < 500 or response.status_code == 503, case.as_curl_command()
 
     check()
 
@@ -120,7 +120,7 @@ def _try_retrievals(
         ),
         max_size=3,
     )
-    asked = st.fixed_dictionaries(
+    requests = st.fixed_dictionaries(
         {"read": reads | JSON}, optional={"steps": steps | JSON, "limit": JSON, "answer": ODD}
     )
     paths = st.sampled_from(
@@ -135,14 +135,18 @@ def _try_retrievals(
     @settings(
         max_examples=50, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
-    @given(path=paths, line=asked | JSON, rest=st.binary(max_size=200))
-    def check(path: str, line: Any, rest: bytes) -> None:
+    @given(path=paths, line=requests | JSON, tail=st.binary(max_size=200))
+    def check(path: str, line: Any, tail: bytes) -> None:
         if time.monotonic() < end:
-            body = json.dumps(line).encode() + b"\n" + rest
-            kind = {**headers, "Content-Type": RETRIEVAL}
-            answer = client.post(f"/api/v1/{path}", content=body, headers=kind)
-            statuses[answer.status_code] += 1
-            assert answer.status_code < 500 or answer.status_code == 503, (path, line, answer.text)
+            body = json.dumps(line).encode() + b"\n" + tail
+            request_headers = {**headers, "Content-Type": RETRIEVAL}
+            response = client.post(f"/api/v1/{path}", content=body, headers=request_headers)
+            statuses[response.status_code] += 1
+            assert response.status_code < 500 or response.status_code == 503, (
+                path,
+                line,
+                response.text,
+            )
 
     check()
 

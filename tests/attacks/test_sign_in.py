@@ -19,7 +19,7 @@ from featurestore.store import FeatureStore
 from tests.server.guarded import PASSWORD, ROOT
 
 USERS = [f"user{number}" for number in range(8)]
-HERE, ELSEWHERE = "192.0.2.1", "198.51.100.7"
+CLIENT_ADDRESS, OTHER_ADDRESS = "192.0.2.1", "198.51.100.7"
 
 
 class Clock:
@@ -52,7 +52,7 @@ def store(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iter
         yield store
 
 
-def outcome(store: FeatureStore, name: str, password: str, address: str = HERE) -> str:
+def outcome(store: FeatureStore, name: str, password: str, address: str = CLIENT_ADDRESS) -> str:
     """Return "in", "wrong", or the seconds to wait after an attempt."""
     try:
         access.sign_in(store.session, name, password, address=address)
@@ -103,7 +103,7 @@ def test_locked_account_does_not_lock_others(store: FeatureStore, clock: Clock) 
         if outcome(store, "user0", "wrong") != "wrong":
             clock.now += timedelta(minutes=2)
     assert outcome(store, "user0", PASSWORD) not in ("in", "wrong")
-    assert outcome(store, "user0", PASSWORD, ELSEWHERE) == "in"
+    assert outcome(store, "user0", PASSWORD, OTHER_ADDRESS) == "in"
     assert outcome(store, "user1", PASSWORD) == "in"
 
 
@@ -113,7 +113,7 @@ def test_password_spraying_locks_the_address(store: FeatureStore) -> None:
         if number % 10 == 0:  # a correct password does not reset the count of others
             assert outcome(store, "user1", PASSWORD) == "in"
     assert outcome(store, "user1", PASSWORD) == "30"
-    assert outcome(store, "user1", PASSWORD, ELSEWHERE) == "in"
+    assert outcome(store, "user1", PASSWORD, OTHER_ADDRESS) == "in"
 
 
 def test_many_addresses_lock_the_account(store: FeatureStore) -> None:

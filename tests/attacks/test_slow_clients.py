@@ -16,7 +16,7 @@ from featurestore.server.app import timed_protocol
 
 SECONDS = 0.5
 PATIENCE = 20.0
-PARTS = {
+PARTIAL_REQUESTS = {
     "nothing": b"",
     "half a line": b"GET /gro",
     "half a header": b"GET /groups HTTP/1.1\r\nHost: localhost\r\nX-A: b",
@@ -55,34 +55,34 @@ def connected(address: tuple[str, int]) -> socket.socket:
 
 def read_to_the_end(connection: socket.socket) -> bytes:
     """Return the bytes received until the server closes the connection."""
-    parts = []
+    chunks = []
     try:
-        while part := connection.recv(1 << 16):
-            parts.append(part)
+        while chunk := connection.recv(1 << 16):
+            chunks.append(chunk)
     except ConnectionResetError:
         pass
-    return b"".join(parts)
+    return b"".join(chunks)
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_half_open_connections_are_closed(address: tuple[str, int], part: str) -> None:
-    begun = time.monotonic()
+@pytest.mark.parametrize("request_name", PARTIAL_REQUESTS)
+def test_half_open_connections_are_closed(address: tuple[str, int], request_name: str) -> None:
+    start = time.monotonic()
     with connected(address) as connection:
-        connection.sendall(PARTS[part])
-        answer = read_to_the_end(connection)
-    assert time.monotonic() - begun < PATIENCE
-    if part in ("half a body", "half an upload"):
-        assert answer.startswith(b"HTTP/1.1 408")
+        connection.sendall(PARTIAL_REQUESTS[request_name])
+        response = read_to_the_end(connection)
+    assert time.monotonic() - start < PATIENCE
+    if request_name in ("half a body", "half an upload"):
+        assert response.startswith(b"HTTP/1.1 408")
 
 
-@pytest.mark.parametrize("part", ["half a header", "half a body"])
-def test_byte_wise_request_times_out(address: tuple[str, int], part: str) -> None:
-    begun = time.monotonic()
+@pytest.mark.parametrize("request_name", ["half a header", "half a body"])
+def test_byte_wise_request_times_out(address: tuple[str, int], request_name: str) -> None:
+    start = time.monotonic()
     with connected(address) as connection:
-        connection.sendall(PARTS[part])
+        connection.sendall(PARTIAL_REQUESTS[request_name])
         with pytest.raises((ConnectionError, socket.timeout)):
             drip(connection)
-    assert time.monotonic() - begun < PATIENCE
+    assert time.monotonic() - start < PATIENCE
 
 
 def drip(connection: socket.socket) -> None:
@@ -105,12 +105,12 @@ def test_unread_response_is_aborted(address: tuple[str, int]) -> None:
 def test_slow_clients_do_not_block_others(address: tuple[str, int]) -> None:
     slow = [connected(address) for _ in range(100)]
     for number, connection in enumerate(slow):
-        connection.sendall(list(PARTS.values())[number % len(PARTS)])
-    begun = time.monotonic()
+        connection.sendall(list(PARTIAL_REQUESTS.values())[number % len(PARTIAL_REQUESTS)])
+    start = time.monotonic()
     with connected(address) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert read_to_the_end(connection).endswith(b"ok\n")
-    assert time.monotonic() - begun < PATIENCE
+    assert time.monotonic() - start < PATIENCE
     for connection in slow:
         connection.close()
 
@@ -127,7 +127,7 @@ def test_active_client_keeps_connection(address: tuple[str, int]) -> None:
 def receive(connection: socket.socket, least: int) -> Any:
     received = b""
     while len(received) < least or not received.endswith(b"ok\n"):
-        part = connection.recv(1 << 16)
-        assert part
-        received += part
+        chunk = connection.recv(1 << 16)
+        assert chunk
+        received += chunk
     return received

@@ -54,19 +54,19 @@ def retrieve(client: TestClient, *filters: str, **read: Any) -> tuple[int, dict[
     """Return the status, problem and processor seconds of a retrieval."""
     request = {
         "read": {"kind": "featuregroup", "name": "numbers", **read},
-        "steps": [{"filter": each} for each in filters],
+        "steps": [{"filter": text} for text in filters],
         "answer": "count",
     }
     return post(client, request)
 
 
-def post(client: TestClient, asked: dict[str, Any]) -> tuple[int, dict[str, Any], float]:
-    begun = time.process_time()
-    answer = client.post(
-        "/api/v1/rows", content=json.dumps(asked) + "\n", headers={"Content-Type": RETRIEVAL}
+def post(client: TestClient, request: dict[str, Any]) -> tuple[int, dict[str, Any], float]:
+    start = time.process_time()
+    response = client.post(
+        "/api/v1/rows", content=json.dumps(request) + "\n", headers={"Content-Type": RETRIEVAL}
     )
-    is_problem = answer.headers["content-type"].startswith("application/problem")
-    return answer.status_code, answer.json() if is_problem else {}, time.process_time() - begun
+    is_problem = response.headers["content-type"].startswith("application/problem")
+    return response.status_code, response.json() if is_problem else {}, time.process_time() - start
 
 
 def condition(characters: int) -> str:
@@ -81,10 +81,10 @@ def test_conditions_of_many_characters_are_refused(store: FeatureStore) -> None:
             assert "the limit is 20,000" in problem["detail"]
             assert seconds < 1
         assert retrieve(client, condition(1_000))[0] == 200
-        answer = client.post(
+        response = client.post(
             "/api/v1/featuregroups/numbers/1/deletions", json={"where": condition(30_000)}
         )
-        assert answer.status_code == 413
+        assert response.status_code == 413
 
 
 def test_texts_and_lists_of_a_retrieval_are_bounded(store: FeatureStore) -> None:
@@ -116,9 +116,9 @@ def test_upload_content_type_keeps_page_time_limit(store: FeatureStore) -> None:
 def test_addresses_of_many_bytes_are_refused(store: FeatureStore) -> None:
     with client_of(store, url=16_384) as client:
         for path in ("/groups?q=", "/search?q=", "/api/v1/search?q=", "/groups/"):
-            answer = client.get(path + "a" * 17_000)
-            assert answer.status_code == 414
-            assert "16,384" in answer.json()["detail"]
+            response = client.get(path + "a" * 17_000)
+            assert response.status_code == 414
+            assert "16,384" in response.json()["detail"]
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -128,12 +128,12 @@ def test_plans_of_many_windows_are_refused(
 ) -> None:
     times = {"start": f"{years[0]}T00:00Z", "end": f"{years[1]}T23:59Z"}
     form = {"params": times} if method == "GET" else {"data": times}
-    begun = time.process_time()
+    start = time.process_time()
     with client_of(store, windows=1000) as client:
-        answer = client.request(method, "/jobs/hourly/backfill", **form)
-    assert answer.status_code == 413
-    assert "more than 1,000 windows" in answer.text
-    assert time.process_time() - begun < PATIENCE
+        response = client.request(method, "/jobs/hourly/backfill", **form)
+    assert response.status_code == 413
+    assert "more than 1,000 windows" in response.text
+    assert time.process_time() - start < PATIENCE
 
 
 def test_time_limits_cover_parsing_and_planning(store: FeatureStore) -> None:
@@ -146,11 +146,11 @@ def test_time_limits_cover_parsing_and_planning(store: FeatureStore) -> None:
             assert (status, problem["title"]) == (503, "QueryEnded")
             assert "cancelled after 0.5 seconds" in problem["detail"]
             assert seconds < PATIENCE
-        begun = time.process_time()
-        answer = client.get("/jobs/hourly/backfill", params=times)
-        assert answer.status_code == 503
-        assert "cancelled after 0.5 seconds" in answer.text
-        assert time.process_time() - begun < PATIENCE
+        start = time.process_time()
+        response = client.get("/jobs/hourly/backfill", params=times)
+        assert response.status_code == 503
+        assert "cancelled after 0.5 seconds" in response.text
+        assert time.process_time() - start < PATIENCE
 
 
 def test_time_limits_cover_rendering(store: FeatureStore) -> None:

@@ -43,15 +43,15 @@ def rows(**columns: Any) -> pa.Table:
         "pay": pa.array([1.5]),
         **columns,
     }
-    return pa.table({name: each for name, each in table.items() if each is not None})
+    return pa.table({name: column for name, column in table.items() if column is not None})
 
 
 def _nested(depth: int) -> pa.Array:
-    kind: pa.DataType = pa.int64()
+    dtype: pa.DataType = pa.int64()
     value: Any = 1
     for _ in range(depth):
-        kind, value = pa.struct([("x", kind)]), {"x": value}
-    return pa.array([value], kind)
+        dtype, value = pa.struct([("x", dtype)]), {"x": value}
+    return pa.array([value], dtype)
 
 
 def _of_bytes(content: bytes) -> pa.Array:
@@ -132,11 +132,13 @@ def body_of(line: dict[str, Any], table: pa.Table) -> bytes:
 
 def bodies(line: dict[str, Any]) -> dict[str, bytes]:
     """Return the bodies of all uploads; ``line`` is the header line of a valid one."""
-    named = {name: body_of(line, table) for name, table in UPLOADS.items()}
-    named["cut short"] = body_of(line, rows())[:-200]
+    uploads = {name: body_of(line, table) for name, table in UPLOADS.items()}
+    uploads["cut short"] = body_of(line, rows())[:-200]
     if "mode" in line:
-        named.update({name: body_of({**line, **each}, rows()) for name, each in LINES.items()})
-    return named | BODIES
+        uploads.update(
+            {name: body_of({**line, **changes}, rows()) for name, changes in LINES.items()}
+        )
+    return uploads | BODIES
 
 
 @pytest.fixture(scope="module")
@@ -174,24 +176,24 @@ def test_uploads_are_atomic_or_refused(
     headers = token_of(attacked, user, scope=ROLES[user][2])
     headers["Content-Type"] = RETRIEVAL
     insert, create = {"mode": "append"}, {"primary_key": ["who"], "event_time": "seen"}
-    written = refused = 0
+    write_count = refusal_count = 0
     untouched = state_of(attacked)
     for route, line in (("visits/1/rows", insert), ("attack", create)):
         writes = user == "wil" or (user == "own" and route != "attack")
         for name, body in bodies(line).items():
             before = state_of(attacked) if writes else untouched
             address = f"/api/v1/featuregroups/{route}"
-            answer = client.post(address, content=body, headers=headers)
-            actual = (user, route, name, answer.status_code, answer.text[:400])
-            assert answer.status_code < 500, actual
-            assert attacked.location not in answer.text, actual
+            response = client.post(address, content=body, headers=headers)
+            actual = (user, route, name, response.status_code, response.text[:400])
+            assert response.status_code < 500, actual
+            assert attacked.location not in response.text, actual
             if not writes:
-                assert answer.status_code in (403, 404), actual
-            if answer.status_code == 200:
-                written += 1
+                assert response.status_code in (403, 404), actual
+            if response.status_code == 200:
+                write_count += 1
                 continue
-            refused += 1
-            assert answer.json()["detail"], actual
+            refusal_count += 1
+            assert response.json()["detail"], actual
             assert not writes or state_of(attacked) == before, actual
     assert user in WRITERS or state_of(attacked) == untouched
     for page in (
@@ -200,5 +202,5 @@ def test_uploads_are_atomic_or_refused(
         "/groups/visits/1/statistics",
     ):
         assert client.get(page, headers=headers).status_code < 500, page
-    assert refused >= 60
-    assert bool(written) == (user in WRITERS)
+    assert refusal_count >= 60
+    assert bool(write_count) == (user in WRITERS)

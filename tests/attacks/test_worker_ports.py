@@ -172,12 +172,12 @@ def test_250_connections_leave_the_port_usable() -> None:
             with connect_to_driver(("127.0.0.1", int(port)), key) as worker:
                 ask(worker, kind="next", worker=number)
                 assert json.loads(worker.recv_bytes()) == {"done": True}
-        rest, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=30)
     finally:
         process.kill()
         for stranger in strangers:
             stranger.close()
-    assert rest.startswith("done")
+    assert output.startswith("done")
     assert process.returncode == 0
 
 
@@ -190,15 +190,15 @@ def test_connection_flood_only_delays_workers(server: TrialServer) -> None:
                 stranger.sendall(b"\x00\x00\x00\x10" + b"0" * 16)
 
     floods = [threading.Thread(target=flood) for _ in range(2)]
-    for each in floods:
-        each.start()
+    for thread in floods:
+        thread.start()
     try:
         for _ in range(5):
             check_a_worker_is_served(server)
     finally:
         stopped.set()
-        for each in floods:
-            each.join()
+        for thread in floods:
+            thread.join()
 
 
 def test_port_reports_lost_worker() -> None:
@@ -259,7 +259,7 @@ for name in ("/proc/net/tcp", "/proc/net/tcp6"):
 @pytest.mark.soak
 def test_tensorflow_listens_at_all_addresses() -> None:
     """Check the statement about TensorFlow in SECURITY.md."""
-    answer = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", TENSORFLOW], capture_output=True, text=True, check=True
     )
-    assert answer.stdout.split() == ["0"]
+    assert process.stdout.split() == ["0"]

@@ -21,8 +21,8 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def location(tmp_path: Path) -> str:
-    place = str(tmp_path / "store")
-    with featurestore.connect(place) as store:
+    path = str(tmp_path / "store")
+    with featurestore.connect(path) as store:
         table = pa.table({"origin": ["JFK", "LGA"], "t": [DAY] * 2, "temp": [0.5, 1.5]})
         store.create_featuregroup(
             table,
@@ -34,7 +34,7 @@ def location(tmp_path: Path) -> str:
             ttl="1d",
         )
         store.insert_into_featuregroup(table.slice(0, 1), "weather", mode="upsert")
-    return place
+    return path
 
 
 @pytest.fixture
@@ -89,8 +89,8 @@ def test_fg_head_prints_rows(run: Run) -> None:
 def test_fg_history_lists_commits(run: Run) -> None:
     document = run("fg", "history", "weather", as_json=True)
     assert [
-        (each["delta_version"], each["operation"], each["rows_in"], each["rows_out"])
-        for each in document
+        (entry["delta_version"], entry["operation"], entry["rows_in"], entry["rows_out"])
+        for entry in document
     ] == [
         (2, "upsert", 1, 1),
         (1, "create", 2, 0),
@@ -208,7 +208,7 @@ def test_init_creates_store_and_configuration(
 
 
 def test_doctor_reports_state_of_each_check(run: Run) -> None:
-    document = {each["check"]: each for each in run("doctor", as_json=True)}
+    document = {entry["check"]: entry for entry in run("doctor", as_json=True)}
     assert document["python"]["state"] == "ok"
     assert document["location"]["state"] == "ok"
     assert document["registry"]["detail"].startswith("revision")
@@ -220,13 +220,13 @@ def test_installed_command_runs(location: str) -> None:
     script = Path(sys.executable).with_name("featurestore")
     if not script.exists():
         pytest.skip("the command is not installed beside this interpreter")
-    done = subprocess.run(
+    result = subprocess.run(
         [str(script), "fg", "list", "--location", location, "--output=json"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert json.loads(done.stdout)[0]["name"] == "weather"
+    assert json.loads(result.stdout)[0]["name"] == "weather"
     assert subprocess.run(
         [str(script), "--version"], capture_output=True, check=True
     ).stdout.startswith(b"featurestore ")
@@ -239,25 +239,25 @@ def test_fg_list_limit_and_page_split_results(location: str, run: Run) -> None:
     pages = [run("fg", "list", "--limit", "2", "--page", str(page)) for page in (1, 2, 3)]
     assert ["more entries: --page" in page for page in pages] == [True, True, False]
     assert ["weather" in page for page in pages] == [False, False, True]
-    names = [each["name"] for each in run("fg", "list", as_json=True)]
+    names = [group["name"] for group in run("fg", "list", as_json=True)]
     assert names == ["group0", "group1", "group2", "group3", "weather"]
     second = run("fg", "list", "--limit", "2", "--page", "2", as_json=True)
-    assert [each["name"] for each in second] == ["group2", "group3"]
+    assert [group["name"] for group in second] == ["group2", "group3"]
     assert "more entries" in run("features", "search", "group", "--limit", "3")
     newest = run("fg", "history", "weather", "--limit", "1", as_json=True)
-    assert [each["delta_version"] for each in newest] == [2]
+    assert [commit["delta_version"] for commit in newest] == [2]
 
 
 def test_cli_tables_fit_80_columns_unless_wide(location: str, run: Run) -> None:
     with featurestore.connect(location) as store:
         for name in ("destination_weather", "origin_demand"):
-            days = [DAY + dt.timedelta(hours=each) for each in range(1_200)]
+            days = [DAY + dt.timedelta(hours=hour) for hour in range(1_200)]
             table = pa.table(
                 {
                     "destination_airport": ["JFK"] * 1_200,
                     "observed_at": days,
-                    "wind_speed_in_knots": [each % 700 * 0.37 for each in range(1_200)],
-                    "kind": [f"kind {each % 700}" for each in range(1_200)],
+                    "wind_speed_in_knots": [hour % 700 * 0.37 for hour in range(1_200)],
+                    "kind": [f"kind {hour % 700}" for hour in range(1_200)],
                 }
             )
             store.create_featuregroup(

@@ -52,8 +52,8 @@ FAILING = [
 
 @pytest.fixture(scope="module")
 def location(tmp_path_factory: pytest.TempPathFactory) -> str:
-    place = tmp_path_factory.mktemp("hostile")
-    with featurestore.connect(place / "store") as store:
+    folder = tmp_path_factory.mktemp("hostile")
+    with featurestore.connect(folder / "store") as store:
         rows = pa.table({"origin": [HOSTILE, "LGA"], "t": [DAY] * 2, "note": [HOSTILE, "fine"]})
         tags = {"team": HOSTILE, "red": "b"}
         store.create_featuregroup(
@@ -70,7 +70,7 @@ def location(tmp_path_factory: pytest.TempPathFactory) -> str:
             store.get_featuregroup("weather"), "days", label="note", description=HOSTILE, tags=tags,
             data_format="csv",
         )  # fmt: skip
-        jobs = place / "jobs.py"
+        jobs = folder / "jobs.py"
         jobs.write_text(
             "import featurestore\n"
             "@featurestore.job(featuregroup='demand', event_time='t', schedule='0 0 * * *',\n"
@@ -82,7 +82,7 @@ def location(tmp_path_factory: pytest.TempPathFactory) -> str:
         store.register_jobs(jobs)
         with pytest.raises(featurestore.FeatureStoreError):
             store.run_job("demand", window=DAY)
-    return str(place / "store")
+    return str(folder / "store")
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)

@@ -42,21 +42,21 @@ def run(dataset: TrainingDataset) -> dict[str, Any]:
         name="killed",
     )
     reasons = [attempt["reason"] for attempt in launched.record.attempts]
-    answer: dict[str, Any] = {"killed": [launched.history("loss"), reasons]}
-    answer["saved"] = sorted(launched.record.files)
+    results: dict[str, Any] = {"killed": [launched.history("loss"), reasons]}
+    results["saved"] = sorted(launched.record.files)
     study = experiments.search(
         bowl, space={"x": [1, 2]}, metric="y", sampler="grid", parallel=2, on="spark"
     )
-    answer["best"] = study.best.params
-    answer["trials"] = {
+    results["best"] = study.best.params
+    results["trials"] = {
         str(run.params["x"]): [run.state, len(run.record.attempts)] for run in study.runs
     }
     runs = len(experiments.get_runs())
-    begun = time.monotonic()
+    start = time.monotonic()
     try:
         experiments.collective_all_reduce(training.regression, workers=3, on="spark")
     except NotEnoughSlots as error:
-        answer["refused"] = str(error)
-    answer["refused_after"] = time.monotonic() - begun
-    answer["more_runs"] = len(experiments.get_runs()) - runs
-    return answer
+        results["refused"] = str(error)
+    results["refused_after"] = time.monotonic() - start
+    results["more_runs"] = len(experiments.get_runs()) - runs
+    return results

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 
 
 def load(name: str) -> Any:
     """Return a module of this folder that is not a test module."""
     spec = importlib.util.spec_from_file_location(
-        f"featurestore_cluster_{name}", HERE / f"{name}.py"
+        f"featurestore_cluster_{name}", FOLDER / f"{name}.py"
     )
     assert spec is not None
     assert spec.loader is not None

@@ -130,7 +130,7 @@ class StandaloneCluster:
                 process.wait()
 
     def _start(
-        self, name: str, kind: str, *arguments: str, host: str = "127.0.0.1"
+        self, name: str, class_name: str, *arguments: str, host: str = "127.0.0.1"
     ) -> subprocess.Popen[bytes]:
         # The command of spark-class, which would start another JVM to compute it.
         home = os.environ.get("JAVA_HOME")
@@ -140,7 +140,7 @@ class StandaloneCluster:
             "-Dspark.decommission.enabled=true",
             "-cp",
             f"{self.folder}{os.pathsep}{spark_home() / 'jars' / '*'}",
-            f"org.apache.spark.deploy.{kind}",
+            f"org.apache.spark.deploy.{class_name}",
             *("--host", host, "--webui-port", "0"),
             *arguments,
         ]

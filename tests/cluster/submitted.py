@@ -100,7 +100,7 @@ def work(engine: SparkEngine, folder: str) -> dict[str, Any]:
     total_of_files, read_by = engine.aggregate(relation, Sum())
     shards = os.path.join(folder, "shards")
     os.mkdir(shards)
-    written = engine.write_shards(
+    shard_reports = engine.write_shards(
         relation, shard="shard", shard_count=8, order=["key"], write=Write(shards)
     )
     return {
@@ -112,7 +112,7 @@ def work(engine: SparkEngine, folder: str) -> dict[str, Any]:
         "total_of_files": total_of_files,
         "read_here": os.getppid() in read_by,
         "streamed": sum(batch.num_rows for batch in engine.stream(relation)),
-        "written": written,
+        "written": shard_reports,
         "files": sorted(os.listdir(shards)),
     }
 
@@ -142,15 +142,15 @@ def main(folder: str, location: str, example: str, *job: str) -> None:
     The engine, a training dataset, experiments, and the program of the example.
     """
     engine = SparkEngine()
-    answer = work(engine, folder)
+    results = work(engine, folder)
     store = featurestore.connect(location, engine=engine)
-    answer["shards"] = export(store)
+    results["shards"] = export(store)
     with contextlib.redirect_stdout(sys.stderr):
-        answer["experiments"] = barrier_runs.run(store.get_training_dataset("sums"))
+        results["experiments"] = barrier_runs.run(store.get_training_dataset("sums"))
         runpy.run_path(example)["main"](location, *job)
     engine.close()
-    answer["parked"] = os.listdir(os.environ["FEATURESTORE_SPARK_STAGING"])
-    print(json.dumps(answer))
+    results["parked"] = os.listdir(os.environ["FEATURESTORE_SPARK_STAGING"])
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

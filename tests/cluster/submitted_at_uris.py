@@ -42,14 +42,14 @@ def main(folder: str, *locations: str) -> None:
     more = engine.session.range(ROWS - 100, ROWS + 100).selectExpr(
         "id", "id % 50 as zone", "1d as fare"
     )
-    answer = {"master": engine.session.sparkContext.master}
+    results = {"master": engine.session.sparkContext.master}
     for number, location in enumerate(locations):
         registry = f"sqlite:///{folder}/registry-{number}.db"
         arguments = {"registry": registry, "storage_options": options[number]}
         # Not closed, since that would stop the session.
         store = featurestore.connect(location, engine=engine, **arguments)
-        answer[location] = write(store, frame, more)
-    print(json.dumps(answer))
+        results[location] = write(store, frame, more)
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ from tests.cluster.standalone import StandaloneCluster, environment
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-HERE = Path(__file__).parent
-PATH = os.pathsep.join([str(HERE.parents[1]), *sys.path])
+FOLDER = Path(__file__).parent
+PATH = os.pathsep.join([str(FOLDER.parents[1]), *sys.path])
 ROWS = 150_000
 RIDES = 60_000
 
@@ -91,7 +91,7 @@ class Driver:
         )
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, str(HERE / "operations.py"), location],
+                [sys.executable, str(FOLDER / "operations.py"), location],
                 env=env,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -202,23 +202,23 @@ def two_executors(cluster: StandaloneCluster) -> list[int]:
     return cluster.executors()
 
 
-def assert_equal(store: FeatureStore, name: str, other: str = "undisturbed") -> None:
+def assert_equal(store: FeatureStore, name: str, expected_name: str = "undisturbed") -> None:
     """Check that two datasets have the same bytes, and no other files."""
-    datasets = [store.get_training_dataset(each) for each in (name, other)]
+    datasets = [store.get_training_dataset(dataset_name) for dataset_name in (name, expected_name)]
     shards = [
         [
             (split.name, shard.rows, shard.sha256)
-            for split in each.manifest.splits
+            for split in dataset.manifest.splits
             for shard in split.shards
         ]
-        for each in datasets
+        for dataset in datasets
     ]
     assert len(shards[0]) == SHARDS * len(SPLITS)
     assert shards[0] == shards[1]
     assert datasets[0].verify(recompute=True).problems == ()
     files = [
-        sorted(str(path.relative_to(each.path)) for path in Path(each.path).rglob("*"))
-        for each in datasets
+        sorted(str(path.relative_to(dataset.path)) for path in Path(dataset.path).rglob("*"))
+        for dataset in datasets
     ]
     assert files[0] == files[1]
     assert not os.listdir(Path(store.location, "_staging"))
@@ -382,7 +382,9 @@ def speculative_copies(events: Path) -> list[tuple[int, int, str]]:
 def newest_shuffle(executor: int) -> int:
     """Return the number of the last shuffle of which an executor has rows, or -1."""
     variables = Path("/proc", str(executor), "environ").read_bytes().split(b"\0")
-    (folders,) = [each for each in variables if each.startswith(b"SPARK_EXECUTOR_DIRS=")]
+    (folders,) = [
+        variable for variable in variables if variable.startswith(b"SPARK_EXECUTOR_DIRS=")
+    ]
     folder = Path(os.fsdecode(folders.partition(b"=")[2]))
     names = [path.name for path in folder.rglob("shuffle_*.data")]
     return max((int(name.split("_")[1]) for name in names), default=-1)

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
 EXAMPLE = ROOT / "examples" / "schedules" / "spark_job.py"
 PATH = os.pathsep.join([str(ROOT), *sys.path])
 ROWS = 450_000
@@ -55,7 +55,7 @@ class Application:
     """A finished application: its output and its directory."""
 
     master: str
-    answer: dict[str, Any]
+    results: dict[str, Any]
     folder: Path
 
 
@@ -75,7 +75,7 @@ def application(
 
     folder = tmp_path_factory.mktemp("submitted")
     prepare_store(folder / "store")
-    program = [str(HERE / "submitted.py"), str(folder), str(folder / "store"), str(EXAMPLE)]
+    program = [str(FOLDER / "submitted.py"), str(folder), str(folder / "store"), str(EXAMPLE)]
     command = [
         str(standalone.spark_home() / "bin" / "spark-submit"),
         *("--master", master, "--packages", delta_package(), "--conf", "spark.log.level=ERROR"),
@@ -89,14 +89,14 @@ def application(
         SPARK_DRIVER_MEMORY="1g",
         PYTHONPATH=PATH,
     )
-    return Application(master, answer_of(command, env), folder)
+    return Application(master, run_application(command, env), folder)
 
 
 def prepare_store(location: Path) -> FeatureStore:
     """Create a store with a group and a registered job on the embedded engine."""
     (location.parent / "jobs.py").write_text(JOB)
-    moments = [START + timedelta(minutes=7 * number) for number in range(200)]
-    times = pa.array(moments, pa.timestamp("us", tz="UTC"))
+    instants = [START + timedelta(minutes=7 * number) for number in range(200)]
+    times = pa.array(instants, pa.timestamp("us", tz="UTC"))
     store = featurestore.connect(location, engine="duckdb")
     store.create_featuregroup(
         pa.table({"t": times, "zone": ["a", "b"] * 100}), "trips", event_time="t"
@@ -106,8 +106,8 @@ def prepare_store(location: Path) -> FeatureStore:
     return store
 
 
-def answer_of(command: list[str], env: dict[str, str]) -> dict[str, Any]:
-    result = subprocess.run(
+def run_application(command: list[str], env: dict[str, str]) -> dict[str, Any]:
+    process = subprocess.run(
         command,
         env=env,
         stdin=subprocess.DEVNULL,
@@ -117,36 +117,36 @@ def answer_of(command: list[str], env: dict[str, str]) -> dict[str, Any]:
         check=False,
     )
     # spark-submit writes the program's errors to stdout.
-    assert result.returncode == 0, result.stderr[-2000:] + result.stdout[-4000:]
-    answer: dict[str, Any] = json.loads(result.stdout.strip().splitlines()[-1])
-    return answer
+    assert process.returncode == 0, process.stderr[-2000:] + process.stdout[-4000:]
+    results: dict[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])
+    return results
 
 
 def test_cluster_executors_process_rows(application: Application) -> None:
-    answer = application.answer
-    assert answer["master"] == application.master
-    assert answer["version"] == 1
-    assert answer["count"] == answer["streamed"] == ROWS
-    assert answer["total"] == answer["total_of_files"] == ROWS * (ROWS - 1) // 2
-    assert answer["summed_by"] == 2
-    assert not answer["read_here"]
-    written = answer["written"]
-    assert [(each["shard"], each["rows"], each["ordered"]) for each in written] == [
+    results = application.results
+    assert results["master"] == application.master
+    assert results["version"] == 1
+    assert results["count"] == results["streamed"] == ROWS
+    assert results["total"] == results["total_of_files"] == ROWS * (ROWS - 1) // 2
+    assert results["summed_by"] == 2
+    assert not results["read_here"]
+    shards = results["written"]
+    assert [(shard["shard"], shard["rows"], shard["ordered"]) for shard in shards] == [
         (n, ROWS // 8, True) for n in range(8)
     ]
-    assert len({each["process"] for each in written}) == 2
+    assert len({shard["process"] for shard in shards}) == 2
     # Two attempts wrote shard 3; one complete file remains.
-    assert answer["files"] == ["failed-once", *(f"shard-{number:05d}" for number in range(8))]
+    assert results["files"] == ["failed-once", *(f"shard-{number:05d}" for number in range(8))]
     ids = np.fromfile(application.folder / "shards" / "shard-00003", dtype=np.int64)
     np.testing.assert_array_equal(ids, np.arange(3, ROWS, 8)[::-1])
-    assert answer["parked"] == []
+    assert results["parked"] == []
 
 
 def test_spark_submit_export_equals_embedded_bytes(
     application: Application, submitted: Any, tmp_path: Path
 ) -> None:
     store = featurestore.connect(tmp_path / "embedded", engine="duckdb")
-    assert application.answer["shards"] == submitted.export(store)
+    assert application.results["shards"] == submitted.export(store)
 
 
 def test_spark_submit_job_rows_equal_embedded_rows(
@@ -167,16 +167,16 @@ def test_barrier_tasks_train_like_local_processes(application: Application, tmp_
         local = experiments.collective_all_reduce(
             training.regression, workers=2, dataset=training.sums_of(store)
         )
-    answer = application.answer["experiments"]
+    results = application.results["experiments"]
     losses = {str(step): loss for step, loss in local.history("loss").items()}
-    assert answer["killed"] == [losses, ["worker 1 was lost: killed by SIGKILL", None]]
-    assert answer["saved"] == ["artifacts/line.joblib", "metrics.jsonl"]
-    assert answer["best"] == {"x": 2}
-    assert answer["trials"] == {"1": ["finished", 2], "2": ["finished", 1]}
-    assert "3 workers must run at the same time" in answer["refused"]
-    assert "has 2 free slots of 2" in answer["refused"]
-    assert answer["refused_after"] < 60
-    assert answer["more_runs"] == 0
+    assert results["killed"] == [losses, ["worker 1 was lost: killed by SIGKILL", None]]
+    assert results["saved"] == ["artifacts/line.joblib", "metrics.jsonl"]
+    assert results["best"] == {"x": 2}
+    assert results["trials"] == {"1": ["finished", 2], "2": ["finished", 1]}
+    assert "3 workers must run at the same time" in results["refused"]
+    assert "has 2 free slots of 2" in results["refused"]
+    assert results["refused_after"] < 60
+    assert results["more_runs"] == 0
 
 
 @pytest.mark.soak
@@ -189,9 +189,9 @@ def test_own_spark_session_runs_on_cluster(standalone: Any, master: str, tmp_pat
         FEATURESTORE_SPARK_DRIVER_MEMORY="1g",
         PYTHONPATH=PATH,
     )
-    program = [str(HERE / "submitted.py"), str(tmp_path), str(tmp_path / "store"), str(EXAMPLE)]
-    answer = answer_of([sys.executable, *program, "demand", *BETWEEN], env)
-    assert (answer["master"], answer["count"], answer["summed_by"]) == (master, ROWS, 2)
+    program = [str(FOLDER / "submitted.py"), str(tmp_path), str(tmp_path / "store"), str(EXAMPLE)]
+    results = run_application([sys.executable, *program, "demand", *BETWEEN], env)
+    assert (results["master"], results["count"], results["summed_by"]) == (master, ROWS, 2)
 
 
 @pytest.mark.soak
@@ -216,7 +216,7 @@ def test_cluster_executors_write_s3_and_hdfs_stores(
         *("--conf", "spark.delta.logStore.s3.impl=featurestore.delta.S3LogStore"),
         *("--conf", "spark.sql.shuffle.partitions=4"),
         *("--conf", "spark.databricks.delta.snapshotPartitions=1"),
-        *(str(HERE / "submitted_at_uris.py"), str(tmp_path), *locations),
+        *(str(FOLDER / "submitted_at_uris.py"), str(tmp_path), *locations),
     ]
     env = standalone.environment(
         FEATURESTORE_SPARK_STAGING=str(tmp_path / "staging"),
@@ -224,14 +224,14 @@ def test_cluster_executors_write_s3_and_hdfs_stores(
         PYTHONPATH=PATH,
         OPTIONS_OF_STORES=json.dumps([object_server.options, {}]),
     )
-    answer = answer_of(command, env)
-    assert answer["master"] == master
+    results = run_application(command, env)
+    assert results["master"] == master
     with featurestore.connect(tmp_path / "disk") as disk:
         ids = np.arange(submitted_at_uris.ROWS + 100)
         frame = pd.DataFrame({"id": ids, "zone": ids % 50, "fare": ids / 4})
         first, more = frame[:-100], frame[-200:].assign(fare=1.0)
         expected = submitted_at_uris.write(disk, first, more)
-    assert [answer[location] for location in locations] == [expected, expected]
+    assert [results[location] for location in locations] == [expected, expected]
     # Executors wrote the shards to the bucket; the staging folder is empty.
-    kept = [path for path in (object_server.root / bucket[5:]).rglob("*") if path.is_file()]
-    assert [path for path in kept if "_staging" in path.parts] == []
+    paths = [path for path in (object_server.root / bucket[5:]).rglob("*") if path.is_file()]
+    assert [path for path in paths if "_staging" in path.parts] == []

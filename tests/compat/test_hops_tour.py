@@ -38,12 +38,12 @@ def exported(data_format: str) -> str:
     return f"fs.create_training_dataset(frame, {name!r}, {ORDER.format(data_format, name)})"
 
 
-def pictures(kind: str, name: str) -> dict[int, str]:
+def pictures(subject: str, name: str) -> dict[int, str]:
     """Return the cells that plot a group (from 16 on) or a training dataset (from 115 on)."""
     first, version = (16, "featuregroup_version=1")
-    if kind == "training_dataset":
+    if subject == "training_dataset":
         first, version = (115, "training_dataset_version=1")
-    draw = f"fs.visualize_{kind}_"
+    draw = f"fs.visualize_{subject}_"
     more = f"({name!r}, featurestore=None, {version}, figsize=(3, 2), plot=False"
     drawn = {
         first: f"{draw}distributions({name!r}, plot=False)",
@@ -56,8 +56,8 @@ def pictures(kind: str, name: str) -> dict[int, str]:
         first + 6: f"{draw}clusters({name!r}, plot=False)",
         first + 7: f"{draw}clusters{more})",
         first + 8: f"{draw}clusters({name!r}, plot=False).savefig(folder / 'c.png')",
-        first + 9: f"stats = fs.visualize_{kind}_descriptive_stats({name!r}); stats.head()",
-        first + 10: f"fs.visualize_{kind}_descriptive_stats({name!r}).head()",
+        first + 9: f"stats = fs.visualize_{subject}_descriptive_stats({name!r}); stats.head()",
+        first + 10: f"fs.visualize_{subject}_descriptive_stats({name!r}).head()",
     }
     return drawn
 
@@ -235,9 +235,16 @@ def fill(store: Any) -> None:
         "teams_features",
         primary_key="team_id",
     )
-    for name, kind in (("attendances_features", "attendance"), ("players_features", "player_age")):
+    for name, measure in (
+        ("attendances_features", "attendance"),
+        ("players_features", "player_age"),
+    ):
         rows = [
-            {"team_id": team, f"average_{kind}": team * 1.5 + team % 2, f"sum_{kind}": team * 30.5}
+            {
+                "team_id": team,
+                f"average_{measure}": team * 1.5 + team % 2,
+                f"sum_{measure}": team * 30.5,
+            }
             for team, _, _ in teams
         ]
         store.create_featuregroup(rows, name, primary_key="team_id")

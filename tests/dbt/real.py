@@ -33,7 +33,7 @@ select * from {{ ref("raw_customers") }}
 {% endsnapshot %}
 """
 # Parts of a manifest that an import reads.
-_PARTS = ("metadata", "nodes", "sources", "groups", "disabled", "parent_map")
+_SECTIONS = ("metadata", "nodes", "sources", "groups", "disabled", "parent_map")
 _UNUSED = frozenset(
     {
         "build_path",
@@ -67,7 +67,7 @@ def run_dbt(
     """Run dbt in a folder and return its output."""
     command = [str(dbt), "--no-use-colors", *arguments, "--profiles-dir", ".", "--target", target]
     variables |= {"DBT_SEND_ANONYMOUS_USAGE_STATS": "false", "DO_NOT_TRACK": "1"}
-    done = subprocess.run(
+    process = subprocess.run(
         command,
         cwd=folder,
         env={**os.environ, **variables},
@@ -76,8 +76,8 @@ def run_dbt(
         timeout=180,
         check=False,
     )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    return done.stdout
+    assert process.returncode == 0, process.stdout[-4000:] + process.stderr[-2000:]
+    return process.stdout
 
 
 def version_of(dbt: Path) -> tuple[int, ...]:
@@ -126,8 +126,8 @@ def with_freshness_of_tables(text: str) -> str:
 
 def strip(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return the parts of a manifest that an import reads, without values of the run."""
-    parts = {name: manifest[name] for name in _PARTS}
-    stripped: dict[str, Any] = _strip_values(parts)
+    sections = {name: manifest[name] for name in _SECTIONS}
+    stripped: dict[str, Any] = _strip_values(sections)
     for name in _RUN:
         stripped["metadata"].pop(name, None)
     return stripped

@@ -61,29 +61,31 @@ TESTS = st.one_of(
 )
 CONDITIONS = st.recursive(
     TESTS,
-    lambda parts: st.one_of(
-        st.builds("({}) {} ({})".format, parts, st.sampled_from(["and", "or"]), parts),
-        st.builds("not ({})".format, parts),
+    lambda conditions: st.one_of(
+        st.builds("({}) {} ({})".format, conditions, st.sampled_from(["and", "or"]), conditions),
+        st.builds("not ({})".format, conditions),
     ),
     max_leaves=6,
 )
 
 
 @settings(max_examples=150, deadline=None)
-@given(where=CONDITIONS)
-def test_row_condition_selects_the_rows_of_where(where: str) -> None:
+@given(sql_condition=CONDITIONS)
+def test_row_condition_selects_the_rows_of_where(sql_condition: str) -> None:
     with duckdb.connect() as database:
         database.execute("set timezone = 'UTC'")
         database.register("rows", ROWS)
-        selected = database.execute(f"select row from rows where {where} order by row").fetchall()
-    condition = parse_condition(to_row_condition(where, COLUMNS))
+        selected = database.execute(
+            f"select row from rows where {sql_condition} order by row"
+        ).fetchall()
+    condition = parse_condition(to_row_condition(sql_condition, COLUMNS))
     assert condition is not None
     frame = ROWS.to_pandas()
     assert frame["row"][condition.rows(frame)].tolist() == [row for (row,) in selected]
 
 
 @pytest.mark.parametrize(
-    "where",
+    "sql_condition",
     [
         "n > (select max(n) from other)",
         "placed > current_date - 3",
@@ -102,10 +104,10 @@ def test_row_condition_selects_the_rows_of_where(where: str) -> None:
         "n = status",
     ],
 )
-def test_other_conditions_are_not_converted(where: str) -> None:
+def test_other_conditions_are_not_converted(sql_condition: str) -> None:
     with pytest.raises(UnsupportedCondition):
-        to_row_condition(where, COLUMNS)
-    test = DbtTest("t", "not_null", None, {}, "n", where=where)
+        to_row_condition(sql_condition, COLUMNS)
+    test = DbtTest("t", "not_null", None, {}, "n", where=sql_condition)
     with pytest.raises(NotConvertible, match="in its where is not a comparison"):
         to_expectation(test, COLUMNS)
 

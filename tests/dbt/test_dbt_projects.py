@@ -33,8 +33,8 @@ def of_node(node: str, **values: Any) -> Edit:
     """Return an edit that sets values of a node."""
 
     def edit(manifest: dict[str, Any]) -> None:
-        kind = "sources" if node.startswith("source.") else "nodes"
-        manifest[kind][node].update(values)
+        section = "sources" if node.startswith("source.") else "nodes"
+        manifest[section][node].update(values)
 
     return edit
 
@@ -47,8 +47,8 @@ def without(prefix: str) -> Edit:
     """Return an edit that removes nodes."""
 
     def edit(manifest: dict[str, Any]) -> None:
-        for each in [name for name in manifest["nodes"] if name.startswith(prefix)]:
-            del manifest["nodes"][each]
+        for unique_id in [name for name in manifest["nodes"] if name.startswith(prefix)]:
+            del manifest["nodes"][unique_id]
 
     return edit
 
@@ -79,7 +79,8 @@ def test_add_dbt_project_defines_groups(shop: FeatureStore) -> None:
         "owner": "finance@example.com",
     }
     expectations = {
-        (each["type"], each["kwargs"]["column"]): each for each in orders.spec.expectations
+        (expectation["type"], expectation["kwargs"]["column"]): expectation
+        for expectation in orders.spec.expectations
     }
     assert set(expectations) == {
         ("expect_column_values_to_be_between", "amount"),
@@ -137,7 +138,7 @@ def test_relationships_become_comparisons_of_groups(
     config = {"where": "status = 'returned'", "severity": "warn"}
     manifest = edited(of_config(relationships, **config))
     changed = shop.add_dbt_project(manifest, source="warehouse", select=select)
-    assert [(each.featuregroup, each.version) for each in changed.changes] == [
+    assert [(change.featuregroup, change.version) for change in changed.changes] == [
         ("raw_customers", 1),
         ("orders", 1),
     ] or changed.changed == ("orders",)
@@ -171,10 +172,13 @@ def test_snapshot_deletion_gives_nulls(shop: FeatureStore) -> None:
     assert (plans.event_time, plans.created_time) == ("dbt_valid_from", "dbt_updated_at")
     # dbt_valid_to is set by later runs of dbt, so it would leak the future.
     assert not {"dbt_valid_to", "dbt_scd_id"} & set(plans.schema.names)
-    labels = [{"id": key, "at": day(at)} for key, at in [(1, 2), (1, 4), (2, 1), (2, 3), (2, 6)]]
+    labels = [
+        {"id": key, "at": day(day_number)}
+        for key, day_number in [(1, 2), (1, 4), (2, 1), (2, 3), (2, 6)]
+    ]
     frame = shop.get_features(["plans.plan"], labels=labels, label_time="at")
     actual = frame.to_pandas().sort_values(["id", "at"])["plan"]
-    assert [None if each != each else each for each in actual.tolist()] == [
+    assert [None if value != value else value for value in actual.tolist()] == [
         "basic",
         "plus",
         "plus",
@@ -204,10 +208,10 @@ def test_second_import_writes_only_changes(shop: FeatureStore, edited: Callable[
     shop.add_dbt_project(MANIFEST, source="warehouse", select=select)
     shop.add_featuregroup_tag("orders", "reviewed", "yes")
     shop.update_featuregroup("plans", descriptions={"plan": "by hand"})
-    before = {each.name: each.delta_version for each in shop.get_featuregroups()}
+    before = {group.name: group.delta_version for group in shop.get_featuregroups()}
     again = shop.add_dbt_project(MANIFEST, source="warehouse", select=select)
     assert again.is_current
-    assert before == {each.name: each.delta_version for each in shop.get_featuregroups()}
+    assert before == {group.name: group.delta_version for group in shop.get_featuregroups()}
 
     manifest = edited(
         of_node(ORDERS, description="Orders of the shop."),
@@ -237,7 +241,7 @@ def test_second_import_writes_only_changes(shop: FeatureStore, edited: Callable[
 
 def test_freshness_becomes_monitor(shop: FeatureStore, edited: Callable[..., Path]) -> None:
     shop.add_dbt_project(MANIFEST, source="warehouse", select="source:raw customer_spending")
-    assert [each.name for each in shop.get_monitors()] == [
+    assert [monitor.name for monitor in shop.get_monitors()] == [
         "customer_spending_freshness",
         "payments_freshness",
     ]
@@ -252,7 +256,7 @@ def test_freshness_becomes_monitor(shop: FeatureStore, edited: Callable[..., Pat
     )
     shop.add_dbt_project(manifest, source="warehouse", select="source:raw customer_spending")
     assert shop.check_monitor("customer_spending_freshness").state != "alarm"
-    paused = [each.job.paused for each in shop.get_monitors()]
+    paused = [monitor.job.paused for monitor in shop.get_monitors()]
     assert paused == [False, True]
 
 
@@ -370,7 +374,7 @@ def test_group_of_another_origin_is_not_replaced(shop: FeatureStore) -> None:
     shop.create_featuregroup([{"order_id": 1}], "orders", primary_key="order_id")
     with pytest.raises(InvalidDbtProject, match=r"'shop.orders': .* exists and is not from dbt"):
         shop.add_dbt_project(MANIFEST, source="warehouse", select="orders plans")
-    assert [each.name for each in shop.get_featuregroups()] == ["orders"]
+    assert [group.name for group in shop.get_featuregroups()] == ["orders"]
 
 
 SELECTIONS = {
@@ -500,9 +504,9 @@ def test_exposures_reference_dbt_nodes(shop: FeatureStore, tmp_path: Path) -> No
     # dbt renders this file with Jinja.
     assert "{{" not in file.read_text()
     assert "{%" not in file.read_text()
-    written = file.stat().st_mtime_ns
+    mtime = file.stat().st_mtime_ns
     shop.write_dbt_exposures(file, owner="ml@example.com")
-    assert file.stat().st_mtime_ns == written
+    assert file.stat().st_mtime_ns == mtime
     (project / "models" / "own.yml").write_text("version: 2\n")
     with pytest.raises(InvalidDbtProject, match="not written by featurestore"):
         shop.write_dbt_exposures(project / "models" / "own.yml")
@@ -518,8 +522,8 @@ def test_cli_dbt_import_shows_changes(shop: FeatureStore, tmp_path: Path) -> Non
     assert planned.exit_code == 1, planned.output
     assert "created   orders@v1 (model.shop.orders)" in planned.output
     assert shop.get_featuregroups() == []
-    done = run(app, ["--output", "json", *words])
-    assert [each["action"] for each in json.loads(done.stdout)["changes"]] == ["created"] * 2
+    result = run(app, ["--output", "json", *words])
+    assert [change["action"] for change in json.loads(result.stdout)["changes"]] == ["created"] * 2
     assert run(app, [*words, "--check"]).exit_code == 0
     (tmp_path / "dbt_project.yml").write_text("name: shop\n")
     exposed = run(app, [*words[:3], "exposures", str(tmp_path / "exposures.yml")])

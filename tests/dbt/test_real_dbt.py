@@ -56,9 +56,9 @@ def project(dbt: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_version_gives_same_definitions(project: Path) -> None:
     built = read_project(project / "target/manifest.json").nodes
-    stored = read_project(MANIFEST).nodes
-    assert sorted(built) == sorted(stored)
-    for unique_id, node in stored.items():
+    stored_nodes = read_project(MANIFEST).nodes
+    assert sorted(built) == sorted(stored_nodes)
+    for unique_id, node in stored_nodes.items():
         assert comparable(built[unique_id]) == comparable(node)
 
 
@@ -66,27 +66,29 @@ def test_stored_manifest_is_that_of_dbt(project: Path, dbt: Path) -> None:
     if dbt != DBT:
         pytest.skip("the first version writes the stored manifest")
     built = strip(json.loads((project / "target" / "manifest.json").read_text()))
-    stored = json.loads(MANIFEST.read_text())
-    assert set(built["nodes"]) == set(stored["nodes"])
+    stored_manifest = json.loads(MANIFEST.read_text())
+    assert set(built["nodes"]) == set(stored_manifest["nodes"])
     name = "model.shop.orders"
-    assert built["nodes"][name]["columns"] == stored["nodes"][name]["columns"]
+    assert built["nodes"][name]["columns"] == stored_manifest["nodes"][name]["columns"]
     assert read_project(MANIFEST).nodes == read_project(project / "target/manifest.json").nodes
 
 
 def test_selections_are_those_of_dbt(project: Path, dbt: Path) -> None:
     nodes = read_project(project / "target" / "manifest.json")
-    kinds = ("model", "snapshot", "seed", "source")
-    options = [word for kind in kinds for word in ("--resource-type", kind)]
+    resource_types = ("model", "snapshot", "seed", "source")
+    options = [
+        word for resource_type in resource_types for word in ("--resource-type", resource_type)
+    ]
     # One process of dbt takes seconds, so the selectors that differ most are compared.
-    chosen = [
+    selections = [
         "marts",
         "tag:features,path:snapshots",
         "raw_orders+ plans",
         "countries.v1",
         "+orders",
     ]
-    assert set(chosen) <= set(SELECTIONS)
-    for select in chosen:
+    assert set(selections) <= set(SELECTIONS)
+    for select in selections:
         words = ["--select", *select.split(), *options, "--output", "json"]
         output = run_dbt(project, "--quiet", "ls", *words, "--output-keys", "unique_id", dbt=dbt)
         lines = [line for line in output.splitlines() if line.startswith("{")]
@@ -113,7 +115,7 @@ def test_snapshot_of_dbt_gives_validity_and_exposures_are_parsed(
         now = datetime.now(UTC)
         times = [(1, datetime(2026, 1, 5, tzinfo=UTC)), (1, datetime(2026, 2, 2, tzinfo=UTC))]
         times += [(2, datetime(2026, 1, 5, tzinfo=UTC)), (2, now)]
-        labels = [{"id": key, "at": at} for key, at in times]
+        labels = [{"id": key, "at": timestamp} for key, timestamp in times]
         frame = store.get_features(["plans.plan"], labels=labels, label_time="at")
         rows = sorted(frame.to_arrow().to_pylist(), key=lambda row: (row["id"], row["at"]))
         assert [row["plan"] for row in rows] == ["basic", "plus", "plus", None]

@@ -100,7 +100,7 @@ def titles(plan: ProjectPlan) -> list[str]:
     return [str(change) for change in plan]
 
 
-def written(store: FeatureStore) -> tuple[list[str], dict[str, int]]:
+def read_content(store: FeatureStore) -> tuple[list[str], dict[str, int]]:
     """Return the content of the registry and the sizes of all other files."""
     with closing(sqlite3.connect(Path(store.location, "registry.db"))) as database:
         dump = [line for line in database.iterdump() if '"owners"' not in line]
@@ -113,9 +113,9 @@ def written(store: FeatureStore) -> tuple[list[str], dict[str, int]]:
 
 
 def test_apply_creates_every_kind_then_writes_nothing(store: FeatureStore, folder: Folder) -> None:
-    before = written(store)
+    before = read_content(store)
     planned = store.plan(folder.path)
-    assert written(store) == before
+    assert read_content(store) == before
     assert titles(planned) == [
         "create source 'shop'",
         "create alert channel 'ops'",
@@ -145,10 +145,10 @@ def test_apply_creates_every_kind_then_writes_nothing(store: FeatureStore, folde
     (run,) = store.run_job("demand", window="2024-01-01T00:00Z")
     assert (run.state, run.rows) == ("done", 1)
     assert store.get_feature_view("tips").get_features().count() == 1
-    before = written(store)
+    before = read_content(store)
     assert store.apply(folder.path).is_empty
     assert store.plan(folder.path).is_empty
-    assert written(store) == before
+    assert read_content(store) == before
 
 
 def test_apply_changes_each_kind_in_place_or_as_next_version(
@@ -183,7 +183,7 @@ def test_apply_changes_each_kind_in_place_or_as_next_version(
 
 def test_apply_changes_fields_of_groups_in_place(store: FeatureStore, folder: Folder) -> None:
     store.apply(folder.path)
-    before = {each.name: each.delta_version for each in store.get_featuregroups()}
+    before = {group.name: group.delta_version for group in store.get_featuregroups()}
     fields = """,
             ttl="7d", validation="quarantine", event_time_tolerance="5min", statistics=False,
             compact="auto", expectations=[
@@ -215,7 +215,7 @@ def test_apply_changes_fields_of_groups_in_place(store: FeatureStore, folder: Fo
     group = store.featuregroup("demand")
     assert (group.version, group.delta_version) == (1, before["demand"] + 1)
     assert (group.spec.ttl, group.spec.validation) == (timedelta(days=7), "quarantine")
-    (update,) = [each for each in group.history() if each.operation == "update"]
+    (update,) = [commit for commit in group.history() if commit.operation == "update"]
     assert update.changes == plan.changes[0].details[:-1]
     # The definition decides about fields that were changed in the store.
     store.update_featuregroup("demand", ttl="1h", validation="off")
@@ -272,7 +272,8 @@ def test_apply_incompatible_group_needs_version_line(store: FeatureStore, folder
     assert line.startswith("features/groups.py:3: Feature group 'trips' version 1 cannot change")
     assert "column 'trip': stored int64, declared string" in line
     assert "version=2 in the definition" in line
-    assert [each.name for each in store.get_alert_channels()] == ["ops"]  # nothing was applied
+    # Nothing was applied.
+    assert [channel.name for channel in store.get_alert_channels()] == ["ops"]
     folder.replace("groups.py", 'primary_key="trip"', 'version=2, primary_key="trip"')
     assert "create feature group 'trips' version 2" in titles(store.apply(folder.path))
     assert store.plan(folder.path).is_empty
@@ -426,10 +427,10 @@ featurestore.connect(sys.argv[1]).apply(sys.argv[2])
 def test_apply_after_kill_continues(tmp_path: Path, folder: Folder) -> None:
     steps = 6
     location = tmp_path / "store"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", KILLED, str(location), str(folder.path), str(steps)], check=False
     )
-    assert done.returncode == -9
+    assert process.returncode == -9
     with featurestore.connect(location) as store:
         assert len(titles(store.apply(folder.path))) == 9 - steps
         assert store.plan(folder.path).is_empty
@@ -493,18 +494,18 @@ WAITING = {
 }
 
 
-@pytest.mark.parametrize("kind", WAITING)
+@pytest.mark.parametrize("source_type", WAITING)
 def test_plan_that_waits_for_source_delays_no_writer(
-    tmp_path: Path, folder: Folder, kind: str
+    tmp_path: Path, folder: Folder, source_type: str
 ) -> None:
-    if kind == "topic":
+    if source_type == "topic":
         pytest.importorskip("confluent_kafka")
     server = SilentServer()
-    folder.write("later.py", WAITING[kind].format(port=server.port))
+    folder.write("later.py", WAITING[source_type].format(port=server.port))
     errors: list[DefinitionsRefused] = []
     with (
         featurestore.connect(tmp_path / "store") as store,
-        featurestore.connect(tmp_path / "store") as other,
+        featurestore.connect(tmp_path / "store") as other_store,
     ):
 
         def plan() -> None:
@@ -517,7 +518,7 @@ def test_plan_that_waits_for_source_delays_no_writer(
         planning.start()
         try:
             assert server.connected.wait(30)
-            other.create_featuregroup([{"id": 1}], "written")
+            other_store.create_featuregroup([{"id": 1}], "written")
             assert planning.is_alive()  # the plan still waits for its source
         finally:
             server.close()
@@ -544,7 +545,7 @@ def state(store: FeatureStore) -> dict[str, Any]:
         "groups": groups,
         "views": views,
         "jobs": {status.name: status.job.spec.hash for status in store.get_jobs()},
-        "channels": [(each.name, each.uri) for each in store.get_alert_channels()],
+        "channels": [(channel.name, channel.uri) for channel in store.get_alert_channels()],
     }
 
 
@@ -607,8 +608,8 @@ def test_project_from_init_runs_and_passes_check(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEATURESTORE_LOCATION", raising=False)
-    made = json.loads(command_line("init", "--project", "demand", "--output", "json").out)
-    assert "features/groups.py" in made["created"]
+    result = json.loads(command_line("init", "--project", "demand", "--output", "json").out)
+    assert "features/groups.py" in result["created"]
     monkeypatch.chdir(tmp_path / "demand")
     assert "create job 'zone_demand'" in command_line("apply", "features", "--dry-run").out
     command_line("apply", "features", "--check", code=1)

@@ -23,7 +23,7 @@ _TYPES = {
 def schema_string(*fields: tuple[str, Any]) -> str:
     """Return the Delta JSON of a schema."""
     columns = [
-        {"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in fields
+        {"name": name, "type": dtype, "nullable": True, "metadata": {}} for name, dtype in fields
     ]
     return json.dumps({"type": "struct", "fields": columns})
 
@@ -51,20 +51,20 @@ def metadata(
             "schemaString": text,
             "partitionColumns": list(partition_by),
             "configuration": {
-                name.replace("__", "."): each for name, each in configuration.items()
+                name.replace("__", "."): value for name, value in configuration.items()
             },
         }
     }
 
 
-def add(table: Path, name: str, rows: pa.Table, **told: Any) -> dict[str, Any]:
+def add(table: Path, name: str, rows: pa.Table, **fields: Any) -> dict[str, Any]:
     """Write a data file and return the action that adds it."""
     file = table / name
     file.parent.mkdir(parents=True, exist_ok=True)
     parquet.write_table(rows, file)
-    stats = json.dumps({"numRecords": rows.num_rows, **told.pop("stats", {})})
+    stats = json.dumps({"numRecords": rows.num_rows, **fields.pop("stats", {})})
     action = {"path": name, "size": file.stat().st_size, "partitionValues": {}, "dataChange": True}
-    return {"add": {**action, "modificationTime": 1, "stats": stats, **told}}
+    return {"add": {**action, "modificationTime": 1, "stats": stats, **fields}}
 
 
 def commit(table: Path, version: int, *actions: dict[str, Any]) -> Path:

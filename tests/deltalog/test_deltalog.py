@@ -32,16 +32,16 @@ def table_at(path: Path, *, commits: int = 3) -> str:
 
 def set_times(path: str, *millis: int) -> None:
     """Change the commit times."""
-    for version, moment in enumerate(millis):
+    for version, timestamp in enumerate(millis):
         file = Path(commit_path(path, version))
         actions = [json.loads(line) for line in file.read_text().splitlines()]
         for action in actions:
             if "commitInfo" in action:
-                action["commitInfo"]["timestamp"] = moment
+                action["commitInfo"]["timestamp"] = timestamp
         file.write_text("\n".join(map(json.dumps, actions)))
 
 
-def at(millis: int) -> datetime:
+def from_millis(millis: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=millis)
 
 
@@ -85,7 +85,9 @@ def test_read_history_counts_rows_from_actions(tmp_path: Path) -> None:
     DeltaTable(path).optimize.compact()
     write_deltalake(path, new.slice(0, 1), mode="overwrite")
     actual = read_history(path)[::-1]
-    assert [(each.version, each.rows_in, each.rows_out, each.rows) for each in actual][:5] == [
+    assert [(commit.version, commit.rows_in, commit.rows_out, commit.rows) for commit in actual][
+        :5
+    ] == [
         (0, 1, 0, 1),
         (1, 1, 0, 2),
         (2, 1, 0, 3),
@@ -99,7 +101,7 @@ def test_read_history_counts_rows_from_actions(tmp_path: Path) -> None:
         3,
         1,
     )
-    assert [each.user_metadata for each in actual[:3]] == [
+    assert [commit.user_metadata for commit in actual[:3]] == [
         {"run": "r0"},
         {"run": "r1"},
         {"run": "r2"},
@@ -114,7 +116,7 @@ def test_read_history_counts_rows_without_statistics(tmp_path: Path) -> None:
         for action in actions:
             action.get("add", {}).pop("stats", None)
         file.write_text("\n".join(map(json.dumps, actions)))
-    assert [each.rows for each in read_history(path)] == [2, 1]
+    assert [commit.rows for commit in read_history(path)] == [2, 1]
     assert read_snapshot(path).rows == 2
 
 
@@ -134,29 +136,29 @@ def test_read_history_invalid_timestamps_are_ignored(tmp_path: Path) -> None:
 def test_version_at_returns_last_version_before_time(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table", commits=5)
     set_times(path, 1000, 1500, 1500, 1500, 3000)
-    assert version_at(path, at(1000)) == 0
-    assert version_at(path, at(1499)) == 0
-    assert version_at(path, at(1500)) == 3
-    assert version_at(path, at(2999)) == 3
-    assert version_at(path, at(3000)) == 4
-    assert version_at(path, at(10**12)) == 4
+    assert version_at(path, from_millis(1000)) == 0
+    assert version_at(path, from_millis(1499)) == 0
+    assert version_at(path, from_millis(1500)) == 3
+    assert version_at(path, from_millis(2999)) == 3
+    assert version_at(path, from_millis(3000)) == 4
+    assert version_at(path, from_millis(10**12)) == 4
     with pytest.raises(VersionNotFound, match="its commits are from"):
-        version_at(path, at(999))
+        version_at(path, from_millis(999))
 
 
 def test_version_at_decreasing_timestamps_keep_commit_order(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table", commits=4)
     set_times(path, 1000, 5000, 2000, 6000)
-    assert [each.timestamp for each in read_history(path)] == [6000, 5000, 5000, 1000]
-    assert version_at(path, at(2000)) == 0
-    assert version_at(path, at(5000)) == 2
+    assert [commit.timestamp for commit in read_history(path)] == [6000, 5000, 5000, 1000]
+    assert version_at(path, from_millis(2000)) == 0
+    assert version_at(path, from_millis(5000)) == 2
 
 
 def test_transaction_version_is_stored_per_application(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table", commits=1)
     rows = pa.table({"id": pa.array([9], pa.int64()), "zone": ["z0"]})
-    done = CommitProperties(app_transactions=[Transaction("job/a", 7)])
-    write_deltalake(path, rows, mode="append", commit_properties=done)
+    properties = CommitProperties(app_transactions=[Transaction("job/a", 7)])
+    write_deltalake(path, rows, mode="append", commit_properties=properties)
     assert transaction_version(path, "job/a") == 7
     assert transaction_version(path, "job/b") is None
 

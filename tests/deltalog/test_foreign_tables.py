@@ -33,9 +33,9 @@ def engine() -> Iterator[DuckDBEngine]:
     engine.close()
 
 
-def read(engine: DuckDBEngine, path: Path, **how: Any) -> dict[str, list[Any]]:
+def read(engine: DuckDBEngine, path: Path, **options: Any) -> dict[str, list[Any]]:
     table: dict[str, list[Any]] = (
-        engine.stream(engine.read_table(str(path), **how)).read_all().to_pydict()
+        engine.stream(engine.read_table(str(path), **options)).read_all().to_pydict()
     )
     return table
 
@@ -96,16 +96,18 @@ def test_active_deletion_vector_is_refused(engine: DuckDBEngine, tmp_path: Path)
     with pytest.raises(UnsupportedTable, match="deletion vectors"):
         read(engine, path)
     assert read(engine, path, version=1) == {"id": [1, 2, 3]}
-    gone = {"remove": {"path": "part-0.parquet", "dataChange": True}}
-    commit(path, 3, gone, add(path, "part-1.parquet", IDS.slice(0, 2)))
+    removal = {"remove": {"path": "part-0.parquet", "dataChange": True}}
+    commit(path, 3, removal, add(path, "part-1.parquet", IDS.slice(0, 2)))
     assert read(engine, path) == {"id": [1, 2]}
 
 
-@pytest.mark.parametrize("kind", ["variant", "geometry(OGC:CRS84)"])
+@pytest.mark.parametrize("type_name", ["variant", "geometry(OGC:CRS84)"])
 def test_table_with_unknown_type_is_refused(
-    engine: DuckDBEngine, tmp_path: Path, kind: str
+    engine: DuckDBEngine, tmp_path: Path, type_name: str
 ) -> None:
-    commit(tmp_path / "t", 0, protocol(), metadata(schema_string(("id", "long"), ("shape", kind))))
+    commit(
+        tmp_path / "t", 0, protocol(), metadata(schema_string(("id", "long"), ("shape", type_name)))
+    )
     with pytest.raises(UnsupportedTable, match=r"'shape'"):
         read(engine, tmp_path / "t")
 
@@ -150,14 +152,14 @@ def test_map_column_is_refused_only_when_selected(engine: DuckDBEngine, tmp_path
 
 
 def test_naive_table_times_are_utc_with_warning(engine: DuckDBEngine, tmp_path: Path) -> None:
-    path, moment = tmp_path / "t", dt.datetime(2024, 5, 1, 12, 0, 0, 250001)
-    rows = pa.table({"at": pa.array([moment, None], pa.timestamp("us"))})
+    path, timestamp = tmp_path / "t", dt.datetime(2024, 5, 1, 12, 0, 0, 250001)
+    rows = pa.table({"at": pa.array([timestamp, None], pa.timestamp("us"))})
     commit(path, 0, protocol("timestampNtz"), metadata(rows.schema))
     commit(path, 1, add(path, "part-0.parquet", rows))
-    with pytest.warns(NaiveTimeWarning, match="'at'") as told:
+    with pytest.warns(NaiveTimeWarning, match="'at'") as record:
         actual = read(engine, path)
-    assert len(told) == 1
-    assert actual == {"at": [moment.replace(tzinfo=dt.UTC), None]}
+    assert len(record) == 1
+    assert actual == {"at": [timestamp.replace(tzinfo=dt.UTC), None]}
 
 
 def test_narrower_file_types_are_widened_to_schema(engine: DuckDBEngine, tmp_path: Path) -> None:
@@ -207,7 +209,7 @@ def test_log_starting_with_checkpoint_is_read(engine: DuckDBEngine, tmp_path: Pa
     assert sorted(read(engine, Path(path))["id"]) == list(range(10))
     assert read_history(path) == ()
     assert write(engine, path, rows_with_ids(99)) == 11
-    assert [each.rows for each in read_history(path)] == [11]
+    assert [entry.rows for entry in read_history(path)] == [11]
     with pytest.raises(VersionNotFound, match="10 to 11"):
         read_snapshot(path, 4)
     (log / "_last_checkpoint").unlink()
@@ -227,7 +229,7 @@ def test_multipart_and_sidecar_checkpoints_are_read(engine: DuckDBEngine, tmp_pa
     }
     details = {"partitionValues": pa.array([[]], pa.map_(pa.string(), pa.string()))}
     struct = pa.StructArray.from_arrays(
-        [*(pa.array([each]) for each in added.values()), *details.values()], [*added, *details]
+        [*(pa.array([value]) for value in added.values()), *details.values()], [*added, *details]
     )
     (log / "_sidecars").mkdir()
     parquet.write_table(pa.table({"add": struct}), log / "_sidecars" / "one.parquet")
@@ -240,10 +242,10 @@ def test_multipart_and_sidecar_checkpoints_are_read(engine: DuckDBEngine, tmp_pa
     actual = read_snapshot(str(path))
     assert (actual.version, actual.schema, actual.rows) == (1, before.schema, 3)
     assert read(engine, path) == {"id": [1, 2, 3]}
-    other = shutil.copytree(path, tmp_path / "other")
-    (other / "_delta_log" / "_sidecars" / "one.parquet").unlink()
+    copy = shutil.copytree(path, tmp_path / "other")
+    (copy / "_delta_log" / "_sidecars" / "one.parquet").unlink()
     with pytest.raises(TableDamaged, match=r"one\.parquet"):
-        read_snapshot(str(other))
+        read_snapshot(str(copy))
 
 
 def test_partition_values_are_read_from_log(engine: DuckDBEngine, tmp_path: Path) -> None:
@@ -252,16 +254,16 @@ def test_partition_values_are_read_from_log(engine: DuckDBEngine, tmp_path: Path
     rows = pa.table(
         {"id": pa.array([1, 2], pa.int64()), "file_index": pa.array([5, 6], pa.int64())}
     )
-    whole = rows.schema.append(pa.field("zone", pa.string())).append(pa.field("day", pa.date32()))
-    commit(path, 0, protocol(), metadata(whole, partition_by=("zone", "day")))
+    schema = rows.schema.append(pa.field("zone", pa.string())).append(pa.field("day", pa.date32()))
+    commit(path, 0, protocol(), metadata(schema, partition_by=("zone", "day")))
     values: list[dict[str, str | None]] = [
         {"zone": "a=b'c", "day": "2024-05-01"},
         {"zone": None, "day": None},
         {"zone": "south", "day": "0001-01-01"},
     ]
     files = [
-        add(path, f"zone=wrong/day=1999-01-01/{number}.parquet", rows, partitionValues=each)
-        for number, each in enumerate(values)
+        add(path, f"zone=wrong/day=1999-01-01/{number}.parquet", rows, partitionValues=partition)
+        for number, partition in enumerate(values)
     ]
     commit(path, 1, *files)
     actual = read(engine, path)
@@ -283,8 +285,8 @@ def test_partition_values_are_read_from_log(engine: DuckDBEngine, tmp_path: Path
 
 def test_millisecond_bounds_do_not_skip_files(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = tmp_path / "t"
-    moment = dt.datetime(2024, 5, 1, 12, 0, 0, 123999, tzinfo=dt.UTC)
-    rows = pa.table({"at": pa.array([moment], pa.timestamp("us", tz="UTC")), "v": [1.0]})
+    timestamp = dt.datetime(2024, 5, 1, 12, 0, 0, 123999, tzinfo=dt.UTC)
+    rows = pa.table({"at": pa.array([timestamp], pa.timestamp("us", tz="UTC")), "v": [1.0]})
     commit(path, 0, protocol(), metadata(rows.schema))
     cut = {
         "minValues": {"at": "2024-05-01T12:00:00.123Z"},
@@ -295,7 +297,7 @@ def test_millisecond_bounds_do_not_skip_files(engine: DuckDBEngine, tmp_path: Pa
     assert bounds is not None
     greatest = bounds.maximum()
     assert greatest is not None
-    assert greatest >= (moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(
+    assert greatest >= (timestamp - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(
         microseconds=1
     )
     write(
@@ -313,13 +315,15 @@ def test_times_at_calendar_bounds_are_written_and_matched(
 ) -> None:
     path = tmp_path / "t"
     edge = dt.datetime(year, 1 if year == 1 else 12, 1 if year == 1 else 31, tzinfo=dt.UTC)
-    moment = edge if year == 1 else edge.replace(hour=23, minute=59, second=59, microsecond=999999)
-    rows = pa.table({"at": pa.array([moment], pa.timestamp("us", tz="UTC")), "v": [1.0]})
+    timestamp = (
+        edge if year == 1 else edge.replace(hour=23, minute=59, second=59, microsecond=999999)
+    )
+    rows = pa.table({"at": pa.array([timestamp], pa.timestamp("us", tz="UTC")), "v": [1.0]})
     commit(path, 0, protocol(), metadata(rows.schema))
     for number in range(3):
         new = rows.set_column(1, "v", pa.array([float(number)]))
         write(engine, str(path), new, TableWrite("upsert", key=("at",)))
-    assert read(engine, path) == {"at": [moment], "v": [2.0]}
+    assert read(engine, path) == {"at": [timestamp], "v": [2.0]}
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def modules_with_examples() -> list[str]:
 def examples_of(name: str, library: str | None = None) -> list[doctest.DocTest]:
     """Return the examples of a module that import a heavy library, or the others."""
     result = doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(name))
-    return [each for each in result if each.examples and library_of(each) == library]
+    return [test for test in result if test.examples and library_of(test) == library]
 
 
 def library_of(example: doctest.DocTest) -> str | None:
@@ -60,24 +60,24 @@ def mentions(example: doctest.DocTest, text: str) -> bool:
 
 @pytest.fixture(scope="module")
 def filled_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("docstrings") / "store"
-    with featurestore.connect(place) as store:
+    location = tmp_path_factory.mktemp("docstrings") / "store"
+    with featurestore.connect(location) as store:
         weather.fill(store)
-    return place
+    return location
 
 
-def run(examples: list[doctest.DocTest], store: Path, place: Path) -> None:
+def run(examples: list[doctest.DocTest], store: Path, folder: Path) -> None:
     """Run examples, each with its own store if it needs one."""
     actual: list[str] = []
     runner = doctest.DocTestRunner(optionflags=FLAGS)
-    for number, each in enumerate(examples):
-        each.globs.update(featurestore=featurestore, hour=weather.hour)
-        if not mentions(each, "store."):
-            runner.run(each, out=actual.append)
+    for number, test in enumerate(examples):
+        test.globs.update(featurestore=featurestore, hour=weather.hour)
+        if not mentions(test, "store."):
+            runner.run(test, out=actual.append)
             continue
-        with featurestore.connect(shutil.copytree(store, place / f"store{number}")) as connected:
-            each.globs["store"] = connected
-            runner.run(each, out=actual.append)
+        with featurestore.connect(shutil.copytree(store, folder / f"store{number}")) as connected:
+            test.globs["store"] = connected
+            runner.run(test, out=actual.append)
     assert runner.failures == 0, "".join(actual)
 
 

@@ -59,10 +59,14 @@ def trips(first: int, last: int) -> pa.Table:
             "at": times(days),
             "known": times(days + numbers % 5 * 3_600_000_000),
             "fare": pa.array(fares, mask=numbers % 7 == 3),
-            "word": pa.array([None if each % 11 == 0 else "é" * (each % 9) for each in numbers]),
-            "pair": pa.array([[float(each), 1.0] for each in numbers], pa.list_(pa.float32(), 2)),
+            "word": pa.array(
+                [None if number % 11 == 0 else "é" * (number % 9) for number in numbers]
+            ),
+            "pair": pa.array(
+                [[float(number), 1.0] for number in numbers], pa.list_(pa.float32(), 2)
+            ),
             "code": pa.array(numbers % 100, pa.int16()),
-            "price": pa.array([Decimal(int(each)) for each in numbers], pa.decimal128(6, 0)),
+            "price": pa.array([Decimal(int(number)) for number in numbers], pa.decimal128(6, 0)),
         }
     )
 
@@ -73,8 +77,8 @@ def times(micros: Any) -> pa.Array:
 
 def labels() -> pa.Table:
     numbers = np.arange(400)
-    at = times(START + numbers * 9_000_000_000)
-    return pa.table({"zone": pa.array(numbers % 45), "at": at, "y": pa.array(numbers % 2)})
+    label_times = times(START + numbers * 9_000_000_000)
+    return pa.table({"zone": pa.array(numbers % 45), "at": label_times, "y": pa.array(numbers % 2)})
 
 
 def run_some(store: Any, to_frame: Callable[[pa.Table], Any]) -> dict[str, Any]:
@@ -160,7 +164,11 @@ def publish(store: Any, to_frame: Callable[[pa.Table], Any]) -> list[Any]:
     with view.server() as server:
         vectors = server.get_vectors([{"zone": zone} for zone in range(41)])
     report = view.verify_online()
-    return [[(each.mode, dict(each.rows)) for each in published], repr(vectors), repr(report)]
+    return [
+        [(publication.mode, dict(publication.rows)) for publication in published],
+        repr(vectors),
+        repr(report),
+    ]
 
 
 def sorted_rows(frame: Any) -> list[str]:
@@ -176,7 +184,7 @@ def export(store: Any, rows: Any, name: str, **options: Any) -> list[tuple[str, 
 
 
 def main() -> None:
-    address, folder, parts = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    address, folder, scope = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     jobs = folder / "jobs.py"
     jobs.write_text(JOBS)
     session = SparkSession.builder.remote(address).getOrCreate()
@@ -188,7 +196,7 @@ def main() -> None:
                 result[engine] = run_some(store, to_frame)
                 if engine == "spark":
                     result |= run_on_spark(store)
-                if parts == "all":
+                if scope == "all":
                     result[engine] |= run_others(store, jobs, to_frame)
     print(json.dumps(result, default=str))
 

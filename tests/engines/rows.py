@@ -26,8 +26,8 @@ class AllRows(Accumulator[Rows, Rows]):
         assert self.schema is None or batch.schema.equals(self.schema)
         return state + batch.to_pylist()
 
-    def merge(self, left: Rows, right: Rows) -> Rows:
-        return left + right
+    def merge(self, first: Rows, second: Rows) -> Rows:
+        return first + second
 
     def finish(self, state: Rows) -> Rows:
         return sorted(state, key=str)

@@ -28,7 +28,7 @@ def main() -> None:
     mapped = engine.map_batches(
         rows, add_interpreter, schema=pa.schema([("id", pa.int64()), ("python", pa.string())])
     )
-    answer: dict[str, object] = {"rows": engine.stream(mapped).read_all().to_pylist()}
+    report: dict[str, object] = {"rows": engine.stream(mapped).read_all().to_pylist()}
     names = [
         "master",
         "driver.memory",
@@ -36,21 +36,21 @@ def main() -> None:
         "sql.shuffle.partitions",
         "ui.enabled",
     ]
-    answer["settings"] = {
+    report["settings"] = {
         f"spark.{name}": engine.session.conf.get(f"spark.{name}") for name in names
     }
     context = engine.session.sparkContext
     engine.close()
-    answer["stopped"] = context._jsc is None
+    report["stopped"] = context._jsc is None
     plain = SparkSession.builder.config("spark.sql.extensions", "").getOrCreate()
     try:
         engine.count(engine.from_arrow(pa.table({"id": [0]}).to_reader()))
     except ConfigurationError as error:
-        answer |= {"refused": error.message, "hint": error.hint}
+        report |= {"refused": error.message, "hint": error.hint}
     engine.close()
-    answer["left_running"] = plain.range(2).count() == 2
+    report["left_running"] = plain.range(2).count() == 2
     plain.stop()
-    print(json.dumps(answer))
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def table() -> pa.Table:
-    words = pa.array([None if each % 7 == 0 else f"w{each}" for each in range(ROWS)])
+    words = pa.array([None if number % 7 == 0 else f"w{number}" for number in range(ROWS)])
     return pa.table({"id": np.arange(ROWS), "x": np.random.default_rng(2).random(ROWS), "w": words})
 
 
@@ -46,9 +46,9 @@ def test_buffered_rows_are_rereadable(engine: DuckDBEngine) -> None:
         assert engine.stream(rows).read_all().equals(table())
         assert engine.aggregate(rows, SumAndCount()) == (ROWS, sum(range(ROWS)))
     assert engine.count(rows) == ROWS
-    chosen = engine.select(rows, {"a": "w", "b": "id"})
+    relation = engine.select(rows, {"a": "w", "b": "id"})
     assert (
-        engine.stream(chosen)
+        engine.stream(relation)
         .read_all()
         .equals(table().select(["w", "id"]).rename_columns(["a", "b"]))
     )

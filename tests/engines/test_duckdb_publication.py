@@ -24,7 +24,7 @@ from featurestore.storage.publication import Publication
 from featurestore.testing.table_conformance import ids, new_table, rows_with_ids, write
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 
-HERE = ("duckdb_delta", os.path.join("storage", "publication"))
+TRACED_PATHS = ("duckdb_delta", os.path.join("storage", "publication"))
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def interrupted(call: Callable[[], Any], *, after: Callable[[], bool], step: int
 
     def trace(frame: FrameType, event: str, _argument: object) -> Any:
         nonlocal steps
-        if not any(part in frame.f_code.co_filename for part in HERE):
+        if not any(fragment in frame.f_code.co_filename for fragment in TRACED_PATHS):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode" and (steps or after()):
@@ -116,30 +116,30 @@ def test_failure_before_commit_removes_written_files(tmp_path: Path) -> None:
     assert published.exists()
 
 
-@pytest.mark.parametrize("how", ["append", "rewrite"])
+@pytest.mark.parametrize("operation", ["append", "rewrite"])
 def test_concurrent_vacuum_keeps_committed_files(
-    engine: DuckDBEngine, tmp_path: Path, how: str
+    engine: DuckDBEngine, tmp_path: Path, operation: str
 ) -> None:
     path = new_table(engine, tmp_path)
     write(engine, path, rows_with_ids(0))
-    done = threading.Event()
+    writer_done = threading.Event()
 
     def work() -> None:
         writer = DuckDBEngine(threads=1)
         try:
             for number in range(1, 16):
-                if how == "append":
+                if operation == "append":
                     write(writer, path, rows_with_ids(number))
                 else:
                     write(writer, path, rows_with_ids(number), TableWrite("upsert", key=("id",)))
                     writer.compact(path)
         finally:
             writer.close()
-            done.set()
+            writer_done.set()
 
     thread = threading.Thread(target=work)
     thread.start()
-    while not done.is_set():
+    while not writer_done.is_set():
         engine.vacuum(path, keep_versions=[], retain=datetime.now(UTC))
     thread.join()
     assert ids(engine, path) == list(range(16))
@@ -155,8 +155,8 @@ def test_files_are_synced_before_commit(
         events.append(os.readlink(f"/proc/self/fd/{handle}"))
         sync(handle)
 
-    def linked(source: str, target: str, **how: Any) -> None:
-        link(source, target, **how)
+    def linked(source: str, target: str, **options: Any) -> None:
+        link(source, target, **options)
         events.append(f"link {target}")
 
     monkeypatch.setattr(os, "fsync", synced)
@@ -209,8 +209,8 @@ def test_failed_sync_after_commit_is_a_warning(
 def test_durability_is_set_by_argument_or_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def durable(**how: Any) -> bool:
-        with featurestore.connect(tmp_path / "store", **how) as store:
+    def durable(**options: Any) -> bool:
+        with featurestore.connect(tmp_path / "store", **options) as store:
             engine = store.session.engine
             assert isinstance(engine, DuckDBEngine)
             with store.session.registry.reading() as connection:

@@ -61,16 +61,16 @@ def table_of(
 
 
 def test_own_relation_is_adopted_without_copy(engine: DuckDBEngine) -> None:
-    own = engine.database.connection.sql("select range as id from range(5)")
-    relation = adopted(engine, own)
+    native = engine.database.connection.sql("select range as id from range(5)")
+    relation = adopted(engine, native)
     assert read(engine, relation).to_pydict() == {"id": [0, 1, 2, 3, 4]}
     assert "RANGE" in engine.explain(relation).upper()
 
 
 def test_relation_of_another_database_is_reread(engine: DuckDBEngine) -> None:
-    other = duckdb.connect()
-    other.execute("create table t as select 1 as id, 'x' as s")
-    relation = adopted(engine, other.table("t"))
+    connection = duckdb.connect()
+    connection.execute("create table t as select 1 as id, 'x' as s")
+    relation = adopted(engine, connection.table("t"))
     for _ in range(2):
         assert read(engine, relation).to_pylist() == [{"id": 1, "s": "x"}]
     assert engine.count(relation) == 1
@@ -82,8 +82,8 @@ def test_a_relation_of_the_default_connection_is_adopted(engine: DuckDBEngine) -
 
 
 def test_parameters_of_an_adopted_relation_stay_bound(engine: DuckDBEngine) -> None:
-    own = engine.database.connection.sql("select $a as id", params={"a": 5})
-    assert read(engine, adopted(engine, own)).to_pylist() == [{"id": 5}]
+    native = engine.database.connection.sql("select $a as id", params={"a": 5})
+    assert read(engine, adopted(engine, native)).to_pylist() == [{"id": 5}]
 
 
 def test_duckdb_types_become_feature_types(engine: DuckDBEngine) -> None:
@@ -336,12 +336,12 @@ def test_queries_beyond_memory_spill_to_disk(tmp_path: Path) -> None:
 # -- shards -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("held", [0, 1 << 30])
+@pytest.mark.parametrize("max_memory", [0, 1 << 30])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_failing_shard_stops_the_others(
-    engine: DuckDBEngine, threads: int, held: int, monkeypatch: pytest.MonkeyPatch
+    engine: DuckDBEngine, threads: int, max_memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "_max_memory", lambda _: held)
+    monkeypatch.setattr(shards, "_max_memory", lambda _: max_memory)
     native = engine.database.connection.sql(
         "select range as id, (range % 40)::int as shard from range(2000000)"
     )

@@ -17,9 +17,9 @@ EXPRESSIONS = ("x is null", "x", "x + 1", "-x", "x || 'a'", "x.a is null", "1 + 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_prepared_rows_equal_relation(name: str) -> None:
-    kind, values = VALUES[name]
-    array = pa.array([*values, None], kind)
-    schema = pa.schema([("x", kind)])
+    dtype, values = VALUES[name]
+    array = pa.array([*values, None], dtype)
+    schema = pa.schema([("x", dtype)])
     engine = DuckDBEngine()
     compared = 0
     for text in EXPRESSIONS:
@@ -30,8 +30,8 @@ def test_prepared_rows_equal_relation(name: str) -> None:
         table = engine.from_arrow(pa.table({"x": array}).to_reader())
         relation = engine.sql(f"select {sql} as y from t", tables={"t": table}, parameters={})
         expected = engine.stream(relation).read_all().column(0).cast(result_type).to_pylist()
-        kinds = pa.schema([("y", result_type)])
-        compute = engine.prepare_rows([sql], inputs=schema, kinds=kinds)
+        result_schema = pa.schema([("y", result_type)])
+        compute = engine.prepare_rows([sql], inputs=schema, kinds=result_schema)
         cells = array.to_pylist()
         assert repr([row[0] for row in compute([cells], len(cells))]) == repr(expected)
         assert repr([compute([[cell]], 1)[0][0] for cell in cells]) == repr(expected)
@@ -51,7 +51,7 @@ def test_prepared_rows_are_thread_safe() -> None:
             if compute([[number]], 1) != [(number + 1,)]:
                 wrong.append(number)
 
-    threads = [threading.Thread(target=run, args=(1000 * each,)) for each in range(4)]
+    threads = [threading.Thread(target=run, args=(1000 * number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -23,7 +23,7 @@ ROWS = 20_000
 
 def table() -> pa.Table:
     random = np.random.default_rng(7)
-    word = pa.array([None if each % 11 == 0 else f"w{each}" for each in range(ROWS)])
+    word = pa.array([None if number % 11 == 0 else f"w{number}" for number in range(ROWS)])
     return pa.table(
         {
             "shard": pa.array(random.choice([0, 3, 70_000], ROWS), pa.int32()),
@@ -31,7 +31,7 @@ def table() -> pa.Table:
             "second": pa.array(random.permutation(ROWS)),
             "word": word,
             "raw": word.cast(pa.binary()),
-            "code": pa.array([f"{each:05d}".encode() for each in range(ROWS)], pa.binary()),
+            "code": pa.array([f"{number:05d}".encode() for number in range(ROWS)], pa.binary()),
             "list": pa.FixedSizeListArray.from_arrays(pa.array(random.random(3 * ROWS)), 3),
             "struct": pa.StructArray.from_arrays([word, pa.array(np.arange(ROWS))], ["w", "n"]),
         }
@@ -48,7 +48,7 @@ def check_all_are_written(rows: pa.Table, *, row_count: int | None = None) -> No
     inputs = engine.map_batches(
         engine.from_arrow(rows.to_reader()), lambda batch: batch, schema=rows.schema
     )
-    written = engine.write_shards(
+    results = engine.write_shards(
         inputs,
         shard="shard",
         shard_count=70_001,
@@ -56,8 +56,8 @@ def check_all_are_written(rows: pa.Table, *, row_count: int | None = None) -> No
         row_count=row_count,
         write=collect,
     )
-    assert len(written) == 3
-    assert sum(part.num_rows for _, part in written) == ROWS
+    assert len(results) == 3
+    assert sum(shard.num_rows for _, shard in results) == ROWS
     engine.close()
 
 
@@ -75,20 +75,20 @@ def test_shards_are_equal_for_both_sorts(
         inputs = engine.from_arrow(rows.to_reader(max_chunksize=3000))
         if mapped:
             inputs = engine.map_batches(inputs, lambda batch: batch, schema=rows.schema)
-        written = engine.write_shards(
+        results = engine.write_shards(
             inputs, shard="shard", shard_count=70_001, order=order, write=collect
         )
-        actual.append(written)
+        actual.append(results)
         engine.close()
     assert [number for number, _ in actual[0]] == [0, 3, 70_000]
-    assert sum(part.num_rows for _, part in actual[0]) == ROWS
-    for number, part in actual[0]:
-        mine = table().filter(pa.array(np.asarray(table()["shard"]) == number))
+    assert sum(shard.num_rows for _, shard in actual[0]) == ROWS
+    for number, shard in actual[0]:
+        shard_rows = table().filter(pa.array(np.asarray(table()["shard"]) == number))
         expected = sorted(
-            mine.to_pylist(),
+            shard_rows.to_pylist(),
             key=lambda row: [(row[name] is not None, row[name] or 0) for name in order],
         )
-        assert part.to_pylist() == expected
+        assert shard.to_pylist() == expected
     assert actual[1] == actual[0]
     assert actual[2] == actual[0]
 
@@ -182,24 +182,26 @@ def test_wide_rows_are_sorted_in_little_memory(
         {
             "shard": pa.array(order % 3, pa.int32()),
             "order": order,
-            "raw": pa.array([each.tobytes() for each in images]),
+            "raw": pa.array([image.tobytes() for image in images]),
         }
     )
     engine = DuckDBEngine(threads=2, memory_limit=limit, temp_directory=str(tmp_path / "spilled"))
-    given = engine.from_arrow(rows.to_reader(max_chunksize=500))
+    relation = engine.from_arrow(rows.to_reader(max_chunksize=500))
 
     def check(number: int, batches: Iterator[pa.RecordBatch]) -> int:
-        seen: list[int] = []
+        order_values: list[int] = []
         for batch in batches:
             assert batch.nbytes < 80 << 20
-            seen += batch.column(1).to_pylist()
+            order_values += batch.column(1).to_pylist()
             raw = np.frombuffer(b"".join(batch.column(2).to_pylist()), np.uint8)
-            places = np.argsort(order)[batch.column(1).to_numpy()]
-            np.testing.assert_array_equal(raw.reshape(-1, size), images[places])
-        assert seen == list(range(number, count, 3))
-        return len(seen)
+            indices = np.argsort(order)[batch.column(1).to_numpy()]
+            np.testing.assert_array_equal(raw.reshape(-1, size), images[indices])
+        assert order_values == list(range(number, count, 3))
+        return len(order_values)
 
-    results = engine.write_shards(given, shard="shard", shard_count=3, order=["order"], write=check)
+    results = engine.write_shards(
+        relation, shard="shard", shard_count=3, order=["order"], write=check
+    )
     assert sum(results) == count
     engine.close()
     assert list(tmp_path.rglob("*.arrow")) == []

@@ -53,14 +53,14 @@ def test_sort_of_large_rows_uses_little_memory(
     monkeypatch.setattr(shards, "_max_memory", lambda _: 0)
     engine = DuckDBEngine(threads=threads)
     rows = pa.table({"shard": pa.array([1, 0] * 500, pa.int32()), "n": range(1000)})
-    given = engine.from_arrow(pa.RecordBatchReader.from_batches(rows.schema, rows.to_batches()))
+    relation = engine.from_arrow(pa.RecordBatchReader.from_batches(rows.schema, rows.to_batches()))
 
     def write(number: int, batches: object) -> tuple[int, str]:
         return number, limit(engine.database)
 
     before = limit(engine.database)
-    written = engine.write_shards(given, shard="shard", shard_count=2, order=["n"], write=write)
-    assert written == [(0, "1.0 GiB"), (1, "1.0 GiB")]
+    results = engine.write_shards(relation, shard="shard", shard_count=2, order=["n"], write=write)
+    assert results == [(0, "1.0 GiB"), (1, "1.0 GiB")]
     assert limit(engine.database) == before
     again = engine.from_arrow(pa.RecordBatchReader.from_batches(rows.schema, rows.to_batches()))
     with pytest.raises(EngineError):

@@ -238,16 +238,16 @@ def test_upsert_rewrites_only_files_with_keys(engine: DuckDBEngine, tmp_path: Pa
     write(engine, path, rows_with_ids(8, 9))
     before = {file.path for file in read_snapshot(path).files}
     write(engine, path, rows_with_ids(8, value=-1.0), TableWrite("upsert", key=("id",)))
-    kept = before & {file.path for file in read_snapshot(path).files}
-    assert len(kept) == 1
+    unchanged_files = before & {file.path for file in read_snapshot(path).files}
+    assert len(unchanged_files) == 1
 
 
 def test_replace_rewrites_only_files_in_range(engine: DuckDBEngine, tmp_path: Path) -> None:
     path = new_table(engine, tmp_path)
-    for each in (0, 5, 9):
-        write(engine, path, rows_with_ids(each))
-    other = read_snapshot(path).files[0].path
-    Path(other).write_bytes(b"unreadable, and not to be read")
+    for row_id in (0, 5, 9):
+        write(engine, path, rows_with_ids(row_id))
+    untouched_path = read_snapshot(path).files[0].path
+    Path(untouched_path).write_bytes(b"unreadable, and not to be read")
     window = TimeRange("hour", NOON + timedelta(hours=5), NOON + timedelta(hours=9), "right")
     write(engine, path, make_rows(0), TableWrite("replace", replace=window))
     assert [file.rows for file in read_snapshot(path).files] == [1, 1]
@@ -269,8 +269,8 @@ def test_rows_keep_the_order_of_writing(engine: DuckDBEngine, tmp_path: Path) ->
     path = new_table(engine, tmp_path, schema=schema)
     order = np.random.default_rng(0).permutation(300_000)
     table = pa.table({"id": pa.array(order), "x": pa.array(order / 7)})
-    for part in (table.slice(0, 200_000), table.slice(200_000)):
-        write(engine, path, part)
+    for chunk in (table.slice(0, 200_000), table.slice(200_000)):
+        write(engine, path, chunk)
     assert engine.stream(engine.read_table(path)).read_all()["id"].to_pylist() == order.tolist()
 
 
@@ -372,21 +372,21 @@ def test_transaction_committed_meanwhile_is_skipped(
     engine: DuckDBEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = new_table(engine, tmp_path)
-    other = DuckDBEngine()
+    other_engine = DuckDBEngine()
     same = TableWrite("append", transaction=("etl", 1))
     put, puts = commits._publish_commit, []
 
-    def outrun(*given: object) -> bool:
-        puts.append(given)
+    def outrun(*arguments: object) -> bool:
+        puts.append(arguments)
         if len(puts) == 1:  # a commit after which this write must reread the table
-            other.set_properties(path, {"a": "b"})
-        return put(*given)  # type: ignore[arg-type]
+            other_engine.set_properties(path, {"a": "b"})
+        return put(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(commits, "_publish_commit", outrun)
-    monkeypatch.setattr(time, "sleep", lambda _: write(other, path, rows_with_ids(1), same))
+    monkeypatch.setattr(time, "sleep", lambda _: write(other_engine, path, rows_with_ids(1), same))
     assert write(engine, path, rows_with_ids(1), same) is None
     assert ids(engine, path) == [1]
-    other.close()
+    other_engine.close()
 
 
 @pytest.mark.parametrize("partition_by", [(), ("t",)])
@@ -401,20 +401,20 @@ def test_concurrent_widening_rewrites_rows(
     narrow, wide = pa.decimal128(3, 2), pa.decimal128(5, 3)
     path = new_table(engine, tmp_path, schema=prices(narrow).schema, partition_by=partition_by)
     write(engine, path, prices(narrow, "1.25"))
-    other = DuckDBEngine()
+    other_engine = DuckDBEngine()
     put, puts = commits._publish_commit, []
 
-    def outrun(*given: object) -> bool:
-        puts.append(given)
+    def outrun(*arguments: object) -> bool:
+        puts.append(arguments)
         if len(puts) == 1:
-            other.widen_columns(path, pa.schema([("price", wide)]))
-        return put(*given)  # type: ignore[arg-type]
+            other_engine.widen_columns(path, pa.schema([("price", wide)]))
+        return put(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(commits, "_publish_commit", outrun)
     window = TimeRange("t", NOON, NOON + timedelta(days=1)) if mode == "replace" else None
     key = ("price",) if mode == "upsert" else ()
     write(engine, path, prices(narrow, "2.5"), TableWrite(mode, key=key, replace=window))  # type: ignore[arg-type]
-    other.close()
+    other_engine.close()
     expected = ["1.25", "2.5"] if mode in ("append", "upsert") else ["2.5"]
     landed = rows(engine, engine.read_table(path), sort_by="price")
     assert landed == prices(wide, *expected).to_pylist()
@@ -461,9 +461,13 @@ def test_full_disk_raises_and_keeps_table(engine: DuckDBEngine, small_disk: Path
     big = pa.table(
         {"id": pa.array(rng.integers(0, 2**62, 2_000_000)), "value": rng.normal(size=2_000_000)}
     )
-    for how in (TableWrite("append"), TableWrite("overwrite"), TableWrite("upsert", key=("id",))):
+    for table_write in (
+        TableWrite("append"),
+        TableWrite("overwrite"),
+        TableWrite("upsert", key=("id",)),
+    ):
         with pytest.raises(StorageError, match="The disk is full"):
-            write(engine, path, big, how)
+            write(engine, path, big, table_write)
         assert ids(engine, path) == [1, 2]
         assert len(data_files(path)) == 1
     fill(small_disk / "filler")
@@ -509,8 +513,8 @@ def test_times_of_any_year_are_written_and_read(engine: DuckDBEngine, tmp_path: 
 
 def test_folder_can_have_several_stages(engine: DuckDBEngine, tmp_path: Path) -> None:
     stages = [
-        engine.stage(engine.from_arrow(make_rows(each).to_reader()), str(tmp_path))
-        for each in (2, 3)
+        engine.stage(engine.from_arrow(make_rows(count).to_reader()), str(tmp_path))
+        for count in (2, 3)
     ]
     assert [engine.count(stage) for stage in stages] == [2, 3]
 

@@ -52,10 +52,10 @@ class TestSpark(EngineConformance):
         }
     )
 
-    def given(self, engine: Engine, table: pa.Table) -> Relation:
-        place = next(self._stages)
-        engine.stage(engine.from_arrow(table.to_reader()), place)
-        return engine.read_files([place], schema=table.schema)
+    def staged_relation(self, engine: Engine, table: pa.Table) -> Relation:
+        folder = next(self._stages)
+        engine.stage(engine.from_arrow(table.to_reader()), folder)
+        return engine.read_files([folder], schema=table.schema)
 
 
 class TestSparkWithHeldRows(RelationConformance):

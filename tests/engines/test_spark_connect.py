@@ -18,7 +18,7 @@ import pytest
 from tests.on_spark import QUICK_JAVA
 from tests.streams.kafka_server import free_port
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 pytestmark = pytest.mark.spark
 
 
@@ -91,7 +91,7 @@ def record(connect_server: str, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 def _run_client(program: str, address: str, folder: Path, *arguments: str) -> dict[str, Any]:
     finished = subprocess.run(
-        [sys.executable, str(HERE / program), address, str(folder), *arguments],
+        [sys.executable, str(FOLDER / program), address, str(folder), *arguments],
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr[-3000:]
@@ -139,11 +139,11 @@ def test_spark_engine_names_settings_that_server_lacks(record: dict[str, Any]) -
         assert f"Hint: start the server with {settings}" in record[name]
 
 
-@pytest.mark.parametrize("parts", ["some", pytest.param("all", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("scope", ["some", pytest.param("all", marks=pytest.mark.soak)])
 def test_spark_engine_on_connect_equals_embedded_engine(
-    engine_server: str, tmp_path: Path, parts: str
+    engine_server: str, tmp_path: Path, scope: str
 ) -> None:
-    result = _run_client("connect_engine.py", engine_server, tmp_path, parts)
+    result = _run_client("connect_engine.py", engine_server, tmp_path, scope)
     assert result["module"] == "pyspark.sql.connect.dataframe"
     embedded, on_spark = result["duckdb"], result["spark"]
     assert "wider decimals needs Spark in this process" in result["refused"]

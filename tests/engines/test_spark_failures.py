@@ -31,20 +31,20 @@ class CallError(Exception):
         super().__init__("An error occurred while calling o123.save.\n: what Java says")
 
 
-SAID = '[CAST_INVALID_INPUT] The value \'x1\' of the type "STRING" cannot be cast to "INT".'
+MESSAGE = '[CAST_INVALID_INPUT] The value \'x1\' of the type "STRING" cannot be cast to "INT".'
 
 
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (ValueError(CAST), f"{SAID} In: cast(zone as int)"),
+        (ValueError(CAST), f"{MESSAGE} In: cast(zone as int)"),
         (
             CallError(Java("java.lang.RuntimeException: outer", Java(f"org.apache.E: {CAST}"))),
-            f"{SAID} In: cast(zone as int)",
+            f"{MESSAGE} In: cast(zone as int)",
         ),
         (
             CallError(Java(JOB.format(f"SparkNumberFormatException: {CAST}"))),
-            f"{SAID} In: cast(zone as int)",
+            f"{MESSAGE} In: cast(zone as int)",
         ),
         (
             CallError(
@@ -53,7 +53,7 @@ SAID = '[CAST_INVALID_INPUT] The value \'x1\' of the type "STRING" cannot be cas
                     + f"Caused by: org.apache.spark.SparkNumberFormatException: {CAST}\t... 16 more"
                 )
             ),
-            f"{SAID} In: cast(zone as int)",
+            f"{MESSAGE} In: cast(zone as int)",
         ),
         (
             ValueError("\n[PARSE_SYNTAX_ERROR] Near '>'. SQLSTATE: 42601\n\n== SQL ==\na > > 1\n----^\n"),

@@ -35,8 +35,8 @@ def engines(spark: Any) -> Iterator[list[Engine]]:
         engine.close()
 
 
-def read(engine: Engine, path: Path, **how: Any) -> list[dict[str, Any]]:
-    rows = engine.stream(engine.read_table(str(path), **how)).read_all()
+def read(engine: Engine, path: Path, **options: Any) -> list[dict[str, Any]]:
+    rows = engine.stream(engine.read_table(str(path), **options)).read_all()
     return sorted(rows.to_pylist(), key=str)
 
 
@@ -106,8 +106,8 @@ def test_supported_foreign_tables_equal_spark(
     statements: list[str],
 ) -> None:
     path = make(spark, tmp_path / "t", *statements, **properties)
-    own = spark.read.format("delta").load(str(path)).collect()
-    expected = sorted((row.asDict() for row in own), key=str)
+    spark_rows = spark.read.format("delta").load(str(path)).collect()
+    expected = sorted((row.asDict() for row in spark_rows), key=str)
     assert [read(engine, path) for engine in engines] == [expected, expected]
 
 
@@ -131,18 +131,18 @@ def test_columns_of_unsupported_types_are_not_dropped(
 
 
 def test_partition_folder_with_colon_is_read(engines: list[Engine], tmp_path: Path) -> None:
-    in_log, wanted = "at=12%3A30/part-0.parquet", [{"id": 1, "at": "12:30"}]
+    in_log, expected = "at=12%3A30/part-0.parquet", [{"id": 1, "at": "12:30"}]
     path = tmp_path / "t"
     schema = pa.schema([("id", pa.int64()), ("at", pa.string())])
     commit(path, 0, protocol(), metadata(schema, partition_by=("at",)))
     rows = pa.table({"id": pa.array([1], pa.int64())})
     added = add(path, "at=12:30/part-0.parquet", rows, partitionValues={"at": "12:30"})
     commit(path, 1, {"add": {**added["add"], "path": in_log}})
-    assert [read(engine, path) for engine in engines] == [wanted, wanted]
+    assert [read(engine, path) for engine in engines] == [expected, expected]
     # Delta requires URI paths; an invalid URI is read here, and refused by Spark with its
     # name.
     commit(path, 2, {"remove": {"path": in_log, "dataChange": True}}, added)
-    assert read(engines[1], path) == wanted
+    assert read(engines[1], path) == expected
     with pytest.raises(UnsupportedTable, match=r"not a URI: .*at=12:30/part-0\.parquet"):
         read(engines[0], path)
 
@@ -154,8 +154,8 @@ def test_unusual_column_names_are_supported(engines: list[Engine], spark: Any) -
         warnings.simplefilter("ignore", NaiveTimeWarning)
         relation = engine.adopt(spark.sql(query))
     assert relation is not None
-    found, examples = engine.duplicates(relation, ["k`.1"])
-    assert (found, examples) == (1, [{"k`.1": 1, "n": 2}])
+    count, examples = engine.duplicates(relation, ["k`.1"])
+    assert (count, examples) == (1, [{"k`.1": 1, "n": 2}])
     assert engine.count(engine.last_per_key(relation, ["k`.1"])) == 1
     renamed = engine.select(relation, {"t": "t`.2"})
     assert engine.stream(renamed).read_all()["t"][0].as_py().year == 2020

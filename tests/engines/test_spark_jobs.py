@@ -40,9 +40,9 @@ def calls(store: FeatureStore, spark: Any) -> dict[str, Callable[[], object]]:
     frame, more = spark.range(100).selectExpr(*columns), spark.range(100, 120).selectExpr(*columns)
 
     def export(name: str, data_format: str, *, statistics: bool) -> object:
-        seen = store.get_featuregroup("seen")
+        group = store.get_featuregroup("seen")
         return store.create_training_dataset(
-            seen, name, data_format=data_format, statistics=statistics
+            group, name, data_format=data_format, statistics=statistics
         )
 
     return {
@@ -80,10 +80,10 @@ def test_calls_start_at_most_documented_spark_jobs(
 ) -> None:
     scheduler = spark.sparkContext._jsc.sc().dagScheduler()
     documented = {call: int(jobs) for call, jobs in ROW.findall(PAGE.read_text())}
-    counted = calls(on_spark, spark)
-    assert list(documented) == list(counted)
+    functions = calls(on_spark, spark)
+    assert list(documented) == list(functions)
     more = {}
-    for call, run in counted.items():
+    for call, run in functions.items():
         before = scheduler.numTotalJobs()
         run()
         jobs = scheduler.numTotalJobs() - before

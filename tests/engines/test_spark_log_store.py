@@ -101,14 +101,14 @@ def test_concurrent_commit_has_one_winner(write: Callable[..., bool], tmp_path: 
     start = threading.Barrier(3)
 
     def link(path: Path, line: str) -> bool:
-        mine = tmp_path / f".{line}"
-        mine.write_text(f"{line}\n")
+        temporary_path = tmp_path / f".{line}"
+        temporary_path.write_text(f"{line}\n")
         try:
-            os.link(mine, path)
+            os.link(temporary_path, path)
         except FileExistsError:
             return False
         finally:
-            mine.unlink()
+            temporary_path.unlink()
         return True
 
     def commit_all(me: str, put: Callable[[Path, str], bool]) -> None:
@@ -268,9 +268,9 @@ def test_concurrent_appends_with_slow_commits_are_committed(tmp_path: Path) -> N
     writers = {}
     for name, times in (("spark", 15), ("duckdb", 10**9)):
         arguments = [sys.executable, "-c", APPENDS, path, name, str(times), str(stop)]
-        own = {"LD_PRELOAD": str(library)} if name == "spark" else {}
+        extra_env = {"LD_PRELOAD": str(library)} if name == "spark" else {}
         writers[name] = subprocess.Popen(
-            arguments, env=env | own, stdout=subprocess.PIPE, text=True
+            arguments, env=env | extra_env, stdout=subprocess.PIPE, text=True
         )
     landed = {name: int(writer.communicate(timeout=570)[0]) for name, writer in writers.items()}
     embedded = DuckDBEngine()
@@ -294,21 +294,21 @@ def test_commit_appears_after_data_files_are_synced(spark: Any, tmp_path: Path, 
     rows.add('{"commitInfo":{}}')
     rows.add(json.dumps({"add": {"path": quote(name), "size": 1}}, separators=(",", ":")))
     target = log / f"{1:020}.json"
-    at = machine.org.apache.hadoop.fs.Path(str(target))
+    hadoop_path = machine.org.apache.hadoop.fs.Path(str(target))
     with pytest.raises(Py4JJavaError, match="could not be brought to disk"):
         machine.featurestore.delta.PosixLogStore(configuration).write(
-            at, rows.iterator(), False, configuration
+            hadoop_path, rows.iterator(), False, configuration
         )
     assert os.listdir(log) == []
     fast = machine.org.apache.hadoop.conf.Configuration(configuration)
     fast.set("featurestore.durability", "fast")
-    machine.featurestore.delta.PosixLogStore(fast).write(at, rows.iterator(), False, fast)
+    machine.featurestore.delta.PosixLogStore(fast).write(hadoop_path, rows.iterator(), False, fast)
     assert os.listdir(log) == [target.name]
     file.unlink()
     file.write_bytes(b"x")
-    again = machine.org.apache.hadoop.fs.Path(str(log / f"{2:020}.json"))
+    next_path = machine.org.apache.hadoop.fs.Path(str(log / f"{2:020}.json"))
     machine.featurestore.delta.PosixLogStore(configuration).write(
-        again, rows.iterator(), False, configuration
+        next_path, rows.iterator(), False, configuration
     )
     assert len(os.listdir(log)) == 2
 
@@ -396,13 +396,13 @@ def test_spark_write_syncs_files_before_commit(tmp_path: Path) -> None:
         linked = [events.index(("link", str(commit))) for commit in commits]
         assert len(commits) == latest_version(str(table)) + 1
         for commit, start, end in zip(commits[1:], linked, linked[1:], strict=False):
-            synced = {name for kind, name in events[start:end] if kind == "sync"}
+            synced = {name for event, name in events[start:end] if event == "sync"}
             for line in commit.read_text().splitlines():
                 added = json.loads(line).get("add")
                 if added is None:
                     continue
                 file = table / unquote(added["path"])
-                names = [file, *[each for each in file.parents if each.is_relative_to(table)]]
+                names = [file, *[parent for parent in file.parents if parent.is_relative_to(table)]]
                 assert set(map(str, names)) <= synced, (commit.name, file)
                 checked += 1
     assert checked >= 12

@@ -38,10 +38,10 @@ SCHEMA = pa.schema(
 def rows(first: int, last: int) -> pa.Table:
     columns: list[list[Any]] = []
     for number in range(first, last):
-        known = number % 5 != 0
+        has_values = number % 5 != 0
         values = [datetime(1, 1, 1, tzinfo=UTC), 2**64 - 1 - number, [number, 0.5], "né" * number]
         values += [date(9999, 12, 31), Decimal(number) / 4]
-        columns.append([number, *(value if known else None for value in values)])
+        columns.append([number, *(value if has_values else None for value in values)])
     return pa.table(list(map(list, zip(*columns, strict=True))), schema=SCHEMA)
 
 
@@ -62,8 +62,8 @@ def table(tmp_path: Path) -> str:
     engine.create_table(path, schema=OLD, partition_by=(), properties={}, commit_metadata={})
     first = pa.table({"k": np.arange(1000, 1010)})
     engine.write(path, engine.from_arrow(first.to_reader()), TableWrite("append"))
-    how = TableWrite("append", add_columns=SCHEMA)
-    engine.write(path, engine.from_arrow(rows(0, ROWS).to_reader()), how)
+    table_write = TableWrite("append", add_columns=SCHEMA)
+    engine.write(path, engine.from_arrow(rows(0, ROWS).to_reader()), table_write)
     engine.close()
     return path
 
@@ -113,10 +113,10 @@ def test_file_partitions_contain_every_row_once(tmp_path: Path) -> None:
         sizes.append((path, Path(path).stat().st_size))
         numbers += length
     actual = ParquetRows(tuple(sizes), ("n",), pa.schema([("n", pa.int64())]))
-    for parts in range(1, 12):
+    for part_count in range(1, 12):
         read: list[int] = []
-        for part in range(parts):
-            for batch in actual.part(part, parts):
+        for index in range(part_count):
+            for batch in actual.part(index, part_count):
                 read += batch.column(0).to_pylist()
         assert sorted(read) == list(range(numbers))
     assert list(ParquetRows((), ("n",), actual.schema).part(0, 2)) == []

@@ -91,12 +91,14 @@ def engine(spark: Any) -> Iterator[SparkEngine]:
     engine.close()
 
 
-def given(engine: SparkEngine, rows: list[dict[str, Any]], schema: pa.Schema = SCHEMA) -> Relation:
+def make_relation(
+    engine: SparkEngine, rows: list[dict[str, Any]], schema: pa.Schema = SCHEMA
+) -> Relation:
     return engine.from_arrow(pa.Table.from_pylist(rows, schema).to_reader())
 
 
-def rows_of(engine: SparkEngine, relation: Relation, **how: Any) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = engine.stream(relation, **how).read_all().to_pylist()
+def rows_of(engine: SparkEngine, relation: Relation, **options: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = engine.stream(relation, **options).read_all().to_pylist()
     return rows
 
 
@@ -108,9 +110,9 @@ def numbers(engine: SparkEngine, count: int, *, partitions: int = 4) -> Relation
 
 
 def test_stream_keeps_every_type(engine: SparkEngine) -> None:
-    held = given(engine, [FULL, EMPTY, HOLLOW])
+    driver_relation = make_relation(engine, [FULL, EMPTY, HOLLOW])
     expected = str(pa.Table.from_pylist([FULL, EMPTY, HOLLOW], SCHEMA).to_pylist())
-    for relation in (held, on_executors(held)):
+    for relation in (driver_relation, on_executors(driver_relation)):
         table = engine.stream(relation).read_all()
         assert table.schema == SCHEMA
         assert str(table.to_pylist()) == expected
@@ -119,17 +121,18 @@ def test_stream_keeps_every_type(engine: SparkEngine) -> None:
 def test_functions_see_feature_types_not_storage_types(engine: SparkEngine) -> None:
     result = pa.schema([("kinds", pa.string()), ("u64", pa.uint64())])
 
-    def kinds(batch: pa.RecordBatch) -> pa.RecordBatch:
-        kind = str(batch.schema.field("embedding").type)
+    def describe_types(batch: pa.RecordBatch) -> pa.RecordBatch:
+        dtype = str(batch.schema.field("embedding").type)
         return pa.RecordBatch.from_arrays(
-            [pa.array([kind] * batch.num_rows), batch.column(2)], schema=result
+            [pa.array([dtype] * batch.num_rows), batch.column(2)], schema=result
         )
 
-    held = given(engine, [FULL, EMPTY])
-    for relation in (held, on_executors(held)):
-        rows = rows_of(engine, engine.map_batches(relation, kinds, schema=result))
+    driver_relation = make_relation(engine, [FULL, EMPTY])
+    for relation in (driver_relation, on_executors(driver_relation)):
+        rows = rows_of(engine, engine.map_batches(relation, describe_types, schema=result))
         assert rows == [
-            {"kinds": "fixed_size_list<item: float>[2]", "u64": each} for each in (2**64 - 1, None)
+            {"kinds": "fixed_size_list<item: float>[2]", "u64": value}
+            for value in (2**64 - 1, None)
         ]
 
 
@@ -177,9 +180,9 @@ def test_spooled_streams_are_removed_after_write(
         group.insert(rows.rename_columns(["id", "other"]))
     assert os.listdir(spooled) == []
     assert store.get_featuregroup("wide").count() == 10
-    kept = engine.from_arrow(rows.to_reader())
+    relation = engine.from_arrow(rows.to_reader())
     group.insert(rows.slice(0, 1), mode="upsert")
-    assert engine.count(kept) == 10  # never released, so it lives as long as the engine
+    assert engine.count(relation) == 10  # never released, so it lives as long as the engine
 
 
 def test_interrupted_stream_leaves_no_files(
@@ -238,8 +241,8 @@ class Tally(Accumulator[list[int], list[int]]):
     def update(self, state: list[int], batch: pa.RecordBatch) -> list[int]:
         return [state[0] + batch.num_rows, state[1] + sum(batch.column(0).to_pylist())]
 
-    def merge(self, left: list[int], right: list[int]) -> list[int]:
-        return [left[0] + right[0], left[1] + right[1]]
+    def merge(self, first: list[int], second: list[int]) -> list[int]:
+        return [first[0] + second[0], first[1] + second[1]]
 
     def finish(self, state: list[int]) -> list[int]:
         return state
@@ -377,7 +380,7 @@ def test_adopt_ignores_other_objects(engine: SparkEngine) -> None:
 def test_sql_binds_parameters_and_keeps_user_views(engine: SparkEngine) -> None:
     engine.session.range(3).createOrReplaceTempView("trips")
     schema = pa.schema([("t", pa.timestamp("us", tz="UTC")), ("s", pa.string())])
-    relation = given(
+    relation = make_relation(
         engine, [{"t": NOON, "s": "$start"}, {"t": NOON + dt.timedelta(hours=1), "s": "b"}], schema
     )
     zone = dt.timezone(dt.timedelta(hours=5))
@@ -403,15 +406,15 @@ def test_invalid_sql_error_names_the_cause(engine: SparkEngine) -> None:
 def test_within_is_half_open_on_requested_side(engine: SparkEngine) -> None:
     schema = pa.schema([("t", pa.timestamp("us", tz="UTC"))])
     hours = [NOON + dt.timedelta(hours=hour) for hour in range(3)]
-    relation = given(engine, [{"t": hour} for hour in [*hours, None]], schema)
-    left = engine.within(relation, TimeRange("t", hours[0], hours[2]))
-    right = engine.within(relation, TimeRange("t", hours[0], hours[2], closed="right"))
-    assert [row["t"] for row in rows_of(engine, left)] == hours[:2]
-    assert [row["t"] for row in rows_of(engine, right)] == hours[1:]
+    relation = make_relation(engine, [{"t": hour} for hour in [*hours, None]], schema)
+    left_closed = engine.within(relation, TimeRange("t", hours[0], hours[2]))
+    right_closed = engine.within(relation, TimeRange("t", hours[0], hours[2], closed="right"))
+    assert [row["t"] for row in rows_of(engine, left_closed)] == hours[:2]
+    assert [row["t"] for row in rows_of(engine, right_closed)] == hours[1:]
 
 
 def test_filters_and_columns_reach_the_files(engine: SparkEngine, tmp_path: Any) -> None:
-    relation = on_executors(given(engine, [FULL, EMPTY]))
+    relation = on_executors(make_relation(engine, [FULL, EMPTY]))
     staged = engine.stage(relation, str(tmp_path / "staged"))
     window = TimeRange("when", NOON, NOON + dt.timedelta(days=1))
     plan = engine.explain(
@@ -438,7 +441,7 @@ def test_buffered_rows_are_independent_of_source_arrays(
 def test_duplicates_are_counted_with_the_most_frequent_first(engine: SparkEngine) -> None:
     schema = pa.schema([("k", pa.uint64()), ("t", pa.timestamp("us", tz="UTC"))])
     keys = [1, 1, 2, 2, 2, 3, None, None]
-    relation = given(engine, [{"k": key, "t": NOON} for key in keys], schema)
+    relation = make_relation(engine, [{"k": key, "t": NOON} for key in keys], schema)
     for rows in (relation, on_executors(relation)):
         actual = engine.duplicates(rows, ["k", "t"], limit=1)
         assert actual == (2, [{"k": 2, "t": NOON, "n": 3}])
@@ -448,7 +451,7 @@ def test_duplicates_are_counted_with_the_most_frequent_first(engine: SparkEngine
 def test_last_per_key_keeps_null_keys(engine: SparkEngine) -> None:
     schema = pa.schema([("k", pa.int64()), ("v", pa.struct([("a", pa.uint8())]))])
     pairs = [(1, 1), (2, 2), (1, None), (None, 4), (None, 5), (2, 6)]
-    relation = given(
+    relation = make_relation(
         engine, [{"k": k, "v": None if v is None else {"a": v}} for k, v in pairs], schema
     )
     rows = rows_of(engine, engine.last_per_key(relation, ["k"]))

@@ -31,21 +31,21 @@ ROWS = 500
 SEED = 12345
 
 
-def nullable(values: list[Any], kind: pa.DataType | None = None) -> pa.Array:
+def nullable(values: list[Any], dtype: pa.DataType | None = None) -> pa.Array:
     """Return an array with null in every seventh position."""
     for index in range(3, len(values), 7):
         values[index] = None
-    return pa.array(values, kind)
+    return pa.array(values, dtype)
 
 
 def every_type() -> pa.Table:
     random = np.random.default_rng(SEED)
     columns = {}
     integers = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32()]
-    for kind in integers:
-        bounds = np.iinfo(kind.to_pandas_dtype())
+    for dtype in integers:
+        bounds = np.iinfo(dtype.to_pandas_dtype())
         drawn = random.integers(bounds.min, bounds.max, ROWS, endpoint=True, dtype=bounds.dtype)
-        columns[str(kind)] = nullable(drawn.tolist(), kind)
+        columns[str(dtype)] = nullable(drawn.tolist(), dtype)
     numbers = random.standard_normal(ROWS)
     numbers[:6] = [0.0, -0.0, np.nan, np.inf, -np.inf, 5e-324]
     columns["f.64"] = nullable(numbers.tolist())
@@ -69,8 +69,8 @@ def test_jvm_row_hashes_equal_python(
 
     rows = every_type()
     engine = SparkEngine(spark)
-    held = engine.from_arrow(rows.to_reader())
-    inputs = on_executors(held)
+    driver_relation = engine.from_arrow(rows.to_reader())
+    inputs = on_executors(driver_relation)
     key = rows.schema.names
     hashed = engine.with_row_hash(inputs, key, seed=SEED, name=HASH)
     assert hashed is not None
@@ -84,8 +84,8 @@ def test_jvm_row_hashes_equal_python(
     assert counts is not None
     assert counts.profiles == engine.aggregate(inputs, ProfileAccumulator(tuple(key)))
     histograms = engine.aggregate(grouped, HistogramAccumulator(counts.bits))
-    assert {group: counted.tolist() for group, counted in counts.histograms.items()} == {
-        group: counted.tolist() for group, counted in histograms.items()
+    assert {group: histogram.tolist() for group, histogram in counts.histograms.items()} == {
+        group: histogram.tolist() for group, histogram in histograms.items()
     }
     assert set(histograms) == {3, 0, 7, 1}
     assert counts.hash_sums == engine.aggregate(grouped, HashSumAccumulator())
@@ -96,7 +96,7 @@ def test_jvm_row_hashes_equal_python(
     lists = on_executors(engine.from_arrow(pa.table({"l": [[1], [2]]}).to_reader()))
     assert engine.with_row_hash(lists, ["l"], seed=0, name=HASH) is None
     assert row_hashes.with_tie_hash(lists, name="tie") is None
-    assert engine.with_row_hash(held, key, seed=SEED, name=HASH) is None
+    assert engine.with_row_hash(driver_relation, key, seed=SEED, name=HASH) is None
 
 
 def test_sql_functions_equal_python(spark: SparkSession) -> None:
@@ -111,9 +111,13 @@ def test_sql_functions_equal_python(spark: SparkSession) -> None:
     # Identifiers have other parts in each version of Spark.
     functions = registry.listFunction()
     identifiers = [functions.apply(index) for index in range(functions.size())]
-    own = [each for each in identifiers if each.funcName().startswith("featurestore_")]
-    assert own
-    assert all(registry.dropFunction(each) for each in own)
+    own_identifiers = [
+        identifier
+        for identifier in identifiers
+        if identifier.funcName().startswith("featurestore_")
+    ]
+    assert own_identifiers
+    assert all(registry.dropFunction(identifier) for identifier in own_identifiers)
     assert row_hashes.has_functions(session)
     frame = SparkEngine(session).from_arrow(rows.to_reader()).native
     hashes = frame.selectExpr(
@@ -149,7 +153,7 @@ def test_jvm_export_equals_python_and_duckdb(
     def export(store: FeatureStore, name: str) -> None:
         joined = store.get_features(["g.float32", "g.bytes"], labels=labels)
         splits = {"train": 0.7, "test": 0.3}
-        asked = {
+        datasets = {
             "one": store.create_training_dataset(
                 store.get_featuregroup("g"), f"one_{name}", splits=splits, shards=3, label="date"
             ),
@@ -160,16 +164,16 @@ def test_jvm_export_equals_python_and_duckdb(
                 joined, f"tied_{name}", splits=splits, shards=1, key="pair", label="float32"
             ),
         }
-        for rows_of, made in asked.items():
-            found = made.manifest.to_json()
-            shards = sorted(Path(made.path).glob("t*/*"))
-            written[name, rows_of] = [
+        for rows_of, dataset in datasets.items():
+            manifest = dataset.manifest.to_json()
+            shards = sorted(Path(dataset.path).glob("t*/*"))
+            contents[name, rows_of] = [
                 [(path.name, path.read_bytes()) for path in shards],
-                [found[part] for part in ("splits", "layout", "prefixes")],
-                [made.statistics(split).to_json()["columns"] for split in made.splits],
+                [manifest[field] for field in ("splits", "layout", "prefixes")],
+                [dataset.statistics(split).to_json()["columns"] for split in dataset.splits],
             ]
 
-    written: dict[tuple[str, str], Any] = {}
+    contents: dict[tuple[str, str], Any] = {}
     with featurestore.connect(tmp_path, engine="duckdb") as store:
         export(store, "embedded")
     with featurestore.connect(tmp_path, engine="spark") as store:
@@ -181,11 +185,11 @@ def test_jvm_export_equals_python_and_duckdb(
         monkeypatch.setattr(split_statistics, "count_splits", passes.append)
         export(store, "python")
         assert (len(by_jvm), len(by_engine), passes) == (3, before, [])
-    assert written["embedded", "one"][1][1]["kind"] == "variable"
-    assert written["embedded", "tied"][1][1]["kind"] == "fixed"
+    assert contents["embedded", "one"][1][1]["kind"] == "variable"
+    assert contents["embedded", "tied"][1][1]["kind"] == "fixed"
     for rows_of in ("one", "joined", "tied"):
         for name in ("jvm", "python"):
-            assert written[name, rows_of] == written["embedded", rows_of], (name, rows_of)
+            assert contents[name, rows_of] == contents["embedded", rows_of], (name, rows_of)
 
 
 def test_many_hash_boundaries_give_equal_bytes(
@@ -202,39 +206,39 @@ def test_many_hash_boundaries_give_equal_bytes(
     for module, name in names:
         monkeypatch.setattr(module, name, 4)
     scheduler = spark.sparkContext._jsc.sc().dagScheduler()  # type: ignore[attr-defined]
-    asked: dict[str, dict[str, Any]] = {
+    options: dict[str, dict[str, Any]] = {
         "plain": {},
         "tied": {"key": "pair", "split_by": "id"},
         "classes": {"stratify": "word", "key": "pair"},
     }
-    written: dict[tuple[str, str], Any] = {}
+    contents: dict[tuple[str, str], Any] = {}
     jobs: dict[tuple[str, str], int] = {}
 
-    def export(engine: str, how: str, *names: str) -> None:
+    def export(engine: str, variant: str, *names: str) -> None:
         with featurestore.connect(tmp_path, engine=engine) as store:
             for name in names:
                 before = scheduler.numTotalJobs()
-                made = store.create_training_dataset(
+                dataset = store.create_training_dataset(
                     store.get_featuregroup("g"),
-                    f"{name}_{how}",
+                    f"{name}_{variant}",
                     splits={"train": 0.7, "test": 0.3},
                     shards=3,
                     statistics=False,
-                    **asked[name],
+                    **options[name],
                 )
-                jobs[how, name] = scheduler.numTotalJobs() - before
-                shards = sorted(Path(made.path).glob("t*/*"))
-                written[how, name] = [(path.name, path.read_bytes()) for path in shards]
+                jobs[variant, name] = scheduler.numTotalJobs() - before
+                shards = sorted(Path(dataset.path).glob("t*/*"))
+                contents[variant, name] = [(path.name, path.read_bytes()) for path in shards]
 
-    export("duckdb", "embedded", *asked)
+    export("duckdb", "embedded", *options)
     export("spark", "jvm", "plain")
     monkeypatch.setattr(shard_plan, "MAX_COUNTS", 32)
-    export("duckdb", "refined", *asked)
-    export("spark", "refined_jvm", *asked)
+    export("duckdb", "refined", *options)
+    export("spark", "refined_jvm", *options)
     monkeypatch.setattr(row_hashes, "has_functions", lambda session: False)
     export("spark", "refined_python", "plain")
-    for how, name in written:
-        assert written[how, name] == written["embedded", name], (how, name)
+    for variant, name in contents:
+        assert contents[variant, name] == contents["embedded", name], (variant, name)
     assert jobs["jvm", "plain"] == 3
     assert jobs["refined_jvm", "plain"] == 4
     # Python counts these few rows; only range counts and shard writes are Spark jobs.
@@ -245,9 +249,9 @@ def _calls_of(module: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[o
     """Record the calls of a function."""
     plain, calls = getattr(module, name), []
 
-    def noting(*given: Any, **named: Any) -> Any:
-        calls.append(given)
-        return plain(*given, **named)
+    def noting(*arguments: Any, **keywords: Any) -> Any:
+        calls.append(arguments)
+        return plain(*arguments, **keywords)
 
     monkeypatch.setattr(module, name, noting)
     return calls

@@ -20,7 +20,7 @@ from featurestore_connectors.spark_delta import jars, session
 from featurestore_connectors.spark_delta.engine import SparkEngine
 from tests.on_spark import QUICK_JAVA
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 
 
 def java_that_says(folder: Path, text: str, *, status: int = 0) -> Path:
@@ -85,8 +85,10 @@ def test_missing_library_error_has_install_command(
     monkeypatch: pytest.MonkeyPatch, module: str, library: str
 ) -> None:
     # Libraries that are not requested count as installed, also without Spark.
-    there = importlib.machinery.ModuleSpec("there", None)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == module else there)
+    module_spec = importlib.machinery.ModuleSpec("there", None)
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == module else module_spec
+    )
     with pytest.raises(
         MissingExtra, match=rf"'{library}'.*\nHint: pip install 'featurestore\[spark\]'"
     ):
@@ -117,10 +119,10 @@ def test_active_session_is_reused_and_kept(spark: Any) -> None:
 
 
 def test_a_session_of_another_time_zone_is_refused(spark: Any) -> None:
-    other = spark.newSession()
-    other.conf.set("spark.sql.session.timeZone", "America/New_York")
+    new_session = spark.newSession()
+    new_session.conf.set("spark.sql.session.timeZone", "America/New_York")
     with pytest.raises(ConfigurationError, match="America/New_York") as caught:
-        SparkEngine(other).session.range(1)
+        SparkEngine(new_session).session.range(1)
     assert caught.value.hint == 'spark.conf.set("spark.sql.session.timeZone", "UTC")'
 
 
@@ -138,27 +140,27 @@ def test_own_session_is_configured_for_delta() -> None:
         "JDK_JAVA_OPTIONS": QUICK_JAVA,
     }
     # Another python3 on the PATH; workers must still run the interpreter of the driver.
-    program = str(HERE / "spark_sessions.py")
+    program = str(FOLDER / "spark_sessions.py")
     result = subprocess.run(
         [sys.executable, program], env=env, capture_output=True, text=True, timeout=540, check=False
     )
     assert result.returncode == 0, result.stderr[-3000:]
-    answer = json.loads(result.stdout.strip().splitlines()[-1])
-    assert "not configured for Delta" in answer["refused"]
-    assert "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension" in answer["hint"]
-    assert answer["settings"] == {
+    report = json.loads(result.stdout.strip().splitlines()[-1])
+    assert "not configured for Delta" in report["refused"]
+    assert "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension" in report["hint"]
+    assert report["settings"] == {
         "spark.master": "local[1]",
         "spark.driver.memory": "700m",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(2 * usable_cores()),
         "spark.ui.enabled": "false",
     }
-    assert answer["rows"] == [
+    assert report["rows"] == [
         {"id": 0, "python": sys.executable},
         {"id": 1, "python": sys.executable},
     ]
-    assert answer["stopped"]
-    assert answer["left_running"]
+    assert report["stopped"]
+    assert report["left_running"]
     assert " WARN " not in result.stderr
 
 

@@ -23,4 +23,6 @@ def test_partition_count_is_at_most_shard_count(spark: Any, shard_count: int) ->
     partitions = min(shard_count, most)
     assert frame.rdd.getNumPartitions() == partitions
     table = frame.select("shard", sf.spark_partition_id()).collect()
-    assert sorted(map(tuple, table)) == [(each, each % partitions) for each in range(shard_count)]
+    assert sorted(map(tuple, table)) == [
+        (number, number % partitions) for number in range(shard_count)
+    ]

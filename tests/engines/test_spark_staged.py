@@ -45,9 +45,9 @@ NOON = dt.datetime(2020, 1, 1, 12, 0, 0, 7, tzinfo=dt.UTC)
 
 
 def rows(first: int, last: int) -> pa.Table:
-    made = []
+    records = []
     for number in range(first, last):
-        made.append(
+        records.append(
             {
                 "id": number,
                 "small": number % 256,
@@ -61,7 +61,7 @@ def rows(first: int, last: int) -> pa.Table:
                 "point": {"x": number},
             }
         )
-    return pa.Table.from_pylist(made, SCHEMA)
+    return pa.Table.from_pylist(records, SCHEMA)
 
 
 @pytest.mark.parametrize("partition_by", [(), ("flag",)])
@@ -74,23 +74,26 @@ def test_plain_table_appends_staged_files(
         path, schema=SCHEMA, partition_by=partition_by, properties={}, commit_metadata={}
     )
     versions = []
-    for number, how in enumerate(
+    for number, table_write in enumerate(
         (TableWrite("append"), TableWrite("append", transaction=("a", 4)))
     ):
         inputs = engine.from_arrow(rows(100 * number, 100 * number + 50).to_reader())
         staged = engine.stage(on_executors(inputs), str(tmp_path / f"rows{number}"))
-        versions.append(engine.write(path, staged, how))
+        versions.append(engine.write(path, staged, table_write))
         assert engine.count(staged) == 50, "the staged rows are still there"
     assert versions == [1, 2]
-    assert engine.write(path, staged, how) is None, "a repeat of the transaction"
+    assert engine.write(path, staged, table_write) is None, "a repeat of the transaction"
     names = {os.stat(file.path).st_ino for file in read_snapshot(path).files}
-    staged_names = {os.stat(each).st_ino for each in tmp_path.glob("rows*/*.parquet")}
+    staged_names = {os.stat(file_path).st_ino for file_path in tmp_path.glob("rows*/*.parquet")}
     assert (names <= staged_names) == (not partition_by)
     expected = pa.concat_tables([rows(0, 50), rows(100, 150)])
     for reader in (engine, DuckDBEngine()):
         table = reader.stream(reader.read_table(path, schema=SCHEMA)).read_all().sort_by("id")
         assert str(table.to_pylist()) == str(expected.to_pylist())
-    assert [(each.rows_in, each.rows) for each in read_history(path)][:2] == [(50, 100), (50, 50)]
+    assert [(commit.rows_in, commit.rows) for commit in read_history(path)][:2] == [
+        (50, 100),
+        (50, 50),
+    ]
     if not partition_by:
         _assert_bounds(path)
 
@@ -100,15 +103,17 @@ def _assert_bounds(path: str) -> None:
     ids, times, days = state.bounds("id"), state.bounds("at"), state.bounds("day")
     assert None not in (ids, times, days)
     assert ids is not None
-    assert min(each[0] for each in ids.pairs() if each) == 0
+    assert min(bounds[0] for bounds in ids.pairs() if bounds) == 0
     assert ids.maximum() == 149
-    document: list[dict[str, Any]] = [json.loads(file.statistics or "") for file in state.files]
-    assert sum(each["numRecords"] for each in document) == 100
-    assert sum(each["nullCount"]["at"] for each in document) == 20
-    assert max(each["maxValues"]["at"] for each in document) == "2020-01-01T12:02:29.000007Z"
-    for each in document:
-        assert not {"flag", "tags", "price", "point"} & set(each["minValues"])
-        assert all(len(text) <= 32 for text in [each["maxValues"].get("word", "")])
+    documents: list[dict[str, Any]] = [json.loads(file.statistics or "") for file in state.files]
+    assert sum(document["numRecords"] for document in documents) == 100
+    assert sum(document["nullCount"]["at"] for document in documents) == 20
+    assert (
+        max(document["maxValues"]["at"] for document in documents) == "2020-01-01T12:02:29.000007Z"
+    )
+    for document in documents:
+        assert not {"flag", "tags", "price", "point"} & set(document["minValues"])
+        assert all(len(text) <= 32 for text in [document["maxValues"].get("word", "")])
 
 
 EDGES = {
@@ -146,9 +151,9 @@ def test_staged_rows_equal_spark(spark: SparkSession, tmp_path: Path) -> None:
     assert engine.duplicates(empty, ["number"]) == (0, [])
     keys = [[name] for name in EDGES] + [["number", "text"], ["day", "raw", "at"]]
     for key in keys:
-        here = engine.duplicates(staged, key, limit=2)
-        assert str(here) == str(engine.duplicates(by_spark, key, limit=2)), key
-        assert here[0] == 0 if key == ["n.b"] else here[0] > 0, key
+        duplicates = engine.duplicates(staged, key, limit=2)
+        assert str(duplicates) == str(engine.duplicates(by_spark, key, limit=2)), key
+        assert duplicates[0] == 0 if key == ["n.b"] else duplicates[0] > 0, key
 
 
 def test_large_stages_are_appended_by_spark(
@@ -160,13 +165,13 @@ def test_large_stages_are_appended_by_spark(
     staged = engine.stage(inputs, str(tmp_path / "rows"))
     words = engine.select(staged, {"named": "word"})
     before = scheduler.numTotalJobs()
-    here = [engine.duplicates(words, ["named"]), engine.aggregate(words, AllRows())]
+    driver_results = [engine.duplicates(words, ["named"]), engine.aggregate(words, AllRows())]
     assert scheduler.numTotalJobs() == before
     monkeypatch.setattr(streams, "_TASK_BYTES", 399)
     monkeypatch.setattr(staged_rows, "_MAX_GROUPED_BYTES", 399)
-    there = [engine.duplicates(words, ["named"]), engine.aggregate(words, AllRows())]
+    spark_results = [engine.duplicates(words, ["named"]), engine.aggregate(words, AllRows())]
     assert scheduler.numTotalJobs() >= before + 2
-    assert here == there
+    assert driver_results == spark_results
 
 
 def test_legacy_times_are_appended_by_spark(spark: SparkSession, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def row(k: int, v: int | None = 1, hour: int = 0) -> dict[str, Any]:
     return {"k": k, "t": START + hour * HOUR, "v": v}
 
 
-def given(
+def make_relation(
     engine: SparkEngine, rows: Sequence[dict[str, Any]], schema: pa.Schema = SCHEMA
 ) -> Relation:
     return engine.from_arrow(pa.Table.from_pylist(list(rows), schema).to_reader())
@@ -80,14 +80,14 @@ def test_repeated_transaction_is_stopped_by_delta(
 ) -> None:
     monkeypatch.setattr(tables, "is_repeat", lambda path, transaction: False)
     append = TableWrite("append", transaction=("job/a", 3))
-    assert engine.write(path, given(engine, [row(1)]), append) == 1
-    assert engine.write(path, given(engine, [row(2)]), append) is None
+    assert engine.write(path, make_relation(engine, [row(1)]), append) == 1
+    assert engine.write(path, make_relation(engine, [row(2)]), append) is None
     upsert = TableWrite("upsert", key=("k",), transaction=("job/a", 3))
-    assert engine.write(path, given(engine, [row(2)]), upsert) is None
+    assert engine.write(path, make_relation(engine, [row(2)]), upsert) is None
     replace = TableWrite(
         "replace", replace=TimeRange("t", START, START + HOUR), transaction=("job/a", 2)
     )
-    assert engine.write(path, given(engine, []), replace) is None
+    assert engine.write(path, make_relation(engine, []), replace) is None
     assert content(engine, path) == [row(1)]
     assert latest_version(path) == 1
 
@@ -97,19 +97,19 @@ def test_spark_continues_after_checkpoint_of_embedded_engine(
 ) -> None:
     embedded = DuckDBEngine()
     for number in range(12):
-        written = pa.Table.from_pylist([row(number)], SCHEMA)
-        embedded.write(path, embedded.from_arrow(written.to_reader()), TableWrite("append"))
+        table = pa.Table.from_pylist([row(number)], SCHEMA)
+        embedded.write(path, embedded.from_arrow(table.to_reader()), TableWrite("append"))
     embedded.close()
     assert Path(path, "_delta_log", "_last_checkpoint").exists()
-    engine.write(path, given(engine, [row(12)]), TableWrite("append"))
-    assert sorted(each["k"] for each in content(engine, path)) == list(range(13))
+    engine.write(path, make_relation(engine, [row(12)]), TableWrite("append"))
+    assert sorted(record["k"] for record in content(engine, path)) == list(range(13))
 
 
 def test_rows_outside_the_replaced_range_are_refused(engine: SparkEngine, path: str) -> None:
-    engine.write(path, given(engine, [row(1)]), TableWrite("append"))
-    how = TableWrite("replace", replace=TimeRange("t", START, START + HOUR))
+    engine.write(path, make_relation(engine, [row(1)]), TableWrite("append"))
+    table_write = TableWrite("replace", replace=TimeRange("t", START, START + HOUR))
     with pytest.raises(RowsOutsideWindow):
-        engine.write(path, given(engine, [row(2, hour=1)]), how)
+        engine.write(path, make_relation(engine, [row(2, hour=1)]), table_write)
     assert content(engine, path) == [row(1)]
 
 
@@ -118,11 +118,11 @@ def test_merge_with_new_columns_keeps_null_structs(engine: SparkEngine, tmp_path
     schema = pa.schema([("k", pa.int64()), ("point", pa.struct([("x", pa.uint8())]))])
     engine.create_table(path, schema=schema, partition_by=(), properties={}, commit_metadata={})
     rows = [{"k": 1, "point": {"x": 255}}, {"k": 2, "point": {"x": None}}]
-    engine.write(path, given(engine, rows, schema), TableWrite("append"))
+    engine.write(path, make_relation(engine, rows, schema), TableWrite("append"))
     wider = pa.schema([*schema, ("more", pa.uint64())])
     new = [{"k": 1, "point": None, "more": 2**64 - 1}, {"k": 3, "point": None, "more": None}]
-    how = TableWrite("upsert", key=("k",), add_columns=pa.schema([("more", pa.uint64())]))
-    assert engine.write(path, given(engine, new, wider), how) == 2
+    table_write = TableWrite("upsert", key=("k",), add_columns=pa.schema([("more", pa.uint64())]))
+    assert engine.write(path, make_relation(engine, new, wider), table_write) == 2
     assert content(engine, path, wider) == [new[0], rows[1] | {"more": None}, new[1]]
 
 
@@ -132,12 +132,12 @@ def test_invalid_predicate_is_refused(engine: SparkEngine, path: str) -> None:
 
 
 def test_parallel_upserts_of_one_row_are_committed(engine: SparkEngine, path: str) -> None:
-    engine.write(path, given(engine, [row(0)]), TableWrite("append"))
+    engine.write(path, make_relation(engine, [row(0)]), TableWrite("append"))
     failures: list[BaseException] = []
 
     def upsert(number: int) -> None:
         try:
-            rows = given(engine, [row(0, number), row(number)])
+            rows = make_relation(engine, [row(0, number), row(number)])
             engine.write(
                 path, rows, TableWrite("upsert", key=("k",), commit_metadata={"run": str(number)})
             )
@@ -150,19 +150,19 @@ def test_parallel_upserts_of_one_row_are_committed(engine: SparkEngine, path: st
     for thread in threads:
         thread.join()
     assert failures == []
-    assert [each["k"] for each in content(engine, path)] == [0, 1, 2]
+    assert [record["k"] for record in content(engine, path)] == [0, 1, 2]
     assert sorted(commit.user_metadata["run"] for commit in read_history(path)[:-2]) == ["1", "2"]
 
 
 def test_repeated_conflicts_raise_write_conflict(
     engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine.write(path, given(engine, [row(1)]), TableWrite("append"))
+    engine.write(path, make_relation(engine, [row(1)]), TableWrite("append"))
     monkeypatch.setattr(commits, "ATTEMPTS", 2)
     monkeypatch.setattr(commits, "wait", lambda attempt: None)
     monkeypatch.setattr(rewrite, "upsert_small", _raise_conflict)
     with pytest.raises(WriteConflict, match="this write was not committed"):
-        engine.write(path, given(engine, [row(1, 2)]), TableWrite("upsert", key=("k",)))
+        engine.write(path, make_relation(engine, [row(1, 2)]), TableWrite("upsert", key=("k",)))
     assert content(engine, path) == [row(1)]
 
 
@@ -183,41 +183,41 @@ CONCURRENT_WRITES = [
 
 
 def widening_cases() -> list[Any]:
-    """Return each write at each moment, staged and not; a third of them in every run."""
-    moments = ["before the rows", "before the transaction"]
+    """Return each write at each step, staged and not; a third of them in every run."""
+    steps = ["before the rows", "before the transaction"]
     cases = []
-    combinations = product(CONCURRENT_WRITES, moments, [False, True])
-    for number, (how, moment, staged) in enumerate(combinations):
-        case_id = f"{how.mode}-{len(how.offsets)}-{moment}{'-staged' * staged}"
+    combinations = product(CONCURRENT_WRITES, steps, [False, True])
+    for number, (table_write, step, staged) in enumerate(combinations):
+        case_id = f"{table_write.mode}-{len(table_write.offsets)}-{step}{'-staged' * staged}"
         marks = [pytest.mark.soak] if number % 3 else []
-        cases.append(pytest.param(how, moment, staged, id=case_id, marks=marks))
+        cases.append(pytest.param(table_write, step, staged, id=case_id, marks=marks))
     return cases
 
 
-@pytest.mark.parametrize(("how", "moment", "staged"), widening_cases())
+@pytest.mark.parametrize(("table_write", "step", "staged"), widening_cases())
 def test_append_casts_to_concurrently_widened_types(
     engine: SparkEngine,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    moment: str,
-    how: TableWrite,
+    step: str,
+    table_write: TableWrite,
     staged: bool,
 ) -> None:
     narrow, wide = pa.decimal128(3, 2), pa.decimal128(5, 3)
     path = new_table(engine, tmp_path, schema=prices(narrow).schema)
     write(engine, path, prices(narrow, "1.25"))
-    other = DuckDBEngine()
+    embedded = DuckDBEngine()
     widened = []
 
     def widen() -> None:
         if not widened:
-            widened.append(other.widen_columns(path, pa.schema([("price", wide)])))
+            widened.append(embedded.widen_columns(path, pa.schema([("price", wide)])))
 
-    if moment == "before the rows":
+    if step == "before the rows":
         cast_to = tables.cast_to
 
-        def cast_late(frame: Any, wanted: Any) -> Any:
-            frame = cast_to(frame, wanted)
+        def cast_late(frame: Any, schema: Any) -> Any:
+            frame = cast_to(frame, schema)
             widen()
             return frame
 
@@ -233,10 +233,10 @@ def test_append_casts_to_concurrently_widened_types(
     relation = engine.from_arrow(prices(narrow, "2.5").to_reader())
     if staged:
         relation = engine.stage(relation, str(tmp_path / "stage"))
-    engine.write(path, relation, how)
+    engine.write(path, relation, table_write)
     widen()
-    other.close()
-    expected = ["1.25", "2.5"] if how.mode in ("append", "upsert") else ["2.5"]
+    embedded.close()
+    expected = ["1.25", "2.5"] if table_write.mode in ("append", "upsert") else ["2.5"]
     landed = rows(engine, engine.read_table(path), sort_by="price")
     assert landed == prices(wide, *expected).to_pylist()
     for file in read_snapshot(path).files:
@@ -245,23 +245,23 @@ def test_append_casts_to_concurrently_widened_types(
 
 def test_times_have_statistics_and_user_settings_stay(engine: SparkEngine, path: str) -> None:
     setting = "spark.sql.parquet.outputTimestampType"
-    before, known = engine.session.conf.get(setting), set(engine.session.conf.getAll)
+    before, initial_keys = engine.session.conf.get(setting), set(engine.session.conf.getAll)
     engine.write(
         path,
-        given(engine, [row(1)]),
+        make_relation(engine, [row(1)]),
         TableWrite("append", commit_metadata={"run": "a"}, transaction=("a", 1)),
     )
     (file,) = read_snapshot(path).files
     assert str(parquet.ParquetFile(file.path).schema.column(1).physical_type) == "INT64"
     assert engine.session.conf.get(setting) == before
-    left = set(engine.session.conf.getAll) - known
+    new_keys = set(engine.session.conf.getAll) - initial_keys
     ours = (".userMetadata", ".txnAppId", "lastCommitVersionInSession")
-    assert not [key for key in left if key.endswith(ours)]
+    assert not [key for key in new_keys if key.endswith(ours)]
 
 
 def test_a_missing_commit_is_named(engine: SparkEngine, path: str) -> None:
     for number in (1, 2):
-        engine.write(path, given(engine, [row(number)]), TableWrite("append"))
+        engine.write(path, make_relation(engine, [row(number)]), TableWrite("append"))
     engine.session._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
     os.remove(commit_path(path, 1))
     with pytest.raises(TableDamaged, match="00000000000000000001"):
@@ -270,7 +270,7 @@ def test_a_missing_commit_is_named(engine: SparkEngine, path: str) -> None:
 
 @pytest.mark.parametrize("damage", ["cut", "garbage"])
 def test_a_damaged_commit_is_named(engine: SparkEngine, path: str, damage: str) -> None:
-    engine.write(path, given(engine, [row(1)]), TableWrite("append"))
+    engine.write(path, make_relation(engine, [row(1)]), TableWrite("append"))
     engine.session._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
     commit = Path(commit_path(path, 1))
     commit.write_bytes(commit.read_bytes()[:50] if damage == "cut" else b"\x00garbage")
@@ -280,9 +280,11 @@ def test_a_damaged_commit_is_named(engine: SparkEngine, path: str, damage: str) 
 
 @pytest.mark.parametrize("damage", ["cut", "scrambled", "emptied"])
 def test_a_damaged_data_file_is_named(engine: SparkEngine, path: str, damage: str) -> None:
-    engine.write(path, given(engine, [row(number) for number in range(100)]), TableWrite("append"))
-    found, *_ = read_snapshot(path).files
-    file = Path(found.path)
+    engine.write(
+        path, make_relation(engine, [row(number) for number in range(100)]), TableWrite("append")
+    )
+    data_file, *_ = read_snapshot(path).files
+    file = Path(data_file.path)
     data = file.read_bytes()
     file.write_bytes(
         {"cut": data[: len(data) // 2], "scrambled": data[:-200] + os.urandom(200), "emptied": b""}[

@@ -30,7 +30,7 @@ def late_flights() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(str(EXAMPLE))
         yield
-    for name in [each for each in sys.modules if each.split(".")[0] == "late_flights"]:
+    for name in [module for module in sys.modules if module.split(".")[0] == "late_flights"]:
         del sys.modules[name]
 
 
@@ -128,7 +128,7 @@ def test_check_leakage_recompute_detects_leaking_flights_features(
     report = sliced.check_leakage(
         frame,
         sample=100,
-        recompute={name: lambda moment: make(leaking.up_to(departures, moment).native())},
+        recompute={name: lambda timestamp: make(leaking.up_to(departures, timestamp).native())},
     )
     assert report.ok is honest, str(report)
     if not honest:
@@ -159,8 +159,8 @@ def test_flights_example_runs_on_slice(run_main: RunMain, tmp_path: Path) -> Non
     assert "verify: ok" in printed
     assert re.search(r"test AUC: 0\.\d{3}", printed)
     pictures = list(tmp_path.glob("run-*/*.png"))
-    assert sorted(each.name for each in pictures) == ["correlations.png", "loss.png"]
-    assert all(each.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for each in pictures)
+    assert sorted(picture.name for picture in pictures) == ["correlations.png", "loss.png"]
+    assert all(picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for picture in pictures)
 
 
 @pytest.mark.tensorflow
@@ -179,7 +179,8 @@ def test_flights_example_runs_again_on_the_other_engine(
         assert re.search(r"verify: ok\ntest AUC: 0\.\d{3}", printed)
     with featurestore.connect(tmp_path / "store") as store:
         datasets = [
-            store.get_training_dataset("late_flights_tfrecord", version=each) for each in (1, 2)
+            store.get_training_dataset("late_flights_tfrecord", version=version)
+            for version in (1, 2)
         ]
         assert all(dataset.verify().ok for dataset in datasets)
         first, second = [
@@ -203,8 +204,8 @@ def test_flights_network_search_ablation_and_scoring_run(sliced: FeatureStore) -
     dataset = datasets.make(sliced, frame, "tfrecord", until=SLICE)
     study = trials.search(dataset, trials=1, parallel=1, epochs=1)
     assert 0.4 < study.best.metrics["val_auc"] < 1
-    parts = {"weather": ["temp", "humid"]}
-    worth = trials.ablate(dataset, features=parts, repeats=1, parallel=1)
+    groups = {"weather": ["temp", "humid"]}
+    worth = trials.ablate(dataset, features=groups, repeats=1, parallel=1)
     assert [row.name for row in worth.rows] == ["weather"]
     request = sliced.get_featuregroup("questions").filter("origin = 'JFK'")
     model, auc = trials.score(sliced, dataset, request)
@@ -226,12 +227,12 @@ def test_flights_keras_3_trains_in_one_process(
 
 def test_weather_monitor_alarms_in_winter(tmp_path: Path) -> None:
     command = [sys.executable, "watch.py", "--until", "2013-11-04T00:00Z", "--out", str(tmp_path)]
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=EXAMPLE, capture_output=True, text=True, timeout=300, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "weather_watch: alarm, 2013-09-23" in done.stdout
-    assert "temp: 9.5% of values are outside the baseline's range" in done.stdout
-    assert "temp: distribution shifted; PSI " in done.stdout
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "weather_watch: alarm, 2013-09-23" in process.stdout
+    assert "temp: 9.5% of values are outside the baseline's range" in process.stdout
+    assert "temp: distribution shifted; PSI " in process.stdout
     assert (tmp_path / "winter.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert "<svg" in (tmp_path / "winter.html").read_text()

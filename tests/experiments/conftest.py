@@ -16,10 +16,10 @@ pytest.importorskip("tensorboard")
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> FeatureStore:
+def store(tmp_path: Path) -> FeatureStore:
     return featurestore.connect(tmp_path / "store")
 
 
 @pytest.fixture
-def sums(kept: FeatureStore) -> TrainingDataset:
-    return sums_of(kept)
+def sums(store: FeatureStore) -> TrainingDataset:
+    return sums_of(store)

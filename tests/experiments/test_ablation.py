@@ -60,23 +60,23 @@ def test_ablate_orders_components_by_effect(
         "x0",
         "x3",
     ]
-    worth = {row.name: row for row in actual.rows}
-    assert worth["layer scale"].mean == pytest.approx(99 * np.mean(actual.whole))
-    assert worth["x0 + x1"].mean > worth["x1"].mean
-    assert worth["x3"].low is not None
-    assert worth["x0"].low is not None
-    assert worth["x3"].low < 0.001 < worth["x0"].low  # nothing against something
+    effects = {row.name: row for row in actual.rows}
+    assert effects["layer scale"].mean == pytest.approx(99 * np.mean(actual.whole))
+    assert effects["x0 + x1"].mean > effects["x1"].mean
+    assert effects["x3"].low is not None
+    assert effects["x0"].low is not None
+    assert effects["x3"].low < 0.001 < effects["x0"].low  # nothing against something
     assert all(len(row.values) == 3 for row in actual.rows)
     assert [row.mean for row in actual.rows] == sorted(
         (row.mean for row in actual.rows), reverse=True
     )
-    runs = experiments.get_runs(found_name := "fitted", trials=True)
+    runs = experiments.get_runs(function_name := "fitted", trials=True)
     assert Counter(run.kind for run in runs) == {"ablation": 1, "trial": 21}
     assert {run.record.settings["component"] for run in runs if run.kind == "trial"} == {
         "whole",
         *order,
     }
-    assert experiments.get_run(actual.id).name == found_name
+    assert experiments.get_run(actual.id).name == function_name
     assert sorted(path for path in Path(sums.path).rglob("*")) == before
     assert str(actual).splitlines()[0].startswith("mse of the full model: 0.00")
     figure = actual.plot()
@@ -84,23 +84,23 @@ def test_ablate_orders_components_by_effect(
     assert len(actual.to_pandas()) == 6
 
 
-def test_ablate_groups_removes_features_together(kept: FeatureStore) -> None:
+def test_ablate_groups_removes_features_together(store: FeatureStore) -> None:
     rows = [{"id": n, "a": n / 7, "b": n % 3} for n in range(20)]
-    kept.create_featuregroup(rows, "numbers", primary_key=["id"])
-    kept.create_featuregroup(
+    store.create_featuregroup(rows, "numbers", primary_key=["id"])
+    store.create_featuregroup(
         [{"id": n, "c": float(n)} for n in range(20)], "more", primary_key=["id"]
     )
     labels = [{"id": n, "late": n % 2} for n in range(20)]
-    frame = kept.get_features(["numbers.a", "numbers.b", "more.c"], labels=labels)
-    dataset = kept.create_training_dataset(frame, "joined", label="late")
+    frame = store.get_features(["numbers.a", "numbers.b", "more.c"], labels=labels)
+    dataset = store.create_training_dataset(frame, "joined", label="late")
     assert features_by_group(dataset) == {"numbers": ("a", "b"), "more": ("c",)}
 
 
-def seen(context: Any) -> dict[str, float]:
+def count_rows(context: Any) -> dict[str, float]:
     train = context.reader("train", global_batch_size=10, remainder="pad")
-    held = context.reader("validation", global_batch_size=7, remainder="keep", shuffle=False)
+    validation = context.reader("validation", global_batch_size=7, remainder="keep", shuffle=False)
     rows = []
-    for reader in (train, held):
+    for reader in (train, validation):
         result = [batch for _, batch in reader.steps(epochs=1)]
         weights = [batch.get("sample_weight", np.ones(len(batch["y"]))) for batch in result]
         labels = np.concatenate([batch["y"] for batch in result])
@@ -111,32 +111,32 @@ def seen(context: Any) -> dict[str, float]:
 
 
 def test_cross_validate_holds_out_each_row_once(sums: TrainingDataset) -> None:
-    actual = experiments.cross_validate(seen, dataset=sums, folds=3, parallel=2)
+    actual = experiments.cross_validate(count_rows, dataset=sums, folds=3, parallel=2)
     total = sums.num_rows("train")
     assert [fold["held"] for fold in actual.folds] == [
         total * (k + 1) // 3 - total * k // 3 for k in range(3)
     ]
     assert {fold["train"] + fold["held"] for fold in actual.folds} == {total}
     assert len({fold["sum"] for fold in actual.folds}) == 1
-    held = []
+    fold_labels = []
     for run_id in actual.runs:
-        held.append(np.load(Path(experiments.get_run(run_id).path, "artifacts", "rows.npy")))
+        fold_labels.append(np.load(Path(experiments.get_run(run_id).path, "artifacts", "rows.npy")))
     labels = np.concatenate(
         [b["y"] for b in sums.reader("train", global_batch_size=50, remainder="keep").batches()]
     )
-    assert np.sort(np.concatenate(held)).tolist() == np.sort(labels).tolist()
+    assert np.sort(np.concatenate(fold_labels)).tolist() == np.sort(labels).tolist()
     assert actual.mean["train"] == pytest.approx(total * 2 / 3)
     assert actual.std["train"] < 1
 
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet"])
-def test_fold_reader_reads_only_its_rows(kept: FeatureStore, data_format: str) -> None:
+def test_fold_reader_reads_only_its_rows(store: FeatureStore, data_format: str) -> None:
     rows = [{"n": float(n), "y": n} for n in range(997)]
-    dataset = kept.create_training_dataset(
+    dataset = store.create_training_dataset(
         rows, "counted", label="y", data_format=data_format, shards=5
     )
-    whole = dataset.reader("train", global_batch_size=1, shuffle=False).batches()
-    canonical = [int(batch["y"][0]) for batch in whole]
+    batches = dataset.reader("train", global_batch_size=1, shuffle=False).batches()
+    canonical = [int(batch["y"][0]) for batch in batches]
     for number in range(4):
         fold = Fold("train", "held", number, 4)
         for split in ("train", "held"):
@@ -154,8 +154,8 @@ def test_fold_reader_reads_only_its_rows(kept: FeatureStore, data_format: str) -
             actual = [int(y) for batch in reader.batches(epoch=2) for y in batch["y"]]
             assert sorted(actual) == sorted(expected)
             again, epoch, step = dataset.resume(reader.state(2, 3))
-            rest = [int(y) for b in again.batches(epoch, start_step=step) for y in b["y"]]
-            assert rest == actual[24:]
+            remaining = [int(y) for b in again.batches(epoch, start_step=step) for y in b["y"]]
+            assert remaining == actual[24:]
             plain = open_reader(
                 dataset.path,
                 dataset.manifest,
@@ -169,7 +169,7 @@ def test_fold_reader_reads_only_its_rows(kept: FeatureStore, data_format: str) -
 
 
 def test_invalid_ablations_and_folds_are_refused(sums: TrainingDataset) -> None:
-    ask: dict[str, Any] = {"dataset": sums, "metric": "mse"}
+    options: dict[str, Any] = {"dataset": sums, "metric": "mse"}
     for wrong, text in [
         ({"features": ["temp"]}, "Unknown input 'temp' of 'sums'. Available: x0, x1, x2, x3"),
         ({"features": [["x0", "x1", "x2", "x3"]]}, "The ablation removes all inputs"),
@@ -182,7 +182,7 @@ def test_invalid_ablations_and_folds_are_refused(sums: TrainingDataset) -> None:
         ({"dataset": "sums"}, "needs dataset="),
     ]:
         with pytest.raises(InvalidArgument, match=text):
-            experiments.ablate(fitted, **{**ask, **wrong})
+            experiments.ablate(fitted, **{**options, **wrong})
     with pytest.raises(InvalidArgument, match="folds=1"):
         experiments.cross_validate(fitted, dataset=sums, folds=1)
     with pytest.raises(InvalidArgument, match="must differ from split='train'"):

@@ -36,7 +36,7 @@ from tests.experiments import training
 
 
 def test_launch_records_request_reads_and_result(
-    kept: FeatureStore, sums: TrainingDataset, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    store: FeatureStore, sums: TrainingDataset, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     run = experiments.launch(
         training.regression, dataset=sums, params={"lr": 0.2}, name="line", seed=7
@@ -79,22 +79,22 @@ def test_launch_records_request_reads_and_result(
         {},
         (losses[79], losses[79]),
     )
-    assert [each.id for each in experiments.get_runs()] == [again.id, run.id]
-    assert [each.id for each in experiments.get_runs(dataset="sums", limit=1)] == [again.id]
+    assert [run.id for run in experiments.get_runs()] == [again.id, run.id]
+    assert [run.id for run in experiments.get_runs(dataset="sums", limit=1)] == [again.id]
     assert experiments.get_runs(dataset="other") == []
 
-    kept.close()
-    os.unlink(Path(kept.location, "registry.db"))
-    assert sorted(rebuild(kept.location).experiment_runs) == sorted([run.id, again.id])
-    monkeypatch.setenv("FEATURESTORE_LOCATION", kept.location)
+    store.close()
+    os.unlink(Path(store.location, "registry.db"))
+    assert sorted(rebuild(store.location).experiment_runs) == sorted([run.id, again.id])
+    monkeypatch.setenv("FEATURESTORE_LOCATION", store.location)
     shown = json.loads(command(monkeypatch, capsys, "run", "show", run.id))
     assert (shown["id"], shown["state"], shown["metrics"]) == (run.id, "finished", run.metrics)
     listed = json.loads(command(monkeypatch, capsys, "run", "list"))
     assert [row["id"] for row in listed] == [again.id, run.id]
     assert json.loads(command(monkeypatch, capsys, "run", "compare", run.id, again.id))["a"]
     assert "begins at" in command(monkeypatch, capsys, "run", "logs", run.id)
-    told_place = json.loads(command(monkeypatch, capsys, "run", "tensorboard", "line"))
-    assert told_place == {"log_dir": str(Path(kept.location, "experiments", "line"))}
+    output = json.loads(command(monkeypatch, capsys, "run", "tensorboard", "line"))
+    assert output == {"log_dir": str(Path(store.location, "experiments", "line"))}
 
 
 def command(monkeypatch: pytest.MonkeyPatch, capsys: Any, *words: str) -> str:
@@ -109,22 +109,22 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: Any, *words: str) -> str:
 def test_restarted_workers_reach_equal_losses(
     sums: TrainingDataset,
 ) -> None:
-    whole = experiments.collective_all_reduce(training.regression, workers=2, dataset=sums)
+    reference = experiments.collective_all_reduce(training.regression, workers=2, dataset=sums)
     deaths = {"0": [37, -1], "1": [-1, 44]}
     run = experiments.collective_all_reduce(
         training.regression, workers=2, dataset=sums, params={"deaths": deaths}, retries=2
     )
-    assert run.history("loss") == whole.history("loss")
-    assert run.metrics == whole.metrics
+    assert run.history("loss") == reference.history("loss")
+    assert run.metrics == reference.metrics
     reasons = [attempt["reason"] for attempt in run.record.attempts]
     assert reasons == [
         "worker 0 was lost: killed by SIGKILL",
         "worker 1 was lost: killed by SIGKILL",
         None,
     ]
-    begun = [line for line in run.logs(0).split("\n") if line.startswith("attempt")]
-    assert begun[0] == "attempt 1 begins at 0 0"
-    assert begun[1] == "attempt 2 begins at 0 30"
+    start_lines = [line for line in run.logs(0).split("\n") if line.startswith("attempt")]
+    assert start_lines[0] == "attempt 1 begins at 0 0"
+    assert start_lines[1] == "attempt 2 begins at 0 30"
 
 
 def test_workers_restart_from_the_same_checkpoint(sums: TrainingDataset) -> None:
@@ -132,8 +132,8 @@ def test_workers_restart_from_the_same_checkpoint(sums: TrainingDataset) -> None
         training.one_worker_begins_late, workers=2, dataset=sums, retries=1
     )
     for worker in range(2):
-        begun = [line for line in run.logs(worker).split("\n") if line.startswith("attempt")]
-        assert begun == ["attempt 1 begins at 0 0", "attempt 2 begins at 0 10"]
+        start_lines = [line for line in run.logs(worker).split("\n") if line.startswith("attempt")]
+        assert start_lines == ["attempt 1 begins at 0 0", "attempt 2 begins at 0 10"]
 
 
 def test_imported_kernel_is_not_a_notebook(tmp_path: Path) -> None:
@@ -147,26 +147,26 @@ def test_imported_kernel_is_not_a_notebook(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_thirty_random_kills_lose_nothing(sums: TrainingDataset) -> None:
     params = {"epochs": 40, "pause": 0.005}
-    whole = experiments.launch(training.regression, dataset=sums, params={"epochs": 40})
+    reference = experiments.launch(training.regression, dataset=sums, params={"epochs": 40})
     kills: list[int] = []
     stop = threading.Event()
 
     def kill_now_and_then(directory: Path) -> None:
         while len(kills) < 30 and not stop.wait(2.0 + 0.37 * (len(kills) % 7)):
             for path in directory.glob("*/workers/worker-0000*.json"):
-                told = json.loads(path.read_text())
+                status = json.loads(path.read_text())
                 worker = len(kills) % 2
-                is_next = told["attempt"] == len(kills) + 1  # one kill for each start
-                if is_next and told["state"] == "running" and path.stem.endswith(str(worker)):
+                is_next = status["attempt"] == len(kills) + 1  # one kill for each start
+                if is_next and status["state"] == "running" and path.stem.endswith(str(worker)):
                     try:
-                        os.kill(told["pid"], signal.SIGKILL)
+                        os.kill(status["pid"], signal.SIGKILL)
                     except ProcessLookupError:
                         continue
-                    kills.append(told["pid"])
+                    kills.append(status["pid"])
 
     assert sums.session is not None
-    place = Path(sums.session.location, "experiments", "killed")
-    killer = threading.Thread(target=kill_now_and_then, args=(place,))
+    folder = Path(sums.session.location, "experiments", "killed")
+    killer = threading.Thread(target=kill_now_and_then, args=(folder,))
     killer.start()
     try:
         run = experiments.collective_all_reduce(
@@ -178,7 +178,7 @@ def test_thirty_random_kills_lose_nothing(sums: TrainingDataset) -> None:
     alone = experiments.collective_all_reduce(
         training.regression, workers=2, dataset=sums, params={"epochs": 40}
     )
-    assert len(whole.history("loss")) == len(alone.history("loss"))
+    assert len(reference.history("loss")) == len(alone.history("loss"))
     assert run.history("loss") == alone.history("loss")
     assert len(run.record.attempts) == len(kills) + 1
 
@@ -195,19 +195,21 @@ experiments.collective_all_reduce(training.with_grandchildren, workers=2, name="
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_driver_exit_ends_workers_and_subprocesses(kept: FeatureStore, how: signal.Signals) -> None:
+@pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGKILL])
+def test_driver_exit_ends_workers_and_subprocesses(
+    store: FeatureStore, stop_signal: signal.Signals
+) -> None:
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join([root, *sys.path])
     driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, kept.location],
+        [sys.executable, "-c", DRIVER, store.location],
         env={**os.environ, "PYTHONPATH": path},
         stderr=subprocess.DEVNULL,
     )
     try:
-        pids = wait_for_pids(Path(kept.location), 2)
+        pids = wait_for_pids(Path(store.location), 2)
         assert all(map(is_alive, pids))
-        driver.send_signal(how)
+        driver.send_signal(stop_signal)
         assert driver.wait(60) != 0
         end = time.monotonic() + 20
         while any(map(is_alive, pids)) and time.monotonic() < end:
@@ -216,7 +218,7 @@ def test_driver_exit_ends_workers_and_subprocesses(kept: FeatureStore, how: sign
     finally:
         driver.kill()
         driver.wait()
-    (run,) = experiments.get_runs("endless", store=kept)
+    (run,) = experiments.get_runs("endless", store=store)
     assert run.state == "interrupted"
 
 
@@ -264,15 +266,15 @@ def raising(context: Any) -> None:
 @pytest.mark.parametrize(
     ("function", "reason"), [(diverging, "loss.* is nan at step 3"), (raising, "no such thing")]
 )
-def test_function_error_fails_the_run(kept: FeatureStore, function: Any, reason: str) -> None:
+def test_function_error_fails_the_run(store: FeatureStore, function: Any, reason: str) -> None:
     with pytest.raises(RunFailed, match=reason):
-        experiments.launch(function, retries=3, store=kept)
+        experiments.launch(function, retries=3, store=store)
     (run,) = experiments.get_runs()
     assert len(run.record.attempts) == 1  # what raises raises again
 
 
 def test_invalid_launch_is_refused_without_side_effects(
-    kept: FeatureStore, sums: TrainingDataset
+    store: FeatureStore, sums: TrainingDataset
 ) -> None:
     lock = threading.Lock()
 
@@ -311,44 +313,44 @@ def test_invalid_launch_is_refused_without_side_effects(
     ]
     for error, text, function, arguments in cases:
         with pytest.raises(error, match=text):
-            experiments.launch(function, **{"store": kept, **arguments})
-    kept.delete_training_dataset("sums", version=1)
+            experiments.launch(function, **{"store": store, **arguments})
+    store.delete_training_dataset("sums", version=1)
     with pytest.raises(TrainingDatasetNotFound):
         experiments.launch(train, dataset=sums)
-    assert not Path(kept.location, "experiments").exists()
+    assert not Path(store.location, "experiments").exists()
     assert experiments.get_runs() == []
 
 
-def test_damaged_record_does_not_hide_other_runs(kept: FeatureStore) -> None:
-    run = experiments.launch(lambda: {"loss": 1}, name="constant", store=kept)
-    other = experiments.launch(lambda: 2.5, name="constant", store=kept)
-    assert other.metrics == {"result": 2.5}
+def test_damaged_record_does_not_hide_other_runs(store: FeatureStore) -> None:
+    run = experiments.launch(lambda: {"loss": 1}, name="constant", store=store)
+    intact_run = experiments.launch(lambda: 2.5, name="constant", store=store)
+    assert intact_run.metrics == {"result": 2.5}
     path = Path(run.path, "run.json")
-    whole = json.loads(path.read_text())
-    damages: list[Any] = [[], {}, {**whole, "state": "gone"}, {**whole, "metrics": {"loss": "1"}}]
-    damages += [{**whole, "id": "../../elsewhere"}, {**whole, "created": "yesterday"}]
-    damages += [{**whole, "dataset": {"name": "../x"}}, {**whole, "format": 3}]
+    record = json.loads(path.read_text())
+    damages: list[Any] = [[], {}, {**record, "state": "gone"}, {**record, "metrics": {"loss": "1"}}]
+    damages += [{**record, "id": "../../elsewhere"}, {**record, "created": "yesterday"}]
+    damages += [{**record, "dataset": {"name": "../x"}}, {**record, "format": 3}]
     texts = [json.dumps(damage) for damage in damages] + ["", "{", "[" * 100_000]
     for text in texts:
         path.write_text(text)
         with pytest.raises(RunDamaged, match=r"run\.json"):
             experiments.get_run(run.id)
         with pytest.warns(UserWarning, match=f"run {run.id} is skipped"):
-            assert [each.id for each in experiments.get_runs()] == [other.id]
-    actual = rebuild(kept.location)
-    assert actual.experiment_runs == [other.id]
-    assert [place for place, _ in actual.unreadable] == [run.path]
-    with pytest.raises(RunNotFound, match=other.id):
+            assert [run.id for run in experiments.get_runs()] == [intact_run.id]
+    actual = rebuild(store.location)
+    assert actual.experiment_runs == [intact_run.id]
+    assert [path for path, _ in actual.unreadable] == [run.path]
+    with pytest.raises(RunNotFound, match=intact_run.id):
         experiments.get_run("20990101-000000-abcdef")
 
 
-def test_resume_refuses_function_missing_in_module(kept: FeatureStore) -> None:
+def test_resume_refuses_function_missing_in_module(store: FeatureStore) -> None:
     def local(context: Any) -> None:
         if context.attempt == 1:
             raise InvalidMetric("no")
 
     with pytest.raises(RunFailed):
-        experiments.launch(local, name="inner", store=kept)
+        experiments.launch(local, name="inner", store=store)
     (run,) = experiments.get_runs("inner")
     path = Path(run.path, "run.json")
     record = json.loads(path.read_text())

@@ -55,8 +55,8 @@ def test_to_mlflow_mirrors_run_and_trials(tracking: str, sums: TrainingDataset) 
     experiment = client.get_experiment_by_name("mirrored")
     assert experiment is not None
     actual = {}
-    for each in client.search_runs([experiment.experiment_id]):
-        actual[each.data.tags["featurestore.run_id"]] = each
+    for mlflow_run in client.search_runs([experiment.experiment_id]):
+        actual[mlflow_run.data.tags["featurestore.run_id"]] = mlflow_run
     assert set(actual) == {study.id, *(run.id for run in study.runs)}
     assert actual[study.id].info.run_id == parent
     for run in study.runs:
@@ -70,15 +70,15 @@ def test_to_mlflow_mirrors_run_and_trials(tracking: str, sums: TrainingDataset) 
         (read,) = shown.inputs.dataset_inputs
         assert read.dataset.name == "sums@v1"
         assert json.loads(read.dataset.source)["content_hash"] == sums.manifest.content_hash
-        where = client.download_artifacts(shown.info.run_id, "artifacts/note.txt")
-        assert Path(where).read_text() == "kept"
+        note_path = client.download_artifacts(shown.info.run_id, "artifacts/note.txt")
+        assert Path(note_path).read_text() == "kept"
         record = client.download_artifacts(shown.info.run_id, "run.json")
         assert json.loads(Path(record).read_text()) == json.loads(
             Path(run.path, "run.json").read_text()
         )
 
 
-def test_to_mlflow_again_adds_only_new_values(tracking: str, kept: FeatureStore) -> None:
+def test_to_mlflow_again_adds_only_new_values(tracking: str, store: FeatureStore) -> None:
     def twice(context: Any) -> dict[str, float]:
         context.report(context.attempt, loss=1 / context.attempt)
         if context.attempt == 1:
@@ -86,7 +86,7 @@ def test_to_mlflow_again_adds_only_new_values(tracking: str, kept: FeatureStore)
         return {"done": 1}
 
     with pytest.raises(RunFailed):
-        experiments.launch(twice, name="twice", store=kept)
+        experiments.launch(twice, name="twice", store=store)
     (run,) = experiments.get_runs("twice")
     first = experiments.to_mlflow(run, tracking)
     from mlflow.tracking import MlflowClient
@@ -103,8 +103,8 @@ def test_to_mlflow_again_adds_only_new_values(tracking: str, kept: FeatureStore)
     assert [(point.step, point.value) for point in history] == [(1, 1.0), (2, 0.5)]
 
 
-def test_to_mlflow_refuses_unsupported_values_first(tracking: str, kept: FeatureStore) -> None:
-    run = experiments.launch(lambda: {"a@b": 1, "a:b": 2}, name="alike", store=kept)
+def test_to_mlflow_refuses_unsupported_values_first(tracking: str, store: FeatureStore) -> None:
+    run = experiments.launch(lambda: {"a@b": 1, "a:b": 2}, name="alike", store=store)
     with pytest.raises(InvalidArgument, match=r"metrics '.+' and '.+' have the same name 'a_b'"):
         experiments.to_mlflow(run, tracking)
     with pytest.raises(InvalidArgument, match="Available: 'artifacts'"):

@@ -61,7 +61,7 @@ def embedded(kills: dict[str, int], context: Any) -> dict[str, float]:
         variables = [*table.trainable_variables, *head.trainable_variables]
         optimizer = tf_keras.optimizers.SGD(0.05)
         optimizer.build(variables)
-        seen = tf.Variable(0, dtype=tf.int64)
+        row_count = tf.Variable(0, dtype=tf.int64)
 
     def train_step(batch: Any) -> Any:
         inputs = tf.stack([batch[name] for name in reader.inputs], axis=1)
@@ -70,22 +70,24 @@ def embedded(kills: dict[str, int], context: Any) -> dict[str, float]:
             joined = tf.concat([inputs, table(codes)], axis=1)
             loss = tf.reduce_mean((head(joined)[:, 0] - batch["y"]) ** 2)
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        seen.assign_add(40)
+        row_count.assign_add(40)
         return loss, batch["x0"]
 
-    objects = {"table": table, "head": head, "optimizer": optimizer, "seen": seen}
+    objects = {"table": table, "head": head, "optimizer": optimizer, "seen": row_count}
     checkpoint = context.checkpoint(objects)
-    begun_with = int(seen.numpy())
+    initial_count = int(row_count.numpy())
     calls = context.schedule(train_step, epochs=2, checkpoint=checkpoint, save_every=10)
     for step, (loss, read) in calls:
         context.report(step, loss=loss)
         np.save(os.path.join(context.artifact_dir, f"{step:03d}.npy"), read)
         for process, last in kills.items():
             if context.attempt == 1 and step == last:
-                told = Path(context.directory, "workers", f"worker-0000{process}.json").read_text()
-                os.kill(json.loads(told)["pid"], signal.SIGKILL)
-    places = {variable.device for variable in table.trainable_variables}
-    return {"places": len(places), "seen": seen.numpy(), "begun_with": begun_with}
+                worker_text = Path(
+                    context.directory, "workers", f"worker-0000{process}.json"
+                ).read_text()
+                os.kill(json.loads(worker_text)["pid"], signal.SIGKILL)
+    devices = {variable.device for variable in table.trainable_variables}
+    return {"places": len(devices), "seen": row_count.numpy(), "begun_with": initial_count}
 
 
 def train(sums: TrainingDataset, kills: dict[str, int], **options: Any) -> Run:
@@ -150,7 +152,7 @@ def schedules(context: Any) -> None:
     context.schedule(print, epochs=1)
 
 
-def test_schedule_requires_parameter_servers(kept: FeatureStore, sums: TrainingDataset) -> None:
+def test_schedule_requires_parameter_servers(store: FeatureStore, sums: TrainingDataset) -> None:
     with pytest.raises(InvalidArgument, match="servers=0"):
         experiments.parameter_server(fits, workers=1, servers=0, dataset=sums)
     with pytest.raises(RunFailed, match=r"context\.schedule\(\) is for runs with parameter"):

@@ -123,14 +123,14 @@ def change_a_byte(path: Path) -> None:
 
 
 def test_comparison_and_registration_refuse_changed_files(sums: TrainingDataset) -> None:
-    run, other = [
+    run, second_run = [
         experiments.launch(reports_and_saves, dataset=sums, name="saved") for _ in range(2)
     ]
     assert set(run.record.files) == {"metrics.jsonl", "artifacts/sum.joblib"}
     experiments.register_model(run, "sum", trust=True)
     artifact = Path(run.path, "artifacts", "sum.joblib")
     calls: dict[str, Callable[[], object]] = {
-        "compare": lambda: experiments.compare(run, other),
+        "compare": lambda: experiments.compare(run, second_run),
         "register": lambda: experiments.register_model(run, "sum", trust=True),
     }
     refused = {
@@ -153,12 +153,12 @@ def test_comparison_and_registration_refuse_changed_files(sums: TrainingDataset)
             call()
 
 
-def saves_and_damages(how: str, context: Any) -> None:
+def saves_and_damages(damage: str, context: Any) -> None:
     path = context.save(Sum(), "sum.joblib")
-    if how == "changed":
+    if damage == "changed":
         with open(path, "ab") as file:
             file.write(b"more")
-    elif how == "missing":
+    elif damage == "missing":
         os.remove(path)
     else:
         with open(os.path.join(context.artifact_dir, "model.keras"), "wb") as file:
@@ -166,16 +166,18 @@ def saves_and_damages(how: str, context: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "reason"),
+    ("damage", "reason"),
     [
         ("changed", "has changed since context.save wrote it"),
         ("missing", "but it is missing"),
         ("keras", r"model\.keras' of a run is damaged"),
     ],
 )
-def test_damaged_artifact_fails_the_run(kept: FeatureStore, how: str, reason: str) -> None:
+def test_damaged_artifact_fails_the_run(store: FeatureStore, damage: str, reason: str) -> None:
     with pytest.raises(RunFailed, match=reason):
-        experiments.launch(saves_and_damages, params={"how": how}, store=kept, name="damaged")
+        experiments.launch(
+            saves_and_damages, params={"damage": damage}, store=store, name="damaged"
+        )
     (run,) = experiments.get_runs("damaged")
     assert run.state == "failed"
 
@@ -187,8 +189,8 @@ def workers_save(context: Any) -> None:
     assert os.path.dirname(path) == os.path.join(context.directory, "artifacts")
 
 
-def test_artifacts_of_first_worker_are_kept(kept: FeatureStore) -> None:
-    run = experiments.collective_all_reduce(workers_save, workers=3, store=kept)
+def test_artifacts_of_first_worker_are_kept(store: FeatureStore) -> None:
+    run = experiments.collective_all_reduce(workers_save, workers=3, store=store)
     assert run.artifacts == ["artifacts/own.txt", "artifacts/sum.joblib"]
     assert Path(run.path, "artifacts", "own.txt").read_text() == "worker 0"
     assert set(run.record.files) == set(run.artifacts)
@@ -218,21 +220,21 @@ def test_register_model_names_unsupported_files(sums: TrainingDataset) -> None:
     assert refused.value.hint == "register_model(run, name, artifact='artifacts/a.pkl')"
 
 
-def test_matrix_with_text_column_is_refused(kept: FeatureStore) -> None:
+def test_matrix_with_text_column_is_refused(store: FeatureStore) -> None:
     rows = pa.table({"a": [1.0, 2.0], "city": ["x", "y"], "b": [3.0, 4.0], "y": [0.0, 1.0]})
-    dataset = kept.create_training_dataset(rows, "cities", label="y", transformations=None)
+    dataset = store.create_training_dataset(rows, "cities", label="y", transformations=None)
     run = experiments.launch(reports_and_saves, dataset=dataset, name="cities")
     with pytest.raises(InvalidArgument, match="Inputs of other types: 'city'") as refused:
         experiments.register_model(run, "sum", trust=True)
     assert "columns=['a', 'b']" in str(refused.value.hint)
     model = experiments.register_model(run, "sum", trust=True, columns=["a", "b"])
-    scored = kept.score(model, labels=rows.select(["a", "b"]), trust=True).to_arrow()
+    scored = store.score(model, labels=rows.select(["a", "b"]), trust=True).to_arrow()
     assert scored["prediction"].to_pylist() == [4.0, 6.0]
 
 
 @pytest.mark.parametrize("mode", ["r", "w", "rb", "r+"])
 def test_launch_refuses_function_with_open_file(
-    kept: FeatureStore, tmp_path: Path, mode: str
+    store: FeatureStore, tmp_path: Path, mode: str
 ) -> None:
     (tmp_path / "data.txt").write_text("rows")
     with open(tmp_path / "data.txt", mode) as file:
@@ -242,5 +244,5 @@ def test_launch_refuses_function_with_open_file(
             options["source"].read()
 
         with pytest.raises(InvalidTrainFunction, match="cannot be sent to another process"):
-            experiments.launch(reads_it, store=kept)
+            experiments.launch(reads_it, store=store)
     assert experiments.get_runs() == []

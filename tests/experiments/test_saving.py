@@ -22,7 +22,7 @@ def saved_by_two(model: Any, directory: Path, name: str) -> Path:
     assert sorted(directory.rglob("*")) == before
     path = save_model(model, worker=0, **options)
     assert path == promised
-    assert [each.name for each in directory.iterdir()] == [Path(path).name]
+    assert [file.name for file in directory.iterdir()] == [Path(path).name]
     return Path(path)
 
 

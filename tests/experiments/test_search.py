@@ -45,23 +45,23 @@ def outcome(study: Study) -> list[Any]:
     ],
 )
 def test_equal_seeds_give_equal_trials_after_resume(
-    kept: FeatureStore, sampler: str, stop: str | None
+    store: FeatureStore, sampler: str, stop: str | None
 ) -> None:
-    ask = {"space": SPACE, "metric": "y", "sampler": sampler, "stop": stop, "store": kept}
-    whole = experiments.search(bowl, trials=16, **ask)
-    begun = experiments.search(bowl, trials=9, **ask)
-    gone_on = experiments.get_study(begun.id).resume(bowl, trials=16)
-    assert outcome(gone_on) == outcome(whole)
-    states = Counter(run.state for run in whole.runs)
+    options = {"space": SPACE, "metric": "y", "sampler": sampler, "stop": stop, "store": store}
+    reference = experiments.search(bowl, trials=16, **options)
+    study = experiments.search(bowl, trials=9, **options)
+    resumed_study = experiments.get_study(study.id).resume(bowl, trials=16)
+    assert outcome(resumed_study) == outcome(reference)
+    states = Counter(run.state for run in reference.runs)
     assert sum(states.values()) == 16
     assert (states["stopped"] > 0) == (stop is not None)
-    finished = [run for run in whole.runs if run.state == "finished"]
-    assert whole.best.metrics["y"] == max(run.metrics["y"] for run in finished)
-    assert whole.run.metrics == {"y": whole.best.metrics["y"]}
-    assert len(whole.to_pandas()) == 16
+    finished = [run for run in reference.runs if run.state == "finished"]
+    assert reference.best.metrics["y"] == max(run.metrics["y"] for run in finished)
+    assert reference.run.metrics == {"y": reference.best.metrics["y"]}
+    assert len(reference.to_pandas()) == 16
 
 
-def test_search_tries_grid_and_accepts_optuna_sampler(kept: FeatureStore) -> None:
+def test_search_tries_grid_and_accepts_optuna_sampler(store: FeatureStore) -> None:
     import optuna
 
     grid = experiments.search(
@@ -69,7 +69,7 @@ def test_search_tries_grid_and_accepts_optuna_sampler(kept: FeatureStore) -> Non
         space={"x": [0.1, 0.3], "units": experiments.integers(1, 3)},
         metric="y",
         sampler="grid",
-        store=kept,
+        store=store,
         parallel=2,
     )
     assert sorted((run.params["x"], run.params["units"]) for run in grid.runs) == [
@@ -81,7 +81,7 @@ def test_search_tries_grid_and_accepts_optuna_sampler(kept: FeatureStore) -> Non
         space=SPACE,
         metric="y",
         trials=3,
-        store=kept,
+        store=store,
         sampler=optuna.samplers.NSGAIISampler(seed=1),
         stop=optuna.pruners.ThresholdPruner(lower=-100),
     )
@@ -92,7 +92,7 @@ def test_search_tries_grid_and_accepts_optuna_sampler(kept: FeatureStore) -> Non
 
 @pytest.mark.filterwarnings("ignore")  # of TensorBoard's own libraries
 def test_tensorboard_compares_trials_of_search(
-    kept: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = experiments.search(bowl, space=SPACE, metric="y", sampler="random", trials=3)
     # TensorBoard reads files by TensorFlow where there is one; its own reader is as good.
@@ -104,11 +104,11 @@ def test_tensorboard_compares_trials_of_search(
     from tensorboard.plugins.hparams import api_pb2, get_experiment, list_session_groups
     from tensorboard.plugins.hparams.backend_context import Context
 
-    place = os.path.dirname(study.run.path)
+    folder = os.path.dirname(study.run.path)
     events = EventMultiplexer()
-    events.AddRunsFromDirectory(place)
+    events.AddRunsFromDirectory(folder)
     events.Reload()
-    context = Context(TBContext(data_provider=MultiplexerDataProvider(events, place)))
+    context = Context(TBContext(data_provider=MultiplexerDataProvider(events, folder)))
     requested = api_pb2.GetExperimentRequest()
     actual = get_experiment.Handler(RequestContext(), context, "", requested).run()
     assert {info.name for info in actual.hparam_infos} == {"x", "units"}
@@ -130,8 +130,8 @@ def test_evolution_beats_random_sampling() -> None:
     for seed in range(10):
         finished: list[Any] = []
         for number in range(60):
-            made = evolve(space, finished, seed=f"{seed}/{number}")
-            finished.append((made, (made["a"] - 0.7) ** 2 + abs(made["b"] - 3)))
+            point = evolve(space, finished, seed=f"{seed}/{number}")
+            finished.append((point, (point["a"] - 0.7) ** 2 + abs(point["b"] - 3)))
         nearest.append(min(value for _, value in finished))
     # Of sixty random points, fifteen have b=3; the nearest is about 1/32 away, 0.001 squared.
     assert sorted(nearest)[5] < 1e-4
@@ -202,17 +202,17 @@ else:
 """
 
 
-def test_search_resumes_after_driver_kill(kept: FeatureStore, sums: Any) -> None:
+def test_search_resumes_after_driver_kill(store: FeatureStore, sums: Any) -> None:
     root = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path])}
-    program = Path(kept.location).parent / "driver.py"
+    program = Path(store.location).parent / "driver.py"
     program.write_text(DRIVER)
-    command = [sys.executable, str(program), kept.location]
+    command = [sys.executable, str(program), store.location]
     driver = subprocess.Popen(command, env=environment)
-    place = Path(kept.location, "experiments", "crashed")
+    folder = Path(store.location, "experiments", "crashed")
     try:
         end = time.monotonic() + 120
-        while len(list(place.glob("*/metrics.jsonl"))) < 2:
+        while len(list(folder.glob("*/metrics.jsonl"))) < 2:
             assert time.monotonic() < end
             time.sleep(0.02)
     finally:
@@ -229,8 +229,8 @@ def test_search_resumes_after_driver_kill(kept: FeatureStore, sums: Any) -> None
     assert {run.id for run in before} <= {run.id for run in trials}
 
 
-def test_invalid_search_is_refused_without_side_effects(kept: FeatureStore) -> None:
-    good: dict[str, Any] = {"space": SPACE, "metric": "y", "trials": 3, "store": kept}
+def test_invalid_search_is_refused_without_side_effects(store: FeatureStore) -> None:
+    good: dict[str, Any] = {"space": SPACE, "metric": "y", "trials": 3, "store": store}
     for wrong, text in [
         ({"sampler": "bayes"}, "'tpe', 'random', 'grid', 'evolution'"),
         ({"stop": "hyper"}, "'asha', 'median'"),
@@ -247,19 +247,19 @@ def test_invalid_search_is_refused_without_side_effects(kept: FeatureStore) -> N
     ]:
         with pytest.raises(InvalidArgument, match=text):
             experiments.search(bowl, **{**good, **wrong})
-    assert not Path(kept.location, "experiments").exists()
+    assert not Path(store.location, "experiments").exists()
 
 
 def nan(x: float, context: Any) -> None:
     context.report(1, y=float("nan"))
 
 
-def test_unknown_metric_ends_search_nan_fails_trial(kept: FeatureStore) -> None:
+def test_unknown_metric_ends_search_nan_fails_trial(store: FeatureStore) -> None:
     with pytest.raises(InvalidMetric, match="without metric 'val_auc'; it reported 'y'"):
-        experiments.search(bowl, space=SPACE, metric="val_auc", trials=30, store=kept)
+        experiments.search(bowl, space=SPACE, metric="val_auc", trials=30, store=store)
     assert len(experiments.get_runs(trials=True)) == 2
     with pytest.raises(RunFailed, match=r"No trial of .* finished.*'y' is nan"):
-        experiments.search(nan, space={"x": [1, 2]}, metric="y", sampler="grid", store=kept)
+        experiments.search(nan, space={"x": [1, 2]}, metric="y", sampler="grid", store=store)
     trial = next(run for run in experiments.get_runs(trials=True) if run.kind == "trial")
     with pytest.raises(RunNotFound, match="not a search"):
         experiments.get_study(trial.id)

@@ -75,19 +75,19 @@ def test_killed_all_reduce_equals_uninterrupted_run(
                 progress=False,
             )
         )
-    whole, killed = runs
+    reference, killed = runs
     assert len(killed.record.attempts) == 2
     assert killed.record.attempts[0]["reason"] == "worker 1 was lost: killed by SIGKILL"
     steps = [6, 12, 17, 18, 24, 30, 34, 36, 42, 48, 51]
-    assert list(whole.history("loss")) == steps
-    assert killed.history("loss") == whole.history("loss")
-    assert killed.metrics == whole.metrics
+    assert list(reference.history("loss")) == steps
+    assert killed.history("loss") == reference.history("loss")
+    assert killed.metrics == reference.metrics
     # The loss of the last epoch is over all its rows, the reports over parts of them.
-    losses = list(whole.history("loss").values())
+    losses = list(reference.history("loss").values())
     total = sums.num_rows("train")
     counts = [2 * BATCH, 6 * BATCH, 6 * BATCH, total - 14 * BATCH]
     mean = sum(loss * count for loss, count in zip(losses[-4:], counts, strict=True)) / total
-    assert whole.metrics["told"] == pytest.approx(mean, rel=1e-6)
+    assert reference.metrics["told"] == pytest.approx(mean, rel=1e-6)
     assert losses[-1] < losses[0]
     rows = sums.read("test").to_pandas()
     with np.load(os.path.join(killed.path, "artifacts", "weights.npz")) as saved:
@@ -136,7 +136,7 @@ def test_model_of_two_workers_is_saved_once(sums: TrainingDataset) -> None:
     path = os.path.join(run.path, "artifacts", "model.keras")
     assert run.record.files["artifacts/model.keras"] == sha256(path)
     registered = experiments.register_model(run, "sums")
-    assert [each.name for each in registered.spec.inputs] == ["x0", "x1", "x2", "x3"]
+    assert [field.name for field in registered.spec.inputs] == ["x0", "x1", "x2", "x3"]
 
 
 @pytest.mark.usefixtures("forked_workers")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 
 
 class Server:
@@ -29,22 +29,22 @@ class Server:
         return errors
 
     def __call__(
-        self, store: Path, write: str, *, at: int, action: int = 0, stays: bool = False
+        self, store: Path, write: str, *, call_number: int, action: int = 0, stays: bool = False
     ) -> dict[str, Any]:
         """Run a write with a fault at its n-th file-changing system call; 0 only counts calls."""
         if not self._injects:
             pytest.skip("no C compiler: the library that injects faults cannot be built")
-        return self._ask(store=str(store), write=write, at=at, action=action, stays=stays)
+        return self._ask(store=str(store), write=write, at=call_number, action=action, stays=stays)
 
     def go_on(self) -> dict[str, Any]:
         """Resume a stopped write and return its result."""
         return self._ask()
 
-    def _ask(self, **asked: Any) -> dict[str, Any]:
-        self._stdin.write(json.dumps(asked) + "\n")
+    def _ask(self, **request: Any) -> dict[str, Any]:
+        self._stdin.write(json.dumps(request) + "\n")
         self._stdin.flush()
-        answer: dict[str, Any] = json.loads(self._stdout.readline())
-        return answer
+        response: dict[str, Any] = json.loads(self._stdout.readline())
+        return response
 
 
 @pytest.fixture(scope="session")
@@ -54,13 +54,13 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     compiler = shutil.which("cc")
     if compiler is not None:
         library = tmp_path_factory.mktemp("faults") / "faults.so"
-        source = str(HERE / "faults.c")
+        source = str(FOLDER / "faults.c")
         subprocess.run(
             [compiler, "-O1", "-shared", "-fPIC", "-o", str(library), source, "-ldl"], check=True
         )
         environment["LD_PRELOAD"] = str(library)
     server = subprocess.Popen(
-        [sys.executable, str(HERE / "server.py")],
+        [sys.executable, str(FOLDER / "server.py")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

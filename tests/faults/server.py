@@ -38,10 +38,10 @@ def serve() -> None:
     warnings.simplefilter("ignore")
     for line in sys.stdin:
         document = json.loads(line)
-        answer = several(document) if "writers" in document else trial(document)
-        sys.stdout.write(json.dumps(answer) + "\n")
+        response = several(document) if "writers" in document else trial(document)
+        sys.stdout.write(json.dumps(response) + "\n")
         sys.stdout.flush()
-        _import(answer.get("modules", []))
+        _import(response.get("modules", []))
 
 
 def _import(names: list[str]) -> None:
@@ -52,16 +52,16 @@ def _import(names: list[str]) -> None:
                 importlib.import_module(name)
 
 
-def several(asked: dict[str, Any]) -> dict[str, Any]:
+def several(request: dict[str, Any]) -> dict[str, Any]:
     """Run concurrent writers and report their errors."""
     errors = []
     with contextlib.ExitStack() as files:
         children = []
-        for number in range(asked["writers"]):
+        for number in range(request["writers"]):
             actual = files.enter_context(tempfile.NamedTemporaryFile("r"))
             child = os.fork()
             if child == 0:
-                _writer(asked, number, actual.name)
+                _writer(request, number, actual.name)
             children.append((child, actual))
         for child, actual in children:
             status = os.waitpid(child, 0)[1]
@@ -77,29 +77,29 @@ def _be_silent() -> None:
     os.dup2(nowhere, sys.stdout.fileno())
 
 
-def _writer(asked: dict[str, Any], number: int, told: str) -> None:
+def _writer(request: dict[str, Any], number: int, path: str) -> None:
     _be_silent()
     try:
-        trials.many(asked["store"], number, asked["rounds"])
+        trials.many(request["store"], number, request["rounds"])
     except BaseException:
-        with open(told, "w", encoding="utf-8") as stream:
+        with open(path, "w", encoding="utf-8") as stream:
             stream.write(traceback.format_exc())
     finally:
         os._exit(0)
 
 
-def trial(asked: dict[str, Any]) -> dict[str, Any]:
+def trial(request: dict[str, Any]) -> dict[str, Any]:
     """Run one write in a forked process and report its outcome."""
-    with tempfile.NamedTemporaryFile("r") as told:
+    with tempfile.NamedTemporaryFile("r") as report:
         child = os.fork()
         if child == 0:
-            _child(asked, told.name)
+            _child(request, report.name)
         status = _wait(child)
-        answer: dict[str, Any] = {"error": "", "calls": 0, "modules": []}
-        text = told.read()
+        response: dict[str, Any] = {"error": "", "calls": 0, "modules": []}
+        text = report.read()
     if text:
-        answer.update(json.loads(text))
-    return {**answer, "status": os.waitstatus_to_exitcode(status)}
+        response.update(json.loads(text))
+    return {**response, "status": os.waitstatus_to_exitcode(status)}
 
 
 def _wait(child: int) -> int:
@@ -117,30 +117,30 @@ def _wait(child: int) -> int:
         os.kill(child, signal.SIGCONT)
 
 
-def _child(asked: dict[str, Any], told: str) -> None:
+def _child(request: dict[str, Any], path: str) -> None:
     import featurestore
 
     _be_silent()
     faults = ctypes.CDLL(None)
     faults.fault_arm.argtypes = [ctypes.c_long, ctypes.c_int, ctypes.c_int]
     faults.fault_count.restype = ctypes.c_long
-    answer: dict[str, Any] = {}
-    known = set(sys.modules)
+    response: dict[str, Any] = {}
+    old_modules = set(sys.modules)
     try:
-        write = writes.WRITES[asked["write"]]
-        store = featurestore.connect(asked["store"])
+        write = writes.WRITES[request["write"]]
+        store = featurestore.connect(request["store"])
         write.before(store)
-        faults.fault_arm(asked["at"], asked["action"], asked["stays"])
+        faults.fault_arm(request["at"], request["action"], request["stays"])
         write.do(store)
-        answer = {"calls": faults.fault_count()}
+        response = {"calls": faults.fault_count()}
     except featurestore.FeatureStoreError as error:
-        answer = {"calls": faults.fault_count(), "error": f"{type(error).__name__}: {error}"}
+        response = {"calls": faults.fault_count(), "error": f"{type(error).__name__}: {error}"}
     except BaseException:
-        answer = {"calls": faults.fault_count(), "error": traceback.format_exc()}
+        response = {"calls": faults.fault_count(), "error": traceback.format_exc()}
     finally:
-        answer["modules"] = sorted(set(sys.modules) - known)
-        with open(told, "w", encoding="utf-8") as stream:
-            json.dump(answer, stream)
+        response["modules"] = sorted(set(sys.modules) - old_modules)
+        with open(path, "w", encoding="utf-8") as stream:
+            json.dump(response, stream)
         os._exit(0)
 
 

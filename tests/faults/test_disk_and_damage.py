@@ -28,19 +28,19 @@ TOO_MANY = 700_000  # of 40 bytes, of which nothing can be packed
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of a few megabytes."""
-    place = tmp_path / "disk"
-    place.mkdir()
+    folder = tmp_path / "disk"
+    folder.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={MEGABYTES}m", "tmpfs", str(place)],
+        ["mount", "-t", "tmpfs", "-o", f"size={MEGABYTES}m", "tmpfs", str(folder)],
         capture_output=True,
         check=False,
     )
     if mounted.returncode:
         pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.decode().strip()}")
     try:
-        yield place
+        yield folder
     finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def noise(rows: int) -> pa.Table:
@@ -98,13 +98,15 @@ def test_read_missing_data_file_raises_with_name(group: FeatureGroup) -> None:
         read(group)
 
 
-@pytest.mark.parametrize("how", ["cut", "scrambled", "emptied"])
-def test_read_damaged_data_file_raises_with_name(group: FeatureGroup, how: str) -> None:
+@pytest.mark.parametrize("damage", ["cut", "scrambled", "emptied"])
+def test_read_damaged_data_file_raises_with_name(group: FeatureGroup, damage: str) -> None:
     file = read_snapshot(group.path).files[0].path
     data = bytearray(Path(file).read_bytes())
-    if how == "scrambled":  # the size stays
+    if damage == "scrambled":  # the size stays
         data[-200:] = os.urandom(200)
-    Path(file).write_bytes({"cut": data[: len(data) // 2], "scrambled": data, "emptied": b""}[how])
+    Path(file).write_bytes(
+        {"cut": data[: len(data) // 2], "scrambled": data, "emptied": b""}[damage]
+    )
     with pytest.raises(StorageError, match=os.path.basename(file)):
         read(group)
 

@@ -78,10 +78,10 @@ def unharmed(ask: Server, template: Path, tmp_path_factory: pytest.TempPathFacto
         if "petastorm" in write:
             pytest.importorskip("petastorm")
         store = copied(template, tmp_path_factory.mktemp("unharmed") / "copy")
-        told = ask(store, write, at=0)
-        assert told["status"] == 0
-        assert told["error"] == ""
-        return Outcome(old, writes.visible(store), told["calls"])
+        report = ask(store, write, call_number=0)
+        assert report["status"] == 0
+        assert report["error"] == ""
+        return Outcome(old, writes.visible(store), report["calls"])
 
     return outcome
 
@@ -94,10 +94,12 @@ def copied(template: Path, folder: Path) -> Path:
 
 
 def meet(
-    ask: Server, store: Path, write: str, outcome: Outcome, *, at: int, fault: Fault
+    ask: Server, store: Path, write: str, outcome: Outcome, *, call_number: int, fault: Fault
 ) -> dict[str, Any]:
     """Run a write with a fault, and return the state that a new process sees."""
-    outcome_report = ask(store, write, at=at, action=fault.action, stays=fault.stays)
+    outcome_report = ask(
+        store, write, call_number=call_number, action=fault.action, stays=fault.stays
+    )
     if fault.action < 0:
         assert "Traceback" not in outcome_report["error"], outcome_report["error"]
     state = writes.visible(store)
@@ -111,13 +113,13 @@ def repeat(
     ask: Server, store: Path, write: str, outcome: Outcome, *, state: dict[str, Any]
 ) -> None:
     """Repeat an interrupted write without faults."""
-    again = ask(store, write, at=0)
+    again = ask(store, write, call_number=0)
     assert again["error"] == "" or state == outcome.new, again["error"]
     assert writes.visible(store) == outcome.new
 
 
 def test_public_writes_are_all_listed() -> None:
-    assert {each.public for each in writes.WRITES.values()} == writes.public_writes()
+    assert {write.public for write in writes.WRITES.values()} == writes.public_writes()
     assert set(featurestore.__all__) >= writes.READS
 
 
@@ -134,27 +136,27 @@ def test_write_under_fault_leaves_old_or_new_state(
     ask: Server, unharmed: Unharmed, template: Path, tmp_path: Path, write: str
 ) -> None:
     """The write is killed, repeated with another fault, and repeated without faults."""
-    chosen = random.Random(f"{SEED}/{write}")
+    rng = random.Random(f"{SEED}/{write}")
     outcome = unharmed(write)
-    other = chosen.choice([Fault(INTERRUPT), Fault(FULL), Fault(FULL, stays=True)])
+    second_fault = rng.choice([Fault(INTERRUPT), Fault(FULL), Fault(FULL, stays=True)])
     store = copied(template, tmp_path / "trial")
-    at = chosen.randint(1, outcome.calls)
-    killed = meet(ask, store, write, outcome, at=at, fault=Fault(KILL))
-    at = chosen.randint(1, outcome.calls)
-    state = meet(ask, store, write, outcome, at=at, fault=other)
+    call_number = rng.randint(1, outcome.calls)
+    killed = meet(ask, store, write, outcome, call_number=call_number, fault=Fault(KILL))
+    call_number = rng.randint(1, outcome.calls)
+    state = meet(ask, store, write, outcome, call_number=call_number, fault=second_fault)
     assert killed == outcome.old or state == outcome.new, "what was done was undone"
     repeat(ask, store, write, outcome, state=state)
 
 
 def stopped(
-    ask: Server, template: Path, folder: Path, write: str, outcome: Outcome, *, at: int
+    ask: Server, template: Path, folder: Path, write: str, outcome: Outcome, *, call_number: int
 ) -> None:
     """Stop a write, read the store from another process, and resume the write.
 
     It ends as if nothing had been.
     """
     store = copied(template, folder)
-    outcome_report = ask(store, write, at=at, action=int(signal.SIGSTOP))
+    outcome_report = ask(store, write, call_number=call_number, action=int(signal.SIGSTOP))
     if outcome_report.get("stopped"):
         with contextlib.suppress(
             RegistryError
@@ -170,8 +172,8 @@ def test_write_paused_by_sigstop_completes(
     ask: Server, unharmed: Unharmed, template: Path, tmp_path: Path, write: str
 ) -> None:
     outcome = unharmed(write)
-    at = random.Random(f"{SEED}/stopped/{write}").randint(1, outcome.calls)
-    stopped(ask, template, tmp_path / "trial", write, outcome, at=at)
+    call_number = random.Random(f"{SEED}/stopped/{write}").randint(1, outcome.calls)
+    stopped(ask, template, tmp_path / "trial", write, outcome, call_number=call_number)
 
 
 @pytest.mark.soak
@@ -188,15 +190,17 @@ def test_write_fault_at_each_call_leaves_consistent_state(
     outcome = unharmed(write)
     folder = tmp_path / "trial"
     failed = []
-    for at in range(1, outcome.calls + 1):
+    for call_number in range(1, outcome.calls + 1):
         try:
             if fault == "stopped":
-                stopped(ask, template, folder, write, outcome, at=at)
+                stopped(ask, template, folder, write, outcome, call_number=call_number)
             else:
                 store = copied(template, folder)
-                state = meet(ask, store, write, outcome, at=at, fault=FAULTS[fault])
+                state = meet(
+                    ask, store, write, outcome, call_number=call_number, fault=FAULTS[fault]
+                )
                 repeat(ask, store, write, outcome, state=state)
         except Exception as error:
-            failed.append(f"at call {at}: {type(error).__name__}: {error}"[:500])
+            failed.append(f"at call {call_number}: {type(error).__name__}: {error}"[:500])
     print(f"{write}, {fault}: {outcome.calls} faults, {len(failed)} lost, doubled or unreadable")
     assert failed == []

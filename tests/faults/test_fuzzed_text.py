@@ -109,18 +109,18 @@ def changed(value: Any, data: st.DataObject, outside: Path) -> Any:
     """Return a JSON value with one to three of its parts replaced, removed or repeated."""
     value = copy.deepcopy(value)
     for _ in range(data.draw(st.integers(1, 3))):
-        part = value
-        while isinstance(part, dict | list) and part:
-            keys = list(part) if isinstance(part, dict) else list(range(len(part)))
+        node = value
+        while isinstance(node, dict | list) and node:
+            keys = list(node) if isinstance(node, dict) else list(range(len(node)))
             key = data.draw(st.sampled_from(keys))
-            below = part[key]
+            below = node[key]
             if isinstance(below, dict | list) and below and data.draw(st.integers(0, 4)):
-                part = below
+                node = below
                 continue
             if data.draw(st.integers(0, 5)) == 0:
-                del part[key]
+                del node[key]
             else:
-                part[key] = data.draw(odd_values(outside))
+                node[key] = data.draw(odd_values(outside))
             break
     return value
 
@@ -129,8 +129,8 @@ def flipped(content: bytes, data: st.DataObject) -> bytes:
     """Return bytes with some of them changed, or cut off."""
     content = bytearray(content)
     for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.integers(0, len(content) - 1))
-        content[at] = data.draw(st.integers(0, 255))
+        index = data.draw(st.integers(0, len(content) - 1))
+        content[index] = data.draw(st.integers(0, 255))
     return bytes(content[: data.draw(st.sampled_from([len(content), len(content) // 2]))])
 
 
@@ -237,17 +237,17 @@ def _monitor_calls(store: featurestore.FeatureStore) -> list[Callable[[], object
 def fuzz_monitors(world: World, data: st.DataObject) -> None:
     """Changed monitors, channels and messages of a registry run and send nothing."""
     world.fresh()
-    places = {
+    conditions = {
         ("job_definitions", "spec"): "where name = 'watch'",
         ("monitor_results", "report"): "",
         ("outbox", "message"): "",
         ("alert_channels", "uri"): "",
         ("alert_channels", "secret"): "",
     }
-    table, column = data.draw(st.sampled_from(sorted(places)))
-    where = places[table, column]
+    table, column = data.draw(st.sampled_from(sorted(conditions)))
+    condition = conditions[table, column]
     with contextlib.closing(sqlite3.connect(world.location / "registry.db")) as database:
-        (held,) = database.execute(f"select {column} from {table} {where}").fetchone()
+        (old_text,) = database.execute(f"select {column} from {table} {condition}").fetchone()
         if table == "alert_channels":
             uris = [
                 "command:",
@@ -259,10 +259,10 @@ def fuzz_monitors(world: World, data: st.DataObject) -> None:
             texts = [*uris, f"file:{world.outside}/secret.txt", "env:HOME", "log:", "\0", "file:"]
             text = data.draw(st.sampled_from(texts))
         else:
-            text = json.dumps(changed(json.loads(held), data, world.outside))
+            text = json.dumps(changed(json.loads(old_text), data, world.outside))
             if data.draw(st.integers(0, 3)) == 0:
                 text = text[: data.draw(st.integers(0, len(text)))]
-        database.execute(f"update {table} set {column} = ? {where}", (text,))
+        database.execute(f"update {table} set {column} = ? {condition}", (text,))
         database.commit()
     with contextlib.suppress(FeatureStoreError), featurestore.connect(world.location) as store:
         for call in _monitor_calls(store):
@@ -272,8 +272,8 @@ def fuzz_monitors(world: World, data: st.DataObject) -> None:
 
 def fuzz_profiles(world: World, data: st.DataObject) -> None:
     """A changed or damaged window profile is read or recomputed."""
-    stored = (world.fresh() / "featuregroups/g/v1_statistics/windows").glob("*.json.z")
-    file = data.draw(st.sampled_from(sorted(stored)))
+    profiles = (world.fresh() / "featuregroups/g/v1_statistics/windows").glob("*.json.z")
+    file = data.draw(st.sampled_from(sorted(profiles)))
     value = changed(json.loads(zlib.decompress(file.read_bytes())), data, world.outside)
     content = zlib.compress(json.dumps(value).encode())
     if data.draw(st.integers(0, 3)) == 0:
@@ -482,24 +482,24 @@ def fuzz_transformations(world: World, data: st.DataObject) -> None:
         for column in fitted.columns:
             if math.prod(column.output.shape) < 10_000 and column.input_form.kind in VALUES:
                 fitted.apply({column.name: VALUES[column.input_form.kind]})
-    request = {each["name"]: each["steps"] for each in world.transformations["columns"]}
+    request = {column["name"]: column["steps"] for column in world.transformations["columns"]}
     with contextlib.suppress(FeatureStoreError, MalformedJson):
-        written = JsonObject.from_value(changed(request, data, world.outside)).read_values(
+        chains = JsonObject.from_value(changed(request, data, world.outside)).read_values(
             JsonObject.array
         )
-        assert isinstance(chains_from_json(written, view="v"), dict)
+        assert isinstance(chains_from_json(chains, view="v"), dict)
 
 
 def fuzz_expectations(world: World, data: st.DataObject) -> None:
     from featurestore.plugins.validator import find_validator
 
     validator = find_validator()
-    given_ = changed(EXPECTATIONS, data, world.outside)
+    expectations = changed(EXPECTATIONS, data, world.outside)
     if data.draw(st.booleans()):
         with contextlib.suppress(TypeError, KeyError, IndexError, AttributeError):
-            given_[0]["kwargs"]["row_condition"] = data.draw(CONDITION | st.text(max_size=30))
+            expectations[0]["kwargs"]["row_condition"] = data.draw(CONDITION | st.text(max_size=30))
     with contextlib.suppress(FeatureStoreError):
-        validator.check(TABLE, validator.normalize(given_))
+        validator.check(TABLE, validator.normalize(expectations))
 
 
 WORDS = (
@@ -539,8 +539,8 @@ def fuzz_job_file(world: World, data: st.DataObject) -> None:
         world.fresh()
     path = world.folder / "changed_jobs.py"
     words = JOBS.split('"')
-    at = data.draw(st.integers(0, len(words) - 1))
-    words[at] = data.draw(
+    index = data.draw(st.integers(0, len(words) - 1))
+    words[index] = data.draw(
         st.sampled_from(["", "\n", "0", "é", "select", "\\", "[1", "2023", "1x", "../x"])
     )
     path.write_text('"'.join(words), encoding="utf-8")
@@ -595,26 +595,26 @@ class Watch:
         self.folder: Path | None = None
         self.forbidden: tuple[str, ...] = ()
         self.allowed: tuple[str, ...] = ()
-        self.seen: list[str] = []
+        self.violations: list[str] = []
         sys.addaudithook(self._hook)
 
     @contextlib.contextmanager
     def on(self, folder: Path, outside: Path) -> Iterator[None]:
         """Record while the block runs."""
-        self.folder, self.forbidden, self.seen = folder, (str(outside), "/etc/passwd"), []
+        self.folder, self.forbidden, self.violations = folder, (str(outside), "/etc/passwd"), []
         state = os.environ["XDG_STATE_HOME"]
         self.allowed = (str(folder), state, os.path.abspath(".hypothesis"))
         try:
             yield
         finally:
             self.folder = None
-        assert self.seen == []
+        assert self.violations == []
 
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self.folder is None:
             return
         if event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork"):
-            self.seen.append(event)
+            self.violations.append(event)
         if event in self.CHANGES or event == "open":
             path = arguments[0]
             if not isinstance(path, str | bytes | os.PathLike):
@@ -627,7 +627,7 @@ class Watch:
             if full.startswith(self.forbidden) or (
                 event in self.CHANGES and not full.startswith((*self.allowed, "/dev/"))
             ):
-                self.seen.append(f"{event} {full}")
+                self.violations.append(f"{event} {full}")
 
 
 @pytest.fixture(scope="module")
@@ -658,7 +658,7 @@ def fuzz(world: World, watch: Watch, name: str, times: int) -> None:
 
     with watch.on(world.folder, world.outside):
         run()
-    assert [each.name for each in world.outside.iterdir()] == ["secret.txt"]
+    assert [path.name for path in world.outside.iterdir()] == ["secret.txt"]
     shutil.rmtree(world.location, ignore_errors=True)
 
 

@@ -45,7 +45,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check(location: Path, write: str) -> str:
     """Reopen the store; return "old" or "new", and fail for any other state."""
     with featurestore.connect(location) as store:
-        outcome = _created(store) if write == "create" else _written(store, write)
+        outcome = _created(store) if write == "create" else _read_group_state(store, write)
         with store.session.registry.reading() as connection:
             assert intents.list_all(connection) == []
             for group in featuregroups.list_all(connection):
@@ -70,7 +70,7 @@ def _created(store: FeatureStore) -> str:
     return "new"
 
 
-def _written(store: FeatureStore, write: str) -> str:
+def _read_group_state(store: FeatureStore, write: str) -> str:
     table = store.get_featuregroup("g").to_arrow()
     state = (table.num_rows, sum(table["x"].to_pylist()))
     assert state in (trials.OLD, trials.NEW[write])
@@ -161,12 +161,12 @@ def spark_trial(
 
     Return what each table is then.
     """
-    locations = {each: folder / each for each in WRITES}
+    locations = {name: folder / name for name in WRITES}
     for location in locations.values():
         shutil.copytree(template, location)
     program = SPARK.format(
         folder=str(Path(__file__).parent),
-        locations={each: str(location) for each, location in locations.items()},
+        locations={name: str(location) for name, location in locations.items()},
         settings=SETTINGS,
     )
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -180,7 +180,7 @@ def spark_trial(
     ):  # fmt: skip
         assert writer.stdout is not None
         try:
-            line = next((each for each in writer.stdout if each.startswith("ready")), "")
+            line = next((line for line in writer.stdout if line.startswith("ready")), "")
             assert line, errors.read_text()[-2000:]
             while writer.poll() is None and not reached(locations[write], write, point):
                 time.sleep(0.005)
@@ -188,10 +188,10 @@ def spark_trial(
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(writer.pid, signal.SIGKILL)
-    committed = {each for each in WRITES if reached(locations[each], each, "committed")}
-    outcomes = {each: check(locations[each], each) for each in WRITES}
+    committed = {name for name in WRITES if reached(locations[name], name, "committed")}
+    outcomes = {name: check(locations[name], name) for name in WRITES}
     print(f"killed {after:.2f} s after {write} had {point}: {outcomes}", flush=True)
-    assert {each for each in WRITES if outcomes[each] == "new"} == committed
+    assert {name for name in WRITES if outcomes[name] == "new"} == committed
     for location in locations.values():
         shutil.rmtree(location)
     return outcomes
@@ -214,12 +214,12 @@ def test_killed_spark_write_leaves_old_or_new_tables(
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_forty_killed_spark_writes_leave_old_or_new_tables(template: Path, tmp_path: Path) -> None:
-    moment = random.Random(f"{SEED}/spark/soak")
+    rng = random.Random(f"{SEED}/spark/soak")
     outcomes = []
     for number in range(10):
         folder = tmp_path / str(number)
         folder.mkdir()
         write, point = WRITES[number % len(WRITES)], POINTS[number % 3 + number % 2]
-        actual = spark_trial(template, folder, write, point=point, after=moment.uniform(0, 2))
+        actual = spark_trial(template, folder, write, point=point, after=rng.uniform(0, 2))
         outcomes += actual.values()
     assert {"old", "new"} == set(outcomes)

@@ -231,9 +231,9 @@ def _quarantine(store: FeatureStore) -> Any:
 
 
 def _register(store: FeatureStore) -> Any:
-    other = job_file(Path(store.location)).with_name("other_job.py")
-    other.write_text(JOB_FILE.replace("hourly", "other"))
-    return store.register_jobs(other)
+    file = job_file(Path(store.location)).with_name("other_job.py")
+    file.write_text(JOB_FILE.replace("hourly", "other"))
+    return store.register_jobs(file)
 
 
 def _apply(store: FeatureStore, definitions: str = DEFINITIONS) -> Any:
@@ -310,8 +310,8 @@ def _misread(store: FeatureStore) -> None:
     empty = spec.stream.columns.empty_table()
     get_or_create(store.session, empty, spec.target, declared=declaration(spec))
     value = b'{"id": 1, "t": "2024-01-01T00:00:00Z"}'
-    told = {"topic": "t", "partition": 0, "offset": 0, "timestamp": None, "key": b"k"}
-    records = pa.Table.from_pylist([{**told, "value": value}], schema=decoding.RECORDS)
+    fields = {"topic": "t", "partition": 0, "offset": 0, "timestamp": None, "key": b"k"}
+    records = pa.Table.from_pylist([{**fields, "value": value}], schema=decoding.RECORDS)
     misreading = decoding.decoder(spec.stream, DecoderRequest(("id",)))._unreadable_rows
 
     def decode(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -512,19 +512,19 @@ def visible(location: Path, *, at_work: bool = False) -> dict[str, Any]:
     from featurestore.jobs.monitors.service import get_acceptances
     from featurestore.registry import featuregroups
 
-    seen: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     with featurestore.connect(location) as store:
         for group in store.get_featuregroups():
             key = f"group {group.name} v{group.version}"
             table = store.get_featuregroup(group.name, version=group.version).to_arrow()
             history = store.get_featuregroup_history(group.name, version=group.version)
-            assert group.delta_version == max(each.delta_version for each in history)
+            assert group.delta_version == max(commit.delta_version for commit in history)
             assert group.statistics().rows == table.num_rows
             with store.session.registry.reading() as connection:
                 registered = featuregroups.get(connection, group.name, group.version)
             assert registered.spec == group.spec
             tags = store.get_featuregroup_tags(group.name, version=group.version)
-            seen[key] = (
+            state[key] = (
                 table.column_names,
                 table.num_rows,
                 _fingerprint(table),
@@ -539,27 +539,30 @@ def visible(location: Path, *, at_work: bool = False) -> dict[str, Any]:
             assert report.ok, report.problems
             counts = [(split, dataset.num_rows(split)) for split in sorted(dataset.splits)]
             output = (sorted(dataset.tags.items()), dataset.description)
-            seen[f"dataset {dataset.name} v{dataset.version}"] = (counts, output)
+            state[f"dataset {dataset.name} v{dataset.version}"] = (counts, output)
         for view in store.get_feature_views():
             assert view.problems == []
-            seen[f"view {view.name} v{view.version}"] = (view.features, view.get_features().count())
+            state[f"view {view.name} v{view.version}"] = (
+                view.features,
+                view.get_features().count(),
+            )
         for job in store.get_jobs():
-            seen[f"job {job.name}"] = bool(getattr(job, "paused", False))
+            state[f"job {job.name}"] = bool(getattr(job, "paused", False))
         for monitor in store.get_monitors():
             reports = store.get_monitor_history(monitor.name)
-            seen[f"monitor {monitor.name}"] = (
-                [(each.window.start, each.rows) for each in reports],
+            state[f"monitor {monitor.name}"] = (
+                [(report.window.start, report.rows) for report in reports],
                 [
-                    (each.until, each.subjects, each.note)
-                    for each in get_acceptances(store.session, monitor.name)
+                    (acceptance.until, acceptance.subjects, acceptance.note)
+                    for acceptance in get_acceptances(store.session, monitor.name)
                 ],
             )
-        seen["sources"] = [source.name for source in store.get_sources()]
-        seen["online stores"] = [online.name for online in store.get_online_stores()]
-        seen["channels"] = [channel.name for channel in store.get_alert_channels()]
-        left = [] if at_work else _leftovers(location)
-        assert not left, left
-    return seen
+        state["sources"] = [source.name for source in store.get_sources()]
+        state["online stores"] = [online.name for online in store.get_online_stores()]
+        state["channels"] = [channel.name for channel in store.get_alert_channels()]
+        leftovers = [] if at_work else _leftovers(location)
+        assert not leftovers, leftovers
+    return state
 
 
 def _fingerprint(table: pa.Table) -> str:
@@ -573,11 +576,11 @@ def _leftovers(location: Path) -> list[str]:
     Staged rows, datasets without a manifest, temporary files.
     """
     staging = location / "_staging"
-    left = [str(each) for each in staging.iterdir()] if staging.exists() else []
+    files = [str(path) for path in staging.iterdir()] if staging.exists() else []
     for version in (location / "trainingdatasets").glob("*/v*"):
         if not (version / "manifest.json").exists():
-            left.append(str(version))
+            files.append(str(version))
     for version in (location / "featureviews").glob("*/v*"):
         if not (version / "view.json").exists():
-            left.append(str(version))
-    return [os.path.relpath(each, location) for each in left]
+            files.append(str(version))
+    return [os.path.relpath(path, location) for path in files]

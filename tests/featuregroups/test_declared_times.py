@@ -28,8 +28,8 @@ PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def numbers(unit: str) -> pa.Table:
-    moments = [NOW + timedelta(hours=count) for count in range(3)]
-    counts = [int(each.timestamp()) * PER_SECOND[unit] for each in moments]
+    instants = [NOW + timedelta(hours=count) for count in range(3)]
+    counts = [int(instant.timestamp()) * PER_SECOND[unit] for instant in instants]
     return pa.table({"id": [1, 2, 3], "ts": counts, "x": [1.0, 2.0, 3.0]})
 
 
@@ -40,14 +40,14 @@ def test_numeric_time_hint_converts_correctly(
 ) -> None:
     pd, pl = pytest.importorskip("pandas"), pytest.importorskip("polars")
     table = numbers(unit)
-    made = {
+    frames = {
         "df": {"pandas": table.to_pandas, "polars": lambda: pl.from_arrow(table)},
         "table": {"pyarrow": lambda: table},
         "rows": {"duckdb": lambda: duckdb.connect().from_arrow(table), "rows": table.to_pylist},
         "columns": {"columns": table.to_pydict},
     }
-    name = next(name for name, makers in made.items() if library in makers)
-    df = made[name][library]()
+    name = next(name for name, makers in frames.items() if library in makers)
+    df = frames[name][library]()
     with pytest.raises(InvalidArgument) as refused:
         duckdb_store.create_featuregroup(df, "g", primary_key="id", event_time="ts")
     names = {name: df, "pd": pd, "pl": pl, "pa": pa, "datetime": datetime_module}
@@ -79,9 +79,9 @@ def test_times_near_1970_warn_about_nanoseconds(duckdb_store: FeatureStore, unit
     df = numbers(unit).to_pandas()
     df["ts"] = pd.to_datetime(df["ts"], utc=True).dt.floor("us")
     says = rf"3 of 3 rows have a ts before 1980.*numbers in '{unit}' read as nanoseconds"
-    with pytest.warns(SuspiciousTimeWarning, match=says) as told:
+    with pytest.warns(SuspiciousTimeWarning, match=says) as record:
         duckdb_store.create_featuregroup(df, "g", primary_key="id", event_time="ts")
-    assert told[0].filename == __file__
+    assert record[0].filename == __file__
     with pytest.warns(SuspiciousTimeWarning, match="before 1980"):
         duckdb_store.insert_into_featuregroup(df, "g", mode="overwrite")
 

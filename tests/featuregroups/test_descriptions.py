@@ -46,7 +46,9 @@ def test_descriptions_are_searchable_and_displayed(
     described: FeatureStore, command_line: Callable[..., Any]
 ) -> None:
     matches = described.search("fahrenheit")
-    assert [(each.where, each.reference) for each in matches] == [("description", "weather.temp")]
+    assert [(match.where, match.reference) for match in matches] == [
+        ("description", "weather.temp")
+    ]
     shown = command_line("fg", "show", "weather", "--location", described.location).out
     assert "in Fahrenheit" in shown
     assert "in Fahrenheit" in described.featuregroup("weather")._repr_html_()
@@ -63,12 +65,12 @@ def test_description_change_keeps_version_and_survives_rebuild(described: Featur
     rebuild(described.location)
     assert group.descriptions == {"temp": "in Celsius"}
     assert group.description == "Weather by the hour"
-    assert [each.reference for each in described.search("celsius")] == ["weather.temp"]
+    assert [match.reference for match in described.search("celsius")] == ["weather.temp"]
     assert described.search("airport") == []
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("changes", "message"),
     [
         ({}, "nothing to change"),
         ({"descriptions": {"tmp": "x"}}, "descriptions={'temp': '...'}"),
@@ -78,11 +80,11 @@ def test_description_change_keeps_version_and_survives_rebuild(described: Featur
     ],
 )
 def test_invalid_description_change_raises_without_change(
-    described: FeatureStore, given: dict[str, Any], said: str
+    described: FeatureStore, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InvalidArgument) as told:
-        described.update_featuregroup("weather", **given)
-    assert said in str(told.value)
+    with pytest.raises(InvalidArgument) as error:
+        described.update_featuregroup("weather", **changes)
+    assert message in str(error.value)
     assert described.featuregroup("weather").delta_version == 2
 
 
@@ -94,19 +96,19 @@ def test_create_with_description_of_unknown_column_raises(duckdb_store: FeatureS
 
 def test_rename_keeps_rows_keys_tags_descriptions_and_expectations(described: FeatureStore) -> None:
     before = described.featuregroup("weather")
-    made = described.rename_feature("weather", "temp", "temperature")
-    assert made.version == 2
-    assert made.schema.names == ["k", "t", "temperature", "p"]
-    spec, old = made.spec, before.spec
-    kept = ("primary_key", "event_time", "partition_by", "ttl", "validation", "statistics")
-    for name in kept:
+    new_group = described.rename_feature("weather", "temp", "temperature")
+    assert new_group.version == 2
+    assert new_group.schema.names == ["k", "t", "temperature", "p"]
+    spec, old = new_group.spec, before.spec
+    fields = ("primary_key", "event_time", "partition_by", "ttl", "validation", "statistics")
+    for name in fields:
         assert getattr(spec, name) == getattr(old, name)
     assert spec.expectations[0]["kwargs"]["column"] == "temperature"
-    assert (made.tags, made.description) == ({"team": "sky"}, "Hourly weather")
-    assert made.descriptions == {"temperature": "in Fahrenheit", "k": "the airport"}
-    rows = sorted(made.read().to_arrow()["temperature"].to_pylist())
+    assert (new_group.tags, new_group.description) == ({"team": "sky"}, "Hourly weather")
+    assert new_group.descriptions == {"temperature": "in Fahrenheit", "k": "the airport"}
+    rows = sorted(new_group.read().to_arrow()["temperature"].to_pylist())
     assert rows == [1.0, 2.0, 3.0]
-    (commit,) = made.history()
+    (commit,) = new_group.history()
     (source,) = commit.inputs.values()
     assert source == {"featuregroup": "weather", "version": 1, "delta_version": 2}
     assert [edge.version for edge in before.derived()] == [2]
@@ -115,16 +117,16 @@ def test_rename_keeps_rows_keys_tags_descriptions_and_expectations(described: Fe
 
 
 def test_rename_key_updates_definition(described: FeatureStore) -> None:
-    made = described.rename_feature("weather", "k", "airport")
+    new_group = described.rename_feature("weather", "k", "airport")
     described.rename_feature("weather", "t", "measured_at")
     last = described.rename_feature("weather", "p", "part")
-    assert made.primary_key == ("airport",)
+    assert new_group.primary_key == ("airport",)
     spec = last.spec
     assert (spec.event_time, spec.partition_by, spec.version) == ("measured_at", ("part",), 4)
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "kind", "said"),
+    ("old", "new", "error_type", "message"),
     [
         ("tmp", "x", FeatureNotFound, "did you mean 'temp'"),
         ("temp", "k", InvalidName, "unique"),
@@ -133,11 +135,11 @@ def test_rename_key_updates_definition(described: FeatureStore) -> None:
     ],
 )
 def test_invalid_rename_creates_no_version(
-    described: FeatureStore, old: str, new: str, kind: type[Exception], said: str
+    described: FeatureStore, old: str, new: str, error_type: type[Exception], message: str
 ) -> None:
-    with pytest.raises(kind) as told:
+    with pytest.raises(error_type) as error:
         described.rename_feature("weather", old, new)
-    assert said in str(told.value)
+    assert message in str(error.value)
     assert described.get_latest_featuregroup_version("weather") == 1
 
 

@@ -29,7 +29,7 @@ ROWS = pa.table(
     }
 )
 TIMES = [datetime(2024, 1, day, tzinfo=UTC) for day in (1, 2, 3)]
-OTHER = ROWS.set_column(1, "x", pa.array([0.5, None, 1.0]))
+CHANGED_ROWS = ROWS.set_column(1, "x", pa.array([0.5, None, 1.0]))
 REVERSED = ROWS.take([2, 0, 1])
 LIKES: dict[str, Callable[[pa.Table], object]] = {
     "arrow": lambda table: table,
@@ -68,26 +68,26 @@ def test_create_other_values_or_arguments_makes_version(
     duckdb_store: FeatureStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert duckdb_store.create_featuregroup(ROWS, "g").version == 1
-    assert duckdb_store.create_featuregroup(OTHER, "g").version == 2
-    assert duckdb_store.create_featuregroup(pa.concat_tables([OTHER] * 2), "g").version == 3
+    assert duckdb_store.create_featuregroup(CHANGED_ROWS, "g").version == 2
+    assert duckdb_store.create_featuregroup(pa.concat_tables([CHANGED_ROWS] * 2), "g").version == 3
     zeros = [pa.table({"x": [value]}) for value in (0.0, -0.0)]
-    assert [duckdb_store.create_featuregroup(each, "z").version for each in zeros] == [1, 2]
+    assert [duckdb_store.create_featuregroup(table, "z").version for table in zeros] == [1, 2]
     capsys.readouterr()
     for version, declared in enumerate(
         ({"primary_key": "id"}, {"primary_key": "id", "validation": "warn"}, {"ttl": None}), 4
     ):
-        group = duckdb_store.create_featuregroup(OTHER, "g", **declared)
+        group = duckdb_store.create_featuregroup(CHANGED_ROWS, "g", **declared)
         assert group.version == version
         assert "which differs from version" in capsys.readouterr().out
-    tagged = duckdb_store.create_featuregroup(OTHER, "g", tags={"team": "a"})
+    tagged = duckdb_store.create_featuregroup(CHANGED_ROWS, "g", tags={"team": "a"})
     assert (tagged.version, tagged.tags) == (6, {})
     assert "update_featuregroup" in capsys.readouterr().out
 
 
 def test_create_after_insert_compares_current_rows(duckdb_store: FeatureStore) -> None:
     group = duckdb_store.create_featuregroup(ROWS, "g")
-    group.insert(OTHER)
-    both = pa.concat_tables([OTHER, ROWS])
+    group.insert(CHANGED_ROWS)
+    both = pa.concat_tables([CHANGED_ROWS, ROWS])
     assert duckdb_store.create_featuregroup(both, "g") == group
     assert duckdb_store.create_featuregroup(ROWS, "g").version == 2
 
@@ -110,7 +110,7 @@ def test_create_other_schema_lists_differences_and_readers(
         duckdb_store.create_featuregroup(pd.DataFrame({"id": [1], "x": ["a"], "y": [2]}), "g")
     out = capsys.readouterr().out
     assert out.count("\n") == 1
-    for part in (
+    for text in (
         "primary_key: stored ['id'], declared []",
         "event_time: stored 't', declared None",
         "column 'x': stored double, declared string",
@@ -119,13 +119,13 @@ def test_create_other_schema_lists_differences_and_readers(
         "Follow the latest version: job 'follows'.",
         "Keep version 1: feature view 'v' version 1.",
     ):
-        assert part in out
+        assert text in out
 
 
 def test_if_exists_decides_for_existing_names(duckdb_store: FeatureStore) -> None:
     create = duckdb_store.create_featuregroup
     first = create(ROWS, "g", if_exists="error")
-    for rows in (ROWS, OTHER):
+    for rows in (ROWS, CHANGED_ROWS):
         with pytest.raises(FeatureGroupExists, match="'g' exists, with version 1"):
             create(rows, "g", if_exists="error")
         assert create(rows, "g", if_exists="return") == first

@@ -46,13 +46,13 @@ def test_insert_next_csv_chunk_appends(duckdb_store: FeatureStore) -> None:
     text = "id,seats,price,note\n1,180,9.5,a\n2,,10.5,b\n3,200,8,\n4,,9,\n"
     chunks = pd.read_csv(io.StringIO(text), chunksize=1)
     group = duckdb_store.create_featuregroup(next(chunks), "planes")
-    kinds = []
-    for each in chunks:
-        names = list(map(str, each.dtypes[["seats", "price", "note"]]))
+    dtypes = []
+    for chunk in chunks:
+        names = list(map(str, chunk.dtypes[["seats", "price", "note"]]))
         # pandas 3 has its own string type.
-        kinds.append(tuple("object" if name == "str" else name for name in names))
-        group.insert(each)
-    assert set(kinds) == {
+        dtypes.append(tuple("object" if name == "str" else name for name in names))
+        group.insert(chunk)
+    assert set(dtypes) == {
         ("float64", "float64", "object"),
         ("int64", "int64", "float64"),
         ("float64", "int64", "float64"),

@@ -72,7 +72,7 @@ def test_get_or_create_writes_once_and_compares_definitions(duckdb_store: Featur
     again = duckdb_store.get_or_create_featuregroup(TABLE.slice(0, 1), "g", **options)
     assert first == again
     assert again.delta_version == 1
-    for other, says in (
+    for definition, message in (
         ({"primary_key": ["id", "x"][:1]}, "event_time: stored 't', declared None"),
         ({**options, "ttl": "1h"}, "ttl: stored None, declared '1h'"),
         (
@@ -80,8 +80,8 @@ def test_get_or_create_writes_once_and_compares_definitions(duckdb_store: Featur
             r"primary_key: stored \['id'\], declared \['id', 't'\]",
         ),
     ):
-        with pytest.raises(DefinitionMismatch, match=says):
-            duckdb_store.get_or_create_featuregroup(TABLE, "g", **other)
+        with pytest.raises(DefinitionMismatch, match=message):
+            duckdb_store.get_or_create_featuregroup(TABLE, "g", **definition)
     with pytest.raises(DefinitionMismatch, match=r"column 'x' .* is missing.*column 'y' is new"):
         duckdb_store.get_or_create_featuregroup(
             TABLE.rename_columns(["id", "t", "known", "y"]), "g", **options
@@ -89,7 +89,7 @@ def test_get_or_create_writes_once_and_compares_definitions(duckdb_store: Featur
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "says"),
+    ("options", "error_type", "message"),
     [
         ({"primary_key": "nope"}, InvalidArgument, "'nope'.*Available: 'id'"),
         (
@@ -113,9 +113,9 @@ def test_get_or_create_writes_once_and_compares_definitions(duckdb_store: Featur
     ],
 )
 def test_create_featuregroup_invalid_definition_writes_nothing(
-    duckdb_store: FeatureStore, options: Any, kind: Any, says: str
+    duckdb_store: FeatureStore, options: Any, error_type: Any, message: str
 ) -> None:
-    with pytest.raises(kind, match=says):
+    with pytest.raises(error_type, match=message):
         duckdb_store.create_featuregroup(VECTORS, "g", **options)
     assert duckdb_store.get_featuregroups() == []
     assert not os.path.exists(os.path.join(duckdb_store.location, "featuregroups", "g", "v1"))
@@ -159,7 +159,7 @@ def test_concurrent_create_of_one_version_succeeds_once(duckdb_store: FeatureSto
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sorted(type(each).__name__ for each in outcomes) == [
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == [
         "FeatureGroup",
         *["FeatureGroupExists"] * 3,
     ]
@@ -211,7 +211,7 @@ def test_delete_featuregroup_version_keeps_other_versions(duckdb_store: FeatureS
     duckdb_store.create_featuregroup(TABLE, "g", version=2)
     duckdb_store.delete_featuregroup("g", version=1)
     assert not os.path.exists(first.path)
-    assert [each.version for each in duckdb_store.get_featuregroups()] == [2]
+    assert [group.version for group in duckdb_store.get_featuregroups()] == [2]
     with pytest.raises(FeatureGroupNotFound):
         first.read()
     again = duckdb_store.create_featuregroup(TABLE, "g", version=1)

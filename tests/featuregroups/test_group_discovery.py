@@ -49,14 +49,15 @@ def test_search_results_name_matched_field(duckdb_store: FeatureStore) -> None:
         pa.table({"x": [1]}), "planes", description="Wind tunnel data", tags={"source": "WIND lab"}
     )
     matches = [
-        (each.where, each.group, each.text, each.reference) for each in duckdb_store.search("Wind")
+        (match.where, match.group, match.text, match.reference)
+        for match in duckdb_store.search("Wind")
     ]
     assert matches == [
         ("feature", "weather", "wind_speed", "weather.wind_speed"),
         ("tag", "planes", "source=WIND lab", "planes"),
         ("description", "planes", "Wind tunnel data", "planes"),
     ]
-    assert [each.where for each in duckdb_store.search("weather")] == ["name"]
+    assert [match.where for match in duckdb_store.search("weather")] == ["name"]
     assert duckdb_store.search("nothing like it") == []
     with pytest.raises(InvalidArgument):
         duckdb_store.search(" ")
@@ -130,8 +131,8 @@ def test_provenance_contains_job_and_training_datasets(duckdb_store: FeatureStor
     raw = duckdb_store.create_featuregroup(pa.table({"x": [1, 2]}), "raw")
     declared = Declaration(job="nightly")
     source = {"featuregroup": "raw", "version": 1, "delta_version": 1}
-    made = Write(run_id="run7", inputs=(source,))
-    create(duckdb_store.session, pa.table({"y": [1, 2]}), "derived", declared=declared, write=made)
+    write = Write(run_id="run7", inputs=(source,))
+    create(duckdb_store.session, pa.table({"y": [1, 2]}), "derived", declared=declared, write=write)
     duckdb_store.compact_featuregroup("derived")
     actual = duckdb_store.featuregroup("derived").provenance("y")
     assert (actual.job, actual.run_id, actual.inputs) == ("nightly", "run7", (source,))
@@ -144,7 +145,7 @@ def test_provenance_contains_job_and_training_datasets(duckdb_store: FeatureStor
         ("training_dataset", "rides", 1, None, 1),
     ]
     duckdb_store.delete_training_dataset("rides", version=1)
-    assert [each.name for each in raw.derived()] == ["derived"]
+    assert [edge.name for edge in raw.derived()] == ["derived"]
 
 
 def test_lists_and_searches_are_paginated(duckdb_store: FeatureStore) -> None:
@@ -153,14 +154,14 @@ def test_lists_and_searches_are_paginated(duckdb_store: FeatureStore) -> None:
         for version in (1, 2):
             store.create_featuregroup(pa.table({"temp": [1.0]}), name, version=version)
     first = store.get_featuregroups(limit=3)
-    assert [(each.name, each.version) for each in first] == [("a", 1), ("a", 2), ("b", 1)]
-    after = [(each.name, each.version) for each in store.get_featuregroups(offset=3, limit=2)]
+    assert [(group.name, group.version) for group in first] == [("a", 1), ("a", 2), ("b", 1)]
+    after = [(group.name, group.version) for group in store.get_featuregroups(offset=3, limit=2)]
     assert after == [("b", 2), ("c", 1)]
     assert [match.reference for match in store.search("temp", limit=2)] == ["a.temp", "b.temp"]
     history = store.featuregroup("a").insert(pa.table({"temp": [2.0]}))
     assert history.delta_version == 2
-    assert [each.delta_version for each in store.get_featuregroup_history("a", limit=1)] == [2]
-    assert [each.delta_version for each in store.get_featuregroup_history("a", before=2)] == [1]
+    assert [commit.delta_version for commit in store.get_featuregroup_history("a", limit=1)] == [2]
+    assert [commit.delta_version for commit in store.get_featuregroup_history("a", before=2)] == [1]
     for refused in (
         lambda: store.search("temp", limit=0),
         lambda: store.get_featuregroup_history("a", limit=0),

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 DAY = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 
 
-def rows(first: int, count: int, place: str) -> pa.Table:
+def rows(first: int, count: int, location: str) -> pa.Table:
     ids = list(range(first, first + count))
     return pa.table(
         {
             "id": ids,
-            "place": [place] * count,
+            "place": [location] * count,
             "x": [float(i) for i in ids],
             "unread": ["long text"] * count,
         }

@@ -123,12 +123,14 @@ def test_vacuum_keeps_files_of_running_export(duckdb_store: FeatureStore) -> Non
     frame = duckdb_store.get_featuregroup("g", as_of=3)
     removed: list[str] = []
 
-    def vacuum(phase: str, done: int, total: int) -> None:
+    def vacuum(phase: str, count: int, total: int) -> None:
         removed.extend(duckdb_store.vacuum_featuregroup("g", retain="0s"))
 
-    made = duckdb_store.create_training_dataset(frame, "d", data_format="parquet", progress=vacuum)
+    dataset = duckdb_store.create_training_dataset(
+        frame, "d", data_format="parquet", progress=vacuum
+    )
     assert len(removed) == 1  # the file of version 4, which nothing reads
-    assert sum(each.rows for each in made.manifest.splits) == 3
+    assert sum(split.rows for split in dataset.manifest.splits) == 3
     assert values(duckdb_store, as_of=3) == [0, 1, 2]
 
 
@@ -163,10 +165,10 @@ def between_pins_and_removal(
     """Run ``act`` after a call has read the pins and before it removes files."""
     read_pins = getattr(module, name)
 
-    def read_then_act(*given: Any) -> Any:
-        found = read_pins(*given)
+    def read_then_act(*arguments: Any) -> Any:
+        pins = read_pins(*arguments)
         act()
-        return found
+        return pins
 
     monkeypatch.setattr(module, name, read_then_act)
 

@@ -37,7 +37,7 @@ def numbers(store: FeatureStore) -> list[int]:
 
 def open_intents(store: FeatureStore) -> list[str]:
     with store.session.registry.reading() as connection:
-        return [each.run_id for each in intents.list_all(connection)]
+        return [intent.run_id for intent in intents.list_all(connection)]
 
 
 def registered(store: FeatureStore) -> int:

@@ -43,10 +43,10 @@ def test_table_definition_matches_json_schema(duckdb_store: FeatureStore) -> Non
         ttl="36h",
         partition_by="day",
     )
-    stored = json.loads(read_snapshot(group.path).properties[commits.SPEC])
+    document = json.loads(read_snapshot(group.path).properties[commits.SPEC])
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    jsonschema.validate(stored, SCHEMA)
-    assert FeatureGroupSpec.from_json(stored) == group.spec
+    jsonschema.validate(document, SCHEMA)
+    assert FeatureGroupSpec.from_json(document) == group.spec
     for wrong in ({"ttl": "soon"}, {"version": 0}, {"validation": "loose"}, {"extra": 1}):
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate({**stored, **wrong}, SCHEMA)
+            jsonschema.validate({**document, **wrong}, SCHEMA)

@@ -56,10 +56,10 @@ def test_spark_arrays_get_shapes_and_lossless_casts(spark: Any, tmp_path: Path) 
     group.insert(wider, mode="upsert", schema_change="add")
     assert array_shape(group.read().schema.field("extra").type) == (3,)
 
-    other = featurestore.connect(tmp_path / "other")
-    there = other.create_featuregroup(frame, "images")
-    assert there.schema.types == group.schema.types[:5]
-    pair = there.read().select("image").to_numpy()
+    second_store = featurestore.connect(tmp_path / "other")
+    copy = second_store.create_featuregroup(frame, "images")
+    assert copy.schema.types == group.schema.types[:5]
+    pair = copy.read().select("image").to_numpy()
     assert pair.shape == (6, 2, 2)
     assert np.isin(pair[:, 0, 0], range(6)).all()
 

@@ -52,14 +52,18 @@ PROGRAM = """
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 @pytest.mark.parametrize(
-    ("kind", "policy"),
+    ("source", "policy"),
     [pytest.param("duckdb", "off", marks=pytest.mark.soak), ("reader", "strict")],
 )
-def test_insert_stream_ten_times_larger_than_memory(tmp_path: Path, kind: str, policy: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path / "store"), kind, policy],
+def test_insert_stream_ten_times_larger_than_memory(
+    tmp_path: Path, source: str, policy: str
+) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path / "store"), source, policy],
         capture_output=True, text=True, check=False, timeout=500,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert float(done.stdout) < 500, f"{done.stdout.strip()} MiB above idle for 1,000 MiB of rows"
-    print(f"{kind}, {policy}: {float(done.stdout):.0f} MiB above idle")
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert float(result.stdout) < 500, (
+        f"{result.stdout.strip()} MiB above idle for 1,000 MiB of rows"
+    )
+    print(f"{source}, {policy}: {float(result.stdout):.0f} MiB above idle")

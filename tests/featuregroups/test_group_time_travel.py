@@ -25,7 +25,7 @@ def test_read_as_of_returns_data_of_that_time(duckdb_store: FeatureStore) -> Non
     history = group.history()[::-1]
     for commit in history:
         assert group.read(as_of=commit.delta_version).count() == commit.rows
-        later = [other for other in history if other.timestamp == commit.timestamp]
+        later = [entry for entry in history if entry.timestamp == commit.timestamp]
         assert group.read(as_of=commit.timestamp).count() == later[-1].rows
     assert (
         duckdb_store.get_featuregroup(
@@ -47,25 +47,25 @@ def test_read_as_of_distinguishes_commits_within_one_second(duckdb_store: Featur
         group.insert(pa.table({"n": [number]}))
     second = dt.datetime(2024, 5, 1, 12, 0, 0, tzinfo=dt.UTC)
     millis = {0: 0, 1: 100, 2: 400, 3: 400, 4: 999}
-    for version, each in millis.items():
-        set_time(group.path, version, second + dt.timedelta(milliseconds=each))
-    seen = {
-        each: group.read(as_of=second + dt.timedelta(milliseconds=each)).count()
-        for each in (100, 399, 400, 998, 999)
+    for version, offset in millis.items():
+        set_time(group.path, version, second + dt.timedelta(milliseconds=offset))
+    counts = {
+        offset: group.read(as_of=second + dt.timedelta(milliseconds=offset)).count()
+        for offset in (100, 399, 400, 998, 999)
     }
-    assert seen == {100: 1, 399: 1, 400: 3, 998: 3, 999: 4}
+    assert counts == {100: 1, 399: 1, 400: 3, 998: 3, 999: 4}
     assert group.read(as_of="2024-05-01T12:00:00.400Z").count() == 3
     with pytest.raises(VersionNotFound, match="had no data"):
         group.read(as_of=second + dt.timedelta(milliseconds=99))
 
 
-def set_time(path: str, version: int, moment: dt.datetime) -> None:
+def set_time(path: str, version: int, commit_time: dt.datetime) -> None:
     """Change a commit time in the log."""
     commit = Path(commit_path(path, version))
     actions = [json.loads(line) for line in commit.read_text().splitlines()]
     for action in actions:
         if "commitInfo" in action:
-            action["commitInfo"]["timestamp"] = round(moment.timestamp() * 1000)
+            action["commitInfo"]["timestamp"] = round(commit_time.timestamp() * 1000)
             note = json.loads(action["commitInfo"].get("userMetadata") or "{}")
             note.pop("base_time", None)
             action["commitInfo"]["userMetadata"] = json.dumps(note)

@@ -101,7 +101,7 @@ def test_unsupported_types_raise_without_writing(duckdb_store: FeatureStore) -> 
     assert duckdb_store.get_featuregroups() == []
 
 
-GIVEN = {
+CONVERSIONS = {
     "category": (pa.array(["a", None]).dictionary_encode(), pa.string(), ["a", None]),
     "wide_text": (pa.array(["x", None], pa.large_string()), pa.string(), ["x", None]),
     "wide_blob": (pa.array([b"x", None], pa.large_binary()), pa.binary(), [b"x", None]),
@@ -117,16 +117,18 @@ GIVEN = {
 
 
 def test_input_types_are_stored_as_documented_feature_types(duckdb_store: FeatureStore) -> None:
-    table = pa.table({"id": [0, 1], **{name: inputs for name, (inputs, _, _) in GIVEN.items()}})
+    table = pa.table(
+        {"id": [0, 1], **{name: inputs for name, (inputs, _, _) in CONVERSIONS.items()}}
+    )
     with pytest.warns(NaiveTimeWarning, match="'naive'") as caught:
         group = duckdb_store.create_featuregroup(table, "given", primary_key="id")
-    assert [each.category for each in caught].count(
+    assert [warning.category for warning in caught].count(
         NaiveTimeWarning
     ) == 1  # Spark's libraries warn of their own
     actual = duckdb_store.get_featuregroup("given", dataframe_type="arrow").sort_by("id")
     assert group.schema.equals(actual.schema)
-    for name, (_, kind, values) in GIVEN.items():
-        assert str(actual.schema.field(name).type) == str(kind), name
+    for name, (_, dtype, values) in CONVERSIONS.items():
+        assert str(actual.schema.field(name).type) == str(dtype), name
         assert actual[name].to_pylist() == values, name
     finer = table.set_column(
         table.column_names.index("nanos"), "nanos", pa.array([1, 2], pa.timestamp("ns", "UTC"))
@@ -163,9 +165,11 @@ def test_array_shapes_persist_in_delta_column_metadata(
     group.insert({"id": [3], "image": images[:1], "more": [[1.0, 2.0]]}, schema_change="add")
     from featurestore_connectors.spark_delta.tables import create_table
 
-    other = str(tmp_path / "other")
-    create_table(other, schema=group.schema, partition_by=(), properties={}, commit_metadata={})
-    for path in (group.path, other):
+    spark_path = str(tmp_path / "other")
+    create_table(
+        spark_path, schema=group.schema, partition_by=(), properties={}, commit_metadata={}
+    )
+    for path in (group.path, spark_path):
         fields = json.loads(DeltaTable(path).schema().to_json())["fields"]
         shapes = {field["name"]: field["metadata"].get("featurestore.shape") for field in fields}
         assert shapes == {"id": None, "image": "[8, 6]", "more": "[2]"}

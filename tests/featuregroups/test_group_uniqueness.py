@@ -46,7 +46,7 @@ def test_unique_keys_preserved_by_appends_upserts_and_deletes(duckdb_store: Feat
     duckdb_store.add_featuregroup_tag("g", "a", "b")
     duckdb_store.compact_featuregroup("g")
     assert unique(group)
-    assert [each.unique for each in group.history() if each.unique is not None] == [True] * 4
+    assert [commit.unique for commit in group.history() if commit.unique is not None] == [True] * 4
 
 
 def test_append_of_earlier_or_equal_times_is_not_unique(duckdb_store: FeatureStore) -> None:
@@ -63,9 +63,9 @@ def test_unchecked_writes_are_not_marked_unique(duckdb_store: FeatureStore) -> N
     group = group_of(duckdb_store)
     group.insert(rows([7, 7], 3), validation="off")
     assert not unique(group)
-    other = group_of(duckdb_store, "other")
-    other.insert(rows([7, None], 3), validation="warn")
-    assert not unique(other)
+    second_group = group_of(duckdb_store, "other")
+    second_group.insert(rows([7, None], 3), validation="warn")
+    assert not unique(second_group)
     plain = duckdb_store.create_featuregroup(rows([1, 1], 1), "plain")
     assert not unique(plain)
 

@@ -124,8 +124,8 @@ def test_decimal_widening_updates_statistics_and_registry(store: FeatureStore) -
     group = store.create_featuregroup([row(0, Decimal("1.5"))], "g", primary_key="id")
     group.insert([row(1, Decimal("2.5"))])
     group.insert([row(2, Decimal("101.25"))], schema_change="add")
-    (_, counted) = store.get_featuregroup_statistics("g").columns
-    assert (counted.count, counted.minimum, counted.maximum) == (3, 1.5, 101.25)
+    (_, column) = store.get_featuregroup_statistics("g").columns
+    assert (column.count, column.minimum, column.maximum) == (3, 1.5, 101.25)
     session = store._session
     with session.registry.reading() as connection:
         registered = featuregroups.get(connection, "g").spec.schema
@@ -157,9 +157,9 @@ def test_decimal_widening_random_batches_equal_single_batch(
         values = [random_decimal(rng) for _ in range(12)]
         values[0] = values[0] or Decimal("0.5")
         rows = list(map(row, range(12), values))
-        whole = store.create_featuregroup(rows, f"whole{example}", primary_key="id")
+        expected = store.create_featuregroup(rows, f"whole{example}", primary_key="id")
         rng.shuffle(rows)
-        first = next(number for number, each in enumerate(rows) if each["price"] is not None)
+        first = next(number for number, record in enumerate(rows) if record["price"] is not None)
         rows.insert(0, rows.pop(first))
         cuts = sorted(rng.sample(range(1, 12), 3))
         batches = [rows[low:high] for low, high in zip([0, *cuts], [*cuts, 12], strict=True)]
@@ -168,9 +168,9 @@ def test_decimal_widening_random_batches_equal_single_batch(
             mode = rng.choice(["append", "upsert"])
             frame = rng.choice([list, pd.DataFrame, as_stream])(batch)
             grown.insert(frame, mode=mode, schema_change="add")
-        assert grown.schema == whole.schema, rows
+        assert grown.schema == expected.schema, rows
         tables = []
-        for name in (whole.name, grown.name):
+        for name in (expected.name, grown.name):
             tables.append(store.get_featuregroup(name).to_arrow().sort_by("id"))
         assert tables[0] == tables[1]
 
@@ -199,6 +199,6 @@ def test_concurrent_decimal_widening_keeps_all_rows(
     assert prices(duckdb_store) == [Decimal("0.1"), *values, *[Decimal("0.2")] * 6]
     path = str(tmp_path / "store" / "featuregroups" / "g" / "v1")
     for file in read_snapshot(path).files:
-        stored = parquet.read_schema(file.path)
-        assert stored.field("price").type == pa.decimal128(12, 6)
+        schema = parquet.read_schema(file.path)
+        assert schema.field("price").type == pa.decimal128(12, 6)
     assert group.schema.field("price").type == pa.decimal128(12, 6)

@@ -191,7 +191,7 @@ def test_insert_failing_expectations_writes_nothing(duckdb_store: FeatureStore) 
         store.create_featuregroup(
             rows([None]).set_column(0, "id", pa.array([None], pa.int64())), "h", primary_key="id"
         )
-    assert [each.name for each in store.get_featuregroups()] == ["g"]
+    assert [group.name for group in store.get_featuregroups()] == ["g"]
 
 
 def test_insert_failing_rows_go_to_quarantine(duckdb_store: FeatureStore) -> None:
@@ -201,9 +201,9 @@ def test_insert_failing_rows_go_to_quarantine(duckdb_store: FeatureStore) -> Non
     assert (commit.validation, commit.rows) == ("quarantined", 2)
     from deltalake import DeltaTable
 
-    kept = pa.table(DeltaTable(group.path + "_quarantine").to_pyarrow_table())
-    assert kept["id"].to_pylist() == [None]
-    assert "null" in kept["reasons"].to_pylist()[0][0]
+    quarantined_rows = pa.table(DeltaTable(group.path + "_quarantine").to_pyarrow_table())
+    assert quarantined_rows["id"].to_pylist() == [None]
+    assert "null" in quarantined_rows["reasons"].to_pylist()[0][0]
     # Repeating the write adds neither commit again.
     assert group.insert(batch, validation="quarantine", transaction=("app", 1)).applied is False
     assert DeltaTable(group.path + "_quarantine").to_pyarrow_table().num_rows == 1
@@ -237,7 +237,7 @@ def test_insert_repeated_transaction_does_not_consume_stream(
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "says"),
+    ("options", "error_type", "message"),
     [
         ({"mode": "merge"}, InvalidArgument, "did you mean mode='upsert'"),
         ({"on_duplicates": "first"}, InvalidArgument, "'error' or 'last'"),
@@ -249,20 +249,20 @@ def test_insert_repeated_transaction_does_not_consume_stream(
     ],
 )
 def test_insert_invalid_arguments_raise(
-    duckdb_store: FeatureStore, options: Any, kind: Any, says: str
+    duckdb_store: FeatureStore, options: Any, error_type: Any, message: str
 ) -> None:
     group = duckdb_store.create_featuregroup(rows([1]), "g")
-    with pytest.raises(kind, match=says):
+    with pytest.raises(error_type, match=message):
         group.insert(rows([2]), **options)
 
 
-@pytest.mark.parametrize("where", ["", "id >", "nonsense = 1", "id = 1; drop table x"])
+@pytest.mark.parametrize("condition", ["", "id >", "nonsense = 1", "id = 1; drop table x"])
 def test_delete_invalid_condition_raises_without_deleting(
-    duckdb_store: FeatureStore, where: str
+    duckdb_store: FeatureStore, condition: str
 ) -> None:
     group = duckdb_store.create_featuregroup(rows([1]), "g")
     with pytest.raises((InvalidSql, InvalidArgument)):
-        duckdb_store.delete_from_featuregroup("g", where)
+        duckdb_store.delete_from_featuregroup("g", condition)
     assert group.delta_version == 1
 
 
@@ -303,13 +303,17 @@ def test_engines_read_and_extend_tables_of_each_other(tmp_path: Any, spark: Any)
     embedded.insert_into_featuregroup(rows([1, 2], x=6.0), "h", mode="upsert")
     assert values(cluster, "h") == {(1, 1): 6.0, (2, 1): 6.0}
     assert [c.operation for c in group.history() if c.rows_in] == ["append", "upsert", "create"]
-    other = embedded.featuregroup("h")
+    cluster_group = embedded.featuregroup("h")
     embedded.insert_into_featuregroup(rows([4], 4), "h")
-    assert [c.operation for c in other.history() if c.rows_in] == ["append", "upsert", "create"]
+    assert [c.operation for c in cluster_group.history() if c.rows_in] == [
+        "append",
+        "upsert",
+        "create",
+    ]
 
     # Other Delta readers can read both tables.
     from deltalake import DeltaTable
 
-    for path, expected in ((group.path, 3), (other.path, 3)):
+    for path, expected in ((group.path, 3), (cluster_group.path, 3)):
         assert DeltaTable(path).to_pyarrow_table().num_rows == expected
         assert spark.read.format("delta").load(path).count() == expected

@@ -81,14 +81,14 @@ def test_update_changes_named_fields_in_one_commit(
                 expected = {"": None, "exact": timedelta(0), "1h": timedelta(hours=1)}
                 assert group.spec.ttl == expected.get(change["ttl"], timedelta(days=30))
             if "expectations" in change:
-                types = [each["type"] for each in group.spec.expectations]
-                assert types == [each["type"] for each in change["expectations"]]
+                types = [expectation["type"] for expectation in group.spec.expectations]
+                assert types == [expectation["type"] for expectation in change["expectations"]]
             is_changed = (group.spec, group.description, group.descriptions) != (
                 spec,
                 before.description,
                 before.descriptions,
             )
-            (*_, newest) = sorted(group.history(), key=lambda each: each.delta_version)
+            (*_, newest) = sorted(group.history(), key=lambda commit: commit.delta_version)
             assert (newest.operation == "update" and bool(newest.changes)) or not is_changed
             assert registered(store) == group.spec
             # The same change again has nothing to write.
@@ -120,7 +120,7 @@ def test_ttl_change_keeps_pinned_retrievals(store: FeatureStore) -> None:
     assert temperature() == [2.0, None]
     assert temperature(as_of={"weather": version}) == [2.0, 2.0]
     assert dataset.verify(recompute=True).ok
-    (update,) = [each for each in store.get_featuregroup_history("weather") if each.changes]
+    (update,) = [commit for commit in store.get_featuregroup_history("weather") if commit.changes]
     assert update.changes == ("ttl: '30d' becomes '1h'",)
 
 
@@ -143,13 +143,15 @@ def test_report_of_commit_names_its_expectations(store: FeatureStore) -> None:
     checked = {}
     for report in store.get_validation_history("weather"):
         if report.delta_version is not None:
-            names = [str(each.expectation["type"]) for each in report.results]
-            checked[report.delta_version] = {each for each in names if each.startswith("expect")}
+            names = [str(result.expectation["type"]) for result in report.results]
+            checked[report.delta_version] = {name for name in names if name.startswith("expect")}
     assert sorted(checked) == [1, 3, 5]
-    for delta_version, kinds in checked.items():
+    for delta_version, types in checked.items():
         spec = commits.spec_of(read_snapshot(path, delta_version))
-        assert kinds == {each["type"] for each in spec.expectations}
-    changes = [each.changes for each in store.get_featuregroup_history("weather") if each.changes]
+        assert types == {expectation["type"] for expectation in spec.expectations}
+    changes = [
+        commit.changes for commit in store.get_featuregroup_history("weather") if commit.changes
+    ]
     assert changes == [
         (
             "expectation expect_column_values_to_not_be_null(column='temp') was removed",

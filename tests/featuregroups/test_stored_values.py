@@ -20,12 +20,12 @@ FAR = {"year 10000": 253_402_300_800_000_000, "year 0": -62_135_596_800_000_001,
 
 def table(role: str, micros: int) -> pa.Table:
     """Return two rows; the second has an out-of-range time in the column of a role."""
-    kind = pa.timestamp("us", "UTC")
-    near = pa.array([NOON, NOON], kind)
-    far = pa.array([NEAR, micros], pa.int64()).cast(kind)
+    dtype = pa.timestamp("us", "UTC")
+    near = pa.array([NOON, NOON], dtype)
+    far = pa.array([NEAR, micros], pa.int64()).cast(dtype)
     columns = {"k": pa.array([7, 8]), "t": near, "c": near, "day": near, "x": near}
     columns[role] = far
-    columns["list"] = pa.array([[each] for each in near.to_pylist()], pa.list_(kind))
+    columns["list"] = pa.array([[cell] for cell in near.to_pylist()], pa.list_(dtype))
     return pa.table(columns)
 
 
@@ -48,8 +48,8 @@ def test_out_of_range_times_in_memory_raise(
         store.create_featuregroup(rows, "g", **DECLARED)
     with pytest.raises(OutOfRange, match=refused):
         store.create_training_dataset(rows, "d", data_format="parquet")
-    for kind in ("featuregroups", "trainingdatasets"):
-        assert not os.path.exists(os.path.join(store.location, kind, "g"))
+    for folder in ("featuregroups", "trainingdatasets"):
+        assert not os.path.exists(os.path.join(store.location, folder, "g"))
     store.create_featuregroup(table(role, NEAR), "g", **DECLARED)
     for mode in ("append", "upsert", "overwrite"):
         with pytest.raises(OutOfRange, match=refused):

@@ -44,7 +44,7 @@ def test_bad_rows_are_counted_in_the_quarantine(lake: Lake) -> None:
     frame = lake({"a.csv": text, "b.csv": "id,name\nx,y,z\n6,g\n"}, on_bad_rows="quarantine")
     assert [row["id"] for row in rows(frame)] == [1, 3, 5, 6]
     bad = frame.quarantine().to_pylist()
-    assert [(each["file"], each["line"], each["text"]) for each in bad] == [
+    assert [(row["file"], row["line"], row["text"]) for row in bad] == [
         ("a.csv", 3, "2,b,c"),
         ("a.csv", 6, "4"),
         ("b.csv", 2, "x,y,z"),
@@ -255,8 +255,8 @@ def test_large_files_are_read_in_bounded_batches(lake: Lake, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["a.csv.gz", "a.jsonl.gz", "a.csv.zst", "a.jsonl.bz2"])
 def test_damaged_compression_is_refused_by_file(lake: Lake, name: str) -> None:
-    whole = gzip.compress(b"id\n1\n" * 1000)
-    for content in (b"not compressed", whole[:-8] if name.endswith(".gz") else whole):
+    compressed = gzip.compress(b"id\n1\n" * 1000)
+    for content in (b"not compressed", compressed[:-8] if name.endswith(".gz") else compressed):
         with pytest.raises(InvalidSourceFile, match=r"a\.\w+\.\w+ cannot be read, or is damaged"):
             lake({name: content})
 

@@ -104,7 +104,7 @@ def test_csv_source_equals_strict_parser_or_refuses(text: str) -> None:
         return
     actual = read(content.encode(), {}, types)
     expected = [tuple(fields) for fields in _records(content) if fields]
-    assert [tuple(each or "" for each in row) for row in actual] == expected
+    assert [tuple(cell or "" for cell in row) for row in actual] == expected
 
 
 def _records(text: str) -> list[list[str]]:
@@ -127,12 +127,12 @@ def _is_strict(text: str) -> bool:
 def test_csv_type_inference_keeps_written_types(
     numbers: list[int | None], flags: list[bool | None], days: list[date | None]
 ) -> None:
-    for values, kind in ((numbers, pa.int64()), (flags, pa.bool_()), (days, pa.date32())):
+    for values, dtype in ((numbers, pa.int64()), (flags, pa.bool_()), (days, pa.date32())):
         lines = ["x,y"]
         for value in values:
             lines.append(f"{'' if value is None else str(value)},1")
         actual = read("\n".join(lines).encode(), {}, {})
         if any(value is not None for value in values):
-            assert [row[0] for row in actual] == pa.array(values, kind).to_pylist()
+            assert [row[0] for row in actual] == pa.array(values, dtype).to_pylist()
         else:
             assert [row[0] for row in actual] == values

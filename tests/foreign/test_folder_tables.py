@@ -153,7 +153,7 @@ def test_job_counts_quarantined_rows(duckdb_store: FeatureStore, tmp_path: Path)
     duckdb_store.register_jobs(tmp_path / "totals_jobs.py")
     duckdb_store.backfill_job("totals", "2024-01-01T00:00Z", "2024-01-02T00:00Z")
     commit = duckdb_store.featuregroup("totals").history()[0]
-    (read,) = [each for each in commit.inputs.values() if each["rows"]]
+    (read,) = [source for source in commit.inputs.values() if source["rows"]]
     assert (read["rows"], read["quarantined"]) == (1, 1)
 
 
@@ -186,8 +186,8 @@ def test_invalid_names_error_has_rename_hint(lake: Lake, duckdb_store: FeatureSt
     assert rows(frame) == [{"Country_Name": "A", "f_1978": 1, "Ano": 2, "id": 3}]
     snake = lake({"a.csv": FOREIGN}, rename="snake_case")
     assert snake.columns == ["country_name", "f_1978", "ano", "id"]
-    chosen = lake({"a.csv": FOREIGN}, columns=["Año", "country_name"], rename="snake_case")
-    assert rows(chosen) == [{"ano": 2, "country_name": "A"}]
+    subset = lake({"a.csv": FOREIGN}, columns=["Año", "country_name"], rename="snake_case")
+    assert rows(subset) == [{"ano": 2, "country_name": "A"}]
     with pytest.raises(InvalidArgument, match="unknown columns 'Country'"):
         lake({"a.csv": FOREIGN}, rename={"Country": "country"})
 

@@ -27,9 +27,9 @@ FRAMES: dict[str, Callable[[], object]] = {
 }
 
 
-@pytest.mark.parametrize("kind", FRAMES)
-def test_columns_of_frames_are_renamed(duckdb_store: FeatureStore, kind: str) -> None:
-    store, frame = duckdb_store, FRAMES[kind]
+@pytest.mark.parametrize("library", FRAMES)
+def test_columns_of_frames_are_renamed(duckdb_store: FeatureStore, library: str) -> None:
+    store, frame = duckdb_store, FRAMES[library]
     group = store.create_featuregroup(frame(), "places", primary_key="id", rename="snake_case")
     assert sorted(group.schema.names) == ["country_name", "f_1978", "id"]
     renames = {"Country Name": "country_name", "1978": "f_1978"}

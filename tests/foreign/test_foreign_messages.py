@@ -146,10 +146,10 @@ def test_cli_source_read_accepts_options(
     duckdb_store: FeatureStore, command_line: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "a.csv").write_text("Zone ID;x\n007;2,5\n")
-    at = ("--location", duckdb_store.location)
-    command_line("source", "add", "lake", str(tmp_path / "a.csv"), *at)
+    location = ("--location", duckdb_store.location)
+    command_line("source", "add", "lake", str(tmp_path / "a.csv"), *location)
     options = ("delimiter=;", "decimal=,", 'rename={"Zone ID": "zone"}', 'dtypes={"x": "double"}')
-    chosen = [word for option in options for word in ("--option", option)]
-    shown = command_line("source", "read", "lake", *chosen, *at).out
+    flags = [word for option in options for word in ("--option", option)]
+    shown = command_line("source", "read", "lake", *flags, *location).out
     assert "007" in shown
     assert "2.5" in shown

@@ -82,7 +82,7 @@ def test_format_json_reads_documents(lake: Lake) -> None:
     items = [{"id": number, "tags": ["a\n", None]} for number in range(20_000)]
     for text in (json.dumps(items), json.dumps(items, indent=2), f" {json.dumps(items)}\n"):
         assert rows(lake({"a.json": text}, format="json")) == items
-    pretty = "\n".join(json.dumps(each, indent=1) for each in items[:3])
+    pretty = "\n".join(json.dumps(item, indent=1) for item in items[:3])
     assert rows(lake({"a.json.gz": gzip.compress(pretty.encode())}, format="json")) == items[:3]
     assert rows(lake({"a.json": "[]", "b.json": '{"id": 1}'}, format="json")) == [{"id": 1}]
     with pytest.raises(InvalidSourceFile, match="an array, not an object") as error:
@@ -108,18 +108,18 @@ def test_invalid_documents_are_refused_by_line(lake: Lake, text: str, reason: st
 
 
 def test_numbers_keep_their_digits_or_are_refused(lake: Lake) -> None:
-    whole = "9223372036854775808"
-    frame = lake({"a.jsonl": f'{{"x": {whole}}}\n'})
-    assert (frame.schema.field("x").type, rows(frame)) == (pa.uint64(), [{"x": int(whole)}])
+    digits = "9223372036854775808"
+    frame = lake({"a.jsonl": f'{{"x": {digits}}}\n'})
+    assert (frame.schema.field("x").type, rows(frame)) == (pa.uint64(), [{"x": int(digits)}])
     with pytest.raises(InvalidSourceFile, match=r"beyond 64 bits at a\.jsonl line 2"):
-        lake({"a.jsonl": f'{{"x": -1}}\n{{"x": {whole}}}\n'})
+        lake({"a.jsonl": f'{{"x": -1}}\n{{"x": {digits}}}\n'})
     with pytest.raises(
         InvalidSourceFile,
         match=r"floats, and an integer that float64 cannot represent, at a\.jsonl line 2",
     ):
         lake({"a.jsonl": '{"x": 1.5}\n{"x": 9007199254740993}\n'})
-    assert rows(lake({"a.jsonl": f'{{"x": {whole}0}}\n'}, dtypes={"x": "string"})) == [
-        {"x": f"{whole}0"}
+    assert rows(lake({"a.jsonl": f'{{"x": {digits}0}}\n'}, dtypes={"x": "string"})) == [
+        {"x": f"{digits}0"}
     ]
 
 

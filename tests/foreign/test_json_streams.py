@@ -74,10 +74,12 @@ def test_stream_records_equal_file_lines(lake: Lake) -> None:
 
 
 def test_json_rows_are_independent_of_batches() -> None:
-    whole = decode(TEXTS)
+    all_rows = decode(TEXTS)
     for size in (1, 3, 7):
-        parts = [decode(TEXTS[start : start + size]) for start in range(0, len(TEXTS), size)]
-        for row, expected in zip([row for part in parts for row in part], whole, strict=True):
+        batches = [decode(TEXTS[start : start + size]) for start in range(0, len(TEXTS), size)]
+        for row, expected in zip(
+            [row for batch in batches for row in batch], all_rows, strict=True
+        ):
             assert {**row, "record_offset": 0} == {**expected, "record_offset": 0}
 
 

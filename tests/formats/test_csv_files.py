@@ -60,8 +60,8 @@ def test_duckdb_reads_equal_csv_values(tmp_path: Path) -> None:
 
 def test_csv_index_locates_rows(tmp_path: Path) -> None:
     table = pa.table({"n": range(1000), "text": ["x\r\n" * (row % 5) for row in range(1000)]})
-    path, written = write(FORMAT, tmp_path, table, build_layout(FORMAT, table))
-    index = np.fromfile(tmp_path / written.sidecars[0].path, "<u8")
+    path, shard = write(FORMAT, tmp_path, table, build_layout(FORMAT, table))
+    index = np.fromfile(tmp_path / shard.sidecars[0].path, "<u8")
     assert index[0] == 1000
     data = Path(path).read_bytes()
     for entry, offset in enumerate(index[1:-1].tolist()):
@@ -73,12 +73,12 @@ def test_changed_csv_file_is_refused(tmp_path: Path) -> None:
     table = pa.table({"n": range(200)})
     layout = build_layout(FORMAT, table)
     path, _ = write(FORMAT, tmp_path, table, layout)
-    whole = Path(path).read_bytes()
+    content = Path(path).read_bytes()
     reader = FORMAT.open_shard(path, layout=layout)
-    Path(path).write_bytes(whole.replace(b"100\r\n", b"1\n0\r\n"))
+    Path(path).write_bytes(content.replace(b"100\r\n", b"1\n0\r\n"))
     with pytest.raises(DatasetDamaged, match="cannot be read"):
         reader.read(90, 110, ["n"])
-    Path(path).write_bytes(whole.replace(b"100", b"1x0"))
+    Path(path).write_bytes(content.replace(b"100", b"1x0"))
     with pytest.raises(DatasetDamaged, match="1x0"):
         reader.read(90, 110, ["n"])
     assert FORMAT.verify_shard(path, layout=layout, rows=200)[0].row == 0

@@ -34,10 +34,12 @@ class OneWidth(TFRecordFormat):
             raise UnsupportedType(f"left out of this run: {varying}", hint="none")
 
 
-def _varies(kind: pa.DataType) -> bool:
-    if not pa.types.is_fixed_size_list(kind):
-        return bool(pa.types.is_list(kind))
-    numeric = pa.types.is_primitive(kind.value_type) or pa.types.is_fixed_size_list(kind.value_type)
+def _varies(dtype: pa.DataType) -> bool:
+    if not pa.types.is_fixed_size_list(dtype):
+        return bool(pa.types.is_list(dtype))
+    numeric = pa.types.is_primitive(dtype.value_type) or pa.types.is_fixed_size_list(
+        dtype.value_type
+    )
     return not numeric
 
 

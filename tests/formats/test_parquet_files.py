@@ -72,9 +72,9 @@ def test_damaged_parquet_file_is_named(tmp_path: Path) -> None:
     table = pa.table({"n": range(1000)})
     layout = build_layout(FORMAT, table)
     path, _ = write(FORMAT, tmp_path, table, layout)
-    whole = bytearray(Path(path).read_bytes())
-    whole[4:40] = bytes(36)
-    Path(path).write_bytes(whole)
+    content = bytearray(Path(path).read_bytes())
+    content[4:40] = bytes(36)
+    Path(path).write_bytes(content)
     problem = FORMAT.verify_shard(path, layout=layout, rows=1000)[0]
     assert "row group 0" in problem.message
     assert problem.offset == 4
@@ -89,10 +89,10 @@ def test_damaged_parquet_file_is_named(tmp_path: Path) -> None:
 def test_only_tfrecord_is_parsed_as_example(name: str, tmp_path: Path) -> None:
     from featurestore.plugins.format import find_format
 
-    chosen = find_format(name)
+    file_format = find_format(name)
     table = pa.table({"n": [1]})
-    layout = build_layout(chosen, table)
-    _, written = write(chosen, tmp_path, table, layout)
+    layout = build_layout(file_format, table)
+    _, shard = write(file_format, tmp_path, table, layout)
     with pytest.raises(InvalidArgument, match="tfrecord"):
-        chosen.feature_spec(build_manifest(chosen, table, layout, [written]))
-    assert chosen.refuse_reading(layout) is None
+        file_format.feature_spec(build_manifest(file_format, table, layout, [shard]))
+    assert file_format.refuse_reading(layout) is None

@@ -50,12 +50,12 @@ def dataset(directory: Path, table: pa.Table, *, shards: int) -> tuple[str, Layo
     """
     layout = build_layout(FORMAT, table)
     bounds = [table.num_rows * index // shards for index in range(shards + 1)]
-    written = []
+    written_shards = []
     for number, (start, stop) in enumerate(pairwise(bounds)):
         path = f"train/petastorm-{number:05d}-of-{shards:05d}.parquet"
         batches = iter(table.slice(start, stop - start).to_batches())
-        written.append(FORMAT.write_shard(str(directory), path, batches, layout=layout))
-    FORMAT.finish(str(directory), build_manifest(FORMAT, table, layout, written))
+        written_shards.append(FORMAT.write_shard(str(directory), path, batches, layout=layout))
+    FORMAT.finish(str(directory), build_manifest(FORMAT, table, layout, written_shards))
     return f"file://{directory}/train", layout
 
 
@@ -141,14 +141,14 @@ def test_make_batch_reader_returns_columns(tmp_path: Path) -> None:
 def test_petastorm_workers_get_equal_disjoint_shards(workers: int, tmp_path: Path) -> None:
     table = pa.table({"n": range(24 * 40)})
     url, _ = dataset(tmp_path, table, shards=2)
-    parts = [
+    worker_rows = [
         np.concatenate(
             [batch.n for batch in read_batches(url, cur_shard=worker, shard_count=workers)]
         )
         for worker in range(workers)
     ]
-    assert {len(part) for part in parts} == {table.num_rows // workers}
-    assert Counter(np.concatenate(parts).tolist()) == Counter(range(table.num_rows))
+    assert {len(numbers) for numbers in worker_rows} == {table.num_rows // workers}
+    assert Counter(np.concatenate(worker_rows).tolist()) == Counter(range(table.num_rows))
     if workers in (2, 3):
         rows = [
             row.n
@@ -233,7 +233,7 @@ def test_unsupported_petastorm_shapes_are_refused() -> None:
 
 
 def test_missing_petastorm_is_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [each for each in sys.modules if each.split(".")[0] == "petastorm"]:
+    for name in [name for name in sys.modules if name.split(".")[0] == "petastorm"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "petastorm", None)
     with pytest.raises(MissingExtra, match=r"featurestore\[petastorm\]"):
@@ -291,7 +291,7 @@ def test_exported_row_groups_match_layout(
     assert new_dataset.manifest.layout["parquet"]["row_groups"] == 6
     for shard in new_dataset.manifest.split("train").shards:
         metadata = pq.ParquetFile(f"{new_dataset.path}/{shard.path}").metadata
-        sizes = [metadata.row_group(at).num_rows for at in range(metadata.num_row_groups)]
+        sizes = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
         assert len(sizes) == 6
         assert max(sizes) - min(sizes) <= 1
     actual = []
@@ -299,7 +299,7 @@ def test_exported_row_groups_match_layout(
         with new_dataset.petastorm_reader("train", worker=worker, workers=16) as reader:
             actual.append([value for batch in reader for value in batch.n.tolist()])
     assert max(map(len, actual)) - min(map(len, actual)) <= 3
-    assert sorted(value for part in actual for value in part) == list(range(4000))
+    assert sorted(value for values in actual for value in values) == list(range(4000))
     with pytest.raises(ReaderConfigError, match="48 row groups"):
         new_dataset.petastorm_reader("train", worker=0, workers=5)
 
@@ -368,10 +368,10 @@ def test_batch_reader_refuses_unsupported_columns_first(
 
 def test_petastorm_reads_any_storage_location(tmp_path: Path) -> None:
     table = pa.table({"n": range(24)})
-    place = tmp_path / "a b%20c"
-    _, layout = dataset(place, table, shards=1)
+    folder = tmp_path / "a b%20c"
+    _, layout = dataset(folder, table, shards=1)
     shards = [WrittenShard(WrittenFile("train/petastorm-00000-of-00001.parquet", 0, ""), 24)]
     manifest = build_manifest(FORMAT, table, layout, shards)
-    with FORMAT.native_reader(str(place), manifest, split="train", worker=0, workers=1) as reader:
+    with FORMAT.native_reader(str(folder), manifest, split="train", worker=0, workers=1) as reader:
         actual = [n for batch in reader for n in batch.n.tolist()]
     assert sorted(actual) == list(range(24))

@@ -13,12 +13,12 @@ from featurestore.storage.shards import ShardFile, compute_digest
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize("piece", [MIB // 3, 3 * MIB, 11 * MIB])
-def test_incrementally_flushed_file_equals_written_bytes(tmp_path: Path, piece: int) -> None:
+@pytest.mark.parametrize("chunk_size", [MIB // 3, 3 * MIB, 11 * MIB])
+def test_incrementally_flushed_file_equals_written_bytes(tmp_path: Path, chunk_size: int) -> None:
     data = os.urandom(10 * MIB + 7)
     with ShardFile(str(tmp_path), "train/part") as file:
-        for start in range(0, len(data), piece):
-            file.write(data[start : start + piece])
+        for start in range(0, len(data), chunk_size):
+            file.write(data[start : start + chunk_size])
         assert os.listdir(tmp_path / "train") != ["part"]
     assert (tmp_path / "train/part").read_bytes() == data
     entry = file.written_file

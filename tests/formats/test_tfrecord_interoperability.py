@@ -46,8 +46,8 @@ def tfrecord_package(examples: Sequence[Any]) -> Columns:
     columns: Columns = {}
     for example in examples:
         for name, feature in example.features.feature.items():
-            kind = feature.ListFields()[0][0].name
-            assert columns.setdefault(name, kind) == kind
+            list_name = feature.ListFields()[0][0].name
+            assert columns.setdefault(name, list_name) == list_name
     return columns
 
 
@@ -58,9 +58,9 @@ def ray_data(examples: Sequence[Any]) -> Columns:
     for example in examples:
         fields = []
         for name, feature in example.features.feature.items():
-            kind = feature.WhichOneof("kind")
-            values = getattr(feature, kind).value
-            type_ = types[kind]
+            list_name = feature.WhichOneof("kind")
+            values = getattr(feature, list_name).value
+            type_ = types[list_name]
             if len(values) != 1:
                 type_ = pa.list_(type_)
             if len(values):
@@ -73,16 +73,16 @@ def spark_tfrecord(examples: Sequence[Any]) -> Columns:
     """spark-tfrecord 0.7: the widest type of all records; empty lists have none."""
     types = {"int64_list": "LongType", "float_list": "FloatType", "bytes_list": "StringType"}
     precedence = list(types.values())
-    precedence += [f"ArrayType({each})" for each in precedence]
+    precedence += [f"ArrayType({item})" for item in precedence]
     columns: Columns = {}
     for example in examples:
         for name, feature in example.features.feature.items():
-            kind = feature.WhichOneof("kind")
-            values = getattr(feature, kind).value
+            list_name = feature.WhichOneof("kind")
+            values = getattr(feature, list_name).value
             if not values:
                 columns.setdefault(name, "NullType")
                 continue
-            type_ = types[kind] if len(values) == 1 else f"ArrayType({types[kind]})"
+            type_ = types[list_name] if len(values) == 1 else f"ArrayType({types[list_name]})"
             earlier = columns.get(name, "NullType")
             if earlier == "NullType" or precedence.index(type_) > precedence.index(earlier):
                 columns[name] = type_
@@ -113,7 +113,7 @@ def test_record_features_are_columns_with_values(
         assert set(example.features.feature) == expected
         for name, feature in example.features.feature.items():
             kinds.setdefault(name, set()).add(feature.WhichOneof("kind"))
-    assert all(len(each) == 1 for each in kinds.values())
+    assert all(len(names) == 1 for names in kinds.values())
 
 
 TABLE = pa.table(
@@ -138,10 +138,10 @@ MEANINGS = {
 def test_documented_types_equal_inferred_types(declared: bool, tmp_path: Path) -> None:
     layout = build_layout(FORMAT, TABLE, declared=declared)
     assert layout["kind"] == ("fixed" if declared else "variable")
-    path, written = write(FORMAT, tmp_path, TABLE, layout)
+    path, shard = write(FORMAT, tmp_path, TABLE, layout)
     examples = examples_of(path)
     parsed = parsed_types(
-        examples, FORMAT.feature_spec(build_manifest(FORMAT, TABLE, layout, [written]))
+        examples, FORMAT.feature_spec(build_manifest(FORMAT, TABLE, layout, [shard]))
     )
     inferred = [parsed, *(rule(examples) for rule in RULES)]
     for columns in inferred:
@@ -159,10 +159,10 @@ def parsed_types(examples: Sequence[Any], spec: dict[str, Any]) -> Columns:
     records = [example.SerializeToString() for example in examples]
     columns = {}
     for name, tensor in tf.io.parse_example(records, spec).items():
-        kind = "Tensor"
+        tensor_type = "Tensor"
         if isinstance(tensor, tf.SparseTensor | tf.RaggedTensor):
-            kind = type(tensor).__name__
-        columns[name] = f"{kind} {tensor.dtype.name}"
+            tensor_type = type(tensor).__name__
+        columns[name] = f"{tensor_type} {tensor.dtype.name}"
     return columns
 
 

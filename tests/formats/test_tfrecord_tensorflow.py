@@ -44,40 +44,40 @@ def wire_rows(column: pa.ChunkedArray) -> list[list[Any] | None]:
 
 
 def _plain(array: pa.Array) -> list[Any]:
-    kind = array.type
-    if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
+    dtype = array.type
+    if pa.types.is_list(dtype) or pa.types.is_fixed_size_list(dtype):
         rows = [
-            None if row is None else _plain(pa.array(row, kind.value_type))
+            None if row is None else _plain(pa.array(row, dtype.value_type))
             for row in array.to_pylist()
         ]
         return [
-            row if not row or not isinstance(row[0], list) else [x for part in row for x in part]
+            row if not row or not isinstance(row[0], list) else [x for cell in row for x in cell]
             for row in rows
         ]
-    if pa.types.is_boolean(kind):
+    if pa.types.is_boolean(dtype):
         array = array.cast(pa.int8())
-    if pa.types.is_decimal(kind):
+    if pa.types.is_decimal(dtype):
         array = format_decimals(array)
-    if pa.types.is_date(kind):
+    if pa.types.is_date(dtype):
         array = array.view(pa.int32())
-    if pa.types.is_timestamp(kind):
+    if pa.types.is_timestamp(dtype):
         array = array.view(pa.int64())
-    if pa.types.is_float64(kind):
+    if pa.types.is_float64(dtype):
         array = array.cast(pa.float32(), safe=False)
     return [value.encode() if isinstance(value, str) else value for value in array.to_pylist()]
 
 
-def equal(left: list[Any] | None, right: list[Any] | None) -> bool:
-    return repr(left) == repr(right)
+def equal(actual: list[Any] | None, expected: list[Any] | None) -> bool:
+    return repr(actual) == repr(expected)
 
 
 def example_values(example: Any, name: str) -> list[Any] | None:
     feature = example.features.feature
     if name not in feature:
         return None
-    kind = feature[name].WhichOneof("kind")
-    values = getattr(feature[name], kind).value
-    if kind == "float_list":
+    list_name = feature[name].WhichOneof("kind")
+    values = getattr(feature[name], list_name).value
+    if list_name == "float_list":
         return np.array(values, np.float32).tolist()
     return list(values)
 
@@ -112,10 +112,11 @@ def test_all_parsers_read_equal_values(
     compression = data.draw(st.sampled_from([None, "GZIP"]))
     declared = data.draw(st.booleans())
     layout = build_layout(FORMAT, table, compression=compression, declared=declared)
-    path, written = write(FORMAT, tmp_path_factory.mktemp("parsed"), table, layout)
+    path, shard = write(FORMAT, tmp_path_factory.mktemp("parsed"), table, layout)
     encodings = FORMAT.encodings(layout)
     records = [
-        each.numpy() for each in tf.data.TFRecordDataset(path, compression_type=compression or "")
+        record.numpy()
+        for record in tf.data.TFRecordDataset(path, compression_type=compression or "")
     ]
     assert len(records) == table.num_rows
     expected = {name: wire_rows(table[name]) for name in table.schema.names}
@@ -123,7 +124,7 @@ def test_all_parsers_read_equal_values(
         example = tf.train.Example.FromString(record)
         for name in table.schema.names:
             assert equal(example_values(example, name), expected[name][row])
-    spec = FORMAT.feature_spec(build_manifest(FORMAT, table, layout, [written]))
+    spec = FORMAT.feature_spec(build_manifest(FORMAT, table, layout, [shard]))
     if records:
         parsed = tf.io.parse_example(records, spec)
         for name, encoding in encodings.items():
@@ -148,22 +149,28 @@ def test_null_empty_nan_and_zero_stay_distinct(tmp_path: Path) -> None:
         }
     )
     layout = build_layout(FORMAT, table)
-    path, written = write(FORMAT, tmp_path, table, layout)
-    records = [each.numpy() for each in tf.data.TFRecordDataset(path)]
+    path, shard = write(FORMAT, tmp_path, table, layout)
+    records = [record.numpy() for record in tf.data.TFRecordDataset(path)]
     examples = [tf.train.Example.FromString(record) for record in records]
-    assert [repr(example_values(each, "x")) for each in examples] == [
+    assert [repr(example_values(example, "x")) for example in examples] == [
         "None",
         "[nan]",
         "[0.0]",
         "[-0.0]",
     ]
-    assert [example_values(each, "text") for each in examples] == [None, [b""], [b"0"], [b"nan"]]
-    assert [example_values(each, "many") for each in examples] == [None, [], [0], [1]]
-    spec = FORMAT.feature_spec(build_manifest(FORMAT, table, layout, [written]))
+    assert [example_values(example, "text") for example in examples] == [
+        None,
+        [b""],
+        [b"0"],
+        [b"nan"],
+    ]
+    assert [example_values(example, "many") for example in examples] == [None, [], [0], [1]]
+    spec = FORMAT.feature_spec(build_manifest(FORMAT, table, layout, [shard]))
     assert isinstance(spec["x"], tf.io.VarLenFeature)
-    chosen = {**spec, "x": tf.io.FixedLenFeature((), tf.float32, default_value=-7.0)}
+    dense_spec = {**spec, "x": tf.io.FixedLenFeature((), tf.float32, default_value=-7.0)}
     assert (
-        repr(tf.io.parse_example(records, chosen)["x"].numpy().tolist()) == "[-7.0, nan, 0.0, -0.0]"
+        repr(tf.io.parse_example(records, dense_spec)["x"].numpy().tolist())
+        == "[-7.0, nan, 0.0, -0.0]"
     )
     assert is_identical(
         FORMAT.open_shard(path, layout=layout).read(0, 4, table.schema.names), table
@@ -202,7 +209,7 @@ def test_images_and_embeddings_keep_shapes(tmp_path: Path) -> None:
         }
     )
     layout = build_layout(FORMAT, table)
-    path, written = write(FORMAT, tmp_path, table, layout)
+    path, shard = write(FORMAT, tmp_path, table, layout)
     assert layout["kind"] == "fixed"
     access = FORMAT.record_access(layout)
     assert access is not None
@@ -211,7 +218,7 @@ def test_images_and_embeddings_keep_shapes(tmp_path: Path) -> None:
     assert decoded["image"][0].dtype == np.uint8
     assert (decoded["flat"][0].reshape(-1, 8, 8) == pixels).all()
     assert decoded["png"][0].tolist() == [image.tobytes() for image in pixels]
-    spec = FORMAT.feature_spec(build_manifest(FORMAT, table, layout, [written]))
+    spec = FORMAT.feature_spec(build_manifest(FORMAT, table, layout, [shard]))
     assert spec["image"] == tf.io.FixedLenFeature((8, 8), tf.int64)
     batch = next(
         iter(
@@ -235,12 +242,12 @@ def test_schema_file_is_tensorflow_metadata_schema(tmp_path: Path) -> None:
         }
     )
     layout = build_layout(FORMAT, table)
-    _, written = write(FORMAT, tmp_path, table, layout)
-    (file,) = FORMAT.finish(str(tmp_path), build_manifest(FORMAT, table, layout, [written]))
+    _, shard = write(FORMAT, tmp_path, table, layout)
+    (file,) = FORMAT.finish(str(tmp_path), build_manifest(FORMAT, table, layout, [shard]))
     assert file.path == "schema.pbtxt"
     schema = text_format.Parse((tmp_path / file.path).read_text(), metadata_schema())
-    actual = {each.name: each for each in schema.feature}
-    assert [(each.name, each.type) for each in schema.feature] == [
+    actual = {feature.name: feature for feature in schema.feature}
+    assert [(feature.name, feature.type) for feature in schema.feature] == [
         ("sure", 2),
         ("gaps", 3),
         ("image", 2),
@@ -259,34 +266,34 @@ def metadata_schema() -> Any:
     The parts of tensorflow_metadata/proto/v0/schema.proto that we write.
     """
     file = descriptor_pb2.FileDescriptorProto(name="schema.proto", package="v0", syntax="proto2")
-    kind = descriptor_pb2.FieldDescriptorProto
-    parts: dict[str, list[tuple[str, int, int, str | None, bool]]] = {
-        "Dim": [("size", 1, kind.TYPE_INT64, None, False)],
-        "FixedShape": [("dim", 2, kind.TYPE_MESSAGE, ".v0.Dim", True)],
+    field_proto = descriptor_pb2.FieldDescriptorProto
+    messages: dict[str, list[tuple[str, int, int, str | None, bool]]] = {
+        "Dim": [("size", 1, field_proto.TYPE_INT64, None, False)],
+        "FixedShape": [("dim", 2, field_proto.TYPE_MESSAGE, ".v0.Dim", True)],
         "ValueCount": [
-            ("min", 1, kind.TYPE_INT64, None, False),
-            ("max", 2, kind.TYPE_INT64, None, False),
+            ("min", 1, field_proto.TYPE_INT64, None, False),
+            ("max", 2, field_proto.TYPE_INT64, None, False),
         ],
         "FeaturePresence": [
-            ("min_fraction", 1, kind.TYPE_DOUBLE, None, False),
-            ("min_count", 2, kind.TYPE_INT64, None, False),
+            ("min_fraction", 1, field_proto.TYPE_DOUBLE, None, False),
+            ("min_count", 2, field_proto.TYPE_INT64, None, False),
         ],
         "Feature": [
-            ("name", 1, kind.TYPE_STRING, None, False),
-            ("value_count", 5, kind.TYPE_MESSAGE, ".v0.ValueCount", False),
-            ("type", 6, kind.TYPE_ENUM, ".v0.FeatureType", False),
-            ("presence", 14, kind.TYPE_MESSAGE, ".v0.FeaturePresence", False),
-            ("shape", 23, kind.TYPE_MESSAGE, ".v0.FixedShape", False),
+            ("name", 1, field_proto.TYPE_STRING, None, False),
+            ("value_count", 5, field_proto.TYPE_MESSAGE, ".v0.ValueCount", False),
+            ("type", 6, field_proto.TYPE_ENUM, ".v0.FeatureType", False),
+            ("presence", 14, field_proto.TYPE_MESSAGE, ".v0.FeaturePresence", False),
+            ("shape", 23, field_proto.TYPE_MESSAGE, ".v0.FixedShape", False),
         ],
-        "Schema": [("feature", 1, kind.TYPE_MESSAGE, ".v0.Feature", True)],
+        "Schema": [("feature", 1, field_proto.TYPE_MESSAGE, ".v0.Feature", True)],
     }
     types = file.enum_type.add(name="FeatureType")
     for number, name in enumerate(("TYPE_UNKNOWN", "BYTES", "INT", "FLOAT")):
         types.value.add(name=name, number=number)
-    for message, fields in parts.items():
+    for message, fields in messages.items():
         described = file.message_type.add(name=message)
         for name, number, type_, type_name, repeated in fields:
-            label = kind.LABEL_REPEATED if repeated else kind.LABEL_OPTIONAL
+            label = field_proto.LABEL_REPEATED if repeated else field_proto.LABEL_OPTIONAL
             described.field.add(
                 name=name, number=number, type=type_, type_name=type_name, label=label
             )

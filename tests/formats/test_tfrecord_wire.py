@@ -41,11 +41,11 @@ def test_padded_varints_encode_any_integer(values: list[int], offset: int) -> No
     width = wire.varint_width(min(values), max(values))
     words = np.array(values, np.int64).view(np.uint64)
     target = np.zeros((len(values), offset + width + 2), np.uint8)
-    place = target[:, offset : offset + width]
-    assert wire.write_varints(place, words.copy(), width=width)
+    slots = target[:, offset : offset + width]
+    assert wire.write_varints(slots, words.copy(), width=width)
     for row, value in enumerate(values):
-        assert bytes(place[row]) == wire.varint(value % 2**64, width=width)
-    assert (wire.read_varints(place, width=width) == words).all()
+        assert bytes(slots[row]) == wire.varint(value % 2**64, width=width)
+    assert (wire.read_varints(slots, width=width) == words).all()
     assert not target[:, :offset].any()
     assert not target[:, offset + width :].any()
 
@@ -82,8 +82,8 @@ def test_narrow_columns_round_trip_in_large_blocks(nulls: bool, tmp_path: Path) 
     table = pa.table({"bit": bits, "signed": signed, "count": counts}).slice(3)
     path, _ = write(FORMAT, tmp_path, table, build_layout(FORMAT, table))
     records = np.frombuffer(Path(path).read_bytes(), np.uint8).reshape(table.num_rows, -1)
-    stored = records[:, -wire.FOOTER :].copy().view("<u4")[:, 0]
-    assert (stored == wire.payload_checksums(records)).all()
+    checksums = records[:, -wire.FOOTER :].copy().view("<u4")[:, 0]
+    assert (checksums == wire.payload_checksums(records)).all()
     shard = FORMAT.open_shard(path, layout=build_layout(FORMAT, table))
     actual_table = shard.read(0, table.num_rows, table.schema.names)
     assert pa.Table.from_batches([actual_table]).equals(table.combine_chunks())
@@ -103,15 +103,15 @@ def test_fixed_width_records_have_regular_offsets(tmp_path: Path) -> None:
     layout = build_layout(FORMAT, table)
     assert layout["kind"] == "fixed"
     assert layout["reason"] is None
-    path, written = write(FORMAT, tmp_path, table, layout)
-    assert written.file.bytes == 300 * layout["record_bytes"]
-    assert written.sidecars == ()
+    path, shard = write(FORMAT, tmp_path, table, layout)
+    assert shard.file.bytes == 300 * layout["record_bytes"]
+    assert shard.sidecars == ()
     data = np.fromfile(path, np.uint8).reshape(300, layout["record_bytes"])
-    place = next(field for field in layout["fields"] if field["name"] == "c10")
+    field = next(field for field in layout["fields"] if field["name"] == "c10")
     assert table.schema.field("c10").type == pa.float64()
-    column = data[:, place["offset"] : place["offset"] + 4].copy().view("<f4")[:, 0]
-    there = data[:, place["null_offset"]] != wire.SKIPPED
-    assert column[there].tolist() == table["c10"].drop_null().to_pylist()
+    column = data[:, field["offset"] : field["offset"] + 4].copy().view("<f4")[:, 0]
+    present = data[:, field["null_offset"]] != wire.SKIPPED
+    assert column[present].tolist() == table["c10"].drop_null().to_pylist()
 
 
 def test_texts_of_different_lengths_use_variable_layout(tmp_path: Path) -> None:
@@ -123,8 +123,8 @@ def test_texts_of_different_lengths_use_variable_layout(tmp_path: Path) -> None:
     assert "%" in layout["reason"]
     assert "'text'" in layout["reason"]
     assert FORMAT.record_access(layout) is None
-    path, written = write(FORMAT, tmp_path, uneven, layout)
-    index = np.fromfile(tmp_path / written.sidecars[0].path, "<u8")
+    path, shard = write(FORMAT, tmp_path, uneven, layout)
+    index = np.fromfile(tmp_path / shard.sidecars[0].path, "<u8")
     assert len(index) == 101
     assert index[-1] == Path(path).stat().st_size
     assert abs(layout["mean_bytes"] * 100 - Path(path).stat().st_size - index.nbytes) < 16
@@ -153,10 +153,10 @@ def test_declared_lists_have_fixed_width_records(tmp_path: Path) -> None:
     )
     layout = build_layout(FORMAT, table, declared=True)
     assert (layout["version"], layout["kind"]) == (3, "fixed")
-    path, written = write(FORMAT, tmp_path, table, layout)
+    path, shard = write(FORMAT, tmp_path, table, layout)
     assert Path(path).read_bytes().hex() == GOLDEN_LISTS
-    assert written.file.bytes == 3 * layout["record_bytes"]
-    assert written.sidecars == ()
+    assert shard.file.bytes == 3 * layout["record_bytes"]
+    assert shard.sidecars == ()
 
 
 def test_declared_texts_always_have_fixed_width() -> None:
@@ -174,9 +174,9 @@ def test_damaged_lists_are_named_and_not_read(tmp_path: Path) -> None:
     sound = Path(path).read_bytes()
     for field in layout["fields"]:
         for value in (0x7F, 1, 3):
-            whole = bytearray(sound)
-            whole[field["length_offset"] + layout["record_bytes"]] = value
-            Path(path).write_bytes(whole)
+            content = bytearray(sound)
+            content[field["length_offset"] + layout["record_bytes"]] = value
+            Path(path).write_bytes(content)
             assert FORMAT.verify_shard(path, layout=layout, rows=50)[0].row == 1
             with pytest.raises(DatasetDamaged, match=field["name"]):
                 FORMAT.open_shard(path, layout=layout).read(0, 50, [field["name"]])
@@ -204,7 +204,7 @@ def test_every_nan_is_written_without_a_warning(bits: int, tmp_path: Path) -> No
     layout = build_layout(FORMAT, table)
     path, _ = write(FORMAT, tmp_path, table, layout)
     actual_table = FORMAT.open_shard(path, layout=layout).read(0, 2, ["x", "v"])
-    assert [repr(each) for each in actual_table["x"].to_pylist()] == ["nan", "0.0"]
+    assert [repr(value) for value in actual_table["x"].to_pylist()] == ["nan", "0.0"]
     ragged = pa.table({"x": pa.array(values), "r": pa.array([[1.0], []])})
     assert write(FORMAT, tmp_path / "ragged", ragged, build_layout(FORMAT, ragged))[1].rows == 2
 
@@ -241,11 +241,11 @@ def test_nulls_inside_lists_are_refused_first() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [pa.list_(pa.int64()), pa.list_(pa.int64(), 2), pa.list_(pa.list_(pa.int64(), 1), 2)]
+    "dtype", [pa.list_(pa.int64()), pa.list_(pa.int64(), 2), pa.list_(pa.list_(pa.int64(), 1), 2)]
 )
-def test_nulls_inside_lists_are_refused_while_writing(kind: pa.DataType, tmp_path: Path) -> None:
-    row = [1, None] if pa.types.is_integer(kind.value_type) else [[1], None]
-    table = pa.table({"x": pa.array([row], kind)})
+def test_nulls_inside_lists_are_refused_while_writing(dtype: pa.DataType, tmp_path: Path) -> None:
+    row = [1, None] if pa.types.is_integer(dtype.value_type) else [[1], None]
+    table = pa.table({"x": pa.array([row], dtype)})
     layout = FORMAT.layout(
         table.schema, [ColumnProfile("x", 1, 0, longest=2)], compression=None, block_rows=8
     )
@@ -255,7 +255,7 @@ def test_nulls_inside_lists_are_refused_while_writing(kind: pa.DataType, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("counted", "written"),
+    ("profile_values", "written_values"),
     [
         (pa.array([1, 2]), pa.array([1, 200])),
         (pa.array([1, 2]), pa.array([1, None])),
@@ -270,11 +270,11 @@ def test_nulls_inside_lists_are_refused_while_writing(kind: pa.DataType, tmp_pat
 )
 @pytest.mark.parametrize("declared", [False, True])
 def test_rows_differing_from_profile_are_refused(
-    counted: pa.Array, written: pa.Array, declared: bool, tmp_path: Path
+    profile_values: pa.Array, written_values: pa.Array, declared: bool, tmp_path: Path
 ) -> None:
-    layout = build_layout(FORMAT, pa.table({"x": counted}), declared=declared)
+    layout = build_layout(FORMAT, pa.table({"x": profile_values}), declared=declared)
     with pytest.raises(DatasetDamaged, match="'x' differs from its profile"):
-        write(FORMAT, tmp_path, pa.table({"x": written}), layout)
+        write(FORMAT, tmp_path, pa.table({"x": written_values}), layout)
 
 
 def test_newer_layout_error_has_hint(tmp_path: Path) -> None:
@@ -294,9 +294,9 @@ def test_gzip_shards_contain_same_records(ragged: bool, tmp_path: Path) -> None:
         table = table.append_column("r", pa.array([[row] * (row % 3) for row in range(100)]))
     plain_path, _ = write(FORMAT, tmp_path / "plain", table, build_layout(FORMAT, table))
     layout = build_layout(FORMAT, table, compression="GZIP")
-    path, written = write(FORMAT, tmp_path / "gzip", table, layout)
+    path, shard = write(FORMAT, tmp_path / "gzip", table, layout)
     assert gzip.decompress(Path(path).read_bytes()) == Path(plain_path).read_bytes()
-    assert written.sidecars == ()
+    assert shard.sidecars == ()
     assert Path(path).read_bytes()[4:8] == bytes(4), (
         "the time in the header would make bytes differ"
     )
@@ -324,16 +324,16 @@ def test_verify_shard_locates_flipped_bit(
         table = table.append_column("r", pa.array([[row] * (row % 3) for row in range(50)]))
     layout = build_layout(FORMAT, table)
     path, _ = write(FORMAT, tmp_path_factory.mktemp("flip"), table, layout)
-    whole = bytearray(Path(path).read_bytes())
-    place, bit = data.draw(st.integers(0, len(whole) - 1)), data.draw(st.integers(0, 7))
-    whole[place] ^= 1 << bit
-    Path(path).write_bytes(whole)
+    content = bytearray(Path(path).read_bytes())
+    position, bit = data.draw(st.integers(0, len(content) - 1)), data.draw(st.integers(0, 7))
+    content[position] ^= 1 << bit
+    Path(path).write_bytes(content)
     problem, *_ = FORMAT.verify_shard(path, layout=layout, rows=50)
     starts = np.fromfile(path + ".idx", "<u8") if ragged else np.arange(51) * layout["record_bytes"]
-    row = int(np.searchsorted(starts, place, side="right")) - 1
+    row = int(np.searchsorted(starts, position, side="right")) - 1
     assert problem.row == row
     assert problem.offset is not None
-    assert starts[row] <= problem.offset <= place
+    assert starts[row] <= problem.offset <= position
 
 
 def test_verify_shard_detects_foreign_index(tmp_path: Path) -> None:
@@ -366,6 +366,6 @@ def test_closed_shard_refuses_reads(tmp_path: Path) -> None:
 def test_bytes_per_row_estimates_written_size(tmp_path: Path) -> None:
     table = example_table(supported(FORMAT), rows=500)
     layout = build_layout(FORMAT, table)
-    _, written = write(FORMAT, tmp_path, table, layout)
-    size = written.file.bytes + sum(each.bytes for each in written.sidecars)
+    _, shard = write(FORMAT, tmp_path, table, layout)
+    size = shard.file.bytes + sum(file.bytes for file in shard.sidecars)
     assert FORMAT.bytes_per_row(layout, profiles(table)) == pytest.approx(size / 500, rel=0.2)

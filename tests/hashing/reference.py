@@ -40,16 +40,16 @@ def mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def tag(kind: int) -> int:
-    return mix(kind * GOLDEN)
+def tag(type_code: int) -> int:
+    return mix(type_code * GOLDEN)
 
 
 NULL_HASH = tag(255)
 
 
-def sequence(kind: int, length: int, words: list[int]) -> int:
+def sequence(type_code: int, length: int, words: list[int]) -> int:
     total = sum(mix(word + (j + 1) * GOLDEN) for j, word in enumerate(words))
-    return mix(total + mix(length ^ tag(kind)))
+    return mix(total + mix(length ^ tag(type_code)))
 
 
 def fold(state: int, words: list[int]) -> int:
@@ -58,21 +58,23 @@ def fold(state: int, words: list[int]) -> int:
     return state
 
 
-def value_hash(value: Any, kind: pa.DataType, *, exact: bool = False) -> int:
+def value_hash(value: Any, dtype: pa.DataType, *, exact: bool = False) -> int:
     if value is None:
         return NULL_HASH
-    if pat.is_dictionary(kind):
-        return value_hash(value, kind.value_type, exact=exact)
+    if pat.is_dictionary(dtype):
+        return value_hash(value, dtype.value_type, exact=exact)
     if isinstance(value, list):
         return sequence(
-            LIST, len(value), [value_hash(each, kind.value_type, exact=exact) for each in value]
+            LIST, len(value), [value_hash(item, dtype.value_type, exact=exact) for item in value]
         )
     if isinstance(value, dict):
-        fields = [kind.field(index) for index in range(kind.num_fields)]
+        fields = [dtype.field(index) for index in range(dtype.num_fields)]
         return fold(tag(STRUCT), [value_hash(value[f.name], f.type, exact=exact) for f in fields])
     if isinstance(value, str | bytes):
         data = value.encode() if isinstance(value, str) else value
-        words = [int.from_bytes(data[at : at + 8], "little") for at in range(0, len(data), 8)]
+        words = [
+            int.from_bytes(data[start : start + 8], "little") for start in range(0, len(data), 8)
+        ]
         return sequence(TEXT if isinstance(value, str) else BYTES, len(data), words)
     if isinstance(value, decimal.Decimal):
         return fold(tag(DECIMAL), decimal_words(value))
@@ -111,7 +113,9 @@ def decimal_words(value: decimal.Decimal) -> list[int]:
 def row_hashes(table: pa.Table, *, seed: int = 0) -> list[int]:
     columns = [(column.to_pylist(), column.type) for column in table.columns]
     return [
-        fold(mix(seed % M ^ tag(ROW)), [value_hash(values[row], kind) for values, kind in columns])
+        fold(
+            mix(seed % M ^ tag(ROW)), [value_hash(values[row], dtype) for values, dtype in columns]
+        )
         for row in range(table.num_rows)
     ]
 
@@ -121,8 +125,8 @@ def tie_hashes(table: pa.Table) -> list[int]:
     return [
         mix(
             sum(
-                mix(value_hash(values[row], kind, exact=True) + mix(value_hash(name, pa.string())))
-                for name, values, kind in columns
+                mix(value_hash(values[row], dtype, exact=True) + mix(value_hash(name, pa.string())))
+                for name, values, dtype in columns
                 if values[row] is not None
             )
         )

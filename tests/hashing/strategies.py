@@ -48,58 +48,58 @@ def kinds(*, depth: int = 2) -> st.SearchStrategy[pa.DataType]:
         inner.map(pa.large_list),
         st.builds(pa.list_, inner, st.integers(1, 3)),
         st.lists(inner, min_size=1, max_size=3).map(
-            lambda found: pa.struct(
-                [pa.field(f"f{index}", kind) for index, kind in enumerate(found)]
+            lambda types: pa.struct(
+                [pa.field(f"f{index}", dtype) for index, dtype in enumerate(types)]
             )
         ),
     )
 
 
-def values(kind: pa.DataType) -> st.SearchStrategy[Any]:
-    return st.one_of(st.none(), present(kind))
+def values(dtype: pa.DataType) -> st.SearchStrategy[Any]:
+    return st.one_of(st.none(), present(dtype))
 
 
-def present(kind: pa.DataType) -> st.SearchStrategy[Any]:
-    if pat.is_boolean(kind):
+def present(dtype: pa.DataType) -> st.SearchStrategy[Any]:
+    if pat.is_boolean(dtype):
         return st.booleans()
-    if pat.is_integer(kind):
+    if pat.is_integer(dtype):
         low, high = (
-            (0, 2**kind.bit_width - 1) if pat.is_unsigned_integer(kind) else integer_range(kind)
+            (0, 2**dtype.bit_width - 1) if pat.is_unsigned_integer(dtype) else integer_range(dtype)
         )
         return st.integers(low, high)
-    if pat.is_floating(kind):
-        return st.floats(width=kind.bit_width)
-    if pat.is_fixed_size_binary(kind) and not pat.is_decimal(kind):
-        return st.binary(min_size=kind.byte_width, max_size=kind.byte_width)
-    if pat.is_string(kind) or pat.is_large_string(kind):
+    if pat.is_floating(dtype):
+        return st.floats(width=dtype.bit_width)
+    if pat.is_fixed_size_binary(dtype) and not pat.is_decimal(dtype):
+        return st.binary(min_size=dtype.byte_width, max_size=dtype.byte_width)
+    if pat.is_string(dtype) or pat.is_large_string(dtype):
         return st.text(max_size=40)
-    if pat.is_binary(kind) or pat.is_large_binary(kind):
+    if pat.is_binary(dtype) or pat.is_large_binary(dtype):
         return st.binary(max_size=40)
-    if pat.is_date(kind):
+    if pat.is_date(dtype):
         return st.dates()
-    if pat.is_timestamp(kind):
-        zone = dt.UTC if kind.tz else None
-        moments = st.datetimes(timezones=st.just(zone))
+    if pat.is_timestamp(dtype):
+        zone = dt.UTC if dtype.tz else None
+        timestamps = st.datetimes(timezones=st.just(zone))
         return (
-            moments
-            if kind.unit == "us"
-            else moments.map(lambda t: t.replace(microsecond=t.microsecond // 1000 * 1000))
+            timestamps
+            if dtype.unit == "us"
+            else timestamps.map(lambda t: t.replace(microsecond=t.microsecond // 1000 * 1000))
         )
-    if pat.is_decimal(kind):
-        limit = 10**kind.precision - 1
+    if pat.is_decimal(dtype):
+        limit = 10**dtype.precision - 1
         context = decimal.Context(prec=50)
         return st.integers(-limit, limit).map(
-            lambda n: decimal.Decimal(n).scaleb(-kind.scale, context)
+            lambda n: decimal.Decimal(n).scaleb(-dtype.scale, context)
         )
-    if pat.is_struct(kind):
-        fields = [kind.field(index) for index in range(kind.num_fields)]
+    if pat.is_struct(dtype):
+        fields = [dtype.field(index) for index in range(dtype.num_fields)]
         return st.fixed_dictionaries({field.name: values(field.type) for field in fields})
-    sizes = (kind.list_size, kind.list_size) if pat.is_fixed_size_list(kind) else (0, 4)
-    return st.lists(values(kind.value_type), min_size=sizes[0], max_size=sizes[1])
+    sizes = (dtype.list_size, dtype.list_size) if pat.is_fixed_size_list(dtype) else (0, 4)
+    return st.lists(values(dtype.value_type), min_size=sizes[0], max_size=sizes[1])
 
 
-def integer_range(kind: pa.DataType) -> tuple[int, int]:
-    return -(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1) - 1
+def integer_range(dtype: pa.DataType) -> tuple[int, int]:
+    return -(2 ** (dtype.bit_width - 1)), 2 ** (dtype.bit_width - 1) - 1
 
 
 @st.composite
@@ -107,6 +107,7 @@ def tables(draw: st.DrawFn, *, max_columns: int = 4, max_rows: int = 12) -> pa.T
     rows = draw(st.integers(0, max_rows))
     types = draw(st.lists(kinds(), min_size=1, max_size=max_columns))
     arrays = [
-        pa.array(draw(st.lists(values(kind), min_size=rows, max_size=rows)), kind) for kind in types
+        pa.array(draw(st.lists(values(dtype), min_size=rows, max_size=rows)), dtype)
+        for dtype in types
     ]
     return pa.table({f"c{index}": array for index, array in enumerate(arrays)})

@@ -20,9 +20,9 @@ def identity(value: Any) -> Any:
     if isinstance(value, float):
         return ("nan", struct.pack("<d", value)) if math.isnan(value) else struct.pack("<d", value)
     if isinstance(value, list):
-        return [identity(each) for each in value]
+        return [identity(item) for item in value]
     if isinstance(value, dict):
-        return {name: identity(each) for name, each in value.items()}
+        return {name: identity(item) for name, item in value.items()}
     return value
 
 
@@ -39,9 +39,9 @@ def test_canonical_bytes_equal_only_for_equal_rows(table: pa.Table) -> None:
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_canonical_bytes_near_values_differ(data: st.DataObject) -> None:
-    kind = data.draw(kinds())
-    column = data.draw(st.lists(values(kind), min_size=2, max_size=12))
-    table = pa.table({"x": pa.array(column, kind), "y": pa.array(column[::-1], kind)})
+    dtype = data.draw(kinds())
+    column = data.draw(st.lists(values(dtype), min_size=2, max_size=12))
+    table = pa.table({"x": pa.array(column, dtype), "y": pa.array(column[::-1], dtype)})
     rows = [repr(identity(row)) for row in table.to_pylist()]
     assert len(set(canonical_bytes(table).to_pylist())) == len(set(rows))
 

@@ -94,23 +94,23 @@ VECTORS: list[tuple[str, pa.DataType, Any, int]] = [
 ]
 
 
-def one(value: Any, kind: pa.DataType) -> Any:
-    if pa.types.is_dictionary(kind):
-        return pa.array([value], kind.value_type).dictionary_encode()
-    return pa.array([value], kind)
+def build_array(value: Any, dtype: pa.DataType) -> Any:
+    if pa.types.is_dictionary(dtype):
+        return pa.array([value], dtype.value_type).dictionary_encode()
+    return pa.array([value], dtype)
 
 
 def hash_of(array: Any, *, seed: int = 0) -> list[int]:
-    return [int(each) for each in row_hash(pa.table({"x": array}), seed=seed)]
+    return [int(number) for number in row_hash(pa.table({"x": array}), seed=seed)]
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "value", "expected"), VECTORS, ids=[vector[0] for vector in VECTORS]
+    ("text", "dtype", "value", "expected"), VECTORS, ids=[vector[0] for vector in VECTORS]
 )
 def test_row_hash_of_every_type_is_frozen(
-    text: str, kind: pa.DataType, value: Any, expected: int
+    text: str, dtype: pa.DataType, value: Any, expected: int
 ) -> None:
-    assert [hex(each) for each in hash_of(one(value, kind))] == [hex(expected)]
+    assert [hex(number) for number in hash_of(build_array(value, dtype))] == [hex(expected)]
 
 
 def test_docs_page_lists_frozen_hash_vectors() -> None:
@@ -148,28 +148,28 @@ def test_row_hash_equals_reference_definition(table: pa.Table, seed: int) -> Non
 def test_row_hash_ignores_slices_and_chunks(table: pa.Table, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, table.num_rows))
     length = data.draw(st.integers(0, table.num_rows))
-    whole, part = row_hash(table), table.slice(start, length)
-    assert row_hash(part).tolist() == whole[start : start + length].tolist()
+    hashes, subset = row_hash(table), table.slice(start, length)
+    assert row_hash(subset).tolist() == hashes[start : start + length].tolist()
     chunked = pa.concat_tables([table.slice(0, start), table.slice(start)])
-    assert row_hash(chunked).tolist() == whole.tolist()
+    assert row_hash(chunked).tolist() == hashes.tolist()
     assert tie_hash(chunked).tolist() == tie_hash(table).tolist()
     assert (
-        canonical_bytes(part).to_pylist()
+        canonical_bytes(subset).to_pylist()
         == canonical_bytes(table).to_pylist()[start : start + length]
     )
-    for batch in part.to_batches():
-        assert set(row_hash(batch)) <= set(whole)
+    for batch in subset.to_batches():
+        assert set(row_hash(batch)) <= set(hashes)
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(-128, 127)), max_size=20))
 def test_row_hash_integer_widths_are_equal(numbers: list[int | None]) -> None:
     expected = hash_of(pa.array(numbers, pa.int64()))
-    for kind in (pa.int8(), pa.int16(), pa.int32()):
-        assert hash_of(pa.array(numbers, kind)) == expected
-    positive = [None if each is None else abs(each) for each in numbers]
+    for dtype in (pa.int8(), pa.int16(), pa.int32()):
+        assert hash_of(pa.array(numbers, dtype)) == expected
+    positive = [None if number is None else abs(number) for number in numbers]
     expected = hash_of(pa.array(positive, pa.int64()))
-    for kind in (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()):
-        assert hash_of(pa.array(positive, kind)) == expected
+    for dtype in (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()):
+        assert hash_of(pa.array(positive, dtype)) == expected
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(width=32)), max_size=20))
@@ -188,10 +188,12 @@ def test_row_hash_text_encodings_are_equal(texts: list[str | None]) -> None:
     assert hash_of(with_null) == expected
     if hasattr(pa, "string_view"):
         assert hash_of(pa.array(texts, pa.string_view())) == expected
-    assert [each for each in hash_of(plain.cast(pa.binary())) if each != reference_null()] == [
-        each
-        for each in hash_of(pa.array([t and t.encode() for t in texts], pa.large_binary()))
-        if each != reference_null()
+    assert [
+        number for number in hash_of(plain.cast(pa.binary())) if number != reference_null()
+    ] == [
+        number
+        for number in hash_of(pa.array([t and t.encode() for t in texts], pa.large_binary()))
+        if number != reference_null()
     ]
 
 
@@ -205,10 +207,10 @@ def test_row_hash_list_layouts_are_equal() -> None:
     layouts = [pa.list_(pa.int8(), 2), pa.large_list(pa.uint16())]
     if hasattr(pa, "list_view"):
         layouts += [pa.list_view(pa.int32()), pa.large_list_view(pa.int64())]
-    for kind in layouts:
-        array = pa.array(rows, kind)
-        assert hash_of(array) == expected, kind
-        assert hash_of(array.slice(1, 2)) == expected[1:3], kind
+    for dtype in layouts:
+        array = pa.array(rows, dtype)
+        assert hash_of(array) == expected, dtype
+        assert hash_of(array.slice(1, 2)) == expected[1:3], dtype
 
 
 def test_row_hash_ignores_values_under_null_lists() -> None:
@@ -257,7 +259,7 @@ def test_row_hash_type_kinds_differ() -> None:
         pa.array([{"x": 1}]),
         pa.nulls(1),
     ]
-    assert len({hash_of(each)[0] for each in ones}) == len(ones)
+    assert len({hash_of(array)[0] for array in ones}) == len(ones)
 
 
 def test_row_hash_null_empty_and_inner_null_differ() -> None:
@@ -326,8 +328,8 @@ def test_tie_hash_added_null_column_is_unchanged() -> None:
     assert tie_hash(before.append_column("d", dictionary))[0] == tie_hash(before)[0]
 
 
-@pytest.mark.parametrize("kind", ["id", "text", "time", "float"])
-def test_row_hash_is_uniform_without_collisions(kind: str) -> None:
+@pytest.mark.parametrize("case", ["id", "text", "time", "float"])
+def test_row_hash_is_uniform_without_collisions(case: str) -> None:
     n = 400_000
     numbers = np.arange(n)
     arrays = {
@@ -336,7 +338,7 @@ def test_row_hash_is_uniform_without_collisions(kind: str) -> None:
         "time": pa.array(numbers * 3_600_000_000, pa.timestamp("us", tz="UTC")),
         "float": pa.array(numbers / 8.0),
     }
-    hashes = row_hash(pa.table({"x": arrays[kind], "y": pa.array(numbers % 7)}))
+    hashes = row_hash(pa.table({"x": arrays[case], "y": pa.array(numbers % 7)}))
     assert len(np.unique(hashes)) == n
     for shift in (56, 28, 0):
         counts = np.bincount(

@@ -58,9 +58,9 @@ def test_multidimensional_array_is_one_column(data: Any) -> None:
 
 
 def test_permuted_tensors_are_read_in_logical_order() -> None:
-    kind = pa.fixed_shape_tensor(pa.int64(), [3, 2], permutation=[1, 0])
-    stored = pa.array([list(range(6)), None], pa.list_(pa.int64(), 6))
-    labels = read(pa.table({"t": pa.ExtensionArray.from_storage(kind, stored)}))
+    tensor_type = pa.fixed_shape_tensor(pa.int64(), [3, 2], permutation=[1, 0])
+    storage = pa.array([list(range(6)), None], pa.list_(pa.int64(), 6))
+    labels = read(pa.table({"t": pa.ExtensionArray.from_storage(tensor_type, storage)}))
     assert labels.to_pydict() == {"t": [[[0, 2, 4], [1, 3, 5]], None]}
 
 
@@ -84,8 +84,8 @@ def test_equal_length_lists_are_read_with_shape(cells: list[Any]) -> None:
 )
 def test_unequal_lists_are_read_as_variable_length(cells: list[Any]) -> None:
     for df in (frame(cells), [{"v": cell} for cell in cells]):
-        kind = read(df).schema.types[0]
-        assert pa.types.is_list(kind)
+        dtype = read(df).schema.types[0]
+        assert pa.types.is_list(dtype)
 
 
 def test_typed_variable_length_lists_keep_type() -> None:

@@ -61,9 +61,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_dataframe_kinds_are_read_as_equal_rows(kind: str) -> None:
-    actual = read(KINDS[kind]())
+@pytest.mark.parametrize("frame_type", KINDS)
+def test_dataframe_kinds_are_read_as_equal_rows(frame_type: str) -> None:
+    actual = read(KINDS[frame_type]())
     assert actual.to_pylist() == ROWS
     assert actual.schema == pa.schema(
         [("id", pa.int64()), ("name", pa.string()), ("x", pa.float64())]
@@ -111,16 +111,16 @@ def test_input_dataframe_is_not_modified() -> None:
 
 
 def test_iterator_is_read_batch_by_batch() -> None:
-    taken = []
+    numbers = []
 
     def batches() -> Any:
         for number in range(10):
-            taken.append(number)
+            numbers.append(number)
             yield pa.RecordBatch.from_pydict({"x": [number]})
 
     reader = to_reader(batches())
     reader.read_next_batch()
-    assert len(taken) <= 2
+    assert len(numbers) <= 2
 
 
 @pytest.mark.parametrize(
@@ -224,11 +224,11 @@ CONVERSIONS = [
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "values"), CONVERSIONS, ids=lambda each: str(getattr(each, "type", ""))
+    ("array", "dtype", "values"), CONVERSIONS, ids=lambda value: str(getattr(value, "type", ""))
 )
-def test_types_become_feature_types(given: pa.Array, kind: pa.DataType, values: list[Any]) -> None:
-    labels = read(pa.table({"c": given}))
-    assert labels.schema.field("c").type == kind
+def test_types_become_feature_types(array: pa.Array, dtype: pa.DataType, values: list[Any]) -> None:
+    labels = read(pa.table({"c": array}))
+    assert labels.schema.field("c").type == dtype
     assert labels["c"].to_pylist() == values
 
 
@@ -272,7 +272,7 @@ def test_mixed_column_values_raise() -> None:
     "texts", [("1.5", "1.25"), ("1.5", "123.5"), ("1.25", "1.5"), ("12345.5", "0.125")]
 )
 def test_iterator_decimals_take_group_scale(texts: tuple[str, str]) -> None:
-    parts = [pa.table({"price": [Decimal(text)]}) for text in texts]
+    tables = [pa.table({"price": [Decimal(text)]}) for text in texts]
     group = pa.schema([("price", pa.decimal128(7, 3))])
-    rows = to_reader(iter(parts), like=group).read_all()
+    rows = to_reader(iter(tables), like=group).read_all()
     assert rows.column("price").to_pylist() == [Decimal(text) for text in texts]

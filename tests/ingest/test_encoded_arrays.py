@@ -25,7 +25,7 @@ from featurestore.store import FeatureStore
 from tests.ingest.value_kinds import NAMES
 
 IMAGES = np.arange(24, dtype=np.float32).reshape(2, 4, 3)
-MEANT = "; to store bytes"
+STORE_BYTES_HINT = "; to store bytes"
 
 
 def npy(array: Any) -> bytes:
@@ -45,7 +45,7 @@ CODECS = {"npy": npy, "npz": compressed}
 ENCODED = pa.table({"id": [1, 2, 3], "image": [None, *map(npy, IMAGES)]})
 
 
-def written(table: pa.Table, directory: Path) -> str:
+def write_folder(table: pa.Table, directory: Path) -> str:
     """Write a Parquet folder like petastorm: files and ``_common_metadata``."""
     directory.mkdir()
     pq.write_table(table, directory / "part-00000.parquet")
@@ -63,11 +63,11 @@ FRAMES: dict[str, Callable[[pa.Table, Path], Any]] = {
     "large binary": lambda table, _: table.cast(
         pa.schema([("id", pa.int64()), ("image", pa.large_binary())])
     ),
-    "read_table": lambda table, path: pq.read_table(written(table, path / "petastorm")),
+    "read_table": lambda table, path: pq.read_table(write_folder(table, path / "petastorm")),
     "dictionary": lambda table, _: table.set_column(1, "image", table["image"].dictionary_encode()),
     "batch": lambda table, _: table.combine_chunks().to_batches()[0],
     "reader": lambda table, _: table.to_reader(),
-    "dataset": lambda table, path: ds.dataset(written(table, path / "petastorm")),
+    "dataset": lambda table, path: ds.dataset(write_folder(table, path / "petastorm")),
     "frames one by one": lambda table, _: iter([table.slice(0, 1), table.slice(1)]),
     "duckdb": lambda table, _: duckdb.from_arrow(table),
 }
@@ -84,9 +84,9 @@ def pasted(line: str, df: Any) -> Any:
         df = pa.Table.from_batches([df])
     elif language == "pyarrow":
         df = pa.table(df)
-    known = {"np": np, "io": io, "pd": pd, NAMES[language]: df}
-    exec(line, known)
-    return known.get("columns", known[NAMES[language]])
+    namespace = {"np": np, "io": io, "pd": pd, NAMES[language]: df}
+    exec(line, namespace)
+    return namespace.get("columns", namespace[NAMES[language]])
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -95,7 +95,7 @@ def test_encoded_arrays_hint_decodes_frame(form: str, codec: str, tmp_path: Path
     table = ENCODED.set_column(1, "image", pa.array([None, *map(CODECS[codec], IMAGES)]))
     with pytest.raises(UnsupportedType, match=r"'image' hold .* NdarrayCodec") as error:
         to_reader(FRAMES[form](table, tmp_path)).read_all()
-    line, _ = str(error.value.hint).split(MEANT)
+    line, _ = str(error.value.hint).split(STORE_BYTES_HINT)
     again = tmp_path / "again"
     again.mkdir()
     decoded = to_reader(pasted(line, FRAMES[form](table, again))).read_all().column("image")
@@ -137,7 +137,7 @@ def test_unrecognized_bytes_stay_bytes(cell: bytes) -> None:
 def source(request: pytest.FixtureRequest, duckdb_store: FeatureStore, tmp_path: Path) -> Any:
     """A frame over a source of encoded arrays."""
     if request.param == "folder":
-        duckdb_store.add_source("arrays", written(ENCODED, tmp_path / "petastorm"))
+        duckdb_store.add_source("arrays", write_folder(ENCODED, tmp_path / "petastorm"))
         return lambda: duckdb_store.read_source("arrays")
     with sqlite3.connect(tmp_path / "arrays.db") as database:
         database.execute("CREATE TABLE pictures (id INTEGER, image BLOB)")
@@ -164,7 +164,7 @@ def test_encoded_arrays_of_source_are_refused(
     for call in calls:
         with pytest.raises(UnsupportedType, match=r"'image' hold .* NdarrayCodec") as error:
             call()
-    line, _ = str(error.value.hint).split(MEANT)
+    line, _ = str(error.value.hint).split(STORE_BYTES_HINT)
     columns = pasted(line, source())
     assert [group.name for group in duckdb_store.get_featuregroups()] == ["labels"]
     assert duckdb_store.get_training_datasets() == []

@@ -55,7 +55,7 @@ def in_library(table: pa.Table, library: str) -> Any:
         return list(zip(*table.to_pydict().values(), strict=True))
     if library == "named tuples":
         row = namedtuple("row", table.column_names)  # type: ignore[misc]
-        return [row(**each) for each in table.to_pylist()]
+        return [row(**cells) for cells in table.to_pylist()]
     makers: dict[str, Any] = {
         "pandas": table.to_pandas,
         "polars": lambda: pl.from_arrow(table),
@@ -82,11 +82,11 @@ def group_of(store: FeatureStore, keys: pa.Array) -> None:
 
 @pytest.mark.filterwarnings("ignore:string columns that contain dates")
 @pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("kind", KEYS)
+@pytest.mark.parametrize("case", KEYS)
 def test_label_key_type_hint_makes_keys_match(
-    duckdb_store: FeatureStore, kind: str, library: str
+    duckdb_store: FeatureStore, case: str, library: str
 ) -> None:
-    cells, keys, met = KEYS[kind]
+    cells, keys, met = KEYS[case]
     group_of(duckdb_store, keys)
     rows = pa.array(range(len(cells)))
     labels = in_library(pa.table({"col_0": cells, "col_1": rows}), library)
@@ -119,8 +119,8 @@ def test_label_key_type_hint_works_on_spark(spark: SparkSession, tmp_path: Path)
 
 def test_stored_label_key_type_hint_names_type(duckdb_store: FeatureStore) -> None:
     group_of(duckdb_store, pa.array([1, 2]))
-    other = pa.table({"key": ["1"], "y": [1]})
-    duckdb_store.create_featuregroup(other, "other", primary_key="key")
+    label_table = pa.table({"key": ["1"], "y": [1]})
+    duckdb_store.create_featuregroup(label_table, "other", primary_key="key")
     with pytest.raises(NoJoinKey) as refused:
         duckdb_store.get_features(["g.x"], labels="other")
     assert refused.value.hint == "convert the column 'key' to int64 first"

@@ -18,17 +18,17 @@ LEVELS = st.lists(st.sampled_from(["list", "large", "fixed", "struct"]), max_siz
 
 
 def nested_type(levels: list[str]) -> pa.DataType:
-    kind = pa.float64()
+    dtype = pa.float64()
     for level in levels:
         if level == "struct":
-            kind = pa.struct([("a", pa.int8()), ("b", kind)])
+            dtype = pa.struct([("a", pa.int8()), ("b", dtype)])
         elif level == "fixed":
-            kind = pa.list_(kind, 1)
+            dtype = pa.list_(dtype, 1)
         elif level == "large":
-            kind = pa.large_list(kind)
+            dtype = pa.large_list(dtype)
         else:
-            kind = pa.list_(kind)
-    return kind
+            dtype = pa.list_(dtype)
+    return dtype
 
 
 def nested_value(depth: int) -> Any:
@@ -68,8 +68,8 @@ def frames(depth: int, store: FeatureStore) -> dict[str, Any]:
 def test_max_nested_lists_are_stored(duckdb_store: FeatureStore, library: str) -> None:
     frame = frames(MAX_LEVELS, duckdb_store)[library]
     duckdb_store.create_featuregroup(frame, "deep", primary_key="k")
-    stored = duckdb_store.get_featuregroup("deep").to_arrow()
-    assert stored.column("x").to_pylist() == [nested_value(MAX_LEVELS)]
+    table = duckdb_store.get_featuregroup("deep").to_arrow()
+    assert table.column("x").to_pylist() == [nested_value(MAX_LEVELS)]
 
 
 @pytest.mark.parametrize("library", ["pyarrow", "rows", "pandas", "polars", "engine"])

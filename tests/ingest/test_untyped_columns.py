@@ -42,7 +42,7 @@ SCHEMA = pa.schema(
     [
         ("user", pa.string()),
         ("at", TIMESTAMP),
-        *[(name, kind) for name, (kind, _, _) in COLUMNS.items()],
+        *[(name, dtype) for name, (dtype, _, _) in COLUMNS.items()],
     ]
 )
 
@@ -88,14 +88,14 @@ def test_batches_without_values_take_group_types(store: FeatureStore, group: Fea
         group.insert([row], mode="upsert")
     expected = sorted(rows, key=lambda row: row["user"])
     condition = "starts_with(user, 'blank')"
-    stored = store.get_featuregroup("g").filter(condition).to_arrow().sort_by("user")
-    assert stored.schema.types == SCHEMA.types
-    assert stored.to_pylist() == expected
-    together = pa.Table.from_pylist(rows)
-    frames = [together, pl.from_arrow(together), pd.DataFrame(rows), iter(together.to_batches())]
+    result = store.get_featuregroup("g").filter(condition).to_arrow().sort_by("user")
+    assert result.schema.types == SCHEMA.types
+    assert result.to_pylist() == expected
+    table = pa.Table.from_pylist(rows)
+    frames = [table, pl.from_arrow(table), pd.DataFrame(rows), iter(table.to_batches())]
     for frame in every_library(store, frames):
         group.insert(frame, mode="upsert")
-        assert store.get_featuregroup("g").filter(condition).to_arrow().sort_by("user") == stored
+        assert store.get_featuregroup("g").filter(condition).to_arrow().sort_by("user") == result
     group.insert(native(store, rows), mode="upsert")
     group.insert(pd.DataFrame({name: [] for name in SCHEMA.names}))
     assert set(store.get_featuregroup("g").to_arrow()["tags"].to_pylist()[0] or ["x"]) <= {"x"}
@@ -160,8 +160,8 @@ def test_view_labels_take_label_group_types(store: FeatureStore, group: FeatureG
     alone = view.get_features(labels=[{"user": "full", "coupon": None, "at": DAY}]).to_arrow()
     assert alone.schema.field("coupon").type == pa.string()
     company = [{"user": "full", "coupon": text, "at": DAY} for text in (None, "x")]
-    together = view.get_features(labels=company).to_arrow()
-    assert alone.to_pylist() == together.slice(0, 1).to_pylist()
+    batch = view.get_features(labels=company).to_arrow()
+    assert alone.to_pylist() == batch.slice(0, 1).to_pylist()
     assert alone["used"].to_pylist() == ["none"]
 
 

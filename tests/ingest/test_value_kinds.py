@@ -34,11 +34,11 @@ from tests.ingest.value_kinds import (
     NOON,
     UTC_NOON,
     Cells,
-    Kind,
+    ColumnCase,
     table,
 )
 
-OF_DUCKDB = [kind for kind in KINDS if kind.library == "duckdb" and not kind.is_taken]
+OF_DUCKDB = [case for case in KINDS if case.library == "duckdb" and not case.is_taken]
 
 
 @pytest.fixture(autouse=True)
@@ -51,9 +51,9 @@ def _without_warnings() -> Iterator[None]:
 def after_hint(df: Any, hint: str) -> Any:
     """Return the dataframe after running its hint."""
     name = NAMES[detect_language(df)]
-    known = {"pd": pd, "pl": pl, "pa": pa, "pc": pc, "np": np, "datetime": datetime, name: df}
-    exec(hint, known)
-    return known["columns"] if name == "array" else known[name]
+    namespace = {"pd": pd, "pl": pl, "pa": pa, "pc": pc, "np": np, "datetime": datetime, name: df}
+    exec(hint, namespace)
+    return namespace["columns"] if name == "array" else namespace[name]
 
 
 def arrived(df: Any, column: str) -> tuple[str, list[Any]]:
@@ -62,46 +62,48 @@ def arrived(df: Any, column: str) -> tuple[str, list[Any]]:
     return str(table.schema.field(column).type), table[column].to_pylist()
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.library} {kind.title}")
-def test_library_values_are_stored_or_refused(kind: Kind) -> None:
-    df = kind.make()
+@pytest.mark.parametrize("case", KINDS, ids=lambda case: f"{case.library} {case.title}")
+def test_library_values_are_stored_or_refused(case: ColumnCase) -> None:
+    df = case.make()
     if df is None:
         pytest.skip("the installed release has no such type")
-    if kind.is_taken:
-        assert arrived(df, kind.column) == (kind.type, list(kind.values))
+    if case.is_taken:
+        assert arrived(df, case.column) == (case.type, list(case.values))
         return
     with pytest.raises(UnsupportedType) as error:
         to_reader(df).read_all()
-    _, values = arrived(after_hint(kind.make(), str(error.value.hint)), kind.column)
-    assert values == list(kind.values)
+    _, values = arrived(after_hint(case.make(), str(error.value.hint)), case.column)
+    assert values == list(case.values)
 
 
-@pytest.mark.parametrize("kind", OF_DUCKDB, ids=lambda kind: kind.title)
-def test_duckdb_relation_values_raise_same_error(kind: Kind, duckdb_store: FeatureStore) -> None:
+@pytest.mark.parametrize("case", OF_DUCKDB, ids=lambda case: case.title)
+def test_duckdb_relation_values_raise_same_error(
+    case: ColumnCase, duckdb_store: FeatureStore
+) -> None:
     with pytest.raises(UnsupportedType) as streamed:
-        to_reader(kind.make()).read_all()
+        to_reader(case.make()).read_all()
     with pytest.raises(UnsupportedType) as adopted:
-        duckdb_store.create_featuregroup(kind.make(), "odd")
+        duckdb_store.create_featuregroup(case.make(), "odd")
     assert str(adopted.value) == str(streamed.value)
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", CELLS, ids=lambda kind: kind.title)
-def test_cell_values_are_stored_or_refused(kind: Cells, form: str) -> None:
-    if form == "polars" and kind.title == "Enum":
+@pytest.mark.parametrize("case", CELLS, ids=lambda case: case.title)
+def test_cell_values_are_stored_or_refused(case: Cells, form: str) -> None:
+    if form == "polars" and case.title == "Enum":
         pytest.skip("polars cannot hold them beside nulls")
     column = "col_0" if form == "tuples" else "c"
-    values = list(kind.values)
-    if kind.is_taken:
-        assert arrived(FORMS[form](kind.cells), column) == (kind.type, values)
+    values = list(case.values)
+    if case.is_taken:
+        assert arrived(FORMS[form](case.cells), column) == (case.type, values)
         return
     with pytest.raises(UnsupportedType) as error:
-        to_reader(FORMS[form](kind.cells)).read_all()
-    _, after = arrived(after_hint(FORMS[form](kind.cells), str(error.value.hint)), column)
+        to_reader(FORMS[form](case.cells)).read_all()
+    _, after = arrived(after_hint(FORMS[form](case.cells), str(error.value.hint)), column)
     assert after == values
     if form not in ("pandas", "polars"):
         return
-    chunks = iter([FORMS[form](["a"]), FORMS[form](kind.cells)])
+    chunks = iter([FORMS[form](["a"]), FORMS[form](case.cells)])
     with pytest.raises(UnsupportedType) as later:
         to_reader(chunks).read_all()
     assert str(later.value) == str(error.value)
@@ -116,7 +118,7 @@ def pivot() -> pd.DataFrame:
     return long.pivot_table(index="user", columns="item", values="price", aggfunc=["mean", "max"])
 
 
-NAMED = {
+COLUMN_NAMES = {
     "numbers": (lambda: pd.DataFrame([[1, 2]]), ["col_0", "col_1"]),
     "MultiIndex": (multi_index, ["x_mean", "x"]),
     "pivot table": (pivot, ["user", "mean_7", "mean_8", "max_7", "max_8"]),
@@ -148,9 +150,9 @@ NAMED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", NAMED)
+@pytest.mark.parametrize("case", COLUMN_NAMES)
 def test_invalid_names_raise_with_rename_hint(case: str) -> None:
-    make, expected = NAMED[case]
+    make, expected = COLUMN_NAMES[case]
     with pytest.raises(InvalidName) as error:
         to_reader(make()).read_all()
     renamed = to_reader(after_hint(make(), str(error.value.hint))).read_all()
@@ -193,13 +195,13 @@ def test_documented_value_table_is_current() -> None:
     assert table() in DOCS.read_text(), "python -m tests.ingest.value_kinds writes it"
 
 
-TAKEN = [cell for kind in CELLS if kind.is_taken for cell in kind.cells]
-REFUSED = [cell for kind in CELLS if not kind.is_taken for cell in kind.cells]
+ACCEPTED = [cell for case in CELLS if case.is_taken for cell in case.cells]
+REFUSED = [cell for case in CELLS if not case.is_taken for cell in case.cells]
 ANY_CELLS = st.one_of(
-    st.lists(st.sampled_from(TAKEN), min_size=1, max_size=3),
-    st.lists(st.sampled_from(TAKEN + REFUSED), min_size=1, max_size=3),
+    st.lists(st.sampled_from(ACCEPTED), min_size=1, max_size=3),
+    st.lists(st.sampled_from(ACCEPTED + REFUSED), min_size=1, max_size=3),
     st.sampled_from(CELLS).flatmap(
-        lambda kind: st.lists(st.sampled_from(kind.cells), min_size=1, max_size=4)
+        lambda case: st.lists(st.sampled_from(case.cells), min_size=1, max_size=4)
     ),
 )
 WRAPPED: dict[str, Any] = {
@@ -210,31 +212,31 @@ WRAPPED: dict[str, Any] = {
 }
 
 
-def is_equal(given: Any, found: Any) -> bool:
+def is_equal(value: Any, actual: Any) -> bool:
     """Return whether a stored value equals the input, by Python rules only."""
-    if type(given).__name__ in ("NAType", "NaTType", "NoneType"):
-        return found is None
-    if isinstance(given, np.ndarray) and given.dtype.kind == "M":
-        given = given.astype("M8[us]")
-    if isinstance(given, np.datetime64):
-        return pd.isna(given) if found is None else instant(given.item()) == instant(found)
-    if isinstance(given, np.generic | np.ndarray | pa.Scalar):
-        given = given.as_py() if isinstance(given, pa.Scalar) else given.tolist()
-    if isinstance(given, pd.Interval):
-        given = {"left": given.left, "right": given.right}
-    if isinstance(given, datetime.date):
-        return instant(given) == instant(found)
-    if isinstance(given, dict):
-        return found.keys() >= given.keys() and all(
-            is_equal(given[key], found[key]) for key in given
+    if type(value).__name__ in ("NAType", "NaTType", "NoneType"):
+        return actual is None
+    if isinstance(value, np.ndarray) and value.dtype.kind == "M":
+        value = value.astype("M8[us]")
+    if isinstance(value, np.datetime64):
+        return pd.isna(value) if actual is None else instant(value.item()) == instant(actual)
+    if isinstance(value, np.generic | np.ndarray | pa.Scalar):
+        value = value.as_py() if isinstance(value, pa.Scalar) else value.tolist()
+    if isinstance(value, pd.Interval):
+        value = {"left": value.left, "right": value.right}
+    if isinstance(value, datetime.date):
+        return instant(value) == instant(actual)
+    if isinstance(value, dict):
+        return actual.keys() >= value.keys() and all(
+            is_equal(value[key], actual[key]) for key in value
         )
-    if isinstance(given, list | tuple):
-        return len(given) == len(found) and all(map(is_equal, given, found))
-    if isinstance(given, bytes | bytearray):
-        return bytes(given) == found
-    if isinstance(given, float) and math.isnan(given):
-        return found is None or math.isnan(found)
-    return isinstance(found, bool) == isinstance(given, bool) and bool(given == found)
+    if isinstance(value, list | tuple):
+        return len(value) == len(actual) and all(map(is_equal, value, actual))
+    if isinstance(value, bytes | bytearray):
+        return bytes(value) == actual
+    if isinstance(value, float) and math.isnan(value):
+        return actual is None or math.isnan(actual)
+    return isinstance(actual, bool) == isinstance(value, bool) and bool(value == actual)
 
 
 def instant(value: Any) -> Any:
@@ -266,9 +268,9 @@ def test_spark_frame_errors_have_spark_hints(spark: Any, tmp_path: Any) -> None:
     df = spark.sql("SELECT 1 AS id, map('a', 2) AS pairs, INTERVAL 1 DAY AS span")
     with pytest.raises(UnsupportedType) as error:
         store.create_featuregroup(df, "g", primary_key="id")
-    known = {"df": df, "F": functions}
-    exec(str(error.value.hint), known)
-    group = store.create_featuregroup(known["df"], "g", primary_key="id")
+    namespace = {"df": df, "F": functions}
+    exec(str(error.value.hint), namespace)
+    group = store.create_featuregroup(namespace["df"], "g", primary_key="id")
     (row,) = group.read().to_arrow().to_pylist()
     assert row["pairs"] == [{"key": "a", "value": 2}]
     assert row["span"] == "INTERVAL '1' DAY"
@@ -287,18 +289,18 @@ ITEMS = {
 @st.composite
 def encoded_arrays(draw: st.DrawFn) -> pa.Array:
     """Draw slices of view, run-end and dictionary arrays, nested and inside structs."""
-    name = draw(st.sampled_from([each for each in ITEMS if hasattr(pa, each)]))
-    kind, item = getattr(pa, name)(), st.none() | ITEMS[name]
-    views = [each for each in ("list_view", "large_list_view") if hasattr(pa, each)]
+    name = draw(st.sampled_from([name for name in ITEMS if hasattr(pa, name)]))
+    dtype, item = getattr(pa, name)(), st.none() | ITEMS[name]
+    views = [name for name in ("list_view", "large_list_view") if hasattr(pa, name)]
     form = draw(st.sampled_from(["scalars", "list_", *views]))
     if form in views:
         cells = draw(st.lists(st.none() | st.lists(item, max_size=3), min_size=1, max_size=6))
-        array = list_views(cells, draw(st.permutations(range(len(cells)))), kind, form)
+        array = list_views(cells, draw(st.permutations(range(len(cells)))), dtype, form)
     elif form == "list_":
         cells = draw(st.lists(st.none() | st.lists(item, max_size=3), min_size=1, max_size=6))
-        array = pa.array(cells, pa.list_(kind))
+        array = pa.array(cells, pa.list_(dtype))
     else:
-        array = pa.array(draw(st.lists(item, min_size=1, max_size=6)), kind)
+        array = pa.array(draw(st.lists(item, min_size=1, max_size=6)), dtype)
     for wrapper in draw(st.lists(st.sampled_from(["dictionary", "runs", "struct"]), max_size=2)):
         array = part_of(draw, array)
         rows = len(array)
@@ -321,7 +323,7 @@ def part_of(draw: st.DrawFn, array: pa.Array) -> pa.Array:
     return array.slice(start, draw(st.integers(0, len(array) - start)))
 
 
-def list_views(cells: list[Any], order: list[int], kind: pa.DataType, form: str) -> pa.Array:
+def list_views(cells: list[Any], order: list[int], dtype: pa.DataType, form: str) -> pa.Array:
     """Return list views with values in any order, some unused or under a null."""
     offsets, sizes, values = [0] * len(cells), [0] * len(cells), [None]
     for row in order:
@@ -333,7 +335,7 @@ def list_views(cells: list[Any], order: list[int], kind: pa.DataType, form: str)
     return (pa.LargeListViewArray if large else pa.ListViewArray).from_arrays(
         pa.array(offsets, numbers),
         pa.array(sizes, numbers),
-        pa.array(values, kind),
+        pa.array(values, dtype),
         mask=pa.array([cell is None for cell in cells]),
     )
 

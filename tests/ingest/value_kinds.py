@@ -58,7 +58,7 @@ class Level(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class Kind:
+class ColumnCase:
     """Values of one kind in a column ``c``; ``is_taken`` if no hint is needed.
 
     ``make`` returns the dataframe, None where the installed release has no such type, which then
@@ -81,7 +81,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Cells:
-    """Python objects of one kind, as cells of any dataframe; ``values`` as in ``Kind``."""
+    """Python objects of one kind, as cells of any dataframe; ``values`` as in ``ColumnCase``."""
 
     title: str
     cells: Sequence[Any]
@@ -172,9 +172,9 @@ def polars_column(values: Sequence[Any], dtype: Any) -> Callable[[], Any]:
     return lambda: pl.DataFrame({"c": pl.Series(values, dtype=dtype)})
 
 
-def arrow_column(values: Sequence[Any], kind: pa.DataType | None) -> Callable[[], Any]:
+def arrow_column(values: Sequence[Any], dtype: pa.DataType | None) -> Callable[[], Any]:
     """Return a function that creates an Arrow table with these cells."""
-    return lambda: None if kind is None else pa.table({"c": pa.array(values, kind)})
+    return lambda: None if dtype is None else pa.table({"c": pa.array(values, dtype)})
 
 
 def duckdb_column(expression: str) -> Callable[[], Any]:
@@ -200,128 +200,128 @@ FINE_NS = FINE.value
 FLOOR = [UTC_NOON, None]
 KINDS = [
     # -- numpy ---------------------------------------------------------------------------------
-    Kind("numpy", "`>i4` and other byte orders", numpy_column([1, 2], ">i4"), [1, 2], "int32"),
-    Kind("numpy", "float16", numpy_column([0.5], "f2"), [0.5], "float"),
-    Kind("numpy", "longdouble", numpy_column([0.5], "g"), [0.5], "double"),
-    Kind("numpy", "complex64, complex128", numpy_column([1 + 2j], "c16"), [[1.0, 2.0]]),
-    Kind("numpy", "`S` with NUL", numpy_column([DIGEST, b"a"], "S4"), [DIGEST, b"a"], "binary"),
-    Kind("numpy", "`U` with NUL", numpy_column(["a\0b", "c"], "U"), ["a\0b", "c"], "string"),
-    Kind("numpy", "object", numpy_column(["a", None], object), ["a", None], "string"),
-    Kind("numpy", "StringDType", lambda: _string_dtype(), ["a\0b", "c"], "string", documented="string"),
+    ColumnCase("numpy", "`>i4` and other byte orders", numpy_column([1, 2], ">i4"), [1, 2], "int32"),
+    ColumnCase("numpy", "float16", numpy_column([0.5], "f2"), [0.5], "float"),
+    ColumnCase("numpy", "longdouble", numpy_column([0.5], "g"), [0.5], "double"),
+    ColumnCase("numpy", "complex64, complex128", numpy_column([1 + 2j], "c16"), [[1.0, 2.0]]),
+    ColumnCase("numpy", "`S` with NUL", numpy_column([DIGEST, b"a"], "S4"), [DIGEST, b"a"], "binary"),
+    ColumnCase("numpy", "`U` with NUL", numpy_column(["a\0b", "c"], "U"), ["a\0b", "c"], "string"),
+    ColumnCase("numpy", "object", numpy_column(["a", None], object), ["a", None], "string"),
+    ColumnCase("numpy", "StringDType", lambda: _string_dtype(), ["a\0b", "c"], "string", documented="string"),
     *(
-        Kind("numpy", f"datetime64[{unit}]", numpy_column(["2024-01-01", "NaT"], f"M8[{unit}]"), [dt.date(2024, 1, 1), None], "date32[day]")
+        ColumnCase("numpy", f"datetime64[{unit}]", numpy_column(["2024-01-01", "NaT"], f"M8[{unit}]"), [dt.date(2024, 1, 1), None], "date32[day]")
         for unit in ("Y", "M", "D")
     ),
-    Kind("numpy", "datetime64[W]", numpy_column(["2024-01-04", "NaT"], "M8[W]"), [dt.date(2024, 1, 4), None], "date32[day]"),
+    ColumnCase("numpy", "datetime64[W]", numpy_column(["2024-01-04", "NaT"], "M8[W]"), [dt.date(2024, 1, 4), None], "date32[day]"),
     *(
-        Kind("numpy", f"datetime64[{unit}]", numpy_column(["2024-01-31T12", "NaT"], f"M8[{unit}]"), FLOOR, TIME)
+        ColumnCase("numpy", f"datetime64[{unit}]", numpy_column(["2024-01-31T12", "NaT"], f"M8[{unit}]"), FLOOR, TIME)
         for unit in ("h", "m", "s", "ms", "us", "ns", "20s")
     ),
-    Kind("numpy", "datetime64[ps]", numpy_column(["1970-01-02", "NaT"], "M8[ps]"), [dt.datetime(1970, 1, 2, tzinfo=dt.UTC), None], TIME),
-    Kind("numpy", "datetime64[ns] finer than 1 us", numpy_column([FINE.to_datetime64(), "NaT"], "M8[ns]"), FLOOR),
-    Kind("numpy", "timedelta64", numpy_column([7, "NaT"], "m8[s]"), [7, None]),
-    Kind("numpy", "structured array", lambda: np.array([(1, b"a\0b")], [("c", ">i8"), ("d", "S3")]), [1], "int64"),
-    Kind("numpy", "structured array with records", lambda: np.array([((1, 2),)], [("c", [("x", "u1"), ("y", "u1")])]), [b"\x01\x02"]),
-    Kind("numpy", "masked array", lambda: {"c": np.ma.masked_equal(np.array([1, 2], ">i4"), 2)}, [1, None], "int32"),
-    Kind("numpy", "masked images", lambda: {"c": np.ma.masked_equal(np.array([[[1, 2]]], "f4"), 2)}, [[[1.0, None]]], "list<item: list<item: double>>"),
-    Kind("numpy", "images of complex", lambda: np.ones((1, 2, 1), complex), [[[[1.0, 0.0]], [[1.0, 0.0]]]], column="col_0"),
-    Kind("numpy", "matrix of objects", lambda: np.array([[1, "a"], [2, None]], object), ["a", None], "string", column="col_1"),
-    Kind("numpy", "matrix of complex", lambda: np.array([[1j], [2]]), [[0.0, 1.0], [2.0, 0.0]], column="col_0"),
+    ColumnCase("numpy", "datetime64[ps]", numpy_column(["1970-01-02", "NaT"], "M8[ps]"), [dt.datetime(1970, 1, 2, tzinfo=dt.UTC), None], TIME),
+    ColumnCase("numpy", "datetime64[ns] finer than 1 us", numpy_column([FINE.to_datetime64(), "NaT"], "M8[ns]"), FLOOR),
+    ColumnCase("numpy", "timedelta64", numpy_column([7, "NaT"], "m8[s]"), [7, None]),
+    ColumnCase("numpy", "structured array", lambda: np.array([(1, b"a\0b")], [("c", ">i8"), ("d", "S3")]), [1], "int64"),
+    ColumnCase("numpy", "structured array with records", lambda: np.array([((1, 2),)], [("c", [("x", "u1"), ("y", "u1")])]), [b"\x01\x02"]),
+    ColumnCase("numpy", "masked array", lambda: {"c": np.ma.masked_equal(np.array([1, 2], ">i4"), 2)}, [1, None], "int32"),
+    ColumnCase("numpy", "masked images", lambda: {"c": np.ma.masked_equal(np.array([[[1, 2]]], "f4"), 2)}, [[[1.0, None]]], "list<item: list<item: double>>"),
+    ColumnCase("numpy", "images of complex", lambda: np.ones((1, 2, 1), complex), [[[[1.0, 0.0]], [[1.0, 0.0]]]], column="col_0"),
+    ColumnCase("numpy", "matrix of objects", lambda: np.array([[1, "a"], [2, None]], object), ["a", None], "string", column="col_1"),
+    ColumnCase("numpy", "matrix of complex", lambda: np.array([[1j], [2]]), [[0.0, 1.0], [2.0, 0.0]], column="col_0"),
     # -- pandas --------------------------------------------------------------------------------
-    Kind("pandas", "Int64 and other nullable numbers", pandas_column(1, None, dtype="Int64"), [1, None], "int64"),
-    Kind("pandas", "boolean", pandas_column(True, None, dtype="boolean"), [True, None], "bool"),
-    Kind("pandas", "string, str", pandas_column("a\0b", None, dtype="string"), ["a\0b", None], "string"),
-    Kind("pandas", "category", pandas_column("a", None, dtype="category"), ["a", None], "string"),
-    Kind("pandas", "category of date and datetime", lambda: pd.DataFrame({"c": pd.Categorical([0, 1], [0, 1]).rename_categories([DAY, NOON])}), [UTC_DAY, UTC_NOON], TIME),
-    Kind("pandas", "category of intervals (`pd.cut`)", lambda: pd.DataFrame({"c": pd.cut([1, 3], [0, 2, 4])}), [{"left": 0, "right": 2}, {"left": 2, "right": 4}], "struct<left: int64, right: int64>"),
-    Kind("pandas", "Sparse", lambda: pd.DataFrame({"c": pd.arrays.SparseArray([0, 5, 0])}), [0, 5, 0], "int64"),
-    Kind("pandas", "datetime64[s, ms, us, ns]", pandas_column(NOON, None, dtype="M8[ns]"), FLOOR, TIME),
-    Kind("pandas", "datetime64[ns] finer than 1 us", pandas_column(FINE, None, dtype="M8[ns]"), FLOOR),
-    Kind("pandas", "datetime64 with a zone", pandas_column(UTC_NOON, None, dtype="datetime64[us, UTC]"), FLOOR, TIME),
-    Kind("pandas", "timedelta64", pandas_column(pd.Timedelta(7, "ns"), None, dtype="m8[ns]"), [7, None]),
-    Kind("pandas", "period", pandas_column("2024-01", None, dtype="period[M]"), [dt.datetime(2024, 1, 1, tzinfo=dt.UTC), None]),
-    Kind("pandas", "interval", lambda: pd.DataFrame({"c": pd.arrays.IntervalArray.from_breaks([0, 1])}), [{"left": 0, "right": 1}], "struct<left: int64, right: int64>"),
-    Kind("pandas", "complex", pandas_column(1 + 2j, dtype="complex128"), [[1.0, 2.0]]),
-    Kind("pandas", "big-endian numbers", lambda: pd.DataFrame({"c": np.array([1, 2], ">i8")}), [1, 2], "int64"),
-    Kind("pandas", "longdouble", lambda: pd.DataFrame({"c": np.array([0.5], "g")}), [0.5], "double"),
-    Kind("pandas", "ArrowDtype", pandas_column(1, None, dtype=pd.ArrowDtype(pa.int8())), [1, None], "int8"),
-    Kind("pandas", "ArrowDtype of times of day", pandas_column(CLOCK, None, dtype=pd.ArrowDtype(pa.time64("us"))), ["12:30:00.000000", None]),
-    Kind("pandas", "ArrowDtype of durations", pandas_column(dt.timedelta(1), None, dtype=pd.ArrowDtype(pa.duration("s"))), [86400, None]),
-    Kind("pandas", "Series", lambda: pd.Series([1, 2], name="c"), [1, 2], "int64"),
-    Kind("pandas", "PeriodIndex in a dict", lambda: {"c": pd.period_range("2024-01", periods=1, freq="M")}, [dt.datetime(2024, 1, 1, tzinfo=dt.UTC)]),
-    Kind("pandas", "IntervalIndex in a dict", lambda: {"c": pd.interval_range(0, 1)}, [{"left": 0, "right": 1}], "struct<left: int64, right: int64>"),
-    Kind("pandas", "TimedeltaIndex in a dict", lambda: {"c": pd.to_timedelta([7], "ns")}, [7]),
-    Kind("pandas", "SparseArray in a dict", lambda: {"c": pd.arrays.SparseArray([0, 5])}, [0, 5], "int64"),
-    Kind("pandas", "MultiIndex in a dict", lambda: {"c": pd.MultiIndex.from_tuples([(1, 2)])}, [[1, 2]], "fixed_size_list<item: int64>[2]"),
+    ColumnCase("pandas", "Int64 and other nullable numbers", pandas_column(1, None, dtype="Int64"), [1, None], "int64"),
+    ColumnCase("pandas", "boolean", pandas_column(True, None, dtype="boolean"), [True, None], "bool"),
+    ColumnCase("pandas", "string, str", pandas_column("a\0b", None, dtype="string"), ["a\0b", None], "string"),
+    ColumnCase("pandas", "category", pandas_column("a", None, dtype="category"), ["a", None], "string"),
+    ColumnCase("pandas", "category of date and datetime", lambda: pd.DataFrame({"c": pd.Categorical([0, 1], [0, 1]).rename_categories([DAY, NOON])}), [UTC_DAY, UTC_NOON], TIME),
+    ColumnCase("pandas", "category of intervals (`pd.cut`)", lambda: pd.DataFrame({"c": pd.cut([1, 3], [0, 2, 4])}), [{"left": 0, "right": 2}, {"left": 2, "right": 4}], "struct<left: int64, right: int64>"),
+    ColumnCase("pandas", "Sparse", lambda: pd.DataFrame({"c": pd.arrays.SparseArray([0, 5, 0])}), [0, 5, 0], "int64"),
+    ColumnCase("pandas", "datetime64[s, ms, us, ns]", pandas_column(NOON, None, dtype="M8[ns]"), FLOOR, TIME),
+    ColumnCase("pandas", "datetime64[ns] finer than 1 us", pandas_column(FINE, None, dtype="M8[ns]"), FLOOR),
+    ColumnCase("pandas", "datetime64 with a zone", pandas_column(UTC_NOON, None, dtype="datetime64[us, UTC]"), FLOOR, TIME),
+    ColumnCase("pandas", "timedelta64", pandas_column(pd.Timedelta(7, "ns"), None, dtype="m8[ns]"), [7, None]),
+    ColumnCase("pandas", "period", pandas_column("2024-01", None, dtype="period[M]"), [dt.datetime(2024, 1, 1, tzinfo=dt.UTC), None]),
+    ColumnCase("pandas", "interval", lambda: pd.DataFrame({"c": pd.arrays.IntervalArray.from_breaks([0, 1])}), [{"left": 0, "right": 1}], "struct<left: int64, right: int64>"),
+    ColumnCase("pandas", "complex", pandas_column(1 + 2j, dtype="complex128"), [[1.0, 2.0]]),
+    ColumnCase("pandas", "big-endian numbers", lambda: pd.DataFrame({"c": np.array([1, 2], ">i8")}), [1, 2], "int64"),
+    ColumnCase("pandas", "longdouble", lambda: pd.DataFrame({"c": np.array([0.5], "g")}), [0.5], "double"),
+    ColumnCase("pandas", "ArrowDtype", pandas_column(1, None, dtype=pd.ArrowDtype(pa.int8())), [1, None], "int8"),
+    ColumnCase("pandas", "ArrowDtype of times of day", pandas_column(CLOCK, None, dtype=pd.ArrowDtype(pa.time64("us"))), ["12:30:00.000000", None]),
+    ColumnCase("pandas", "ArrowDtype of durations", pandas_column(dt.timedelta(1), None, dtype=pd.ArrowDtype(pa.duration("s"))), [86400, None]),
+    ColumnCase("pandas", "Series", lambda: pd.Series([1, 2], name="c"), [1, 2], "int64"),
+    ColumnCase("pandas", "PeriodIndex in a dict", lambda: {"c": pd.period_range("2024-01", periods=1, freq="M")}, [dt.datetime(2024, 1, 1, tzinfo=dt.UTC)]),
+    ColumnCase("pandas", "IntervalIndex in a dict", lambda: {"c": pd.interval_range(0, 1)}, [{"left": 0, "right": 1}], "struct<left: int64, right: int64>"),
+    ColumnCase("pandas", "TimedeltaIndex in a dict", lambda: {"c": pd.to_timedelta([7], "ns")}, [7]),
+    ColumnCase("pandas", "SparseArray in a dict", lambda: {"c": pd.arrays.SparseArray([0, 5])}, [0, 5], "int64"),
+    ColumnCase("pandas", "MultiIndex in a dict", lambda: {"c": pd.MultiIndex.from_tuples([(1, 2)])}, [[1, 2]], "fixed_size_list<item: int64>[2]"),
     # -- polars --------------------------------------------------------------------------------
-    Kind("polars", "Int8 to Int64, UInt8 to UInt64", polars_column([1, None], pl.UInt64), [1, None], "uint64"),
-    Kind("polars", "Int128 within 64 bits", polars_column([1, None], pl.Int128), [1, None], "int64"),
-    Kind("polars", "Int128 beyond 64 bits", polars_column([2**100, None], pl.Int128), [str(2**100), None]),
-    Kind("polars", "String, Categorical, Enum", polars_column(["a", None], pl.Enum(["a"])), ["a", None], "string"),
-    Kind("polars", "Object of texts", polars_column(["a", None], pl.Object), ["a", None], "string"),
-    Kind("polars", "Object of UUIDs", polars_column([ID, None], pl.Object), [str(ID), None]),
-    Kind("polars", "Date", polars_column([DAY, None], pl.Date), [DAY, None], "date32[day]"),
-    Kind("polars", "Datetime", polars_column([NOON, None], pl.Datetime("ns")), FLOOR, TIME),
-    Kind("polars", "Datetime(ns) finer than 1 us", lambda: pl.DataFrame({"c": pl.Series([FINE_NS, None]).cast(pl.Datetime("ns"))}), FLOOR),
-    Kind("polars", "Time", polars_column([CLOCK, None], pl.Time), [45_000_000_000_000, None]),
-    Kind("polars", "Duration", polars_column([dt.timedelta(seconds=1), None], pl.Duration("ns")), [10**9, None]),
-    Kind("polars", "List(Duration)", polars_column([[dt.timedelta(seconds=1)], None], pl.List(pl.Duration("ms"))), [[1000], None]),
-    Kind("polars", "Decimal", polars_column([Decimal("1.5"), None], pl.Decimal(4, 1)), [Decimal("1.5"), None], "decimal128(4, 1)"),
-    Kind("polars", "Binary", polars_column([DIGEST, None], pl.Binary), [DIGEST, None], "binary"),
-    Kind("polars", "List", polars_column([[1], None], pl.List(pl.Int8)), [[1], None], "list<item: int8>"),
-    Kind("polars", "Array", polars_column([[1, 2], None], pl.Array(pl.Int8, 2)), [[1, 2], None], "fixed_size_list<item: int8>[2]"),
-    Kind("polars", "Struct", polars_column([{"a": 1}], pl.Struct({"a": pl.Int8})), [{"a": 1}], "struct<a: int8>"),
-    Kind("polars", "Float16", polars_column([0.5, None], pl.Float16), [0.5, None], "float"),
+    ColumnCase("polars", "Int8 to Int64, UInt8 to UInt64", polars_column([1, None], pl.UInt64), [1, None], "uint64"),
+    ColumnCase("polars", "Int128 within 64 bits", polars_column([1, None], pl.Int128), [1, None], "int64"),
+    ColumnCase("polars", "Int128 beyond 64 bits", polars_column([2**100, None], pl.Int128), [str(2**100), None]),
+    ColumnCase("polars", "String, Categorical, Enum", polars_column(["a", None], pl.Enum(["a"])), ["a", None], "string"),
+    ColumnCase("polars", "Object of texts", polars_column(["a", None], pl.Object), ["a", None], "string"),
+    ColumnCase("polars", "Object of UUIDs", polars_column([ID, None], pl.Object), [str(ID), None]),
+    ColumnCase("polars", "Date", polars_column([DAY, None], pl.Date), [DAY, None], "date32[day]"),
+    ColumnCase("polars", "Datetime", polars_column([NOON, None], pl.Datetime("ns")), FLOOR, TIME),
+    ColumnCase("polars", "Datetime(ns) finer than 1 us", lambda: pl.DataFrame({"c": pl.Series([FINE_NS, None]).cast(pl.Datetime("ns"))}), FLOOR),
+    ColumnCase("polars", "Time", polars_column([CLOCK, None], pl.Time), [45_000_000_000_000, None]),
+    ColumnCase("polars", "Duration", polars_column([dt.timedelta(seconds=1), None], pl.Duration("ns")), [10**9, None]),
+    ColumnCase("polars", "List(Duration)", polars_column([[dt.timedelta(seconds=1)], None], pl.List(pl.Duration("ms"))), [[1000], None]),
+    ColumnCase("polars", "Decimal", polars_column([Decimal("1.5"), None], pl.Decimal(4, 1)), [Decimal("1.5"), None], "decimal128(4, 1)"),
+    ColumnCase("polars", "Binary", polars_column([DIGEST, None], pl.Binary), [DIGEST, None], "binary"),
+    ColumnCase("polars", "List", polars_column([[1], None], pl.List(pl.Int8)), [[1], None], "list<item: int8>"),
+    ColumnCase("polars", "Array", polars_column([[1, 2], None], pl.Array(pl.Int8, 2)), [[1, 2], None], "fixed_size_list<item: int8>[2]"),
+    ColumnCase("polars", "Struct", polars_column([{"a": 1}], pl.Struct({"a": pl.Int8})), [{"a": 1}], "struct<a: int8>"),
+    ColumnCase("polars", "Float16", polars_column([0.5, None], pl.Float16), [0.5, None], "float"),
     # -- pyarrow -------------------------------------------------------------------------------
-    Kind("pyarrow", "string, large_string, string_view", arrow_column(["a\0b", None], pa.large_string()), ["a\0b", None], "string"),
-    Kind("pyarrow", "binary, large_binary, binary(n)", arrow_column([DIGEST, None], pa.binary(4)), [DIGEST, None], "binary"),
-    Kind("pyarrow", "float16", arrow_column([np.float16(0.5), None], pa.float16()), [0.5, None], "float"),
-    Kind("pyarrow", "dictionary", lambda: pa.table({"c": pa.array(["a", None]).dictionary_encode()}), ["a", None], "string"),
-    Kind("pyarrow", "list_view", arrow_column([[1], None], arrow_type("list_view", pa.int8())), [[1], None], "list<item: int8>", documented="list<item: int8>"),
-    Kind("pyarrow", "run_end_encoded", lambda: pa.table({"c": pc.run_end_encode(pa.array([1, 1, None]))}), [1, 1, None], "int64"),
-    Kind("pyarrow", "date32, date64", arrow_column([DAY, None], pa.date64()), [DAY, None], "date32[day]"),
-    Kind("pyarrow", "timestamp", arrow_column([NOON, None], pa.timestamp("s")), FLOOR, TIME),
-    Kind("pyarrow", "timestamp[ns] finer than 1 us", arrow_column([FINE_NS, None], pa.timestamp("ns")), FLOOR),
-    Kind("pyarrow", "time32, time64", arrow_column([CLOCK, None], pa.time64("us")), ["12:30:00.000000", None]),
-    Kind("pyarrow", "duration", arrow_column([7, None], pa.duration("ns")), [7, None]),
-    Kind("pyarrow", "list of durations", arrow_column([[dt.timedelta(0, 0, 7)], None], pa.list_(pa.duration("us"))), [[7], None]),
-    Kind("pyarrow", "month_day_nano_interval", arrow_column([(1, 2, 3), None], pa.month_day_nano_interval()), [[1, 2, 3], None]),
-    Kind("pyarrow", "map", arrow_column([[("a", 1)], None], pa.map_(pa.string(), pa.int32())), [[{"key": "a", "value": 1}], None]),
-    Kind("pyarrow", "struct with a time", arrow_column([{"a": CLOCK}, None], pa.struct([("a", pa.time32("s"))])), [{"a": "12:30:00"}, None]),
-    Kind("pyarrow", "union", lambda: pa.table({"c": pa.UnionArray.from_dense(pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array([5])])}), ["5"]),
-    Kind("pyarrow", "decimal128", arrow_column([Decimal("1.5"), None], pa.decimal128(4, 1)), [Decimal("1.5"), None], "decimal128(4, 1)"),
-    Kind("pyarrow", "decimal256 of at most 38 digits", arrow_column([Decimal("1.5"), None], pa.decimal256(4, 1)), [Decimal("1.5"), None], "decimal128(4, 1)"),
-    Kind("pyarrow", "decimal256 of more digits", arrow_column([Decimal(10**50), None], pa.decimal256(60, 0)), [str(10**50), None]),
-    Kind("pyarrow", "decimal32, decimal64", arrow_column([Decimal("1.5"), None], arrow_type("decimal64", 4, 1)), [Decimal("1.5"), None], "decimal128(4, 1)", documented="decimal128(4, 1)"),
-    Kind("pyarrow", "bool8", lambda: _extension("bool8", [1, None], pa.int8()), [True, None], "bool", documented="bool"),
-    Kind("pyarrow", "uuid", lambda: _extension("uuid", [ID.bytes, None], pa.binary(16)), [ID.bytes, None], "binary", documented="binary"),
-    Kind("pyarrow", "fixed_shape_tensor", lambda: pa.table({"c": pa.FixedShapeTensorArray.from_numpy_ndarray(np.ones((1, 2, 1)))}), [[[1.0], [1.0]]], "fixed_size_list<item: fixed_size_list<item: double>[1]>[2]"),
-    Kind("pyarrow", "pandas.period", lambda: pa.table({"c": pa.array(pd.period_range("2024-01", periods=1, freq="M"))}), [dt.datetime(2024, 1, 1, tzinfo=dt.UTC)]),
+    ColumnCase("pyarrow", "string, large_string, string_view", arrow_column(["a\0b", None], pa.large_string()), ["a\0b", None], "string"),
+    ColumnCase("pyarrow", "binary, large_binary, binary(n)", arrow_column([DIGEST, None], pa.binary(4)), [DIGEST, None], "binary"),
+    ColumnCase("pyarrow", "float16", arrow_column([np.float16(0.5), None], pa.float16()), [0.5, None], "float"),
+    ColumnCase("pyarrow", "dictionary", lambda: pa.table({"c": pa.array(["a", None]).dictionary_encode()}), ["a", None], "string"),
+    ColumnCase("pyarrow", "list_view", arrow_column([[1], None], arrow_type("list_view", pa.int8())), [[1], None], "list<item: int8>", documented="list<item: int8>"),
+    ColumnCase("pyarrow", "run_end_encoded", lambda: pa.table({"c": pc.run_end_encode(pa.array([1, 1, None]))}), [1, 1, None], "int64"),
+    ColumnCase("pyarrow", "date32, date64", arrow_column([DAY, None], pa.date64()), [DAY, None], "date32[day]"),
+    ColumnCase("pyarrow", "timestamp", arrow_column([NOON, None], pa.timestamp("s")), FLOOR, TIME),
+    ColumnCase("pyarrow", "timestamp[ns] finer than 1 us", arrow_column([FINE_NS, None], pa.timestamp("ns")), FLOOR),
+    ColumnCase("pyarrow", "time32, time64", arrow_column([CLOCK, None], pa.time64("us")), ["12:30:00.000000", None]),
+    ColumnCase("pyarrow", "duration", arrow_column([7, None], pa.duration("ns")), [7, None]),
+    ColumnCase("pyarrow", "list of durations", arrow_column([[dt.timedelta(0, 0, 7)], None], pa.list_(pa.duration("us"))), [[7], None]),
+    ColumnCase("pyarrow", "month_day_nano_interval", arrow_column([(1, 2, 3), None], pa.month_day_nano_interval()), [[1, 2, 3], None]),
+    ColumnCase("pyarrow", "map", arrow_column([[("a", 1)], None], pa.map_(pa.string(), pa.int32())), [[{"key": "a", "value": 1}], None]),
+    ColumnCase("pyarrow", "struct with a time", arrow_column([{"a": CLOCK}, None], pa.struct([("a", pa.time32("s"))])), [{"a": "12:30:00"}, None]),
+    ColumnCase("pyarrow", "union", lambda: pa.table({"c": pa.UnionArray.from_dense(pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array([5])])}), ["5"]),
+    ColumnCase("pyarrow", "decimal128", arrow_column([Decimal("1.5"), None], pa.decimal128(4, 1)), [Decimal("1.5"), None], "decimal128(4, 1)"),
+    ColumnCase("pyarrow", "decimal256 of at most 38 digits", arrow_column([Decimal("1.5"), None], pa.decimal256(4, 1)), [Decimal("1.5"), None], "decimal128(4, 1)"),
+    ColumnCase("pyarrow", "decimal256 of more digits", arrow_column([Decimal(10**50), None], pa.decimal256(60, 0)), [str(10**50), None]),
+    ColumnCase("pyarrow", "decimal32, decimal64", arrow_column([Decimal("1.5"), None], arrow_type("decimal64", 4, 1)), [Decimal("1.5"), None], "decimal128(4, 1)", documented="decimal128(4, 1)"),
+    ColumnCase("pyarrow", "bool8", lambda: _extension("bool8", [1, None], pa.int8()), [True, None], "bool", documented="bool"),
+    ColumnCase("pyarrow", "uuid", lambda: _extension("uuid", [ID.bytes, None], pa.binary(16)), [ID.bytes, None], "binary", documented="binary"),
+    ColumnCase("pyarrow", "fixed_shape_tensor", lambda: pa.table({"c": pa.FixedShapeTensorArray.from_numpy_ndarray(np.ones((1, 2, 1)))}), [[[1.0], [1.0]]], "fixed_size_list<item: fixed_size_list<item: double>[1]>[2]"),
+    ColumnCase("pyarrow", "pandas.period", lambda: pa.table({"c": pa.array(pd.period_range("2024-01", periods=1, freq="M"))}), [dt.datetime(2024, 1, 1, tzinfo=dt.UTC)]),
     # -- DuckDB --------------------------------------------------------------------------------
-    Kind("duckdb", "UTINYINT to UBIGINT, TINYINT to BIGINT", duckdb_column("1::UBIGINT"), [1, None], "uint64"),
-    Kind("duckdb", "HUGEINT within 64 bits, as sums are", duckdb_column("1::HUGEINT"), [1, None], "int64"),
-    Kind("duckdb", "UHUGEINT within 64 bits", duckdb_column("1::UHUGEINT"), [1, None], "int64"),
-    Kind("duckdb", "HUGEINT beyond 64 bits", duckdb_column(f"{2**100}::HUGEINT"), [str(2**100), None]),
-    Kind("duckdb", "UHUGEINT beyond 64 bits", duckdb_column(f"{2**128 - 1}::UHUGEINT"), [str(2**128 - 1), None]),
-    Kind("duckdb", "BIGNUM", duckdb_column(f"'{10**40}'::BIGNUM"), [str(10**40), None]),
-    Kind("duckdb", "DECIMAL", duckdb_column("1.5::DECIMAL(4, 1)"), [Decimal("1.5"), None], "decimal128(4, 1)"),
-    Kind("duckdb", "VARCHAR, ENUM, JSON, UUID", duckdb_column(f"'{ID}'::UUID"), [str(ID), None], "string"),
-    Kind("duckdb", "BLOB", duckdb_column("'a'::BLOB"), [b"a", None], "binary"),
-    Kind("duckdb", "BIT", duckdb_column("'0101'::BIT"), ["0101", None]),
-    Kind("duckdb", "BIT[]", duckdb_column("['0101'::BIT]"), [["0101"], None]),
-    Kind("duckdb", "STRUCT with BIT", duckdb_column("{'a': '01'::BIT}"), [{"a": "01"}, None]),
-    Kind("duckdb", "DATE", duckdb_column("DATE '2024-01-31'"), [DAY, None], "date32[day]"),
-    Kind("duckdb", "TIMESTAMP, TIMESTAMPTZ, TIMESTAMP_S, _MS, _NS", duckdb_column("'2024-01-31 12:00'::TIMESTAMP_NS"), FLOOR, TIME),
-    Kind("duckdb", "TIMESTAMP_NS finer than 1 us", duckdb_column(f"make_timestamp_ns({FINE_NS})"), FLOOR),
-    Kind("duckdb", "TIME", duckdb_column("TIME '12:30'"), ["12:30:00", None]),
-    Kind("duckdb", "TIMETZ", duckdb_column("'12:30:00+02'::TIMETZ"), ["12:30:00+02", None]),
-    Kind("duckdb", "INTERVAL", duckdb_column("INTERVAL 1 MONTH"), ["1 month", None]),
-    Kind("duckdb", "MAP", duckdb_column("MAP {'a': 1}"), [[{"key": "a", "value": 1}], None]),
-    Kind("duckdb", "UNION", duckdb_column("union_value(a := 5)"), ["5", None]),
-    Kind("duckdb", "VARIANT", duckdb_column("5::VARIANT"), ["5", None]),
-    Kind("duckdb", "LIST", duckdb_column("[1, 2]"), [[1, 2], None], "list<item: int32>"),
-    Kind("duckdb", "ARRAY", duckdb_column("[1, 2]::INTEGER[2]"), [[1, 2], None], "fixed_size_list<item: int32>[2]"),
-    Kind("duckdb", "STRUCT", duckdb_column("{'a': 1}"), [{"a": 1}, None], "struct<a: int32>"),
+    ColumnCase("duckdb", "UTINYINT to UBIGINT, TINYINT to BIGINT", duckdb_column("1::UBIGINT"), [1, None], "uint64"),
+    ColumnCase("duckdb", "HUGEINT within 64 bits, as sums are", duckdb_column("1::HUGEINT"), [1, None], "int64"),
+    ColumnCase("duckdb", "UHUGEINT within 64 bits", duckdb_column("1::UHUGEINT"), [1, None], "int64"),
+    ColumnCase("duckdb", "HUGEINT beyond 64 bits", duckdb_column(f"{2**100}::HUGEINT"), [str(2**100), None]),
+    ColumnCase("duckdb", "UHUGEINT beyond 64 bits", duckdb_column(f"{2**128 - 1}::UHUGEINT"), [str(2**128 - 1), None]),
+    ColumnCase("duckdb", "BIGNUM", duckdb_column(f"'{10**40}'::BIGNUM"), [str(10**40), None]),
+    ColumnCase("duckdb", "DECIMAL", duckdb_column("1.5::DECIMAL(4, 1)"), [Decimal("1.5"), None], "decimal128(4, 1)"),
+    ColumnCase("duckdb", "VARCHAR, ENUM, JSON, UUID", duckdb_column(f"'{ID}'::UUID"), [str(ID), None], "string"),
+    ColumnCase("duckdb", "BLOB", duckdb_column("'a'::BLOB"), [b"a", None], "binary"),
+    ColumnCase("duckdb", "BIT", duckdb_column("'0101'::BIT"), ["0101", None]),
+    ColumnCase("duckdb", "BIT[]", duckdb_column("['0101'::BIT]"), [["0101"], None]),
+    ColumnCase("duckdb", "STRUCT with BIT", duckdb_column("{'a': '01'::BIT}"), [{"a": "01"}, None]),
+    ColumnCase("duckdb", "DATE", duckdb_column("DATE '2024-01-31'"), [DAY, None], "date32[day]"),
+    ColumnCase("duckdb", "TIMESTAMP, TIMESTAMPTZ, TIMESTAMP_S, _MS, _NS", duckdb_column("'2024-01-31 12:00'::TIMESTAMP_NS"), FLOOR, TIME),
+    ColumnCase("duckdb", "TIMESTAMP_NS finer than 1 us", duckdb_column(f"make_timestamp_ns({FINE_NS})"), FLOOR),
+    ColumnCase("duckdb", "TIME", duckdb_column("TIME '12:30'"), ["12:30:00", None]),
+    ColumnCase("duckdb", "TIMETZ", duckdb_column("'12:30:00+02'::TIMETZ"), ["12:30:00+02", None]),
+    ColumnCase("duckdb", "INTERVAL", duckdb_column("INTERVAL 1 MONTH"), ["1 month", None]),
+    ColumnCase("duckdb", "MAP", duckdb_column("MAP {'a': 1}"), [[{"key": "a", "value": 1}], None]),
+    ColumnCase("duckdb", "UNION", duckdb_column("union_value(a := 5)"), ["5", None]),
+    ColumnCase("duckdb", "VARIANT", duckdb_column("5::VARIANT"), ["5", None]),
+    ColumnCase("duckdb", "LIST", duckdb_column("[1, 2]"), [[1, 2], None], "list<item: int32>"),
+    ColumnCase("duckdb", "ARRAY", duckdb_column("[1, 2]::INTEGER[2]"), [[1, 2], None], "fixed_size_list<item: int32>[2]"),
+    ColumnCase("duckdb", "STRUCT", duckdb_column("{'a': 1}"), [{"a": 1}, None], "struct<a: int32>"),
 ]  # fmt: skip
 
 
@@ -333,10 +333,10 @@ def _string_dtype() -> Any:
 
 
 def _extension(name: str, values: Sequence[Any], storage: pa.DataType) -> Any:
-    kind = arrow_type(name)
-    if kind is None:
+    dtype = arrow_type(name)
+    if dtype is None:
         return None
-    return pa.table({"c": pa.ExtensionArray.from_storage(kind, pa.array(values, storage))})
+    return pa.table({"c": pa.ExtensionArray.from_storage(dtype, pa.array(values, storage))})
 
 
 FORMS = {
@@ -362,19 +362,19 @@ def documented_rows(library: str) -> Iterator[tuple[str, str]]:
         for cells in CELLS:
             yield cells.title, _line(cells.title, cells.type, FORMS["rows"](cells.cells))
         return
-    for kind in KINDS:
-        if kind.library == library:
-            df = None if kind.documented else kind.make()
-            yield kind.title, _line(kind.title, kind.documented or kind.type, df)
+    for case in KINDS:
+        if case.library == library:
+            df = None if case.documented else case.make()
+            yield case.title, _line(case.title, case.documented or case.type, df)
 
 
 def table() -> str:
     """Return the table of the docs."""
-    parts = []
+    lines = []
     for library, heading in _HEADINGS.items():
-        parts += [f"## {heading}", "", "| given | becomes, or what to type |", "| --- | --- |"]
-        parts += [line for _, line in documented_rows(library)] + [""]
-    return "\n".join(parts)
+        lines += [f"## {heading}", "", "| given | becomes, or what to type |", "| --- | --- |"]
+        lines += [line for _, line in documented_rows(library)] + [""]
+    return "\n".join(lines)
 
 
 def _line(title: str, type_name: str, df: Any) -> str:

@@ -29,19 +29,19 @@ def trips(hours: int = HOURS, *, start: datetime = START, fare: int = 1) -> pa.T
 
     Two of zone a, one of zone b, except that every fifth hour has none.
     """
-    moments, zones = [], []
+    timestamps, zones = [], []
     for hour in range(hours):
         if hour % 5 == 4:
             continue
         for minute, zone in ((5, "a"), (20, "b"), (50, "a")):
-            moments.append(start + timedelta(hours=hour, minutes=minute))
+            timestamps.append(start + timedelta(hours=hour, minutes=minute))
             zones.append(zone)
     return pa.table(
         {
-            "id": pa.array(range(len(moments)), pa.int64()),
-            "left_at": pa.array(moments, pa.timestamp("us", tz="UTC")),
+            "id": pa.array(range(len(timestamps)), pa.int64()),
+            "left_at": pa.array(timestamps, pa.timestamp("us", tz="UTC")),
             "zone": zones,
-            "fare": pa.array([fare] * len(moments), pa.int64()),
+            "fare": pa.array([fare] * len(timestamps), pa.int64()),
         }
     )
 

@@ -36,15 +36,15 @@ def terminate(process: BaseProcess) -> int | None:
 
 
 def backfill(
-    location: str, name: str, places: tuple[str, ...] = (), size: int = 0, at_once: int = 1
+    location: str, name: str, crash_points: tuple[str, ...] = (), size: int = 0, at_once: int = 1
 ) -> None:
     """Run a backfill in a separate process that dies where it first reaches a statement.
 
-    Places are ``module:function``.
+    Crash points are ``module:function``.
 
     ``size`` cuts chunks of so many windows, and ``at_once`` of them are computed side by side.
     """
-    _prepare(places, START + HOURS * timedelta(hours=1))
+    _prepare(crash_points, START + HOURS * timedelta(hours=1))
     if size:
         execution.CHUNKS.update(sql=size, python=size)
     service.usable_cores = lambda: at_once
@@ -53,15 +53,15 @@ def backfill(
     store.backfill_job(name, START, START + HOURS * timedelta(hours=1))
 
 
-def run_due(location: str, name: str, places: tuple[str, ...], now: datetime) -> None:
+def run_due(location: str, name: str, crash_points: tuple[str, ...], now: datetime) -> None:
     """Run the due windows in a separate process that dies at a statement."""
-    _prepare(places, now)
+    _prepare(crash_points, now)
     featurestore.connect(location).run_job(name, due=True)
 
 
-def _prepare(places: tuple[str, ...], now: datetime) -> None:
-    for place in places:
-        module, function = place.split(":")
+def _prepare(crash_points: tuple[str, ...], now: datetime) -> None:
+    for crash_point in crash_points:
+        module, function = crash_point.split(":")
         setattr(importlib.import_module(module), function, die)
     clock = Clock()
     clock.now = now

@@ -98,8 +98,8 @@ def test_catalog_job_follows_groups_and_runs_once_for_missed_windows(
     shown = run_command(city, "job", "show", "a_lake")
     assert shown["registers"] == {"source": "lake", "schema": SCHEMA, "featuregroups": None}
     history = run_command(city, "job", "history", "a_lake")
-    assert [each["rows"] for each in history] == [2, 0, 2]
-    assert {each["state"] for each in history} == {"done"}
+    assert [entry["rows"] for entry in history] == [2, 0, 2]
+    assert {entry["state"] for entry in history} == {"done"}
     assert run_command(city, "job", "run", "a_lake")[0]["state"] == "done"
     with TestClient(create_app(city), base_url="http://localhost") as client:
         page = client.get("/jobs/a_lake").text

@@ -80,13 +80,15 @@ def test_killed_and_resumed_backfill_equals_uninterrupted_backfill(
             os.kill(process.pid, signal.SIGKILL)
         time.sleep(0.01)
     assert process.wait() == -signal.SIGKILL
-    begun = sum(run.windows for run in flights.get_runs("origin_traffic") if run.state == "done")
-    assert 0 < begun < WINDOWS
+    window_count = sum(
+        run.windows for run in flights.get_runs("origin_traffic") if run.state == "done"
+    )
+    assert 0 < window_count < WINDOWS
     subprocess.run(
         [*CLI, "--location", flights.location, *BACKFILL], check=True, stdout=subprocess.DEVNULL
     )
-    done = [run for run in flights.get_runs("origin_traffic") if run.state == "done"]
-    assert sum(run.windows for run in done) == WINDOWS
+    done_runs = [run for run in flights.get_runs("origin_traffic") if run.state == "done"]
+    assert sum(run.windows for run in done_runs) == WINDOWS
 
     unbroken = featurestore.connect(tmp_path / "unbroken", engine="duckdb")
     unbroken.create_featuregroup(

@@ -102,7 +102,7 @@ def test_job_list_and_history_contain_error_hints(city: FeatureStore, define: De
 
 def test_job_backfill_on_terminal_draws_progress_bar(city: FeatureStore, define: Define) -> None:
     call(city, "job", "register", str(define(sql_job())))
-    ours, theirs = pty.openpty()
+    parent_fd, child_fd = pty.openpty()
     command = [
         sys.executable,
         "-c",
@@ -112,21 +112,21 @@ def test_job_backfill_on_terminal_draws_progress_bar(city: FeatureStore, define:
         city.location,
     ]
     words = ["job", "backfill", "demand", "--start", "2024-01-01", "--end", "2024-01-03"]
-    with open(ours, "rb", buffering=0) as terminal:
+    with open(parent_fd, "rb", buffering=0) as terminal:
         env = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
         process = subprocess.Popen(
-            [*command, *words], stdout=subprocess.DEVNULL, stderr=theirs, env=env
+            [*command, *words], stdout=subprocess.DEVNULL, stderr=child_fd, env=env
         )
-        os.close(theirs)
+        os.close(child_fd)
         shown = b""
         while True:
             try:
-                part = terminal.read(4096)
+                chunk = terminal.read(4096)
             except OSError:  # how Linux reports a closed peer
                 break
-            if not part:
+            if not chunk:
                 break
-            shown += part
+            shown += chunk
         assert process.wait(60) == 0
     assert b"compute windows" in shown
     assert b"48 of 48 windows" in shown
@@ -142,12 +142,12 @@ def test_job_run_failure_sets_exit_code(city: FeatureStore, define: Define) -> N
         "--location",
         city.location,
     ]
-    done = subprocess.run(
+    result = subprocess.run(
         [*command, "job", "run", "demand", "--window", "2024-01-01"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 1
-    assert "no fares" in done.stderr
-    assert "log" in done.stderr
+    assert result.returncode == 1
+    assert "no fares" in result.stderr
+    assert "log" in result.stderr

@@ -36,14 +36,14 @@ SCHEMA = json.loads((Path(featurestore_schemas.__file__).parent / "job.schema.js
 ROOT = Path(__file__).parents[2]
 
 
-def made(**rules: object) -> JobSpec:
+def build_spec(**rules: object) -> JobSpec:
     inputs = {"sql": SQL, "primary_key": ["zone"], "event_time": "hour", "schedule": "0 * * * *"}
     inputs["inputs"] = {"trips": "trips"}  # type: ignore[assignment]
     return featurestore.sql_job("demand", **{**inputs, **rules}).spec  # type: ignore[arg-type]
 
 
 def test_job_spec_json_roundtrip_matches_schema() -> None:
-    spec = made(
+    spec = build_spec(
         lookback="2h",
         ttl="3h",
         start="2024-01-01T00:00Z",
@@ -53,16 +53,16 @@ def test_job_spec_json_roundtrip_matches_schema() -> None:
     data = json.loads(json.dumps(spec.to_json()))
     jsonschema.validate(data, SCHEMA)
     assert JobSpec.from_json(data) == spec
-    assert JobSpec.from_json(data).hash == spec.hash != made().hash
+    assert JobSpec.from_json(data).hash == spec.hash != build_spec().hash
 
 
 def test_job_spec_legacy_on_error_value_reads_as_continue() -> None:
-    spec = made(on_error="go_on")
-    assert spec == made() == made(on_error="continue")
-    stored = spec.to_json() | {"on_error": "go_on"}
-    jsonschema.validate(stored, SCHEMA)
-    assert JobSpec.from_json(stored) == spec
-    assert spec.hash == canonical_hash(stored)
+    spec = build_spec(on_error="go_on")
+    assert spec == build_spec() == build_spec(on_error="continue")
+    document = spec.to_json() | {"on_error": "go_on"}
+    jsonschema.validate(document, SCHEMA)
+    assert JobSpec.from_json(document) == spec
+    assert spec.hash == canonical_hash(document)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_job_spec_legacy_on_error_value_reads_as_continue() -> None:
 )
 def test_job_spec_invalid_definitions_raise(wrong: dict[str, object]) -> None:
     with pytest.raises(FeatureStoreError):
-        made(**wrong)
+        build_spec(**wrong)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_invalid_expectations_are_refused_at_registration(
 
 
 def test_window_wider_than_schedule_interval_allowed_for_append() -> None:
-    assert made(window="3h", mode="append").window is not None
+    assert build_spec(window="3h", mode="append").window is not None
 
 
 def test_job_function_parameters_must_match_window_and_inputs(define: Define) -> None:
@@ -201,14 +201,14 @@ def test_register_jobs_changed_definition_creates_version(
     ],
 )
 def test_can_batch_windows_depends_on_job_form(query: str, many: bool) -> None:
-    spec = made(sql=query)
+    spec = build_spec(sql=query)
     assert can_batch_windows(spec, times=["left_at"]) is many
     assert not can_batch_windows(spec, times=["left_at", "other"])
 
 
 def test_sql_job_invalid_sql_raises_sql_errors() -> None:
     with pytest.raises(InvalidSql, match="unknown table"):
-        made(sql="select * from nowhere")
+        build_spec(sql="select * from nowhere")
 
 
 JSON = st.recursive(
@@ -218,9 +218,9 @@ JSON = st.recursive(
 )
 
 
-@given(field=st.sampled_from(sorted(made().to_json())), value=JSON)
+@given(field=st.sampled_from(sorted(build_spec().to_json())), value=JSON)
 def test_job_spec_random_stored_json_parses_or_raises(field: str, value: object) -> None:
-    data = {**made(lookback="2h", start="2024-01-01T00:00Z").to_json(), field: value}
+    data = {**build_spec(lookback="2h", start="2024-01-01T00:00Z").to_json(), field: value}
     try:
         spec = JobSpec.from_text(json.dumps(data))
     except FeatureStoreError:

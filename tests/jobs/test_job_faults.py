@@ -27,7 +27,7 @@ from tests.killing import kill, start
 Define = Callable[..., Path]
 HOUR = timedelta(hours=1)
 
-PLACES = {
+CRASH_POINTS = {
     "commit": ("featurestore_connectors.duckdb_delta.commits:commit",),
     "watermark": ("featurestore.jobs.run:_end_run",),
 }
@@ -54,14 +54,14 @@ def _check(store: FeatureStore, name: str) -> None:
     result = rows(store, name)
     assert all(row in expected() for row in result)
     assert len({(row["hour"], row["zone"]) for row in result}) == len(result)
-    whole = [row for row in expected() if mark is not None and row["hour"] <= mark]
-    assert result[: len(whole)] == whole
+    complete_rows = [row for row in expected() if mark is not None and row["hour"] <= mark]
+    assert result[: len(complete_rows)] == complete_rows
 
 
-@pytest.mark.parametrize("where", ["compute", "commit", "watermark"])
-@pytest.mark.parametrize("kind", ["first run", "later run"])
+@pytest.mark.parametrize("crash_point", ["compute", "commit", "watermark"])
+@pytest.mark.parametrize("run_order", ["first run", "later run"])
 def test_killed_run_is_recovered_by_next_run(
-    city: FeatureStore, define: Define, where: str, kind: str, tmp_path: Path
+    city: FeatureStore, define: Define, crash_point: str, run_order: str, tmp_path: Path
 ) -> None:
     switch = tmp_path / "switch"
     body = (
@@ -69,16 +69,16 @@ def test_killed_run_is_recovered_by_next_run(
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     city.register_jobs(define(python_job(body=body)))
-    if kind == "later run":
+    if run_order == "later run":
         city.run_job("demand", window=START + 47 * HOUR)
-    if where == "compute":
+    if crash_point == "compute":
         switch.touch()
-    process = start(killing.backfill, city.location, "demand", PLACES.get(where, ()))
+    process = start(killing.backfill, city.location, "demand", CRASH_POINTS.get(crash_point, ()))
     process.join()
     assert process.exitcode == -signal.SIGKILL
     switch.unlink(missing_ok=True)
-    landed = where == "watermark"
-    if kind == "later run":
+    landed = crash_point == "watermark"
+    if run_order == "later run":
         assert len(rows(city)) == len(expected() if landed else expected(first=47))
     city.backfill_job("demand", START, START + HOURS * HOUR)
     assert rows(city) == expected()
@@ -116,16 +116,16 @@ def test_lease_is_exclusive_and_released_by_dead_process(
 ) -> None:
     city.register_jobs(define(sql_job()))
     registry, location = city.session.registry, city.location
-    mine = liveness.owner_of_this_process(location)
-    dead = f"{mine.rpartition('.')[0]}.00000000/1"
+    owner = liveness.owner_of_this_process(location)
+    dead = f"{owner.rpartition('.')[0]}.00000000/1"
     with registry.transaction() as connection:
         assert liveness.acquire_job_lease(connection, location, "demand", dead) is None
     assert city.run_job("demand", window=START)[0].state == "done"
     with registry.transaction() as connection:
         assert (
-            liveness.acquire_job_lease(connection, location, "demand", f"{mine}/1") is None
+            liveness.acquire_job_lease(connection, location, "demand", f"{owner}/1") is None
         )  # another thread
-    with pytest.raises(JobLeased, match=re.escape(mine)):
+    with pytest.raises(JobLeased, match=re.escape(owner)):
         city.run_job("demand", window=START)
 
 
@@ -133,10 +133,13 @@ def test_lease_of_other_machine_expires_without_heartbeat(
     city: FeatureStore, define: Define, clock: Clock
 ) -> None:
     city.register_jobs(define(sql_job()))
-    other = "another-host.1.ffffffff.00000000"
+    remote_owner = "another-host.1.ffffffff.00000000"
     with city.session.registry.transaction() as connection:
-        intents.record_heartbeat(connection, other)
-        assert liveness.acquire_job_lease(connection, city.location, "demand", f"{other}/1") is None
+        intents.record_heartbeat(connection, remote_owner)
+        assert (
+            liveness.acquire_job_lease(connection, city.location, "demand", f"{remote_owner}/1")
+            is None
+        )
     clock.now += timedelta(seconds=59)
     with pytest.raises(JobLeased, match="another-host"):
         city.run_job("demand", window=START)

@@ -68,15 +68,15 @@ def test_copied_store_runs_jobs_only_after_registration(
         assert copy.run_job("demand", window=START)[0].state == "done"
 
 
-@pytest.mark.parametrize("kind", ["file", "module"])
+@pytest.mark.parametrize("origin", ["file", "module"])
 def test_job_file_changed_since_registration_is_not_executed(
-    city: FeatureStore, define: Define, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    city: FeatureStore, define: Define, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: str
 ) -> None:
     mark = tmp_path / "executed"
-    name = f"changing_{kind}"
+    name = f"changing_{origin}"
     file = define(sql_job(), name=f"{name}.py")
     monkeypatch.syspath_prepend(file.parent)
-    city.register_jobs(file if kind == "file" else name)
+    city.register_jobs(file if origin == "file" else name)
     file.write_text(bomb(mark) + file.read_text())
     sys.modules.pop(name, None)
     with pytest.raises(InvalidJob, match="changed since"):
@@ -91,11 +91,11 @@ def test_job_file_compiled_bytecode_is_ignored(define: Define, tmp_path: Path) -
     import py_compile
 
     mark = tmp_path / "executed"
-    other = define(bomb(mark), name="other.py")
+    bomb_file = define(bomb(mark), name="other.py")
     file = define(sql_job())
     cached = Path(sys.modules["importlib.util"].cache_from_source(str(file)))
     py_compile.compile(
-        str(other),
+        str(bomb_file),
         cfile=str(cached),
         invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
     )
@@ -112,14 +112,14 @@ def test_due_jobs_of_one_file_all_run(city: FeatureStore, define: Define) -> Non
         del sys.modules[name]  # as in a scheduler that has just begun
     with ThreadPoolExecutor(4) as pool:
         actual = list(pool.map(lambda n: load_registered(city.location, n, str(file)), names))
-    assert [each.spec.name for each in actual] == names
+    assert [job.spec.name for job in actual] == names
     city.scheduler().run_due()
     for name in names:
         assert rows(city, name) == expected()
 
 
 def test_load_jobs_finds_jobs_without_variable_name(define: Define) -> None:
-    made = sql_job().replace("demand = featurestore", "featurestore")
+    single_job = sql_job().replace("demand = featurestore", "featurestore")
     many = "\n".join(
         [
             "import featurestore",
@@ -134,7 +134,7 @@ def test_load_jobs_finds_jobs_without_variable_name(define: Define) -> None:
             "make()",
         ]
     )
-    assert set(load_jobs(define(made, many))) == {"demand", "zone_a", "zone_b", "made"}
+    assert set(load_jobs(define(single_job, many))) == {"demand", "zone_a", "zone_b", "made"}
 
 
 def test_notebook_redefinition_replaces_job(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,18 +50,18 @@ def test_two_schedulers_on_postgres_compute_each_window_once(
 ) -> None:
     names = [f"demand{number}" for number in range(3)]
     hosts[0].register_jobs(define(*(sql_job(name, rules="catchup=5") for name in names)))
-    together = threading.Barrier(2)
+    barrier = threading.Barrier(2)
 
     def work(store: FeatureStore) -> None:
-        together.wait(60)
+        barrier.wait(60)
         while any(status.due for status in store.get_jobs()):
             store.scheduler().run_due()
 
-    threads = [threading.Thread(target=work, args=(each,)) for each in hosts]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    threads = [threading.Thread(target=work, args=(store,)) for store in hosts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     for name in names:
         assert rows(hosts[0], name) == expected()
         assert {run.state for run in hosts[0].get_runs(name)} == {"done"}

@@ -65,9 +65,11 @@ def test_spark_jobs_equal_duckdb_jobs(cities: list[FeatureStore], define: Define
 def test_spark_frames_example_equals_query_example(
     cities: list[FeatureStore], example_jobs: Path
 ) -> None:
-    left = [START.replace(year=2013) + timedelta(minutes=7 * number) for number in range(40)]
+    departure_times = [
+        START.replace(year=2013) + timedelta(minutes=7 * number) for number in range(40)
+    ]
     departures = pa.table({
-        "left_at": pa.array(left, pa.timestamp("us", tz="UTC")),
+        "left_at": pa.array(departure_times, pa.timestamp("us", tz="UTC")),
         "origin": ["EWR", "JFK", "LGA", "EWR"] * 10,
         "delay": pa.array([float(number % 50) for number in range(40)]),
     })  # fmt: skip
@@ -76,7 +78,7 @@ def test_spark_frames_example_equals_query_example(
         store.create_featuregroup(departures, "departures", event_time="left_at")
         store.register_jobs(example_jobs)
         for name in ("origin_traffic", "origin_traffic_by_frames"):
-            (run,) = store.backfill_job(name, left[0], left[0] + 2 * HOUR)
+            (run,) = store.backfill_job(name, departure_times[0], departure_times[0] + 2 * HOUR)
             assert (run.state, run.windows) == ("done", 2)
             table = (
                 store.get_featuregroup(name)

@@ -74,8 +74,8 @@ def test_window_with_missing_file_stays_due(duckdb_store: FeatureStore, dropped:
 
 def test_query_without_inputs_reads_no_table() -> None:
     query = "select 'a' as sensor, $window_end as at, 1.0 as value"
-    made = featurestore.sql_job("beat", sql=query, event_time="at", schedule="0 0 * * *")
-    assert made.spec.inputs == {}
+    job = featurestore.sql_job("beat", sql=query, event_time="at", schedule="0 0 * * *")
+    assert job.spec.inputs == {}
     with pytest.raises(InvalidJob, match="unknown inputs"):
         featurestore.sql_job(
             "beat", sql=query, event_time="at", schedule="0 0 * * *", input_times={"t": "at"}

@@ -32,11 +32,11 @@ def four_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "usable_cores", lambda: 4)
 
 
-def noting(place: Path) -> str:
+def noting(path: Path) -> str:
     """Return a job body that records when and in which thread each window was computed."""
     return (
         "import threading, time\n    begun = time.monotonic(); time.sleep(0.02)\n"
-        f"    with open({str(place)!r}, 'a') as file:\n"
+        f"    with open({str(path)!r}, 'a') as file:\n"
         "        thread, start = threading.get_ident(), window.start.isoformat()\n"
         "        print(thread, begun, time.monotonic(), start, file=file)"
     )
@@ -47,21 +47,23 @@ def test_parallel_backfill_overlaps_chunks_and_writes_windows_once(
     city: FeatureStore, define: Define, tmp_path: Path
 ) -> None:
     city.register_jobs(define(python_job(body=noting(tmp_path / "noted"))))
-    seen: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     actual = city.backfill_job(
-        "demand", START, END, progress=lambda done, total: seen.append((done, total))
+        "demand", START, END, progress=lambda count, total: reports.append((count, total))
     )
     assert rows(city) == expected()
     assert sorted(run.window.start for run in actual) == [
         START + n * HOUR for n in range(0, HOURS, SIZE)
     ]
     assert city.get_jobs()[0].job.watermark == END
-    assert sorted(seen) == [(n, HOURS) for n in range(SIZE, HOURS + 1, SIZE)]
+    assert sorted(reports) == [(n, HOURS) for n in range(SIZE, HOURS + 1, SIZE)]
     noted = [line.split() for line in (tmp_path / "noted").read_text().splitlines()]
     assert len({start for *_, start in noted}) == len(noted) == HOURS
-    spans = [(thread, float(begun), float(ended)) for thread, begun, ended, _ in noted]
-    beside = [(a, b) for a in spans for b in spans if a[0] != b[0] and a[1] < b[2] and b[1] < a[2]]
-    assert beside, "no two windows were computed at the same time"
+    spans = [(thread, float(start), float(end)) for thread, start, end, _ in noted]
+    overlaps = [
+        (a, b) for a in spans for b in spans if a[0] != b[0] and a[1] < b[2] and b[1] < a[2]
+    ]
+    assert overlaps, "no two windows were computed at the same time"
 
 
 @pytest.mark.usefixtures("four_at_once")
@@ -90,17 +92,17 @@ def test_parallel_backfill_failing_window_stays_due_alone(
     assert (status.failed, status.due, status.job.watermark) == (1, 1, START + 13 * HOUR)
 
 
-@pytest.mark.parametrize("kind", ["sql", pytest.param("python", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("job_type", ["sql", pytest.param("python", marks=pytest.mark.soak)])
 def test_parallel_backfill_killed_is_finished_by_same_call(
-    city: FeatureStore, define: Define, kind: str, tmp_path: Path
+    city: FeatureStore, define: Define, job_type: str, tmp_path: Path
 ) -> None:
     sleeping = python_job(body=noting(tmp_path / "noted"))
-    city.register_jobs(define(sql_job() if kind == "sql" else sleeping))
+    city.register_jobs(define(sql_job() if job_type == "sql" else sleeping))
     chance = random.Random(5)
     for trial in range(4):
         process = start(killing.backfill, city.location, "demand", (), 2, 4)
-        done = _done(city)
-        while process.is_alive() and _done(city) < done + 2:
+        done_count = count_done_runs(city)
+        while process.is_alive() and count_done_runs(city) < done_count + 2:
             time.sleep(0.002)
         time.sleep(chance.uniform(0, 0.1))
         kill(process)
@@ -119,5 +121,5 @@ def test_parallel_backfill_killed_is_finished_by_same_call(
         assert jobs.watermark(connection, "demand") == END
 
 
-def _done(store: FeatureStore) -> int:
+def count_done_runs(store: FeatureStore) -> int:
     return sum(run.state == "done" for run in store.get_runs("demand"))

@@ -50,7 +50,7 @@ def test_publish_job_publishes_once_for_missed_windows(
     (run,) = city.run_job("publish_fares", due=True)
     assert (run.windows, run.rows) == (1, len(new_ids))
     assert view.server().get_vector({"id": 1001}) == {"fare": 7}
-    assert [each.state for each in city.get_runs("publish_fares")] == ["done", "done"]
+    assert [run.state for run in city.get_runs("publish_fares")] == ["done", "done"]
     result = CliRunner().invoke(
         app, ["--location", city.location, "--output", "json", "job", "show", "publish_fares"]
     )

@@ -270,16 +270,16 @@ def test_parquet_folder_as_job_input(city: FeatureStore, define: Define, tmp_pat
 
 def with_map(rows: pa.Table) -> pa.Table:
     """Return rows with a column that no feature group can store and no job here reads."""
-    kind = pa.map_(pa.string(), pa.int64())
-    return rows.append_column("extras", pa.array([[("tip", 1)]] * rows.num_rows, kind))
+    map_type = pa.map_(pa.string(), pa.int64())
+    return rows.append_column("extras", pa.array([[("tip", 1)]] * rows.num_rows, map_type))
 
 
 def test_foreign_delta_table_as_job_input(
     city: FeatureStore, define: Define, tmp_path: Path
 ) -> None:
-    place = str(tmp_path / "raw")
-    deltalake.write_deltalake(place, with_map(trips()))
-    source = sql_job(inputs=f'{{"trips": "{place}"}}', rules='input_times={"trips": "left_at"}')
+    path = str(tmp_path / "raw")
+    deltalake.write_deltalake(path, with_map(trips()))
+    source = sql_job(inputs=f'{{"trips": "{path}"}}', rules='input_times={"trips": "left_at"}')
     city.register_jobs(define(source))
     city.run_job("demand", due=True)
     assert rows(city) == expected()
@@ -288,7 +288,7 @@ def test_foreign_delta_table_as_job_input(
         57, abs=3
     )
     later = with_map(trips(1, start=START + 7 * HOUR))
-    deltalake.write_deltalake(place, later, mode="append")
+    deltalake.write_deltalake(path, later, mode="append")
     (run,) = city.run_job("demand", stale=True)
     assert (run.window.start, run.windows) == (START + 7 * HOUR, 1)
     assert [row["trips"] for row in rows(city) if row["hour"] == START + 8 * HOUR] == [4, 2]
@@ -533,9 +533,9 @@ def test_plan_job_counts_volume_of_file_folders(
     assert (plan.rows, plan.bytes) == (len(trips(24)), sizes[0])
     half = city.plan_job("demand", window=(START, START + 12 * HOUR))
     assert half.rows == pytest.approx(len(trips(24)) / 2, rel=0.1)
-    whole = city.plan_job("uncut", window=(START, START + HOUR))
-    assert (whole.rows, whole.bytes) == (2 * len(trips(24)), sum(sizes))
-    assert f"{whole.rows:,} rows, {whole.bytes:,} bytes" in str(whole)
+    full_plan = city.plan_job("uncut", window=(START, START + HOUR))
+    assert (full_plan.rows, full_plan.bytes) == (2 * len(trips(24)), sum(sizes))
+    assert f"{full_plan.rows:,} rows, {full_plan.bytes:,} bytes" in str(full_plan)
 
 
 def test_invalid_run_and_backfill_arguments_raise(city: FeatureStore, define: Define) -> None:
@@ -574,8 +574,8 @@ def test_parse_windows_reads_windows_metadata() -> None:
         spec, event_time="at", sources={"trips": featurestore.source("city", time="at")}
     )
     window = Window(START, START + HOUR)
-    for each, first in ((spec, START), (captured, START - HOUR)):
-        note = {"window": build_windows_metadata(each, window, 1)}
+    for job_spec, first in ((spec, START), (captured, START - HOUR)):
+        note = {"window": build_windows_metadata(job_spec, window, 1)}
         assert parse_windows(note) == ("demand", window, 1)
         assert parse_row_range(note) == Window(first, window.end)
     for damaged in ("", 3, (START + HOUR).isoformat()):

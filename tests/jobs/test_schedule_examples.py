@@ -46,11 +46,11 @@ def airflow() -> Iterator[list[str]]:
     for node in ast.walk(ast.parse((SCHEDULES / "airflow_dag.py").read_text())):
         if isinstance(node, ast.keyword) and node.arg == "bash_command":
             assert isinstance(node.value, ast.JoinedStr)
-            parts = [
-                str(each.value) if isinstance(each, ast.Constant) else "x"
-                for each in node.value.values
+            texts = [
+                str(value.value) if isinstance(value, ast.Constant) else "x"
+                for value in node.value.values
             ]
-            yield "".join(parts).split()
+            yield "".join(texts).split()
 
 
 @pytest.mark.parametrize("example", [crontab, service, kubernetes, airflow])
@@ -82,10 +82,10 @@ def test_airflow_example_runs_hours_before_days() -> None:
     ]
     assert [ast.unparse(node) for node in chained] == ["hours >> days"]
     (names,) = [
-        each
+        generator
         for node in ast.walk(tree)
         if isinstance(node, ast.GeneratorExp)
-        for each in node.generators
+        for generator in node.generators
     ]
     assert ast.literal_eval(names.iter) == ("origin_traffic", "origin_days")
 

@@ -121,15 +121,15 @@ def test_two_scheduler_processes_compute_100_windows_once(
         while time.monotonic() < deadline and len(list(go.parent.glob("ready*"))) < 2:
             time.sleep(0.01)
         go.touch()
-        while time.monotonic() < deadline and all(each.is_alive() for each in schedulers):
+        while time.monotonic() < deadline and all(process.is_alive() for process in schedulers):
             marks = [status.job.watermark for status in city.get_jobs()]
             if all(mark and mark >= START + 100 * HOUR for mark in marks):
                 break
             time.sleep(0.1)
-        assert [killing.terminate(each) for each in schedulers] == [0, 0]
+        assert [killing.terminate(process) for process in schedulers] == [0, 0]
     finally:
-        for each in schedulers:
-            kill(each)
+        for process in schedulers:
+            kill(process)
     computed = [run for name in names for run in city.get_runs(name)]
     assert {run.state for run in computed} == {"done"}
     assert len({run.owner.split("/")[0] for run in computed}) == 2, "one of them did everything"
@@ -149,14 +149,14 @@ def test_two_scheduler_processes_compute_100_windows_once(
 def test_scheduler_sigterm_finishes_current_run_only(
     city: FeatureStore, define: Define, tmp_path: Path
 ) -> None:
-    begun = tmp_path / "begun"
-    body = f"import time\n    open({str(begun)!r}, 'a').close(); time.sleep(0.6)"
+    marker = tmp_path / "begun"
+    body = f"import time\n    open({str(marker)!r}, 'a').close(); time.sleep(0.6)"
     city.register_jobs(define(python_job(body=body, rules="catchup=2")))
     still = (tmp_path / "never", 0.0, START + HOURS * HOUR)
     process = start(killing.schedule, city.location, *still)
     try:
         deadline = time.monotonic() + 60
-        while not begun.exists() and time.monotonic() < deadline:
+        while not marker.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         assert killing.terminate(process) == 0
     finally:
@@ -169,13 +169,13 @@ def test_scheduler_sigterm_finishes_current_run_only(
 
 
 def test_broken_or_missing_job_file_blocks_no_other_job(city: FeatureStore, define: Define) -> None:
-    gone, broken = (
+    missing, broken = (
         define(sql_job("a_gone"), name="gone.py"),
         define(sql_job("b_broken"), name="broken.py"),
     )
-    for file in (gone, broken, define(sql_job())):
+    for file in (missing, broken, define(sql_job())):
         city.register_jobs(file)
-    gone.unlink()
+    missing.unlink()
     broken.write_text("raise RuntimeError('no such thing')")
     city.scheduler(Options(workers=1)).run_due()
     assert rows(city) == expected()
@@ -233,10 +233,10 @@ def test_scheduler_process_runs_and_stops_on_sigterm(tmp_path: Path, define: Def
         ):
             time.sleep(0.2)
         process.send_signal(signal.SIGTERM)
-        _, told = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 0, told
-    assert sum(run.windows for run in store.get_runs("demand")) == 3, told
-    assert "scheduler stopped" in told.decode()
+    assert process.returncode == 0, stderr
+    assert sum(run.windows for run in store.get_runs("demand")) == 3, stderr
+    assert "scheduler stopped" in stderr.decode()

@@ -68,12 +68,12 @@ DEATHS = {
 }
 
 
-@pytest.mark.parametrize("where", DEATHS)
+@pytest.mark.parametrize("crash_point", DEATHS)
 @pytest.mark.parametrize(
     "rules", ["keep=1", 'keep=1, inputs={"trips": "trips"}'], ids=["sources", "inputs"]
 )
 def test_training_job_killed_run_leaves_one_version(
-    city: FeatureStore, define: Define, clock: Clock, rules: str, where: str, tmp_path: Path
+    city: FeatureStore, define: Define, clock: Clock, rules: str, crash_point: str, tmp_path: Path
 ) -> None:
     switch = tmp_path / "switch"
     deadly = (
@@ -85,9 +85,9 @@ def test_training_job_killed_run_leaves_one_version(
     city.run_job("make", due=True)
     city.delete_from_featuregroup("trips", "id = 2")
     clock.now += DAY
-    if where == "in the function":
+    if crash_point == "in the function":
         switch.touch()
-    process = start(killing.run_due, city.location, "make", DEATHS[where], clock.now)
+    process = start(killing.run_due, city.location, "make", DEATHS[crash_point], clock.now)
     process.join()
     assert process.exitcode == -signal.SIGKILL
     switch.unlink(missing_ok=True)
@@ -99,9 +99,9 @@ def test_training_job_killed_run_leaves_one_version(
     assert dataset.version == 2
     assert dataset.num_rows("train") == len(trips()) - 1
     assert dataset.verify(recompute=True).ok
-    assert [each.name for each in sorted(Path(dataset.path).parent.glob("v*"))] == ["v2"]
+    assert [path.name for path in sorted(Path(dataset.path).parent.glob("v*"))] == ["v2"]
     assert not list(Path(city.location, "_staging").glob("*"))
-    landed = where in ("before the registry", "before old versions go", "while an old version goes",
+    landed = crash_point in ("before the registry", "before old versions go", "while an old version goes",
                        "before the watermark")  # fmt: skip
     states = [run.state for run in city.get_runs("make")]
     assert states.count("failed") == (0 if landed else 1)

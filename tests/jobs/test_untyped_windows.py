@@ -47,14 +47,16 @@ def _at_noon(clock: Clock) -> None:
     """Stop the clock after the first windows."""
 
 
-def written(define: Callable[..., Path], values: Any, **parts: str) -> Path:
+def write_job(define: Callable[..., Path], values: Any, **overrides: str) -> Path:
     source = JOB.format(
-        values=repr(values), rules=parts.get("rules", ""), result=parts.get("result", "return rows")
+        values=repr(values),
+        rules=overrides.get("rules", ""),
+        result=overrides.get("result", "return rows"),
     )
     return define(source)
 
 
-def stored(store: FeatureStore, column: str) -> list[Any]:
+def read_column(store: FeatureStore, column: str) -> list[Any]:
     return list(store.get_featuregroup("notes").to_arrow().sort_by("hour")[column].to_pylist())
 
 
@@ -62,29 +64,29 @@ def stored(store: FeatureStore, column: str) -> list[Any]:
 def test_windows_of_nulls_run_one_after_another(
     store: FeatureStore, define: Callable[..., Path], at_once: int
 ) -> None:
-    store.register_jobs(written(define, NULLS))
+    store.register_jobs(write_job(define, NULLS))
     for first in range(0, 5, at_once):
         last = min(first + at_once, 5)
         store.backfill_job("notes", START + first * HOUR, START + last * HOUR)
-    assert stored(store, "note") == [None, None, "y", None, None]
-    assert stored(store, "x") == [1.0, None, 2.0, 3.0, 4.0]
-    assert stored(store, "late") == [None, None, None, None, 5]
+    assert read_column(store, "note") == [None, None, "y", None, None]
+    assert read_column(store, "x") == [1.0, None, 2.0, 3.0, 4.0]
+    assert read_column(store, "late") == [None, None, None, None, 5]
     store.run_job("notes", window=START)  # again, in the types of the others
-    assert stored(store, "note") == [None, None, "y", None, None]
+    assert read_column(store, "note") == [None, None, "y", None, None]
 
 
-@on_engines("kind", EMPTY, spark=["structs"])
+@on_engines("case", EMPTY, spark=["structs"])
 def test_first_window_of_nulls_hint_types_column(
-    store: FeatureStore, define: Callable[..., Path], kind: str
+    store: FeatureStore, define: Callable[..., Path], case: str
 ) -> None:
-    values = [{"cell": cell} for cell in EMPTY[kind]]
-    store.register_jobs(written(define, values))
+    values = [{"cell": cell} for cell in EMPTY[case]]
+    store.register_jobs(write_job(define, values))
     with pytest.raises(JobFailed, match="Job 'notes' has columns without a type") as refused:
         store.run_job("notes", window=START)
     hint = str(refused.value.hint).split("; log: ")[0]
-    store.register_jobs(written(define, values, result=hint))
+    store.register_jobs(write_job(define, values, result=hint))
     store.backfill_job("notes", START, START + 2 * HOUR)
-    assert stored(store, "cell") == list(EMPTY[kind])
+    assert read_column(store, "cell") == list(EMPTY[case])
 
 
 def test_query_empty_lists_error_contains_cast(
@@ -110,8 +112,8 @@ tags = featurestore.sql_job(
 def test_null_column_in_expectation_fails_run(
     duckdb_store: FeatureStore, define: Callable[..., Path]
 ) -> None:
-    kind = "expect_column_values_to_be_unique"
-    rules = f"expectations=[{{'type': {kind!r}, 'kwargs': {{'column': 'note'}}}}]"
-    duckdb_store.register_jobs(written(define, NULLS, rules=rules))
+    expectation = "expect_column_values_to_be_unique"
+    rules = f"expectations=[{{'type': {expectation!r}, 'kwargs': {{'column': 'note'}}}}]"
+    duckdb_store.register_jobs(write_job(define, NULLS, rules=rules))
     with pytest.raises(JobFailed, match=r"without a type.*'note' \(null\)[\s\S]*from_pylist"):
         duckdb_store.run_job("notes", window=START)

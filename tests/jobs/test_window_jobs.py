@@ -66,7 +66,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> None:
 def purchases(seed: int = 0, count: int = 300) -> pd.DataFrame:
     """Return purchases of five customers, some exactly at midnight, some known days later."""
     random = np.random.default_rng(seed)
-    at = START + pd.to_timedelta(random.integers(0, DAYS * 24 * 4, count) * 15, unit="min")
+    event_times = START + pd.to_timedelta(random.integers(0, DAYS * 24 * 4, count) * 15, unit="min")
     return pd.DataFrame(
         {
             "customer": [f"c{number}" for number in random.integers(0, 5, count)],
@@ -74,8 +74,8 @@ def purchases(seed: int = 0, count: int = 300) -> pd.DataFrame:
             "amount": random.choice([0.1, 0.7, 12.35, 1e9, -1e9, 1e-7, np.nan], count),
             "shop": random.choice(["north", "south", "west"], count),
             "status": random.choice(["settled", "open"], count),
-            "at": at,
-            "known_at": at + pd.to_timedelta(random.integers(0, 60, count), unit="h"),
+            "at": event_times,
+            "known_at": event_times + pd.to_timedelta(random.integers(0, 60, count), unit="h"),
         }
     )
 
@@ -117,8 +117,8 @@ def check_rows(store: FeatureStore, *, ends: int, keep_empty: bool = False) -> p
     for number in range(1, ends + 1):
         end = START + timedelta(days=DAYS) * number / ends
         for row in rows:
-            known = max(row["at"], row["known_at"]) if "known_at" in row else row["at"]
-            if known <= end and (keep_empty or end - row["at"] < timedelta(days=3)):
+            known_at = max(row["at"], row["known_at"]) if "known_at" in row else row["at"]
+            if known_at <= end and (keep_empty or end - row["at"] < timedelta(days=3)):
                 expected.add((row["customer"], end))
     assert set(zip(*labels.to_pydict().values(), strict=True)) == expected
     return result
@@ -156,9 +156,9 @@ def daily(store: FeatureStore, folder: Path, *, keep_empty: bool) -> pa.Table:
     return check_rows(store, ends=DAYS, keep_empty=keep_empty)
 
 
-def keys_at_the_end(found: pa.Table) -> list[str]:
+def keys_at_the_end(result: pa.Table) -> list[str]:
     last = START + timedelta(days=DAYS)
-    return [row["customer"] for row in found.to_pylist() if row["window_end"] == last]
+    return [row["customer"] for row in result.to_pylist() if row["window_end"] == last]
 
 
 @pytest.mark.usefixtures("now")

@@ -19,9 +19,10 @@ T0 = datetime(2024, 1, 1, tzinfo=UTC)
 HOURLY = w.Schedule("0 * * * *", start=T0)
 
 
-def spans(schedule: w.Schedule, moment: datetime, count: int) -> list[float]:
+def spans(schedule: w.Schedule, start: datetime, count: int) -> list[float]:
     return [
-        (each.end - each.start) / HOUR for each in islice(w.windows_after(schedule, moment), count)
+        (window.end - window.start) / HOUR
+        for window in islice(w.windows_after(schedule, start), count)
     ]
 
 
@@ -29,10 +30,10 @@ def test_windows_without_width_tile_time_across_dst_changes() -> None:
     daily = w.Schedule("0 0 * * *", timezone="Europe/Stockholm")
     assert spans(daily, datetime(2024, 3, 30, 23, tzinfo=UTC), 3) == [23, 24, 24]
     assert spans(daily, datetime(2024, 10, 26, 22, tzinfo=UTC), 3) == [25, 24, 24]
-    for moment in (datetime(2024, 3, 29, tzinfo=UTC), datetime(2024, 10, 25, tzinfo=UTC)):
+    for start in (datetime(2024, 3, 29, tzinfo=UTC), datetime(2024, 10, 25, tzinfo=UTC)):
         for cron in ("0 * * * *", "30 2 * * *", "*/20 * * * *", "0 0 * * *"):
             actual = list(
-                islice(w.windows_after(w.Schedule(cron, timezone="Europe/Stockholm"), moment), 100)
+                islice(w.windows_after(w.Schedule(cron, timezone="Europe/Stockholm"), start), 100)
             )
             assert all(before.end == after.start < after.end for before, after in pairwise(actual))
 
@@ -44,9 +45,9 @@ def test_schedule_width_is_elapsed_time_across_dst_changes() -> None:
 
 def test_hourly_windows_clocks_back_cover_each_hour_once() -> None:
     local = w.Schedule("0 * * * *", timezone="America/New_York")
-    moment = datetime(2024, 11, 3, 3, tzinfo=UTC)
-    assert [each.end for each in islice(w.windows_after(local, moment), 6)] == [
-        moment + n * HOUR for n in range(1, 7)
+    start = datetime(2024, 11, 3, 3, tzinfo=UTC)
+    assert [window.end for window in islice(w.windows_after(local, start), 6)] == [
+        start + n * HOUR for n in range(1, 7)
     ]
 
 
@@ -64,9 +65,9 @@ def test_hourly_windows_clocks_back_cover_each_hour_once() -> None:
     ),
     st.datetimes(datetime(2020, 1, 1), datetime(2030, 1, 1), timezones=st.just(UTC)),
 )
-def test_schedule_window_ends_equal_croniter(cron: str, moment: datetime) -> None:
-    reference = croniter(cron, moment)
-    ends = [each.end for each in islice(w.windows_after(w.Schedule(cron), moment), 20)]
+def test_schedule_window_ends_equal_croniter(cron: str, start: datetime) -> None:
+    reference = croniter(cron, start)
+    ends = [window.end for window in islice(w.windows_after(w.Schedule(cron), start), 20)]
     assert ends == [reference.get_next(datetime) for _ in range(20)]
 
 
@@ -80,19 +81,19 @@ def test_due_windows_wait_for_allowed_lateness() -> None:
 
 
 @given(st.sets(st.integers(0, 30)), st.integers(0, 30))
-def test_due_and_done_windows_cover_all_windows(done: set[int], now: int) -> None:
-    computed = {Window(T0 + n * HOUR, T0 + (n + 1) * HOUR) for n in done}
+def test_due_and_done_windows_cover_all_windows(hours: set[int], now: int) -> None:
+    computed = {Window(T0 + n * HOUR, T0 + (n + 1) * HOUR) for n in hours}
     mark = w.advance_watermark(HOURLY, None, computed)
     due = w.due_windows(HOURLY, watermark=mark, now=T0 + now * HOUR, computed=computed)
-    actual = {(each.start - T0) // HOUR for each in due}
-    assert actual == set(range(now)) - done
-    assert mark is None or all(n in done for n in range((mark - T0) // HOUR))
+    actual = {(window.start - T0) // HOUR for window in due}
+    assert actual == set(range(now)) - hours
+    assert mark is None or all(n in hours for n in range((mark - T0) // HOUR))
 
 
 def test_due_windows_without_start_or_with_limit() -> None:
     assert w.due_windows(w.Schedule("0 * * * *"), watermark=None, now=T0) == []
     actual = w.due_windows(HOURLY, watermark=None, now=T0 + 9 * HOUR, limit=2)
-    assert [each.start for each in actual] == [T0, T0 + HOUR]
+    assert [window.start for window in actual] == [T0, T0 + HOUR]
 
 
 def test_window_ending_equals_window_starting() -> None:

@@ -20,7 +20,7 @@ from tests.jobs.conftest import SQL, START
 HOUR = timedelta(hours=1)
 HOURLY = [Window(START + n * HOUR, START + (n + 1) * HOUR) for n in range(30)]
 UNITS = ["second", "minute", "hour", "day", "week", "month", "year"]
-MOMENTS = st.datetimes(datetime(1950, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))
+TIMESTAMPS = st.datetimes(datetime(1950, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))
 
 
 def spec(time: str = "date_trunc('hour', left_at) + interval 1 hour", **rules: Any) -> JobSpec:
@@ -51,16 +51,18 @@ def times(draw: st.DrawFn) -> str:
     return text
 
 
-@given(times(), st.lists(MOMENTS, min_size=1, max_size=5))
-def test_proven_steps_equal_duckdb(text: str, moments: list[datetime]) -> None:
+@given(times(), st.lists(TIMESTAMPS, min_size=1, max_size=5))
+def test_proven_steps_equal_duckdb(text: str, timestamps: list[datetime]) -> None:
     steps = event_time_transform(spec(text), time="left_at")
     assert steps is not None
-    actual = steps(np.array([to_micros(each) for each in moments], np.int64)).tolist()
+    actual = steps(np.array([to_micros(timestamp) for timestamp in timestamps], np.int64)).tolist()
     with duckdb.connect() as connection:
         connection.execute("set TimeZone = 'UTC'")
-        query = f"select epoch_us({text}) from (select unnest($moments::timestamptz[]) as left_at)"
+        query = (
+            f"select epoch_us({text}) from (select unnest($timestamps::timestamptz[]) as left_at)"
+        )
         assert actual == [
-            row[0] for row in connection.execute(query, {"moments": moments}).fetchall()
+            row[0] for row in connection.execute(query, {"timestamps": timestamps}).fetchall()
         ]
 
 
@@ -71,9 +73,9 @@ def test_proven_windows_hold_for_random_moments(text: str, closed: str, offset: 
         return
     steps = event_time_transform(job, time="left_at")
     assert steps is not None
-    moment = START + timedelta(microseconds=offset)
-    window = next(each for each in HOURLY if each.start <= moment < each.end)
-    stamped = from_micros(int(steps(np.array([to_micros(moment)], np.int64))[0]))
+    timestamp = START + timedelta(microseconds=offset)
+    window = next(window for window in HOURLY if window.start <= timestamp < window.end)
+    stamped = from_micros(int(steps(np.array([to_micros(timestamp)], np.int64))[0]))
     inside = (
         window.start < stamped <= window.end
         if closed == "right"

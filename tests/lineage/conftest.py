@@ -37,8 +37,10 @@ class Lineage:
         emitter.stop(seconds=10)
         return self.received.messages
 
-    def of(self, job: str) -> list[tuple[str, dict[str, Any]]]:
-        return [(each["eventType"], each) for each in self.events() if each["job"]["name"] == job]
+    def job_events(self, job: str) -> list[tuple[str, dict[str, Any]]]:
+        return [
+            (event["eventType"], event) for event in self.events() if event["job"]["name"] == job
+        ]
 
 
 @pytest.fixture
@@ -62,5 +64,5 @@ def lineage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Lineage
 
 @pytest.fixture
 def store(lineage: Lineage, tmp_path: Path) -> Iterator[FeatureStore]:
-    with featurestore.connect(tmp_path / "store", engine="duckdb") as opened:
-        yield opened
+    with featurestore.connect(tmp_path / "store", engine="duckdb") as store:
+        yield store

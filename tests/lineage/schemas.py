@@ -52,25 +52,25 @@ def check_event(event: dict[str, Any]) -> None:
     """Raise an error if an event or facet does not conform to the specification's classes."""
     checker = jsonschema.FormatChecker()
     jsonschema.validate(event, schema_of(event_v2.RunEvent), format_checker=checker)
-    places = [("facets", event["run"]["facets"]), ("facets", event["job"]["facets"])]
+    facet_groups = [("facets", event["run"]["facets"]), ("facets", event["job"]["facets"])]
     for dataset in (*event["inputs"], *event["outputs"]):
         for name in ("facets", "inputFacets", "outputFacets"):
-            places.append((name, dataset.get(name, {})))
-    for place, result in places:
+            facet_groups.append((name, dataset.get(name, {})))
+    for section, result in facet_groups:
         for name, facet in result.items():
-            known = _METRICS[place] if name == "dataQualityMetrics" else FACETS[name]
-            jsonschema.validate(facet, schema_of(known), format_checker=checker)
+            facet_class = _METRICS[section] if name == "dataQualityMetrics" else FACETS[name]
+            jsonschema.validate(facet, schema_of(facet_class), format_checker=checker)
 
 
 def schema_of(cls: type) -> dict[str, Any]:
     """Return the JSON Schema of an OpenLineage class: its fields and no others."""
     hints = typing.get_type_hints(cls)
     properties, required = {}, []
-    for each in attr.fields(cls):
-        name = each.name
+    for field in attr.fields(cls):
+        name = field.name
         properties[name] = _schema_of_type(hints[name], name)
         # Fields that the package fills itself are required, too.
-        if each.default is attr.NOTHING or name in ("_producer", "_schemaURL"):
+        if field.default is attr.NOTHING or name in ("_producer", "_schemaURL"):
             required.append(name)
     return {
         "type": "object",
@@ -80,29 +80,29 @@ def schema_of(cls: type) -> dict[str, Any]:
     }
 
 
-def _schema_of_type(kind: Any, name: str) -> dict[str, Any]:
-    origin, inside = typing.get_origin(kind), typing.get_args(kind)
+def _schema_of_type(field_type: Any, name: str) -> dict[str, Any]:
+    origin, inside = typing.get_origin(field_type), typing.get_args(field_type)
     if origin in (typing.Union, types.UnionType):
-        (kind,) = [each for each in inside if each is not type(None)]
-        return _schema_of_type(kind, name)
+        (field_type,) = [member for member in inside if member is not type(None)]
+        return _schema_of_type(field_type, name)
     if origin is list:
         return {"type": "array", "items": _item(inside[0])}
     if origin is dict:
         return {"type": "object", "additionalProperties": _item(inside[1])}
-    if kind in _PLAIN:
+    if field_type in _PLAIN:
         format_of = {"format": _FORMATS[name]} if name in _FORMATS else {}
-        return {"type": _PLAIN[kind], **format_of}
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
-        return {"enum": [each.value for each in kind]}
-    return _item(kind)
+        return {"type": _PLAIN[field_type], **format_of}
+    if isinstance(field_type, type) and issubclass(field_type, enum.Enum):
+        return {"enum": [member.value for member in field_type]}
+    return _item(field_type)
 
 
-def _item(kind: Any) -> dict[str, Any]:
+def _item(field_type: Any) -> dict[str, Any]:
     """Return the schema of a nested class; facets are checked separately by name."""
-    if kind is Any or dataclasses.is_dataclass(kind):
+    if field_type is Any or dataclasses.is_dataclass(field_type):
         return {}
-    if kind in _PLAIN:
-        return {"type": _PLAIN[kind]}
-    if kind.__name__.endswith("Facet") or kind.__name__ == "SchemaDatasetFacetFields":
+    if field_type in _PLAIN:
+        return {"type": _PLAIN[field_type]}
+    if field_type.__name__.endswith("Facet") or field_type.__name__ == "SchemaDatasetFacetFields":
         return {"type": "object"}
-    return schema_of(kind)
+    return schema_of(field_type)

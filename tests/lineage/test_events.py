@@ -48,23 +48,25 @@ def facets(dataset: dict[str, Any]) -> dict[str, Any]:
 def origins(output: dict[str, Any], column: str) -> set[tuple[str, str, str]]:
     """Return (folder of the group, column, kind) of the inputs of a column."""
     result = set()
-    for each in facets(output)["columnLineage"]["fields"][column]["inputFields"]:
-        (how,) = each["transformations"]
-        result.add((each["name"].split("featuregroups/")[1], each["field"], how["subtype"]))
+    for field in facets(output)["columnLineage"]["fields"][column]["inputFields"]:
+        (transformation,) = field["transformations"]
+        result.add(
+            (field["name"].split("featuregroups/")[1], field["field"], transformation["subtype"])
+        )
     return result
 
 
 def test_insert_event_has_columns_version_and_counts(store: FeatureStore, lineage: Lineage) -> None:
     fill(store)
     store.insert_into_featuregroup(WEATHER.slice(0, 1), "weather", mode="upsert")
-    (_, begun), (kind, done) = lineage.of("write.weather")
-    assert (begun["eventType"], kind) == ("START", "COMPLETE")
-    assert begun["run"]["runId"] == done["run"]["runId"]
-    assert done["job"]["namespace"] == "traffic"
-    (output,) = done["outputs"]
+    (_, start_event), (event_type, end_event) = lineage.job_events("write.weather")
+    assert (start_event["eventType"], event_type) == ("START", "COMPLETE")
+    assert start_event["run"]["runId"] == end_event["run"]["runId"]
+    assert end_event["job"]["namespace"] == "traffic"
+    (output,) = end_event["outputs"]
     assert output["namespace"] == "file"
     assert output["name"] == f"{store.location}/featuregroups/weather/v1"
-    assert [(each["name"], each["type"]) for each in facets(output)["schema"]["fields"]] == [
+    assert [(field["name"], field["type"]) for field in facets(output)["schema"]["fields"]] == [
         ("origin", "string"),
         ("at", "timestamp[us, tz=UTC]"),
         ("temp", "double"),
@@ -84,41 +86,42 @@ def test_validation_event_has_parent_write_and_expectations(
     with pytest.raises(ValidationFailed):
         store.create_featuregroup(wrong, "wrong", primary_key="id")
     store.validate_featuregroup("weather")
-    (_, begun), (kind, done) = lineage.of("validate.wrong")
-    assert kind == "FAIL"
-    parent = done["run"]["facets"]["parent"]
+    (_, start_event), (event_type, end_event) = lineage.job_events("validate.wrong")
+    assert event_type == "FAIL"
+    parent = end_event["run"]["facets"]["parent"]
     assert parent["job"]["name"] == "create.wrong"
-    (created, *_), (failed, failure) = lineage.of("create.wrong")
+    (created, *_), (failed, failure) = lineage.job_events("create.wrong")
     assert (created, failed) == ("START", "FAIL")
     assert parent["run"]["runId"] == failure["run"]["runId"]
     assert "id" in failure["run"]["facets"]["errorMessage"]["message"]
-    (checked,) = done["inputs"]
+    (checked,) = end_event["inputs"]
     actual = checked["inputFacets"]["dataQualityAssertions"]["assertions"]
-    assert {each["assertion"]: each["success"] for each in actual}["no_null_keys"] is False
-    _, (_, alone) = lineage.of("validate.weather")[-2:]
+    successes = {assertion["assertion"]: assertion["success"] for assertion in actual}
+    assert successes["no_null_keys"] is False
+    _, (_, alone) = lineage.job_events("validate.weather")[-2:]
     assert alone["inputs"][0]["facets"]["version"]["datasetVersion"] == "1"
     assert "parent" not in alone["run"]["facets"]
-    assert begun["inputs"][0]["name"] == checked["name"]
+    assert start_event["inputs"][0]["name"] == checked["name"]
 
 
 def test_start_event_sent_late_equals_event_at_start(
     tmp_path: Path,
 ) -> None:
     all_done = threading.Event()
-    sent: list[Any] = []
+    events: list[Any] = []
 
     def send(event: Any) -> None:
         assert all_done.wait(60)
-        sent.append(event)
+        events.append(event)
 
     class Emits(Emitter):
         """Also creates the start event immediately."""
 
         def began(self, work: Work) -> None:
-            at_once.append(build_event(work, work.started, ended=False))
+            immediate_events.append(build_event(work, work.started, ended=False))
             super().began(work)
 
-    at_once: list[Any] = []
+    immediate_events: list[Any] = []
     emitter = Emits(send)
     add_observer(emitter)
     try:
@@ -130,16 +133,16 @@ def test_start_event_sent_late_equals_event_at_start(
             store.register_jobs(tmp_path / "jobs.py")
             store.run_job("daily", window="2023-11-14T00:00Z")
             frame = store.get_features(["weather.temp"], labels="flights")
-            made = store.create_training_dataset(frame, "late", label="late", progress=False)
-            store.delete_training_dataset("late", version=made.version)
+            dataset = store.create_training_dataset(frame, "late", label="late", progress=False)
+            store.delete_training_dataset("late", version=dataset.version)
             store.delete_featuregroup("daily", version=1)
     finally:
         remove_observer(emitter)
         all_done.set()
         emitter.close(30)
-    begun = [each for each in sent if each.eventType == EventType.START]
-    assert begun == at_once
-    kinds = {each.job.name.partition(".")[0] for each in begun}
+    start_events = [event for event in events if event.eventType == EventType.START]
+    assert start_events == immediate_events
+    kinds = {event.job.name.partition(".")[0] for event in start_events}
     assert kinds == {"create", "write", "validate", "daily", "export", "remove", "delete"}
 
 
@@ -148,18 +151,18 @@ def test_export_event_has_inputs_and_column_lineage(store: FeatureStore, lineage
     window = featurestore.window("weather.temp", "mean", over="2h")
     first = store.get_features(["weather.temp as warm", window], labels="flights")
     dataset = store.create_training_dataset(first, "late", label="late", shards=1, progress=False)
-    _, (kind, done) = lineage.of("export.late")
-    assert kind == "COMPLETE"
-    (output,) = done["outputs"]
+    _, (event_type, end_event) = lineage.job_events("export.late")
+    assert event_type == "COMPLETE"
+    (output,) = end_event["outputs"]
     assert output["name"] == dataset.path
-    read = {each["name"].rpartition("featuregroups/")[2]: each for each in done["inputs"]}
+    read = {entry["name"].rpartition("featuregroups/")[2]: entry for entry in end_event["inputs"]}
     assert set(read) == {"weather/v1", "flights/v1"}
     assert facets(read["weather/v1"])["version"]["datasetVersion"] == "1"
     assert origins(output, "warm") == {("weather/v1", "temp", "IDENTITY")}
     assert origins(output, "late") == {("flights/v1", "late", "IDENTITY")}
     assert origins(output, "temp_mean_2h") == {("weather/v1", "temp", "AGGREGATION")}
     joined = facets(output)["columnLineage"]["dataset"]
-    assert {"origin", "at", "asked"} <= {each["field"] for each in joined}
+    assert {"origin", "at", "asked"} <= {field["field"] for field in joined}
     assert facets(output)["version"]["datasetVersion"] == "1"
     assert output["outputFacets"]["outputStatistics"]["rowCount"] == 3
 
@@ -170,9 +173,9 @@ def test_create_event_from_retrieval_keeps_column_lineage(
     fill(store)
     frame = store.get_features(["weather.temp"], labels="flights")
     store.create_featuregroup(frame, "joined", primary_key="id", event_time="asked")
-    _, (_, done) = lineage.of("create.joined")
-    assert origins(done["outputs"][0], "temp") == {("weather/v1", "temp", "IDENTITY")}
-    read = {each["name"].rpartition("featuregroups/")[2] for each in done["inputs"]}
+    _, (_, end_event) = lineage.job_events("create.joined")
+    assert origins(end_event["outputs"][0], "temp") == {("weather/v1", "temp", "IDENTITY")}
+    read = {entry["name"].rpartition("featuregroups/")[2] for entry in end_event["inputs"]}
     assert read == {"weather/v1", "flights/v1"}
 
 
@@ -185,19 +188,24 @@ def test_job_event_is_parent_and_failure_has_error(
     (run,) = store.run_job("daily", window="2023-11-14T00:00Z")
     with pytest.raises(JobFailed):
         store.run_job("broken", window="2023-11-14T00:00Z")
-    (_, begun), (kind, done) = lineage.of("daily")
-    assert kind == "COMPLETE"
-    assert done["run"]["runId"].replace("-", "") == run.run_id.removeprefix("job-")
-    assert begun["run"]["facets"]["nominalTime"]["nominalStartTime"] == "2023-11-14T00:00:00+00:00"
-    assert "max(temp)" in done["job"]["facets"]["sql"]["query"]
-    assert facets(done["inputs"][0])["version"]["datasetVersion"] == "1"
-    _, (_, written) = lineage.of("create.daily")
-    assert written["run"]["facets"]["parent"]["run"]["runId"] == done["run"]["runId"]
-    assert origins(written["outputs"][0], "warmest") == {("weather/v1", "temp", "TRANSFORMATION")}
-    assert written["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == run.rows
-    _, (failed, told) = lineage.of("broken")
+    (_, start_event), (event_type, end_event) = lineage.job_events("daily")
+    assert event_type == "COMPLETE"
+    assert end_event["run"]["runId"].replace("-", "") == run.run_id.removeprefix("job-")
+    assert (
+        start_event["run"]["facets"]["nominalTime"]["nominalStartTime"]
+        == "2023-11-14T00:00:00+00:00"
+    )
+    assert "max(temp)" in end_event["job"]["facets"]["sql"]["query"]
+    assert facets(end_event["inputs"][0])["version"]["datasetVersion"] == "1"
+    _, (_, create_event) = lineage.job_events("create.daily")
+    assert create_event["run"]["facets"]["parent"]["run"]["runId"] == end_event["run"]["runId"]
+    assert origins(create_event["outputs"][0], "warmest") == {
+        ("weather/v1", "temp", "TRANSFORMATION")
+    }
+    assert create_event["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == run.rows
+    _, (failed, failure) = lineage.job_events("broken")
     assert failed == "FAIL"
-    assert told["run"]["facets"]["errorMessage"]["message"] == "ValueError: nothing works"
+    assert failure["run"]["facets"]["errorMessage"]["message"] == "ValueError: nothing works"
 
 
 def test_events_follow_openlineage_specification(
@@ -218,14 +226,14 @@ def test_events_follow_openlineage_specification(
     events = lineage.events()
     for event in events:
         check_event(event)
-    begun = [each["run"]["runId"] for each in events if each["eventType"] == "START"]
-    ended = [each["run"]["runId"] for each in events if each["eventType"] != "START"]
-    assert sorted(begun) == sorted(ended)
-    assert len(set(begun)) == len(begun)
-    dropped = dict(lineage.of("remove.late"))["COMPLETE"]["outputs"][0]
+    start_ids = [event["run"]["runId"] for event in events if event["eventType"] == "START"]
+    end_ids = [event["run"]["runId"] for event in events if event["eventType"] != "START"]
+    assert sorted(start_ids) == sorted(end_ids)
+    assert len(set(start_ids)) == len(start_ids)
+    dropped = dict(lineage.job_events("remove.late"))["COMPLETE"]["outputs"][0]
     assert facets(dropped)["lifecycleStateChange"]["lifecycleStateChange"] == "DROP"
-    seen = dict(lineage.of("watch"))["COMPLETE"]["inputs"][0]
-    assert seen["name"].endswith("featuregroups/weather/v1")
+    dataset = dict(lineage.job_events("watch"))["COMPLETE"]["inputs"][0]
+    assert dataset["name"].endswith("featuregroups/weather/v1")
 
 
 def test_events_without_transport_are_not_sent(
@@ -241,17 +249,17 @@ def test_events_without_transport_are_not_sent(
     assert lineage.events() == []
 
 
-@pytest.mark.parametrize("how", ["refuses", "hangs", "fails"])
+@pytest.mark.parametrize("behavior", ["refuses", "hangs", "fails"])
 def test_unreachable_receiver_does_not_fail_or_delay_writes(
     monkeypatch: pytest.MonkeyPatch,
     lineage: Lineage,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    how: str,
+    behavior: str,
 ) -> None:
-    lineage.received.behavior = how
+    lineage.received.behavior = behavior
     port = lineage.received.port
-    if how == "refuses":
+    if behavior == "refuses":
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             port = unused.getsockname()[1]
@@ -260,23 +268,25 @@ def test_unreachable_receiver_does_not_fail_or_delay_writes(
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__URL", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", '{"total": 1}')
     with featurestore.connect(tmp_path / "store") as store:
-        begun = time.monotonic()
+        start = time.monotonic()
         store.create_featuregroup(WEATHER, "weather", primary_key="origin", event_time="at")
         for _ in range(3):
             store.insert_into_featuregroup(WEATHER, "weather", mode="upsert")
-        assert time.monotonic() - begun < 15  # an attempt of each write that hangs takes 5
+        assert time.monotonic() - start < 15  # an attempt of each write that hangs takes 5
         assert store.get_featuregroup_history("weather")[0].delta_version == 4
     emitter.stop()
     lineage.received.behavior = "well"
     lineage.received.stop.set()  # release the hanging requests
 
 
-def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
+def _log_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return what the emitter logged, without the logs of HTTP clients.
 
     ``record.message`` is not set where another library replaced the formatter.
     """
-    return [each.getMessage() for each in caplog.records if each.name.startswith("featurestore.")]
+    return [
+        record.getMessage() for record in caplog.records if record.name.startswith("featurestore.")
+    ]
 
 
 def test_emitter_full_queue_drops_events_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -293,16 +303,16 @@ def test_emitter_full_queue_drops_events_and_warns_once(caplog: pytest.LogCaptur
             emitter.began(work)
         emitter.close(5)
     assert len(arrived) <= 4
-    assert _said(caplog) == ["lineage events are dropped: the queue is full"]
+    assert _log_messages(caplog) == ["lineage events are dropped: the queue is full"]
 
 
 def test_emitter_close_drops_waiting_events() -> None:
-    sent = []
-    going_on = threading.Event()
+    events = []
+    release = threading.Event()
 
     def send(event: Any) -> None:
-        sent.append(event)
-        going_on.wait(30)
+        events.append(event)
+        release.wait(30)
 
     emitter = Emitter(send)
     for number in range(20):
@@ -310,10 +320,10 @@ def test_emitter_close_drops_waiting_events() -> None:
     thread = emitter._thread
     assert thread is not None
     emitter.close(0)
-    going_on.set()
+    release.set()
     thread.join(30)
     assert not thread.is_alive()
-    assert len(sent) <= 1
+    assert len(events) <= 1
 
 
 def test_emitter_warns_once_per_outage(
@@ -328,7 +338,7 @@ def test_emitter_warns_once_per_outage(
     emitter = Emitter(send)
     work = Work("delete", "weather", "0" * 32, "/nowhere", 1)
 
-    def tell() -> None:
+    def send_event() -> None:
         emitter.began(work)
         while emitter._pending:
             time.sleep(0.01)
@@ -336,11 +346,11 @@ def test_emitter_warns_once_per_outage(
     with caplog.at_level(logging.WARNING, logger="featurestore.lineage"):
         for well in (False, False, True, True, False):
             ill = not well
-            tell()
+            send_event()
     emitter.close(0)
-    said = _said(caplog)
-    assert len(said) == 2
-    assert "ConnectionError: refused" in said[0]
+    messages = _log_messages(caplog)
+    assert len(messages) == 2
+    assert "ConnectionError: refused" in messages[0]
 
 
 def test_lineage_events_leave_environment_unchanged(store: FeatureStore, lineage: Lineage) -> None:

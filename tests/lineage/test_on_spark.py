@@ -19,19 +19,27 @@ featurestore.sql_job("daily", sql="select origin, max(temp) + 1 as warmest, $win
                      event_time="at", schedule="0 0 * * *", start="2023-11-14T00:00Z", retries=0)
 """
 # Fields that always differ: times, run ids, sizes and durations.
-_OWN = ("eventTime", "runId", "producer", "processing_engine", "size", "bytes", "fileCount")
+_VARYING_FIELDS = (
+    "eventTime",
+    "runId",
+    "producer",
+    "processing_engine",
+    "size",
+    "bytes",
+    "fileCount",
+)
 
 
-def told(event: Any, location: str) -> Any:
+def strip_varying_fields(event: Any, location: str) -> Any:
     """Return the content of an event without fields that differ between runs."""
     if isinstance(event, dict):
-        kept = {}
+        result = {}
         for name, value in event.items():
-            if name not in _OWN:
-                kept[name] = told(value, location)
-        return kept
+            if name not in _VARYING_FIELDS:
+                result[name] = strip_varying_fields(value, location)
+        return result
     if isinstance(event, list):
-        return [told(each, location) for each in event]
+        return [strip_varying_fields(item, location) for item in event]
     if isinstance(event, str):
         return event.replace(location, "LOCATION")
     return event
@@ -51,7 +59,7 @@ def events_of(engine: str, folder: Path, lineage: Lineage) -> list[Any]:
         result = lineage.events()[before:]
         for event in result:
             check_event(event)
-        return [told(event, store.location) for event in result]
+        return [strip_varying_fields(event, store.location) for event in result]
 
 
 @pytest.mark.spark
@@ -59,10 +67,10 @@ def events_of(engine: str, folder: Path, lineage: Lineage) -> list[Any]:
 def test_spark_events_equal_embedded_events(tmp_path: Path, lineage: Lineage) -> None:
     embedded = events_of("duckdb", tmp_path, lineage)
     cluster = events_of("spark", tmp_path, lineage)
-    names = [(each["job"]["name"], each["eventType"]) for each in embedded]
+    names = [(event["job"]["name"], event["eventType"]) for event in embedded]
     assert {("daily", "COMPLETE"), ("create.daily", "COMPLETE"), ("export.late", "COMPLETE")} <= {
         *names
     }
-    assert [(each["job"]["name"], each["eventType"]) for each in cluster] == names
-    for left, right in zip(cluster, embedded, strict=True):
-        assert left == right
+    assert [(event["job"]["name"], event["eventType"]) for event in cluster] == names
+    for actual, expected in zip(cluster, embedded, strict=True):
+        assert actual == expected

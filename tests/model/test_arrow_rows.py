@@ -12,7 +12,7 @@ PIXELS = np.random.default_rng(0).integers(0, 255, (40, 3, 4))
 LISTS = pa.FixedSizeListArray.from_arrays(
     pa.FixedSizeListArray.from_arrays(pa.array(PIXELS.reshape(-1)), 4), 3
 )
-PLACES = np.random.default_rng(1).permutation(20)
+ROW_NUMBERS = np.random.default_rng(1).permutation(20)
 ARRAYS = {
     "numbers": pa.array(range(40)),
     "vectors": LISTS.flatten().slice(0, 40),
@@ -34,22 +34,22 @@ ARRAYS = {
 @pytest.mark.parametrize("start", [0, 7, 20])
 def test_take_values_from_slice_returns_rows_by_number(name: str, start: int) -> None:
     values = ARRAYS[name].to_pylist()
-    expected = [values[start + place] for place in PLACES]
-    part = ARRAYS[name].slice(start, 20)
-    assert take_values(part, PLACES).to_pylist() == expected
-    actual = take_values(part, pa.array(PLACES))
+    expected = [values[start + row] for row in ROW_NUMBERS]
+    array = ARRAYS[name].slice(start, 20)
+    assert take_values(array, ROW_NUMBERS).to_pylist() == expected
+    actual = take_values(array, pa.array(ROW_NUMBERS))
     actual.validate(full=True)
-    assert actual.type == part.type
+    assert actual.type == array.type
     assert actual.to_pylist() == expected
     batch = pa.record_batch([pa.array(range(40)), ARRAYS[name]], ["row", "x"]).slice(start, 20)
-    actual = select_rows(batch, PLACES)
+    actual = select_rows(batch, ROW_NUMBERS)
     assert actual.schema == batch.schema
-    assert actual.to_pydict() == {"row": (start + PLACES).tolist(), "x": expected}
+    assert actual.to_pydict() == {"row": (start + ROW_NUMBERS).tolist(), "x": expected}
 
 
 def test_concat_arrays_large_binaries_keep_nulls() -> None:
     long = [None if row % 7 == 0 else bytes([row % 251]) * 3000 for row in range(1000)]
-    parts = [pa.array(long, pa.binary()).slice(5), pa.array([], pa.binary()), pa.array(long)]
-    actual = concat_arrays(parts)
-    assert actual.equals(pa.concat_arrays(parts))
+    arrays = [pa.array(long, pa.binary()).slice(5), pa.array([], pa.binary()), pa.array(long)]
+    actual = concat_arrays(arrays)
+    assert actual.equals(pa.concat_arrays(arrays))
     actual.validate(full=True)

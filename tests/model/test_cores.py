@@ -22,10 +22,10 @@ print(usable_cores(), threads)
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
 def test_process_on_one_core_uses_one_thread() -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
     )
-    assert done.stdout.split() == ["1", "1"]
+    assert result.stdout.split() == ["1", "1"]
 
 
 def test_cpu_count_is_called_only_in_runtime() -> None:

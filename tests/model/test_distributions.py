@@ -27,7 +27,7 @@ def distributions(module: str) -> set[str]:
 @pytest.mark.parametrize("module", sorted(EXTRAS.keys() & INSTALLED.keys()))
 def test_extra_of_module_installs_its_distribution(module: str) -> None:
     requirements = OWN_EXTRAS[EXTRAS[module]]
-    names = {normalize(re.split(r"[\[<>=]", each)[0]) for each in requirements}
+    names = {normalize(re.split(r"[\[<>=]", requirement)[0]) for requirement in requirements}
     assert distributions(module) & names
 
 

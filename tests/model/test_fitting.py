@@ -63,91 +63,91 @@ EXACT += [pa.decimal128(38, 30), pa.decimal128(38, 0), pa.decimal128(1, 0), pa.d
 EXACT_VALUES = st.one_of(
     st.sampled_from([0, 1, -1, 9, 10, 127, 128, -128, 2**63, 2**64 - 1, -(2**63), 10**37]),
     st.integers(-(10**20), 10**20),
-).flatmap(lambda whole: st.integers(0, 20).map(lambda places: Decimal(whole).scaleb(-places)))
+).flatmap(lambda unscaled: st.integers(0, 20).map(lambda scale: Decimal(unscaled).scaleb(-scale)))
 
 
-def holds(kind: pa.DataType, value: Decimal) -> bool:
+def holds(dtype: pa.DataType, value: Decimal) -> bool:
     """Return by exact arithmetic whether an integer or decimal type can represent a value."""
-    if pa.types.is_integer(kind):
-        low, high = integer_range(kind)
+    if pa.types.is_integer(dtype):
+        low, high = integer_range(dtype)
         return value == int(value) and low <= value <= high
     with localcontext() as context:
         context.prec = 120
-        unscaled = value.scaleb(kind.scale)
-        return unscaled == int(unscaled) and abs(unscaled) < 10**kind.precision
+        unscaled = value.scaleb(dtype.scale)
+        return unscaled == int(unscaled) and abs(unscaled) < 10**dtype.precision
 
 
 @given(
     values=st.lists(EXACT_VALUES | st.none(), min_size=1, max_size=4),
     source=st.sampled_from(EXACT),
-    wanted=st.sampled_from(EXACT),
+    target=st.sampled_from(EXACT),
     deep=st.booleans(),
 )
 def test_cast_label_keys_number_without_equal_becomes_null(
-    values: list[Decimal | None], source: pa.DataType, wanted: pa.DataType, deep: bool
+    values: list[Decimal | None], source: pa.DataType, target: pa.DataType, deep: bool
 ) -> None:
     values = [value for value in values if value is None or holds(source, value)]
     array = pa.array(values, pa.decimal128(38, 20) if pa.types.is_integer(source) else source)
     array = cast_array(array, source)
-    expected = [value if value is None or holds(wanted, value) else None for value in values]
-    assert cast_label_keys(array, wanted).to_pylist() == expected
-    misfits = [value for value in values if value is not None and not holds(wanted, value)]
-    assert can_fit(source, wanted)
-    if can_widen(source, wanted):
+    expected = [value if value is None or holds(target, value) else None for value in values]
+    assert cast_label_keys(array, target).to_pylist() == expected
+    misfits = [value for value in values if value is not None and not holds(target, value)]
+    assert can_fit(source, target)
+    if can_widen(source, target):
         assert not misfits
     if deep:
-        array, wanted = pa.array([array.to_pylist()], pa.list_(source)), pa.list_(wanted)
+        array, target = pa.array([array.to_pylist()], pa.list_(source)), pa.list_(target)
     if misfits:
         with pytest.raises(InexactValueError) as refusal:
-            cast_exactly(array, wanted)
+            cast_exactly(array, target)
         assert refusal.value.value == misfits[0]
     else:
-        assert cast_exactly(array, wanted).to_pylist() == ([values] if deep else values)
+        assert cast_exactly(array, target).to_pylist() == ([values] if deep else values)
 
 
-def fits(value: Any, wanted: pa.DataType) -> bool:
+def fits(value: Any, target: pa.DataType) -> bool:
     """Return by exact arithmetic whether all values fit."""
-    if wanted in FLOATS:
+    if target in FLOATS:
         if isinstance(value, int):
-            return abs(value) <= (2**53 if wanted == pa.float64() else 2**24)
+            return abs(value) <= (2**53 if target == pa.float64() else 2**24)
         with np.errstate(over="ignore"):
-            return math.isnan(value) or float(numpy_type(wanted).type(value)) == value
-    low, high = integer_range(wanted)
+            return math.isnan(value) or float(numpy_type(target).type(value)) == value
+    low, high = integer_range(target)
     is_whole = math.isfinite(value) and value == int(value)
     return is_whole and low <= int(value) <= high
 
 
 @st.composite
 def columns(draw: Any) -> pa.Array:
-    kind = draw(st.sampled_from(INTEGERS + FLOATS))
-    if kind in FLOATS:
-        values = st.floats(width=kind.bit_width) | st.integers(-(2**24), 2**24).map(float)
-        edges = [float(edge) for edge in EDGES if kind == pa.float64() or fits(float(edge), kind)]
+    dtype = draw(st.sampled_from(INTEGERS + FLOATS))
+    if dtype in FLOATS:
+        values = st.floats(width=dtype.bit_width) | st.integers(-(2**24), 2**24).map(float)
+        edges = [float(edge) for edge in EDGES if dtype == pa.float64() or fits(float(edge), dtype)]
     else:
-        low, high = integer_range(kind)
+        low, high = integer_range(dtype)
         values = st.integers(low, high)
         edges = [edge for edge in EDGES if isinstance(edge, int) and low <= edge <= high]
     items = draw(st.lists(st.none() | values | st.sampled_from(edges), max_size=6))
-    return pa.array(items, kind, from_pandas=False)
+    return pa.array(items, dtype, from_pandas=False)
 
 
 @given(columns(), st.sampled_from(INTEGERS + FLOATS), st.integers(0, 2))
 @example(pa.array([None, float("nan")], pa.float64()), pa.int64(), 1)
 def test_cast_exactly_value_without_equal_raises_misfit(
-    column: pa.Array, wanted: pa.DataType, start: int
+    column: pa.Array, target: pa.DataType, start: int
 ) -> None:
     column = column.slice(start)
-    assert can_fit(column.type, wanted)
+    assert can_fit(column.type, target)
     values = column.to_pylist()
-    wrong = [value for value in values if value is not None and not fits(value, wanted)]
+    wrong = [value for value in values if value is not None and not fits(value, target)]
     if wrong:
         with pytest.raises(InexactValueError) as raised:
-            cast_exactly(column, wanted)
+            cast_exactly(column, target)
         assert repr(raised.value.value) == repr(wrong[0])
         return
-    actual = cast_exactly(column, wanted)
+    actual = cast_exactly(column, target)
     actual.validate(full=True)
-    assert actual.type == wanted
+    assert actual.type == target
     for before, after in zip(values, actual.to_pylist(), strict=True):
         assert before == after or (math.isnan(before) and math.isnan(after))
 
@@ -173,7 +173,7 @@ def test_cast_exactly_lists_of_other_shape_raise_misfit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("narrow", "wanted"),
+    ("narrow", "target"),
     [
         (pa.string(), pa.int64()),
         (pa.int64(), pa.string()),
@@ -183,8 +183,8 @@ def test_cast_exactly_lists_of_other_shape_raise_misfit() -> None:
         (pa.list_(pa.string()), pa.list_(pa.int64(), 2)),
     ],
 )
-def test_can_fit_other_kind_is_false(narrow: pa.DataType, wanted: pa.DataType) -> None:
-    assert not can_fit(narrow, wanted)
+def test_can_fit_other_kind_is_false(narrow: pa.DataType, target: pa.DataType) -> None:
+    assert not can_fit(narrow, target)
 
 
 def frame_of(library: str, values: pa.Array) -> Any:
@@ -206,10 +206,10 @@ def pasted(library: str, values: pa.Array, line: str) -> pa.Array:
     """Return the column after a user has run the hint."""
     frame = frame_of(library, values)
     name = NAMES[library]
-    known = {name: frame, "pd": pd, "pl": pl, "np": np, "pa": pa, "datetime": datetime}
-    known["decimal"] = decimal
-    exec(line, known)
-    column = to_reader(known[name]).read_all().column(0)
+    namespace = {name: frame, "pd": pd, "pl": pl, "np": np, "pa": pa, "datetime": datetime}
+    namespace["decimal"] = decimal
+    exec(line, namespace)
+    column = to_reader(namespace[name]).read_all().column(0)
     return pa.concat_arrays(column.chunks)
 
 
@@ -240,11 +240,11 @@ CASTS = {
 @pytest.mark.parametrize("case", CASTS)
 @pytest.mark.parametrize("library", NAMES)
 def test_cast_line_returns_code_whose_values_fit(library: str, case: str) -> None:
-    values, wanted, expected = CASTS[case]
+    values, target, expected = CASTS[case]
     column = "col_0" if library == "tuples" else "n"
-    line = cast_line(library, column, values.type, wanted)
+    line = cast_line(library, column, values.type, target)
     assert line is not None
-    assert cast_exactly(pasted(library, values, line), wanted).to_pylist() == expected
+    assert cast_exactly(pasted(library, values, line), target).to_pylist() == expected
 
 
 @pytest.mark.parametrize("library", NAMES)

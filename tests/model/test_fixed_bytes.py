@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 LETTERS = [b"ab", b"cd", b"ef", b"gh"]
 
 
-@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+@pytest.mark.parametrize("dtype", [pa.binary(), pa.large_binary()])
 @pytest.mark.parametrize("values", [LETTERS, [None, *LETTERS[1:]]])
 def test_cast_bytes_fixed_size_slices_keep_values(
-    values: list[bytes | None], kind: pa.DataType
+    values: list[bytes | None], dtype: pa.DataType
 ) -> None:
     array = pa.array(values, pa.binary(2))
     for start in range(len(values) + 1):
-        assert cast_bytes(array.slice(start), kind).to_pylist() == values[start:]
+        assert cast_bytes(array.slice(start), dtype).to_pylist() == values[start:]
 
 
 def test_row_hash_fixed_size_slice_equals_row_hashes() -> None:

@@ -23,19 +23,19 @@ INT64 = 2**63 - 1
 @st.composite
 def times(draw: st.DrawFn) -> tuple[pa.Array, int | None]:
     """Return times of a type, one of which may be out of range, and its row."""
-    kind = draw(st.sampled_from([*UNITS, "date32", "date64"]))
+    time_type = draw(st.sampled_from([*UNITS, "date32", "date64"]))
     day = 86_400
-    if kind == "date32":
+    if time_type == "date32":
         low, high, most, target = FIRST_SECOND // day, LAST_SECOND // day, 2**31 - 1, pa.date32()
-    elif kind == "date64":
+    elif time_type == "date64":
         low, high = FIRST_SECOND // day * day * 1000, LAST_SECOND // day * day * 1000
         most, target = 10**16, pa.date64()
     else:
-        low, high = FIRST_SECOND * UNITS[kind], (LAST_SECOND + 1) * UNITS[kind] - 1
+        low, high = FIRST_SECOND * UNITS[time_type], (LAST_SECOND + 1) * UNITS[time_type] - 1
         zone = draw(st.sampled_from([None, "UTC", "Asia/Tokyo"]))
-        most, target = INT64, pa.timestamp(kind, zone)
+        most, target = INT64, pa.timestamp(time_type, zone)
     low, high = max(low, -most), min(high, most)
-    step = day * 1000 if kind == "date64" else 1
+    step = day * 1000 if time_type == "date64" else 1
     inside = st.integers(low // step, high // step) | st.none() | st.sampled_from([low // step])
     numbers = draw(st.lists(inside, max_size=30))
     outside = None
@@ -45,30 +45,30 @@ def times(draw: st.DrawFn) -> tuple[pa.Array, int | None]:
         outside = draw(st.integers(0, len(numbers)))
         numbers.insert(outside, beyond)
     scaled = [None if number is None else number * step for number in numbers]
-    width = pa.int32() if kind == "date32" else pa.int64()
+    width = pa.int32() if time_type == "date32" else pa.int64()
     return pa.array(scaled, width).view(target), outside
 
 
-def nested(array: pa.Array, how: str) -> pa.Array:
+def nested(array: pa.Array, wrapper: str) -> pa.Array:
     """Return the same rows as lists, structs or dictionaries of their times."""
     rows = len(array)
-    if how == "list":
+    if wrapper == "list":
         return pa.ListArray.from_arrays(pa.array(range(rows + 1), pa.int32()), array)
-    if how == "fixed":
+    if wrapper == "fixed":
         return pa.FixedSizeListArray.from_arrays(array, 1)
-    if how == "struct":
+    if wrapper == "struct":
         return pa.StructArray.from_arrays([pa.nulls(rows, pa.int8()), array], ["a", "b"])
-    if how == "dictionary":
+    if wrapper == "dictionary":
         return array.dictionary_encode()
     return array
 
 
 @given(times(), st.sampled_from(["plain", "list", "fixed", "struct", "dictionary"]))
 def test_first_out_of_range_returns_row_for_every_type(
-    drawn: tuple[pa.Array, int | None], how: str
+    drawn: tuple[pa.Array, int | None], wrapper: str
 ) -> None:
     array, row = drawn
-    column = nested(array, how)
+    column = nested(array, wrapper)
     assert time_columns(pa.schema([("t", column.type)])) == ("t",)
     assert find_out_of_range(column) == row
     marks = out_of_range_mask(column)
@@ -82,17 +82,19 @@ def test_first_out_of_range_returns_row_for_every_type(
 @pytest.mark.filterwarnings("ignore:times without a time zone")
 @given(times(), st.sampled_from(["plain", "list", "struct"]), st.integers(1, 7))
 def test_to_reader_time_out_of_range_raises_with_row(
-    drawn: tuple[pa.Array, int | None], how: str, batch_rows: int
+    drawn: tuple[pa.Array, int | None], wrapper: str, batch_rows: int
 ) -> None:
     array, row = drawn
-    table = pa.table({"t": nested(array, how)})
+    table = pa.table({"t": nested(array, wrapper)})
     batches = pa.RecordBatchReader.from_batches(
         table.schema, table.to_batches(max_chunksize=batch_rows)
     )
     if row is None:
         unit = str(array.type)
-        whole = "[ns" not in unit or all(v is None or v % 1000 == 0 for v in _numbers(array))
-        if whole:
+        fits_microseconds = "[ns" not in unit or all(
+            v is None or v % 1000 == 0 for v in _numbers(array)
+        )
+        if fits_microseconds:
             assert to_reader(batches).read_all().num_rows == len(array)
         return
     with pytest.raises(OutOfRange, match=rf"^Row {row} has .* in 't', outside of the years"):

@@ -44,7 +44,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("name", "text"), [(n, t) for n, each in WRONG.items() for t in each])
+@pytest.mark.parametrize(("name", "text"), [(n, t) for n, texts in WRONG.items() for t in texts])
 def test_decode_value_of_other_kind_reports_column(name: str, text: str) -> None:
     columns, reasons = JsonColumns(SCHEMA).decode(['{"id": 7}', f'{{"{name}": {text}}}', "{}"])
     assert reasons[0] is reasons[2] is None

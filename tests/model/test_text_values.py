@@ -64,12 +64,14 @@ MEANINGS = {
 
 @pytest.mark.parametrize("text", MEANINGS)
 def test_fits_infers_first_matching_type(text: str) -> None:
-    meanings = [each for each in INFERRED if all_match(pa.array([text, None]), each, TextRules())]
+    meanings = [
+        dtype for dtype in INFERRED if all_match(pa.array([text, None]), dtype, TextRules())
+    ]
     assert (meanings or [None])[0] == MEANINGS[text]
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "rules", "value"),
+    ("text", "dtype", "rules", "value"),
     [
         ("007", pa.int64(), TextRules(declared=True), 7),
         ("+5", pa.int16(), TextRules(declared=True), 5),
@@ -94,14 +96,14 @@ def test_fits_infers_first_matching_type(text: str) -> None:
     ],
 )
 def test_parse_texts_follows_text_rules(
-    text: str, kind: pa.DataType, rules: TextRules, value: object
+    text: str, dtype: pa.DataType, rules: TextRules, value: object
 ) -> None:
-    array, reasons = parse_texts(pa.array([None, text]), kind, rules)
+    array, reasons = parse_texts(pa.array([None, text]), dtype, rules)
     assert (array.to_pylist(), reasons) == ([None, value], {})
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "rules"),
+    ("text", "dtype", "rules"),
     [
         ("007", pa.int64(), TextRules()),
         ("0x1F", pa.int64(), TextRules(declared=True)),
@@ -116,8 +118,8 @@ def test_parse_texts_follows_text_rules(
         ("", pa.int64(), TextRules(declared=True)),
     ],
 )
-def test_parse_texts_misfit_reports_text(text: str, kind: pa.DataType, rules: TextRules) -> None:
-    array, reasons = parse_texts(pa.array([text, None]), kind, rules)
+def test_parse_texts_misfit_reports_text(text: str, dtype: pa.DataType, rules: TextRules) -> None:
+    array, reasons = parse_texts(pa.array([text, None]), dtype, rules)
     assert array.to_pylist() == [None, None]
     assert repr(text) in reasons[0]
 

@@ -85,7 +85,7 @@ def test_feature_schema_unsupported_columns_raise_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("feature", "stored"),
+    ("feature", "storage"),
     [
         (pa.uint8(), pa.int16()),
         (pa.uint16(), pa.int32()),
@@ -96,18 +96,18 @@ def test_feature_schema_unsupported_columns_raise_together() -> None:
         (pa.string(), pa.string()),
     ],
 )
-def test_storage_type_maps_feature_types(feature: pa.DataType, stored: pa.DataType) -> None:
-    assert storage_type(feature) == stored
-    assert str(storage_type(feature)) == str(stored)
+def test_storage_type_maps_feature_types(feature: pa.DataType, storage: pa.DataType) -> None:
+    assert storage_type(feature) == storage
+    assert str(storage_type(feature)) == str(storage)
 
 
 def test_can_be_key_floats_and_nested_types_is_false() -> None:
-    assert [can_be_key(kind) for kind in (pa.int64(), pa.string(), TIMESTAMP, pa.binary())] == [
+    assert [can_be_key(dtype) for dtype in (pa.int64(), pa.string(), TIMESTAMP, pa.binary())] == [
         True
     ] * 4
-    assert [can_be_key(kind) for kind in (pa.float32(), pa.list_(pa.int64()))] == [False] * 2
+    assert [can_be_key(dtype) for dtype in (pa.float32(), pa.list_(pa.int64()))] == [False] * 2
     fixed, struct = pa.list_(pa.int64(), 2), pa.struct([("a", pa.int64())])
-    assert [can_be_key(kind) for kind in (fixed, struct)] == [False] * 2
+    assert [can_be_key(dtype) for dtype in (fixed, struct)] == [False] * 2
 
 
 @pytest.mark.parametrize(
@@ -137,15 +137,15 @@ def test_widens_only_without_loss(narrow: pa.DataType, wide: pa.DataType, expect
 # -- casts --------------------------------------------------------------------------------------------------------
 
 
-def check(array: pa.Array, kind: pa.DataType, expected: list[Any]) -> None:
-    result = cast_array(array, kind)
+def check(array: pa.Array, dtype: pa.DataType, expected: list[Any]) -> None:
+    result = cast_array(array, dtype)
     result.validate(full=True)
-    assert (result.type, str(result.type)) == (kind, str(kind))
+    assert (result.type, str(result.type)) == (dtype, str(dtype))
     assert result.to_pylist() == expected
     for start in range(len(array)):
-        part = cast_array(array.slice(start), kind)
-        part.validate(full=True)
-        assert part.to_pylist() == expected[start:]
+        tail = cast_array(array.slice(start), dtype)
+        tail.validate(full=True)
+        assert tail.to_pylist() == expected[start:]
 
 
 def test_cast_array_lists_to_fixed_size_and_back() -> None:
@@ -165,31 +165,31 @@ def test_cast_array_empty_offsets_buffer_is_not_read() -> None:
 
     The buffer of offsets is empty, and reading it can end the process.
     """
-    stored = pa.list_(pa.field("element", pa.int16()))
+    list_type = pa.list_(pa.field("element", pa.int16()))
     bare = pa.Array.from_buffers(
-        stored, 0, [None, pa.py_buffer(b"")], 0, children=[pa.array([], pa.int16())]
+        list_type, 0, [None, pa.py_buffer(b"")], 0, children=[pa.array([], pa.int16())]
     )
-    outer = pa.list_(pa.field("element", stored))
+    outer = pa.list_(pa.field("element", list_type))
     nested = pa.Array.from_buffers(
         outer, 2, [pa.py_buffer(bytes(8)), pa.py_buffer(bytes(12))], 2, children=[bare]
     )
-    for kind in (pa.list_(pa.uint8()), pa.list_(pa.uint8(), 2)):
-        assert cast_array(bare, kind).to_pylist() == []
-        assert cast_array(nested, pa.list_(kind)).to_pylist() == [None, None]
+    for dtype in (pa.list_(pa.uint8()), pa.list_(pa.uint8(), 2)):
+        assert cast_array(bare, dtype).to_pylist() == []
+        assert cast_array(nested, pa.list_(dtype)).to_pylist() == [None, None]
 
 
 def test_cast_array_structs_match_fields_by_name() -> None:
-    kind = pa.struct([pa.field("u", pa.uint8()), pa.field("v", pa.list_(ITEM, 2))])
-    stored = pa.struct([("v", pa.list_(pa.float32())), ("u", pa.int16())])
+    dtype = pa.struct([pa.field("u", pa.uint8()), pa.field("v", pa.list_(ITEM, 2))])
+    stored_type = pa.struct([("v", pa.list_(pa.float32())), ("u", pa.int16())])
     values = [{"u": 1, "v": [1.0, 2.0]}, None, {"u": None, "v": None}]
-    check(pa.array(values, stored), kind, values)
+    check(pa.array(values, stored_type), dtype, values)
 
 
 @given(st.lists(st.none() | st.integers(0, 2**64 - 1)))
 def test_cast_array_uint64_round_trips_decimal_storage(values: list[int | None]) -> None:
-    stored = cast_array(pa.array(values, pa.uint64()), pa.decimal128(20, 0))
-    assert stored.to_pylist() == [None if value is None else Decimal(value) for value in values]
-    check(stored, pa.uint64(), values)
+    decimals = cast_array(pa.array(values, pa.uint64()), pa.decimal128(20, 0))
+    assert decimals.to_pylist() == [None if value is None else Decimal(value) for value in values]
+    check(decimals, pa.uint64(), values)
 
 
 def test_cast_array_out_of_range_raises() -> None:

@@ -27,7 +27,7 @@ LEAVES = st.sampled_from([pa.int32(), pa.string(), pa.bool_(), pa.decimal128(4, 
 
 
 def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    lists = inner.map(lambda kind: pa.list_(pa.field("item", kind)))
+    lists = inner.map(lambda dtype: pa.list_(pa.field("item", dtype)))
     structs = st.tuples(inner, inner).map(lambda pair: pa.struct(zip("ab", pair, strict=True)))
     return lists | structs
 
@@ -35,48 +35,48 @@ def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 TYPES = st.recursive(LEAVES, nested, max_leaves=4)
 
 
-def without_leaves(kind: pa.DataType, draw: Any) -> pa.DataType:
+def without_leaves(dtype: pa.DataType, draw: Any) -> pa.DataType:
     """Return the type of a batch that has no values below some depth."""
     if draw(st.booleans()):
         return pa.null()
-    if pa.types.is_list(kind):
-        return pa.list_(pa.field("item", without_leaves(kind.value_type, draw)))
-    if pa.types.is_struct(kind):
-        fields = [kind.field(index) for index in range(kind.num_fields)]
-        return pa.struct([(each.name, without_leaves(each.type, draw)) for each in fields])
-    return kind
+    if pa.types.is_list(dtype):
+        return pa.list_(pa.field("item", without_leaves(dtype.value_type, draw)))
+    if pa.types.is_struct(dtype):
+        fields = [dtype.field(index) for index in range(dtype.num_fields)]
+        return pa.struct([(field.name, without_leaves(field.type, draw)) for field in fields])
+    return dtype
 
 
-def blank(kind: pa.DataType, draw: Any) -> Any:
+def blank(dtype: pa.DataType, draw: Any) -> Any:
     """Return a value of an untyped type."""
-    if pa.types.is_list(kind):
+    if pa.types.is_list(dtype):
         return (
             draw(st.sampled_from([None, []]))
             if draw(st.booleans())
-            else [blank(kind.value_type, draw)]
+            else [blank(dtype.value_type, draw)]
         )
-    if pa.types.is_struct(kind):
-        return {field.name: blank(field.type, draw) for field in map(kind.field, range(2))}
+    if pa.types.is_struct(dtype):
+        return {field.name: blank(field.type, draw) for field in map(dtype.field, range(2))}
     return None
 
 
-@given(kind=TYPES, data=st.data())
-def test_untyped_columns_cast_to_typed_keep_values(kind: pa.DataType, data: Any) -> None:
-    given_type = without_leaves(kind, data.draw)
-    assert replace_null_types(given_type, kind) == kind
-    assert can_widen(given_type, kind)
-    assert can_fit(given_type, kind)
+@given(dtype=TYPES, data=st.data())
+def test_untyped_columns_cast_to_typed_keep_values(dtype: pa.DataType, data: Any) -> None:
+    given_type = without_leaves(dtype, data.draw)
+    assert replace_null_types(given_type, dtype) == dtype
+    assert can_widen(given_type, dtype)
+    assert can_fit(given_type, dtype)
     values = [blank(given_type, data.draw) for _ in range(3)]
     array = pa.array(values, given_type)
-    for converted in (cast_array(array, kind), cast_exactly(array, kind)):
-        assert converted.type == kind
+    for converted in (cast_array(array, dtype), cast_exactly(array, dtype)):
+        assert converted.type == dtype
         assert converted.to_pylist() == values
-    assert cast_array(cast_array(array, kind), given_type).to_pylist() == values
+    assert cast_array(cast_array(array, dtype), given_type).to_pylist() == values
 
 
-@given(kind=TYPES, data=st.data())
-def test_refuse_untyped_raises_with_dtypes_hint(kind: pa.DataType, data: Any) -> None:
-    given_type = without_leaves(kind, data.draw)
+@given(dtype=TYPES, data=st.data())
+def test_refuse_untyped_raises_with_dtypes_hint(dtype: pa.DataType, data: Any) -> None:
+    given_type = without_leaves(dtype, data.draw)
     schema = feature_schema(pa.schema([("a", given_type), ("b", pa.int8())]))
     assert schema.field("a").type == given_type
     assert (feature_type(given_type) is None) == is_untyped(given_type)
@@ -97,10 +97,10 @@ def test_typed_like_other_shapes_keep_type() -> None:
 
 
 @given(TYPES, st.data())
-def test_sql_casts_type_only_null_columns(kind: pa.DataType, data: Any) -> None:
-    given_kind = without_leaves(kind, data.draw)
-    rows = pa.table({"a": pa.nulls(1, given_kind)})
+def test_sql_casts_type_only_null_columns(dtype: pa.DataType, data: Any) -> None:
+    given_type = without_leaves(dtype, data.draw)
+    rows = pa.table({"a": pa.nulls(1, given_type)})
     query = f"select {format_sql_casts(rows.schema)} from rows"
-    answered = feature_schema(duckdb.sql(query).to_arrow_table().schema).field("a").type
-    assert not is_untyped(answered)
-    assert replace_null_types(given_kind, answered) == answered
+    result_type = feature_schema(duckdb.sql(query).to_arrow_table().schema).field("a").type
+    assert not is_untyped(result_type)
+    assert replace_null_types(given_type, result_type) == result_type

@@ -1,7 +1,7 @@
 """Daily series with a planted change, evaluated window by window like a monitor.
 
-Ten kinds: two without a change (``none``, ``seasonal``), seven with a change that lasts, and one
-burst of three days. The change starts on day ``CHANGE``; the 56 days before fill the baseline.
+Ten scenarios: two without a change (``none``, ``seasonal``), seven with a change that lasts, and
+one burst of three days. The change starts on day ``CHANGE``; the 56 days before fill the baseline.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ RAMP_A_DAY, RAMP_DAYS = 0.1, 30
 RAMP_VISIBLE = 5
 
 
-def begin(kind: str) -> int:
+def begin(scenario: str) -> int:
     """Return the first day on which a monitor should detect a change."""
-    return CHANGE + RAMP_VISIBLE if kind == "ramp" else CHANGE
+    return CHANGE + RAMP_VISIBLE if scenario == "ramp" else CHANGE
 
 
-def end(kind: str) -> int:
+def end(scenario: str) -> int:
     """Return the day after the last one with the change."""
-    return CHANGE + BURST_DAYS if kind == "outlier burst" else END
+    return CHANGE + BURST_DAYS if scenario == "outlier burst" else END
 
 
-def source(kind: str, seed: int, rows: int) -> Series:
-    """Return the parameters of a series; ``seasonal`` kinds have a strong weekly season."""
-    of = replace(series(seed), rows=float(rows))
-    if kind in ("seasonal", "step in seasonality"):
+def source(scenario: str, seed: int, rows: int) -> Series:
+    """Return the parameters of a series; ``seasonal`` scenarios have a strong weekly season."""
+    parameters = replace(series(seed), rows=float(rows))
+    if scenario in ("seasonal", "step in seasonality"):
         rng = np.random.default_rng([seed, 7])
         means = rng.permutation(np.linspace(-1.0, 1.0, 7))
-        return replace(of, means=means, of_week=rng.uniform(0.4, 1.0, 7))
-    return of
+        return replace(parameters, means=means, of_week=rng.uniform(0.4, 1.0, 7))
+    return parameters
 
 
 @dataclass(frozen=True)
@@ -73,44 +73,44 @@ class Day:
     texts: dict[str, int]
 
 
-def day_of(kind: str, of: Series, number: int) -> Day:
-    """Return the rows of a day of a kind of series."""
-    rng = np.random.default_rng([of.seed, number])
+def day_of(scenario: str, parameters: Series, number: int) -> Day:
+    """Return the rows of a day of a scenario."""
+    rng = np.random.default_rng([parameters.seed, number])
     days = number - CHANGE
-    changed = days >= 0 and number < end(kind)
+    changed = days >= 0 and number < end(scenario)
     weekday = number % 7
-    if changed and kind == "step in seasonality":
+    if changed and scenario == "step in seasonality":
         weekday = (weekday + 3) % 7
-    expected = of.rows * of.of_week[weekday] * rng.lognormal(0.0, of.wobble)
-    share = of.null_share * rng.lognormal(0.0, of.wobble)
-    if changed and kind == "doubled nulls":
+    expected = parameters.rows * parameters.of_week[weekday] * rng.lognormal(0.0, parameters.wobble)
+    share = parameters.null_share * rng.lognormal(0.0, parameters.wobble)
+    if changed and scenario == "doubled nulls":
         share *= 2
     rows = int(rng.poisson(expected))
-    if changed and kind == "dried-up source":
+    if changed and scenario == "dried-up source":
         rows = 0
     nulls = int(rng.binomial(rows, min(share, 1.0)))
-    values = _values(of, rng, rows - nulls)
+    values = _values(parameters, rng, rows - nulls)
     deviation = values.std() if rows > nulls else 1.0
     middle = values.mean() if rows > nulls else 0.0
-    if changed and kind == "variance change":
+    if changed and scenario == "variance change":
         values = middle + 2 * (values - middle)
-    values = values + (of.means[weekday] + of.wobble * rng.normal()) * deviation
-    if changed and kind == "step":
+    values = values + (parameters.means[weekday] + parameters.wobble * rng.normal()) * deviation
+    if changed and scenario == "step":
         values = values + 0.5 * deviation
-    if changed and kind == "ramp":
+    if changed and scenario == "ramp":
         values = values + RAMP_A_DAY * min(days + 1, RAMP_DAYS) * deviation
-    if changed and kind == "outlier burst":
+    if changed and scenario == "outlier burst":
         values[rng.random(len(values)) < 0.2] += 20 * deviation
     counts = rng.multinomial(rows, np.array([5, 4, 3, 2, 1, 1]) / 16)
     texts = {name: int(count) for name, count in zip("abcdef", counts, strict=True) if count}
-    if changed and kind == "new categories" and rows:
+    if changed and scenario == "new categories" and rows:
         texts["new"] = int(rng.binomial(rows, 0.05))
     return Day(values, nulls, texts)
 
 
-def profile(kind: str, of: Series, number: int) -> Profile:
-    """Return the profile of a day of a kind of series."""
-    day = day_of(kind, of, number)
+def profile(scenario: str, parameters: Series, number: int) -> Profile:
+    """Return the profile of a day of a scenario."""
+    day = day_of(scenario, parameters, number)
     rows = sum(day.texts.values())
     texts = ColumnProfile(
         "kind", "string", "text", rows, 0, rows, values=tuple(day.texts.items()), complete=True
@@ -145,11 +145,11 @@ def judge_all(
         first: The first day to judge.
         frozen: False lets days out of bounds enter the baseline, for comparison.
     """
-    by_window = {each.window: each for each in profiles}
+    by_window = {profile.window: profile for profile in profiles}
     history = History(lambda window: [Window(window.start - DAY, window.start)])
 
     def load(windows: Iterable[Window]) -> list[Profile]:
-        return [by_window[each] for each in windows if each in by_window]
+        return [by_window[window] for window in windows if window in by_window]
 
     baselines = Baselines(watched.baseline, None, history, load, first=_start(profiles))
     verdicts: list[Verdict] = []
@@ -163,8 +163,8 @@ def judge_all(
         findings = rules.confirm_findings(judged, watched.confirm)
         if frozen:
             history.record(now.window, findings)
-        alarms = tuple(each for each in findings if each.alarm)
-        within = 0 if any(each.out for each in findings) else within + 1
+        alarms = tuple(finding for finding in findings if finding.alarm)
+        within = 0 if any(finding.out for finding in findings) else within + 1
         in_alarm = bool(alarms) or (in_alarm and within < watched.confirm)
         verdicts.append(Verdict(number, alarms, in_alarm))
     return verdicts

@@ -43,24 +43,24 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
 
 def sales(first: int, days: int, *, shift: float = 0.0, null_share: float = 0.05) -> pa.Table:
     """Return the rows of some days: an amount with nulls, a shop, and a late flag."""
-    parts = []
+    tables = []
     for day in range(first, first + days):
         rng = np.random.default_rng(day)
-        at = [START + day * DAY + number * timedelta(minutes=10) for number in range(A_DAY)]
+        times = [START + day * DAY + number * timedelta(minutes=10) for number in range(A_DAY)]
         amount = rng.normal(10.0 + shift * 2.0, 2.0, A_DAY)
         nulls = rng.random(A_DAY) < null_share
-        parts.append(
+        tables.append(
             pa.table(
                 {
                     "id": pa.array(range(day * A_DAY, (day + 1) * A_DAY), pa.int64()),
-                    "at": pa.array(at, pa.timestamp("us", tz="UTC")),
+                    "at": pa.array(times, pa.timestamp("us", tz="UTC")),
                     "amount": pa.array(amount, mask=nulls),
                     "shop": pa.array(rng.choice(["north", "south"], A_DAY)),
                     "late": pa.array((rng.random(A_DAY) < 0.2).astype(float)),
                 }
             )
         )
-    return pa.concat_tables(parts)
+    return pa.concat_tables(tables)
 
 
 @pytest.fixture(scope="session")

@@ -36,7 +36,7 @@ class Received:
 
     def keys(self) -> list[str]:
         """Return the idempotency keys of the requests."""
-        return [each["Idempotency-Key"] for each in self.headers]
+        return [headers["Idempotency-Key"] for headers in self.headers]
 
 
 @contextmanager
@@ -91,8 +91,8 @@ def mail_server(folder: Path) -> Iterator[tuple[Mails, int, Path]]:
     key, certificate = folder / "key.pem", folder / "certificate.pem"
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
     files = ["-keyout", str(key), "-out", str(certificate)]
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-    subprocess.run([*made, *subject, *files], check=True, capture_output=True)
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    subprocess.run([*command, *subject, *files], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     mails = Mails()

@@ -34,32 +34,39 @@ class Sigmoid:
 
 def trips(first: int, days: int) -> pa.Table:
     """Return the model input of each trip: a number."""
-    parts = []
+    tables = []
     for day in range(first, first + days):
-        at = [START + day * DAY + number * timedelta(minutes=10) for number in range(A_DAY)]
+        times = [START + day * DAY + number * timedelta(minutes=10) for number in range(A_DAY)]
         speed = np.random.default_rng([day, 1]).normal(0.0, 1.5, A_DAY)
         ids = range(day * A_DAY, (day + 1) * A_DAY)
-        columns = {"id": pa.array(ids, pa.int64()), "at": pa.array(at, TIME), "speed": speed}
-        parts.append(pa.table(columns))
-    return pa.concat_tables(parts)
+        columns = {"id": pa.array(ids, pa.int64()), "at": pa.array(times, TIME), "speed": speed}
+        tables.append(pa.table(columns))
+    return pa.concat_tables(tables)
 
 
-def outcomes(of: pa.Table, *, decayed: bool = False, after: timedelta = timedelta(0)) -> pa.Table:
+def outcomes(
+    table: pa.Table, *, decayed: bool = False, after: timedelta = timedelta(0)
+) -> pa.Table:
     """Return whether each trip was late, by its speed or at random; known ``after`` the trip."""
-    rng = np.random.default_rng(of.num_rows)
-    chance = Sigmoid().predict(of["speed"].to_numpy()[:, np.newaxis])
+    rng = np.random.default_rng(table.num_rows)
+    chance = Sigmoid().predict(table["speed"].to_numpy()[:, np.newaxis])
     if decayed:
         chance = rng.permutation(chance)
-    late = (rng.random(of.num_rows) < chance).astype(float)
-    known = [time + after for time in of["at"].to_pylist()]
+    late = (rng.random(table.num_rows) < chance).astype(float)
+    known_times = [time + after for time in table["at"].to_pylist()]
     return pa.table(
-        {"id": of["id"], "at": of["at"], "known": pa.array(known, TIME), "late": pa.array(late)}
+        {
+            "id": table["id"],
+            "at": table["at"],
+            "known": pa.array(known_times, TIME),
+            "late": pa.array(late),
+        }
     )
 
 
 def registered(store: FeatureStore, name: str = "late") -> Any:
     """Return a model that was registered from a run on a dataset of the store's trips."""
-    frame = store.get_features(["trips.speed"], labels=asked(store, "outcomes", 0, 2))
+    frame = store.get_features(["trips.speed"], labels=rows_of_days(store, "outcomes", 0, 2))
     dataset = store.create_training_dataset(
         frame, "late_trips", label="late", shards=1, progress=False
     )
@@ -80,7 +87,7 @@ def registered(store: FeatureStore, name: str = "late") -> Any:
     return experiments.register_model(run, name, trust=True)
 
 
-def asked(store: FeatureStore, group: str, first: int, days: int) -> pa.Table:
+def rows_of_days(store: FeatureStore, group: str, first: int, days: int) -> pa.Table:
     """Return some days of rows of a label group, without their created times."""
     result = store.get_featuregroup(group, dataframe_type="arrow").drop_columns(["known"])
     start, end = START + first * DAY, START + (first + days) * DAY
@@ -89,7 +96,7 @@ def asked(store: FeatureStore, group: str, first: int, days: int) -> pa.Table:
     return result.filter(pa.array(inside))
 
 
-def counted(prediction: np.ndarray, label: np.ndarray) -> dict[str, float]:
+def count_pairs(prediction: np.ndarray, label: np.ndarray) -> dict[str, float]:
     """Return the result of the query on predictions as pairs."""
     above = prediction[label == 1][:, None] - prediction[label == 0][None, :]
     won = (above > 0) + (above == 0) / 2
@@ -108,10 +115,10 @@ def drawn(rng: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
     return np.round(rng.normal(label, 1.0), 1), label
 
 
-def profile(number: int, found: Metrics) -> Profile:
+def profile(number: int, metrics: Metrics) -> Profile:
     """Return a daily profile with metrics only."""
     window = Window(START + number * DAY, START + (number + 1) * DAY)
-    return Profile(window, 1, 1, 1, {}, {}, metrics=found.values, estimates=found.estimates)
+    return Profile(window, 1, 1, 1, {}, {}, metrics=metrics.values, estimates=metrics.estimates)
 
 
 def measured(rng: np.random.Generator, name: str, rows: int, *, worse: bool = False) -> Metrics:
@@ -120,7 +127,7 @@ def measured(rng: np.random.Generator, name: str, rows: int, *, worse: bool = Fa
         prediction, label = drawn(rng, rows)
         if worse:
             prediction = rng.permutation(prediction)
-        row = counted(prediction, label)
+        row = count_pairs(prediction, label)
         if not row["yes"] or not row["no"]:
             return Metrics({name: None})
         estimate = area_under_curve(row)

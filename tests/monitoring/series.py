@@ -53,12 +53,12 @@ def series(seed: int) -> Series:
     )
 
 
-def day(of: Series, number: int, *, fault: str | None = None) -> Profile:
+def day(parameters: Series, number: int, *, fault: str | None = None) -> Profile:
     """Return the profile of one day; it is deterministic except for the fault."""
-    rng = np.random.default_rng([of.seed, number])
+    rng = np.random.default_rng([parameters.seed, number])
     weekday = number % 7
-    expected = of.rows * of.of_week[weekday] * rng.lognormal(0.0, of.wobble)
-    share = of.null_share * rng.lognormal(0.0, of.wobble)
+    expected = parameters.rows * parameters.of_week[weekday] * rng.lognormal(0.0, parameters.wobble)
+    share = parameters.null_share * rng.lognormal(0.0, parameters.wobble)
     if fault == "half":
         expected /= 2
     if fault == "nulls":
@@ -67,9 +67,9 @@ def day(of: Series, number: int, *, fault: str | None = None) -> Profile:
     if fault == "stopped":
         rows = 0
     nulls = int(rng.binomial(rows, min(share, 1.0)))
-    values = _values(of, rng, rows - nulls)
+    values = _values(parameters, rng, rows - nulls)
     deviation = values.std() if rows > nulls else 1.0
-    mean = of.means[weekday] + of.wobble * rng.normal()
+    mean = parameters.means[weekday] + parameters.wobble * rng.normal()
     values = values + mean * deviation
     if fault == "shift":
         values = values + 0.5 * deviation
@@ -87,12 +87,12 @@ def number_profile(number: int, values: np.ndarray) -> Profile:
     return Profile(window, len(values), 1, 1, columns, {"x": "double"})
 
 
-def _values(of: Series, rng: np.random.Generator, rows: int) -> np.ndarray:
-    if of.shape == "lognormal":
+def _values(parameters: Series, rng: np.random.Generator, rows: int) -> np.ndarray:
+    if parameters.shape == "lognormal":
         return rng.lognormal(0.0, 0.7, rows)
-    if of.shape == "exponential":
+    if parameters.shape == "exponential":
         return rng.exponential(1.0, rows)
-    if of.shape == "student":
+    if parameters.shape == "student":
         return rng.standard_t(4, rows)
     return rng.normal(0.0, 1.0, rows)
 
@@ -107,16 +107,16 @@ def _number(name: str, values: np.ndarray, nulls: int) -> ColumnProfile:
 
 
 def _text(name: str, counts: np.ndarray) -> ColumnProfile:
-    values = tuple((each, int(n)) for each, n in zip(_CATEGORIES, counts, strict=True) if n)
+    values = tuple((category, int(n)) for category, n in zip(_CATEGORIES, counts, strict=True) if n)
     rows = int(counts.sum())
     return ColumnProfile(name, "string", "text", rows, 0, rows, values=values, complete=True)
 
 
 def compared(days: dict[int, Profile], number: int) -> ReferenceWindows:
-    others = [days[each] for each in range(number - 56, number)]
-    groups = [(number - each) % 7 for each in range(number - 56, number)]
-    same = [days[each] for each in range(number - 56, number, 7)]
-    return ReferenceWindows(same, others, groups, 8, same, others)
+    previous_days = [days[index] for index in range(number - 56, number)]
+    groups = [(number - index) % 7 for index in range(number - 56, number)]
+    same_weekday = [days[index] for index in range(number - 56, number, 7)]
+    return ReferenceWindows(same_weekday, previous_days, groups, 8, same_weekday, previous_days)
 
 
 def alarms(
@@ -129,17 +129,17 @@ def alarms(
             rules.evaluate_rules(watched, days[number], FixedReference(compared(days, number)))
         )
         findings = rules.confirm_findings(judged, watched.confirm)
-        yield number, [each for each in findings if each.alarm]
+        yield number, [finding for finding in findings if finding.alarm]
 
 
-def is_found(watched: MonitorSpec, of: Series, number: int, fault: str) -> bool:
+def is_found(watched: MonitorSpec, parameters: Series, number: int, fault: str) -> bool:
     """Return whether a fault that starts on a day is detected within two windows."""
-    days = {each: day(of, each) for each in range(number - 57, number)}
-    for each in (number, number + 1):
-        days[each] = day(of, each, fault=fault)
+    days = {day_number: day(parameters, day_number) for day_number in range(number - 57, number)}
+    for day_number in (number, number + 1):
+        days[day_number] = day(parameters, day_number, fault=fault)
     expected = {"shift": "drift", "nulls": "nulls", "half": "volume", "stopped": "volume"}[fault]
-    for each, result in alarms(watched, days, range(number - 1, number + 2)):
-        if each >= number and any(finding.kind == expected for finding in result):
+    for day_number, result in alarms(watched, days, range(number - 1, number + 2)):
+        if day_number >= number and any(finding.kind == expected for finding in result):
             return True
     return False
 

@@ -56,10 +56,12 @@ def test_drift_bounds_do_not_exceed_maximum_distance() -> None:
     few = replace(series(3), rows=4)
     days = {number: day(few, number) for number in range(57)}
     findings = rules.evaluate_rules(WATCHED, days[56], FixedReference(compared(days, 56))).findings
-    drift = [each for each in findings if each.kind == "drift" and each.measure != "psi"]
-    assert {each.measure for each in drift} >= {"ks"}
-    assert max(each.high for each in drift if each.high is not None) == 1.0
-    assert not any(each.out for each in drift)
+    drift = [
+        finding for finding in findings if finding.kind == "drift" and finding.measure != "psi"
+    ]
+    assert {finding.measure for finding in drift} >= {"ks"}
+    assert max(finding.high for finding in drift if finding.high is not None) == 1.0
+    assert not any(finding.out for finding in drift)
 
 
 def test_occasional_values_are_not_out_of_bounds() -> None:
@@ -99,7 +101,7 @@ def out_of_range(
             values = change(values)
         days[number] = number_profile(number, values)
     findings = rules.evaluate_rules(WATCHED, days[56], FixedReference(compared(days, 56))).findings
-    return next(each for each in findings if each.measure == "out_of_range")
+    return next(finding for finding in findings if finding.measure == "out_of_range")
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -57,12 +57,12 @@ def test_alert_sent_at_begin_and_end_with_reminders(
             shop.check_monitor("watch")
             clock.now += timedelta(hours=12)
             shop.check_monitor("watch")
-        events = [each["event"] for each in received.messages]
+        events = [message["event"] for message in received.messages]
         assert events == ["begin", "reminder", "reminder"]
         shop.insert_into_featuregroup(sales(DAYS, 6), "sales")
         clock.now = NOW + 6 * DAY
         shop.check_monitor("watch")
-        assert [each["event"] for each in received.messages][3:] == ["end"]
+        assert [message["event"] for message in received.messages][3:] == ["end"]
     assert received.messages[0]["families"] == ["volume"]
     assert "no rows" in received.messages[0]["text"] or "0 rows" in received.messages[0]["text"]
 
@@ -124,10 +124,10 @@ def test_failing_job_sends_alert_once_and_on_recovery(
                     shop.run_job("totals")
         finally:
             del os.environ["BROKEN"]
-        assert [each["event"] for each in received.messages] == ["begin"]
+        assert [message["event"] for message in received.messages] == ["begin"]
         assert "it broke" in received.messages[0]["text"]
         shop.run_job("totals")
-        assert [each["event"] for each in received.messages] == ["begin", "end"]
+        assert [message["event"] for message in received.messages] == ["begin", "end"]
 
 
 @pytest.mark.parametrize("policy", ["strict", "warn"])
@@ -152,7 +152,7 @@ def test_validation_failures_send_alert_for_every_policy(
                 shop.run_job("totals")
         else:
             shop.run_job("totals")
-    assert [each["families"] for each in received.messages] == [["validation"]]
+    assert [message["families"] for message in received.messages] == [["validation"]]
 
 
 # -- how it gets there ----------------------------------------------------------------------------
@@ -169,8 +169,8 @@ def test_webhook_receives_json_with_text_and_secret(
         assert quiet.send_alerts() == 0
     assert received.headers[0]["Authorization"] == "Bearer t0ken"
     assert received.messages[0]["text"] == "watch: drift began\n- feature 0 drifted"
-    stored = Path(quiet.location, "registry.db").read_bytes()
-    assert b"t0ken" not in stored
+    registry_bytes = Path(quiet.location, "registry.db").read_bytes()
+    assert b"t0ken" not in registry_bytes
 
 
 @pytest.mark.parametrize("behavior", ["fails", "elsewhere", "nobody"])
@@ -195,8 +195,8 @@ def test_rejected_alert_is_sent_again_later(
         quiet.add_alert_channel("ops", received.uri)
         clock.now += timedelta(seconds=11)
         assert quiet.send_alerts() == 1
-    assert len({each["id"] for each in received.messages}) == 1
-    assert received.keys() == [each["id"] for each in received.messages]
+    assert len({message["id"] for message in received.messages}) == 1
+    assert received.keys() == [message["id"] for message in received.messages]
 
 
 def test_hanging_receiver_times_out_and_slow_receiver_succeeds(quiet: FeatureStore) -> None:
@@ -204,9 +204,9 @@ def test_hanging_receiver_times_out_and_slow_receiver_succeeds(quiet: FeatureSto
         quiet.add_alert_channel("ops", received.uri)
         put(quiet)
         received.behavior = "hangs"
-        begun = time.monotonic()
+        start = time.monotonic()
         assert send_waiting(quiet.session, seconds=1.0) == 0
-        assert time.monotonic() - begun < 8
+        assert time.monotonic() - start < 8
         (waits,) = quiet.get_alerts()
         assert waits.error == "timed out"
         put(quiet)
@@ -250,7 +250,7 @@ def test_command_channel_gets_message_without_shell(quiet: FeatureStore, tmp_pat
     program.write_text("#!/bin/sh\nexit 3\n")
     put(quiet)
     assert quiet.send_alerts() == 0
-    assert "the command exited with code 3" in [each.error for each in quiet.get_alerts()]
+    assert "the command exited with code 3" in [message.error for message in quiet.get_alerts()]
 
 
 def test_log_channel_writes_alerts(quiet: FeatureStore, caplog: pytest.LogCaptureFixture) -> None:
@@ -361,10 +361,10 @@ def test_alert_is_delivered_once_after_sender_kill(quiet: FeatureStore) -> None:
             received.stop.clear()
             assert quiet.send_alerts() == 1
             assert quiet.send_alerts() == 0
-    sent = quiet.get_alerts()
-    assert all(each.delivered for each in sent)
-    assert {each["id"] for each in received.messages} == {each.id for each in sent}
-    assert received.keys() == [each["id"] for each in received.messages]
+    alerts = quiet.get_alerts()
+    assert all(alert.delivered for alert in alerts)
+    assert {message["id"] for message in received.messages} == {alert.id for alert in alerts}
+    assert received.keys() == [message["id"] for message in received.messages]
 
 
 def test_incident_and_alert_are_recorded_atomically(quiet: FeatureStore) -> None:

@@ -18,11 +18,11 @@ WEEKEND = 1.5  # deviations above what is usual on other days
 
 def with_weekends(first: int, days: int, *, as_on_weekends: bool = False) -> pa.Table:
     """Return days whose weekends differ, or days that all differ."""
-    parts = []
+    tables = []
     for day in range(first, first + days):
         shift = WEEKEND if as_on_weekends or day % 7 in (5, 6) else 0.0
-        parts.append(sales(day, 1, shift=shift))
-    return pa.concat_tables(parts)
+        tables.append(sales(day, 1, shift=shift))
+    return pa.concat_tables(tables)
 
 
 @pytest.mark.parametrize("weekday", [True, False])
@@ -42,19 +42,19 @@ def test_weekday_baseline_detects_monday_like_sunday(
     assert START.weekday() == NOW.weekday() == 0
     shop.insert_into_featuregroup(with_weekends(DAYS, 2, as_on_weekends=True), "sales")
     clock.now = NOW + 2 * DAY
-    findings = {each.subject for each in shop.check_monitor("watch").alarms}
+    findings = {alarm.subject for alarm in shop.check_monitor("watch").alarms}
     assert findings == ({"amount"} if weekday else set())
 
 
-@pytest.mark.parametrize("of", ["version", "training dataset"])
+@pytest.mark.parametrize("baseline", ["version", "training dataset"])
 def test_baseline_statistics_are_computed_on_demand(
-    tmp_path: Path, clock: Clock, define: Define, shop: FeatureStore, of: str
+    tmp_path: Path, clock: Clock, define: Define, shop: FeatureStore, baseline: str
 ) -> None:
     shop.create_featuregroup(
         sales(0, DAYS), "sales", primary_key="id", event_time="at", version=2, statistics=False
     )
     argument = "version=2"
-    if of == "training dataset":
+    if baseline == "training dataset":
         frame = shop.get_features(["sales.amount", "sales.late"])
         dataset = shop.create_training_dataset(
             frame, "late_sales", label="late", shards=1, progress=False, statistics=False
@@ -68,7 +68,7 @@ def test_baseline_statistics_are_computed_on_demand(
     shop.insert_into_featuregroup(sales(DAYS, 2, shift=0.5), "sales")
     clock.now = NOW + 2 * DAY
     alarms = shop.check_monitor("watch").alarms
-    assert {(each.kind, each.subject) for each in alarms} == {("drift", "amount")}
+    assert {(alarm.kind, alarm.subject) for alarm in alarms} == {("drift", "amount")}
 
 
 def test_baseline_without_rows_leaves_monitor_learning(define: Define, shop: FeatureStore) -> None:

@@ -44,14 +44,14 @@ def test_custom_metric_parts_combine_to_whole_metric(shop: FeatureStore, define:
         "cheapest": pc.min(rows["amount"]).as_py(),
     }
     for name, value in expected.items():
-        actual = merge_estimates([each.estimates[name] for each in last])
+        actual = merge_estimates([profile.estimates[name] for profile in last])
         assert actual is not None
         assert actual.value == pytest.approx(value), name
     assert last[0].estimates.keys() == expected.keys()
     assert last[0].metrics.keys() == {*expected, "middle", "few"}
-    mean = merge_estimates([each.estimates["mean"] for each in last])
+    mean = merge_estimates([profile.estimates["mean"] for profile in last])
     assert mean is not None
     assert mean.variance == pytest.approx(pc.variance(rows["amount"]).as_py())
-    shares = merge_estimates([each.estimates["late_share"] for each in last])
+    shares = merge_estimates([profile.estimates["late_share"] for profile in last])
     assert shares is not None
     assert (shares.is_share, mean.is_share) == (True, False)

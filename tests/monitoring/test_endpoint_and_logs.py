@@ -28,8 +28,8 @@ Define = Callable[..., str]
 
 
 def read(port: int) -> dict[tuple[str, tuple[str, ...]], float]:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
-        text = answer.read().decode()
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as response:
+        text = response.read().decode()
     result = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -73,7 +73,10 @@ def test_scheduler_serves_metrics_and_logs_json(shop: FeatureStore, tmp_path: Pa
     command = [sys.executable, "-c", program, *words, *start]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     log = tmp_path / "log.jsonl"
-    with log.open("w") as told, subprocess.Popen(command, stderr=told, env=environment) as process:
+    with (
+        log.open("w") as stderr,
+        subprocess.Popen(command, stderr=stderr, env=environment) as process,
+    ):
         try:
             until = time.monotonic() + 60
             while '"done: ' not in log.read_text() and time.monotonic() < until:
@@ -88,8 +91,8 @@ def test_scheduler_serves_metrics_and_logs_json(shop: FeatureStore, tmp_path: Pa
                 process.kill()
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     (run, *_) = shop.get_runs("hourly")
-    of_run = [each for each in lines if each.get("run_id") == run.run_id]
-    assert {each["job"] for each in of_run} == {"hourly"}
+    of_run = [line for line in lines if line.get("run_id") == run.run_id]
+    assert {line["job"] for line in of_run} == {"hourly"}
     assert {"time", "level", "logger", "message", "run_id", "job", "work"} <= set(of_run[0])
 
 
@@ -114,4 +117,4 @@ def test_commands_accept_log_format(
     assert result.exit_code == 0, result.output
     (run,) = shop.get_runs("watch")
     document = [json.loads(line) for line in result.stderr.splitlines() if line.startswith("{")]
-    assert {each["run_id"] for each in document if "run_id" in each} == {run.run_id}
+    assert {line["run_id"] for line in document if "run_id" in line} == {run.run_id}

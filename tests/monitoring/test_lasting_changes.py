@@ -45,7 +45,7 @@ def day_by_day(store: FeatureStore, clock: Clock, days: int) -> None:
 def test_lasting_shift_stays_alarm(shifted: FeatureStore) -> None:
     assert states(shifted) == ["suspect"] + ["alarm"] * (SHIFTED - 1)
     alarms = shifted.get_monitor_history("watch")[0].alarms
-    assert {(each.kind, each.subject) for each in alarms} == {("drift", "amount")}
+    assert {(alarm.kind, alarm.subject) for alarm in alarms} == {("drift", "amount")}
 
 
 def test_accepted_change_starts_new_baseline(shifted: FeatureStore, clock: Clock) -> None:
@@ -102,11 +102,12 @@ def test_incident_ends_when_values_return_for_confirm_windows(
         define(f"{LAST_14}, alert='ops', remind='3d'")
         shop.insert_into_featuregroup(sales(DAYS, SHIFTED, shift=1.5), "sales")
         day_by_day(shop, clock, SHIFTED)
-        events = [each["event"] for each in received.messages]
+        events = [message["event"] for message in received.messages]
         assert events == ["begin", "reminder", "reminder"]
         shop.insert_into_featuregroup(sales(DAYS + SHIFTED, 2), "sales")
         day_by_day(shop, clock, 1)
-        assert [each["event"] for each in received.messages] == events  # one window is not enough
+        # One window is not enough.
+        assert [message["event"] for message in received.messages] == events
         day_by_day(shop, clock, 1)
         last = received.messages[-1]
         assert last["event"] == "end"
@@ -139,7 +140,7 @@ def test_monitor_without_baseline_left_keeps_its_incident(
         define(f"{LAST_14}, alert='ops', volume=None")
         shop.insert_into_featuregroup(sales(DAYS, 2, shift=1.5), "sales")
         day_by_day(shop, clock, 5)  # three more days without rows cannot be evaluated
-        events = [each["event"] for each in received.messages]
+        events = [message["event"] for message in received.messages]
         assert (events[0], set(events[1:])) == ("begin", {"reminder"})
 
 
@@ -163,8 +164,8 @@ def test_slow_drift_is_detected_by_anchor(shop: FeatureStore, define: Define, cl
     clock.now = NOW + 40 * DAY
     shop.backfill_job("watch", NOW, clock.now)
     history = shop.get_monitor_history("watch")
-    anchored = [each for report in history for each in report.alarms if each.kind == "anchor"]
-    assert {each.subject for each in anchored} == {"amount"}
+    anchored = [alarm for report in history for alarm in report.alarms if alarm.kind == "anchor"]
+    assert {alarm.subject for alarm in anchored} == {"amount"}
     assert "anchor" in str(anchored[0])
     accepted = shop.accept_monitor("watch")
     assert ("feature", "amount") in accepted.subjects
@@ -187,11 +188,11 @@ def test_fixed_baseline_is_replaced_by_accepted_windows(
 
 
 def test_accept_command_prints_new_baseline(shifted: FeatureStore) -> None:
-    done = CliRunner().invoke(
+    result = CliRunner().invoke(
         app, ["--location", shifted.location, "monitor", "accept", "watch", "--note", "prices"]
     )
-    assert done.exit_code == 0, done.output
-    assert "amount (new baseline from 2024-03-11" in done.output
+    assert result.exit_code == 0, result.output
+    assert "amount (new baseline from 2024-03-11" in result.output
     again = CliRunner().invoke(app, ["--location", shifted.location, "monitor", "accept", "watch"])
     assert again.exit_code == 1
 
@@ -200,23 +201,23 @@ def test_accept_command_prints_new_baseline(shifted: FeatureStore) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["step", "ramp", "doubled nulls", "new categories"])
-def test_simulated_change_is_detected_and_stays_alarm(kind: str) -> None:
-    found, lasting = 0, 0.0
+@pytest.mark.parametrize("scenario", ["step", "ramp", "doubled nulls", "new categories"])
+def test_simulated_change_is_detected_and_stays_alarm(scenario: str) -> None:
+    detections, lasting = 0, 0.0
     for seed in range(5):
-        of = source(kind, seed, 2_000)
-        days = [profile(kind, of, number) for number in range(END)]
-        verdicts = {each.number: each for each in judge_all(watched_by(), days, JUDGED)}
-        found += any(verdicts[number].alarms for number in range(CHANGE, CHANGE + 7))
+        parameters = source(scenario, seed, 2_000)
+        days = [profile(scenario, parameters, number) for number in range(END)]
+        verdicts = {verdict.number: verdict for verdict in judge_all(watched_by(), days, JUDGED)}
+        detections += any(verdicts[number].alarms for number in range(CHANGE, CHANGE + 7))
         in_alarm = [verdicts[number].in_alarm for number in range(CHANGE + 8, END)]
         lasting += sum(in_alarm) / len(in_alarm)
-    assert found == 5
+    assert detections == 5
     assert lasting >= 0.9 * 5
 
 
 @pytest.mark.slow
 def test_moving_baseline_over_every_window_forgets_doubled_nulls() -> None:
-    of = source("doubled nulls", 1, 2_000)
-    days = [profile("doubled nulls", of, number) for number in range(END)]
+    parameters = source("doubled nulls", 1, 2_000)
+    days = [profile("doubled nulls", parameters, number) for number in range(END)]
     assert judge_all(watched_by(14), days, JUDGED)[-1].in_alarm
     assert not judge_all(watched_by(14), days, JUDGED, frozen=False)[-1].in_alarm

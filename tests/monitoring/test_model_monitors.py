@@ -24,7 +24,7 @@ from tests.monitoring.conftest import A_DAY, DAY, START, Clock
 from tests.monitoring.receivers import web_server
 from tests.monitoring.scored import (
     TIME,
-    counted,
+    count_pairs,
     drawn,
     measured,
     outcomes,
@@ -118,7 +118,9 @@ def test_model_metrics_equal_predictions_and_labels_of_windows(
         "middle": np.median(prediction - label),
         "labelled": 1.0,
     }
-    findings = {each.subject: each.value for each in report.findings if each.kind == "metric"}
+    findings = {
+        finding.subject: finding.value for finding in report.findings if finding.kind == "metric"
+    }
     assert report.rows == days.num_rows
     assert findings == {name: pytest.approx(value, abs=1e-8) for name, value in expected.items()}
 
@@ -134,8 +136,8 @@ def test_degraded_model_alarms_once_at_second_window(
         assert town.backfill_job("late_watch", START, LAST) == []
         days_later(town, clock, 2, decayed=True)
         report = town.check_monitor("late_watch")
-        assert {(each.kind, each.subject) for each in report.alarms} == {("metric", "auc")}
-    assert [each["event"] for each in received.messages] == ["begin"]
+        assert {(alarm.kind, alarm.subject) for alarm in report.alarms} == {("metric", "auc")}
+    assert [message["event"] for message in received.messages] == ["begin"]
     assert received.messages[0]["families"] == ["metric"]
 
     def call(*words: str) -> Any:
@@ -168,17 +170,19 @@ def test_labels_count_as_known_at_check_time(
 def test_predictions_after_known_label_are_excluded(
     town: FeatureStore, watch: Watch, tmp_path: Path
 ) -> None:
-    at = [LAST - DAY + number * timedelta(minutes=1) for number in range(4)]
+    times = [LAST - DAY + number * timedelta(minutes=1) for number in range(4)]
     minute = timedelta(minutes=1)
-    rows = {"id": [1, 2, 3, 4], "at": pa.array(at, TIME), "prediction": [0.9, 0.9, 0.1, 0.1]}
-    made = [at[0], at[1] + 3 * minute, at[2], LAST + minute]
-    rows["made"] = pa.array(made, TIME)
+    rows = {"id": [1, 2, 3, 4], "at": pa.array(times, TIME), "prediction": [0.9, 0.9, 0.1, 0.1]}
+    prediction_times = [times[0], times[1] + 3 * minute, times[2], LAST + minute]
+    rows["made"] = pa.array(prediction_times, TIME)
     town.create_featuregroup(
         pa.table(rows), "guesses", primary_key="id", event_time="at", created_time="made"
     )
     late = {"id": [1, 2, 3, 3], "late": [0.0, 1.0, 1.0, 0.0]}
-    late["at"] = pa.array([at[0], at[1], at[2], at[2]], TIME)
-    late["known"] = pa.array([at[0] + minute, at[1] + 2 * minute, at[2], at[2] + minute], TIME)
+    late["at"] = pa.array([times[0], times[1], times[2], times[2]], TIME)
+    late["known"] = pa.array(
+        [times[0] + minute, times[1] + 2 * minute, times[2], times[2] + minute], TIME
+    )
     town.create_featuregroup(
         pa.table(late), "truths", primary_key="id", event_time="at", created_time="known"
     )
@@ -189,7 +193,9 @@ def test_predictions_after_known_label_are_excluded(
     Path(tmp_path, "late_watch.py").write_text(text)
     town.register_jobs(tmp_path / "late_watch.py")
     report = town.check_monitor("late_watch")
-    findings = {each.subject: each.value for each in report.findings if each.kind == "metric"}
+    findings = {
+        finding.subject: finding.value for finding in report.findings if finding.kind == "metric"
+    }
     # 1 is wrong; 2 was predicted after its label; the last known label of 3 counts; 4 came later.
     assert findings == {"accuracy": 0.5, "labelled": 1.0}
 
@@ -208,12 +214,12 @@ def test_late_labels_are_rechecked_within_label_limit(
     landed = outcomes(rows)
     half = A_DAY // 2
     for number, minutes in ((0, 20), (1, 40)):
-        part = landed.slice(number * half, half)
-        at = [time + timedelta(minutes=minutes) for time in part["at"].to_pylist()]
-        part = part.set_column(1, "at", pa.array(at, TIME)).set_column(
-            2, "known", pa.array(at, TIME)
+        batch = landed.slice(number * half, half)
+        times = [time + timedelta(minutes=minutes) for time in batch["at"].to_pylist()]
+        batch = batch.set_column(1, "at", pa.array(times, TIME)).set_column(
+            2, "known", pa.array(times, TIME)
         )
-        town.insert_into_featuregroup(part, "outcomes")
+        town.insert_into_featuregroup(batch, "outcomes")
     (run,) = town.run_job("late_watch", stale=True)
     assert run.windows == 1
     actual = town.get_monitor_history("late_watch")[0].finding("metric", "labelled")
@@ -242,9 +248,9 @@ def test_predictions_are_filtered_by_model_version(
 
 def test_auc_variance_equals_spread_of_window_aucs() -> None:
     rng = np.random.default_rng(0)
-    estimates = [area_under_curve(counted(*drawn(rng, 200))) for _ in range(400)]
-    spread = np.std([each.value for each in estimates])
-    rows = [np.sqrt(each.variance / each.rows) for each in estimates]
+    estimates = [area_under_curve(count_pairs(*drawn(rng, 200))) for _ in range(400)]
+    spread = np.std([estimate.value for estimate in estimates])
+    rows = [np.sqrt(estimate.variance / estimate.rows) for estimate in estimates]
     assert np.mean(rows) == pytest.approx(spread, rel=0.1)
 
 
@@ -259,13 +265,16 @@ def test_model_alarms_ignore_noise_but_detect_change(name: str) -> None:
         rows = sizes[number % 4]
         before = [profile(day, measured(rng, name, rows)) for day in range(8)]
         finding = check_metrics_in_bounds(
-            watched, profile(8, measured(rng, name, rows)), lambda _, known=before: known
+            watched, profile(8, measured(rng, name, rows)), lambda _, reference=before: reference
         )[0]
         out += finding.out
     assert out <= 6  # and an alarm needs two in a row
     before = [profile(day, measured(rng, name, 400)) for day in range(8)]
     changed = [profile(8, measured(rng, name, 400, worse=True)) for _ in range(20)]
-    assert all(check_metrics_in_bounds(watched, each, lambda _: before)[0].out for each in changed)
+    assert all(
+        check_metrics_in_bounds(watched, day_profile, lambda _: before)[0].out
+        for day_profile in changed
+    )
 
 
 @pytest.mark.parametrize("days_before", [0, 8])
@@ -287,9 +296,11 @@ def test_metric_limits_allow_for_sampling_error(days_before: int) -> None:
                 watched, profile(9, measured(rng, "auc", 2000, worse=True)), lambda _: before
             )[0]
         )
-    assert sum(each.out for each in few) <= 1
-    assert all(each.out for each in many)
-    assert all(each.low is not None and each.low < 0.65 and each.high is None for each in many)
+    assert sum(finding.out for finding in few) <= 1
+    assert all(finding.out for finding in many)
+    assert all(
+        finding.low is not None and finding.low < 0.65 and finding.high is None for finding in many
+    )
 
 
 def test_change_is_confirmed_only_by_earlier_windows() -> None:
@@ -306,8 +317,8 @@ def test_change_is_confirmed_only_by_earlier_windows() -> None:
 def test_merged_estimates_equal_estimate_of_all_rows() -> None:
     rng = np.random.default_rng(1)
     values = rng.normal(5.0, 2.0, 1000)
-    parts = np.split(values, [10, 300, 301])
-    actual = merge_estimates([Estimate("mean", len(x), x.sum(), (x**2).sum()) for x in parts])
+    chunks = np.split(values, [10, 300, 301])
+    actual = merge_estimates([Estimate("mean", len(x), x.sum(), (x**2).sum()) for x in chunks])
     assert actual is not None
     assert (actual.rows, actual.value) == (1000, pytest.approx(values.mean()))
     assert actual.variance == pytest.approx(values.var())

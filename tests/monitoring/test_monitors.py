@@ -66,7 +66,7 @@ def test_second_monitor_of_same_windows_reuses_profiles(shop: FeatureStore, defi
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind", "subject"),
+    ("fault", "alarm_kind", "subject"),
     [({"shift": 0.5}, "drift", "amount"), ({"null_share": 0.3}, "nulls", "amount")],
 )
 def test_change_alarms_at_second_window_until_it_ends(
@@ -74,13 +74,13 @@ def test_change_alarms_at_second_window_until_it_ends(
     define: Define,
     clock: Clock,
     fault: dict[str, float],
-    kind: str,
+    alarm_kind: str,
     subject: str,
 ) -> None:
     define()
     go_on(shop, clock, 2, **fault)
     report = shop.check_monitor("watch")
-    assert {(each.kind, each.subject) for each in report.alarms} == {(kind, subject)}
+    assert {(alarm.kind, alarm.subject) for alarm in report.alarms} == {(alarm_kind, subject)}
     first = shop.get_monitor_history("watch")[-1]
     assert first.state == "suspect"
     assert not report.ok
@@ -110,7 +110,7 @@ def test_halved_volume_alarms_at_second_window(
     rows = sales(DAYS, 2)
     shop.insert_into_featuregroup(rows.take(list(range(0, rows.num_rows, 2))), "sales")
     clock.now = NOW + 2 * DAY
-    assert [each.kind for each in shop.check_monitor("watch").alarms] == ["volume"]
+    assert [alarm.kind for alarm in shop.check_monitor("watch").alarms] == ["volume"]
 
 
 def test_windows_are_compared_with_training_split(
@@ -122,7 +122,7 @@ def test_windows_are_compared_with_training_split(
     assert shop.check_monitor("watch").ok
     go_on(shop, clock, 2, shift=0.5)
     alarms = shop.check_monitor("watch").alarms
-    assert {(each.kind, each.subject) for each in alarms} == {("drift", "amount")}
+    assert {(alarm.kind, alarm.subject) for alarm in alarms} == {("drift", "amount")}
 
 
 @pytest.mark.parametrize("arguments", ["version=1", "as_of=1"])
@@ -131,7 +131,7 @@ def test_windows_are_compared_with_group_version(
 ) -> None:
     define(f"baseline=featurestore.baseline({arguments})")
     go_on(shop, clock, 2, shift=0.5)
-    assert {each.subject for each in shop.check_monitor("watch").alarms} == {"amount"}
+    assert {alarm.subject for alarm in shop.check_monitor("watch").alarms} == {"amount"}
 
 
 def test_late_rows_update_window_profile(shop: FeatureStore, define: Define, clock: Clock) -> None:
@@ -152,7 +152,7 @@ def test_new_group_version_note_lists_column_changes(
     shop.rename_feature("sales", "amount", "price")
     clock.now = NOW + DAY
     report = shop.check_monitor("watch")
-    findings = [str(each) for each in report.alarms if each.kind == "schema"]
+    findings = [str(alarm) for alarm in report.alarms if alarm.kind == "schema"]
     assert report.version == 2
     assert "version 2 follows version 1; columns: price (double) was added" in findings[0]
     assert "amount (double) was removed" in findings[0]
@@ -236,8 +236,8 @@ def test_check_monitor_missing_inputs_raise_with_alternatives(
 
 
 def test_baseline_without_features_of_group_raises(define: Define, shop: FeatureStore) -> None:
-    other = pa.table({"n": [1.0, 2.0], "y": [0, 1]})
-    shop.create_training_dataset(other, "other", label="y", shards=1, progress=False)
+    table = pa.table({"n": [1.0, 2.0], "y": [0, 1]})
+    shop.create_training_dataset(table, "other", label="y", shards=1, progress=False)
     define("baseline=featurestore.baseline(training_dataset='other')")
     with pytest.raises(JobFailed, match="no rows with features of 'sales'"):
         shop.check_monitor("watch")
@@ -269,8 +269,8 @@ def test_monitor_check_command_exits_1_on_alarm(
 
     assert call("check", "watch").exit_code == 0
     clock.now = NOW + DAY
-    found = call("check", "watch")
-    assert (found.exit_code, "no rows" in found.output or "0 rows" in found.output) == (1, True)
+    result = call("check", "watch")
+    assert (result.exit_code, "no rows" in result.output or "0 rows" in result.output) == (1, True)
     assert '"ok": false' in call("check", "watch", "--output", "json").output
     assert "alarm" in call("list").output
     assert "rows: fewer than usual; 0 rows, usually 144" in call("history", "watch").output

@@ -38,26 +38,28 @@ def checked(folder: Path, engine: str) -> MonitorReport:
 def test_monitor_report_on_spark_equals_embedded_engine(tmp_path: Path, clock: Clock) -> None:
     clock.now = START + 16 * DAY
     embedded, cluster = checked(tmp_path, "duckdb"), checked(tmp_path, "spark")
-    assert {(each.kind, each.subject) for each in cluster.alarms} == {
+    assert {(alarm.kind, alarm.subject) for alarm in cluster.alarms} == {
         ("drift", "amount"),
         ("values", "amount"),
     }
     assert (cluster.rows, cluster.state) == (A_DAY, embedded.state)
-    findings = {each.key: each for each in embedded.findings}
-    assert findings.keys() == {each.key for each in cluster.findings}
+    findings = {finding.key: finding for finding in embedded.findings}
+    assert findings.keys() == {finding.key for finding in cluster.findings}
     for actual in cluster.findings:
         if actual.kind == "freshness":  # each store has its own last commit
             continue
-        other = findings[actual.key]
-        assert (actual.out, actual.alarm) == (other.out, other.alarm)
+        expected = findings[actual.key]
+        assert (actual.out, actual.alarm) == (expected.out, expected.alarm)
         # Sketches of quantiles depend on the order in which an engine reads the rows.
         error = 0.001 if actual.kind in ("drift", "anchor", "values") else 1e-9
         assert [actual.value, actual.low, actual.high] == pytest.approx(
-            [other.value, other.low, other.high], nan_ok=True, abs=error
+            [expected.value, expected.low, expected.high], nan_ok=True, abs=error
         )
-    assert [each.feature for each in cluster.shares] == [each.feature for each in embedded.shares]
-    for left, right in zip(cluster.shares, embedded.shares, strict=True):
-        assert left.now == pytest.approx(right.now)
+    assert [share.feature for share in cluster.shares] == [
+        share.feature for share in embedded.shares
+    ]
+    for share, expected_share in zip(cluster.shares, embedded.shares, strict=True):
+        assert share.now == pytest.approx(expected_share.now)
 
 
 def measured(folder: Path, engine: str) -> Metrics:

@@ -64,8 +64,8 @@ def test_monitor_page_shows_worst_feature_first(
     assert cards.index(">amount<") < cards.index(">shop<")
     assert actual.tags.count("svg") >= 6
     assert "prefers-color-scheme:dark" in text
-    written = page.save(tmp_path / "watch.html")
-    assert Path(written).read_text() == text
+    path = page.save(tmp_path / "watch.html")
+    assert Path(path).read_text() == text
     result = CliRunner().invoke(
         app, ["monitor", "report", "watch", str(tmp_path / "b.html"), "--location", shop.location]
     )
@@ -162,12 +162,12 @@ def test_metric_label_count_is_bounded(
             of_metrics += sample.name == "featurestore_monitor_metric"
             for label, value in sample.labels.items():
                 values.setdefault((sample.name, label), set()).add(value)
-    named = ("featuregroup", "job", "monitor", "channel")
+    limited_labels = ("featuregroup", "job", "monitor", "channel")
     for (name, label), actual in values.items():
-        if label in named and name != "featurestore_monitor_metric":
+        if label in limited_labels and name != "featurestore_monitor_metric":
             assert len(actual) == 3, (name, label)
     assert of_metrics == 3
-    assert {label for _, label in values} == {*named, "state", "kind", "metric"}
+    assert {label for _, label in values} == {*limited_labels, "state", "kind", "metric"}
 
 
 def test_dataset_drift_lists_changed_sources(tmp_path: Path) -> None:
@@ -186,12 +186,12 @@ def test_dataset_drift_lists_changed_sources(tmp_path: Path) -> None:
     store.insert_into_featuregroup(sales(10, 10, shift=2.0), "sales")
     staleness, drift = dataset.staleness(), dataset.drift()
     assert (dataset.stale, staleness.stale, drift.ok) == (True, True, False)
-    assert {each.featuregroup: each.commits for each in staleness.sources} == {
+    assert {source.featuregroup: source.commits for source in staleness.sources} == {
         "sales": 1, "shops": 0,
     }  # fmt: skip
     assert "sales@v1: 1 commits since Delta version 1" in str(staleness)
     assert drift.drifted == ("sales@v1.amount",)
-    assert {each.featuregroup: each.drifted for each in drift.sources} == {
+    assert {source.featuregroup: source.drifted for source in drift.sources} == {
         "sales": ("amount",), "shops": (),
     }  # fmt: skip
     assert "sales@v1: drifted: amount" in str(drift)

@@ -31,10 +31,10 @@ def test_secret_is_resolved_from_environment_or_file(
     assert resolved(f"file:{tmp_path}/hook") == "from a file"
 
 
-@pytest.mark.parametrize("given", ["hunter2", "env:", "env:A B", "file:", "vault:x", ""])
-def test_parse_secret_invalid_reference_raises_without_value(given: str) -> None:
+@pytest.mark.parametrize("reference", ["hunter2", "env:", "env:A B", "file:", "vault:x", ""])
+def test_parse_secret_invalid_reference_raises_without_value(reference: str) -> None:
     with pytest.raises(InvalidArgument) as error:
-        parse_secret(given)
+        parse_secret(reference)
     assert "hunter2" not in str(error.value)
     assert "env:NAME" in str(error.value)
 

@@ -43,7 +43,7 @@ class Block:
         return matches[1] or matches[2]
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
@@ -105,10 +105,10 @@ def run_shell(block: Block, namespace: dict[str, Any]) -> None:
             run_command(words[1:], block)
         elif words[0] == "make":
             makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-            assert f"\n{words[1]}:" in makefile, block.where
+            assert f"\n{words[1]}:" in makefile, block.location
         else:
             is_foreign = words[0] in FOREIGN or words[0].startswith("$SPARK/")
-            assert is_foreign, f"{block.where}: {words[0]} is not known"
+            assert is_foreign, f"{block.location}: {words[0]} is not known"
 
 
 def shell_lines(block: Block) -> Iterator[list[str]]:
@@ -137,7 +137,7 @@ def run_command(words: list[str], block: Block) -> None:
             main()
     except SystemExit as ended:
         wrong = ended.code not in {0, 1} or (ended.code == 1 and actual.getvalue())
-        assert not wrong, f"{block.where}: featurestore {' '.join(words)}\n{actual.getvalue()}"
+        assert not wrong, f"{block.location}: featurestore {' '.join(words)}\n{actual.getvalue()}"
     finally:
         sys.argv = before
 

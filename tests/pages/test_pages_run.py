@@ -48,8 +48,8 @@ ELSEWHERE = {
 # Run by tests/ray, which have a cluster.
 RAY = {"docs/how-to/ray.md"}
 # Pages that configure the import of their libraries run in a new process each.
-APART = {"docs/how-to/model-parallel.md": ("jax", "keras")}
-ALL_OF_THEIR_OWN = {*HEAVY, *SPARK, *S3, *CLOUDS, *HDFS, *BROKER, *RAY, *ELSEWHERE, *APART}
+OWN_PROCESS = {"docs/how-to/model-parallel.md": ("jax", "keras")}
+ALL_OF_THEIR_OWN = {*HEAVY, *SPARK, *S3, *CLOUDS, *HDFS, *BROKER, *RAY, *ELSEWHERE, *OWN_PROCESS}
 
 
 def light_pages() -> list[str]:
@@ -119,12 +119,12 @@ def test_page_code_with_optional_libraries_runs(name: str, empty_folder: Path) -
     run_page(ROOT / name)
 
 
-@pytest.mark.parametrize("name", sorted(APART))
+@pytest.mark.parametrize("name", sorted(OWN_PROCESS))
 def test_page_code_in_own_process_runs(name: str, empty_folder: Path) -> None:
-    for library in APART[name]:
+    for library in OWN_PROCESS[name]:
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed")
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "pages" / "pages.py"), str(ROOT / name)],
         cwd=empty_folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
@@ -133,7 +133,7 @@ def test_page_code_in_own_process_runs(name: str, empty_folder: Path) -> None:
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-6000:]
+    assert process.returncode == 0, process.stderr[-6000:]
 
 
 @pytest.mark.spark

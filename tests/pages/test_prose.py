@@ -35,8 +35,8 @@ def problems(page: Path, text: str) -> list[str]:
     ],
 )
 def test_check_invalid_prose_reports_line(tmp_path: Path, text: str, problem: str) -> None:
-    (found,) = problems(tmp_path / "page.md", text)
-    assert found.startswith(problem)
+    (actual,) = problems(tmp_path / "page.md", text)
+    assert actual.startswith(problem)
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_broken_links_missing_files_and_headings_are_reported(tmp_path: Path) ->
     (tmp_path / "there.md").write_text("# Two words\n")
     page = tmp_path / "README.md"
     page.write_text("[a](there.md#two-words) [b](there.md#three) [c](gone.md) [d](https://x.org)\n")
-    found = list(PROSE["broken_links"](page, page.read_text()))
-    assert found == [(1, "there.md has no heading #three"), (1, "gone.md does not exist")]
+    actual = list(PROSE["broken_links"](page, page.read_text()))
+    assert actual == [(1, "there.md has no heading #three"), (1, "gone.md does not exist")]
 
 
 def test_install_page_has_pinned_versions() -> None:

@@ -15,5 +15,5 @@ def test_platforms_page_lists_every_extra() -> None:
     rows = [line.strip("| ").split(" | ") for line in table.splitlines()[1:]]
     extras = project["optional-dependencies"].keys() - {"dev"}
     assert {row[0].strip("`") for row in rows} == extras | {"core"}
-    assert {answer for row in rows for answer in row[1:]} <= {"yes", "no"}
+    assert {cell for row in rows for cell in row[1:]} <= {"yes", "no"}
     assert {len(row) for row in rows} == {5}

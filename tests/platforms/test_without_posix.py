@@ -26,9 +26,9 @@ print([locks.is_locked(sys.argv[1]) for _ in range(2)])
 def test_store_works_without_posix_modules(tmp_path):
     script = Path(__file__).with_name("without_posix.py")
     command = [sys.executable, str(script), str(tmp_path / "store")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "ok"
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.splitlines()[-1] == "ok"
 
 
 def test_filelock_ends_with_its_process(tmp_path):

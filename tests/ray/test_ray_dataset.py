@@ -17,8 +17,8 @@ COLUMNS = ["row_id", "count", "small", "flag", "ratio", "vector", "moment", "nam
 
 
 def open_columns(example: Example, **settings: Any) -> Reader:
-    chosen = {"split": "train", "global_batch_size": 12, "columns": COLUMNS, **settings}
-    return open_reader(example.path, example.manifest, **chosen)
+    options = {"split": "train", "global_batch_size": 12, "columns": COLUMNS, **settings}
+    return open_reader(example.path, example.manifest, **options)
 
 
 def batches_of(dataset: Any, rows: int = 12) -> list[dict[str, Any]]:

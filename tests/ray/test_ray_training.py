@@ -166,10 +166,10 @@ def test_ray_launcher_without_connection_names_ray_init(sums: TrainingDataset) -
         "try:\n    experiments.launch(lambda: None, on='ray')\n"
         f"except featurestore.errors.{EngineError.__name__} as error:\n    print(error)\n"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert "Hint: import ray; ray.init(address='auto')" in done.stdout
+    assert "Hint: import ray; ray.init(address='auto')" in result.stdout
 
 
 def test_ray_workers_end_with_killed_driver(
@@ -208,7 +208,7 @@ def wait_until(is_done: Any) -> None:
 
 
 def test_ray_page_code_runs(ray_cluster: str, tmp_path: Path) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, str(ROOT / "tests/pages/pages.py"), str(ROOT / "docs/how-to/ray.md")],
         cwd=tmp_path,
         env={
@@ -221,4 +221,4 @@ def test_ray_page_code_runs(ray_cluster: str, tmp_path: Path) -> None:
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-6000:]
+    assert result.returncode == 0, result.stderr[-6000:]

@@ -17,7 +17,7 @@ from tests.readers.datasets import ROW, example_table, make_dataset
 ROWS = 203
 BEGIN = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 # "variable" is TFRecord with records of different lengths: one long text in many short ones.
-KINDS = ("tfrecord", "variable", "parquet", "petastorm", "csv")
+VARIANTS = ("tfrecord", "variable", "parquet", "petastorm", "csv")
 
 
 class Example:
@@ -39,31 +39,31 @@ def plain(value: Any) -> Any:
     return value.encode() if isinstance(value, str) else value
 
 
-def make_example(directory: Path, kind: str, *, nulls: bool = False) -> Example:
-    if kind == "petastorm":
+def make_example(directory: Path, variant: str, *, nulls: bool = False) -> Example:
+    if variant == "petastorm":
         pytest.importorskip("petastorm", exc_type=ImportError)
     table = example_table(ROWS, nulls=nulls)
-    if kind == "variable":
+    if variant == "variable":
         names = table["name"].to_pylist()
         names[7] = "x" * 3000
         table = table.set_column(table.schema.get_field_index("name"), "name", pa.array(names))
-    data_format = "tfrecord" if kind == "variable" else kind
+    data_format = "tfrecord" if variant == "variable" else variant
     manifest = make_dataset(
         directory, table, data_format=data_format, shards=5, labels=["label"], keys=["small"]
     )
-    if kind in ("tfrecord", "variable"):
-        assert manifest.layout["kind"] == ("variable" if kind == "variable" else "fixed")
+    if variant in ("tfrecord", "variable"):
+        assert manifest.layout["kind"] == ("variable" if variant == "variable" else "fixed")
     assert table[ROW].to_pylist() == list(range(ROWS))
     return Example(directory, manifest, table)
 
 
-@pytest.fixture(scope="session", params=KINDS)
+@pytest.fixture(scope="session", params=VARIANTS)
 def example(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Example:
     """A dataset without nulls, in each format."""
     return make_example(tmp_path_factory.mktemp(request.param), request.param)
 
 
-@pytest.fixture(scope="session", params=KINDS)
+@pytest.fixture(scope="session", params=VARIANTS)
 def example_with_nulls(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Example:

@@ -42,16 +42,16 @@ def make_dataset(
     """
     tables = table if isinstance(table, Mapping) else {"train": table}
     schema = next(iter(tables.values())).schema
-    chosen = find_format(data_format)
-    chosen.check(schema, compression=compression)
+    file_format = find_format(data_format)
+    file_format.check(schema, compression=compression)
     accumulator = ProfileAccumulator(tuple(schema.names))
     state = accumulator.start()
-    for each in tables.values():
-        for batch in each.to_batches():
+    for split_table in tables.values():
+        for batch in split_table.to_batches():
             state = accumulator.update(state, batch)
     profiles = accumulator.finish(state)
-    layout = chosen.layout(schema, profiles, compression=compression, block_rows=block_rows)
-    encodings = chosen.encodings(layout)
+    layout = file_format.layout(schema, profiles, compression=compression, block_rows=block_rows)
+    encodings = file_format.encodings(layout)
     columns = tuple(
         ManifestColumn(
             field.name,
@@ -65,39 +65,42 @@ def make_dataset(
         for field in schema
     )
     splits = tuple(
-        _write_split(directory, name, each, chosen=chosen, layout=layout, shards=shards)
-        for name, each in tables.items()
+        _write_split(
+            directory, name, split_table, file_format=file_format, layout=layout, shards=shards
+        )
+        for name, split_table in tables.items()
     )
     manifest = Manifest(
         name="example", version=1, data_format=data_format, seed=0, key=(), split_rule={}, block_rows=block_rows,
         compression=compression, columns=columns, layout=layout, splits=splits, files=(), plan=None, plan_hash=None,
         sources=(), reproducible=False, reproducible_reason="made by a test",
     )  # fmt: skip
-    beside = tuple(
-        ManifestFile(each.path, each.bytes, each.sha256)
-        for each in chosen.finish(str(directory), manifest)
+    files = tuple(
+        ManifestFile(file.path, file.bytes, file.sha256)
+        for file in file_format.finish(str(directory), manifest)
     )
-    manifest = replace(manifest, files=beside)
+    manifest = replace(manifest, files=files)
     write_manifest(str(directory), manifest)
     return manifest
 
 
 def _write_split(
-    directory: Path, name: str, table: pa.Table, *, chosen: Any, layout: Any, shards: int
+    directory: Path, name: str, table: pa.Table, *, file_format: Any, layout: Any, shards: int
 ) -> ManifestSplit:
-    found, first = [], 0
+    manifest_shards, first = [], 0
     for index in range(shards):
         rows = table.num_rows // shards + (index < table.num_rows % shards)
-        ending = f".{chosen.extension}" if chosen.extension else ""
-        path = f"{name}/{chosen.name}-{index:05d}-of-{shards:05d}{ending}"
+        ending = f".{file_format.extension}" if file_format.extension else ""
+        path = f"{name}/{file_format.name}-{index:05d}-of-{shards:05d}{ending}"
         batches = iter(table.slice(first, rows).to_batches(max_chunksize=100))
-        written = chosen.write_shard(str(directory), path, batches, layout=layout)
-        assert written.rows == rows
+        summary = file_format.write_shard(str(directory), path, batches, layout=layout)
+        assert summary.rows == rows
         sidecars = tuple(
-            ManifestFile(each.path, each.bytes, each.sha256) for each in written.sidecars
+            ManifestFile(sidecar.path, sidecar.bytes, sidecar.sha256)
+            for sidecar in summary.sidecars
         )
-        found.append(
-            ManifestShard(path, first, rows, written.file.bytes, written.file.sha256, sidecars)
+        manifest_shards.append(
+            ManifestShard(path, first, rows, summary.file.bytes, summary.file.sha256, sidecars)
         )
         first += rows
     nulls = {
@@ -106,7 +109,11 @@ def _write_split(
         if table[column].null_count
     }
     return ManifestSplit(
-        name, table.num_rows, sum(shard.bytes for shard in found), tuple(found), nulls
+        name,
+        table.num_rows,
+        sum(shard.bytes for shard in manifest_shards),
+        tuple(manifest_shards),
+        nulls,
     )
 
 

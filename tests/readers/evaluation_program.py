@@ -53,19 +53,19 @@ def message_of(call: Any) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-kind, folder, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+strategy_name, folder, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 tf.config.threading.set_intra_op_parallelism_threads(1)
-if kind == "mirrored":
+if strategy_name == "mirrored":
     processor = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(
         processor, [tf.config.LogicalDeviceConfiguration()] * 2
     )
 tf_keras.utils.set_random_seed(3)
-if kind == "multiworker":
+if strategy_name == "multiworker":
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-elif kind == "mirrored":
+elif strategy_name == "mirrored":
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-elif kind == "servers":
+elif strategy_name == "servers":
     strategy = strategy_with_servers()
 else:
     strategy = tf.distribute.get_strategy()
@@ -75,7 +75,7 @@ def model_of(name: str, *, rate: float, normalized: bool = True) -> Any:
     layers = tf_keras.layers
     with strategy.scope():
         inputs = {column: tf_keras.Input((), name=column) for column in "ab"}
-        hidden = layers.Concatenate()([layers.Reshape((1,))(each) for each in inputs.values()])
+        hidden = layers.Concatenate()([layers.Reshape((1,))(tensor) for tensor in inputs.values()])
         hidden = layers.Dense(4, activation="tanh")(hidden)
         if normalized:
             hidden = layers.BatchNormalization(momentum=0.5)(hidden)
@@ -118,7 +118,7 @@ for name in ("plain", "weighed", "two_labels"):
     model = model_of(name, rate=0.1)
     # The replicas see other rows, so that their moving averages differ.
     train = dataset.reader("train", global_batch_size=40, seed=1)
-    if kind != "servers":
+    if strategy_name != "servers":
         model.fit(train.distribute(strategy), steps_per_epoch=train.steps_per_epoch, verbose=0)
     figures = {}
     for remainder in ("keep", "drop", "pad"):
@@ -126,7 +126,7 @@ for name in ("plain", "weighed", "two_labels"):
         figures[remainder] = reader.evaluate(model)
     result[name] = {"figures": figures, "weights": weights_of(model)}
 
-if kind == "servers":
+if strategy_name == "servers":
     reader = dataset.reader("train", global_batch_size=40)
     result["refusals"] = [
         message_of(lambda: reader.distribute(strategy)),
@@ -145,18 +145,18 @@ model = model_of("plain", rate=0.0)
 reader = dataset.reader("train", global_batch_size=48, seed=1, remainder="pad")
 checks = dataset.reader("train", global_batch_size=36, remainder="pad")
 checkpoint = reader.checkpoint(
-    out.parent / f"checkpoints-{kind}",
+    out.parent / f"checkpoints-{strategy_name}",
     objects={"model": model, "optimizer": model.optimizer},
-    strategy=None if kind == "none" else strategy,
+    strategy=None if strategy_name == "none" else strategy,
 )
 history = checkpoint.fit(
     model, 2, validation=checks, class_weights={0: 1.0, 1: 3.0}, save_every=1, verbose=0
 )
 restored = model_of("plain", rate=0.0)
 reader.checkpoint(
-    out.parent / f"checkpoints-{kind}",
+    out.parent / f"checkpoints-{strategy_name}",
     objects={"model": restored, "optimizer": restored.optimizer},
-    strategy=None if kind == "none" else strategy,
+    strategy=None if strategy_name == "none" else strategy,
 ).restore()
 result["fit"] = {
     "history": history.history,
@@ -172,9 +172,9 @@ model = model_of("two_labels", rate=0.0, normalized=False)
 reader = dataset.reader("train", global_batch_size=48, seed=1, remainder="pad")
 checks = dataset.reader("train", global_batch_size=36, remainder="pad")
 checkpoint = reader.checkpoint(
-    out.parent / f"unnormalized-{kind}",
+    out.parent / f"unnormalized-{strategy_name}",
     objects={},
-    strategy=None if kind == "none" else strategy,
+    strategy=None if strategy_name == "none" else strategy,
 )
 data, steps = checks.distribute(strategy), checks.steps_per_epoch
 options = {"steps_per_epoch": reader.steps_per_epoch, "verbose": 0}
@@ -222,11 +222,11 @@ def test_step(batch: Any) -> None:
 
 for batch in checks.distribute(strategy):
     test_step(batch)
-result["outputs"]["loop"] = {each.name: float(each.result()) for each in (loss, accuracy)}
+result["outputs"]["loop"] = {metric.name: float(metric.result()) for metric in (loss, accuracy)}
 
 with strategy.scope():
     inputs = {column: keras.Input((), name=column) for column in "ab"}
-    hidden = [keras.layers.Reshape((1,))(each) for each in inputs.values()]
+    hidden = [keras.layers.Reshape((1,))(tensor) for tensor in inputs.values()]
     hidden = keras.layers.Dense(4, activation="tanh")(keras.layers.Concatenate()(hidden))
     hidden = keras.layers.BatchNormalization()(hidden)
     heads = {
@@ -242,7 +242,7 @@ result["keras 3"] = {
     "figures": checks.evaluate(model),
     "weights": [array.tolist() for array in model.get_weights()],
 }
-if kind == "multiworker":
+if strategy_name == "multiworker":
     result["refusal"] = message_of(reader.tf_dataset)
     no_reader = strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2))
     result["validation"] = message_of(lambda: checkpoint.fit(model, 3, validation_data=no_reader))

@@ -19,8 +19,8 @@ def permutation(size: int, key: int) -> list[int]:
 
 def key(purpose: int, seed: int, epoch: int, lane: int = 0, window: int = 0) -> int:
     result = mix(purpose * GOLDEN)
-    for part in (seed, epoch, lane, window):
-        result = mix(result + mix(part + GOLDEN))
+    for value in (seed, epoch, lane, window):
+        result = mix(result + mix(value + GOLDEN))
     return result
 
 
@@ -28,31 +28,36 @@ def lanes_of_epoch(
     *, rows: int, block_rows: int, window_rows: int, lanes: int, seed: int, epoch: int
 ) -> list[list[int]]:
     """The rows of every lane in reading order."""
-    blocks = [list(range(at, min(rows, at + block_rows))) for at in range(0, rows, block_rows)]
+    blocks = [
+        list(range(start, min(rows, start + block_rows))) for start in range(0, rows, block_rows)
+    ]
     positions = [
         row for block in permutation(len(blocks), key(101, seed, epoch)) for row in blocks[block]
     ]
     result = []
     for lane in range(lanes):
-        mine = positions[lane * rows // lanes : (lane + 1) * rows // lanes]
-        windows = [mine[at : at + window_rows] for at in range(0, len(mine), window_rows)]
+        lane_rows = positions[lane * rows // lanes : (lane + 1) * rows // lanes]
+        windows = [
+            lane_rows[start : start + window_rows]
+            for start in range(0, len(lane_rows), window_rows)
+        ]
         result.append(
             [
-                window[place]
+                window[index]
                 for number, window in enumerate(windows)
-                for place in permutation(len(window), key(102, seed, epoch, lane, number))
+                for index in permutation(len(window), key(102, seed, epoch, lane, number))
             ]
         )
     return result
 
 
 def global_batches(
-    *, global_batch_size: int, remainder: str, rows: int, lanes: int, **rest: int
+    *, global_batch_size: int, remainder: str, rows: int, lanes: int, **options: int
 ) -> list[list[int]]:
     """All global batches of an epoch; -1 is padding."""
     b = global_batch_size // lanes
     steps = rows // global_batch_size if remainder == "drop" else -(-rows // global_batch_size)
-    streams = lanes_of_epoch(rows=rows, lanes=lanes, **rest)
+    streams = lanes_of_epoch(rows=rows, lanes=lanes, **options)
     padded = [stream + [-1] * (steps * b) for stream in streams]
     return [
         [row for stream in padded for row in stream[step * b : (step + 1) * b]]

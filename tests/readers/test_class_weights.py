@@ -171,7 +171,7 @@ def test_class_only_in_other_split_warns(
         duckdb_store.create_training_dataset(
             frame, "late", label="y", key="id", splits=splits, progress=False
         )
-    messages = [str(each.message) for each in caught]
+    messages = [str(warning.message) for warning in caught]
     assert any("classes in split 'test'" in message for message in messages) == warns, messages
 
 
@@ -198,9 +198,9 @@ def test_fit_applies_class_weights_for_all_label_kinds(
     model = keras.Model({"x": inputs}, constant(keras.layers.Reshape((1,))(inputs)))
     model.compile(keras.optimizers.SGD(0.0), loss="mse")
     losses = []
-    for number, named in enumerate(("class_weights", "class_weight", "reader")):
-        weights = {"class_weights": "balanced"} if named == "reader" else {}
-        options = {} if named == "reader" else {named: dataset.class_weights}
+    for number, argument in enumerate(("class_weights", "class_weight", "reader")):
+        weights = {"class_weights": "balanced"} if argument == "reader" else {}
+        options = {} if argument == "reader" else {argument: dataset.class_weights}
         reader = dataset.reader("train", global_batch_size=16, remainder="pad", **weights)
         checkpoint = reader.checkpoint(tmp_path / str(number), objects={})
         losses.append(checkpoint.fit(model, 1, verbose=0, **options).history["loss"][0])

@@ -44,7 +44,7 @@ def frame() -> pd.DataFrame:
 def results(
     fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[dict[str, Any]]]:
-    """The figures of each worker by kind of strategy."""
+    """The figures of each worker by strategy."""
     folder = tmp_path_factory.mktemp("evaluation")
     with featurestore.connect(folder / "store", engine="duckdb") as store:
         for name, arguments in (
@@ -59,26 +59,26 @@ def results(
         cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
         runs = []
         ports = [str(port) for port in free_ports(5)]
-        for kind, workers in (("multiworker", 2), ("mirrored", 1), ("none", 1), ("servers", 1)):
+        for strategy, workers in (("multiworker", 2), ("mirrored", 1), ("none", 1), ("servers", 1)):
             for index in range(workers):
                 environment = dict(os.environ, CUDA_VISIBLE_DEVICES="-1")
-                if kind == "multiworker":
+                if strategy == "multiworker":
                     task = {"type": "worker", "index": index}
                     environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
-                out = folder / f"{kind}-{index}.json"
+                out = folder / f"{strategy}-{index}.json"
                 process = fork_server.start(
                     PROGRAM,
-                    [kind, str(datasets), str(out), *ports],
-                    output=folder / f"{kind}-{index}.log",
+                    [strategy, str(datasets), str(out), *ports],
+                    output=folder / f"{strategy}-{index}.log",
                     environment=environment,
                     folder=folder,
                 )
-                runs.append((kind, out, process))
+                runs.append((strategy, out, process))
         result: dict[str, list[dict[str, Any]]] = {}
-        for kind, out, process in runs:
+        for strategy, out, process in runs:
             status = process.wait(240)
             assert status == 0, process.output.read_text()[-3000:]
-            result.setdefault(kind, []).append(json.loads(out.read_text()))
+            result.setdefault(strategy, []).append(json.loads(out.read_text()))
         return result
 
 
@@ -86,21 +86,21 @@ def forward(weights: list[Any]) -> tuple[Any, Any]:
     """Return the network's outputs for every row: the sigmoid head and the other head."""
     rows = frame()
     values: npt.NDArray[np.float64] = rows[["a", "b"]].to_numpy(np.float64)
-    arrays = [np.array(each, np.float64) for each in weights]
+    arrays = [np.array(array, np.float64) for array in weights]
     hidden = np.tanh(values @ arrays[0] + arrays[1])
     heads = arrays[2:]
     if len(arrays) >= 8:
         (gamma, beta, mean, variance), heads = arrays[2:6], arrays[6:]
         hidden = gamma * (hidden - mean) / np.sqrt(variance + 1e-3) + beta
     logits = (hidden @ heads[0] + heads[1])[:, 0]
-    other = (hidden @ heads[2] + heads[3])[:, 0] if len(heads) > 2 else None
-    return 1 / (1 + np.exp(-logits)), other
+    z_values = (hidden @ heads[2] + heads[3])[:, 0] if len(heads) > 2 else None
+    return 1 / (1 + np.exp(-logits)), z_values
 
 
 def expected(name: str, weights: list[Any]) -> Figures:
     """Compute loss and metrics over every row once, with numpy in double precision."""
     rows = frame()
-    chance, other = forward(weights)
+    chance, z_values = forward(weights)
     y = rows["y"].to_numpy()
     weight = rows["w"].to_numpy() if name == "weighed" else np.ones(ROWS)
     losses = -(y * np.log(chance) + (1 - y) * np.log(1 - chance))
@@ -111,7 +111,7 @@ def expected(name: str, weights: list[Any]) -> Figures:
         "tp": float((weight * ((chance > 0.5) & (y == 1))).sum()),
     }
     if name == "two_labels":
-        squared = float(((other - rows["z"].to_numpy()) ** 2).mean())
+        squared = float(((z_values - rows["z"].to_numpy()) ** 2).mean())
         return {
             "loss": figures["loss"] + squared,
             "y_loss": figures["loss"],
@@ -125,34 +125,34 @@ def expected(name: str, weights: list[Any]) -> Figures:
 FITTED = ["multiworker", "mirrored", "none"]
 
 
-@pytest.mark.parametrize("kind", [*FITTED, "servers"])
+@pytest.mark.parametrize("strategy", [*FITTED, "servers"])
 @pytest.mark.parametrize("name", ["plain", "weighed", "two_labels"])
 def test_distributed_evaluate_counts_every_row_once(
-    results: dict[str, list[dict[str, Any]]], kind: str, name: str
+    results: dict[str, list[dict[str, Any]]], strategy: str, name: str
 ) -> None:
-    for worker in results[kind]:
+    for worker in results[strategy]:
         case = worker[name]
         for remainder, figures in case["figures"].items():
             assert figures == pytest.approx(expected(name, case["weights"]), rel=1e-5), remainder
-    assert all(worker == results[kind][0] for worker in results[kind])
+    assert all(worker == results[strategy][0] for worker in results[strategy])
 
 
-@pytest.mark.parametrize("kind", FITTED)
+@pytest.mark.parametrize("strategy", FITTED)
 def test_distributed_evaluate_keras_3_counts_every_row_once(
-    results: dict[str, list[dict[str, Any]]], kind: str
+    results: dict[str, list[dict[str, Any]]], strategy: str
 ) -> None:
-    for worker in results[kind]:
+    for worker in results[strategy]:
         case = worker["keras 3"]
         right = expected("two_labels", case["weights"])
         del right["y_tp"]
         assert case["figures"] == pytest.approx(right, rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", FITTED)
+@pytest.mark.parametrize("strategy", FITTED)
 def test_distributed_fit_validation_and_weighted_loss_exclude_padding(
-    results: dict[str, list[dict[str, Any]]], kind: str
+    results: dict[str, list[dict[str, Any]]], strategy: str
 ) -> None:
-    for worker in results[kind]:
+    for worker in results[strategy]:
         fit = worker["fit"]
         history = fit["history"]
         assert fit["epoch"] == [0, 1]
@@ -162,12 +162,12 @@ def test_distributed_fit_validation_and_weighted_loss_exclude_padding(
         assert fit["restored"] == pytest.approx(fit["after"], rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", FITTED)
+@pytest.mark.parametrize("strategy", FITTED)
 @pytest.mark.parametrize("way", ["checkpoint", "keras"])
 def test_distributed_validation_data_with_padding_counts_real_rows(
-    results: dict[str, list[dict[str, Any]]], kind: str, way: str
+    results: dict[str, list[dict[str, Any]]], strategy: str, way: str
 ) -> None:
-    for worker in results[kind]:
+    for worker in results[strategy]:
         right = expected("two_labels", worker["outputs"]["weights"])
         history = worker["outputs"][way]
         for epoch in range(2):
@@ -181,11 +181,11 @@ def test_distributed_validation_data_with_padding_counts_real_rows(
             assert actual == pytest.approx({name: right[name] for name in losses}, rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", FITTED)
+@pytest.mark.parametrize("strategy", FITTED)
 def test_model_evaluate_and_custom_loop_exclude_padding(
-    results: dict[str, list[dict[str, Any]]], kind: str
+    results: dict[str, list[dict[str, Any]]], strategy: str
 ) -> None:
-    for worker in results[kind]:
+    for worker in results[strategy]:
         outputs = worker["outputs"]
         right = expected("two_labels", outputs["weights"])
         assert outputs["saved"] == outputs["weights"]
@@ -197,7 +197,9 @@ def test_model_evaluate_and_custom_loop_exclude_padding(
 def test_class_weights_loss_independent_of_replica_count(
     results: dict[str, list[dict[str, Any]]],
 ) -> None:
-    losses = [worker["fit"]["history"]["loss"] for kind in FITTED for worker in results[kind]]
+    losses = [
+        worker["fit"]["history"]["loss"] for strategy in FITTED for worker in results[strategy]
+    ]
     # BatchNormalization normalizes each replica's part of a batch, so only one process is exact.
     assert losses[0] == losses[1]
     assert all(np.isfinite(losses).ravel())
@@ -208,8 +210,8 @@ def test_datasets_partly_read_by_keras_raise(results: dict[str, list[dict[str, A
         assert "one of 2 workers" in worker["refusal"]
         assert "reader.distribute(strategy)" in worker["refusal"]
         assert worker["validation"].startswith("InvalidArgument")
-    for kind in ("multiworker", "mirrored"):
-        for worker in results[kind]:
+    for strategy in ("multiworker", "mirrored"):
+        for worker in results[strategy]:
             by_class = worker["outputs"]["class_weight"]
             assert by_class.startswith("ReaderConfigError")
             assert 'class_weights="balanced"' in by_class
@@ -218,9 +220,9 @@ def test_datasets_partly_read_by_keras_raise(results: dict[str, list[dict[str, A
             assert "validation=checks" in refusal
             assert "validation_steps=checks.steps_per_epoch" in refusal
     (servers,) = results["servers"]
-    distributed, whole, options, fitted = servers["refusals"]
-    for refusal in (distributed, whole, fitted):
+    distributed, evaluation, options, fitted = servers["refusals"]
+    for refusal in (distributed, evaluation, fitted):
         assert refusal.startswith("ReaderConfigError")
         assert "coordinator.schedule(train_step, args=(batch,))" in refusal
-    assert "reader.evaluate(model)" in whole
+    assert "reader.evaluate(model)" in evaluation
     assert options.startswith("InvalidArgument")

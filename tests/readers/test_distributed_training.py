@@ -113,11 +113,11 @@ class Run:
 
 def free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(("127.0.0.1", 0))
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
+    for sock in sockets:
+        sock.bind(("127.0.0.1", 0))
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
     return ports
 
 
@@ -150,10 +150,10 @@ def expected_batches(reader: Reader, epochs: Sequence[int] = range(EPOCHS)) -> l
     ]
 
 
-def assert_close(found: Any, expected: Any) -> None:
+def assert_close(actual: Any, expected: Any) -> None:
     flat = [
         [float.fromhex(value) for array in weights for value in array]
-        for weights in (found, expected)
+        for weights in (actual, expected)
     ]
     np.testing.assert_allclose(flat[0], flat[1], rtol=1e-3, atol=1e-5)
 
@@ -194,16 +194,16 @@ def test_killed_run_resumes_exactly_and_with_other_worker_count(
     checkpoints = sorted((killed.out / "checkpoints").glob("step-*"))
     assert checkpoints
     state = json.loads((checkpoints[-1] / "reader.json").read_text())
-    done = state["epoch"] * reader.steps_per_epoch + state["step"]
-    assert 0 < done < reader.steps_per_epoch
+    steps_done = state["epoch"] * reader.steps_per_epoch + state["step"]
+    assert 0 < steps_done < reader.steps_per_epoch
 
     for workers in (2, 1):
         out = tmp_path / f"resumed-{workers}"
         shutil.copytree(killed.out / "checkpoints", out / "checkpoints")
         resumed = Run(fork_server, "keras", tfrecord.path, out, workers=workers).finish()
-        assert resumed.global_batches() == expected_batches(reader)[done:]
+        assert resumed.global_batches() == expected_batches(reader)[steps_done:]
         if workers == 2:
-            assert resumed.losses() == [losses[done:] for losses in uninterrupted.losses()]
+            assert resumed.losses() == [losses[steps_done:] for losses in uninterrupted.losses()]
             assert resumed.weights() == uninterrupted.weights()
         else:  # the same rows, summed in another order
             assert_close(resumed.weights()[0], uninterrupted.weights()[0])
@@ -256,7 +256,7 @@ strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 reader = TrainingDataset.open(sys.argv[1]).reader("train", global_batch_size=12, seed=3, remainder="pad")
 for features, label, weight in reader.distribute(strategy, 2, start_step=3):
     replicas = zip(*map(strategy.experimental_local_results, (features["row_id"], weight)), strict=True)
-    print(json.dumps([[int(r) if w else -1 for r, w in zip(rows, there)] for rows, there in replicas]))
+    print(json.dumps([[int(r) if w else -1 for r, w in zip(rows, weights)] for rows, weights in replicas]))
 """
     )
     output = tmp_path / "output.txt"
@@ -267,9 +267,9 @@ for features, label, weight in reader.distribute(strategy, 2, start_step=3):
     assert running.wait(240) == 0, output.read_text()[-3000:]
     lines = output.read_text().splitlines()
     steps = [json.loads(line) for line in lines if line.startswith("[[")]
-    assert [[len(part) for part in step] for step in steps] == [[6, 6]] * (
+    assert [[len(replica) for replica in step] for step in steps] == [[6, 6]] * (
         2 * reader.steps_per_epoch - 3
     )
-    assert [[row for part in step for row in part] for step in steps] == expected_batches(reader)[
-        3:
-    ]
+    assert [[row for replica in step for row in replica] for step in steps] == expected_batches(
+        reader
+    )[3:]

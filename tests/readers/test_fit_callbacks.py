@@ -86,18 +86,18 @@ def store(duckdb_store: FeatureStore) -> FeatureStore:
 def test_fit_callbacks_resume_from_mid_epoch_checkpoint(
     store: FeatureStore, tmp_path: Path
 ) -> None:
-    whole = training(store, tmp_path / "whole", cut_at=None)
+    reference = training(store, tmp_path / "whole", cut_at=None)
     with pytest.raises(Cut):
         training(store, tmp_path / "cut", cut_at=15)  # in the third epoch of six steps
     resumed = training(store, tmp_path / "cut", cut_at=None)
-    assert whole["starts"] == resumed["starts"] == ["begin", "end"]
-    assert whole["epoch"] == list(range(len(whole["epoch"])))
-    assert resumed["epoch"] == whole["epoch"][2:]
-    assert resumed["val_loss"] == pytest.approx(whole["val_loss"][2:], rel=1e-6)
+    assert reference["starts"] == resumed["starts"] == ["begin", "end"]
+    assert reference["epoch"] == list(range(len(reference["epoch"])))
+    assert resumed["epoch"] == reference["epoch"][2:]
+    assert resumed["val_loss"] == pytest.approx(reference["val_loss"][2:], rel=1e-6)
     for name in ("stopped", "wait", "rate"):
-        assert resumed[name] == whole[name], name
-    assert whole["stopped"] > 0
-    np.testing.assert_allclose(resumed["weights"][0], whole["weights"][0], rtol=1e-6)
+        assert resumed[name] == reference[name], name
+    assert reference["stopped"] > 0
+    np.testing.assert_allclose(resumed["weights"][0], reference["weights"][0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])

@@ -44,7 +44,7 @@ def model_of(
     hidden = keras.layers.Dense(
         4, kernel_regularizer="l2", activity_regularizer=activities, bias_initializer="ones"
     )(keras.layers.Reshape((1,))(inputs))
-    heads = {each: keras.layers.Dense(1, name=each)(hidden) for each in "yz"[:outputs]}
+    heads = {head: keras.layers.Dense(1, name=head)(hidden) for head in "yz"[:outputs]}
     model = keras.Model({"x": inputs}, heads if outputs > 1 else heads["y"])
     model.compile(
         keras.optimizers.SGD(0.0),
@@ -97,7 +97,7 @@ def test_padded_epoch_losses_count_real_rows_only(
     checkpoint = reader.checkpoint(tmp_path, objects={"model": model})
     history = checkpoint.fit(model, 2, callbacks=[findings], verbose=0).history
     for epoch in range(2):
-        figures = {each: values[epoch] for each, values in history.items()}
+        figures = {metric: values[epoch] for metric, values in history.items()}
         assert figures == pytest.approx(expected(model, all_rows(dataset)), rel=1e-5)
     if per_execution > 1:
         return
@@ -106,7 +106,9 @@ def test_padded_epoch_losses_count_real_rows_only(
     for first, (end, figures) in zip([0, *steps], reports, strict=False):
         batches = [reader.rows(step // STEPS, step % STEPS) for step in range(first, end)]
         numbers = np.concatenate(batches)
-        rows = {each: values[numbers[numbers >= 0]] for each, values in all_rows(dataset).items()}
+        rows = {
+            column: values[numbers[numbers >= 0]] for column, values in all_rows(dataset).items()
+        }
         assert figures == pytest.approx(expected(model, rows), rel=1e-5)
 
 

@@ -27,8 +27,8 @@ def test_petastorm_reader_shares_rows_equally_between_workers(
 ) -> None:
     shares = []
     for worker in range(workers):
-        opened = TrainingDataset.open(dataset.path)
-        with opened.petastorm_reader(
+        training_dataset = TrainingDataset.open(dataset.path)
+        with training_dataset.petastorm_reader(
             "train", worker=worker, workers=workers, shuffle_row_groups=False
         ) as reader:
             shares.append([int(row) for batch in reader for row in batch.row_id])

@@ -62,15 +62,15 @@ def test_failed_block_is_requested_again() -> None:
     with pytest.raises(OSError, match="gone"):
         blocks.get([3])[0].result()
     server.failing = False
-    assert [each.result().tolist() for each in blocks.get([3, 4])] == [[[0, 3]], [[0, 4]]]
+    assert [block.result().tolist() for block in blocks.get([3, 4])] == [[[0, 3]], [[0, 4]]]
 
 
 def test_blocks_of_closed_reader_are_not_fetched() -> None:
     going_on = threading.Event()
-    asked = []
+    requests = []
 
     def fetch(keys: Sequence[int]) -> list[Records]:
-        asked.append(keys)
+        requests.append(keys)
         going_on.wait(20)
         return [np.zeros((1, 2), np.uint8) for _ in keys]
 
@@ -79,10 +79,10 @@ def test_blocks_of_closed_reader_are_not_fetched() -> None:
     )
     pool = blocks.pool
     blocks.expect(range(100), EVERY)
-    while len(asked) < 8:
+    while len(requests) < 8:
         time.sleep(0.001)
     del blocks
     gc.collect()
     going_on.set()
     pool.shutdown(wait=True)
-    assert len(asked) == 8
+    assert len(requests) == 8

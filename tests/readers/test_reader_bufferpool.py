@@ -28,17 +28,17 @@ def test_buffer_is_reused_after_last_view_is_released() -> None:
         return memory.borrow([((4, 8), np.dtype(np.float32))], purpose=purpose)[0]
 
     first = borrow("x")
-    place = first.ctypes.data
-    part = first.reshape(8, 4)[2:, 1].view(np.int32)[::2]
+    address = first.ctypes.data
+    view = first.reshape(8, 4)[2:, 1].view(np.int32)[::2]
     del first
     second = borrow("x")
-    assert second.ctypes.data != place
-    assert not np.shares_memory(part, second)
-    del part
+    assert second.ctypes.data != address
+    assert not np.shares_memory(view, second)
+    del view
     third = borrow("x")
-    assert third.ctypes.data == place
-    other = borrow("y")
-    assert other.ctypes.data not in (place, second.ctypes.data)
+    assert third.ctypes.data == address
+    y_buffer = borrow("y")
+    assert y_buffer.ctypes.data not in (address, second.ctypes.data)
 
 
 def test_buffers_of_many_arrays_are_reused_and_not_pickled() -> None:
@@ -46,28 +46,28 @@ def test_buffers_of_many_arrays_are_reused_and_not_pickled() -> None:
     expected = [((100,), np.dtype(np.uint8))]
     for _ in range(3):
         lent = [memory.borrow(expected, purpose="x")[0] for _ in range(50)]
-        places = {each.ctypes.data for each in lent}
+        addresses = {array.ctypes.data for array in lent}
         del lent
         again = [memory.borrow(expected, purpose="x")[0] for _ in range(50)]
-        assert {each.ctypes.data for each in again} == places
+        assert {array.ctypes.data for array in again} == addresses
         del again
     assert len(pickle.dumps(memory)) < 200
 
 
 def test_buffers_borrowed_together_are_returned_together() -> None:
-    memory, wanted = (
+    memory, expected = (
         BufferPool(),
         [((3, 5), np.dtype(np.float64)), ((7,), np.dtype(np.bool_)), ((0, 4), np.dtype(np.int8))],
     )
-    large, small, none = memory.borrow(wanted, purpose="x")
-    assert [(each.shape, each.dtype) for each in (large, small, none)] == wanted
+    large, small, none = memory.borrow(expected, purpose="x")
+    assert [(array.shape, array.dtype) for array in (large, small, none)] == expected
     assert not np.shares_memory(large, small)
     assert large.ctypes.data % 64 == small.ctypes.data % 64 == 0
-    place = large.ctypes.data
+    address = large.ctypes.data
     del large, none
-    assert memory.borrow(wanted, purpose="x")[0].ctypes.data != place
+    assert memory.borrow(expected, purpose="x")[0].ctypes.data != address
     del small
-    assert memory.borrow(wanted, purpose="x")[0].ctypes.data == place
+    assert memory.borrow(expected, purpose="x")[0].ctypes.data == address
 
 
 @pytest.mark.tensorflow
@@ -76,10 +76,10 @@ def test_kept_batches_are_not_overwritten(tfrecord: Example) -> None:
     reader = open_reader(
         tfrecord.path, tfrecord.manifest, split="train", global_batch_size=12, seed=2
     )
-    kept = list(reader.tf_dataset(6).as_numpy_iterator())
+    batches = list(reader.tf_dataset(6).as_numpy_iterator())
     expected = [batch for epoch in range(6) for batch in reader.batches(epoch)]
-    assert len(kept) == len(expected) == 6 * reader.steps_per_epoch
-    for (features, label), batch in zip(kept, expected, strict=True):
+    assert len(batches) == len(expected) == 6 * reader.steps_per_epoch
+    for (features, label), batch in zip(batches, expected, strict=True):
         assert label.tolist() == batch["label"].tolist()
         for name, values in features.items():
             assert values.tolist() == batch[name].tolist()

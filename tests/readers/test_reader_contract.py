@@ -89,14 +89,14 @@ def test_batches_contain_rows_of_reader_order(
 @pytest.mark.parametrize("workers", [1, 2, 3, 6])
 def test_remainder_pad_reads_rows_once_over_all_workers(example: Example, workers: int) -> None:
     reader = open_example(example, remainder="pad")
-    seen = []
+    rows = []
     for worker in range(workers):
         batches = list(reader.batches(1, worker=worker, workers=workers))
         assert len(batches) == reader.steps_per_epoch == -(-ROWS // 12)
         for batch in batches:
             assert {values.shape[0] for values in batch.values()} == {12 // workers}
-            seen += batch[ROW][batch[SAMPLE_WEIGHT] == 1].tolist()
-    assert sorted(seen) == list(range(ROWS))
+            rows += batch[ROW][batch[SAMPLE_WEIGHT] == 1].tolist()
+    assert sorted(rows) == list(range(ROWS))
 
 
 def test_default_columns_are_features_and_labels(example: Example) -> None:
@@ -110,19 +110,19 @@ def test_default_columns_are_features_and_labels(example: Example) -> None:
 
 
 def test_all_formats_give_same_batches(tmp_path_factory: pytest.TempPathFactory) -> None:
-    from tests.readers.conftest import KINDS, make_example
+    from tests.readers.conftest import VARIANTS, make_example
 
     streams = []
-    for kind in KINDS:
-        if kind != "variable":  # it has another text
-            made = make_example(tmp_path_factory.mktemp(kind), kind)
-            streams.append(open_example(made, seed=5, remainder="pad").batches(2))
+    for variant in VARIANTS:
+        if variant != "variable":  # it has another text
+            example = make_example(tmp_path_factory.mktemp(variant), variant)
+            streams.append(open_example(example, seed=5, remainder="pad").batches(2))
     for batches in itertools.zip_longest(*streams):
         for name in batches[0]:
-            for other in batches[1:]:
-                assert batches[0][name].dtype == other[name].dtype
-                assert batches[0][name].tobytes() == other[name].tobytes() or name in ("name",)
-                assert batches[0][name].tolist() == other[name].tolist()
+            for batch in batches[1:]:
+                assert batches[0][name].dtype == batch[name].dtype
+                assert batches[0][name].tobytes() == batch[name].tobytes() or name in ("name",)
+                assert batches[0][name].tolist() == batch[name].tolist()
 
 
 def test_abandoned_batch_iterator_stops_threads(tfrecord: Example) -> None:

@@ -47,10 +47,10 @@ def test_fit_three_epochs_reads_three_orders(tfrecord: Example, library: str) ->
     tf = pytest.importorskip("tensorflow")
     keras = pytest.importorskip(library)
     reader = open_example(tfrecord, columns=[ROW, "ratio", "label"], remainder="keep")
-    seen: list[list[int]] = []
+    batches: list[list[int]] = []
 
     def record(rows: Any) -> Any:
-        seen.append(rows.tolist())
+        batches.append(rows.tolist())
         return rows
 
     def to_model(features: Any, label: Any) -> Any:
@@ -63,7 +63,7 @@ def test_fit_three_epochs_reads_three_orders(tfrecord: Example, library: str) ->
     model.compile(loss="mse", jit_compile=False)
     model.fit(reader.tf_dataset().map(to_model), epochs=3, shuffle=False, verbose=0)
     steps = reader.steps_per_epoch
-    orders = [seen[start : start + steps] for start in range(0, 3 * steps, steps)]
+    orders = [batches[start : start + steps] for start in range(0, 3 * steps, steps)]
     assert orders == [rows_of_epoch(reader, epoch) for epoch in range(3)]
     for order in orders:
         assert sorted(row for batch in order for row in batch) == list(range(ROWS))
@@ -78,8 +78,8 @@ def test_repeated_iteration_of_workers_shares_next_epoch(tfrecord: Example) -> N
     for epoch in range(3):
         streams = [rows_of(dataset) for dataset in datasets]
         assert {len(stream) for stream in streams} == {reader.steps_per_epoch}
-        seen = [row for stream in streams for batch in stream for row in batch]
-        assert len(set(seen)) == len(seen) == reader.steps_per_epoch * 12
+        rows = [row for stream in streams for batch in stream for row in batch]
+        assert len(set(rows)) == len(rows) == reader.steps_per_epoch * 12
         for worker, stream in enumerate(streams):
             assert stream == rows_of_epoch(reader, epoch, worker=worker, workers=3)
 
@@ -142,13 +142,13 @@ def test_iterations_read_all_steps_of_epochs_in_turn(
         )
 
     iterations = Iterations(ranges_of)
-    found = []
+    step_numbers = []
     for _ in range(4):
         for steps in iterations[iterations.start_iteration()]:
             for step in range(steps.start, steps.stop):
-                found.append(steps.worker_epoch.epoch.number * total + step)
+                step_numbers.append(steps.worker_epoch.epoch.number * total + step)
     first = start_epoch * total + start_step
-    assert found == list(range(first, first + 4 * count))
+    assert step_numbers == list(range(first, first + 4 * count))
 
 
 def test_iteration_steps_independent_of_waiting_iterations(example: Example) -> None:
@@ -156,6 +156,6 @@ def test_iteration_steps_independent_of_waiting_iterations(example: Example) -> 
     iterations = reader.iterations(2, worker=0, workers=1, start_epoch=1, start_step=3)
     later = [iterations[number] for number in (9, 0, 5)]
     again = [iterations[number] for number in (9, 0, 5)]
-    for one, other in zip(later, again, strict=True):
-        assert np.array_equal(one[0].rows(), other[0].rows())
-        assert len(one) == len(other)
+    for first, second in zip(later, again, strict=True):
+        assert np.array_equal(first[0].rows(), second[0].rows())
+        assert len(first) == len(second)

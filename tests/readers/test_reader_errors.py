@@ -104,24 +104,24 @@ def test_resume_foreign_state_raises(tfrecord: Example, name: str, value: object
         resume(tfrecord.path, tfrecord.manifest, {**state, name: value})
 
 
-@pytest.mark.parametrize("kind", ["tfrecord", "variable", "parquet"])
-def test_unread_columns_are_not_decoded(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("variant", ["tfrecord", "variable", "parquet"])
+def test_unread_columns_are_not_decoded(variant: str, tmp_path: Path) -> None:
     """Other columns are readable although the bytes of one column are damaged."""
-    made = make_example(tmp_path / "made", kind)
+    example = make_example(tmp_path / "made", variant)
     spoiled = 0
     for number in range(5):
-        path = Path(shard_path(made, number))
+        path = Path(shard_path(example, number))
         data = path.read_bytes()
         # The texts are t0, t01, ... in every format; in UTF-8 no byte is 0xff.
-        changed = re.sub(rb"t0+\d*", lambda found: b"\xff" * len(found[0]), data)
+        changed = re.sub(rb"t0+\d*", lambda match: b"\xff" * len(match[0]), data)
         spoiled += changed != data
         path.write_bytes(changed)
     assert spoiled == 5
-    rest = [name for name in made.table.column_names if name != "name"]
-    reader = open_example(made, columns=rest, shuffle=False)
+    columns = [name for name in example.table.column_names if name != "name"]
+    reader = open_example(example, columns=columns, shuffle=False)
     for step, batch in enumerate(reader.batches()):
-        for name in rest:
-            assert batch[name].tolist() == made.values[name][step * 12 : step * 12 + 12]
+        for name in columns:
+            assert batch[name].tolist() == example.values[name][step * 12 : step * 12 + 12]
 
 
 def test_gzip_shards_raise_with_tfrecorddataset_hint(tmp_path: Path) -> None:
@@ -179,7 +179,9 @@ def test_reader_settings_are_validated_on_open(
 def test_torch_dataset_without_pytorch_raises_missing_extra(
     tfrecord: Example, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [each for each in sys.modules if each.startswith("featurestore.readers.torch")]:
+    for name in [
+        module for module in sys.modules if module.startswith("featurestore.readers.torch")
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     reader = open_example(tfrecord)

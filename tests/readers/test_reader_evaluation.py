@@ -38,12 +38,12 @@ def test_remainder_keep_reads_every_row_once(example: Example, shuffle: bool) ->
 
 @pytest.mark.parametrize("replicas", [2, 3, 4, 50, ROWS + 1])
 def test_balanced_over_replicas_gives_each_replica_rows(tfrecord: Example, replicas: int) -> None:
-    for each in range(1, 50):
-        batch = each * replicas
+    for replica_rows in range(1, 50):
+        batch = replica_rows * replicas
         reader = open_example(tfrecord, global_batch_size=batch, remainder="pad", shuffle=False)
         balanced = balance_over_replicas(reader, replicas, batch=batch)
         rows = balanced.order.epoch(0).batches(0, balanced.steps_per_epoch)
-        shares = rows.reshape(balanced.steps_per_epoch, replicas, each)
+        shares = rows.reshape(balanced.steps_per_epoch, replicas, replica_rows)
         without_rows = (shares == PADDING).all(axis=2).any()
         assert without_rows == has_empty_replica(reader, replicas, batch=batch)
         assert sorted(rows[rows != PADDING]) == list(range(ROWS))
@@ -93,8 +93,8 @@ def test_predict_returns_predictions_by_key(
     predictions = np.concatenate([batch["x"] * 2 for batch in reader.batches(3)])
     keys = reader.keys(epoch=3).column("customer").to_pylist()
     actual = dict(zip(keys, reader.unpad(predictions, epoch=3).tolist(), strict=True))
-    stored = dataset.read("train").to_pandas()
-    assert actual == dict(zip(stored["customer"], (stored["x"] * 2).tolist(), strict=True))
+    rows = dataset.read("train").to_pandas()
+    assert actual == dict(zip(rows["customer"], (rows["x"] * 2).tolist(), strict=True))
 
 
 def test_unpad_other_number_of_rows_raises(tfrecord: Example) -> None:
@@ -110,8 +110,8 @@ def fitted(library: Any, reader: Reader, **metrics: Any) -> Any:
     return model
 
 
-def to_model(features: Any, *rest: Any) -> Any:
-    return (features["x"][:, None], *rest)
+def to_model(features: Any, *targets: Any) -> Any:
+    return (features["x"][:, None], *targets)
 
 
 def exact_auc(dataset: TrainingDataset) -> float:
@@ -184,7 +184,7 @@ def test_keras_validation_excludes_padding(
     checkpoint = training.checkpoint(tmp_path, objects={})
     fitted = checkpoint.fit(model, 1, validation_data=reader.tf_dataset(), verbose=0)
     for figures in (history.history, fitted.history):
-        actual = {each: figures[f"val_{each}"][0] for each in right}
+        actual = {metric: figures[f"val_{metric}"][0] for metric in right}
         assert actual == pytest.approx(right)
     predictions = model.predict(reader.tf_dataset(), verbose=0)
     assert len(predictions) == 256

@@ -37,8 +37,8 @@ def test_nulls_mask_adds_presence_columns(example_with_nulls: Example, shuffle: 
             assert batch[name + PRESENT].tolist() == present
             zero: Any = [0.0] * 4 if name == "vector" else reader_zero(reader, name)
             expected = [
-                plain(table[name][row].as_py()) if there else zero
-                for row, there in zip(rows, present, strict=True)
+                plain(table[name][row].as_py()) if valid else zero
+                for row, valid in zip(rows, present, strict=True)
             ]
             assert batch[name].tolist() == expected
 

@@ -25,8 +25,8 @@ def orders(
     lanes = draw(st.integers(1, 12))
     block_rows = draw(st.integers(1, 9))
     size = lanes * draw(st.integers(1, 5))
-    kind = draw(st.sampled_from(["drop", "pad"])) if remainder is None else remainder
-    rows = draw(st.integers(size if kind == "drop" else 0, 300))
+    remainder_rule = draw(st.sampled_from(["drop", "pad"])) if remainder is None else remainder
+    rows = draw(st.integers(size if remainder_rule == "drop" else 0, 300))
     return ReaderOrder(
         rows=rows,
         block_rows=block_rows,
@@ -35,18 +35,21 @@ def orders(
         lanes=lanes,
         seed=draw(st.integers(-5, 2**64)),
         shuffle=draw(st.booleans()) if shuffle is None else shuffle,
-        remainder=kind,  # type: ignore[arg-type]
+        remainder=remainder_rule,  # type: ignore[arg-type]
     )
 
 
 def all_batches(order: ReaderOrder, epoch: int, workers: int = 1) -> list[list[int]]:
     """Return the global batches, concatenated from the batches of the workers."""
     current = order.epoch(epoch)
-    parts = [
+    worker_batches = [
         current.batches(0, order.steps_per_epoch, worker=worker, workers=workers).tolist()
         for worker in range(workers)
     ]
-    return [[row for part in parts for row in part[step]] for step in range(order.steps_per_epoch)]
+    return [
+        [row for batches in worker_batches for row in batches[step]]
+        for step in range(order.steps_per_epoch)
+    ]
 
 
 @given(orders(shuffle=True), st.integers(0, 3))
@@ -75,8 +78,8 @@ def test_order_equals_reference_definition(order: ReaderOrder, epoch: int) -> No
 @given(orders(), st.integers(0, 3))
 @settings(max_examples=75, deadline=None)
 def test_order_gives_workers_equal_steps_of_one_shape(order: ReaderOrder, epoch: int) -> None:
-    full, rest = divmod(order.rows, order.global_batch_size)
-    assert order.steps_per_epoch == full + (rest > 0 and order.remainder == "pad")
+    full, remainder = divmod(order.rows, order.global_batch_size)
+    assert order.steps_per_epoch == full + (remainder > 0 and order.remainder == "pad")
     for workers in order.worker_counts():
         for worker in range(workers):
             actual = order.epoch(epoch).batches(
@@ -126,11 +129,11 @@ def test_order_global_batches_independent_of_worker_count(
     # The number of workers may change within an epoch, since steps are independent.
     for step in range(order.steps_per_epoch):
         workers = data.draw(st.sampled_from(order.worker_counts()))
-        parts = [
+        batches = [
             order.epoch(epoch).batch(step, worker=worker, workers=workers)
             for worker in range(workers)
         ]
-        assert np.concatenate(parts).tolist() == expected[step]
+        assert np.concatenate(batches).tolist() == expected[step]
 
 
 @given(orders(), st.data())
@@ -142,9 +145,9 @@ def test_order_from_start_step_equals_tail_of_epoch(
     stop = data.draw(st.integers(start, order.steps_per_epoch))
     workers = data.draw(st.sampled_from(order.worker_counts()))
     worker = data.draw(st.integers(0, workers - 1))
-    whole = order.epoch(1).batches(0, order.steps_per_epoch, worker=worker, workers=workers)
-    part = order.epoch(1).batches(start, stop, worker=worker, workers=workers)
-    assert part.tolist() == whole[start:stop].tolist()
+    epoch_batches = order.epoch(1).batches(0, order.steps_per_epoch, worker=worker, workers=workers)
+    batches = order.epoch(1).batches(start, stop, worker=worker, workers=workers)
+    assert batches.tolist() == epoch_batches[start:stop].tolist()
 
 
 @given(orders(shuffle=True))
@@ -157,7 +160,7 @@ def test_order_windows_permute_ranges_of_canonical_rows(order: ReaderOrder) -> N
             starts, stops = current.window_ranges(lane, window)
             straight = [row for a, b in zip(starts, stops, strict=True) for row in range(a, b)]
             assert current.window_rows(lane, window).tolist() == [
-                straight[place] for place in current.window_permutation(lane, window)
+                straight[index] for index in current.window_permutation(lane, window)
             ]
             assert len(starts) <= order.window_rows // order.block_rows + 3
             rows += straight
@@ -299,7 +302,9 @@ def test_default_lanes_are_the_largest_divisor_up_to_64(size: int, lanes: int) -
 
 @given(st.integers(1, 500))
 def test_divisors_equal_brute_force(number: int) -> None:
-    assert divisors(number) == [each for each in range(1, number + 1) if number % each == 0]
+    assert divisors(number) == [
+        divisor for divisor in range(1, number + 1) if number % divisor == 0
+    ]
 
 
 def make(**changes: Any) -> ReaderOrder:

@@ -33,10 +33,10 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}[^\n]*\n(.*?)```", text, re.DOTALL)
 
 
-def block(page: str, part: str) -> str:
+def block(page: str, text: str) -> str:
     """Return the only Python block of a page that contains a string."""
-    (found,) = (each for each in blocks(page, "python") if part in each)
-    return found
+    (code,) = (source for source in blocks(page, "python") if text in source)
+    return code
 
 
 def test_order_page_vectors_equal_golden_vectors() -> None:
@@ -90,13 +90,13 @@ def finish(running: subprocess.Popen[bytes], log: Path) -> tuple[int, int]:
         if running.poll() is None:
             kill(running)
     text = log.read_text()
-    place = re.search(r"resuming at \(epoch, step\) \((\d+), (\d+)\) of 97 steps", text)
-    assert place is not None, text
+    match = re.search(r"resuming at \(epoch, step\) \((\d+), (\d+)\) of 97 steps", text)
+    assert match is not None, text
     # Both workers write to one file, so a line may end where the other worker's begins.
     sums = re.findall(r"worker \d of 2: sum of weights (-?\d+\.\d{6})", text)
     assert len(sums) == 2
     assert len(set(sums)) == 1
-    return int(place[1]), int(place[2])
+    return int(match[1]), int(match[2])
 
 
 @pytest.mark.tensorflow
@@ -143,7 +143,7 @@ with strategy.scope():
     model.optimizer = tf_keras.optimizers.Adam(0.01)
     model.build((None, 1))
     model.optimizer.build(model.trainable_variables)
-made = 0
+steps_run = 0
 
 @tf.function
 def run(batch):
@@ -156,17 +156,17 @@ def run(batch):
     strategy.run(on_replica, args=batch)
 
 def train_step(batch):
-    global made
-    if made == stop:
+    global steps_run
+    if steps_run == stop:
         raise Stop
     run(batch)
-    made += 1
+    steps_run += 1
 
 try:
     exec(open(sys.argv[4]).read())
 except Stop:
     pass
-print(made, [float(v).hex() for array in model.get_weights() for v in array.reshape(-1)])
+print(steps_run, [float(v).hex() for array in model.get_weights() for v in array.reshape(-1)])
 """
 
 
@@ -194,7 +194,7 @@ def test_training_page_loop_resumes_exactly(
         (last,) = re.findall(r"^(\d+) (\[.*\])$", output.read_text(), re.MULTILINE)
         return int(last[0]), last[1]
 
-    whole, expected = run("whole", -1)
-    assert whole == 3 * 16
+    step_count, expected = run("whole", -1)
+    assert step_count == 3 * 16
     assert run("parts", 25)[0] == 25
-    assert run("parts", -1) == (whole - 20, expected)
+    assert run("parts", -1) == (step_count - 20, expected)

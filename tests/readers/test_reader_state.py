@@ -39,11 +39,11 @@ def test_dataset_resumes_state_of_another_process(tfrecord: Example) -> None:
     )
     assert (epoch, step) == (1, 7)
     # Another number of workers may resume.
-    parts = [
+    batches = [
         next(again.batches(epoch, worker=worker, workers=3, start_step=step))["row_id"]
         for worker in range(3)
     ]
-    assert np.concatenate(parts).tolist() == reader.rows(1, 7).tolist()
+    assert np.concatenate(batches).tolist() == reader.rows(1, 7).tolist()
 
 
 def test_state_at_epoch_end_equals_start_of_next(tfrecord: Example) -> None:
@@ -64,10 +64,10 @@ def test_state_contains_null_policies_and_sizes(tfrecord: Example) -> None:
 
 def test_resume_other_manifest_raises_with_both_hashes(tfrecord: Example) -> None:
     state = open_example(tfrecord).state(0, 1)
-    other = replace(tfrecord.manifest, seed=tfrecord.manifest.seed + 1)
-    both = f"{tfrecord.manifest.content_hash}.*{other.content_hash}"
+    new_manifest = replace(tfrecord.manifest, seed=tfrecord.manifest.seed + 1)
+    both = f"{tfrecord.manifest.content_hash}.*{new_manifest.content_hash}"
     with pytest.raises(ManifestMismatch, match=re.compile(both, re.DOTALL)):
-        resume(tfrecord.path, other, state)
+        resume(tfrecord.path, new_manifest, state)
 
 
 def test_resume_other_order_or_incomplete_state_raises(tfrecord: Example) -> None:

@@ -39,17 +39,17 @@ pytestmark = pytest.mark.tensorflow
 def flat(element: Any) -> list[Any]:
     import tensorflow as tf
 
-    return [np.asarray(each) for each in tf.nest.flatten(element)]
+    return [np.asarray(tensor) for tensor in tf.nest.flatten(element)]
 
 
 def as_elements(reader: Reader, batches: Any) -> list[Any]:
     """Return batches of the numpy iterator as elements of ``tf_dataset``."""
     elements = []
     for batch in batches:
-        rest = dict(batch)
-        weight = rest.pop(SAMPLE_WEIGHT, None)
-        label = rest.pop("label")
-        elements.append((rest, label) if weight is None else (rest, label, weight))
+        features = dict(batch)
+        weight = features.pop(SAMPLE_WEIGHT, None)
+        label = features.pop("label")
+        elements.append((features, label) if weight is None else (features, label, weight))
     return elements
 
 
@@ -161,12 +161,12 @@ def test_tf_dataset_abandoned_iterator_stops_threads(example: Example) -> None:
     iterator = iter(open_example(example, global_batch_size=1, lanes=1).tf_dataset(5))
     next(iterator)
     del iterator
-    left = [
+    threads = [
         thread for thread in threading.enumerate() if thread.name.startswith("featurestore-reader")
     ]
-    for thread in left:
+    for thread in threads:
         thread.join(60)
-    assert not [thread for thread in left if thread.is_alive()]
+    assert not [thread for thread in threads if thread.is_alive()]
 
 
 def test_tf_dataset_invalid_workers_raise_before_first_step(tfrecord: Example) -> None:
@@ -179,14 +179,14 @@ def test_tf_dataset_invalid_workers_raise_before_first_step(tfrecord: Example) -
         open_example(tfrecord, remainder="keep").tf_dataset(worker=1, workers=3)
 
 
-LEFT = """
+EXIT_PROGRAM = """
 import json, sys
 from pathlib import Path
 from featurestore.model.manifest import Manifest
 from featurestore.readers.reader import open_reader
 manifest = Manifest.from_json(json.loads(Path(sys.argv[1], "manifest.json").read_text()))
-left = iter(open_reader(sys.argv[1], manifest, split="train", global_batch_size=1024).tf_dataset())
-next(left)
+iterator = iter(open_reader(sys.argv[1], manifest, split="train", global_batch_size=1024).tf_dataset())
+next(iterator)
 raise SystemExit(3)
 """
 
@@ -196,12 +196,12 @@ def test_process_exits_with_iterator_in_mid_epoch(tmp_path: Path, data_format: s
     numbers = np.arange(120_000)
     table = pa.table(
         {
-            **{f"x{place}": numbers * place for place in range(20)},
+            **{f"x{index}": numbers * index for index in range(20)},
             "text": np.char.mod("%08d", numbers),
         }
     )
     make_dataset(tmp_path, table, data_format=data_format, block_rows=1024)
-    command = [sys.executable, "-c", LEFT, str(tmp_path)]
+    command = [sys.executable, "-c", EXIT_PROGRAM, str(tmp_path)]
     assert (
         subprocess.run(command, timeout=120, check=False, stderr=subprocess.DEVNULL).returncode == 3
     )
@@ -209,7 +209,11 @@ def test_process_exits_with_iterator_in_mid_epoch(tmp_path: Path, data_format: s
 
 def open_blocks() -> list[object]:
     gc.collect()
-    return [each for each in gc.get_objects() if isinstance(each, (RecordBlocks, WindowBlocks))]
+    return [
+        instance
+        for instance in gc.get_objects()
+        if isinstance(instance, (RecordBlocks, WindowBlocks))
+    ]
 
 
 def test_tf_dataset_releases_its_blocks(example: Example) -> None:

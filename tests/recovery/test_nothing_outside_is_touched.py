@@ -44,10 +44,10 @@ def plant(store: FeatureStore, **values: object) -> None:
         connection.execute(sa.text(text), row)
 
 
-@pytest.mark.parametrize("kind", ["create", "delete", "write", "export"])
-@pytest.mark.parametrize("where", ["path", "name", "version", "run_id"])
+@pytest.mark.parametrize("operation", ["create", "delete", "write", "export"])
+@pytest.mark.parametrize("field", ["path", "name", "version", "run_id"])
 def test_connect_to_manipulated_store_removes_nothing_outside(
-    tmp_path: Path, victim: Path, kind: str, where: str
+    tmp_path: Path, victim: Path, operation: str, field: str
 ) -> None:
     location = tmp_path / "store"
     store = featurestore.connect(location)
@@ -56,7 +56,7 @@ def test_connect_to_manipulated_store_removes_nothing_outside(
     (location / "trainingdatasets").mkdir()
     for number, text in enumerate((str(victim), "../../victim", "../victim", "g/../../../victim")):
         values: dict[str, object] = {"run_id": f"run{number}"}
-        plant(store, kind=kind, **{**values, where: text})
+        plant(store, kind=operation, **{**values, field: text})
     store.close()
     again = featurestore.connect(location)
     assert (victim / "precious").read_text() == "kept"
@@ -98,10 +98,10 @@ def test_copied_store_is_independent(tmp_path: Path) -> None:
     original.close()
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     copy = featurestore.connect(tmp_path / "two")
-    opened = copy.get_training_dataset("d")
-    assert opened.path == str(tmp_path / "two" / "trainingdatasets" / "d" / "v1")
-    assert opened.verify(recompute=True).ok
-    assert [each.path for each in copy.get_training_datasets()] == [opened.path]
+    dataset_copy = copy.get_training_dataset("d")
+    assert dataset_copy.path == str(tmp_path / "two" / "trainingdatasets" / "d" / "v1")
+    assert dataset_copy.verify(recompute=True).ok
+    assert [dataset.path for dataset in copy.get_training_datasets()] == [dataset_copy.path]
     copy.delete_training_dataset("d", version=1)
     copy.delete_featuregroup("g", version=1)
     assert group.verify().ok

@@ -105,7 +105,7 @@ def test_rebuild_restores_intact_and_lists_damaged_artifacts(
     with featurestore.connect(location) as store:
         assert store.get_featuregroup("good").count() == 2
         assert store.get_training_dataset("good").verify().ok
-        assert "good" in {each.name for each in store.get_training_datasets()}
+        assert "good" in {dataset.name for dataset in store.get_training_datasets()}
         store.vacuum_featuregroup("good", retain="0s")
 
 
@@ -133,10 +133,10 @@ def test_rebuild_during_creation_lets_it_complete(tmp_path: Path) -> None:
     session = store.session
     write = session.engine.write
 
-    def write_and_rebuild(*given: object, **options: object) -> object:
-        done = write(*given, **options)  # type: ignore[arg-type]
+    def write_and_rebuild(*arguments: object, **options: object) -> object:
+        result = write(*arguments, **options)  # type: ignore[arg-type]
         assert rebuild(str(tmp_path)).featuregroups == ["g@v1"]
-        return done
+        return result
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(session.engine, "write", write_and_rebuild)

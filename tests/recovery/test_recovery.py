@@ -33,13 +33,13 @@ TABLE = pa.table({"x": [1, 2]})
 
 def another_owner(store: FeatureStore, *, machine: str | None = None) -> str:
     """Return the owner name of another process on this or another machine."""
-    host, pid, here, _ = liveness.owner_of_this_process(store.location).split(".")
-    return f"{host}.{pid}.{machine or here}.00000000"
+    host, pid, this_machine, _ = liveness.owner_of_this_process(store.location).split(".")
+    return f"{host}.{pid}.{machine or this_machine}.00000000"
 
 
 def begin(
     store: FeatureStore,
-    kind: str,
+    operation: str,
     name: str,
     version: int = 1,
     run_id: str = "run",
@@ -48,12 +48,14 @@ def begin(
     """Record an intent of ``owner``, by default a dead process of this machine."""
     owner = owner or another_owner(store)
     with store.session.registry.transaction() as connection:
-        intents.begin(connection, run_id=run_id, kind=kind, name=name, version=version, owner=owner)
+        intents.begin(
+            connection, run_id=run_id, kind=operation, name=name, version=version, owner=owner
+        )
 
 
 def left_over(store: FeatureStore) -> list[str]:
     with store.session.registry.reading() as connection:
-        return [each.run_id for each in intents.list_all(connection)]
+        return [intent.run_id for intent in intents.list_all(connection)]
 
 
 def test_recovery_removes_creation_without_rows(duckdb_store: FeatureStore) -> None:
@@ -181,12 +183,12 @@ def in_a_container(program: str, location: str, *, boot_id: Path | None) -> subp
     if boot_id is not None:
         steps.append(f"mount --bind {boot_id} /proc/sys/kernel/random/boot_id")
     steps.append('exec "$@"')
-    own = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--uts"]
-    probe = subprocess.run([*own, "true"], capture_output=True, check=False)
+    unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--uts"]
+    probe = subprocess.run([*unshare, "true"], capture_output=True, check=False)
     if probe.returncode:
         pytest.skip(f"no namespaces of one's own here: {probe.stderr.decode().strip()}")
     script = ["sh", "-ec", " && ".join(steps), "sh"]
-    command = [*own, *script, sys.executable, "-c", program, location]
+    command = [*unshare, *script, sys.executable, "-c", program, location]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
@@ -285,7 +287,7 @@ def test_write_presumed_dead_publishes_nothing(
 
 def test_forked_child_is_separate_owner(duckdb_store: FeatureStore) -> None:
     location = duckdb_store.location
-    mine = liveness.owner_of_this_process(location)
+    owner = liveness.owner_of_this_process(location)
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKING, location],
         capture_output=True,
@@ -293,7 +295,7 @@ def test_forked_child_is_separate_owner(duckdb_store: FeatureStore) -> None:
         check=True,
     )
     parent, child = ended.stdout.split()
-    assert len({mine, parent, child}) == 3
+    assert len({owner, parent, child}) == 3
     assert set(os.listdir(Path(location, "_owners"))) & {parent} == set(), "it left at its end"
 
 

@@ -37,7 +37,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, *, ending: str) -> Iterator[None]:
 
 def left_over(store: FeatureStore) -> list[str]:
     with store.session.registry.reading() as connection:
-        return [each.kind for each in intents.list_all(connection)]
+        return [intent.kind for intent in intents.list_all(connection)]
 
 
 def test_remove_files_undeletable_file_is_reported_others_removed(
@@ -109,9 +109,9 @@ def test_undeletable_export_leftovers_keep_version_number_reserved(
     duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = duckdb_store
-    left = Path(store.location, "trainingdatasets", "d", "v1", "train")
-    left.mkdir(parents=True)
-    (left / "shard.left").touch()
+    leftover = Path(store.location, "trainingdatasets", "d", "v1", "train")
+    leftover.mkdir(parents=True)
+    (leftover / "shard.left").touch()
     with refusing(monkeypatch, ending=".left"):
         dataset = store.create_training_dataset(TABLE, "d", label="y", data_format="parquet")
     assert dataset.version == 2

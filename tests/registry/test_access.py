@@ -34,7 +34,7 @@ ANN = Actor("ann", "browser")
 PASSWORD = "a horse on a hill"
 
 
-def known(store: FeatureStore) -> dict[str, Any]:
+def read_access_state(store: FeatureStore) -> dict[str, Any]:
     with store.session.registry.reading() as connection:
         return {
             "users": access.list_users(connection),
@@ -84,41 +84,41 @@ def test_commands_create_users_tokens_and_roles(
     run("user", "role", "bob", "none")
     run("access", "private", "salaries")
     run("access", "grant", "salaries", "bob", "reader")
-    made = run("token", "add", "bob", "--expires", "2d", "--label", "nightly")
+    new_token = run("token", "add", "bob", "--expires", "2d", "--label", "nightly")
     assert [user["name"] for user in run("user", "list")] == ["ann", "bob"]
     assert run("user", "list")[1]["groups"] == {"salaries": "reader"}
     assert run("access", "list") == [{"featuregroup": "salaries", "roles": {"bob": "reader"}}]
     (listed,) = run("token", "list", "--user", "bob")
-    assert (listed["id"], listed["label"], listed["expired"]) == (made["id"], "nightly", False)
-    assert made["token"] not in json.dumps(listed)
+    assert (listed["id"], listed["label"], listed["expired"]) == (new_token["id"], "nightly", False)
+    assert new_token["token"] not in json.dumps(listed)
     actions = [line["action"] for line in run("access", "log")]
     assert actions == [
         "make token", "set role on group", "make private", "set role", "add user", "add user",
     ]  # fmt: skip
-    run("token", "revoke", made["id"])
+    run("token", "revoke", new_token["id"])
     assert run("token", "list") == []
     run("access", "withdraw", "salaries", "bob")
     run("access", "public", "salaries")
     run("user", "remove", "bob")
     assert [user["name"] for user in run("user", "list")] == ["ann"]
     everything = (tmp_path / "registry.db").read_bytes() + (tmp_path / "access.json").read_bytes()
-    for secret in (PASSWORD, made["token"]):
+    for secret in (PASSWORD, new_token["token"]):
         assert secret.encode() not in everything
 
 
 def test_rebuild_keeps_access_rules(tmp_path: Path, registry_url: str | None) -> None:
     with featurestore.connect(tmp_path, registry=registry_url) as store:
         text = fill(store)
-        before = known(store)
+        before = read_access_state(store)
         assert rebuild(str(tmp_path), url=registry_url).users == 0
-        assert known(store) == before
+        assert read_access_state(store) == before
         with store.session.registry.transaction() as connection:  # as a database that is lost
             for table in ("tokens", "group_roles", "private_groups", "users"):
                 connection.exec_driver_sql(f"delete from {table}")
         rebuilt = rebuild(str(tmp_path), url=registry_url)
         assert rebuilt.users == 2
         assert "the audit log" in rebuilt.not_restored
-        assert known(store) == before
+        assert read_access_state(store) == before
         with store.session.registry.reading() as connection:
             token = access.find_token(connection, hash_secret(text))
             user = access.find_user(connection, "ann")
@@ -132,12 +132,12 @@ def test_rebuild_keeps_access_rules(tmp_path: Path, registry_url: str | None) ->
 def test_new_registry_keeps_private_groups(tmp_path: Path) -> None:
     with featurestore.connect(tmp_path) as store:
         fill(store)
-        before = known(store)
+        before = read_access_state(store)
     for name in ("registry.db", "registry.db-wal", "registry.db-shm"):
         (tmp_path / name).unlink(missing_ok=True)
     with featurestore.connect(tmp_path) as store:
         changes.add_user(store.session, ANN, "cleo")
-        after = known(store)
+        after = read_access_state(store)
     assert after["private"] == before["private"] == ["salaries"]
     assert [user.name for user in after["users"]] == ["ann", "bob@example.org", "cleo"]
 
@@ -171,13 +171,13 @@ def test_rebuild_with_edited_access_file_raises(tmp_path: Path, users: str) -> N
 def test_concurrent_access_changes_are_all_saved(tmp_path: Path, registry_url: str | None) -> None:
     with featurestore.connect(tmp_path, registry=registry_url) as store:
         session = store.session
-        other = threading.Thread(target=changes.add_user, args=(session, ANN, "bob"))
+        thread = threading.Thread(target=changes.add_user, args=(session, ANN, "bob"))
         with changes.access_transaction(session) as connection:
             access.put_user(connection, "ann", role="admin")
-            other.start()
-            other.join(1)  # it waits, or has not seen the other one
-        other.join()
-        names = [user.name for user in known(store)["users"]]
+            thread.start()
+            thread.join(1)  # it waits, or has not seen the other one
+        thread.join()
+        names = [user.name for user in read_access_state(store)["users"]]
     document = json.loads((tmp_path / "access.json").read_text())
     assert [user["name"] for user in document["users"]] == names == ["ann", "bob"]
 
@@ -200,7 +200,7 @@ def test_invalid_access_changes_raise(duckdb_store: FeatureStore) -> None:
         changes.make_token(session, ANN, "ann", scope="all")
     with pytest.raises(TokenNotFound):
         changes.revoke_token(session, ANN, "none")
-    for change in (changes.remove_user, lambda *who: changes.set_role(*who, "reader")):
+    for change in (changes.remove_user, lambda *arguments: changes.set_role(*arguments, "reader")):
         with pytest.raises(NotAllowed, match="last admin"):
             change(session, ANN, "ann")
     with duckdb_store.session.registry.reading() as connection:

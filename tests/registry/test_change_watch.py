@@ -23,24 +23,24 @@ def stores(tmp_path: Path, registry_url: str | None) -> Iterator[tuple[FeatureSt
     """Two stores at one location: one of the server and one of another process."""
     with (
         featurestore.connect(tmp_path / "store", registry=registry_url) as served,
-        featurestore.connect(tmp_path / "store", registry=registry_url) as other,
+        featurestore.connect(tmp_path / "store", registry=registry_url) as peer,
     ):
         for name in ("pay", "visits"):
             served.create_featuregroup([{"who": "a", "x": 1.0}], name, primary_key="who")
-        yield served, other
+        yield served, peer
 
 
 @contextmanager
 def statements_of(store: FeatureStore) -> Iterator[list[str]]:
     """Yield the list of statements that the connections of a store run from now on."""
     engine = store.session.registry._engine
-    found: list[str] = []
+    statements: list[str] = []
 
     def listen(_connection: object, _cursor: object, statement: str, *_: object) -> None:
-        found.append(statement)
+        statements.append(statement)
 
     event.listen(engine, "before_cursor_execute", listen)
-    yield found
+    yield statements
     event.remove(engine, "before_cursor_execute", listen)
 
 
@@ -53,8 +53,8 @@ def names_in(views: RegistryViews, *, granted: tuple[str, ...] = ()) -> list[str
 def test_hidden_objects_are_cached_until_commit(
     stores: tuple[FeatureStore, FeatureStore],
 ) -> None:
-    served, other = stores
-    with other.session.registry.transaction() as connection:
+    served, peer = stores
+    with peer.session.registry.transaction() as connection:
         access.set_private(connection, "pay", True)
     views = RegistryViews(served.session.registry)
     names_in(views)  # a new connection makes its views, which Postgres takes for a change
@@ -71,7 +71,7 @@ def test_hidden_objects_reflect_changes_of_any_process(
     stores: tuple[FeatureStore, FeatureStore],
 ) -> None:
     """After each change by either store, the cached result equals a new computation."""
-    served, other = stores
+    served, peer = stores
     views = RegistryViews(served.session.registry)
     labels = [{"who": "a", "good": True}]
 
@@ -82,30 +82,30 @@ def test_hidden_objects_reflect_changes_of_any_process(
     def make_view(store: FeatureStore) -> None:
         store.create_feature_view("v", features=["pay.x"])
 
-    for number, store in enumerate((other, served)):
+    for number, store in enumerate((peer, served)):
         for private in (True, False, True):
             with store.session.registry.transaction() as connection:
                 access.set_private(connection, "pay", private)
             assert names_in(views) == ["pay", "visits"][private:]
         for change in (make_dataset, make_view):
             change(store)
-            found = views.registry_for(granted=(), reads_store=True)._hidden
+            hidden = views.registry_for(granted=(), reads_store=True)._hidden
             with served.session.registry.reading() as connection:
-                assert found == find_hidden_objects(connection, granted=(), reads_store=True)
-        assert ("training_dataset", "good", number + 1) in found.outputs
-        assert ("feature_view", "v", number + 1) in found.outputs
+                assert hidden == find_hidden_objects(connection, granted=(), reads_store=True)
+        assert ("training_dataset", "good", number + 1) in hidden.outputs
+        assert ("feature_view", "v", number + 1) in hidden.outputs
 
 
 def test_change_watch_state_differs_after_commit(stores: tuple[FeatureStore, FeatureStore]) -> None:
-    served, other = stores
+    served, peer = stores
     watch = ChangeWatch(served.session.registry)
-    seen = [watch.state()]
-    for store in (served, other, served):
-        assert watch.state() == seen[-1]
+    states = [watch.state()]
+    for store in (served, peer, served):
+        assert watch.state() == states[-1]
         with store.session.registry.transaction() as connection:
             access.put_attempt(connection, "somebody")
-        assert watch.state() not in seen
-        seen.append(watch.state())
+        assert watch.state() not in states
+        states.append(watch.state())
     with served.session.registry.transaction() as connection:
         access.put_attempt(connection, "somebody")
         uncommitted = watch.state()

@@ -45,14 +45,17 @@ raise_pay = featurestore.sql_job(
 def fill(store: FeatureStore, folder: Path) -> None:
     """Create a private group, a public group, and everything derived from them."""
     rows = []
-    for number, who in enumerate("ab"):
-        rows.append({"who": who, "seen": NOON + timedelta(minutes=30), "pay": 10.0 * number})
+    for number, person in enumerate("ab"):
+        rows.append({"who": person, "seen": NOON + timedelta(minutes=30), "pay": 10.0 * number})
     for group in ("salaries", "visits"):
         store.create_featuregroup(
             rows, group, primary_key="who", event_time="seen", tags={"of": group},
             descriptions={"pay": f"pay in {group}"},
         )  # fmt: skip
-        labels = [{"who": who, "at": NOON + timedelta(hours=2), "good": who == "a"} for who in "ab"]
+        labels = [
+            {"who": person, "at": NOON + timedelta(hours=2), "good": person == "a"}
+            for person in "ab"
+        ]
         frame = store.get_features([f"{group}.pay"], labels=labels)
         store.create_training_dataset(frame, f"of_{group}", label="good", progress=False)
         store.create_feature_view(f"view_{group}", features=[f"{group}.pay"])
@@ -95,22 +98,27 @@ def seen_by(
 
 def test_visible_rows_cover_every_table() -> None:
     assert set(VISIBLE_ROWS) == set(tables.metadata.tables)
-    opened = {name for name, condition in VISIBLE_ROWS.items() if condition == EVERYTHING}
-    assert opened == {"sources", "online_stores", "owners"}
+    unfiltered_tables = {
+        name for name, condition in VISIBLE_ROWS.items() if condition == EVERYTHING
+    }
+    assert unfiltered_tables == {"sources", "online_stores", "owners"}
 
 
 def test_filtered_registry_rows_omit_private_groups(filled: FeatureStore) -> None:
-    whole, cut = filled, seen_by(filled)
+    full_store, cut = filled, seen_by(filled)
     mentioned = 0
     for table in tables.metadata.sorted_tables:
-        with whole.session.registry.reading() as connection:
-            every = [tuple(row) for row in connection.execute(sa.select(table))]
+        with full_store.session.registry.reading() as connection:
+            all_rows = [tuple(row) for row in connection.execute(sa.select(table))]
         with cut.session.registry.reading() as connection:
-            left = [tuple(row) for row in connection.execute(sa.select(table))]
-        assert set(left) <= set(every) or table.name == "lineage", table.name
-        mentioned += any("salaries" in str(row) for row in every)
-        assert not any("salaries" in str(row) for row in left), table.name
-        assert not any("raise_pay" in str(row) for row in left) or table.name == "featuregroups"
+            visible_rows = [tuple(row) for row in connection.execute(sa.select(table))]
+        assert set(visible_rows) <= set(all_rows) or table.name == "lineage", table.name
+        mentioned += any("salaries" in str(row) for row in all_rows)
+        assert not any("salaries" in str(row) for row in visible_rows), table.name
+        assert (
+            not any("raise_pay" in str(row) for row in visible_rows)
+            or table.name == "featuregroups"
+        )
     assert mentioned >= 9
     with cut.session.registry.reading() as connection:
         assert connection.execute(sa.select(tables.users)).all() == []
@@ -119,12 +127,15 @@ def test_filtered_registry_rows_omit_private_groups(filled: FeatureStore) -> Non
 def test_filtered_registry_listings_omit_private_groups(filled: FeatureStore) -> None:
     cut = seen_by(filled)
     assert [group.name for group in cut.get_featuregroups()] == ["visits"]
-    assert not any("salaries" in str(each) for each in cut.search("pay"))
+    assert not any("salaries" in str(match) for match in cut.search("pay"))
     assert len(filled.search("pay")) > len(cut.search("pay")) > 0
-    assert [each.name for each in cut.get_training_datasets()] == ["by_view_visits", "of_visits"]
+    assert [dataset.name for dataset in cut.get_training_datasets()] == [
+        "by_view_visits",
+        "of_visits",
+    ]
     assert [view.name for view in cut.get_feature_views()] == ["view_visits"]
     assert list(cut.get_jobs()) == []
-    frame = [
+    calls = [
         lambda: cut.featuregroup("salaries"),
         lambda: cut.get_featuregroup("salaries"),
         lambda: cut.get_features(["salaries.pay"]),
@@ -137,9 +148,9 @@ def test_filtered_registry_listings_omit_private_groups(filled: FeatureStore) ->
         lambda: cut.get_validation_history("salaries"),
         lambda: cut.get_runs("raise_pay"),
     ]
-    for ask in frame:
+    for call in calls:
         with pytest.raises(FeatureStoreError) as refused:
-            ask()
+            call()
         actual = str(refused.value).replace("'salaries'", "").replace("'salaries.pay'", "")
         assert "pay in" not in actual
     with pytest.raises((FeatureGroupNotFound, FeatureNotFound)):
@@ -148,15 +159,18 @@ def test_filtered_registry_listings_omit_private_groups(filled: FeatureStore) ->
         cut.get_training_dataset("of_salaries")
     assert cut.get_feature("pay", dataframe_type="python") == [{"pay": 0.0}, {"pay": 10.0}]
     with cut.session.registry.reading() as connection:
-        counted = overview.count_objects(connection)
-    assert counted["feature groups"] == 1
-    assert counted["jobs"] == 0
+        counts = overview.count_objects(connection)
+    assert counts["feature groups"] == 1
+    assert counts["jobs"] == 0
 
 
 def test_filtered_registry_without_store_role_lists_granted_groups(filled: FeatureStore) -> None:
     cut = seen_by(filled, granted=("visits",), reads_store=False)
     assert [group.name for group in cut.get_featuregroups()] == ["visits"]
-    assert [each.name for each in cut.get_training_datasets()] == ["by_view_visits", "of_visits"]
+    assert [dataset.name for dataset in cut.get_training_datasets()] == [
+        "by_view_visits",
+        "of_visits",
+    ]
     nothing = seen_by(filled, reads_store=False)
     assert list(nothing.get_featuregroups()) == list(nothing.get_training_datasets()) == []
     owner = seen_by(filled, granted=("salaries",))

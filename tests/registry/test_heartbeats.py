@@ -21,7 +21,7 @@ from tests.registry.conftest import new_database
 
 DAY = timedelta(days=1)
 SECOND = timedelta(seconds=1)
-OTHER = "another-host.1.ffffffff.00000000"
+REMOTE_OWNER = "another-host.1.ffffffff.00000000"
 
 
 @pytest.fixture
@@ -36,15 +36,17 @@ def store(tmp_path: Path, registry_url: str | None) -> Iterator[FeatureStore]:
 def lease(store: FeatureStore) -> None:
     """Record the heartbeat of another host that holds the lease of the job."""
     with store.session.registry.transaction() as connection:
-        intents.record_heartbeat(connection, OTHER)
-        jobs.set_lease(connection, "hourly", f"{OTHER}/1")
+        intents.record_heartbeat(connection, REMOTE_OWNER)
+        jobs.set_lease(connection, "hourly", f"{REMOTE_OWNER}/1")
 
 
-def move(store: FeatureStore, by: timedelta) -> None:
+def move(store: FeatureStore, offset: timedelta) -> None:
     """Shift all heartbeats, as if the registry's clock had moved in the other direction."""
-    seen = tables.owners.c.seen
+    column = tables.owners.c.seen
     with store.session.registry.transaction() as connection:
-        connection.execute(tables.owners.update().values(seen=seen + by // SECOND * 1_000_000))
+        connection.execute(
+            tables.owners.update().values(seen=column + offset // SECOND * 1_000_000)
+        )
 
 
 def is_leased(store: FeatureStore) -> bool:
@@ -94,10 +96,10 @@ def test_connect_corrects_future_heartbeats(store: FeatureStore) -> None:
     featurestore.connect(store.location, registry=url).close()
     with store.session.registry.reading() as connection:
         assert not intents.has_future_heartbeats(connection)
-        assert is_alive(connection, store.location, OTHER)
+        assert is_alive(connection, store.location, REMOTE_OWNER)
     move(store, -HEARTBEAT_TIMEOUT)
     with store.session.registry.reading() as connection:
-        assert not is_alive(connection, store.location, OTHER)
+        assert not is_alive(connection, store.location, REMOTE_OWNER)
 
 
 def test_lease_survives_clock_set_back(store: FeatureStore) -> None:
@@ -106,6 +108,6 @@ def test_lease_survives_clock_set_back(store: FeatureStore) -> None:
     for _ in range(3):
         assert is_leased(store)
         with store.session.registry.transaction() as connection:
-            intents.record_heartbeat(connection, OTHER)
+            intents.record_heartbeat(connection, REMOTE_OWNER)
         move(store, -HEARTBEAT_TIMEOUT + 10 * SECOND)
     assert is_leased(store)

@@ -37,14 +37,14 @@ def test_runs_with_long_ids_follow_group_privacy(
             store.create_featuregroup([{"k": 1}], group, primary_key="k")
         with store.session.registry.transaction() as connection:
             access.set_private(connection, "salaries", True)
-            for each in IDS:
-                group = "salaries" if each == run else "visits"
-                experiments.register(connection, record(each, group, parent=IDS[0]))
+            for run_id in IDS:
+                group = "salaries" if run_id == run else "visits"
+                experiments.register(connection, record(run_id, group, parent=IDS[0]))
             hidden = find_hidden_objects(connection, granted=(), reads_store=True)
             assert {name for _, name, _ in hidden.outputs} == {run}
             experiments.remove(connection, run)
-            left = sa.select(tables.tags.c.name).where(tables.tags.c.kind == "experiment_run")
-            assert sorted(connection.execute(left).scalars()) == sorted(set(IDS) - {run})
+            query = sa.select(tables.tags.c.name).where(tables.tags.c.kind == "experiment_run")
+            assert sorted(connection.execute(query).scalars()) == sorted(set(IDS) - {run})
 
 
 def test_run_id_columns_allow_longest_ids() -> None:

@@ -49,24 +49,26 @@ def test_migrations_equal_new_registry_tables(tmp_path: Path, registry_url: str 
 
 def _described(connection: sa.Connection) -> dict[str, dict[str, Any]]:
     """Return the definition and row count of each table of a registry."""
-    looked = sa.inspect(connection)
+    inspector = sa.inspect(connection)
     # A database for several stores has one additional table.
-    names = set(looked.get_table_names()) - {"featurestore_stores"}
-    return {name: _described_table(connection, looked, name) for name in names}
+    names = set(inspector.get_table_names()) - {"featurestore_stores"}
+    return {name: _described_table(connection, inspector, name) for name in names}
 
 
-def _described_table(connection: sa.Connection, looked: sa.Inspector, name: str) -> dict[str, Any]:
-    columns = {column["name"]: column for column in looked.get_columns(name)}
+def _described_table(
+    connection: sa.Connection, inspector: sa.Inspector, name: str
+) -> dict[str, Any]:
+    columns = {column["name"]: column for column in inspector.get_columns(name)}
     for column in columns.values():
         column["type"] = str(column["type"])
         column.pop("autoincrement", None)
     rows = connection.execute(sa.select(sa.func.count()).select_from(sa.table(name))).scalar_one()
     return {
         "columns": columns,
-        "primary key": looked.get_pk_constraint(name),
-        "unique": sorted(looked.get_unique_constraints(name), key=str),
-        "foreign keys": looked.get_foreign_keys(name),
-        "indexes": sorted(looked.get_indexes(name), key=str),
+        "primary key": inspector.get_pk_constraint(name),
+        "unique": sorted(inspector.get_unique_constraints(name), key=str),
+        "foreign keys": inspector.get_foreign_keys(name),
+        "indexes": sorted(inspector.get_indexes(name), key=str),
         "rows": rows,
     }
 
@@ -164,7 +166,7 @@ def test_open_registry_damaged_raises_with_hint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "kind", "says"),
+    ("url", "error_type", "message"),
     [
         ("nonsense", ConfigurationError, "not a database URL"),
         ("mysql://u@h/d", (ConfigurationError, MissingExtra), "mysql"),
@@ -172,9 +174,9 @@ def test_open_registry_damaged_raises_with_hint(tmp_path: Path) -> None:
     ],
 )
 def test_open_registry_invalid_url_raises(
-    tmp_path: Path, url: str, kind: type[Exception], says: str
+    tmp_path: Path, url: str, error_type: type[Exception], message: str
 ) -> None:
-    with pytest.raises(kind, match=says):
+    with pytest.raises(error_type, match=message):
         open_registry(str(tmp_path), url=url)
 
 
@@ -183,22 +185,22 @@ def test_sqlite_waits_for_other_writers(tmp_path: Path) -> None:
     with registry.reading() as connection:
         assert connection.execute(sa.text("pragma journal_mode")).scalar() == "wal"
         assert connection.execute(sa.text("pragma busy_timeout")).scalar() >= 30_000
-    other = sqlite3.connect(tmp_path / "registry.db", isolation_level=None)
-    other.execute("begin immediate")
+    lock_holder = sqlite3.connect(tmp_path / "registry.db", isolation_level=None)
+    lock_holder.execute("begin immediate")
     with registry.reading() as connection:  # readers never wait
         assert connection.execute(sa.text("select count(*) from featuregroups")).scalar() == 0
-    written = threading.Event()
+    write_event = threading.Event()
 
     def write() -> None:
         with registry.transaction() as connection:
             connection.execute(sa.text("delete from tags"))
-        written.set()
+        write_event.set()
 
     writer = threading.Thread(target=write)
     writer.start()
-    assert not written.wait(0.3)
-    other.execute("commit")
-    assert written.wait(30)
+    assert not write_event.wait(0.3)
+    lock_holder.execute("commit")
+    assert write_event.wait(30)
     writer.join()
-    other.close()
+    lock_holder.close()
     registry.close()

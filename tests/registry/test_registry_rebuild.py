@@ -30,7 +30,7 @@ DAY = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 RESTORED = ("groups", "features", "tags", "lineage", "datasets")
 
 
-def known(store: FeatureStore) -> dict[str, Any]:
+def read_registry_state(store: FeatureStore) -> dict[str, Any]:
     with store.session.registry.reading() as connection:
         groups, datasets = (
             featuregroups.list_all(connection),
@@ -51,9 +51,12 @@ def known(store: FeatureStore) -> dict[str, Any]:
             ],
             "features": featuregroups.latest_features(connection),
             "tags": [
-                artifacts.tags_of(connection, kind, each.name, each.version)
-                for kind, registered in (("featuregroup", groups), ("training_dataset", datasets))
-                for each in registered
+                artifacts.tags_of(connection, artifact_type, artifact.name, artifact.version)
+                for artifact_type, registered in (
+                    ("featuregroup", groups),
+                    ("training_dataset", datasets),
+                )
+                for artifact in registered
             ],
             "lineage": [
                 lineage.sources(connection, "featuregroup", g.name, g.version) for g in groups
@@ -91,7 +94,7 @@ def filled(location: Path, url: str | None = None) -> FeatureStore:
 
 def test_rebuild_restores_deleted_registry(tmp_path: Path, registry_url: str | None) -> None:
     store = filled(tmp_path, registry_url)
-    before = known(store)
+    before = read_registry_state(store)
     store.close()
     if registry_url is None:
         for name in ("registry.db", "registry.db-wal", "registry.db-shm"):
@@ -109,9 +112,9 @@ def test_rebuild_restores_deleted_registry(tmp_path: Path, registry_url: str | N
     assert actual.featuregroups == ["derived@v1", "raw@v1", "raw@v2"]
     assert actual.unreadable == []
     assert actual.not_restored == NOT_RESTORED
-    after = known(featurestore.connect(tmp_path, registry=registry_url))
-    for part in RESTORED:
-        assert after[part] == before[part], part
+    after = read_registry_state(featurestore.connect(tmp_path, registry=registry_url))
+    for section in RESTORED:
+        assert after[section] == before[section], section
 
 
 def test_rebuild_restores_training_datasets_with_tags(tmp_path: Path) -> None:
@@ -120,15 +123,15 @@ def test_rebuild_restores_training_datasets_with_tags(tmp_path: Path) -> None:
     store.create_training_dataset(
         frame, "rides", label="x", data_format="parquet", tags={"for": "model"}, description="Rides"
     )
-    before = known(store)
+    before = read_registry_state(store)
     store.close()
     (tmp_path / "registry.db").unlink()
     assert rebuild(str(tmp_path)).training_datasets == ["rides@v1"]
     again = featurestore.connect(tmp_path)
-    after = known(again)
+    after = read_registry_state(again)
     assert after["tags"] == before["tags"]
-    found, expected = after["datasets"][0], before["datasets"][0]
-    assert found == expected
+    actual, expected = after["datasets"][0], before["datasets"][0]
+    assert actual == expected
     assert again.get_training_dataset("rides").num_rows("train") == 2
 
 
@@ -148,10 +151,12 @@ OF_RUNS = ("run_id", "job", "window", "windows", "state", "rows", "delta_version
 
 
 def of_jobs(store: FeatureStore) -> dict[str, Any]:
-    done = [run for run in store.get_runs("daily") if run.state == "done"]
-    watermarks = {each.job.spec.name: each.job.watermark for each in store.get_jobs()}
+    successful_runs = [run for run in store.get_runs("daily") if run.state == "done"]
+    watermarks = {status.job.spec.name: status.job.watermark for status in store.get_jobs()}
     return {
-        "successful runs": [tuple(getattr(run, name) for name in OF_RUNS) for run in done],
+        "successful runs": [
+            tuple(getattr(run, name) for name in OF_RUNS) for run in successful_runs
+        ],
         "watermarks": {"daily": watermarks["daily"]},
     }
 
@@ -182,7 +187,7 @@ def test_rebuild_command_restores_documented_objects(
         store.create_training_dataset(
             frame, "rides", label="n", data_format="parquet", tags={"for": "model"}
         )
-    before = known(store) | of_jobs(store)
+    before = read_registry_state(store) | of_jobs(store)
     assert len(before["successful runs"]) >= 1
     assert before["watermarks"]["daily"] == DAY + dt.timedelta(days=3)
     assert len(store.get_runs("failing")) == 1
@@ -207,13 +212,15 @@ def test_rebuild_command_restores_documented_objects(
 
     again = featurestore.connect(location)
     again.register_jobs(jobs)
-    after = known(again) | of_jobs(again)
-    for part in (*RESTORED, "successful runs", "watermarks"):
-        assert after[part] == before[part], part
+    after = read_registry_state(again) | of_jobs(again)
+    for section in (*RESTORED, "successful runs", "watermarks"):
+        assert after[section] == before[section], section
     assert (
         again.get_runs("failing") == []
     )  # failed runs, pauses and refused writes are what is said to be lost
-    assert not next(each.job.paused for each in again.get_jobs() if each.job.spec.name == "daily")
+    assert not next(
+        status.job.paused for status in again.get_jobs() if status.job.spec.name == "daily"
+    )
     assert again.get_training_dataset("rides").verify().ok
 
 
@@ -258,7 +265,7 @@ def test_postgres_registry_supports_store_operations(tmp_path: Path, postgres_ur
         ("raw", 1),
         ("raw", 2),
     ]
-    assert next(each.where for each in store.search("raw")) == "name"
+    assert next(match.where for match in store.search("raw")) == "name"
     store.delete_featuregroup("raw", version=2)
     assert store.get_latest_featuregroup_version("raw") == 1
     matrix = np.ones((3, 2))

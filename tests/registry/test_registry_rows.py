@@ -46,13 +46,13 @@ def test_damaged_registry_rows_raise_store_errors(
     store: FeatureStore, table: str, column: str
 ) -> None:
     calls: list[Callable[[FeatureStore], object]] = [
-        lambda each: each.get_featuregroups(),
-        lambda each: each.get_featuregroup("g").count(),
-        lambda each: each.search("g"),
-        lambda each: each.get_validation_history("g"),
-        lambda each: each.get_training_datasets(),
-        lambda each: each.get_training_dataset("d").read("train").count(),
-        lambda each: each.vacuum_featuregroup("g", retain="0s"),
+        lambda store: store.get_featuregroups(),
+        lambda store: store.get_featuregroup("g").count(),
+        lambda store: store.search("g"),
+        lambda store: store.get_validation_history("g"),
+        lambda store: store.get_training_datasets(),
+        lambda store: store.get_training_dataset("d").read("train").count(),
+        lambda store: store.vacuum_featuregroup("g", retain="0s"),
     ]
     for text in BROKEN:
         with store.session.registry.transaction() as connection:
@@ -85,8 +85,8 @@ def test_run_log_path_stays_inside_store(duckdb_store: FeatureStore) -> None:
     run = runs.Run("r", "j", 1, Window(DAY, DAY), 1, runs.RUNNING, "nobody", log=log)
     with registry.transaction() as connection:
         runs.begin(connection, run)
-        stored = connection.execute(sa.text("select log from runs")).scalar_one()
-        assert stored == str(Path("_logs", "j", "r.log"))
+        log_path = connection.execute(sa.text("select log from runs")).scalar_one()
+        assert log_path == str(Path("_logs", "j", "r.log"))
         assert runs.get(connection, "r").log == log
         connection.execute(sa.text("update runs set log = '/etc/passwd'"))
         assert runs.get(connection, "r").log is None

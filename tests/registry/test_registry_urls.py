@@ -81,8 +81,8 @@ def test_location_with_special_characters_works(tmp_path: Path, name: str) -> No
         store.vacuum_featuregroup("g", retain="0s")
     with featurestore.connect(location) as again:
         assert again.get_featuregroup("g").count() == 2
-    assert [each.name for each in (tmp_path / name).iterdir()] == ["store"]
-    assert [each.name for each in tmp_path.iterdir()] == [name]
+    assert [path.name for path in (tmp_path / name).iterdir()] == ["store"]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_location_with_backslash_is_refused(tmp_path: Path) -> None:
@@ -98,24 +98,24 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
     with featurestore.connect(location) as store:
         store.create_featuregroup(TABLE, "g", primary_key="x")
         store.create_training_dataset(store.get_featuregroup("g"), "d", label="y")
-    place = tmp_path / "mounted"
-    place.mkdir()
+    mount_point = tmp_path / "mounted"
+    mount_point.mkdir()
     for command in (["mount", "--bind"], ["mount", "-o", "remount,bind,ro"]):
-        done = subprocess.run(
-            [*command, str(location), str(place)], capture_output=True, text=True, check=False
+        result = subprocess.run(
+            [*command, str(location), str(mount_point)], capture_output=True, text=True, check=False
         )
-        if done.returncode:
-            subprocess.run(["umount", "-l", str(place)], capture_output=True, check=False)
-            pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+        if result.returncode:
+            subprocess.run(["umount", "-l", str(mount_point)], capture_output=True, check=False)
+            pytest.skip(f"nothing can be mounted here: {result.stderr.strip()}")
     try:
-        yield place
+        yield mount_point
     finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
+        subprocess.run(["umount", "-l", str(mount_point)], check=True)
 
 
 def test_read_only_store_is_readable(read_only: Path) -> None:
     with featurestore.connect(read_only) as store:
-        assert [each.name for each in store.get_featuregroups()] == ["g"]
+        assert [group.name for group in store.get_featuregroups()] == ["g"]
         assert store.get_featuregroup("g").count() == 2
         assert store.get_features(["g.y"]).to_arrow().num_rows == 2
         assert len(store.get_featuregroup_history("g")) == 1
@@ -123,7 +123,7 @@ def test_read_only_store_is_readable(read_only: Path) -> None:
         dataset = store.get_training_dataset("d")
         assert dataset.read("train").count() == 2
         assert dataset.verify().ok
-        assert [each.name for each in store.get_training_datasets()] == ["d"]
+        assert [dataset.name for dataset in store.get_training_datasets()] == ["d"]
         for write in (
             lambda: store.create_featuregroup(TABLE, "h"),
             lambda: store.insert_into_featuregroup(TABLE, "g"),

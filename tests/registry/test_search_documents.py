@@ -24,7 +24,7 @@ from featurestore.registry.filtered import RegistryViews
 from featurestore.registry.hidden import HiddenObjects
 from featurestore.session import Session
 
-KIND = featuregroups.KIND
+GROUP_TYPE = featuregroups.KIND
 NAMES = ["wind", "winds", "rain"]
 WORDS = st.text(alphabet='wWiInd_ sßS"%é', min_size=1, max_size=6)
 COLUMNS = st.text(alphabet="windSW", min_size=1, max_size=5)
@@ -46,61 +46,63 @@ def writes(draw: st.DrawFn) -> dict[str, object]:
     }
 
 
-def write(connection: sa.Connection, told: dict[str, object]) -> None:
+def write(connection: sa.Connection, record: dict[str, object]) -> None:
     """Write a version from a process whose SQLite may lack trigrams."""
-    name, version = told["name"], told["version"]
-    if not told["has_index"]:
+    name, version = record["name"], record["version"]
+    if not record["has_index"]:
         connection.info["trigrams"] = False
     unregister(connection, name, version)
-    if not told["removed"]:
-        schema = pa.schema([pa.field(each, pa.int64()) for each in told["columns"]])
+    if not record["removed"]:
+        schema = pa.schema([pa.field(column, pa.int64()) for column in record["columns"]])
         spec = FeatureGroupSpec(name, version, schema)
         featuregroups.add(connection, spec, table_id=f"{name}{version}", delta_version=1)
-        said, described = told["description"], told["descriptions"]
-        featuregroups.describe(connection, name, version, said, descriptions=described)
-        artifacts.replace_tags(connection, KIND, name, version, told["tags"])
-        condition = told["condition"]
-        made = WindowLineage("total", "rain", 1, "drops", "sum", None, 0, condition)
-        result = [] if condition is None else [made]
-        lineage.replace_windows(connection, KIND, name, version, result)
+        description, descriptions = record["description"], record["descriptions"]
+        featuregroups.describe(connection, name, version, description, descriptions=descriptions)
+        artifacts.replace_tags(connection, GROUP_TYPE, name, version, record["tags"])
+        condition = record["condition"]
+        window = WindowLineage("total", "rain", 1, "drops", "sum", None, 0, condition)
+        windows = [] if condition is None else [window]
+        lineage.replace_windows(connection, GROUP_TYPE, name, version, windows)
     connection.info.pop("trigrams", None)
 
 
-def looked_through(told: list[dict[str, object]], wanted: str, hidden: set[str]) -> list[Match]:
+def scan_records(records: list[dict[str, object]], query: str, hidden: set[str]) -> list[Match]:
     """Return the matches of a full scan over the latest visible version of each group."""
     versions: dict[tuple[object, object], dict[str, object]] = {}
-    for each in told:
-        versions.pop((each["name"], each["version"]), None)
-        if not each["removed"]:
-            versions[each["name"], each["version"]] = each
+    for record in records:
+        versions.pop((record["name"], record["version"]), None)
+        if not record["removed"]:
+            versions[record["name"], record["version"]] = record
     groups = []
     for name in sorted({name for name, _ in versions} - hidden):
         groups.append(versions[name, max(v for n, v in versions if n == name)])
-    result = []
+    candidates = []
     for group in groups:
-        result.append(("name", group["name"], group["name"], group["name"]))
+        candidates.append(("name", group["name"], group["name"], group["name"]))
     for group in groups:
         for column in group["columns"]:
-            result.append(("feature", group["name"], column, f"{group['name']}.{column}"))
+            candidates.append(("feature", group["name"], column, f"{group['name']}.{column}"))
     for group in groups:
         for key in sorted(group["tags"]):
             value = group["tags"][key]
-            place = key if wanted in key.casefold() else value
-            result.append(("tag", group["name"], place, f"{key}={value}"))
+            hit = key if query in key.casefold() else value
+            candidates.append(("tag", group["name"], hit, f"{key}={value}"))
     for group in groups:
-        result.append(("description", group["name"], group["description"], group["name"]))
+        candidates.append(("description", group["name"], group["description"], group["name"]))
     for group in groups:
         for column in group["columns"]:
-            output = group["descriptions"].get(column, "")
-            result.append(("description", group["name"], output, f"{group['name']}.{column}"))
+            description = group["descriptions"].get(column, "")
+            candidates.append(
+                ("description", group["name"], description, f"{group['name']}.{column}")
+            )
     numbers = {group["name"]: group["version"] for group in groups}
     matches = []
-    for where, name, text, told_as in result:
-        if wanted in text.casefold():
-            shown, reference = text, told_as
-            if where == "tag":
-                shown, reference = told_as, name
-            matches.append(Match(name, numbers[name], where, shown, reference))
+    for field, name, text, label in candidates:
+        if query in text.casefold():
+            shown, reference = text, label
+            if field == "tag":
+                shown, reference = label, name
+            matches.append(Match(name, numbers[name], field, shown, reference))
     return matches
 
 
@@ -121,24 +123,26 @@ def test_indexed_search_equals_full_scan(session: Session) -> None:
 
     @settings(max_examples=20, deadline=None)
     @given(st.lists(writes(), max_size=8), WORDS, st.sets(st.sampled_from(NAMES), max_size=1))
-    def check(told: list[dict[str, object]], text: str, hidden: set[str]) -> None:
+    def check(records: list[dict[str, object]], text: str, hidden: set[str]) -> None:
         if not text.strip():
             return
         with registry.transaction() as connection:
             for name in NAMES:
                 unregister(connection, name, 1)
                 unregister(connection, name, 2)
-            for each in told:
-                write(connection, each)
-        wanted = text.strip().casefold()
+            for record in records:
+                write(connection, record)
+        query = text.strip().casefold()
         for cut, left_out in ((registry, set()), (cut_by(views, hidden), hidden)):
-            found = []
+            matches = []
             for match in search(replace(session, registry=cut), text):
                 if match.where != "window":
-                    found.append(match)
-            assert sorted(found, key=str) == sorted(looked_through(told, wanted, left_out), key=str)
-            assert [each.where for each in found] == sorted(
-                [each.where for each in found],
+                    matches.append(match)
+            assert sorted(matches, key=str) == sorted(
+                scan_records(records, query, left_out), key=str
+            )
+            assert [match.where for match in matches] == sorted(
+                [match.where for match in matches],
                 key=["name", "feature", "tag", "description"].index,
             )
 
@@ -152,7 +156,7 @@ def cut_by(views: RegistryViews, hidden: set[str]) -> Registry:
 def test_search_index_counts_limits_and_clear(session: Session) -> None:
     with session.registry.transaction() as connection:
         for number in range(40):
-            columns = [f"f{number}_of_{each}" for each in range(3)]
+            columns = [f"f{number}_of_{index}" for index in range(3)]
             details = {
                 "name": f"group_{number:02d}", "version": 1, "removed": False, "columns": columns,
                 "description": f"All of {number}", "descriptions": {columns[0]: "in hPa"},
@@ -171,4 +175,6 @@ def test_search_index_counts_limits_and_clear(session: Session) -> None:
 
 
 def search_documents_found(connection: sa.Connection, text: str) -> list[list[str]]:
-    return list(search_documents.candidate_names(connection, KIND, search_documents.FEATURE, text))
+    return list(
+        search_documents.candidate_names(connection, GROUP_TYPE, search_documents.FEATURE, text)
+    )

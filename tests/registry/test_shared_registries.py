@@ -53,9 +53,9 @@ def test_shared_registry_locations_list_own_groups(tmp_path: Path, url: str) -> 
 def test_connect_without_registry_url_shows_remembered_url(tmp_path: Path, url: str) -> None:
     with featurestore.connect(tmp_path / "a", registry=url) as store:
         store.create_featuregroup(ROWS, "left")
-    with pytest.raises(ConfigurationError, match="has its registry at") as told:
+    with pytest.raises(ConfigurationError, match="has its registry at") as error:
         featurestore.connect(tmp_path / "a")
-    hint = told.value.hint or ""
+    hint = error.value.hint or ""
     pasted = hint.split("registry='")[1].split("'")[0]
     with featurestore.connect(tmp_path / "a", registry=pasted) as store:
         assert groups(store) == ["left@v1"]
@@ -75,24 +75,24 @@ def test_location_stores_registry_url_without_password(tmp_path: Path, url: str)
 def test_connect_unknown_registry_raises_until_rebuild(tmp_path: Path, url: str) -> None:
     with featurestore.connect(tmp_path / "a") as store:
         store.create_featuregroup(ROWS, "left")
-    with pytest.raises(RegistryError, match="missing in the registry") as told:
+    with pytest.raises(RegistryError, match="missing in the registry") as error:
         featurestore.connect(tmp_path / "a", registry=url)
-    assert "registry rebuild" in (told.value.hint or "")
+    assert "registry rebuild" in (error.value.hint or "")
     assert read_reference(str(tmp_path / "a")) is None
     rebuild(str(tmp_path / "a"), url=url)
     with featurestore.connect(tmp_path / "a", registry=url) as store:
         assert groups(store) == ["left@v1"]
 
 
-def moved(place: Path, target: Path) -> None:
-    shutil.move(place, target)
+def move_store(source: Path, target: Path) -> None:
+    shutil.move(source, target)
 
 
-def copied(place: Path, target: Path) -> None:
-    shutil.copytree(place, target)
+def copy_store(source: Path, target: Path) -> None:
+    shutil.copytree(source, target)
 
 
-@pytest.mark.parametrize("carry", [moved, copied])
+@pytest.mark.parametrize("carry", [move_store, copy_store])
 def test_moved_store_keeps_registry_and_copy_rebuilds(
     tmp_path: Path, carry: Callable[[Path, Path], Any]
 ) -> None:
@@ -100,14 +100,14 @@ def test_moved_store_keeps_registry_and_copy_rebuilds(
     with featurestore.connect(tmp_path / "a", registry=url) as store:
         store.create_featuregroup(ROWS, "left")
     carry(tmp_path / "a", tmp_path / "c")
-    if carry is copied:
+    if carry is copy_store:
         with pytest.raises(RegistryError, match="is a copy of the store at"):
             featurestore.connect(tmp_path / "c", registry=url)
         rebuild(str(tmp_path / "c"), url=url)
     with featurestore.connect(tmp_path / "c", registry=url) as store:
         store.create_featuregroup(ROWS, "left", version=2)
         assert groups(store) == ["left@v1", "left@v2"]
-    if carry is copied:
+    if carry is copy_store:
         with featurestore.connect(tmp_path / "a", registry=url) as store:
             assert groups(store) == ["left@v1"]
 
@@ -118,7 +118,7 @@ def test_registry_without_location_table_keeps_store(tmp_path: Path, url: str) -
         with store.session.registry.transaction() as connection:
             connection.exec_driver_sql("drop table featurestore_stores")
     (tmp_path / "a" / "registry.json").unlink()
-    with featurestore.connect(tmp_path / "b", registry=url) as other:
-        assert groups(other) == []
+    with featurestore.connect(tmp_path / "b", registry=url) as neighbor:
+        assert groups(neighbor) == []
     with featurestore.connect(tmp_path / "a", registry=url) as store:
         assert groups(store) == ["left@v1"]

@@ -43,19 +43,23 @@ def test_unlisted_texts_equal_single_text_results(
 ) -> None:
     registry = filled.session.registry
     with NameRedactor(registry, allowed_names=["trips"]) as without_names:
-        for step, what in steps:
+        for step, value in steps:
             if step == "text":
-                assert without_names(what) == redact_names(registry, what, allowed_names=["trips"])
+                assert without_names(value) == redact_names(
+                    registry, value, allowed_names=["trips"]
+                )
             else:
                 with registry.transaction() as connection:
-                    access.set_private(connection, what, step == "hide")
+                    access.set_private(connection, value, step == "hide")
 
 
 def test_unlisted_texts_query_registry_once_per_state(filled: FeatureStore) -> None:
     registry = filled.session.registry
     statements: list[str] = []
     sa.event.listen(
-        registry._engine, "before_cursor_execute", lambda *given: statements.append(given[2])
+        registry._engine,
+        "before_cursor_execute",
+        lambda *arguments: statements.append(arguments[2]),
     )
     with registry.transaction() as connection:
         access.set_private(connection, "salaries", True)

@@ -79,16 +79,16 @@ def reason(
     rows: list[dict[str, Any]], label: dict[str, Any], *, ttl: timedelta | None, filtered: bool
 ) -> str:
     """Return why a label has no value, from the definition of the reasons."""
-    mine = [row for row in rows if row["id"] == label["id"]]
-    begun = [row for row in mine if row["at"] <= label["t"]]
-    known = [row for row in begun if not filtered or row["known"] <= label["t"]]
-    if not mine:
+    key_rows = [row for row in rows if row["id"] == label["id"]]
+    past_rows = [row for row in key_rows if row["at"] <= label["t"]]
+    known_rows = [row for row in past_rows if not filtered or row["known"] <= label["t"]]
+    if not key_rows:
         return "no_such_key"
-    if not begun:
+    if not past_rows:
         return "before_first_row"
-    if not known:
+    if not known_rows:
         return "not_known_yet"
-    best = max(known, key=lambda row: (row["at"], row["known"]))
+    best = max(known_rows, key=lambda row: (row["at"], row["known"]))
     if ttl is not None and label["t"] - best["at"] > ttl:
         return "older_than_ttl"
     return "null" if best["x"] is None else "found"
@@ -98,14 +98,14 @@ def reason(
 @pytest.mark.parametrize("ttl", [None, timedelta(hours=5)])
 def test_coverage_reasons_match_the_definition(store: FeatureStore, ttl: timedelta | None) -> None:
     drawn = random.Random(7)
-    rows, seen = [], set()
+    rows, keys = [], set()
     for _ in range(60):
         row = {
             "id": drawn.randrange(6), "at": hours(drawn.randrange(20)),
             "known": hours(drawn.randrange(30)), "x": drawn.choice([None, 1.0]),
         }  # fmt: skip
-        if (row["id"], row["at"], row["known"]) not in seen:
-            seen.add((row["id"], row["at"], row["known"]))
+        if (row["id"], row["at"], row["known"]) not in keys:
+            keys.add((row["id"], row["at"], row["known"]))
             rows.append(row)
     labels = [{"id": drawn.randrange(8), "t": hours(drawn.randrange(-5, 40))} for _ in range(200)]
     store.create_featuregroup(
@@ -145,10 +145,10 @@ def test_coverage_explains_load_time_as_created_time(
     expected = ["driver_hourly_stats.conv_rate", "driver_hourly_stats.acc_rate"]
     frame = duckdb_store.get_features(expected, labels=entities)
     says = r"has values for 0 of 3 rows(.|\n)*3 not known yet(.|\n)*created_time_filter=False"
-    with pytest.warns(CoverageWarning, match=says) as told:
+    with pytest.warns(CoverageWarning, match=says) as caught_warnings:
         assert frame.to_pandas()["conv_rate"].isna().all()
-    assert len(told) == 1
-    assert told[0].filename == __file__
+    assert len(caught_warnings) == 1
+    assert caught_warnings[0].filename == __file__
     assert counts(frame.coverage()["driver_hourly_stats"]) == {"not_known_yet": 3}
     mended = duckdb_store.get_features(expected, labels=entities, created_time_filter=False)
     assert mended.to_pandas()["conv_rate"].notna().all()
@@ -196,20 +196,20 @@ def test_export_warns_of_group_without_values(duckdb_store: FeatureStore) -> Non
         duckdb_store.create_training_dataset(frame, "d", label="y", progress=False)
 
 
-@pytest.mark.parametrize(("found", "warns"), [(1, False), (0, True)])
+@pytest.mark.parametrize(("hits", "warns"), [(1, False), (0, True)])
 def test_coverage_below_one_percent_warns(
-    duckdb_store: FeatureStore, found: int, warns: bool
+    duckdb_store: FeatureStore, hits: int, warns: bool
 ) -> None:
     rows = [{"id": n, "at": hours(0), "x": 1.0} for n in range(2)]
     duckdb_store.create_featuregroup(rows, "g", primary_key="id", event_time="at")
-    labels = [{"id": min(1, n), "t": hours(-1)} for n in range(199 - found)]
-    labels += [{"id": 1, "t": hours(1)}] * (1 + found)
+    labels = [{"id": min(1, n), "t": hours(-1)} for n in range(199 - hits)]
+    labels += [{"id": 1, "t": hours(1)}] * (1 + hits)
     frame = duckdb_store.get_features("g.x", labels=labels)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
         frame.to_arrow()
         frame.filter("x is null").to_arrow()  # chosen on purpose
-    assert [each.category for each in told] == [CoverageWarning] * warns
+    assert [warning.category for warning in caught_warnings] == [CoverageWarning] * warns
 
 
 def test_inner_join_dropping_all_labels_has_reason(duckdb_store: FeatureStore) -> None:
@@ -225,7 +225,7 @@ def test_chained_retrievals_are_covered_join_by_join(duckdb_store: FeatureStore)
     duckdb_store.create_featuregroup([{"x": 5, "z": 1.0}], "second", primary_key="x")
     frame = duckdb_store.get_features("first.x", labels=[{"id": 1}, {"id": 2}])
     report = duckdb_store.get_features("second.z", labels=frame).coverage()
-    assert [counts(each) for each in report] == [{"found": 1, "no_such_key": 1}] * 2
+    assert [counts(coverage) for coverage in report] == [{"found": 1, "no_such_key": 1}] * 2
     assert "null matches no key" in report["second"].advice[0]
     with pytest.raises(InvalidArgument, match="get_features"):
         duckdb_store.get_featuregroup("first").coverage()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from featurestore.store import FeatureStore
 
 T0 = datetime(2024, 1, 1, tzinfo=UTC)
-SAID = "2 label rows without a row in every group dropped (join='inner')"
+MESSAGE = "2 label rows without a row in every group dropped (join='inner')"
 
 
 def hours(*counts: float) -> pa.Array:
@@ -50,7 +50,7 @@ def test_inner_join_reports_dropped_labels(
     assert caplog.messages == []  # nothing has been read yet
     with caplog.at_level(logging.WARNING, logger="featurestore.retrieval"):
         assert frame.to_arrow()["y"].to_pylist() == [0, 1, 4]
-    assert caplog.messages == [SAID]
+    assert caplog.messages == [MESSAGE]
     assert (frame.drops, frame.dropped(), frame.dropped(3)) == (True, 2, 2)
     assert frame.filter("y > 0").dropped() == 2  # filtered labels are not counted
     phases: list[str] = []
@@ -59,7 +59,7 @@ def test_inner_join_reports_dropped_labels(
         "kept",
         data_format="parquet",
         statistics=False,
-        progress=lambda phase, done, total: phases.append(phase),
+        progress=lambda phase, rows, total: phases.append(phase),
     )
     assert dataset.manifest.dropped_rows == 2
     assert "compute rows, 2 label rows dropped by join='inner'" in phases
@@ -91,7 +91,7 @@ def test_inner_joins_of_chained_retrievals_are_counted_together(
     first = fill(duckdb_store).get_features("w.x", labels=labels(), join="inner")
     both = duckdb_store.get_features("facts.z", labels=first, join="inner")
     assert both.to_arrow()["y"].to_pylist() == [0, 4]
-    assert caplog.messages == [SAID.replace("2", "3")]
+    assert caplog.messages == [MESSAGE.replace("2", "3")]
     assert both.dropped() == 3
     assert duckdb_store.get_features("facts.z", labels=first).dropped() == 2
     assert (
@@ -125,7 +125,7 @@ def test_streams_report_dropped_labels_at_end(
     assert caplog.messages == []
     assert len(list(batches)) == 2
     assert pa.table(frame).num_rows == 3
-    assert caplog.messages == [SAID, SAID]
+    assert caplog.messages == [MESSAGE, MESSAGE]
     caplog.clear()
     frame.filter("y > 0").to_arrow()
     assert caplog.messages == [

@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 T0 = datetime(2024, 1, 1, tzinfo=UTC)
 
 
-def at(hours: float) -> datetime:
+def to_time(hours: float) -> datetime:
     return T0 + timedelta(hours=hours)
 
 
 def rows(
-    keys: list[int], event: list[float], known: list[float], values: list[float | None]
+    keys: list[int], event_hours: list[float], known_hours: list[float], values: list[float | None]
 ) -> pa.Table:
-    kind = pa.timestamp("us", tz="UTC")
+    dtype = pa.timestamp("us", tz="UTC")
     return pa.table(
         {
             "k": keys,
-            "event": pa.array(map(at, event), kind),
-            "known": pa.array(map(at, known), kind),
+            "event": pa.array(map(to_time, event_hours), dtype),
+            "known": pa.array(map(to_time, known_hours), dtype),
             "x": pa.array(values, pa.float64()),
         }
     )
@@ -56,12 +56,12 @@ def corrected(store: FeatureStore) -> FeatureStore:
 def test_explain_shows_winner_origin_and_losers(
     corrected: FeatureStore,
 ) -> None:
-    actual = corrected.featuregroup("g").explain(key={"k": 1}, at=at(3))
+    actual = corrected.featuregroup("g").explain(key={"k": 1}, at=to_time(3))
     assert actual.row is not None
     assert (actual.row.values["x"], actual.row.event_time, actual.row.created_time) == (
         2.0,
-        at(2),
-        at(2),
+        to_time(2),
+        to_time(2),
     )
     assert (actual.row.delta_version, actual.delta_version, actual.lost_rows) == (1, 3, 4)
     details = {row.values["x"]: (row.reason, row.delta_version) for row in actual.lost}
@@ -83,9 +83,10 @@ def small(duckdb_store: FeatureStore) -> FeatureStore:
 
 
 def test_explain_gives_reasons_of_losers(small: FeatureStore) -> None:
-    actual = small.featuregroup("g").explain(key=1, at=at(6))
+    actual = small.featuregroup("g").explain(key=1, at=to_time(6))
     frame = small.get_features(
-        "g.x", labels=pa.table({"k": [1], "at": pa.array([at(6)], pa.timestamp("us", tz="UTC"))})
+        "g.x",
+        labels=pa.table({"k": [1], "at": pa.array([to_time(6)], pa.timestamp("us", tz="UTC"))}),
     )
     assert actual.row is not None
     assert actual.row.values["x"] == frame.to_arrow()["x"][0].as_py()
@@ -98,21 +99,21 @@ def test_explain_gives_reasons_of_losers(small: FeatureStore) -> None:
 
 
 def test_explain_treats_expired_value_as_missing(small: FeatureStore) -> None:
-    actual = small.featuregroup("g").explain(key=1, at=at(13))
+    actual = small.featuregroup("g").explain(key=1, at=to_time(13))
     assert actual.row is None
     assert actual.lost[0].reason == "the latest row, but older than the ttl of 10h"
     assert "No row matches: every feature is null." in str(actual)
 
 
 def test_explain_unknown_key_has_no_rows(small: FeatureStore) -> None:
-    actual = small.featuregroup("g").explain(key=77, at=at(13))
+    actual = small.featuregroup("g").explain(key=77, at=to_time(13))
     assert (actual.row, actual.lost_rows) == (None, 0)
 
 
 def test_explain_keeps_origin_after_rewrite(small: FeatureStore) -> None:
     small.insert_into_featuregroup(rows([2], [0], [0], [1.0]), "g")
     small.compact_featuregroup("g")
-    actual = small.featuregroup("g").explain(key=2, at=at(1))
+    actual = small.featuregroup("g").explain(key=2, at=to_time(1))
     assert actual.row is not None
     assert actual.row.delta_version == 2
 
@@ -120,7 +121,7 @@ def test_explain_keeps_origin_after_rewrite(small: FeatureStore) -> None:
 @pytest.mark.parametrize("key", [{"nothing": 1}, {"k": "a text"}, {"k": 1, "x": 2}, (1, 2)])
 def test_explain_refuses_invalid_key(small: FeatureStore, key: object) -> None:
     with pytest.raises(InvalidArgument):
-        small.featuregroup("g").explain(key=key, at=at(1))
+        small.featuregroup("g").explain(key=key, at=to_time(1))
 
 
 def test_explain_refuses_group_without_key(duckdb_store: FeatureStore) -> None:
@@ -141,7 +142,7 @@ def run(store: FeatureStore, *words: str) -> str:
 
 
 def test_cli_fg_explain_prints_explanation(small: FeatureStore) -> None:
-    text = run(small, "fg", "explain", "g", "--key", "k=1", "--at", at(3).isoformat())
+    text = run(small, "fg", "explain", "g", "--key", "k=1", "--at", to_time(3).isoformat())
     assert "in the future" not in text
     assert "not known yet" in text
     document = json.loads(
@@ -153,7 +154,7 @@ def test_cli_fg_explain_prints_explanation(small: FeatureStore) -> None:
             "--key",
             "k=1",
             "--at",
-            at(3).isoformat(),
+            to_time(3).isoformat(),
             "--output",
             "json",
         )
@@ -165,8 +166,8 @@ def test_cli_features_search_and_get(small: FeatureStore, tmp_path: Path) -> Non
     assert "g.x" in run(small, "features", "search", "x")
     assert run(small, "features", "get", "g.x", "-n", "1").count("\n") == 6
     labels = tmp_path / "labels.parquet"
-    moments = pa.array([at(1), at(3)], pa.timestamp("us", tz="UTC"))
-    parquet.write_table(pa.table({"key": [1, 1], "at": moments}), labels)
+    times = pa.array([to_time(1), to_time(3)], pa.timestamp("us", tz="UTC"))
+    parquet.write_table(pa.table({"key": [1, 1], "at": times}), labels)
     words = ["features", "get", "g.x", "--labels", str(labels), "--join-key", "key=k"]
     assert [row["x"] for row in json.loads(run(small, *words, "--output", "json"))] == [0.0, 2.0]
     assert "g@v1 at Delta version 1" in run(small, *words, "--explain")

@@ -56,8 +56,10 @@ def test_sample_keeps_rows_of_equal_keys_together(
     persons = frame.sample(fraction=0.3, by="person").to_arrow().column("person").to_pylist()
     assert all(persons.count(person) == 4 for person in set(persons))
     assert 50 < len(set(persons)) < 100
-    other = frame.sample(fraction=0.3, seed=1, by="person").to_arrow().column("person").to_pylist()
-    assert set(other) != set(persons)
+    other_persons = (
+        frame.sample(fraction=0.3, seed=1, by="person").to_arrow().column("person").to_pylist()
+    )
+    assert set(other_persons) != set(persons)
 
 
 def test_sample_covers_splits_and_is_reproducible(duckdb_store: FeatureStore) -> None:

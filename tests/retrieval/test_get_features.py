@@ -81,12 +81,12 @@ def filled(duckdb_store: FeatureStore) -> FeatureStore:
 
 
 EXPECTED = {"y": [0, 1, 2, 3], "temp": [None, 1.0, None, 3.0], "seats": [200, 100, 100, None]}
-WANTED = ["weather.temp", "planes.seats"]
+FEATURES = ["weather.temp", "planes.seats"]
 
 
 def test_get_features_keeps_label_order(store: FeatureStore) -> None:
     fill(store)
-    frame = store.get_features(WANTED, labels=labels())
+    frame = store.get_features(FEATURES, labels=labels())
     assert frame.columns == ["origin", "tailnum", "at", "y", "temp", "seats"]
     assert frame.select("y", "temp", "seats").to_arrow().to_pydict() == EXPECTED
     assert frame.count() == 4
@@ -110,7 +110,7 @@ def kinds_of_labels() -> list[Any]:
 
 @pytest.mark.parametrize("index", range(7))
 def test_labels_of_any_dataframe_are_rereadable(filled: FeatureStore, index: int) -> None:
-    frame = filled.get_features(WANTED, labels=kinds_of_labels()[index])
+    frame = filled.get_features(FEATURES, labels=kinds_of_labels()[index])
     for _ in range(2):
         assert frame.select(*EXPECTED).to_arrow().to_pydict() == EXPECTED
 
@@ -120,7 +120,7 @@ def test_engine_relation_is_accepted_as_labels(filled: FeatureStore) -> None:
 
     table = labels()
     relation = duckdb.from_arrow(table)
-    rows = filled.get_features(WANTED, labels=relation, dataframe_type="python")
+    rows = filled.get_features(FEATURES, labels=relation, dataframe_type="python")
     assert sorted((row["y"], row["temp"], row["seats"]) for row in rows if row["temp"]) == [
         (1, 1.0, 100),
         (3, 3.0, None),
@@ -129,9 +129,9 @@ def test_engine_relation_is_accepted_as_labels(filled: FeatureStore) -> None:
 
 def test_labels_other_than_dataframes_are_refused(filled: FeatureStore) -> None:
     with pytest.raises(UnsupportedDataframe):
-        filled.get_features(WANTED, labels=7)
+        filled.get_features(FEATURES, labels=7)
     with pytest.raises(FeatureGroupNotFound):
-        filled.get_features(WANTED, labels="questions")
+        filled.get_features(FEATURES, labels="questions")
 
 
 @spark_in_soak
@@ -142,8 +142,8 @@ def test_naive_label_times_are_utc_with_warning(
     naive["at"] = naive["at"].dt.tz_localize(None)
     fill(store)
     with pytest.warns(NaiveTimeWarning) as warned:
-        frame = store.get_features(WANTED, labels=naive)
-    assert [each.category for each in warned].count(NaiveTimeWarning) == 1
+        frame = store.get_features(FEATURES, labels=naive)
+    assert [warning.category for warning in warned].count(NaiveTimeWarning) == 1
     assert frame.to_arrow()["temp"].to_pylist() == EXPECTED["temp"]
 
 
@@ -153,7 +153,7 @@ def test_label_times_are_converted_between_zones(
     eastern = to_pandas(labels())
     eastern["at"] = eastern["at"].dt.tz_convert("America/New_York")
     assert (
-        fill(duckdb_store).get_features(WANTED, labels=eastern).to_arrow()["temp"].to_pylist()
+        fill(duckdb_store).get_features(FEATURES, labels=eastern).to_arrow()["temp"].to_pylist()
         == EXPECTED["temp"]
     )
 
@@ -188,7 +188,7 @@ def test_get_features_without_labels_returns_first_group(filled: FeatureStore) -
         filled.get_feature("planes.seats", dataframe_type="arrow")["seats"].to_pylist()
     ) == [100, 200]
     with pytest.raises(InvalidArgument, match="include_keys= is for retrieval without labels"):
-        filled.get_features(WANTED, labels=labels(), include_keys=True)
+        filled.get_features(FEATURES, labels=labels(), include_keys=True)
 
 
 def test_group_joins_in_two_roles_by_chaining(filled: FeatureStore) -> None:
@@ -230,7 +230,7 @@ def test_chained_retrievals_use_their_label_times(
 
 
 def test_inner_join_drops_labels_left_keeps_them(filled: FeatureStore) -> None:
-    frame = filled.get_features(WANTED, labels=labels(), join="inner")
+    frame = filled.get_features(FEATURES, labels=labels(), join="inner")
     assert frame.to_arrow()["y"].to_pylist() == [0, 1]
     assert frame.count() == 2
 
@@ -257,11 +257,13 @@ def test_as_of_reads_groups_at_that_time(duckdb_store: FeatureStore) -> None:
     while datetime.now(UTC) <= before + timedelta(milliseconds=2):
         pass
     filled.insert_into_featuregroup(late, "weather")
-    asked = labels().slice(1, 1)
+    label_rows = labels().slice(1, 1)
 
     def temperature(**pins: Any) -> Any:
         return (
-            filled.get_features("weather.temp", labels=asked, **pins).to_arrow()["temp"][0].as_py()
+            filled.get_features("weather.temp", labels=label_rows, **pins)
+            .to_arrow()["temp"][0]
+            .as_py()
         )
 
     assert temperature() == 99.0
@@ -302,7 +304,7 @@ def test_later_feature_is_missing_in_older_versions(filled: FeatureStore) -> Non
 def test_planning_reads_no_data_files(
     filled: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    frame = filled.get_features(WANTED, labels=labels())
+    frame = filled.get_features(FEATURES, labels=labels())
     monkeypatch.setattr(
         type(filled.session.engine),
         "retrieve",
@@ -321,7 +323,7 @@ def test_only_requested_columns_are_read(filled: FeatureStore) -> None:
 
 
 def test_unknown_columns_and_invalid_filters_are_refused(filled: FeatureStore) -> None:
-    frame = filled.get_features(WANTED, labels=labels())
+    frame = filled.get_features(FEATURES, labels=labels())
     with pytest.raises(FeatureNotFound, match="Unknown columns 'tmp'"):
         frame.select("tmp")
     with pytest.raises(InvalidArgument):
@@ -334,7 +336,7 @@ def test_unknown_columns_and_invalid_filters_are_refused(filled: FeatureStore) -
 
 def test_frame_converts_to_common_libraries(filled: FeatureStore) -> None:
     polars = pytest.importorskip("polars")
-    frame = filled.get_features(WANTED, labels=labels())
+    frame = filled.get_features(FEATURES, labels=labels())
     assert frame.to_pandas()["seats"].tolist()[:2] == [200, 100]
     assert frame.to_polars().shape == (4, 6)
     assert polars.from_arrow(pa.table(frame.select("y"))).to_dict(as_series=False) == {
@@ -344,12 +346,14 @@ def test_frame_converts_to_common_libraries(filled: FeatureStore) -> None:
     numbers = frame.select("y", "temp").to_numpy()
     assert numbers.dtype == np.float64
     assert np.array_equal(numbers, [[0, np.nan], [1, 1], [2, np.nan], [3, 3]], equal_nan=True)
-    assert filled.get_features(WANTED, labels=labels(), dataframe_type="python")[1]["seats"] == 100
+    assert (
+        filled.get_features(FEATURES, labels=labels(), dataframe_type="python")[1]["seats"] == 100
+    )
     assert frame.head(2).num_rows == 2
     assert frame.head(0).num_rows == 0
     assert type(frame.native()).__name__ == "DuckDBPyRelation"
     with pytest.raises(InvalidArgument, match="dataframe_type='excel'"):
-        filled.get_features(WANTED, labels=labels(), dataframe_type="excel")
+        filled.get_features(FEATURES, labels=labels(), dataframe_type="excel")
 
 
 def test_show_draws_a_table_and_html_escapes(
@@ -377,7 +381,7 @@ def test_show_draws_a_table_and_html_escapes(
 def test_explain_features_writes_and_returns_the_plan(
     filled: FeatureStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = filled.explain_features(WANTED, labels=labels())
+    plan = filled.explain_features(FEATURES, labels=labels())
     out = capsys.readouterr().out
     assert out == str(plan)
     assert "weather@v1 at Delta version 1: 4 rows" in out
@@ -391,4 +395,4 @@ def test_explain_features_writes_and_returns_the_plan(
 
 def test_module_function_uses_current_store(filled: FeatureStore) -> None:
     assert filled is not None
-    assert featurestore.get_features(WANTED, labels=labels()).count() == 4
+    assert featurestore.get_features(FEATURES, labels=labels()).count() == 4

@@ -39,7 +39,7 @@ SHAPES = st.builds(
     label_time=st.sampled_from(["timestamp", "date"]),
 )
 
-GIVEN = {name: getattr(late_materialization, name) for name in EVERYWHERE}
+DEFAULTS = {name: getattr(late_materialization, name) for name in EVERYWHERE}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -78,9 +78,9 @@ def test_every_combination_of_rules_agrees_with_the_oracle(
         check_cases(RetrievalCheck(engine, Path(directory), engine), shape, count=count, seed=seed)
 
 
-@pytest.mark.parametrize("how", ["left", "inner"])
+@pytest.mark.parametrize("join", ["left", "inner"])
 def test_late_materialization_joins_several_files(
-    retrieval: RetrievalCheck, engine: DuckDBEngine, how: str
+    retrieval: RetrievalCheck, engine: DuckDBEngine, join: str
 ) -> None:
     random = np.random.default_rng(5)
     hours = random.permutation(400)
@@ -109,14 +109,14 @@ def test_late_materialization_joins_several_files(
     expected = ["readings.text", "readings.list", "readings.place", "prices.price"]
     every = [*expected, "readings.text as again"]
     assert late_materialization.is_worthwhile(
-        engine.database, retrieval.plan(every, "asked", how=how)
+        engine.database, retrieval.plan(every, "asked", how=join)
     )
-    actual = retrieval.check(every, "asked", how=how)
-    assert len(actual) == 300 if how == "left" else 0 < len(actual) < 300
+    actual = retrieval.check(every, "asked", how=join)
+    assert len(actual) == 300 if join == "left" else 0 < len(actual) < 300
     in_memory = pa.table({name: request[name] for name in ("n", "key", "shop")})
     times = make_labels(asked_at=request["asked_at"]).column("asked_at")
     labels = in_memory.append_column("asked_at", times)
-    retrieval.check(expected, labels, label_time="asked_at", how=how)
+    retrieval.check(expected, labels, label_time="asked_at", how=join)
 
 
 def test_abandoned_read_removes_spool_files(
@@ -179,7 +179,7 @@ def test_late_materialization_is_used_beyond_memory(
     retrieval: RetrievalCheck,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, value in GIVEN.items():
+    for name, value in DEFAULTS.items():
         monkeypatch.setattr(late_materialization, name, value)
     names = [f"x{number}" for number in range(columns)]
     inputs = {"key": [1], "t": [hours_after_t0(0)], **{name: [0.5] for name in names}}
@@ -199,13 +199,13 @@ def test_rows_out_of_file_order_raise(
 ) -> None:
     rows = {"key": list(range(9)), "t": [hours_after_t0(0)] * 9, "x": list(range(9))}
     retrieval.group("rows", rows, unique=True, primary_key=("key",), event_time="t")
-    asked = {"key": list(range(9)), "asked_at": [hours_after_t0(1)] * 9}
-    retrieval.group("asked", asked, primary_key=("key",), event_time="asked_at")
+    labels = {"key": list(range(9)), "asked_at": [hours_after_t0(1)] * 9}
+    retrieval.group("asked", labels, primary_key=("key",), event_time="asked_at")
     ascending = files.read_positions
 
-    def descending(*given: Any, **named: Any) -> Relation:
-        found = ascending(*given, **named)
-        return replace(found, native=found.native.order(f"{files.POSITION} DESC"))
+    def descending(*arguments: Any, **keywords: Any) -> Relation:
+        relation = ascending(*arguments, **keywords)
+        return replace(relation, native=relation.native.order(f"{files.POSITION} DESC"))
 
     monkeypatch.setattr(files, "read_positions", descending)
     with pytest.raises(EngineError, match="did not return the rows of a table in file order"):

@@ -51,7 +51,7 @@ def measured(store: FeatureStore, *, name: str = "load", created: bool = True) -
     )
 
 
-def asked(count: int = 40) -> pa.Table:
+def make_labels(count: int = 40) -> pa.Table:
     random = np.random.default_rng(4)
     return pa.table(
         {
@@ -65,7 +65,7 @@ def asked(count: int = 40) -> pa.Table:
 def test_a_point_in_time_retrieval_does_not_leak(duckdb_store: FeatureStore) -> None:
     measured(duckdb_store)
     report = duckdb_store.check_leakage(
-        duckdb_store.get_features(["load.value", "load.note"], labels=asked()), sample=25
+        duckdb_store.get_features(["load.value", "load.note"], labels=make_labels()), sample=25
     )
     assert report.ok, str(report)
     assert (report.rows, report.features) == (25, 2)
@@ -74,7 +74,7 @@ def test_a_point_in_time_retrieval_does_not_leak(duckdb_store: FeatureStore) -> 
 
 def test_rows_before_created_time_are_a_leak(duckdb_store: FeatureStore) -> None:
     measured(duckdb_store)
-    frame = duckdb_store.get_features("load.value", labels=asked(), created_time_filter=False)
+    frame = duckdb_store.get_features("load.value", labels=make_labels(), created_time_filter=False)
     report = duckdb_store.check_leakage(frame)
     assert not report
     assert [(leak.feature, leak.group) for leak in report.leaks] == [("value", "load@v1")]
@@ -97,22 +97,22 @@ def test_features_without_times_are_not_a_leak(duckdb_store: FeatureStore) -> No
     duckdb_store.create_featuregroup(
         pa.table({"machine": [1, 2], "size": [1, 2]}), "machines", primary_key=["machine"]
     )
-    report = duckdb_store.check_leakage(duckdb_store.get_features("machines.size", labels=asked()))
+    report = duckdb_store.check_leakage(
+        duckdb_store.get_features("machines.size", labels=make_labels())
+    )
     assert report.ok
 
 
 def traffic(raw: pa.Table, *, stamp: timedelta) -> pa.Table:
     """Return the number of events per hour, with times ``stamp`` after the hour began."""
     hour = pc.floor_temporal(raw["left"], unit="hour")
-    counted = (
+    counts = (
         pa.table({"machine": raw["machine"], "hour": hour})
         .group_by(["machine", "hour"])
         .aggregate([([], "count_all")])
     )
-    stamped = pc.add(counted["hour"], pa.scalar(stamp)).cast(pa.timestamp("us", tz="UTC"))
-    return pa.table(
-        {"machine": counted["machine"], "known": stamped, "events": counted["count_all"]}
-    )
+    stamped = pc.add(counts["hour"], pa.scalar(stamp)).cast(pa.timestamp("us", tz="UTC"))
+    return pa.table({"machine": counts["machine"], "known": stamped, "events": counts["count_all"]})
 
 
 @pytest.mark.parametrize(("stamp", "leaks"), [(HOUR, False), (timedelta(0), True)])
@@ -127,12 +127,12 @@ def test_values_stamped_too_early_are_a_leak(
         traffic(raw, stamp=stamp), "traffic", primary_key=["machine"], event_time="known", ttl="3h"
     )
 
-    def until(moment: datetime) -> pa.Table:
+    def until(cutoff: datetime) -> pa.Table:
         return traffic(
-            raw.filter(pc.less_equal(raw["left"], pa.scalar(moment, raw["left"].type))), stamp=stamp
+            raw.filter(pc.less_equal(raw["left"], pa.scalar(cutoff, raw["left"].type))), stamp=stamp
         )
 
-    frame = duckdb_store.get_features("traffic.events", labels=asked())
+    frame = duckdb_store.get_features("traffic.events", labels=make_labels())
     assert duckdb_store.check_leakage(frame).ok  # stored rows alone cannot show it
     report = duckdb_store.check_leakage(frame, recompute={"traffic": until})
     assert report.ok is not leaks
@@ -142,7 +142,7 @@ def test_values_stamped_too_early_are_a_leak(
 
 def test_check_leakage_follows_chained_retrievals(duckdb_store: FeatureStore) -> None:
     measured(duckdb_store)
-    first = duckdb_store.get_features("load.value", labels=asked(), created_time_filter=False)
+    first = duckdb_store.get_features("load.value", labels=make_labels(), created_time_filter=False)
     both = duckdb_store.get_features("load.note", labels=first)
     report = duckdb_store.check_leakage(both)
     assert [leak.feature for leak in report.leaks] == ["value"]
@@ -151,7 +151,7 @@ def test_check_leakage_follows_chained_retrievals(duckdb_store: FeatureStore) ->
 
 def test_ttl_filters_and_groups_as_labels_are_followed(duckdb_store: FeatureStore) -> None:
     measured(duckdb_store)
-    labels = asked().append_column("id", pa.array(range(40)))
+    labels = make_labels().append_column("id", pa.array(range(40)))
     duckdb_store.create_featuregroup(labels, "questions", primary_key=["id"], event_time="at")
     frame = duckdb_store.get_features("load.value", labels="questions", join="inner").filter(
         "value > 3"
@@ -166,22 +166,22 @@ def test_check_leakage_refuses_unsupported_plans(duckdb_store: FeatureStore) -> 
     measured(duckdb_store)
     with pytest.raises(InvalidArgument, match="get_features returned"):
         duckdb_store.check_leakage(duckdb_store.get_featuregroup("load"))
-    frame = duckdb_store.get_features("load.value", labels=asked())
+    frame = duckdb_store.get_features("load.value", labels=make_labels())
     with pytest.raises(InvalidArgument):
         duckdb_store.check_leakage(frame, sample=0)
     with pytest.raises(InvalidArgument, match="Unknown feature groups in recompute: 'other'"):
-        duckdb_store.check_leakage(frame, recompute={"other": lambda moment: moment})
+        duckdb_store.check_leakage(frame, recompute={"other": lambda cutoff: cutoff})
 
 
 def test_leakage_sample_is_reproducible(duckdb_store: FeatureStore) -> None:
     measured(duckdb_store)
-    frame = duckdb_store.get_features("load.value", labels=asked(), created_time_filter=False)
+    frame = duckdb_store.get_features("load.value", labels=make_labels(), created_time_filter=False)
 
-    def told(seed: int) -> str:
+    def format_report(seed: int) -> str:
         return str(duckdb_store.check_leakage(frame, sample=10, seed=seed))
 
-    assert told(1) == told(1)
-    assert told(1) != told(2)
+    assert format_report(1) == format_report(1)
+    assert format_report(1) != format_report(2)
 
 
 def test_leaking_flights_example_is_detected(duckdb_store: FeatureStore) -> None:
@@ -203,9 +203,12 @@ def test_leaking_flights_example_is_detected(duckdb_store: FeatureStore) -> None
         return duckdb_store.get_features(f"{name}.events", labels=labels, label_time="at")
 
     def recompute(stamp: timedelta) -> Callable[[datetime], pa.Table]:
-        left = departures["left"]
-        return lambda moment: traffic(
-            departures.filter(pc.less_equal(left, pa.scalar(moment, left.type))), stamp=stamp
+        departure_times = departures["left"]
+        return lambda cutoff: traffic(
+            departures.filter(
+                pc.less_equal(departure_times, pa.scalar(cutoff, departure_times.type))
+            ),
+            stamp=stamp,
         )
 
     honest, leaking = frame(HOUR, "honest"), frame(timedelta(0), "leaking")
@@ -233,18 +236,18 @@ def flights(*, days: int) -> pa.Table:
         pc.add(pc.multiply(table["hour"], 60), table["minute"]).to_numpy()
         + (table["day"].to_numpy() - 1) * 1440
     )
-    begun = np.datetime64("2013-01-01T05:00", "us")
-    scheduled = begun + minutes.astype("timedelta64[m]").astype("timedelta64[us]")
-    left = scheduled + table["dep_delay"].to_numpy().astype("timedelta64[m]").astype(
+    start = np.datetime64("2013-01-01T05:00", "us")
+    scheduled = start + minutes.astype("timedelta64[m]").astype("timedelta64[us]")
+    departure_times = scheduled + table["dep_delay"].to_numpy().astype("timedelta64[m]").astype(
         "timedelta64[us]"
     )
-    kind = pa.timestamp("us", tz="UTC")
+    dtype = pa.timestamp("us", tz="UTC")
     origin = pc.index_in(table["origin"], pa.array(["EWR", "JFK", "LGA"])).cast(pa.int64())
     return pa.table(
         {
             "machine": origin,
-            "left": pa.array(left).cast(kind),
-            "scheduled": pa.array(scheduled).cast(kind),
+            "left": pa.array(departure_times).cast(dtype),
+            "scheduled": pa.array(scheduled).cast(dtype),
         }
     )
 
@@ -253,7 +256,9 @@ def test_check_leakage_reports_groups_without_time(duckdb_store: FeatureStore) -
     duckdb_store.create_featuregroup(
         pa.table({"machine": [1, 2], "size": [1, 2]}), "machines", primary_key=["machine"]
     )
-    report = duckdb_store.check_leakage(duckdb_store.get_features("machines.size", labels=asked()))
+    report = duckdb_store.check_leakage(
+        duckdb_store.get_features("machines.size", labels=make_labels())
+    )
     assert report.ok
     assert len(report.unchecked) == 1
     assert "when values of machines became known" in report.unchecked[0]
@@ -267,12 +272,16 @@ def test_totals_stamped_at_day_start_are_suspicious(
     starts = times(np.arange(4) * 24)
     totals = pa.table({"machine": [1] * 4, "day": starts.cast(days), "total": [1, 2, 3, 4]})
     duckdb_store.create_featuregroup(totals, "daily", primary_key="machine", event_time="day")
-    report = duckdb_store.check_leakage(duckdb_store.get_features("daily.total", labels=asked()))
+    report = duckdb_store.check_leakage(
+        duckdb_store.get_features("daily.total", labels=make_labels())
+    )
     assert "whether rows of daily were known at their 'day'" in str(report)
     assert "00:00 UTC" in str(report)
-    known = totals.append_column("known", times(np.arange(4) * 24 + 25))
+    known_totals = totals.append_column("known", times(np.arange(4) * 24 + 25))
     duckdb_store.create_featuregroup(
-        known, "daily", primary_key="machine", event_time="day", created_time="known"
+        known_totals, "daily", primary_key="machine", event_time="day", created_time="known"
     )
-    again = duckdb_store.check_leakage(duckdb_store.get_features("daily.total", labels=asked()))
+    again = duckdb_store.check_leakage(
+        duckdb_store.get_features("daily.total", labels=make_labels())
+    )
     assert (again.ok, again.unchecked) == (True, ())

@@ -52,13 +52,13 @@ def native(engine_name: str, columns: str) -> Any:
     return session.sql(columns.replace("ROWS", "range(1000)"))
 
 
-@on_engines("kind", KINDS, spark=["in a struct", "timestamp before"])
+@on_engines("case", KINDS, spark=["in a struct", "timestamp before"])
 def test_native_rows_with_times_outside_are_refused(
-    store: FeatureStore, engine_name: str, kind: str
+    store: FeatureStore, engine_name: str, case: str
 ) -> None:
-    if kind not in OUTSIDE[engine_name]:
+    if case not in OUTSIDE[engine_name]:
         pytest.skip("the engine has no such time")
-    sql, shown = OUTSIDE[engine_name][kind]
+    sql, shown = OUTSIDE[engine_name][case]
     store.create_featuregroup(pa.table({"id": [1], "x": [1.0]}), "g", primary_key="id")
     df = native(engine_name, f"SELECT id, CASE WHEN id = 999 THEN {sql} END AS t FROM ROWS")
     refused = rf"A row has .*({shown}).* in 't', outside of the years 1 to 9999"

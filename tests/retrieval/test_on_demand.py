@@ -37,7 +37,7 @@ FLIGHTS = pa.table(
         "late": [False, True] * 20,
     }
 )
-ASKED = [
+FEATURES = [
     feature("per_seat", "distance / seats"),
     "planes.seats",
     feature("far", "distance > 1020 and seats is not null"),
@@ -106,7 +106,7 @@ def test_on_demand_expressions_agree_on_engines(
         request.getfixturevalue("spark")
     fill(tmp_path / "store").close()
     with featurestore.connect(tmp_path / "store", engine=engine) as store:
-        frame = store.get_features(ASKED, labels=FLIGHTS)
+        frame = store.get_features(FEATURES, labels=FLIGHTS)
         table = frame.to_arrow()
         assert table.schema.names == list(by_hand(FLIGHTS.to_pylist()[0]))
         assert [str(table.schema.field(name).type) for name in ("per_seat", "far", "hour")] == [
@@ -148,14 +148,18 @@ def test_dataset_records_on_demand_features(
         chains = {"far": t.cast("float32")}
         return store.create_training_dataset(frame, "d", label="late", transformations=chains)
 
-    first, same, other = make("distance > 9"), make("distance > 9"), make("distance > 1010")
+    first, same, other_dataset = make("distance > 9"), make("distance > 9"), make("distance > 1010")
     assert first.roles["far"] == "feature"
     (stated,) = first.manifest.plan["on_demand"]
     assert stated["sql"] == "distance > 9"
     assert len(stated["sha256"]) == 64
     assert first.verify(recompute=True).ok
-    assert first.manifest.plan_hash == same.manifest.plan_hash != other.manifest.plan_hash
-    assert first.manifest.content_hash == same.manifest.content_hash != other.manifest.content_hash
+    assert first.manifest.plan_hash == same.manifest.plan_hash != other_dataset.manifest.plan_hash
+    assert (
+        first.manifest.content_hash
+        == same.manifest.content_hash
+        != other_dataset.manifest.content_hash
+    )
 
 
 def test_training_and_scoring_share_on_demand_function(store: FeatureStore) -> None:
@@ -166,10 +170,12 @@ def test_training_and_scoring_share_on_demand_function(store: FeatureStore) -> N
     jsonschema.validate(json.loads(content), json.loads(schema.read_text()))
     again = FeatureViewSpec.from_bytes(content, path="view.json")
     assert again.on_demand == view.spec.on_demand
-    assert all(len(each.source or "") == 64 for each in again.on_demand)
+    assert all(len(function.source or "") == 64 for function in again.on_demand)
     dataset = view.create_training_dataset("by_functions")
     stated = dataset.manifest.plan["on_demand"]
-    assert [each["source"] for each in stated] == [each.source for each in again.on_demand]
+    assert [record["source"] for record in stated] == [
+        function.source for function in again.on_demand
+    ]
     assert dataset.verify(recompute=True).ok
     scored = store.get_feature_view("f").get_features(labels=FLIGHTS.slice(1, 2)).to_arrow()
     assert scored.column("per_seat").to_pylist() == [1001 / 200, None]
@@ -178,17 +184,17 @@ def test_training_and_scoring_share_on_demand_function(store: FeatureStore) -> N
 def test_explain_coverage_and_leakage_support_on_demand(
     store: FeatureStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = store.explain_features(ASKED, labels="flights")
+    plan = store.explain_features(FEATURES, labels="flights")
     printed = capsys.readouterr().out
     assert "on demand  per_seat = distance / seats (double)" in printed
     assert [source.spec.name for source in plan.sources] == ["flights", "planes"]
-    frame = store.get_features(ASKED, labels="flights")
+    frame = store.get_features(FEATURES, labels="flights")
     assert not store.check_leakage(frame).leaks
-    assert [each.group for each in frame.coverage().groups] == ["planes@v1"]
+    assert [coverage.group for coverage in frame.coverage().groups] == ["planes@v1"]
 
 
 def test_view_on_demand_equals_scoring(store: FeatureStore) -> None:
-    view = store.create_feature_view("v", features=ASKED, labels="flights", label="late")
+    view = store.create_feature_view("v", features=FEATURES, labels="flights", label="late")
     assert view.on_demand["far"] == "distance > 1020 and seats is not null"
     expected = sorted(map(str, map(by_hand, FLIGHTS.to_pylist())))
     columns = list(by_hand(FLIGHTS.to_pylist()[0]))
@@ -207,7 +213,7 @@ def test_view_on_demand_equals_scoring(store: FeatureStore) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "error", "words"),
+    ("make_feature", "error", "words"),
     [
         (lambda: feature("x", "nothing + 1"), InvalidSql, "'x'.*unknown column 'nothing'"),
         (lambda: feature("x", "now()"), InvalidSql, "reads the clock"),
@@ -239,10 +245,10 @@ def test_view_on_demand_equals_scoring(store: FeatureStore) -> None:
     ],
 )
 def test_invalid_on_demand_is_refused_before_reading(
-    store: FeatureStore, wanted: Any, error: type[FeatureStoreError], words: str
+    store: FeatureStore, make_feature: Any, error: type[FeatureStoreError], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        store.get_features(["planes.seats", wanted()], labels=FLIGHTS)
+        store.get_features(["planes.seats", make_feature()], labels=FLIGHTS)
 
 
 def test_on_demand_without_inputs_is_refused(store: FeatureStore) -> None:

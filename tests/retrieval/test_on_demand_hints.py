@@ -16,8 +16,8 @@ def test_integer_division_error_has_equivalent_hint(store: FeatureStore, value: 
     labels = store.get_featuregroup("g")
     with pytest.raises(InvalidSql) as refused:
         store.get_features([featurestore.feature("half", "i // 2")], labels=labels)
-    written = str(refused.value.hint).removesuffix(" is the integer quotient")
-    rows = store.get_features([featurestore.feature("half", written)], labels=labels).to_arrow()
+    expression = str(refused.value.hint).removesuffix(" is the integer quotient")
+    rows = store.get_features([featurestore.feature("half", expression)], labels=labels).to_arrow()
     quotient = abs(value) // 2 * (1 if value >= 0 else -1)
     assert rows.column("half").to_pylist() == [quotient]
     with pytest.raises(InvalidSql, match="integer quotient"):
@@ -37,8 +37,8 @@ def test_on_demand_of_on_demand_hints_expression(
         [double], labels=duckdb_store.get_features([next_one], labels=labels)
     )
     inline = featurestore.feature("double", "(i + 1) * 2")
-    whole = duckdb_store.get_features([next_one, inline], labels=labels)
-    for frame in (chained, whole):
+    single_step = duckdb_store.get_features([next_one, inline], labels=labels)
+    for frame in (chained, single_step):
         assert frame.to_arrow().column("double").to_pylist() == [8]
 
 

@@ -33,10 +33,10 @@ JOIN = Join(
     created_time=None,
     ttl=None,
 )
-LEFT = pa.schema({"airport": pa.string(), "departure": TIMESTAMP})
+LEFT_SCHEMA = pa.schema({"airport": pa.string(), "departure": TIMESTAMP})
 PLAN = FeaturePlan(
     left_source=None,
-    left_schema=LEFT,
+    left_schema=LEFT_SCHEMA,
     left_columns=("airport", "when"),
     left_time="departure",
     fixed_time=None,
@@ -78,7 +78,7 @@ UNTIMED: dict[str, Any] = {"joins": (replace(JOIN, event_time=None),), "left_tim
     [
         {"left_time": None, "fixed_time": NOON},
         UNTIMED,
-        UNTIMED | {"left_schema": LEFT.append(pa.field("more", pa.int64()))},
+        UNTIMED | {"left_schema": LEFT_SCHEMA.append(pa.field("more", pa.int64()))},
         OF_WINDOWS,
         {"columns": ("temp",), "schema": pa.schema({"temp": pa.float64()})},
     ],
@@ -95,7 +95,7 @@ def test_plan_with_columns_of_its_left_side_is_valid(change: dict[str, Any]) -> 
             {"left_time": "label_time"},
             "'label_time' for the label time.*has 'airport', 'departure'",
         ),
-        ({"left_schema": LEFT.remove(0)}, "'airport' for its result.*has 'departure'"),
+        ({"left_schema": LEFT_SCHEMA.remove(0)}, "'airport' for its result.*has 'departure'"),
         ({"left_renames": ()}, "'when' for its result"),
         ({"left_renames": (Output("day", "when"),)}, "'day' for its result"),
         ({"joins": (replace(JOIN, on=(("city", "origin"),)),)}, "'city' for the join of 'weather'"),

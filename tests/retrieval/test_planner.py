@@ -80,14 +80,20 @@ def plan(
 ) -> FeaturePlan:
     result = resolve(list(features), specs=SPECS, versions=versions)
     if labels is not None:
-        left = LabelSide(labels, ordered=True, rows=10)
+        label_side = LabelSide(labels, ordered=True, rows=10)
         return plan_with_labels(
-            result, labels=left, options=RetrievalOptions(**options), source=source
+            result, labels=label_side, options=RetrievalOptions(**options), source=source
         )
     first = source(result[0].group)
-    left = LabelSide(first.spec.schema, source=first, time=first.spec.event_time, rows=first.rows)
+    label_side = LabelSide(
+        first.spec.schema, source=first, time=first.spec.event_time, rows=first.rows
+    )
     return plan_without_labels(
-        result, spec=first.spec, labels=left, options=RetrievalOptions(**options), source=source
+        result,
+        spec=first.spec,
+        labels=label_side,
+        options=RetrievalOptions(**options),
+        source=source,
     )
 
 
@@ -211,8 +217,8 @@ def test_include_keys_adds_key_and_event_time() -> None:
 
 def test_plan_names_keys_and_time() -> None:
     assert (plan("weather.temp").keys, plan("weather.temp").time) == (("origin",), "at")
-    own = plan("weather.origin as place", "weather.temp", labels=None)
-    assert (own.keys, own.time) == (("place",), None)
+    group_plan = plan("weather.origin as place", "weather.temp", labels=None)
+    assert (group_plan.keys, group_plan.time) == (("place",), None)
 
 
 # -- keys -----------------------------------------------------------------------------------
@@ -293,10 +299,10 @@ def test_partial_key_is_refused() -> None:
         plan("routes.miles", labels=LABELS.remove(1), join_key="origin")
 
 
-@pytest.mark.parametrize("kind", [pa.int64(), pa.float64(), pa.binary(), TIMESTAMP])
-def test_incomparable_key_types_are_refused(kind: pa.DataType) -> None:
+@pytest.mark.parametrize("dtype", [pa.int64(), pa.float64(), pa.binary(), TIMESTAMP])
+def test_incomparable_key_types_are_refused(dtype: pa.DataType) -> None:
     with pytest.raises(NoJoinKey, match="the left column 'origin' is"):
-        plan("weather.temp", labels=LABELS.set(0, pa.field("origin", kind)), label_time="at")
+        plan("weather.temp", labels=LABELS.set(0, pa.field("origin", dtype)), label_time="at")
 
 
 def test_group_without_key_requires_join_key() -> None:
@@ -330,16 +336,16 @@ def test_labels_without_time_need_label_time() -> None:
     labels = LABELS.remove(3)
     with pytest.raises(LabelTimeRequired, match="has no time column"):
         plan("weather.temp", labels=labels)
-    moment = datetime(2024, 1, 1, tzinfo=UTC)
-    for output in (moment, "2024-01-01T01:00:00+01:00"):
-        assert plan("weather.temp", labels=labels, label_time=output).fixed_time == moment
+    fixed_time = datetime(2024, 1, 1, tzinfo=UTC)
+    for output in (fixed_time, "2024-01-01T01:00:00+01:00"):
+        assert plan("weather.temp", labels=labels, label_time=output).fixed_time == fixed_time
     assert plan("planes.seats", labels=labels).fixed_time is None
 
 
-@pytest.mark.parametrize("said", ["nowhere", "y", "2024-13-01"])
-def test_label_time_of_wrong_type_is_refused(said: str) -> None:
+@pytest.mark.parametrize("label_time", ["nowhere", "y", "2024-13-01"])
+def test_label_time_of_wrong_type_is_refused(label_time: str) -> None:
     with pytest.raises(LabelTimeRequired):
-        plan("weather.temp", label_time=said)
+        plan("weather.temp", label_time=label_time)
 
 
 def test_join_kind_must_be_left_or_inner() -> None:
@@ -369,9 +375,9 @@ def test_selected_plan_joins_only_needed_groups() -> None:
 
 def test_equal_plans_have_equal_hash() -> None:
     assert plan("weather.temp").hash == plan("weather.temp").hash
-    others = [
+    other_plans = [
         plan("weather.wind"),
         plan("weather.temp", how="inner"),
         plan("weather.temp").filter("temp > 0"),
     ]
-    assert len({plan("weather.temp").hash, *(other.hash for other in others)}) == 4
+    assert len({plan("weather.temp").hash, *(other_plan.hash for other_plan in other_plans)}) == 4

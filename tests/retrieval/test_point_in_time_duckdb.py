@@ -57,7 +57,7 @@ def test_every_combination_of_rules_agrees_with_the_oracle(
 ) -> None:
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         # The features of the cases have strings and lists, which are usually joined by a query.
-        patch.setattr(sorted_merge, "is_unbounded", lambda kind: False)
+        patch.setattr(sorted_merge, "is_unbounded", lambda dtype: False)
         if not is_merged:
             patch.setattr(sorted_merge, "_MAX_LABELS", -1)
         if not is_small:
@@ -102,10 +102,10 @@ _KEY_VALUES: dict[pa.DataType, list[object]] = {
 def _values(random: np.random.Generator) -> dict[str, pa.Array]:
     """Return a column of keys of each type, with some nulls."""
     columns = {}
-    for index, (kind, values) in enumerate(_KEY_VALUES.items()):
+    for index, (dtype, values) in enumerate(_KEY_VALUES.items()):
         choices = random.integers(-1, len(values), _ROWS)
         drawn = [None if choice < 0 else values[choice] for choice in choices]
-        columns[f"c{index}"] = pa.array(drawn, kind)
+        columns[f"c{index}"] = pa.array(drawn, dtype)
     return columns
 
 
@@ -115,20 +115,21 @@ def test_keys_of_all_type_pairs_match_plain_join(engine: DuckDBEngine, tmp_path:
     retrieval = RetrievalCheck(engine, tmp_path, engine)
     times = [hours_after_t0(hour) for hour in random.permutation(_ROWS).tolist()]
     rows = pa.table({**_values(random), "t": pa.array(times, TIMESTAMP), "x": np.arange(_ROWS)})
-    moments = [hours_after_t0(hour) for hour in random.integers(0, _ROWS, _ROWS).tolist()]
-    labels = pa.table({**_values(random), "at": pa.array(moments, TIMESTAMP)})
+    label_times = [hours_after_t0(hour) for hour in random.integers(0, _ROWS, _ROWS).tolist()]
+    labels = pa.table({**_values(random), "at": pa.array(label_times, TIMESTAMP)})
     names = labels.column_names[:-1]
     source = retrieval.group("w", rows, unique=True, primary_key=tuple(names), event_time="t")
     label_values, row_values = labels.to_pylist(), rows.to_pylist()
     wrong = []
     for first in names:
-        others = [name for name in names if name != first]
-        for second in others:  # the same table, under the name and the key of a group of its own
+        other_names = [name for name in names if name != first]
+        # The same table, under the name and the key of a group of its own.
+        for second in other_names:
             spec = replace(source.spec, name=second, primary_key=(first, second))
             retrieval.sources[second, 1] = replace(source, spec=spec)
-        expected_value = [f"{second}.x as x_{second}" for second in others]
+        expected_value = [f"{second}.x as x_{second}" for second in other_names]
         actual = retrieval.run(retrieval.plan(expected_value, labels, label_time="at"), labels)
-        for second in others:
+        for second in other_names:
             expected = _plain_join(label_values, row_values, first, second)
             if actual.column(f"x_{second}").to_pylist() != expected:
                 wrong.append((str(labels.field(first).type), str(labels.field(second).type)))
@@ -145,6 +146,6 @@ def _plain_join(
     result = []
     for label in labels:
         values = tuple(label[name] for name in key)
-        known = [pair for pair in met[values] if None not in values and pair[0] <= label["at"]]
-        result.append(max(known)[1] if known else None)
+        candidates = [pair for pair in met[values] if None not in values and pair[0] <= label["at"]]
+        result.append(max(candidates)[1] if candidates else None)
     return result

@@ -112,9 +112,13 @@ def test_spark_shuffles_once_per_key(
     labels = make_labels(k=[1, 2], place=["p", "q"], at=[hours_after_t0(1), hours_after_t0(3)])
     both = physical_plan(spark_retrieval, ["a.ax", "b.bx"], labels)
     assert (count(both, "Window"), count(both, "Union"), plan_shuffles(both)) == (1, 1, 1)
-    other = physical_plan(spark_retrieval, ["a.ax", "b.bx", "d.y"], labels)
-    assert (count(other, "Window"), count(other, "Union"), plan_shuffles(other)) == (2, 2, 2)
-    for plan in (both, other):
+    three_groups = physical_plan(spark_retrieval, ["a.ax", "b.bx", "d.y"], labels)
+    assert (
+        count(three_groups, "Window"),
+        count(three_groups, "Union"),
+        plan_shuffles(three_groups),
+    ) == (2, 2, 2)
+    for plan in (both, three_groups):
         assert not any(join in plan for join in RANGE_JOINS)
 
 
@@ -138,10 +142,10 @@ def test_spark_sorts_by_one_integer_first(
 def test_spark_joins_times_of_any_century(spark_retrieval: RetrievalCheck) -> None:
     """Seconds that exceed the integer sort prefix do not change the result."""
     years = [1800, 1901, 1969, 1970, 2024, 2106, 2107, 2300]
-    moments = [datetime(year, 6, 1, tzinfo=UTC) for year in years]
-    rows = {"k": [1] * len(years), "t": moments, "year": years}
+    times = [datetime(year, 6, 1, tzinfo=UTC) for year in years]
+    rows = {"k": [1] * len(years), "t": times, "year": years}
     spark_retrieval.group("w", rows, primary_key=("k",), event_time="t", unique=True)
-    request = [moment + timedelta(days=delta) for moment in moments for delta in (-1, 0, 1)]
+    request = [time + timedelta(days=delta) for time in times for delta in (-1, 0, 1)]
     actual = spark_retrieval.check(["w.year"], make_labels(k=[1] * len(request), at=request))
     assert [row["year"] for row in actual][:4] == [None, 1800, 1800, 1800]
 
@@ -160,29 +164,30 @@ def test_hot_keys_give_equal_results(
         else RetrievalCheck(writer, tmp_path, writer)
     )
     random = np.random.default_rng(11)
-    rows, asked = 3_000, 200
+    row_count, label_count = 3_000, 200
 
     def keys(size: int) -> list[int]:
         return np.where(random.random(size) < 0.9, 0, random.zipf(1.3, size) % 50).tolist()
 
-    hours = random.integers(0, 2_000, rows)
+    hours = random.integers(0, 2_000, row_count)
     columns = {
-        "k": keys(rows),
+        "k": keys(row_count),
         "t": [hours_after_t0(int(hour)) for hour in hours],
         "c": [
             hours_after_t0(int(hour + late))
-            for hour, late in zip(hours, random.integers(0, 30, rows), strict=True)
+            for hour, late in zip(hours, random.integers(0, 30, row_count), strict=True)
         ],
-        "x": random.random(rows).tolist(),
+        "x": random.random(row_count).tolist(),
     }
     retrieval.group(
         "w", columns, primary_key=("k",), event_time="t", created_time="c", ttl=timedelta(hours=20)
     )
     labels = make_labels(
-        k=keys(asked), at=[hours_after_t0(int(hour)) for hour in random.integers(0, 2_100, asked)]
+        k=keys(label_count),
+        at=[hours_after_t0(int(hour)) for hour in random.integers(0, 2_100, label_count)],
     )
-    found = retrieval.check(["w.x"], labels)
-    assert sum(row["x"] is not None for row in found) > asked // 2
+    result = retrieval.check(["w.x"], labels)
+    assert sum(row["x"] is not None for row in result) > label_count // 2
 
 
 def test_only_requested_columns_are_read_on_each_engine(store: FeatureStore) -> None:
@@ -193,9 +198,9 @@ def test_only_requested_columns_are_read_on_each_engine(store: FeatureStore) -> 
     engine = store.session.engine
     both = engine.explain(store.get_features(["w.wanted", "w.unwanted"], labels=labels).relation)
     assert "unwanted" in both
-    one = engine.explain(store.get_features(["w.wanted"], labels=labels).relation)
-    assert "wanted" in one
-    assert "unwanted" not in one
+    single_plan = engine.explain(store.get_features(["w.wanted"], labels=labels).relation)
+    assert "wanted" in single_plan
+    assert "unwanted" not in single_plan
 
 
 def test_retrieval_spills_under_memory_limit(tmp_path: Path, writer: Engine) -> None:
@@ -214,8 +219,8 @@ def test_retrieval_spills_under_memory_limit(tmp_path: Path, writer: Engine) -> 
     table = pa.table(columns)
     retrieval = RetrievalCheck(writer, tmp_path, writer)
     retrieval.group("w", table, primary_key=("k",), event_time="t", unique=True)
-    moments = pa.array(base + random.integers(0, size, 200_000) * 1_000_000, TIMESTAMP)
-    labels = pa.table({"k": random.integers(0, 50_000, 200_000), "at": moments})
+    label_times = pa.array(base + random.integers(0, size, 200_000) * 1_000_000, TIMESTAMP)
+    labels = pa.table({"k": random.integers(0, 50_000, 200_000), "at": label_times})
     plan = retrieval.plan(["w.*"], labels)
     expected = retrieval.run(plan, labels)
     spilled = tmp_path / "spilled"

@@ -58,8 +58,8 @@ def test_match_rows_equals_a_loop_over_all_rows(
     rows: _Rows, labels: _Rows, has_created: bool, code_bits: int, max_undecided: float
 ) -> None:
     def column(side: _Rows, index: int) -> pa.ChunkedArray:
-        kind = pa.string() if index == 1 else pa.int64()
-        return pa.chunked_array([pa.array([row[index] for row in side], kind)])
+        dtype = pa.string() if index == 1 else pa.int64()
+        return pa.chunked_array([pa.array([row[index] for row in side], dtype)])
 
     def micros(side: _Rows, index: int) -> np.ndarray:
         return column(side, index).fill_null(0).to_numpy()

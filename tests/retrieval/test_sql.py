@@ -97,7 +97,7 @@ def test_sql_is_lazy_and_reads_pinned_versions(flights: FeatureStore) -> None:
     assert rows(flights.sql("select count(*) as n from planes", as_of={"planes": 1})) == [{"n": 2}]
     assert flights.sql("select tail from planes", dataframe_type="pandas").shape == (3, 1)
     pinned = [
-        (each.spec.name, each.spec.version) for each in flights.sql(ONE_ROW_EACH).plan.sources
+        (source.spec.name, source.spec.version) for source in flights.sql(ONE_ROW_EACH).plan.sources
     ]
     assert pinned == [("planes", 2), ("weather", 1)]
 
@@ -128,7 +128,7 @@ def test_training_dataset_of_query_is_reproducible(flights: FeatureStore) -> Non
     assert dataset.manifest.reproducible
     report = dataset.verify(recompute=True)
     assert report.ok, report.problems
-    read = {(each["featuregroup"], each["version"]) for each in dataset.manifest.sources}
+    read = {(source["featuregroup"], source["version"]) for source in dataset.manifest.sources}
     assert read == {("planes", 2), ("weather", 1)}
     derived = [edge.name for edge in flights.featuregroup("planes").derived()]
     assert derived == ["asked", "late"]
@@ -156,7 +156,7 @@ def test_nondeterministic_query_is_marked_in_manifest(
 
 
 def test_duckdb_aggregates_are_classified_as_repeatable() -> None:
-    known = REPEATABLE | SUMS | VARYING
+    known_names = REPEATABLE | SUMS | VARYING
     query = (
         "select distinct function_name from duckdb_functions() where function_type = 'aggregate'"
     )
@@ -164,7 +164,7 @@ def test_duckdb_aggregates_are_classified_as_repeatable() -> None:
 
     allowed = _duckdb_functions()
     aggregates = {name for (name,) in duckdb.execute(query).fetchall()} & allowed
-    assert aggregates <= known
+    assert aggregates <= known_names
     assert not (REPEATABLE & VARYING) | (SUMS & VARYING)
 
 
@@ -209,12 +209,12 @@ ATTACKS = [
 def test_sql_other_than_select_is_refused(shared: FeatureStore, tmp_path: Path, text: str) -> None:
     secret = tmp_path / "secret.csv"
     secret.write_text("word\nsecret\n")
-    before = sorted(each.name for each in tmp_path.iterdir())
+    before = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(FeatureStoreError) as refused:
         shared.sql(text.replace("FILE", str(secret)))
     assert isinstance(refused.value, InvalidSql | FeatureGroupNotFound)
     assert "secret\n" not in str(refused.value)
-    assert sorted(each.name for each in tmp_path.iterdir()) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
 def test_unknown_group_in_sql_suggests_nearest(flights: FeatureStore) -> None:

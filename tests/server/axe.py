@@ -33,10 +33,10 @@ def _fetch(folder: Path) -> None:
 def _pack_by_npm(folder: Path) -> None:
     command = ["npm", "pack", "--silent", f"axe-core@{VERSION}"]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
         )
     except subprocess.TimeoutExpired:
         raise NotFetched("npm did not fetch axe-core in two minutes") from None
-    if done.returncode:
-        raise NotFetched(f"npm could not fetch axe-core: {done.stderr[-300:]}")
+    if process.returncode:
+        raise NotFetched(f"npm could not fetch axe-core: {process.stderr[-300:]}")

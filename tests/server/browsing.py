@@ -73,13 +73,13 @@ def fetch_browser() -> None:
     command = [sys.executable, "-m", "playwright", "install", "--only-shell", "chromium"]
     environment = {**os.environ, "PLAYWRIGHT_BROWSERS_PATH": str(folder)}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=300, check=False
         )
     except subprocess.TimeoutExpired:
         raise NotFetched("Playwright did not fetch its browser in five minutes") from None
-    if done.returncode:
-        lines = (done.stdout + done.stderr).strip().splitlines()
+    if process.returncode:
+        lines = (process.stdout + process.stderr).strip().splitlines()
         raise NotFetched(f"Playwright could not fetch its browser: {' '.join(lines[-2:])[-300:]}")
     (folder / "complete").touch()
 
@@ -109,27 +109,27 @@ def tab(browser: Any, address: str, **settings: Any) -> Iterator[tuple[Any, list
     page = context.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(f"{page.url}: {error}"))
-    page.on("console", lambda told: _note(errors, page.url, told))
+    page.on("console", lambda message: _note(errors, page.url, message))
     yield page, errors
     context.close()
 
 
-def _note(errors: list[str], address: str, told: Any) -> None:
-    if told.type in ("error", "warning"):
-        errors.append(f"{address}: {told.text}")
+def _note(errors: list[str], address: str, message: Any) -> None:
+    if message.type in ("error", "warning"):
+        errors.append(f"{address}: {message.text}")
 
 
 def walk(page: Any, starts: list[str]) -> Iterator[str]:
     """Open one page of each kind reachable by links, and yield its address."""
     waiting = deque(starts)
-    seen: set[str] = set()
+    patterns: set[str] = set()
     while waiting:
         address = waiting.popleft()
-        if kind_of(address) in seen:
+        if kind_of(address) in patterns:
             continue
-        seen.add(kind_of(address))
-        answer = page.goto(address)
-        assert answer.status == 200, f"{address}: {answer.status}"
+        patterns.add(kind_of(address))
+        response = page.goto(address)
+        assert response.status == 200, f"{address}: {response.status}"
         yield address
         waiting.extend(filter(_is_page, page.evaluate(_LINKS)))
 
@@ -145,8 +145,8 @@ def kind_of(address: str) -> str:
     >>> kind_of("/groups/visits/1/history?before=2"), kind_of("/experiments/20240301-120000-a")
     ('/groups/_/_/history', '/experiments/_')
     """
-    first, *others = urlsplit(address).path.strip("/").split("/")
+    first, *segments = urlsplit(address).path.strip("/").split("/")
     words = {"statistics", "history", "rows", "validation", "compare", "verify", "diff"}
     words |= {"search", "backfill"}
-    kept = [each if each in words else "_" for each in others]
-    return re.sub("/$", "", "/".join(["", first, *kept])) or "/"
+    masked_segments = [segment if segment in words else "_" for segment in segments]
+    return re.sub("/$", "", "/".join(["", first, *masked_segments])) or "/"

@@ -102,15 +102,15 @@ canary_baseline = featurestore.monitor_job(
 
 def _rows(amount: str, secret: str, value: float) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    for number, who in enumerate("abcdef"):
-        at = NOON + timedelta(minutes=30)
-        rows.append({"who": who, "seen": at, amount: value + number, "text": secret})
+    for number, person in enumerate("abcdef"):
+        timestamp = NOON + timedelta(minutes=30)
+        rows.append({"who": person, "seen": timestamp, amount: value + number, "text": secret})
     return rows
 
 
 def _labels() -> list[dict[str, object]]:
-    at = NOON + timedelta(hours=2)
-    return [{"who": who, "at": at, "good": who < "d"} for who in "abcdef"]
+    timestamp = NOON + timedelta(hours=2)
+    return [{"who": person, "at": timestamp, "good": person < "d"} for person in "abcdef"]
 
 
 def fill_public(store: FeatureStore, folder: Path) -> None:
@@ -218,6 +218,6 @@ def names_in(store: FeatureStore) -> dict[str, set[str]]:
     """Return the names of all objects in a store by kind."""
     names = {}
     with store.session.registry.reading() as connection:
-        for kind, column in _NAMES.items():
-            names[kind] = set(connection.execute(sa.select(column).distinct()).scalars())
+        for collection, column in _NAMES.items():
+            names[collection] = set(connection.execute(sa.select(column).distinct()).scalars())
     return names

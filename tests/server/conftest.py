@@ -49,8 +49,8 @@ def served_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureSt
         visits = []
         for hour in range(6):
             for shop in ("a", "b"):
-                at = NOON + timedelta(minutes=30 + 60 * hour)
-                visits.append({"shop": shop, "seen": at, "sales": float(hour), "note": HARM})
+                timestamp = NOON + timedelta(minutes=30 + 60 * hour)
+                visits.append({"shop": shop, "seen": timestamp, "sales": float(hour), "note": HARM})
         store.create_featuregroup(
             visits,
             "visits",

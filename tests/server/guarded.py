@@ -56,14 +56,17 @@ watch_pay = featurestore.monitor_job(
 def fill(store: FeatureStore, folder: Path) -> None:
     """Create a private group, a public group, and objects derived from them."""
     rows = []
-    for number, who in enumerate("ab"):
-        at = NOON + timedelta(minutes=30)
-        rows.append({"who": who, "seen": at, "pay": 10.0 * number, "of": "x"})
+    for number, person in enumerate("ab"):
+        timestamp = NOON + timedelta(minutes=30)
+        rows.append({"who": person, "seen": timestamp, "pay": 10.0 * number, "of": "x"})
     for group in ("salaries", "visits"):
         store.create_featuregroup(
             rows, group, primary_key="who", event_time="seen", tags={"owner": f"boss_of_{group}"}
         )
-        labels = [{"who": who, "at": NOON + timedelta(hours=2), "good": who == "a"} for who in "ab"]
+        labels = [
+            {"who": person, "at": NOON + timedelta(hours=2), "good": person == "a"}
+            for person in "ab"
+        ]
         frame = store.get_features([f"{group}.pay"], labels=labels)
         for _ in range(2):
             store.create_training_dataset(frame, f"of_{group}", label="good", progress=False)

@@ -29,7 +29,7 @@ class OpenIdProvider:
     signer: Any = None
     sign: Any = None
     key: Any = None
-    asked: dict[str, dict[str, str]] = field(default_factory=dict)
+    requests_by_code: dict[str, dict[str, str]] = field(default_factory=dict)
     header: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
     back: dict[str, str] = field(default_factory=dict)
@@ -37,8 +37,8 @@ class OpenIdProvider:
     forms: list[dict[str, str]] = field(default_factory=list)
 
     def code(self, query: dict[str, str]) -> str:
-        code = f"code-{len(self.asked)}"
-        self.asked[code] = query
+        code = f"code-{len(self.requests_by_code)}"
+        self.requests_by_code[code] = query
         return code
 
     def token(self, form: dict[str, str], authorization: str) -> tuple[int, dict[str, Any]]:
@@ -46,7 +46,7 @@ class OpenIdProvider:
         from joserfc import jwt
 
         pair = base64.b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
-        query = self.asked.pop(form["code"], None)
+        query = self.requests_by_code.pop(form["code"], None)
         digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
         challenge = base64.urlsafe_b64encode(digest).decode().rstrip("=")
         if query is None or authorization != f"Basic {pair}":
@@ -78,21 +78,21 @@ def running() -> Iterator[OpenIdProvider]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            parts = urlsplit(self.path)
-            if parts.path == "/authorize":
-                query = dict(parse_qsl(parts.query))
+            url = urlsplit(self.path)
+            if url.path == "/authorize":
+                query = dict(parse_qsl(url.query))
                 back = {"code": provider.code(query), "state": query["state"]} | provider.back
                 self.send_response(303)
                 self.send_header("Location", f"{query['redirect_uri']}?{urlencode(back)}")
                 self.end_headers()
-            elif parts.path == "/keys":
-                self.tell(200, {"keys": [provider.key.as_dict(private=False)]})
+            elif url.path == "/keys":
+                self.send_json(200, {"keys": [provider.key.as_dict(private=False)]})
             else:
-                told = {"issuer": provider.issuer, "jwks_uri": f"{provider.issuer}/keys"}
+                metadata = {"issuer": provider.issuer, "jwks_uri": f"{provider.issuer}/keys"}
                 for name in ("authorization", "token"):
                     path = name.removesuffix("ation").replace("authoriz", "authorize")
-                    told[f"{name}_endpoint"] = f"{provider.issuer}/{path}"
-                self.tell(200, told | provider.metadata)
+                    metadata[f"{name}_endpoint"] = f"{provider.issuer}/{path}"
+                self.send_json(200, metadata | provider.metadata)
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
@@ -103,13 +103,13 @@ def running() -> Iterator[OpenIdProvider]:
                 self.send_header("Location", provider.redirect)
                 self.end_headers()
                 return
-            self.tell(*provider.token(form, self.headers.get("Authorization", "")))
+            self.send_json(*provider.token(form, self.headers.get("Authorization", "")))
 
-        def tell(self, status: int, told: dict[str, Any]) -> None:
+        def send_json(self, status: int, body: dict[str, Any]) -> None:
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.end_headers()
-            self.wfile.write(json.dumps(told).encode())
+            self.wfile.write(json.dumps(body).encode())
 
         def log_message(self, *_: object) -> None:
             pass

@@ -131,20 +131,22 @@ def test_route_access_matches_role_table(client: TestClient, guarded_store: Feat
         assert unknown.status_code == wrong.status_code == 401, (method, path)
         if is_page:
             assert nobody.headers["location"].startswith("/sign-in?next=")
-        for who, headers in shown.items():
-            answer = client.request(method, address, headers=headers)
-            message = f"{method} {path} for {who}: {answer.status_code} {answer.text[:300]}"
-            expected = expected_of(method, path, who)
-            assert answer.status_code in expected, message
+        for token_name, headers in shown.items():
+            response = client.request(method, address, headers=headers)
+            message = (
+                f"{method} {path} for {token_name}: {response.status_code} {response.text[:300]}"
+            )
+            expected = expected_of(method, path, token_name)
+            assert response.status_code in expected, message
 
 
-def expected_of(method: str, path: str, who: str) -> set[int]:
+def expected_of(method: str, path: str, token_name: str) -> set[int]:
     """Return the allowed status codes of a user's token for a route."""
     if path == "/sign-out":
         return {303}
     if (method, path) in CHANGES:
         return {403}  # of a browser alone
-    user, _, scope = who.partition(" ")
+    user, _, scope = token_name.partition(" ")
     if user == "non" and not path.startswith("/api"):
         return {403}  # no page but the account
     if (method, path) in ADMINS:
@@ -189,12 +191,12 @@ def test_private_group_without_role_is_absent_from_responses(
     headers = token_of(guarded_store, name)
     for method, path in routes_of(client):
         if is_of_one(path):
-            answer = client.request(method, address_of(path, "salaries"), headers=headers)
+            response = client.request(method, address_of(path, "salaries"), headers=headers)
             # Creating a group requires a role whether or not its name exists.
             makes = (method, path) == ("POST", "/api/v1/featuregroups/{name}")
             is_without_role = name == "non" and not path.startswith("/api")
             expected = 403 if is_without_role or (makes and name not in WRITERS) else 404
-            assert answer.status_code == expected, path
+            assert response.status_code == expected, path
     assert "boss_of_salaries" not in crawl(client, headers)
     basket = client.get("/basket?feature=salaries.pay&q=pay", headers=headers)
     assert "boss_of_salaries" not in basket.text
@@ -217,22 +219,22 @@ def crawl(client: TestClient, headers: dict[str, str]) -> str:
     waiting = deque(["/", "/groups", "/datasets", "/views", "/jobs", "/monitors", "/lineage"])
     waiting += ["/experiments", "/models", "/api/v1/experiments", "/api/v1/models"]
     waiting += ["/search?q=pay", "/metrics", "/api/v1/store", "/api/v1/features"]
-    seen: dict[str, str] = {}
+    pages: dict[str, str] = {}
     while waiting:
         address = waiting.popleft()
-        if address in seen or len(seen) > 150:
+        if address in pages or len(pages) > 150:
             continue
-        answer = client.get(address, headers=headers, follow_redirects=True)
-        if answer.status_code == 404:
+        response = client.get(address, headers=headers, follow_redirects=True)
+        if response.status_code == 404:
             continue
-        assert answer.status_code in (200, 403), f"{address}: {answer.text[:300]}"
-        seen[address] = answer.text
-        assert "salaries" not in answer.text, f"{address}: {around(answer.text)}"
-        for link in re.findall(r'href="(/[^"]*|\?[^"]*)"', answer.text):
+        assert response.status_code in (200, 403), f"{address}: {response.text[:300]}"
+        pages[address] = response.text
+        assert "salaries" not in response.text, f"{address}: {around(response.text)}"
+        for link in re.findall(r'href="(/[^"]*|\?[^"]*)"', response.text):
             link = html.unescape(link).split("#")[0]
             waiting.append(address.split("?")[0] + link if link.startswith("?") else link)
-    assert len(seen) > 8
-    return "\n".join(seen.values())
+    assert len(pages) > 8
+    return "\n".join(pages.values())
 
 
 def around(text: str) -> str:
@@ -248,9 +250,9 @@ def test_private_group_with_role_is_visible(
         for address in ("/groups/salaries/1", "/datasets/of_salaries/1", "/views/view_salaries/1"):
             assert client.get(address, headers=headers).status_code == 200, (name, address)
         assert "salaries" in client.get("/api/v1/lineage", headers=headers).text
-    own = token_of(guarded_store, "own")
-    assert client.get("/groups/visits/1", headers=own).status_code == 404
-    counts = client.get("/api/v1/store", headers=own).json()["counts"]
+    own_headers = token_of(guarded_store, "own")
+    assert client.get("/groups/visits/1", headers=own_headers).status_code == 404
+    counts = client.get("/api/v1/store", headers=own_headers).json()["counts"]
     assert (counts["feature groups"], counts["training datasets"]) == (1, 1)
 
 
@@ -259,9 +261,11 @@ def test_sign_in_and_sign_out_change_session(client: TestClient) -> None:
     assert sign_in(client, "rea", "something else") == 401
     token = field_of(client.get("/sign-in").text)
     form = {"name": "Rea", "password": PASSWORD, "next": "/groups", "form_token": token}
-    answer = client.post("/sign-in", data=form)
-    assert (answer.status_code, answer.headers["location"]) == (303, "/groups")
-    cookie = next(each for each in answer.headers.get_list("set-cookie") if "featurestore=" in each)
+    response = client.post("/sign-in", data=form)
+    assert (response.status_code, response.headers["location"]) == (303, "/groups")
+    cookie = next(
+        header for header in response.headers.get_list("set-cookie") if "featurestore=" in header
+    )
     assert "HttpOnly" in cookie
     assert "SameSite=lax" in cookie
     assert "visits" in client.get("/groups").text
@@ -292,13 +296,15 @@ def test_form_token_is_not_read_from_streamed_body(client: TestClient) -> None:
     """Otherwise a page could make the server buffer a body of any length."""
     assert sign_in(client, "rea") == 303
 
-    def parts() -> Iterator[bytes]:
+    def chunks() -> Iterator[bytes]:
         for _ in range(30):
             yield b"x" * 100_000
 
-    for kind, status in ((RETRIEVAL, 403), ("application/x-www-form-urlencoded", 413)):
-        answer = client.post("/api/v1/rows", content=parts(), headers={"Content-Type": kind})
-        assert answer.status_code == status
+    for content_type, status in ((RETRIEVAL, 403), ("application/x-www-form-urlencoded", 413)):
+        response = client.post(
+            "/api/v1/rows", content=chunks(), headers={"Content-Type": content_type}
+        )
+        assert response.status_code == status
 
 
 def test_sign_in_repeated_failures_returns_429(
@@ -319,10 +325,10 @@ def test_account_tokens_are_created_and_revoked(
 ) -> None:
     assert sign_in(client, "rea") == 303
     form = {"form_token": field_of(client.get("/account").text), "label": "<b>nightly</b>"}
-    made = client.post("/account/tokens", data={**form, "scope": "read", "expires": "1d"})
-    token = re.search(r"fs_[\w-]{40,}", made.text)
+    response = client.post("/account/tokens", data={**form, "scope": "read", "expires": "1d"})
+    token = re.search(r"fs_[\w-]{40,}", response.text)
     assert token is not None
-    assert made.headers["cache-control"] == "no-store"
+    assert response.headers["cache-control"] == "no-store"
     page = client.get("/account").text
     assert token[0] not in page
     assert "&lt;b&gt;nightly" in page
@@ -330,11 +336,11 @@ def test_account_tokens_are_created_and_revoked(
     with client_of(guarded_store) as program:
         assert program.get("/api/v1/store", headers=headers).status_code == 200
         identifier = re.findall(r"/account/tokens/(\w+)/revoke", page)[-1]
-        other = sign_in(program, "wil")
-        assert other == 303
-        theirs = {"form_token": field_of(program.get("/account").text)}
+        status = sign_in(program, "wil")
+        assert status == 303
+        other_form = {"form_token": field_of(program.get("/account").text)}
         address = f"/account/tokens/{identifier}/revoke"
-        assert program.post(address, data=theirs).status_code == 404
+        assert program.post(address, data=other_form).status_code == 404
         assert client.post(address, data=form).status_code == 303
         assert program.get("/api/v1/store", headers=headers).status_code == 401
 
@@ -358,11 +364,11 @@ def test_request_body_over_limit_is_refused(
     body = b"a=" + b"x" * 200_000
     assert client.post("/sign-in", content=body).status_code == 400
 
-    def parts() -> Iterator[bytes]:
+    def chunks() -> Iterator[bytes]:
         for _ in range(40):
             yield b"x" * 100_000
 
-    assert client.post("/sign-in", content=parts()).status_code == 413
+    assert client.post("/sign-in", content=chunks()).status_code == 413
     assert client.post("/sign-in", content=b"x" * 2_000_000).status_code == 413
 
 

@@ -51,11 +51,11 @@ def test_user_without_role_sees_one_sentence_on_every_page(
     sign_in(client, "non")
     pages = ["/", "/groups", "/groups/visits/1", "/nothing", "/jobs/none", "/search?q=visits"]
     for address in [*pages, "/lineage", "/metrics", "/audit", *ADMIN_PAGES]:
-        answer = client.get(address)
-        assert answer.status_code == 403, address
-        assert "You have no role yet; ask an admin" in answer.text
+        response = client.get(address)
+        assert response.status_code == 403, address
+        assert "You have no role yet; ask an admin" in response.text
         for hidden in (store.location, "create_featuregroup", "visits", 'href="/groups"'):
-            assert hidden not in answer.text, (address, hidden)
+            assert hidden not in response.text, (address, hidden)
     account = client.get("/account")
     assert account.status_code == 200
     assert store.location not in account.text
@@ -86,10 +86,10 @@ def test_admin_pages_manage_users_tokens_and_groups(
     assert change("/admin/users", user="new", role="none", password=PASSWORD) == 303
     assert change("/admin/users/role", user="new", role="writer") == 303
     assert change("/admin/users/password", user="new", password="another passphrase") == 303
-    made = client.post("/admin/tokens", data={**field, "user": "new", "scope": "write"})
-    secret = re.search(r"fs_[\w-]{40,}", made.text)
+    response = client.post("/admin/tokens", data={**field, "user": "new", "scope": "write"})
+    secret = re.search(r"fs_[\w-]{40,}", response.text)
     assert secret is not None
-    assert made.headers["cache-control"] == "no-store"
+    assert response.headers["cache-control"] == "no-store"
     assert secret[0] not in client.get("/admin/tokens").text
     program = {"Authorization": f"Bearer {secret[0]}"}
     assert change("/admin/groups/private", group="salaries", private="yes") == 303
@@ -131,10 +131,10 @@ def test_admin_pages_show_refused_changes(client: TestClient) -> None:
         ("/admin/groups/role", "group=visits&user=rea&role=none", 400): "Unknown role",
     }
     for (address, text, status), message in refusals.items():
-        form = dict(part.split("=") for part in text.split("&"))
-        answer = client.post(address, data={**field, **form})
-        assert (answer.status_code, message in answer.text) == (status, True), (address, text)
-        assert "<h1>Admin</h1>" in answer.text
+        form = dict(pair.split("=") for pair in text.split("&"))
+        response = client.post(address, data={**field, **form})
+        assert (response.status_code, message in response.text) == (status, True), (address, text)
+        assert "<h1>Admin</h1>" in response.text
 
 
 def test_admin_changes_need_admin_and_form_token(client: TestClient, store: FeatureStore) -> None:

@@ -30,26 +30,26 @@ LOOKS: list[Any] = [
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="module")
 def address(browser: Any, served_store: FeatureStore) -> Iterator[str]:
-    with listening(served_store, ServerSettings(page=3)) as found:
-        yield found
+    with listening(served_store, ServerSettings(page=3)) as address:
+        yield address
 
 
 @pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])
 def test_pages_of_every_kind_open_without_errors(browser: Any, address: str, script: bool) -> None:
     """Links are checked by another test without a browser."""
-    opened = set()
+    patterns = set()
     with tab(browser, address, java_script_enabled=script) as (page, errors):
         for actual in walk(page, STARTS):
             assert page.locator("h1").count() == 1, actual
-            opened.add(kind_of(actual))
+            patterns.add(kind_of(actual))
     assert errors == []
-    assert opened >= {
+    assert patterns >= {
         "/", "/search", "/groups", "/groups/_/_", "/groups/_/_/history", "/groups/_/_/rows",
         "/groups/_/_/statistics", "/groups/_/_/validation", "/datasets", "/datasets/_/_",
         "/datasets/_/_/verify", "/datasets/_/_/diff", "/views", "/views/_/_", "/jobs", "/jobs/_",
@@ -120,29 +120,29 @@ def test_axe_reports_no_serious_violations(browser: Any, address: str, looks: li
         script = axe()
     except NotFetched as error:
         pytest.skip(f"nothing looks for barriers: {error}")
-    known: set[str] = set()
+    patterns: set[str] = set()
     barriers = []
     with tab(browser, address) as (page, errors):
         for actual in walk(page, STARTS):
-            known.add(kind_of(actual))
+            patterns.add(kind_of(actual))
             page.evaluate(script)
             for scheme, size in looks:
                 page.emulate_media(color_scheme=scheme)
                 page.set_viewport_size(size)
-                barriers += [(actual, scheme, *each) for each in barriers_of(page)]
+                barriers += [(actual, scheme, *barrier) for barrier in barriers_of(page)]
     assert not barriers, "\n".join(map(str, barriers))
     assert errors == []
-    assert len(known) >= 24
+    assert len(patterns) >= 24
 
 
 def barriers_of(page: Any) -> list[tuple[str, Any]]:
     """Return the accessibility violations of the current page."""
     result: list[tuple[str, Any]] = []
     actual = page.evaluate("axe.run({resultTypes: ['violations']})")
-    for each in actual["violations"]:
-        if each["impact"] in ("serious", "critical"):
-            nodes = [node["html"] for node in each["nodes"]]
-            result.append((each["id"], nodes[:3]))
+    for violation in actual["violations"]:
+        if violation["impact"] in ("serious", "critical"):
+            nodes = [node["html"] for node in violation["nodes"]]
+            result.append((violation["id"], nodes[:3]))
     wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
     if wide > 0:
         result.append(("wider than the screen", wide))
@@ -158,8 +158,8 @@ def guarded(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     folder = tmp_path_factory.mktemp("guarded")
     with featurestore.connect(folder / "store") as store:
         fill(store, folder)
-        with listening(store, ServerSettings(auth=True)) as found:
-            yield found
+        with listening(store, ServerSettings(auth=True)) as address:
+            yield address
 
 
 @pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])

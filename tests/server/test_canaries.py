@@ -104,7 +104,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """The response to a request."""
 
     status: int
@@ -116,7 +116,7 @@ class Answer:
         """The response without elapsed times."""
         text = _PASSING.sub("", self.text)
         changing = {"date"} if text == self.text else {"date", "etag", "content-length"}
-        headers = {name: each for name, each in self.headers.items() if name not in changing}
+        headers = {name: value for name, value in self.headers.items() if name not in changing}
         return self.status, headers, text
 
 
@@ -127,8 +127,8 @@ class Guarded:
     store: FeatureStore
     client: TestClient
     headers: dict[str, dict[str, str]]
-    before: dict[Request, Answer]
-    after: dict[Request, Answer]
+    before: dict[Request, Response]
+    after: dict[Request, Response]
     came: dict[str, set[str]]
 
 
@@ -142,34 +142,41 @@ def guarded(
         headers = {}
         for user, (_, _, browser) in USERS.items():
             headers[user] = headers_of(store, user, browser=browser)
-        requests = [Request(user, *each) for each in requests_of(client.app) for user in USERS]
+        requests = [Request(user, *target) for target in requests_of(client.app) for user in USERS]
         if request.param == "some":
             requests = some_of(requests)
-        before = {each: answer_of(client, headers, each) for each in requests}
-        known = names_in(store)
+        before = {item: send_request(client, headers, item) for item in requests}
+        names_before = names_in(store)
         canaries.fill_private(store, folder)
-        came = {kind: names - known[kind] for kind, names in names_in(store).items()}
-        after = {each: answer_of(client, headers, each) for each in requests}
+        came = {
+            collection: names - names_before[collection]
+            for collection, names in names_in(store).items()
+        }
+        after = {item: send_request(client, headers, item) for item in requests}
         yield Guarded(store, client, headers, before, after, came)
 
 
 def some_of(requests: list[Request]) -> list[Request]:
     """Return a few requests of each user for each route."""
-    chosen: dict[tuple[str, ...], list[Request]] = {}
-    for request in sorted(requests, key=lambda each: zlib.crc32(repr(each).encode())):
-        of_route = chosen.setdefault((request.user, request.method, request.route), [])
+    requests_by_route: dict[tuple[str, ...], list[Request]] = {}
+    for request in sorted(requests, key=lambda request: zlib.crc32(repr(request).encode())):
+        of_route = requests_by_route.setdefault((request.user, request.method, request.route), [])
         if len(of_route) < _REQUESTS:
             of_route.append(request)
-    return [request for of_route in chosen.values() for request in of_route]
+    return [request for of_route in requests_by_route.values() for request in of_route]
 
 
-def answer_of(client: TestClient, headers: dict[str, dict[str, str]], asked: Request) -> Answer:
-    sent = dict(headers[asked.user])
-    if asked.content:
-        is_retrieval = asked.route == "/api/v1/rows"
-        sent["Content-Type"] = RETRIEVAL if is_retrieval else "application/json"
-    answer = client.request(asked.method, asked.address, content=asked.content, headers=sent)
-    return Answer(answer.status_code, dict(answer.headers), answer.text)
+def send_request(
+    client: TestClient, headers: dict[str, dict[str, str]], request: Request
+) -> Response:
+    request_headers = dict(headers[request.user])
+    if request.content:
+        is_retrieval = request.route == "/api/v1/rows"
+        request_headers["Content-Type"] = RETRIEVAL if is_retrieval else "application/json"
+    response = client.request(
+        request.method, request.address, content=request.content, headers=request_headers
+    )
+    return Response(response.status_code, dict(response.headers), response.text)
 
 
 def requests_of(app: Any) -> Iterator[tuple[str, str, str, bytes]]:
@@ -192,14 +199,14 @@ def requests_of(app: Any) -> Iterator[tuple[str, str, str, bytes]]:
 
 def query_names(route: Any) -> list[str]:
     dependant = getattr(route, "dependant", None)
-    known = [] if dependant is None else [each.alias for each in dependant.query_params]
-    return [name for name in known if name not in _UNTOUCHED]
+    names = [] if dependant is None else [parameter.alias for parameter in dependant.query_params]
+    return [name for name in names if name not in _UNTOUCHED]
 
 
 def addresses_of(path: str, method: str) -> Iterator[str]:
     """Yield addresses of a route with hidden, mistyped and public names of its kind."""
     noun = path.removeprefix("/api/v1").split("/")[1]
-    kind = _SYNONYMS.get(noun, noun)
+    collection = _SYNONYMS.get(noun, noun)
     parameters = re.findall(r"{([^}]+)}", path)
     choices = []
     for parameter in parameters:
@@ -207,11 +214,11 @@ def addresses_of(path: str, method: str) -> Iterator[str]:
         if parameter in fixed:
             choices.append([fixed[parameter]])
             continue
-        hidden = HIDDEN.get(kind) or [name for names in HIDDEN.values() for name in names]
-        if kind == "jobs" and parameter == "run_id":
+        hidden = HIDDEN.get(collection) or [name for names in HIDDEN.values() for name in names]
+        if collection == "jobs" and parameter == "run_id":
             hidden = [_RUN]
         # Repeating a change of a public object has another result.
-        public = PUBLIC.get(kind, []) if method == "GET" else []
+        public = PUBLIC.get(collection, []) if method == "GET" else []
         choices.append([*hidden, _TYPO, *public])
     for values in product(*choices):
         address = path
@@ -220,11 +227,11 @@ def addresses_of(path: str, method: str) -> Iterator[str]:
         yield address
 
 
-def leaks(asked: Request, answer: Answer) -> list[str]:
+def leaks(request: Request, response: Response) -> list[str]:
     """Return the secrets in a response that are not in its request."""
-    sent = asked.address + asked.content.decode()
-    received = answer.text + json.dumps(answer.headers)
-    return [each for each in SECRETS if each in received and each not in sent]
+    request_text = request.address + request.content.decode()
+    response_text = response.text + json.dumps(response.headers)
+    return [secret for secret in SECRETS if secret in response_text and secret not in request_text]
 
 
 def test_responses_are_independent_of_hidden_objects(guarded: Guarded) -> None:
@@ -246,27 +253,29 @@ def test_responses_are_independent_of_hidden_objects(guarded: Guarded) -> None:
 
 
 def test_hidden_objects_are_visible_with_role(guarded: Guarded) -> None:
-    for kind, names in guarded.came.items():
+    for collection, names in guarded.came.items():
         assert names
-        assert names <= set(HIDDEN[kind]), kind
+        assert names <= set(HIDDEN[collection]), collection
     for user in SEES:
         headers = headers_of(guarded.store, user)
-        for kind, names in guarded.came.items():
+        for collection, names in guarded.came.items():
             pages = {"featuregroups": "groups", "training-datasets": "datasets"}
             for name in names:
-                page = guarded.client.get(f"/{pages.get(kind, kind)}/{name}", headers=headers)
-                assert page.status_code in (200, 307), (user, kind, name)
+                page = guarded.client.get(
+                    f"/{pages.get(collection, collection)}/{name}", headers=headers
+                )
+                assert page.status_code in (200, 307), (user, collection, name)
 
 
 def test_runs_without_store_role_are_hidden(guarded: Guarded) -> None:
     for user in ("vis", "non"):
-        answer = guarded.client.get("/api/v1/experiments", headers=guarded.headers[user])
-        assert answer.json()["items"] == []
+        response = guarded.client.get("/api/v1/experiments", headers=guarded.headers[user])
+        assert response.json()["items"] == []
         page = f"/experiments/{PUBLIC['experiments'][0]}"
         status = guarded.client.get(page, headers=guarded.headers[user]).status_code
         assert status == (404 if user == "vis" else 403)
-    answer = guarded.client.get("/api/v1/experiments", headers=guarded.headers["rea"])
-    assert len(answer.json()["items"]) == 3
+    response = guarded.client.get("/api/v1/experiments", headers=guarded.headers["rea"])
+    assert len(response.json()["items"]) == 3
 
 
 def test_job_errors_omit_private_names_without_role(guarded: Guarded, tmp_path: Path) -> None:
@@ -277,8 +286,8 @@ def test_job_errors_omit_private_names_without_role(guarded: Guarded, tmp_path: 
         with pytest.raises(JobFailed):
             store.backfill_job(name, canaries.NOON, canaries.NOON + timedelta(hours=1))
     with store.session.registry.reading() as connection:
-        stored = connection.exec_driver_sql("select error, hint from runs where job like 'lost%'")
-        texts = str(stored.all())
+        rows = connection.exec_driver_sql("select error, hint from runs where job like 'lost%'")
+        texts = str(rows.all())
     assert "Available: [list of feature groups]" in texts
     assert "visits" not in texts
     for job in ("lost", "lost_sql"):
@@ -289,11 +298,11 @@ def test_job_errors_omit_private_names_without_role(guarded: Guarded, tmp_path: 
         addresses += [f"/jobs/{job}?format=csv", f"/api/v1/jobs/{job}/runs"]
         addresses += [f"/jobs/{job}/runs/{run.run_id}/log", "/metrics"]
         for user, address in product(["rea", "wil"], addresses):
-            answer = client.get(address, headers=guarded.headers[user])
-            assert answer.status_code == 200
-            assert not any(each in answer.text for each in SECRETS), (user, address)
+            response = client.get(address, headers=guarded.headers[user])
+            assert response.status_code == 200
+            assert not any(secret in response.text for secret in SECRETS), (user, address)
         log = client.get(f"/jobs/{job}/runs/{run.run_id}/log", headers=guarded.headers["rea"]).text
         assert ("'doubled', 'visits'" in log) == (job == "lost_sql")
-    assert not any(each in texts for each in SECRETS)
-    answer = client.get("/jobs/lost_sql", headers=headers_of(store, "adm"))
-    assert PRIVATE in answer.text
+    assert not any(secret in texts for secret in SECRETS)
+    response = client.get("/jobs/lost_sql", headers=headers_of(store, "adm"))
+    assert PRIVATE in response.text

@@ -59,12 +59,12 @@ def test_reading_routes_refuse_huge_arguments(
     tried = 0
     wrong = []
     for address in requests_of(client):
-        answer = client.get(address)
+        response = client.get(address)
         tried += 1
         # Pages show the store's location to signed-in users.
-        names_place = "/api/" in address and served_store.location in answer.text
-        if answer.status_code >= 500 or names_place:
-            wrong.append((address[:120], answer.status_code, answer.text[:200]))
+        shows_location = "/api/" in address and served_store.location in response.text
+        if response.status_code >= 500 or shows_location:
+            wrong.append((address[:120], response.status_code, response.text[:200]))
     assert tried > 200
     assert wrong == []
 
@@ -104,24 +104,24 @@ def test_rows_request_huge_numbers_are_refused(
 def test_rows_request_time_out_of_range_is_refused(client: TestClient, time: str) -> None:
     for argument in ("as_of", "label_time"):
         read = {**READS[1], argument: time}
-        answer = post(client, {"read": read})
-        assert answer.status_code in (400, 422), answer.text
-    answer = post(client, {"read": {**READS[1], "as_of": TIMES[0]}})
-    assert answer.status_code == 422
-    assert "years 1 to 9999" in answer.json()["detail"]
+        response = post(client, {"read": read})
+        assert response.status_code in (400, 422), response.text
+    response = post(client, {"read": {**READS[1], "as_of": TIMES[0]}})
+    assert response.status_code == 422
+    assert "years 1 to 9999" in response.json()["detail"]
 
 
 def test_search_long_text_is_refused(client: TestClient) -> None:
-    answer = client.get("/search", params={"q": LONG})
-    assert answer.status_code == 422
-    assert "the maximum is 1,000" in answer.text
+    response = client.get("/search", params={"q": LONG})
+    assert response.status_code == 422
+    assert "the maximum is 1,000" in response.text
 
 
 def test_missing_version_error_omits_store_path(
     client: TestClient, served_store: FeatureStore
 ) -> None:
     read = {**READS[0], "as_of": "2001-01-01T00:00:00Z"}
-    answer = post(client, {"read": read})
-    assert answer.status_code == 404
-    assert "has no version at" in answer.json()["detail"]
-    assert served_store.location not in answer.text
+    response = post(client, {"read": read})
+    assert response.status_code == 404
+    assert "has no version at" in response.json()["detail"]
+    assert served_store.location not in response.text

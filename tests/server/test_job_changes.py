@@ -30,8 +30,8 @@ def store(tmp_path: Path) -> Iterator[FeatureStore]:
     with featurestore.connect(tmp_path / "store") as store:
         rows = []
         for hour in range(3):
-            at = NOON + timedelta(minutes=30 + 60 * hour)
-            rows.append({"shop": "a", "seen": at, "sales": float(hour)})
+            timestamp = NOON + timedelta(minutes=30 + 60 * hour)
+            rows.append({"shop": "a", "seen": timestamp, "sales": float(hour)})
         store.create_featuregroup(rows, "visits", primary_key="shop", event_time="seen")
         (tmp_path / "shop_jobs.py").write_text(JOBS)
         store.register_jobs(tmp_path / "shop_jobs.py")
@@ -58,8 +58,8 @@ def test_job_backfill_by_writer_shows_plan_then_runs(store: FeatureStore) -> Non
         planned = client.get("/jobs/doubled/backfill", params=RANGE)
         assert "doubled: 3 windows from 2024-03-01T12:00:00+00:00" in planned.text
         assert client.post("/jobs/doubled/backfill", data=RANGE).status_code == 403
-        answer = client.post("/jobs/doubled/backfill", data={**RANGE, "form_token": field})
-        assert (answer.status_code, answer.headers["location"]) == (303, "/jobs/doubled")
+        response = client.post("/jobs/doubled/backfill", data={**RANGE, "form_token": field})
+        assert (response.status_code, response.headers["location"]) == (303, "/jobs/doubled")
         assert "3 windows in 1 runs." in page_once_ended(client, "doubled")
         assert len(store.get_featuregroup("doubled").to_arrow()) == 3
         client.post("/jobs/doubled/backfill", data={**RANGE, "form_token": field})
@@ -74,9 +74,9 @@ def test_job_backfill_by_writer_shows_plan_then_runs(store: FeatureStore) -> Non
         assert not store.get_jobs()[0].job.paused
     with store.session.registry.reading() as connection:
         entries = audit_log.entries(connection, who="wil", text="job", limit=None)
-    actions = [(each.action, each.subject, each.how) for each in entries[::-1]]
-    done = ["backfill job", "backfill job", "pause job", "run job", "resume job"]
-    assert actions == [(each, "doubled", "browser") for each in done]
+    actions = [(entry.action, entry.subject, entry.how) for entry in entries[::-1]]
+    expected = ["backfill job", "backfill job", "pause job", "run job", "resume job"]
+    assert actions == [(action, "doubled", "browser") for action in expected]
 
 
 def test_job_changes_by_reader_are_refused(store: FeatureStore) -> None:

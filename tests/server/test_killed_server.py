@@ -55,7 +55,7 @@ def batch(writer: int, number: int) -> pa.Table:
     return pa.table({"k": np.arange(ROWS), "batch": [f"{writer}-{number}"] * ROWS})
 
 
-def write_until_it_dies(address: str, writer: int, known: list[str]) -> None:
+def write_until_it_dies(address: str, writer: int, acknowledged_batches: list[str]) -> None:
     """Insert batches and record each acknowledged one."""
     with (
         contextlib.suppress(FeatureStoreError, OSError),
@@ -63,7 +63,7 @@ def write_until_it_dies(address: str, writer: int, known: list[str]) -> None:
     ):
         for number in range(1_000):
             store.insert_into_featuregroup(batch(writer, number), "writes")
-            known.append(f"{writer}-{number}")
+            acknowledged_batches.append(f"{writer}-{number}")
 
 
 @pytest.mark.parametrize("after", [3, *(pytest.param(n, marks=pytest.mark.soak) for n in range(9))])
@@ -71,31 +71,31 @@ def test_killed_server_keeps_acknowledged_writes(tmp_path: Path, after: int) -> 
     location = tmp_path / "store"
     with featurestore.connect(location) as store:
         store.create_featuregroup(batch(9, 9), "writes", statistics=False)
-    known: list[str] = []
+    acknowledged_batches: list[str] = []
     with served(location) as (process, address):
         threads = []
         for writer in range(WRITERS):
-            arguments = (address, writer, known)
+            arguments = (address, writer, acknowledged_batches)
             threads.append(threading.Thread(target=write_until_it_dies, args=arguments))
         for thread in threads:
             thread.start()
         give_up = time.monotonic() + 120
-        while len(known) < after and time.monotonic() < give_up:
+        while len(acknowledged_batches) < after and time.monotonic() < give_up:
             time.sleep(0.002)
         process.send_signal(signal.SIGKILL)
         for thread in threads:
             thread.join(120)
-    assert len(known) >= after
+    assert len(acknowledged_batches) >= after
     with featurestore.connect(location) as store:
         table = store.get_featuregroup("writes", dataframe_type="arrow")
         counts = {
-            each["values"]: each["counts"] for each in table["batch"].value_counts().to_pylist()
+            entry["values"]: entry["counts"] for entry in table["batch"].value_counts().to_pylist()
         }
         assert set(counts.values()) == {ROWS}
-        assert set(counts) >= {"9-9", *known}
-        assert len(counts) <= 1 + len(known) + WRITERS
-        held = [each.rows_in for each in store.get_featuregroup_history("writes")]
-        assert sum(held) == len(table)
+        assert set(counts) >= {"9-9", *acknowledged_batches}
+        assert len(counts) <= 1 + len(acknowledged_batches) + WRITERS
+        commit_rows = [commit.rows_in for commit in store.get_featuregroup_history("writes")]
+        assert sum(commit_rows) == len(table)
     with served(location) as (_, address), featurestore.connect(address) as again:
         again.insert_into_featuregroup(batch(8, 8), "writes")
         assert again.get_featuregroup("writes").count() == len(table) + ROWS

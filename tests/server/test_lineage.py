@@ -24,17 +24,17 @@ def test_arrange_places_each_node_once_without_overlaps(
     graph = Graph(tuple(NODES), edges)
     layers = arrange(graph)
     assert sorted(node for layer in layers for node in layer) == sorted(NODES)
-    places = re.findall(r'<rect x="(\d+)" y="(\d+)"', draw(graph, focus=None, address="/"))
-    assert len(set(places)) == len(NODES)
+    positions = re.findall(r'<rect x="(\d+)" y="(\d+)"', draw(graph, focus=None, address="/"))
+    assert len(set(positions)) == len(NODES)
 
 
 @given(PAIRS)
 def test_arrange_places_inputs_left_of_outputs(pairs: list[tuple[Node, Node]]) -> None:
     forward = [pair for pair in pairs if pair[0] < pair[1]]
     layers = arrange(Graph(tuple(NODES), tuple(dict.fromkeys(forward))))
-    place = {node: number for number, layer in enumerate(layers) for node in layer}
+    layer_numbers = {node: number for number, layer in enumerate(layers) for node in layer}
     for before, after in forward:
-        assert place[before] < place[after]
+        assert layer_numbers[before] < layer_numbers[after]
 
 
 @given(PAIRS)
@@ -48,13 +48,13 @@ def test_draw_long_edges_avoid_nodes(
         r'<rect x="(\d+)" y="(\d+)" width="\d+" height="(\d+)"', picture
     ):
         boxes.append((int(x), int(y), int(y) + int(height)))
-    for first, others in zip(boxes, range(1, len(boxes) + 1), strict=True):
-        for x, top, bottom in boxes[others:]:
+    for first, start in zip(boxes, range(1, len(boxes) + 1), strict=True):
+        for x, top, bottom in boxes[start:]:
             assert x != first[0] or top >= first[2] or bottom <= first[1]
     for line, x, y in re.findall(r'<path d="([^"]* (\d+) (\d+))h\d+"', picture):
-        assert not any(x == str(left) and top < int(y) < bottom for left, top, bottom in boxes), (
-            line
-        )
+        assert not any(
+            x == str(box_left) and top < int(y) < bottom for box_left, top, bottom in boxes
+        ), line
 
 
 def test_filter_kinds_joins_edges_through_removed_nodes() -> None:
@@ -66,8 +66,8 @@ def test_filter_kinds_joins_edges_through_removed_nodes() -> None:
 
 def test_lineage_node_returns_sources_and_datasets(client: TestClient) -> None:
     def keys(node: str, **steps: int) -> set[str]:
-        found = client.get("/api/v1/lineage", params={"node": node, **steps}).json()
-        return {each["key"] for each in found["nodes"]}
+        document = client.get("/api/v1/lineage", params={"node": node, **steps}).json()
+        return {item["key"] for item in document["nodes"]}
 
     around = keys("featuregroup:visits@2")
     assert {"training_dataset:sells@1", "training_dataset:sells@2"} <= around
@@ -76,24 +76,30 @@ def test_lineage_node_returns_sources_and_datasets(client: TestClient) -> None:
     assert keys("training_dataset:sells@1", up=0) == below
     assert keys("experiment:seller", up=1, down=1) == below
     assert "experiment:seller" in keys("model:seller@1", up=1)
-    whole = client.get("/api/v1/lineage").json()
-    assert whole["complete"]
-    assert {"from": "job:doubled", "to": "featuregroup:doubled@1"} in whole["edges"]
-    assert {"from": "experiment:seller", "to": "model:seller@1"} in whole["edges"]
+    graph = client.get("/api/v1/lineage").json()
+    assert graph["complete"]
+    assert {"from": "job:doubled", "to": "featuregroup:doubled@1"} in graph["edges"]
+    assert {"from": "experiment:seller", "to": "model:seller@1"} in graph["edges"]
 
 
 def test_lineage_feature_returns_derived_features_and_models(client: TestClient) -> None:
     """Through a job query, a dataset plan, a view, and the inputs of a model."""
 
     def keys(node: str, **steps: int) -> set[str]:
-        found = client.get("/api/v1/lineage", params={"node": node, **steps}).json()
-        return {each["key"] for each in found["nodes"]}
+        document = client.get("/api/v1/lineage", params={"node": node, **steps}).json()
+        return {item["key"] for item in document["nodes"]}
 
     sales = "feature:visits.sales@2"
-    behind = keys(sales, up=0)
-    made = {"job:doubled", "feature:doubled.twice@1", "training_dataset:sells@1"}
-    assert {sales, *made, "feature_view:selling@1", "experiment:seller", "model:seller@1"} <= behind
-    assert "feature:doubled.shop@1" not in behind
+    downstream = keys(sales, up=0)
+    job_and_dataset = {"job:doubled", "feature:doubled.twice@1", "training_dataset:sells@1"}
+    assert {
+        sales,
+        *job_and_dataset,
+        "feature_view:selling@1",
+        "experiment:seller",
+        "model:seller@1",
+    } <= downstream
+    assert "feature:doubled.shop@1" not in downstream
     assert keys("feature:doubled.twice@1") == {sales, "job:doubled", "feature:doubled.twice@1"}
     assert keys("feature:visits.note@2") == {"feature:visits.note@2"}
     assert "training_dataset:sells@1" in keys("feature:visits.shop@2")  # rows are joined by it

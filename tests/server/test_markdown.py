@@ -37,7 +37,7 @@ ATTACKS = [
 ]
 
 
-class Found(HTMLParser):
+class HarmParser(HTMLParser):
     """Elements and attributes of HTML as a browser parses them."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Found(HTMLParser):
 
 
 def harm_in(text: str) -> list[str]:
-    result = Found()
+    result = HarmParser()
     result.feed(markdown(text))
     result.close()
     return result.odd
@@ -70,8 +70,8 @@ def test_markdown_attack_is_rendered_harmless(attack: str) -> None:
 
 
 @given(st.lists(st.sampled_from([*ATTACKS, "*", "`", "[", "](", ")", "\n", "<", ">", '"', "&"])))
-def test_markdown_combined_attacks_are_rendered_harmless(parts: list[str]) -> None:
-    assert harm_in("".join(parts)) == []
+def test_markdown_combined_attacks_are_rendered_harmless(fragments: list[str]) -> None:
+    assert harm_in("".join(fragments)) == []
 
 
 def test_markdown_common_syntax_is_rendered() -> None:

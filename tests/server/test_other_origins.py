@@ -70,8 +70,8 @@ def evil_origin() -> Iterator[tuple[int, dict[str, str]]]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture
@@ -124,11 +124,11 @@ def test_cross_origin_pages_change_and_read_nothing(
             bodies = []
             for path, fields, encoding in FORMS:
                 text = "&".join(f"{name}={value}" for name, value in fields.items())
-                for kind in (
+                for content_type in (
                     encoding.replace("multipart/form-data", "text/plain"),
                     "application/json",
                 ):
-                    bodies.append([address + path, text, kind])
+                    bodies.append([address + path, text, content_type])
             pages["/fetch"] = _FETCHES.format(json.dumps(bodies))
             page.goto(f"{origin}/fetch")
             page.wait_for_function("document.title.startsWith('done')")

@@ -42,12 +42,12 @@ def pages_of(client: TestClient) -> dict[str, str]:
         address = waiting.popleft()
         if address in result:
             continue
-        answer = client.get(address)
-        assert answer.status_code == 200, f"{address}: {answer.text[:500]}"
-        result[address] = answer.text
-        if not answer.headers["content-type"].startswith("text/html"):
+        response = client.get(address)
+        assert response.status_code == 200, f"{address}: {response.text[:500]}"
+        result[address] = response.text
+        if not response.headers["content-type"].startswith("text/html"):
             continue
-        for link in re.findall(r'(?:href|src)="([^"]+)"', answer.text):
+        for link in re.findall(r'(?:href|src)="([^"]+)"', response.text):
             link = html.unescape(link).split("#")[0]
             if link.startswith("?"):
                 link = address.split("?")[0] + link
@@ -63,8 +63,8 @@ def pages(client: TestClient) -> dict[str, str]:
 
 
 def test_links_of_pages_resolve(pages: dict[str, str]) -> None:
-    for part in ("/groups/visits/1/statistics", "/datasets/sells/2/diff", "/jobs/doubled"):
-        assert part in pages
+    for address in ("/groups/visits/1/statistics", "/datasets/sells/2/diff", "/jobs/doubled"):
+        assert address in pages
     assert any(address.endswith("/log") for address in pages)
     assert "/static/htmx.min.js" in pages
 
@@ -113,8 +113,8 @@ def test_lists_are_paged_and_csv_formulas_escaped(tmp_path: Path) -> None:
         for number in range(5):
             store.create_featuregroup([{"x": 1}], f"group_{number}", description="=1+1")
         client = TestClient(create_app(store, ServerSettings(page=2)), base_url="http://localhost")
-        seen = re.findall(r'href="/groups/(group_\d)/1"', client.get("/groups?page=3").text)
-        assert seen == ["group_4"]
+        names = re.findall(r'href="/groups/(group_\d)/1"', client.get("/groups?page=3").text)
+        assert names == ["group_4"]
         table = client.get("/groups?format=csv&page=2").text.splitlines()
         assert [line.split(",")[0] for line in table] == ["name", "group_2", "group_3"]
         assert table[1].endswith(",'=1+1")
@@ -133,19 +133,21 @@ def test_groups_sorted_by_change_list_newest_first(tmp_path: Path) -> None:
 def test_search_filters_by_kind_tag_owner_and_freshness(
     client: TestClient, served_store: FeatureStore
 ) -> None:
-    def found(address: str, **chosen: str) -> set[str]:
-        page = client.get(address, params={"q": "s", **chosen})
+    def find_results(address: str, **filters: str) -> set[str]:
+        page = client.get(address, params={"q": "s", **filters})
         assert page.status_code == 200
         return set(re.findall(r'<ul class="found">(.*)</ul>', page.text, re.DOTALL))
 
-    def listed(**chosen: str) -> set[str]:
-        items = client.get("/api/v1/search", params={"q": "s", **chosen}).json()["items"]
-        assert all(each["address"] in str(found("/search", **shown(chosen))) for each in items)
-        return {each["name"] for each in items}
+    def listed(**filters: str) -> set[str]:
+        items = client.get("/api/v1/search", params={"q": "s", **filters}).json()["items"]
+        assert all(
+            item["address"] in str(find_results("/search", **shown(filters))) for item in items
+        )
+        return {item["name"] for item in items}
 
-    def shown(chosen: dict[str, str]) -> dict[str, str]:
+    def shown(filters: dict[str, str]) -> dict[str, str]:
         renamed = {"changed_within": "fresh"}
-        return {renamed.get(name, name): value for name, value in chosen.items()}
+        return {renamed.get(name, name): value for name, value in filters.items()}
 
     assert {"visits", "visits.shop", "sells", "selling", "seller"} <= listed()
     assert listed(kind="feature") == {"visits.shop", "visits.seen", "visits.sales", "doubled.shop",
@@ -172,9 +174,9 @@ def test_search_filters_by_kind_tag_owner_and_freshness(
 
 def test_statistics_page_shows_drift_between_commits(tmp_path: Path) -> None:
     with featurestore.connect(tmp_path / "drifting") as store:
-        store.create_featuregroup([{"x": float(each)} for each in range(100)], "g")
+        store.create_featuregroup([{"x": float(number)} for number in range(100)], "g")
         for start in (1000, 0):
-            rows = [{"x": float(start + each)} for each in range(100)]
+            rows = [{"x": float(start + number)} for number in range(100)]
             store.insert_into_featuregroup(rows, "g", mode="overwrite")
         client = TestClient(create_app(store), base_url="http://localhost")
         history = client.get("/groups/g/1/history").text
@@ -186,13 +188,13 @@ def test_statistics_page_shows_drift_between_commits(tmp_path: Path) -> None:
         ]
         first = store.get_featuregroup_statistics("g", delta_version=1)
         second = store.get_featuregroup_statistics("g", delta_version=2)
-        response = html.unescape(client.get(links[1]).text)
-        assert str(compare_statistics(first, second)) in response
+        page_text = html.unescape(client.get(links[1]).text)
+        assert str(compare_statistics(first, second)) in page_text
         unchanged = html.unescape(client.get("/groups/g/1/statistics?before=1").text)
         assert str(compare_statistics(first, store.get_featuregroup_statistics("g"))) in unchanged
         store.create_featuregroup([{"x": 1.0}], "uncounted", statistics=False)
-        answer = client.get("/groups/uncounted/1/statistics?before=1")
-        assert "delta_version=1" in answer.text
+        response = client.get("/groups/uncounted/1/statistics?before=1")
+        assert "delta_version=1" in response.text
 
 
 def test_validation_page_shows_failing_rows_with_reasons(tmp_path: Path) -> None:
@@ -205,10 +207,10 @@ def test_validation_page_shows_failing_rows_with_reasons(tmp_path: Path) -> None
         store.insert_into_featuregroup(rows, "people", validation="quarantine")
         client = TestClient(create_app(store), base_url="http://localhost")
         text = client.get("/groups/people/1/validation").text
-        reports, _, aside = text.partition("Quarantined rows and reasons")
+        reports, _, quarantine = text.partition("Quarantined rows and reasons")
         assert reports.count("4711") == 2  # a sample of each report that failed
-        assert aside.count("4711") == 1
-        assert "expect_column_values_to_be_between(column=&#39;age&#39;" in aside
+        assert quarantine.count("4711") == 1
+        assert "expect_column_values_to_be_between(column=&#39;age&#39;" in quarantine
         table = client.get("/groups/people/1/validation?format=csv").text.splitlines()
         assert table[0].split(",")[0] == "reasons"
         assert table[1].endswith(",2,4711")
@@ -220,9 +222,9 @@ def test_statistics_page_does_not_compute_statistics(tmp_path: Path) -> None:
         client = TestClient(create_app(store), base_url="http://localhost")
         assert "update_featuregroup_statistics" in client.get("/groups/plain/1/statistics").text
         assert not (tmp_path / "uncounted/feature_groups/plain/1_statistics").exists()
-        answer = client.get("/api/v1/featuregroups/plain/1/statistics")
-        assert answer.status_code == 404
-        assert "update_featuregroup_statistics" in answer.json()["hint"]
+        response = client.get("/api/v1/featuregroups/plain/1/statistics")
+        assert response.status_code == 404
+        assert "update_featuregroup_statistics" in response.json()["hint"]
 
 
 class NoSpark:
@@ -236,14 +238,16 @@ def test_spark_store_pages_work_without_spark(
 ) -> None:
     session = replace(served_store.session, engine_source=NoSpark())  # type: ignore[arg-type]
     app = create_app(FeatureStore(session))
-    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as other:
+    with TestClient(
+        app, base_url="http://localhost", raise_server_exceptions=False
+    ) as spark_client:
         for address in (
             "/groups/visits/2/rows",
             "/basket?feature=visits.sales",
             "/datasets/sells/1",
         ):
-            assert other.get(address).text == client.get(address).text
-        refused = other.post("/jobs/doubled/run", data={"what": "due"})
+            assert spark_client.get(address).text == client.get(address).text
+        refused = spark_client.post("/jobs/doubled/run", data={"what": "due"})
         assert refused.status_code == 400
         assert "featurestore job run doubled --due" in refused.text
 
@@ -259,11 +263,11 @@ def test_run_log_outside_log_folder_is_refused(
     address = f"/jobs/doubled/runs/{run.run_id}/log"
     assert client.get(address).status_code == 200
     with served_store.session.registry.transaction() as connection:
-        kept = connection.exec_driver_sql("SELECT run_id, log FROM runs").all()
+        logs = connection.exec_driver_sql("SELECT run_id, log FROM runs").all()
         connection.exec_driver_sql("UPDATE runs SET log = 'registry.db'")
     assert client.get(address).status_code == 404
     with served_store.session.registry.transaction() as connection:
-        for run_id, log in kept:
+        for run_id, log in logs:
             connection.exec_driver_sql("UPDATE runs SET log = ? WHERE run_id = ?", (log, run_id))
 
 
@@ -275,7 +279,7 @@ def test_monitor_page_matches_library_history(
     assert text.count("<details") == 3  # a page of three windows
     assert f"{history[0].rows} rows of visits" in text
     table = client.get("/monitors/watch?format=csv&page=2").text.splitlines()
-    findings = sum(len(each.findings) for each in history[3:6])
+    findings = sum(len(report.findings) for report in history[3:6])
     assert len(table) == findings + 1
     assert client.get("/monitors/doubled").status_code == 404
 
@@ -390,10 +394,10 @@ def test_model_page_links_run_dataset_and_lineage(client: TestClient) -> None:
 
 
 def test_metrics_match_library_metrics(client: TestClient, served_store: FeatureStore) -> None:
-    answered = client.get("/metrics")
-    assert answered.headers["content-type"].startswith("text/plain; version=0.0.4")
-    assert 'featurestore_featuregroup_rows{featuregroup="doubled"}' in answered.text
-    assert _series(answered.text) == _series(served_store.get_metrics())
+    response = client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert 'featurestore_featuregroup_rows{featuregroup="doubled"}' in response.text
+    assert _series(response.text) == _series(served_store.get_metrics())
 
 
 def _series(text: str) -> list[str]:

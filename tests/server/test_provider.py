@@ -44,12 +44,12 @@ class _Stay(Redirects):
 
 def came_back(client: TestClient, following: str = "/groups") -> str:
     """Follow the redirect to the provider, and return its redirect address."""
-    left = client.get("/sign-in/provider", params={"next": following})
-    assert left.status_code == 303
+    response = client.get("/sign-in/provider", params={"next": following})
+    assert response.status_code == 303
     try:
-        build_opener(_Stay).open(Request(left.headers["location"]), timeout=10)
-    except HTTPError as answer:
-        return str(answer.headers["Location"])
+        build_opener(_Stay).open(Request(response.headers["location"]), timeout=10)
+    except HTTPError as error:
+        return str(error.headers["Location"])
     raise AssertionError("the provider did not lead back")
 
 
@@ -60,8 +60,8 @@ def test_provider_sign_in_creates_session(
     with client_of(duckdb_store, provider=settings_of(provider)) as client:
         assert "Sign in with the office" in client.get("/sign-in").text
         for _ in range(2):
-            answer = client.get(came_back(client))
-            assert (answer.status_code, answer.headers["location"]) == (303, "/groups")
+            response = client.get(came_back(client))
+            assert (response.status_code, response.headers["location"]) == (303, "/groups")
             assert "visits" in client.get("/groups").text
             assert "rea@example.org" in client.get("/account").text
             token = field_of(client.get("/account").text)
@@ -83,8 +83,8 @@ def test_provider_token_with_wrong_claims_is_refused(
 ) -> None:
     provider.claims = claims
     with client_of(duckdb_store, provider=settings_of(provider)) as client:
-        answer = client.get(came_back(client))
-        assert answer.status_code == 401
+        response = client.get(came_back(client))
+        assert response.status_code == 401
         assert client.get("/groups").status_code == 303
 
 
@@ -103,12 +103,12 @@ def test_provider_callback_from_another_browser_is_refused(
 ) -> None:
     with (
         client_of(duckdb_store, provider=settings_of(provider)) as client,
-        client_of(duckdb_store, provider=settings_of(provider)) as other,
+        client_of(duckdb_store, provider=settings_of(provider)) as other_client,
     ):
         address = came_back(client)
-        assert other.get(address).status_code == 401
-        came_back(other)
-        assert other.get(address).status_code == 401
+        assert other_client.get(address).status_code == 401
+        came_back(other_client)
+        assert other_client.get(address).status_code == 401
         assert client.get(address).status_code == 303
         assert client.get(address).status_code == 401
 
@@ -140,12 +140,12 @@ def test_provider_existing_user_name_is_not_reused(
 def test_provider_invalid_settings_raise(
     duckdb_store: FeatureStore, provider: OpenIdProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def made(issuer: str) -> None:
-        found = Provider(issuer, CLIENT, "env:OIDC_SECRET")
-        create_app(duckdb_store, ServerSettings(auth=True, provider=found))
+    def build_app(issuer: str) -> None:
+        provider_settings = Provider(issuer, CLIENT, "env:OIDC_SECRET")
+        create_app(duckdb_store, ServerSettings(auth=True, provider=provider_settings))
 
     with pytest.raises(ConfigurationError, match="not an https URL"):
-        made("http://login.example.org")
+        build_app("http://login.example.org")
     monkeypatch.delenv("OIDC_SECRET")
     with pytest.raises(ConfigurationError, match="OIDC_SECRET"):
-        made(provider.issuer)
+        build_app(provider.issuer)

@@ -106,10 +106,10 @@ def test_serve_with_certificate_uses_tls_only(tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed: nothing makes a certificate")
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-    made += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    made += ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(made, check=True, capture_output=True)
+    openssl_command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    openssl_command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    openssl_command += ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(openssl_command, check=True, capture_output=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -140,8 +140,8 @@ def _read(
     until = time.monotonic() + 60
     while True:
         try:
-            with urllib.request.urlopen(request, timeout=10, context=context) as answer:
-                return str(answer.read().decode())
+            with urllib.request.urlopen(request, timeout=10, context=context) as response:
+                return str(response.read().decode())
         except OSError:
             if time.monotonic() > until:
                 raise

@@ -144,22 +144,24 @@ def labels(rows: int = 300) -> pa.Table:
 def test_remote_get_features_equals_local_rows(local: FeatureStore, remote: FeatureStore) -> None:
     features = ["numbers@v1.x", "numbers@v1.text as words", "numbers@v1.pixels"]
     twice = featurestore.feature("twice", "2 * x + k")
-    counted = featurestore.window("numbers@v1.x", "sum", over="2h", where="x > 0.5", fill_value=0.0)
+    window_sum = featurestore.window(
+        "numbers@v1.x", "sum", over="2h", where="x > 0.5", fill_value=0.0
+    )
     for ask in (
         lambda store: store.get_features(features, labels=labels()),
         lambda store: store.get_features(features, labels=labels(), join="inner"),
         lambda store: store.get_features(["numbers@v1.x|max|1h"], labels=labels()),
-        lambda store: store.get_features([counted], labels=labels()),
+        lambda store: store.get_features([window_sum], labels=labels()),
         lambda store: store.get_features(["numbers@v1.x", twice], labels=labels()),
         lambda store: store.get_features(["numbers.x"], include_keys=True, versions={"numbers": 1}),
         lambda store: store.get_featuregroup("numbers", version=1, as_of=1),
         lambda store: store.get_feature("numbers.x"),
     ):
-        here, there = ask(local), ask(remote)
-        assert there.schema == here.schema
-        assert there.to_arrow().equals(here.to_arrow())
-        assert there.count() == here.count()
-        assert there.head(3).equals(here.head(3))
+        local_frame, remote_frame = ask(local), ask(remote)
+        assert remote_frame.schema == local_frame.schema
+        assert remote_frame.to_arrow().equals(local_frame.to_arrow())
+        assert remote_frame.count() == local_frame.count()
+        assert remote_frame.head(3).equals(local_frame.head(3))
     assert (
         remote.get_features(features, labels=labels())
         .to_pandas()
@@ -182,18 +184,24 @@ def test_remote_frame_operations_run_on_server(local: FeatureStore, remote: Feat
 
 
 def test_remote_group_metadata_equals_local(local: FeatureStore, remote: FeatureStore) -> None:
-    here, there = (store.featuregroup("numbers", version=1) for store in (local, remote))
+    local_group, remote_group = (
+        store.featuregroup("numbers", version=1) for store in (local, remote)
+    )
     for name in ("schema", "primary_key", "event_time", "created_time", "delta_version",
                  "description", "descriptions", "tags", "name", "version"):  # fmt: skip
-        assert getattr(there, name) == getattr(here, name), name
-    rows = [(each.delta_version, each.rows, each.timestamp) for each in there.history()]
-    assert rows == [(each.delta_version, each.rows, each.timestamp) for each in here.history()]
-    assert there.statistics().to_json() == here.statistics().to_json()
+        assert getattr(remote_group, name) == getattr(local_group, name), name
+    rows = [
+        (commit.delta_version, commit.rows, commit.timestamp) for commit in remote_group.history()
+    ]
+    assert rows == [
+        (commit.delta_version, commit.rows, commit.timestamp) for commit in local_group.history()
+    ]
+    assert remote_group.statistics().to_json() == local_group.statistics().to_json()
     assert [str(group) for group in remote.get_featuregroups()] == ["numbers v1", "numbers v2"]
     assert remote.get_latest_featuregroup_version("numbers") == 2
     assert remote.get_latest_featuregroup_version("absent") == 0
     assert remote.search("random") == [
-        each for each in local.search("random") if each.group == "numbers"
+        match for match in local.search("random") if match.group == "numbers"
     ]
     assert "numbers.x" in remote.get_features_list()
     assert "salaries.pay" not in remote.get_features_list()
@@ -243,18 +251,18 @@ def test_query_ends_at_timeout_or_disconnect(
     request = Retrieval.model_validate({"read": {"kind": "featuregroup", "name": "numbers"}})
     ended = []
 
-    async def gone() -> bool:
+    async def is_disconnected() -> bool:
         return is_gone and bool(_RUNNING_QUERIES)
 
-    answer = ChunkProducer(
+    producer = ChunkProducer(
         stream_chunks(endless(local), request),
         interrupt=local.session.engine.interrupt,
-        is_disconnected=gone,
+        is_disconnected=is_disconnected,
         seconds=seconds,
         cleanup=lambda: ended.append(True),
     )
     with pytest.raises(QueryEnded):
-        asyncio.run(answer.begin())
+        asyncio.run(producer.begin())
     assert ended == [True]
     assert not _RUNNING_QUERIES
 
@@ -268,9 +276,9 @@ def test_page_query_over_time_limit_returns_503(
     page = client.get("/groups/numbers/1/rows")
     assert page.status_code == 503
     assert "cancelled after 0.3 seconds" in page.text
-    answer = client.get("/api/v1/featuregroups/numbers/1/rows")
-    assert (answer.status_code, answer.json()["title"]) == (503, "QueryEnded")
-    assert "--query-seconds" in answer.json()["hint"]
+    response = client.get("/api/v1/featuregroups/numbers/1/rows")
+    assert (response.status_code, response.json()["title"]) == (503, "QueryEnded")
+    assert "--query-seconds" in response.json()["hint"]
     assert not _RUNNING_QUERIES
 
 
@@ -327,24 +335,24 @@ def test_remote_labels_are_sent_by_client_with_many_open_files(remote: FeatureSt
 
 
 def test_aborted_response_raises_server_unavailable(tmp_path: Path) -> None:
-    whole = pa.table({"x": list(range(1000))})
+    table = pa.table({"x": list(range(1000))})
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, whole.schema) as writer:
-        for batch in whole.to_batches(max_chunksize=100):
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        for batch in table.to_batches(max_chunksize=100):
             writer.write_batch(batch)
     content = sink.getvalue().to_pybytes()
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
-        def answer() -> None:
+        def send_truncated() -> None:
             for end in (len(content) // 2, len(content) - 8):
                 connection, _ = listening.accept()
                 connection.recv(65_536)
-                part = content[:end]
+                chunk = content[:end]
                 connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-                connection.sendall(f"{len(part):x}\r\n".encode() + part + b"\r\n")
+                connection.sendall(f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n")
                 connection.close()
 
-        thread = threading.Thread(target=answer)
+        thread = threading.Thread(target=send_truncated)
         thread.start()
         client = HttpClient(f"http://127.0.0.1:{listening.getsockname()[1]}", token="t")
         for _ in range(2):
@@ -356,25 +364,25 @@ def test_aborted_response_raises_server_unavailable(tmp_path: Path) -> None:
 def test_rows_request_oversized_or_damaged_is_refused(
     remote: FeatureStore, address: str, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def sent(body: Iterable[bytes]) -> tuple[int, str]:
+    def post_rows(body: Iterable[bytes]) -> tuple[int, str]:
         connection = http.client.HTTPConnection(address.removeprefix("http://"))
         headers = {"Authorization": f"Bearer {token}", "Content-Type": RETRIEVAL}
         connection.request("POST", "/api/v1/rows", b"".join(body), headers)
-        answer = connection.getresponse()
+        response = connection.getresponse()
         with contextlib.closing(connection):
-            return answer.status, answer.read().decode()
+            return response.status, response.read().decode()
 
     read = {"kind": "features", "features": ["numbers@v1.x"], "uploaded": True}
     offsets = np.array([0, 1 << 30, 4], np.int32)  # a text that ends far beyond the letters
     columns = [None, pa.py_buffer(offsets), pa.py_buffer(b"abcd")]
     wild = pa.table({"k": pa.Array.from_buffers(pa.string(), 2, columns)})
-    assert sent(request_body({"read": read}, wild.to_reader()))[0] == 400
-    garbage = sent([json.dumps({"read": read}).encode(), b"\nno stream"])
+    assert post_rows(request_body({"read": read}, wild.to_reader()))[0] == 400
+    garbage = post_rows([json.dumps({"read": read}).encode(), b"\nno stream"])
     assert garbage[0] == 400
     assert "not an Arrow stream" in garbage[1]
-    assert sent([b'{"read": {"kind": "folder"}}\n'])[0] == 400
+    assert post_rows([b'{"read": {"kind": "folder"}}\n'])[0] == 400
     monkeypatch.setattr(uploads, "_MAX_LINE_BYTES", 1000)
-    assert sent([b"x" * 100_000])[0] == 400
+    assert post_rows([b"x" * 100_000])[0] == 400
 
 
 def test_upload_over_limit_is_refused(local: FeatureStore, token: str) -> None:
@@ -392,21 +400,21 @@ def test_upload_over_limit_is_refused(local: FeatureStore, token: str) -> None:
 def test_remote_training_dataset_is_read_and_downloaded(
     local: FeatureStore, remote: FeatureStore, token: str, tmp_path: Path
 ) -> None:
-    here = local.get_training_dataset("wins")
+    local_dataset = local.get_training_dataset("wins")
     dataset = remote.get_training_dataset("wins")
     assert (dataset.manifest, dataset.tags, dataset.description) == (
-        here.manifest, {"team": "a"}, "Who wins",
+        local_dataset.manifest, {"team": "a"}, "Who wins",
     )  # fmt: skip
-    assert [str(each) for each in remote.get_training_datasets()] != []
+    assert [str(handle) for handle in remote.get_training_datasets()] != []
     assert remote.get_latest_training_dataset_version("wins") == 1
     assert remote.get_latest_training_dataset_version("win") == 0
-    assert dataset.read("train").to_arrow().equals(here.read("train").to_arrow())
-    assert dataset.statistics("train").to_json() == here.statistics("train").to_json()
-    assert dataset.verify() == here.verify()
-    assert dataset.roles == here.roles
+    assert dataset.read("train").to_arrow().equals(local_dataset.read("train").to_arrow())
+    assert dataset.statistics("train").to_json() == local_dataset.statistics("train").to_json()
+    assert dataset.verify() == local_dataset.verify()
+    assert dataset.roles == local_dataset.roles
     copy = dataset.download(tmp_path / "wins")
     assert copy.verify().ok
-    assert copy.read("train").to_arrow().equals(here.read("train").to_arrow())
+    assert copy.read("train").to_arrow().equals(local_dataset.read("train").to_arrow())
     for refused in (
         lambda: dataset.reader("train", global_batch_size=2),
         lambda: dataset.matrix("train"),
@@ -430,31 +438,31 @@ def test_download_resumes_after_broken_connection(
     most = 30_000
     size = max(shard.bytes for split in dataset.manifest.splits for shard in split.shards)
     assert size > 2 * most
-    with cutting(address, most) as (cut, asked):
+    with cutting(address, most) as (cut, requests):
         client = HttpClient(cut, token=token)
         through = RemoteTrainingDataset(dataset.path, dataset.manifest, client=client)
         through.download(tmp_path / "wins")
     assert featurestore.TrainingDataset.open(tmp_path / "wins").verify().ok
-    begun = [int(each) for each in re.findall(r"[Rr]ange: bytes=(\d+)-", "".join(asked))]
-    assert len(begun) >= 2
-    assert all(begun)
+    offsets = [int(offset) for offset in re.findall(r"[Rr]ange: bytes=(\d+)-", "".join(requests))]
+    assert len(offsets) >= 2
+    assert all(offsets)
 
 
 @contextmanager
 def cutting(address: str, most: int) -> Iterator[tuple[str, list[str]]]:
     """Yield a proxy address that forwards some bytes of each response, and its requests."""
     host, port = address.removeprefix("http://").split(":")
-    asked: list[str] = []
+    requests: list[str] = []
 
     def serve(connection: socket.socket) -> None:
         with connection, socket.create_connection((host, int(port))) as server:
             request = connection.recv(65_536)
-            asked.append(request.decode())
+            requests.append(request.decode())
             server.sendall(request.replace(cut.encode(), f"{host}:{port}".encode()))
             passed = 0
-            while passed < most and (part := server.recv(min(65_536, most - passed))):
-                connection.sendall(part)
-                passed += len(part)
+            while passed < most and (chunk := server.recv(min(65_536, most - passed))):
+                connection.sendall(chunk)
+                passed += len(chunk)
 
     def listen() -> None:
         while True:
@@ -470,7 +478,7 @@ def cutting(address: str, most: int) -> Iterator[tuple[str, list[str]]]:
         thread = threading.Thread(target=listen)
         thread.start()
         try:
-            yield f"http://{cut}", asked
+            yield f"http://{cut}", requests
         finally:
             ended.set()
             socket.create_connection(listening.getsockname()).close()
@@ -485,7 +493,7 @@ def test_command_line_accepts_server_address(
     command_line: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def asked(location: str, *words: str) -> Any:
+    def run_json(location: str, *words: str) -> Any:
         printed = command_line("--location", location, *words, "--output", "json").out
         return json.loads(printed)
 
@@ -498,25 +506,26 @@ def test_command_line_accepts_server_address(
         ("td", "list"),
         ("features", "get", "numbers@v1.x", "-n", "3"),
     ):
-        here, there = asked(local.location, *words), asked(address, *words)
+        local_output, remote_output = run_json(local.location, *words), run_json(address, *words)
         if words == ("td", "list"):
-            here = [each for each in here if each["name"] != "pays"]
-        assert there == here, words
-    shown = asked(address, "td", "show", "wins")
+            local_output = [item for item in local_output if item["name"] != "pays"]
+        assert remote_output == local_output, words
+    shown = run_json(address, "td", "show", "wins")
     assert (
-        shown["transformations"] == asked(local.location, "td", "show", "wins")["transformations"]
+        shown["transformations"]
+        == run_json(local.location, "td", "show", "wins")["transformations"]
     )
-    groups = asked(address, "fg", "list")
-    assert groups == [each for each in asked(local.location, "fg", "list") if each in groups]
+    groups = run_json(address, "fg", "list")
+    assert groups == [group for group in run_json(local.location, "fg", "list") if group in groups]
     assert len(groups) == 2
     out = str(tmp_path / "rows.parquet")
-    assert asked(address, "features", "get", "numbers@v1.x", "--out", out)["rows"] == 20_000
+    assert run_json(address, "features", "get", "numbers@v1.x", "--out", out)["rows"] == 20_000
     explained = ("features", "get", "numbers.x", "--explain")
-    told = command_line("--location", address, *explained, code=1)
-    assert f"{address}/basket?feature=numbers.x" in told.err
+    result = command_line("--location", address, *explained, code=1)
+    assert f"{address}/basket?feature=numbers.x" in result.err
     monkeypatch.delenv("FEATURESTORE_TOKEN")
     assert "signed in" in command_line("--location", address, "fg", "list", code=1).err
-    assert asked(address, "--token", token, "fg", "list") == groups
+    assert run_json(address, "--token", token, "fg", "list") == groups
 
 
 def test_remote_writes_pass_validation(
@@ -591,7 +600,7 @@ def test_remote_writes_pass_validation(
                     forbidden()
     assert local.get_featuregroup("made").count() == 3
     with local.session.registry.reading() as connection:
-        logged = [each for each in audit_log.entries(connection, limit=100) if each.who == "wil"]
+        logged = [entry for entry in audit_log.entries(connection, limit=100) if entry.who == "wil"]
     actions = [
         "create",
         "create",
@@ -603,8 +612,8 @@ def test_remote_writes_pass_validation(
         "tag",
         "tag",
     ]
-    assert sorted(each.action for each in logged) == sorted(actions)
-    assert {each.subject for each in logged} == {"made", "made@v1", "copied"}
+    assert sorted(entry.action for entry in logged) == sorted(actions)
+    assert {entry.subject for entry in logged} == {"made", "made@v1", "copied"}
     local.delete_featuregroup("copied", version=1)
     group = local.featuregroup("made")
     commits = dict.fromkeys([1, commit.delta_version, deleted.delta_version], "wil")
@@ -615,11 +624,13 @@ def test_remote_writes_pass_validation(
     local.delete_featuregroup("made", version=1)
 
 
-@pytest.mark.parametrize("kind", [Commit, Match, Problem, VerifyReport])
-def test_record_as_other_release_reads_or_raises(kind: Any) -> None:
-    arguments = {each.name: each.name for each in fields(kind)}
-    assert parse_record(kind, {**arguments, "told_by_newer_servers": 1}) == kind(**arguments)
-    del arguments[fields(kind)[0].name]
-    with pytest.raises(ServerUnavailable, match=kind.__name__) as refused:
-        parse_record(kind, arguments)
+@pytest.mark.parametrize("record_type", [Commit, Match, Problem, VerifyReport])
+def test_record_as_other_release_reads_or_raises(record_type: Any) -> None:
+    arguments = {field.name: field.name for field in fields(record_type)}
+    assert parse_record(record_type, {**arguments, "told_by_newer_servers": 1}) == record_type(
+        **arguments
+    )
+    del arguments[fields(record_type)[0].name]
+    with pytest.raises(ServerUnavailable, match=record_type.__name__) as refused:
+        parse_record(record_type, arguments)
     assert "pip install --upgrade" in str(refused.value.hint)

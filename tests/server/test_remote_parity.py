@@ -24,13 +24,13 @@ def job(window):
     return None
 """
 # Calls that validate these arguments first; for all others the name of a group suffices.
-GIVEN: dict[str, tuple[Any, ...]] = {
+POSITIONAL_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "add_alert_channel": ("ops", "log"),
     "add_online_store": ("cache", "redis://localhost:6379/0"),
     "backfill_job": ("job", "2024-03-01T00:00Z", "2024-03-02T00:00Z"),
     "sql": ("select * from g",),
 }
-NAMED = {
+KEYWORD_ARGUMENTS = {
     "delete_featuregroup": {"version": 1},
     "update_featuregroup": {"description": "new"},
     "score": {"labels": [{"k": 1}]},
@@ -56,26 +56,26 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureStore]:
             local.get_featuregroup("g"), "wins", transformations={"x": t.min_max()}, progress=False
         )
         (folder / "jobs.py").write_text(JOBS)
-        GIVEN["register_jobs"] = (str(folder / "jobs.py"),)
+        POSITIONAL_ARGUMENTS["register_jobs"] = (str(folder / "jobs.py"),)
         (folder / "dbt_project.yml").write_text("name: shop\nmodel-paths: [models]\n")
         (folder / "models").mkdir()
-        GIVEN["write_dbt_exposures"] = (str(folder / "models" / "exposures.yml"),)
+        POSITIONAL_ARGUMENTS["write_dbt_exposures"] = (str(folder / "models" / "exposures.yml"),)
         with (
             listening(local, ServerSettings()) as address,
             featurestore.connect(address) as store,
         ):
-            GIVEN["transform"] = (store.get_featuregroup("g"), "wins")
+            POSITIONAL_ARGUMENTS["transform"] = (store.get_featuregroup("g"), "wins")
             yield store
 
 
 def calls() -> list[str]:
     """Return the public methods that the remote client does not implement itself."""
-    own: set[str] = set()
-    for kind in RemoteFeatureStore.__mro__:
-        if kind.__module__.startswith("featurestore.store.remote"):
-            own |= set(vars(kind)) - {"scheduler", "transform"}
+    remote_methods: set[str] = set()
+    for base in RemoteFeatureStore.__mro__:
+        if base.__module__.startswith("featurestore.store.remote"):
+            remote_methods |= set(vars(base)) - {"scheduler", "transform"}
     names = [name for name in dir(FeatureStore) if not name.startswith("_")]
-    return [name for name in names if name not in own | OF_ITSELF]
+    return [name for name in names if name not in remote_methods | OF_ITSELF]
 
 
 def test_remote_unsupported_calls_raise_with_hint(remote: FeatureStore) -> None:
@@ -83,11 +83,15 @@ def test_remote_unsupported_calls_raise_with_hint(remote: FeatureStore) -> None:
     assert {"sql", "score", "scheduler", "run_job", "get_monitors", "vacuum"} & set(actual)
     for name in actual:
         call = getattr(remote, name)
-        inputs = GIVEN.get(name)
+        inputs = POSITIONAL_ARGUMENTS.get(name)
         if inputs is None:
-            inputs = tuple("g" for each in positional(call))
+            inputs = tuple("g" for _ in positional(call))
         with pytest.raises((UnsupportedRemotely, UnsupportedLocation)) as refused:
-            call(*inputs, **NAMED.get(name, {}), **needed(call, NAMED.get(name, {})))
+            call(
+                *inputs,
+                **KEYWORD_ARGUMENTS.get(name, {}),
+                **needed(call, KEYWORD_ARGUMENTS.get(name, {})),
+            )
         assert "http://127.0.0.1" in str(refused.value), name
         assert "Hint: " in str(refused.value), name
 
@@ -96,13 +100,21 @@ def positional(call: Any) -> list[str]:
     """Return the values of positional arguments without defaults."""
     result = inspect.signature(call).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return [each.name for each in result if each.kind in kinds and each.default is each.empty]
+    return [
+        parameter.name
+        for parameter in result
+        if parameter.kind in kinds and parameter.default is parameter.empty
+    ]
 
 
-def needed(call: Any, given: dict[str, Any]) -> dict[str, Any]:
+def needed(call: Any, keywords: dict[str, Any]) -> dict[str, Any]:
     """Return a value for each keyword argument without a default."""
     result = {}
-    for each in inspect.signature(call).parameters.values():
-        if each.kind is each.KEYWORD_ONLY and each.default is each.empty and each.name not in given:
-            result[each.name] = _VALUES.get(each.name, "g")
+    for parameter in inspect.signature(call).parameters.values():
+        if (
+            parameter.kind is parameter.KEYWORD_ONLY
+            and parameter.default is parameter.empty
+            and parameter.name not in keywords
+        ):
+            result[parameter.name] = _VALUES.get(parameter.name, "g")
     return result

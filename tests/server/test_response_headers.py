@@ -38,7 +38,7 @@ def addresses(app: Any) -> Iterator[str]:
         usual = {name: _VALUES.get(name, {}).get(noun, "1") for name in names}
         for name, text in product(names, HOSTILE):
             yield _filled(path, {**usual, name: quote(text, safe="")})
-        request = [each.alias for each in route.dependant.query_params]
+        request = [parameter.alias for parameter in route.dependant.query_params]
         for name, text in product(request, HOSTILE):
             query = f"{quote(name)}={quote(text)}"
             if "format" in request and name != "format":
@@ -53,12 +53,12 @@ def _filled(path: str, values: dict[str, str]) -> str:
 
 
 def test_response_headers_reject_injected_line_breaks(client: TestClient) -> None:
-    answered = set()
+    statuses = set()
     for address in addresses(client.app):
-        answer = client.get(address, follow_redirects=False)
-        answered.add(answer.status_code)
-        assert answer.status_code < 500, (address, answer.text[:500])
-        for name, value in answer.headers.raw:
+        response = client.get(address, follow_redirects=False)
+        statuses.add(response.status_code)
+        assert response.status_code < 500, (address, response.text[:500])
+        for name, value in response.headers.raw:
             assert not re.search(rb"[\r\n\x00]|evil|featurestore=x", value), (address, name, value)
             value.decode("ascii")
-    assert answered >= {200, 404, 400}
+    assert statuses >= {200, 404, 400}

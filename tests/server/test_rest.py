@@ -22,7 +22,7 @@ def test_rest_groups_equal_library_details(client: TestClient, served_store: Fea
     address = "/api/v1/featuregroups/visits/1"
     assert client.get(address).json() == to_json_value(group_details(group))
     commits = client.get(f"{address}/commits").json()["items"]
-    assert commits == [to_json_value(vars(each)) for each in group.history()]
+    assert commits == [to_json_value(vars(commit)) for commit in group.history()]
     assert client.get(f"{address}/statistics").json() == to_json_value(group.statistics().to_json())
     rows = client.get(f"{address}/rows", params={"limit": 2}).json()
     assert rows["columns"] == group.schema.names
@@ -49,7 +49,7 @@ def test_rest_runs_and_models_equal_library_details(
 ) -> None:
     runs = experiments.get_runs("seller", store=served_store)
     document = client.get("/api/v1/experiments?name=seller&dataset=sells").json()["items"]
-    assert [each["run"] for each in document] == [run.id for run in runs]
+    assert [item["run"] for item in document] == [run.id for run in runs]
     run = client.get(f"/api/v1/experiments/{runs[-1].id}").json()
     assert run["reported"]["loss"] == {"1": 0.1, "2": 0.05, "3": 0.1 / 3}
     model = experiments.get_model("seller", store=served_store)
@@ -58,21 +58,21 @@ def test_rest_runs_and_models_equal_library_details(
 
 
 def test_rest_lists_are_paged(client: TestClient) -> None:
-    seen: list[str] = []
+    references: list[str] = []
     offset: int | None = 0
     while offset is not None:
         page = client.get("/api/v1/features", params={"limit": 2, "offset": offset}).json()
-        seen += [each["reference"] for each in page["items"]]
+        references += [item["reference"] for item in page["items"]]
         offset = page["next"]
-    assert len(seen) == len(set(seen)) == 7
-    assert "doubled.twice" in seen
+    assert len(references) == len(set(references)) == 7
+    assert "doubled.twice" in references
 
 
 def test_rest_errors_are_problem_objects_with_hint(client: TestClient) -> None:
-    answer = client.get("/api/v1/featuregroups/visit")
-    assert answer.status_code == 404
-    assert answer.headers["content-type"] == "application/problem+json"
-    document = answer.json()
+    response = client.get("/api/v1/featuregroups/visit")
+    assert response.status_code == 404
+    assert response.headers["content-type"] == "application/problem+json"
+    document = response.json()
     assert document["title"] == "FeatureGroupNotFound"
     assert "visits" in document["hint"]
     assert client.get("/api/v1/featuregroups/visits/1/rows?delta_version=99").status_code == 404
@@ -97,8 +97,8 @@ def test_rest_matches_openapi_description(served_store: FeatureStore) -> None:
     # Streamed bodies are not described in OpenAPI; see test_remote_client.
     schema = schema.exclude(path=["/api/v1/rows"]).exclude(tag="writes")
     operations = 0
-    for found in schema.get_all_operations():
-        operation = found.ok()
+    for result in schema.get_all_operations():
+        operation = result.ok()
         operations += 1
 
         @settings(max_examples=15, deadline=None)

@@ -65,9 +65,11 @@ def fill(store: FeatureStore, folder: Path) -> None:
     visits: list[dict[str, Any]] = []
     for hour in range(24):
         for shop in ("a", "b"):
-            at = NOON + timedelta(minutes=30 + 60 * hour)
+            timestamp = NOON + timedelta(minutes=30 + 60 * hour)
             sales = None if hour % 5 == 0 else float(hour)
-            visits.append({"shop": shop, "seen": at, "sales": sales, "tags": [1, 2][: hour % 2]})
+            visits.append(
+                {"shop": shop, "seen": timestamp, "sales": sales, "tags": [1, 2][: hour % 2]}
+            )
     store.create_featuregroup(visits, "visits", primary_key="shop", event_time="seen")
     cities = [{"city": 7, "day": date(2024, 3, 1), "part": Decimal("1.50"), "people": 3}]
     store.create_featuregroup(
@@ -80,8 +82,8 @@ def fill(store: FeatureStore, folder: Path) -> None:
     store.insert_into_featuregroup([{"id": 2, "age": 999}], "people", validation="quarantine")
     labels = []
     for number in range(12):
-        at = NOON + timedelta(hours=3 + number)
-        labels.append({"shop": "ab"[number % 2], "asked_at": at, "good": number % 3 == 0})
+        timestamp = NOON + timedelta(hours=3 + number)
+        labels.append({"shop": "ab"[number % 2], "asked_at": timestamp, "good": number % 3 == 0})
     store.create_featuregroup(labels, "asked", primary_key="shop", event_time="asked_at")
     frame = store.get_features(["visits.sales"], labels=labels)
     for name, options in {
@@ -107,22 +109,22 @@ def fill(store: FeatureStore, folder: Path) -> None:
 
 def snippets_of(client: TestClient, starts: list[str]) -> Iterator[tuple[str, str]]:
     """Yield page and code of every snippet on the pages reachable from some addresses."""
-    waiting, seen = deque(starts), set()
+    waiting, visited_addresses = deque(starts), set()
     while waiting:
         address = waiting.popleft()
-        if address in seen:
+        if address in visited_addresses:
             continue
-        seen.add(address)
-        answer = client.get(address)
-        if not answer.headers.get("content-type", "").startswith("text/html"):
+        visited_addresses.add(address)
+        response = client.get(address)
+        if not response.headers.get("content-type", "").startswith("text/html"):
             continue
-        assert answer.status_code == 200, (address, answer.text[:300])
+        assert response.status_code == 200, (address, response.text[:300])
         for code in re.findall(
-            r'class="code"><pre[^>]*><code>(.*?)</code>', answer.text, re.DOTALL
+            r'class="code"><pre[^>]*><code>(.*?)</code>', response.text, re.DOTALL
         ):
             yield address, html.unescape(code)
-        for link in re.findall(r'href="(/[^"?#]*)', answer.text):
-            is_object = kind_of(link) not in {kind_of(each) for each in ("/static/a", "/api/a")}
+        for link in re.findall(r'href="(/[^"?#]*)', response.text):
+            is_object = kind_of(link) not in {kind_of(path) for path in ("/static/a", "/api/a")}
             if is_object and not link.startswith(("/lineage", "/search", "/account")):
                 waiting.append(link)
 
@@ -207,7 +209,7 @@ def test_snippets_of_server_with_sign_in_connect_to_it(
         starts = ["/groups/visits/1", "/groups/cities/1", "/datasets/with_nulls/1"]
         snippets = []
         for start in [*starts, "/basket?feature=visits@v1.sales"]:
-            snippets += [each for each in snippets_of(client, [start]) if each[0] == start]
+            snippets += [snippet for snippet in snippets_of(client, [start]) if snippet[0] == start]
         assert all(address in code for _, code in snippets if "update_" not in code)
         _, failures = run_snippets(snippets, tmp_path / "elsewhere", FEATURESTORE_TOKEN=token)
     assert not failures, "\n\n".join(failures)
@@ -222,7 +224,7 @@ def test_snippets_of_empty_pages_run(tmp_path: Path) -> None:
         store.create_featuregroup(rows, "visits", primary_key="shop", event_time="seen")
         snippets = []
         for page in ("/datasets", "/views", "/jobs", "/monitors"):
-            snippets += [each for each in snippets_of(client, [page]) if each[0] == page]
+            snippets += [snippet for snippet in snippets_of(client, [page]) if snippet[0] == page]
         number, failures = run_snippets([*first, *snippets], tmp_path / "elsewhere")
         assert not failures, "\n\n".join(failures)
         assert number == 6

@@ -29,7 +29,7 @@ def train(store: FeatureStore, dataset: str, name: str, *, text: str = "sgd") ->
     """Return the ids of two runs over version 1 of a dataset; both report a loss per step."""
     read = store.get_training_dataset(dataset, version=1)
     noted = RunDataset(read.name, read.version, read.manifest.content_hash, read.path)
-    made = []
+    run_ids = []
     for number, rate in enumerate((0.1, 0.01), 1):
         record = RunRecord(
             id=f"2024030{number}-120000-{name.replace('_', '-')}",
@@ -46,7 +46,7 @@ def train(store: FeatureStore, dataset: str, name: str, *, text: str = "sgd") ->
         run = _save(store, record)
         for step in range(1, 4):
             _report(run, step, {"loss": rate / step, text[:20]: float("nan")})
-        made.append(run.id)
+        run_ids.append(run.id)
     study = RunRecord(
         id=f"20240303-120000-{name.replace('_', '-')}",
         name=name,
@@ -59,14 +59,14 @@ def train(store: FeatureStore, dataset: str, name: str, *, text: str = "sgd") ->
     trial = {"kind": "trial", "created": "2024-03-03T12:00:01+00:00", "params": {"rate": 0.5}}
     arguments = {**vars(study), **trial, "id": f"{study.id}-0", "parent": study.id, "number": 0}
     _save(store, RunRecord(**arguments))
-    artifacts = Path(catalog.run_directory(store.session, catalog.load(store.session, made[0])))
+    artifacts = Path(catalog.run_directory(store.session, catalog.load(store.session, run_ids[0])))
     os.makedirs(artifacts / "artifacts")
     (artifacts / "artifacts" / "model.pkl").write_bytes(pickle.dumps(Steady()))
     for _ in range(2):
         experiments.register_model(
-            made[0], name, trust=True, description=text, tags={"use": text}, store=store
+            run_ids[0], name, trust=True, description=text, tags={"use": text}, store=store
         )
-    return made
+    return run_ids
 
 
 def _save(store: FeatureStore, record: RunRecord) -> Run:

@@ -32,8 +32,8 @@ class CutProxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        for each in (self._listener, *self._sockets):
-            _close(each)
+        for endpoint in (self._listener, *self._sockets):
+            _close(endpoint)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -74,11 +74,11 @@ class CutProxy:
 
 
 def _close(*sockets: socket.socket) -> None:
-    for each in sockets:
+    for endpoint in sockets:
         # The shutdown wakes the thread that waits for bytes of the socket.
         with contextlib.suppress(OSError):
-            each.shutdown(socket.SHUT_RDWR)
-        each.close()
+            endpoint.shutdown(socket.SHUT_RDWR)
+        endpoint.close()
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def read_values(
     """Return the published columns of a view with one group, for keys at each instant."""
     (feature, *_) = view.spec.features
     spec = RegisteredSpecs(store._session)[feature.group][feature.version]
-    layout = ValueLayout.for_group(spec, [each.column for each in view.spec.features])
+    layout = ValueLayout.for_group(spec, [feature.column for feature in view.spec.features])
     with closing(open_online_store(store._session, online)) as server:
         prefix = value_prefix(
             view.name,

@@ -50,12 +50,14 @@ def layout():
 
 
 def test_values_of_every_type_equal_arrow_values():
-    schema = pa.schema([("id", pa.int64()), *[(name, kind) for name, (kind, _) in COLUMNS.items()]])
+    schema = pa.schema(
+        [("id", pa.int64()), *[(name, dtype) for name, (dtype, _) in COLUMNS.items()]]
+    )
     spec = FeatureGroupSpec("g", 1, schema, ("id",))
     # Slices, whose buffers start at an offset.
     arrays = {
-        name: pa.array([values[0], *values, None], kind).slice(1, 3)
-        for name, (kind, values) in COLUMNS.items()
+        name: pa.array([values[0], *values, None], dtype).slice(1, 3)
+        for name, (dtype, values) in COLUMNS.items()
     }
     layout = pickle.loads(pickle.dumps(ValueLayout.for_group(spec, arrays)))
     values = layout.encode(arrays, event_time=None, created_time=None, sequence=3)
@@ -79,7 +81,7 @@ def test_values_of_every_type_equal_arrow_values():
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"),
+    ("dtype", "value"),
     [
         (pa.int16(), -5),
         (pa.uint64(), 2**63 + 5),
@@ -91,27 +93,27 @@ def test_values_of_every_type_equal_arrow_values():
         (pa.decimal128(10, 2), Decimal("1.5")),
     ],
 )
-def test_key_of_one_entity_equals_key_of_column(kind, value):
-    column = pa.array([value, None, value], kind).slice(1)
-    assert encode_keys([column]) == [None, compile_key([kind])([value])]
-    assert encode_keys([column, column])[1] == compile_key([kind, kind])([value, value])
-    assert compile_key([kind])([None]) is compile_key([kind, kind])([value, None]) is None
+def test_key_of_one_entity_equals_key_of_column(dtype, value):
+    column = pa.array([value, None, value], dtype).slice(1)
+    assert encode_keys([column]) == [None, compile_key([dtype])([value])]
+    assert encode_keys([column, column])[1] == compile_key([dtype, dtype])([value, value])
+    assert compile_key([dtype])([None]) is compile_key([dtype, dtype])([value, None]) is None
 
 
 def test_decode_reads_the_current_entry_within_ttl(layout):
     times = pa.array([NOON, NOON + timedelta(seconds=5)], TIME)
-    known = pa.array([NOON, NOON + timedelta(seconds=7)], TIME)
+    created_times = pa.array([NOON, NOON + timedelta(seconds=7)], TIME)
     values = layout.encode(
-        {"temp": pa.array([1.0, 2.0])}, event_time=times, created_time=known, sequence=1
+        {"temp": pa.array([1.0, 2.0])}, event_time=times, created_time=created_times, sequence=1
     )
     entries = [entry for value in values for entry in unpack_entries(value)]
     value = pack_entries(entries, sequence=1, fingerprint=layout.fingerprint)
 
-    def at(seconds):
+    def decode_at(seconds):
         return layout.decode(value, to_micros(NOON + timedelta(seconds=seconds)))
 
     expected = [(1.0,), (1.0,), (2.0,), (2.0,), ValueStatus.MISSING, ValueStatus.STALE]
-    assert [at(seconds) for seconds in (0, 6, 7, 15, -1, 15.000001)] == expected
+    assert [decode_at(seconds) for seconds in (0, 6, 7, 15, -1, 15.000001)] == expected
     for seconds, row in zip((0, 6, 7, 15, -1, 15.000001), expected, strict=True):
         now = to_micros(NOON + timedelta(seconds=seconds))
         # The first value has one entry, which is stale earlier than the second one.

@@ -28,7 +28,7 @@ PASSWORD = "tr0ub4dor&3"
 KEYS = [b"key%d" % number for number in range(50)]
 
 
-def opened(uri: str, secret: Callable[[], str] | None = None) -> OnlineStore:
+def open_store(uri: str, secret: Callable[[], str] | None = None) -> OnlineStore:
     return open_config(OnlineConfig("cache", uri, secret))
 
 
@@ -38,7 +38,7 @@ def proxied(request: pytest.FixtureRequest) -> Iterator[tuple[OnlineStore, CutPr
     url = urlsplit(request.getfixturevalue(f"{request.param}_url"))
     with cutting(url.port or 0) as proxy:
         address = url._replace(netloc=url.netloc.replace(str(url.port), str(proxy.port)))
-        store = opened(f"{address.geturl()}?timeout=0.5")
+        store = open_store(f"{address.geturl()}?timeout=0.5")
         store.write(KEYS, [sequenced(1)] * len(KEYS))
         yield store, proxy
         store.close()
@@ -80,12 +80,12 @@ def test_a_cut_network_ends_calls_after_the_timeout(
 def test_redis_with_a_log_keeps_acknowledged_writes_after_a_kill(
     durable_redis: servers.RedisServer,
 ) -> None:
-    _write_during_crashes(opened(durable_redis.url), durable_redis.crash)
+    _write_during_crashes(open_store(durable_redis.url), durable_redis.crash)
 
 
 @pytest.mark.postgres
 def test_postgres_keeps_acknowledged_writes_after_a_kill(postgres_url: str) -> None:
-    store = opened(postgres_url)
+    store = open_store(postgres_url)
     store.check()
     _write_during_crashes(store, partial(crash_postgres, postgres_url))
 
@@ -142,7 +142,7 @@ def test_redis_that_evicts_values_fails_the_check() -> None:
     with servers.running(*options, "--requirepass", PASSWORD) as server:
         import redis
 
-        store = opened(server.url, secret=lambda: PASSWORD)
+        store = open_store(server.url, secret=lambda: PASSWORD)
         with pytest.raises(OnlineStoreError, match="has maxmemory-policy allkeys-lru") as error:
             store.check()
         assert error.value.hint is not None
@@ -160,7 +160,7 @@ def test_redis_that_evicts_values_fails_the_check() -> None:
         assert store.read([b"first"]) == [b"1"]
         store.close()
         for secret in (None, lambda: PASSWORD[::-1]):
-            refused = opened(server.url, secret)
+            refused = open_store(server.url, secret)
             with pytest.raises(OnlineStoreError, match="denies access") as error:
                 refused.read([b"first"])
             assert PASSWORD[::-1] not in f"{error.value}{error.value.hint}"
@@ -175,10 +175,10 @@ def test_postgres_user_without_permissions_fails_the_check(postgres_url: str) ->
     guest = postgres_url.replace("store@", f"guest_{name}@")
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(f"create role guest_{name} login")
-        store = opened(guest)
+        store = open_store(guest)
         with pytest.raises(OnlineStoreError, match="denies access"):
             store.check()
-        owner = opened(postgres_url)
+        owner = open_store(postgres_url)
         owner.check()
         owner.close()
         with pytest.raises(OnlineStoreError, match="may not read and write"):
@@ -194,7 +194,7 @@ def test_postgres_user_without_permissions_fails_the_check(postgres_url: str) ->
 
 @pytest.mark.parametrize("uri", ["redis://127.0.0.1:1/0", "postgresql://me@127.0.0.1:1/shop"])
 def test_an_unreachable_server_is_an_error_with_its_address(uri: str) -> None:
-    store = opened(uri, secret=lambda: PASSWORD)
+    store = open_store(uri, secret=lambda: PASSWORD)
     with pytest.raises(
         OnlineStoreUnavailable, match=r"'cache' at 127\.0\.0\.1:1 cannot be reached"
     ):
@@ -210,7 +210,7 @@ def test_a_missing_driver_is_an_error_with_its_extra(
     uri: str, driver: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, driver, None)
-    store = opened(uri)
+    store = open_store(uri)
     for call in (lambda: store.read([b"a"]), lambda: store.write([b"a"], [b"1"]), store.check):
         with pytest.raises(MissingExtra, match=driver) as error:
             call()
@@ -222,7 +222,7 @@ def test_a_damaged_sqlite_file_is_an_error_with_its_path(tmp_path: Path) -> None
     path = tmp_path / "online.db"
     path.write_bytes(b"not a database" * 1000)
     with pytest.raises(OnlineStoreError, match=r"online\.db"):
-        opened(f"sqlite:///{path}").read([b"a"])
+        open_store(f"sqlite:///{path}").read([b"a"])
 
 
 class Closable:
@@ -241,10 +241,12 @@ def test_dropped_pool_closes_idle_connections_of_its_process() -> None:
         pass
 
     def drop_in_child() -> None:
-        with pools[0].borrow() as own:
+        with pools[0].borrow() as child_connection:
             pass
         pools.clear()
-        os._exit([first.is_closed, second.is_closed, own.is_closed] != [False, False, True])
+        os._exit(
+            [first.is_closed, second.is_closed, child_connection.is_closed] != [False, False, True]
+        )
 
     with warnings.catch_warnings():  # Python 3.12 warns about forks of processes with threads
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -270,7 +272,7 @@ def _open_in_threads(path: str) -> list[bytes | None]:
     """Write a key in each of eight threads, which open the file at once with other processes."""
 
     def write(key: bytes) -> None:
-        store = opened(f"sqlite:///{path}")
+        store = open_store(f"sqlite:///{path}")
         BARRIER.wait(60)
         store.write_newer([key], [sequenced(1)])
         store.close()
@@ -278,7 +280,7 @@ def _open_in_threads(path: str) -> list[bytes | None]:
     keys = [b"%d-%d" % (os.getpid(), number) for number in range(8)]
     with ThreadPoolExecutor(len(keys)) as pool:
         list(pool.map(write, keys))
-    store = opened(f"sqlite:///{path}")
+    store = open_store(f"sqlite:///{path}")
     values = store.read(keys)
     store.close()
     return values

@@ -103,18 +103,18 @@ def test_secret_is_sent_only_to_its_registered_address(
 def test_online_commands_add_check_list_and_remove(
     duckdb_store: FeatureStore, command_line: Callable[..., Any], tmp_path: Path
 ) -> None:
-    at = ("--location", duckdb_store.location, "--output", "json")
+    options = ("--location", duckdb_store.location, "--output", "json")
     uri = f"sqlite:///{tmp_path}/cache.db"
-    assert json.loads(command_line("online", "add", "cache", uri, *at).out)["uri"] == uri
-    listed = json.loads(command_line("online", "list", *at).out)
-    assert [each["name"] for each in listed] == ["embedded", "cache"]
-    report = json.loads(command_line("online", "check", "cache", *at).out)
+    assert json.loads(command_line("online", "add", "cache", uri, *options).out)["uri"] == uri
+    listed = json.loads(command_line("online", "list", *options).out)
+    assert [online_store["name"] for online_store in listed] == ["embedded", "cache"]
+    report = json.loads(command_line("online", "check", "cache", *options).out)
     assert (report["kind"], report["keys"], report["clock_offset_seconds"]) == ("sqlite", 0, 0.0)
-    assert json.loads(command_line("online", "check", *at).out)["name"] == "embedded"
-    command_line("online", "remove", "cache", *at)
-    command_line("online", "check", "cache", *at, code=1)
-    command_line("online", "add", "down", "redis://127.0.0.1:1/0", *at)
-    assert "cannot be reached" in command_line("online", "check", "down", *at, code=1).err
+    assert json.loads(command_line("online", "check", *options).out)["name"] == "embedded"
+    command_line("online", "remove", "cache", *options)
+    command_line("online", "check", "cache", *options, code=1)
+    command_line("online", "add", "down", "redis://127.0.0.1:1/0", *options)
+    assert "cannot be reached" in command_line("online", "check", "down", *options, code=1).err
 
 
 def test_embedded_store_is_a_file_of_the_local_store(duckdb_store: FeatureStore) -> None:

@@ -26,7 +26,7 @@ def rows_of(records, start=0):
             "key": pa.array([key for key, _, _, _ in records], pa.string()),
             "at": pa.array([NOON + timedelta(minutes=event) for _, event, _, _ in records], TIME),
             "known": pa.array(
-                [NOON + timedelta(minutes=known) for _, _, known, _ in records], TIME
+                [NOON + timedelta(minutes=minutes) for _, _, minutes, _ in records], TIME
             ),
             "value": pa.array([value for *_, value in records], pa.int64()),
             "number": pa.array(range(start, start + len(records)), pa.int64()),
@@ -62,19 +62,19 @@ CHANGES = st.one_of(
 )
 
 
-def apply_change(store, kind, argument, start, *, key_length):
+def apply_change(store, change, argument, start, *, key_length):
     """Change the group; the first values of a record are its key, for example key and time."""
-    if kind == "delete":
+    if change == "delete":
         store.delete_from_featuregroup("g", where=argument)
-    elif kind == "compact":
+    elif change == "compact":
         store.compact_featuregroup("g")
     else:
         rows = rows_of(argument, start)
-        if kind == "upsert":
+        if change == "upsert":
             # One row of each key: an upsert refuses others.
             last = {record[:key_length]: row for row, record in enumerate(argument)}
             rows = rows.take(pa.array(list(last.values())))
-        store.insert_into_featuregroup(rows, "g", mode=kind)
+        store.insert_into_featuregroup(rows, "g", mode=change)
 
 
 @pytest.mark.hypothesis
@@ -116,8 +116,8 @@ def check_changes(store, records, changes, times, ttl):
     view = store.create_feature_view("v", features=["g.value", "g.number"])
     assert dict(store.publish(view).delta_versions) == {"g@v1": 1}
     assert_published(store, view)
-    for step, (kind, argument) in enumerate(changes, 1):
-        apply_change(store, kind, argument, 100 * step, key_length=2 if times else 1)
+    for step, (change, argument) in enumerate(changes, 1):
+        apply_change(store, change, argument, 100 * step, key_length=2 if times else 1)
         assert store.publish(view).mode == "incremental"
         assert_published(store, view)
 

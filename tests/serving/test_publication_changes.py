@@ -32,11 +32,11 @@ def history(first: int) -> pa.Table:
     """Return rows with ties, late rows and rows that become eligible after noon."""
     rows: list[dict[str, Any]] = []
     for number in range(first, first + 40):
-        key, part = KEYS[number % len(KEYS)]
+        key, key_part = KEYS[number % len(KEYS)]
         rows.append(
             {
                 "key": key,
-                "part": part,
+                "part": key_part,
                 "at": NOON + (number % 7 - 5) * MINUTE,
                 "known": NOON + (number % 5 - 3) * MINUTE,
                 "price": None if number % 11 == 3 else Decimal(number) / 4,
@@ -48,7 +48,9 @@ def history(first: int) -> pa.Table:
     fields = {"at": time, "known": time, "price": pa.decimal128(10, 2), "part": pa.int32()}
     table = pa.Table.from_pylist(rows)
     return table.cast(
-        pa.schema([pa.field(each.name, fields.get(each.name, each.type)) for each in table.schema])
+        pa.schema(
+            [pa.field(field.name, fields.get(field.name, field.type)) for field in table.schema]
+        )
     )
 
 
@@ -72,8 +74,8 @@ def test_publication_on_spark_equals_duckdb(
                 store.insert_into_featuregroup(history(100), "g")
             elif change == 2:
                 store.delete_from_featuregroup("g", where="score > 10")
-            for each, engine in ((store, "duckdb"), (on_spark, "spark")):
-                published = each.publish("v", to=engine)
+            for publisher, engine in ((store, "duckdb"), (on_spark, "spark")):
+                published = publisher.publish("v", to=engine)
                 modes.append((published.mode, dict(published.rows)))
                 values = read_values(store, view, KEYS, INSTANTS, online=engine)
                 expected = retrieve_values(view, KEYS, ["key", "part"], INSTANTS)

@@ -34,8 +34,8 @@ store.publish("v", full=sys.argv[3] == "full")
 
 
 def rows_of(ids, hour):
-    at = pa.array([START + timedelta(hours=hour)] * len(ids), pa.timestamp("us", tz="UTC"))
-    return pa.table({"id": ids, "at": at, "x": np.full(len(ids), hour)})
+    times = pa.array([START + timedelta(hours=hour)] * len(ids), pa.timestamp("us", tz="UTC"))
+    return pa.table({"id": ids, "at": times, "x": np.full(len(ids), hour)})
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +94,12 @@ def test_concurrent_publishers_wait_for_each_other(store):
         publications = list(
             pool.map(lambda full: store.publish("v", full=full), (False, False, True))
         )
-    assert sorted(each.mode for each in publications) == ["full", "incremental", "incremental"]
-    assert {each.delta_versions["g@v1"] for each in publications} == {2}
+    assert sorted(publication.mode for publication in publications) == [
+        "full",
+        "incremental",
+        "incremental",
+    ]
+    assert {publication.delta_versions["g@v1"] for publication in publications} == {2}
     assert_published(store)
 
 

@@ -38,8 +38,8 @@ HOUR = timedelta(hours=1)
 def write_rows(store: FeatureStore, number: int) -> None:
     """Append a row of each entity, whose columns are all ``number``."""
     columns = {name: np.full(ROWS, number) for name in ("x", "y")}
-    at = pa.array([START + number * HOUR] * ROWS, pa.timestamp("us", tz="UTC"))
-    rows = pa.table({"id": np.arange(ROWS), "at": at, **columns})
+    times = pa.array([START + number * HOUR] * ROWS, pa.timestamp("us", tz="UTC"))
+    rows = pa.table({"id": np.arange(ROWS), "at": times, **columns})
     if number == 0:
         store.create_featuregroup(
             rows, "g", primary_key="id", event_time="at", statistics=False, validation="off"
@@ -164,7 +164,7 @@ def assert_lag_is_true(view: FeatureView) -> None:
     (lag,) = view.online_lag(online="cache")
     report = view.verify_online(online="cache", sample=100)
     assert report.ok or lag.commits > 0
-    reasons = {each.reason.partition(":")[0] for each in report.differences}
+    reasons = {difference.reason.partition(":")[0] for difference in report.differences}
     assert reasons <= {"not yet published", "late row"}
 
 
@@ -200,8 +200,8 @@ def test_publication_to_a_full_redis_keeps_the_old_values(store: FeatureStore) -
         store.publish(view, to="cache")
         for number, is_full in enumerate((True, False), 1):
             write_rows(store, number)
-            rest = 1_500_000 if is_full else 0
-            client.config_set("maxmemory", client.info("memory")["used_memory"] + rest)
+            headroom = 1_500_000 if is_full else 0
+            client.config_set("maxmemory", client.info("memory")["used_memory"] + headroom)
             with (
                 reading(view, "cache"),
                 pytest.raises(OnlineStoreError, match=r"(?s)is full.*increase maxmemory"),
@@ -261,8 +261,10 @@ def test_rows_are_served_by_the_clock_of_the_online_store(
     store: FeatureStore, redis_url: str, offset: timedelta, tmp_path: Path
 ) -> None:
     now = datetime.now(UTC)
-    known = [now + minutes * timedelta(minutes=1) for minutes in (-90, -30, 30, 90)]
-    rows = [{"id": number % 2, "at": at, "x": number} for number, at in enumerate(known)]
+    instants = [now + minutes * timedelta(minutes=1) for minutes in (-90, -30, 30, 90)]
+    rows = [
+        {"id": number % 2, "at": instant, "x": number} for number, instant in enumerate(instants)
+    ]
     # The clock of this machine is wrong, and that of the server is right.
     with time_machine.travel(now + offset, tick=True):
         store.create_featuregroup(rows, "g", primary_key="id", event_time="at", ttl="1h")

@@ -103,8 +103,8 @@ def test_vectors_by_rest(served: FeatureStore) -> None:
         {"shop": 1, "day": "2024-01-02T00:00:00+00:00"},
         {"shop": 2, "day": "2030-01-01T00:00:00+00:00"},
     ]
-    answer = client.post(address, json={"entities": entities}).json()
-    assert answer == {
+    response = client.post(address, json={"entities": entities}).json()
+    assert response == {
         "view": "sales",
         "version": 1,
         "vectors": [
@@ -118,7 +118,7 @@ def test_vectors_by_rest(served: FeatureStore) -> None:
         json={"entities": entities},
         headers={"accept": "application/vnd.apache.arrow.stream"},
     )
-    assert pa.ipc.open_stream(stream.content).read_all().to_pylist() == answer["vectors"]
+    assert pa.ipc.open_stream(stream.content).read_all().to_pylist() == response["vectors"]
     metrics = client.get("/metrics").text
     assert 'featurestore_vectors_total{view="sales",status="missing"} 2' in metrics
     assert 'featurestore_vector_seconds_count{view="sales"} 2' in metrics
@@ -147,16 +147,16 @@ def test_predictions_by_rest_equal_scores(served: FeatureStore, model: str) -> N
     client = TestClient(create_app(served), base_url="http://localhost")
     assert "runs code" in client.post(address, json=body).json()["detail"]
     trusting = create_app(served, ServerSettings(trust_models=True))
-    answer = TestClient(trusting, base_url="http://localhost").post(address, json=body).json()
+    response = TestClient(trusting, base_url="http://localhost").post(address, json=body).json()
     stream = TestClient(trusting, base_url="http://localhost").post(
         address, json=body, headers={"accept": "application/vnd.apache.arrow.stream"}
     )
     table = pa.ipc.open_stream(stream.content).read_all()
-    assert table.to_pylist() == answer["rows"]
-    assert json.loads(table.schema.metadata[b"featurestore"]).items() <= answer.items()
+    assert table.to_pylist() == response["rows"]
+    assert json.loads(table.schema.metadata[b"featurestore"]).items() <= response.items()
     labels = pa.table({"shop": [1, 2], "day": [day, day], "asked": [day, day]})
     scored = served.score(model, labels=labels, label_time=datetime.now(UTC), trust=True)
-    assert [row["prediction"] for row in answer.pop("rows")] == scored.to_arrow()[
+    assert [row["prediction"] for row in response.pop("rows")] == scored.to_arrow()[
         "prediction"
     ].to_pylist()
     with pytest.raises(UntrustedModel):
@@ -168,7 +168,7 @@ def test_predictions_by_rest_equal_scores(served: FeatureStore, model: str) -> N
         server.predict([])
     server.close()
     assert (predictions.view, predictions.view_version) == ("sales", 1)
-    assert answer == {
+    assert response == {
         "model": model,
         "model_version": 1,
         "view": "sales",
@@ -218,14 +218,18 @@ def test_tensorflow_models_predict_by_rest(served: FeatureStore) -> None:
         )
         app = create_app(served, ServerSettings(trust_models=trust))
         client = TestClient(app, base_url="http://localhost")
-        answer = client.post(f"/api/v1/models/{model.name}/predict", json=body).json()
-        predictions = [row["prediction"] for row in answer["rows"]]
+        response = client.post(f"/api/v1/models/{model.name}/predict", json=body).json()
+        predictions = [row["prediction"] for row in response["rows"]]
         np.testing.assert_allclose(predictions, expected, rtol=1e-6)
         now = datetime.now(UTC)
         scored = served.score(model, labels=labels, label_time=now, trust=trust).to_arrow()
         assert predictions == scored["prediction"].to_pylist()
-        assert (answer["view"], answer["view_version"], answer["model_version"]) == ("sales", 1, 1)
-        assert answer["delta_versions"] == {"weather@v1": 1, "shops@v1": 1}
+        assert (response["view"], response["view_version"], response["model_version"]) == (
+            "sales",
+            1,
+            1,
+        )
+        assert response["delta_versions"] == {"weather@v1": 1, "shops@v1": 1}
 
 
 def test_remote_server_equals_local_server(served: FeatureStore) -> None:
@@ -251,8 +255,8 @@ def test_remote_server_equals_local_server(served: FeatureStore) -> None:
             assert (server.entity, server.entity_types) == (local.entity, local.entity_types)
             vectors, expected = server.get_vectors(entities), local.get_vectors(entities)
             assert repr(vectors) == repr(expected)
-            assert [each.groups for each in vectors] == [each.groups for each in expected]
-            assert [each.status for each in vectors] == ["found", "missing", "missing"]
+            assert [vector.groups for vector in vectors] == [vector.groups for vector in expected]
+            assert [vector.status for vector in vectors] == ["found", "missing", "missing"]
             assert server.get_vectors(entities, as_="arrow") == local.get_vectors(
                 entities, as_="arrow"
             )

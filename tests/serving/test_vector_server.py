@@ -150,7 +150,7 @@ def test_server_follows_generations_and_schemas(flights: FeatureStore) -> None:
     flights.publish("v", full=True)
     assert server.get_vector({"tail": "N1"}) == {"seats": 9}
     # Another process publishes other columns under the same view version.
-    other = flights.create_feature_view("other", features=["planes.home"])
+    other_view = flights.create_feature_view("other", features=["planes.home"])
     flights.publish("other")
     key = b"fs:state:%s:1"
     online = server._store
@@ -158,7 +158,7 @@ def test_server_follows_generations_and_schemas(flights: FeatureStore) -> None:
     assert online.compare_and_set(key % b"v", content, wrong or b"")
     with pytest.raises(PublishedValueMismatch, match=r"store\.publish"):
         server.get_vector({"tail": "N1"})
-    assert other.server().get_vector({"tail": "N2"}) == {"home": "BOS"}
+    assert other_view.server().get_vector({"tail": "N2"}) == {"home": "BOS"}
 
 
 MALFORMED: list[tuple[Any, str]] = [
@@ -248,10 +248,10 @@ def test_dataset_vectors_equal_its_reader(flights: FeatureStore) -> None:
             table = server.get_vectors(rows, as_="arrow")
             assert table.column("seats").to_numpy().dtype == batch["seats"].dtype
             assert server.get_vector(rows[0], as_="numpy").shape == (4,)
-    other = flights.create_feature_view("other", features=["planes.seats"])
+    other_view = flights.create_feature_view("other", features=["planes.seats"])
     flights.publish("other")
     with pytest.raises(InvalidArgument, match="from 'v' version 1, not from feature view 'other'"):
-        other.server(dataset=dataset)
+        other_view.server(dataset=dataset)
 
 
 def test_lag_counts_unpublished_commits(flights: FeatureStore) -> None:
@@ -282,9 +282,12 @@ def test_verify_online_gives_reasons(flights: FeatureStore) -> None:
         flights.insert_into_featuregroup([row], "planes", mode="upsert")
         flights.delete_from_featuregroup("weather", "origin = 'LGA'")
         report = view.verify_online(sample=50)
-        differences = {(each.feature, each.served, each.offline) for each in report.differences}
+        differences = {
+            (difference.feature, difference.served, difference.offline)
+            for difference in report.differences
+        }
         assert ("seats", 100, 7) in differences
-        reasons = {each.feature: each.reason for each in report.differences}
+        reasons = {difference.feature: difference.reason for difference in report.differences}
         assert reasons["seats"] == (
             "not yet published: planes@v1 up to Delta version 2, published 1"
         )
@@ -312,7 +315,7 @@ def test_verify_online_distinguishes_late_rows(flights: FeatureStore) -> None:
             set(flights.get_featuregroup("weather").to_arrow()["origin"].to_pylist())
         )
         assert len(report.differences) == 2
-        reasons = {each.offline: each.reason for each in report.differences}
+        reasons = {difference.offline: difference.reason for difference in report.differences}
     versions = "weather@v1 up to Delta version 2, published 1"
     assert reasons == {1.0: f"late row: {versions}", 2.0: f"not yet published: {versions}"}
 

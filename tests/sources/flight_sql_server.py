@@ -57,9 +57,9 @@ class _Passwords(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
     def start_call(self, info: Any, headers: dict[str, list[str]]) -> Any:
         basic = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
-        sent = headers.get("authorization", [])
-        if not {f"Basic {basic}", "Bearer token-of-reader"} & set(sent):
-            raise flight.FlightUnauthenticatedError(f"no such user or password: {sent}")
+        authorization = headers.get("authorization", [])
+        if not {f"Basic {basic}", "Bearer token-of-reader"} & set(authorization):
+            raise flight.FlightUnauthenticatedError(f"no such user or password: {authorization}")
         return _Token()
 
 
@@ -124,7 +124,9 @@ class DuckDBServer(flight.FlightServerBase):  # type: ignore[misc]
         cursor = self.database.cursor()
         if name in LISTS:
             table = cursor.sql(LISTS[name]).to_arrow_table()
-            schema = [each.with_nullable(each.name not in REQUIRED[name]) for each in table.schema]
+            schema = [
+                field.with_nullable(field.name not in REQUIRED[name]) for field in table.schema
+            ]
             return table.cast(pa.schema(schema))
         if name != "CommandPreparedStatementQuery":
             raise NotImplementedError(name)

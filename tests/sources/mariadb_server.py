@@ -22,11 +22,11 @@ _UNPRIVILEGED = "nobody"
 _PATIENCE = 60.0
 
 
-def connected(port: int, **other: Any) -> Any:
+def connect_as_root(port: int, **options: Any) -> Any:
     """Return a plain driver connection of the root user."""
     import pymysql
 
-    settings = {"user": "root", "password": "", "autocommit": True, "charset": "utf8mb4", **other}
+    settings = {"user": "root", "password": "", "autocommit": True, "charset": "utf8mb4", **options}
     return pymysql.connect(host="127.0.0.1", port=port, **settings)
 
 
@@ -48,9 +48,15 @@ def running() -> Iterator[int]:
     small = ["--innodb-log-file-size=4M", "--innodb-flush-log-at-trx-commit=0"]
     small += ["--innodb-buffer-pool-size=16M", "--skip-log-bin"]
     try:
-        made = [install, "--no-defaults", f"--datadir={data}", f"--user={user}", "--skip-test-db"]
+        install_command = [
+            install,
+            "--no-defaults",
+            f"--datadir={data}",
+            f"--user={user}",
+            "--skip-test-db",
+        ]
         subprocess.run(
-            [*made, "--auth-root-authentication-method=normal", *small],
+            [*install_command, "--auth-root-authentication-method=normal", *small],
             check=True,
             capture_output=True,
             timeout=_PATIENCE,
@@ -76,12 +82,12 @@ def running() -> Iterator[int]:
 def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     import pymysql
 
-    begun = time.monotonic()
-    while time.monotonic() - begun < _PATIENCE:
+    start = time.monotonic()
+    while time.monotonic() - start < _PATIENCE:
         if process.poll() is not None:
             pytest.skip(f"{SKIPPED}: it ended: {log.read_text()[-300:]}")
         try:
-            connected(port).close()
+            connect_as_root(port).close()
             return
         except pymysql.err.OperationalError:
             time.sleep(0.05)

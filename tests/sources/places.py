@@ -16,54 +16,54 @@ from featurestore.plugins.source import Source, SourceConfig, SourceQuery, find_
 ORDERS = "create table orders (id {id}, customer {text}, total {float}, created_at {time})"
 
 
-def opened(kind: str, uri: str, **options: str) -> Source:
-    return find_source(kind)(SourceConfig("shop", uri, options))
+def open_source(source_type: str, uri: str, **options: str) -> Source:
+    return find_source(source_type)(SourceConfig("shop", uri, options))
 
 
-def sqlite(rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
-    path = place / "shop.db"
+def sqlite(rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
+    path = directory / "shop.db"
     with closing(sqlite3.connect(path)) as database, database:
         database.execute(ORDERS.format(id="integer", text="text", float="real", time="timestamp"))
         values = []
         for row in rows.to_pylist():
             values.append((*list(row.values())[:3], row["created_at"].isoformat()))
         database.executemany("insert into orders values (?, ?, ?, ?)", values)
-    return opened("sqlite", f"sqlite:///{path}"), SourceQuery(table="orders")
+    return open_source("sqlite", f"sqlite:///{path}"), SourceQuery(table="orders")
 
 
-def duckdb_file(rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
-    path = place / "shop.duckdb"
+def duckdb_file(rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
+    path = directory / "shop.duckdb"
     with duckdb.connect(str(path)) as database:
         database.register("given", rows)
         database.execute("create table orders as select * from given")
-    return opened("duckdb", f"duckdb:///{path}"), SourceQuery(table="orders")
+    return open_source("duckdb", f"duckdb:///{path}"), SourceQuery(table="orders")
 
 
-def parquet_folder(rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
-    (place / "orders").mkdir()
-    parquet.write_table(rows.slice(0, 40), place / "orders" / "a[1].parquet")
-    parquet.write_table(rows.slice(40), place / "orders" / "b.parquet")
-    return opened("file", str(place)), SourceQuery(path="orders")
+def parquet_folder(rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
+    (directory / "orders").mkdir()
+    parquet.write_table(rows.slice(0, 40), directory / "orders" / "a[1].parquet")
+    parquet.write_table(rows.slice(40), directory / "orders" / "b.parquet")
+    return open_source("file", str(directory)), SourceQuery(path="orders")
 
 
-def csv_folder(rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
-    (place / "lake").mkdir()
-    csv.write_csv(rows, place / "lake" / "orders.csv")
-    return opened("file", str(place / "lake"), format="csv"), SourceQuery()
+def csv_folder(rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
+    (directory / "lake").mkdir()
+    csv.write_csv(rows, directory / "lake" / "orders.csv")
+    return open_source("file", str(directory / "lake"), format="csv"), SourceQuery()
 
 
-def json_lines(rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
+def json_lines(rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
     with duckdb.connect() as database:
         database.register("given", rows)
-        database.execute(f"copy (from given) to '{place}/orders.jsonl' (format json)")
-    return opened("file", f"file://{place}"), SourceQuery(path="orders.jsonl")
+        database.execute(f"copy (from given) to '{directory}/orders.jsonl' (format json)")
+    return open_source("file", f"file://{directory}"), SourceQuery(path="orders.jsonl")
 
 
-def delta(rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
+def delta(rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
     from deltalake import write_deltalake
 
-    write_deltalake(place / "orders", rows)
-    return opened("delta", f"delta+{place}/orders"), SourceQuery()
+    write_deltalake(directory / "orders", rows)
+    return open_source("delta", f"delta+{directory}/orders"), SourceQuery()
 
 
 ICEBERG_TYPES = {
@@ -75,19 +75,22 @@ ICEBERG_TYPES = {
 }
 
 
-def iceberg_table(place: Path, schema: pa.Schema, *, name: str = "sales.orders") -> Any:
+def iceberg_table(directory: Path, schema: pa.Schema, *, name: str = "sales.orders") -> Any:
     """Create an Iceberg table in a SQLite catalog and return it."""
     from pyiceberg.catalog import load_catalog
     from pyiceberg.schema import Schema
 
     catalog = load_catalog(
-        "shop", type="sql", uri=f"sqlite:///{place}/catalog.db", warehouse=f"file://{place}/lake"
+        "shop",
+        type="sql",
+        uri=f"sqlite:///{directory}/catalog.db",
+        warehouse=f"file://{directory}/lake",
     )
     catalog.create_namespace_if_not_exists(name.split(".")[0])
     fields = []
     for number, field in enumerate(schema, start=1):
-        kind = ICEBERG_TYPES[str(field.type)]
-        fields.append({"id": number, "name": field.name, "required": False, "type": kind})
+        field_type = ICEBERG_TYPES[str(field.type)]
+        fields.append({"id": number, "name": field.name, "required": False, "type": field_type})
     inputs = Schema.model_validate({"type": "struct", "fields": fields})
     return catalog.create_table(name, schema=inputs)
 
@@ -122,11 +125,11 @@ def iceberg_append(table: Any, rows: pa.Table, path: Path) -> None:
         appended.append_data_file(file)
 
 
-def iceberg(rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
-    table = iceberg_table(place, rows.schema)
-    iceberg_append(table, rows.slice(0, 40), place / "lake" / "a[1].parquet")
-    iceberg_append(table, rows.slice(40), place / "lake" / "b.parquet")
-    source = opened("iceberg", f"iceberg+sqlite:///{place}/catalog.db", catalog="shop")
+def iceberg(rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
+    table = iceberg_table(directory, rows.schema)
+    iceberg_append(table, rows.slice(0, 40), directory / "lake" / "a[1].parquet")
+    iceberg_append(table, rows.slice(40), directory / "lake" / "b.parquet")
+    source = open_source("iceberg", f"iceberg+sqlite:///{directory}/catalog.db", catalog="shop")
     return source, SourceQuery(table="sales.orders")
 
 
@@ -141,14 +144,14 @@ def postgres(rows: pa.Table, url: str) -> tuple[Source, SourceQuery]:
         with database.cursor().copy("copy orders from stdin") as copy:
             for row in rows.to_pylist():
                 copy.write_row(tuple(row.values()))
-    return opened("postgresql", url), SourceQuery(table="orders")
+    return open_source("postgresql", url), SourceQuery(table="orders")
 
 
 def mysql(rows: pa.Table, port: int) -> tuple[Source, SourceQuery]:
     """Write rows to MySQL or MariaDB."""
-    from tests.sources.mariadb_server import connected
+    from tests.sources.mariadb_server import connect_as_root
 
-    with connected(port) as database, database.cursor() as cursor:
+    with connect_as_root(port) as database, database.cursor() as cursor:
         cursor.execute("drop database if exists shop")
         cursor.execute("create database shop character set utf8mb4")
         cursor.execute("use shop")
@@ -159,17 +162,17 @@ def mysql(rows: pa.Table, port: int) -> tuple[Source, SourceQuery]:
         for row in rows.to_pylist():
             values.append((*list(row.values())[:3], row["created_at"].replace(tzinfo=None)))
         cursor.executemany("insert into orders values (%s, %s, %s, %s)", values)
-    return opened("mysql", f"mysql://root@127.0.0.1:{port}/shop"), SourceQuery(table="orders")
+    return open_source("mysql", f"mysql://root@127.0.0.1:{port}/shop"), SourceQuery(table="orders")
 
 
 def sqlalchemy(rows: pa.Table, url: str) -> tuple[Source, SourceQuery]:
     """Write rows to Postgres, which stands for all SQLAlchemy dialects here."""
     _, query = postgres(rows, url)
     uri = url.replace("postgresql://", "sqlalchemy+postgresql+psycopg://")
-    return opened("sqlalchemy", uri), query
+    return open_source("sqlalchemy", uri), query
 
 
-PLACES: dict[str, Any] = {
+SOURCE_WRITERS: dict[str, Any] = {
     "sqlite": sqlite,
     "duckdb": duckdb_file,
     "parquet": parquet_folder,

@@ -314,7 +314,7 @@ def test_unity_columns_have_documented_fields(
     schema, table = bodies
     assert schema == {"name": "city", "catalog_name": "main"}
     columns = {column["name"]: column for column in table["columns"]}
-    texts = {name: (each["type_name"], each["type_text"]) for name, each in columns.items()}
+    texts = {name: (column["type_name"], column["type_text"]) for name, column in columns.items()}
     assert texts == {
         "id": ("LONG", "bigint"),
         "day": ("STRING", "string"),
@@ -364,7 +364,7 @@ class Groups:
             hidden |= self.private | derived
 
 
-@pytest.mark.parametrize("kind", ["unity", "sql"])
+@pytest.mark.parametrize("catalog_type", ["unity", "sql"])
 @settings(
     max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -374,11 +374,11 @@ class Groups:
 def test_catalog_equals_store_after_any_actions(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
-    kind: str,
+    catalog_type: str,
     actions: list[tuple[str, str, str]],
 ) -> None:
     base = tmp_path_factory.mktemp("actions")
-    with LAKES[kind](base / "lake") as lake, featurestore.connect(base / "store") as store:
+    with LAKES[catalog_type](base / "lake") as lake, featurestore.connect(base / "store") as store:
         connect(store, lake, monkeypatch)
         lake.create_table("others")
         expected = Groups({}, {}, set())
@@ -386,7 +386,7 @@ def test_catalog_equals_store_after_any_actions(
             if action == "register":
                 check_registration(store, lake, expected)
             elif action == "fail":
-                interrupt(store, kind, monkeypatch)
+                interrupt(store, catalog_type, monkeypatch)
             else:
                 change_groups(store, expected, number, action, name, origin)
 
@@ -427,7 +427,7 @@ def check_registration(store: FeatureStore, lake: Lake, expected: Groups) -> Non
     assert set(repeated.skipped) == reasons
 
 
-def interrupt(store: FeatureStore, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def interrupt(store: FeatureStore, catalog_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Register groups, and end before the first table is registered."""
 
     def end(*_: object, **__: object) -> None:
@@ -438,7 +438,7 @@ def interrupt(store: FeatureStore, kind: str, monkeypatch: pytest.MonkeyPatch) -
     from featurestore_connectors.sources.catalog_registration import UnityTables
 
     with monkeypatch.context() as patch:
-        if kind == "sql":
+        if catalog_type == "sql":
             patch.setattr(SqlCatalog, "register_table", end)
         else:
             patch.setattr(UnityTables, "_describe_table", end)

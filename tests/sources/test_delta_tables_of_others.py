@@ -102,17 +102,17 @@ def test_delta_source_on_hdfs_equals_spark(
 def compact_log(path: Path, first: int, last: int) -> None:
     """Write a compacted log file for some commits, as in the Delta protocol."""
     files: dict[str, dict[str, Any]] = {}
-    others: dict[str, dict[str, Any]] = {}
+    metadata_actions: dict[str, dict[str, Any]] = {}
     log = path / "_delta_log"
     for version in range(first, last + 1):
         for line in (log / f"{version:020}.json").read_text().splitlines():
             action = json.loads(line)
-            (kind,) = action
-            if kind in ("add", "remove"):
-                files[action[kind]["path"]] = action
-            elif kind != "commitInfo":
-                others[kind] = action
-    lines = map(json.dumps, [*others.values(), *files.values()])
+            (action_name,) = action
+            if action_name in ("add", "remove"):
+                files[action[action_name]["path"]] = action
+            elif action_name != "commitInfo":
+                metadata_actions[action_name] = action
+    lines = map(json.dumps, [*metadata_actions.values(), *files.values()])
     name = f"{first:020}.{last:020}.compacted.json"
     (log / name).write_text("".join(f"{line}\n" for line in lines))
 
@@ -158,14 +158,14 @@ def test_variant_column_is_refused_only_if_selected(
     spark: Any, duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
     path = tmp_path / "variants"
-    made = """select 1 as id, parse_json('{"a": 1}') as v"""
-    spark.sql(f"create table delta.`{path}` using delta as {made}")
+    rows_query = """select 1 as id, parse_json('{"a": 1}') as v"""
+    spark.sql(f"create table delta.`{path}` using delta as {rows_query}")
     spark.sql(f"insert into delta.`{path}` select 2, parse_json('[2]')")
     duckdb_store.add_source("variants", f"delta+{path}")
     with featurestore.connect(duckdb_store.location, engine="spark") as store:
-        for each in (duckdb_store, store):
+        for reader in (duckdb_store, store):
             for version, ids in enumerate([[1], [1, 2]]):
-                frame = each.read_source("variants", at=version, columns=["id"])
+                frame = reader.read_source("variants", at=version, columns=["id"])
                 assert sorted(frame.to_arrow().column("id").to_pylist()) == ids
                 with pytest.raises(UnsupportedType, match="'v'"):
-                    each.read_source("variants", at=version)
+                    reader.read_source("variants", at=version)

@@ -15,30 +15,30 @@ from featurestore.errors import UnsupportedType
 from featurestore.store import FeatureStore
 
 # The file structure of a variant: https://github.com/apache/parquet-format, VariantEncoding.
-PARTS = pa.struct(
+VARIANT_TYPE = pa.struct(
     [
         pa.field("metadata", pa.binary(), nullable=False),
         pa.field("value", pa.binary(), nullable=False),
     ]
 )
-ONE = {"metadata": b"\x01\x00\x00", "value": b"\x0c\x01"}
+VARIANT = {"metadata": b"\x01\x00\x00", "value": b"\x0c\x01"}
 FEATURES = ["variantType"]
 
 
-def written(path: Path) -> None:
+def write_table(path: Path) -> None:
     """Write a table with a number and two variants, like Spark 4 and Databricks."""
     log = path / "_delta_log"
     log.mkdir(parents=True)
     columns = {
         "id": pa.array([1], pa.int64()),
-        "v": pa.array([ONE], PARTS),
-        "many": pa.array([[ONE]], pa.list_(PARTS)),
+        "v": pa.array([VARIANT], VARIANT_TYPE),
+        "many": pa.array([[VARIANT]], pa.list_(VARIANT_TYPE)),
     }
     parquet.write_table(pa.table(columns), path / "a.parquet")
     array = {"type": "array", "elementType": "variant", "containsNull": True}
     fields = []
-    for name, kind in (("id", "long"), ("v", "variant"), ("many", array)):
-        fields.append({"name": name, "type": kind, "nullable": True, "metadata": {}})
+    for name, field_type in (("id", "long"), ("v", "variant"), ("many", array)):
+        fields.append({"name": name, "type": field_type, "nullable": True, "metadata": {}})
     protocol = {"minReaderVersion": 3, "minWriterVersion": 7}
     actions: list[dict[str, Any]] = [
         {"protocol": {**protocol, "readerFeatures": FEATURES, "writerFeatures": FEATURES}},
@@ -67,7 +67,7 @@ def written(path: Path) -> None:
 def test_delta_variant_is_refused_only_if_selected(
     duckdb_store: FeatureStore, tmp_path: Path
 ) -> None:
-    written(tmp_path / "variants")
+    write_table(tmp_path / "variants")
     duckdb_store.add_source("variants", f"delta+{tmp_path}/variants")
     read = duckdb_store.read_source("variants", columns=["id"])
     assert read.to_arrow().to_pylist() == [{"id": 1}]

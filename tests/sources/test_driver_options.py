@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from featurestore.errors import InvalidArgument
 from featurestore_connectors.sources.drivers import POSTGRES
-from tests.sources.places import opened
+from tests.sources.places import open_source
 
 MYSQL = ("charset", "connect_timeout", "program_name", "read_timeout", "ssl_verify_cert")
 MYSQL += ("ssl_verify_identity", "write_timeout")
@@ -37,24 +37,24 @@ SOURCES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-def installed() -> set[str]:
+def list_driver_options() -> set[str]:
     """Return all options of the MySQL and Postgres drivers."""
     pymysql = pytest.importorskip("pymysql")
     psycopg = pytest.importorskip("psycopg")
     names = set(inspect.signature(pymysql.connections.Connection).parameters)
-    for each in psycopg.pq.Conninfo.get_defaults():
-        names.add(each.keyword.decode())
+    for option in psycopg.pq.Conninfo.get_defaults():
+        names.add(option.keyword.decode())
     return names
 
 
 @pytest.mark.parametrize("uri", SOURCES)
 def test_check_options_refuses_unknown_options(uri: str) -> None:
-    kind, known = SOURCES[uri]
-    refused = {*DANGEROUS, *installed()} - set(known)
+    source_type, allowed_names = SOURCES[uri]
+    refused = {*DANGEROUS, *list_driver_options()} - set(allowed_names)
     assert len(refused) > 80
 
     @settings(max_examples=25, deadline=None)
-    @given(st.text(min_size=1).filter(lambda name: name not in known))
+    @given(st.text(min_size=1).filter(lambda name: name not in allowed_names))
     def any_other(name: str) -> None:
         refused.add(name)
 
@@ -62,32 +62,32 @@ def test_check_options_refuses_unknown_options(uri: str) -> None:
     for name in refused:
         for value in ("1", "/etc/passwd"):
             with pytest.raises(InvalidArgument, match="is not allowed for") as error:
-                opened(kind, f"{uri}?{quote(name, safe='')}={value}")
+                open_source(source_type, f"{uri}?{quote(name, safe='')}={value}")
             assert repr(name) in str(error.value)
             assert "/etc/" not in str(error.value)
 
 
 @pytest.mark.parametrize("uri", SOURCES)
 def test_check_options_requires_plain_text(uri: str) -> None:
-    kind, known = SOURCES[uri]
-    for name in known:
-        opened(kind, f"{uri}?{name}=10")
+    source_type, allowed_names = SOURCES[uri]
+    for name in allowed_names:
+        open_source(source_type, f"{uri}?{name}=10")
         for value in ("/etc/passwd", "..%5Cx", "a%3BDriver%3Dx", "x%7D", "a%0A", f"1&{name}=2"):
-            if kind == "postgresql" and "&" in value:
+            if source_type == "postgresql" and "&" in value:
                 continue  # the last one counts there
             with pytest.raises(InvalidArgument, match="unsafe value"):
-                opened(kind, f"{uri}?{name}={value}")
+                open_source(source_type, f"{uri}?{name}={value}")
 
 
 @pytest.mark.parametrize("host", ["db;Driver=x.so", "db{", "db(x)", "db=x"])
 def test_checked_url_refuses_invalid_hosts(host: str) -> None:
     with pytest.raises(InvalidArgument, match="not a host name"):
-        opened("sqlalchemy", f"sqlalchemy+mssql+pyodbc://me@{host}/shop?driver=ODBC+Driver+18")
-    opened("sqlalchemy", "sqlalchemy+mssql+pyodbc://me@db-1.x,1433/shop?driver=ODBC+Driver+18")
+        open_source("sqlalchemy", f"sqlalchemy+mssql+pyodbc://me@{host}/shop?driver=ODBC+Driver+18")
+    open_source("sqlalchemy", "sqlalchemy+mssql+pyodbc://me@db-1.x,1433/shop?driver=ODBC+Driver+18")
 
 
 def test_checked_url_disables_local_infile() -> None:
-    source = opened("mysql", "mysql://me@db/shop")
+    source = open_source("mysql", "mysql://me@db/shop")
     assert source._url.query["local_infile"] == "false"  # type: ignore[attr-defined]
     dialect = source._url.get_dialect()()  # type: ignore[attr-defined]
     assert dialect.create_connect_args(source._url)[1]["local_infile"] is False  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import lineage
 from featurestore.store import FeatureStore
 from tests.on_spark import spark_in_soak
-from tests.sources.places import PLACES
+from tests.sources.places import SOURCE_WRITERS
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 COLUMNS = "id integer, plan text, spent real, updated_at timestamp"
@@ -45,8 +45,8 @@ def history() -> list[tuple[Any, ...]]:
     """Return rows of 5 customers at several times, with ties, a null key and a null time."""
     rows: list[tuple[Any, ...]] = []
     for number in range(40):
-        at = START + timedelta(hours=number // 2)
-        rows.append((number % 5, f"plan {number}", number * 1.5, at.isoformat()))
+        updated_at = START + timedelta(hours=number // 2)
+        rows.append((number % 5, f"plan {number}", number * 1.5, updated_at.isoformat()))
     rows.append((None, "nobody", 1.0, START.isoformat()))
     rows.append((3, "never", 1.0, None))
     return rows
@@ -77,16 +77,16 @@ def shop(store: FeatureStore, tmp_path: Path) -> FeatureStore:
 
 def test_external_rows_join_like_stored_rows(shop: FeatureStore) -> None:
     copy = list(shop.get_featuregroup("customers").to_arrow().to_pylist())
-    whole = [row for row in copy if row["id"] is not None and row["updated_at"] is not None]
-    assert (len(copy), len(whole)) == (42, 40)
-    shop.create_featuregroup(whole, "copied", primary_key="id", event_time="updated_at")
+    complete_rows = [row for row in copy if row["id"] is not None and row["updated_at"] is not None]
+    assert (len(copy), len(complete_rows)) == (42, 40)
+    shop.create_featuregroup(complete_rows, "copied", primary_key="id", event_time="updated_at")
     spent = featurestore.window("customers.spent", "sum", over="6h")
     request = ["customers.plan", "customers.spent", spent]
-    same = [each.replace("customers", "copied") for each in request[:2]]
+    same = [feature.replace("customers", "copied") for feature in request[:2]]
     same.append(featurestore.window("copied.spent", "sum", over="6h"))
-    for features, others in ((request[:2], same[:2]), (request[2:], same[2:])):
+    for features, copied_features in ((request[:2], same[:2]), (request[2:], same[2:])):
         frame = shop.get_features(features, labels=labels(), label_time="at").to_arrow()
-        expected = shop.get_features(others, labels=labels(), label_time="at").to_arrow()
+        expected = shop.get_features(copied_features, labels=labels(), label_time="at").to_arrow()
         assert frame.equals(expected)
         assert frame.column(2).null_count < frame.num_rows
 
@@ -187,7 +187,7 @@ def test_source_labels_are_recorded_in_lineage(shop: FeatureStore) -> None:
         shop.get_features(["customers.plan"], labels=features, label_time="updated_at"), "joined"
     )
     inputs = group.history()[0].inputs.values()
-    assert sorted(each["rows"] for each in inputs if "rows" in each) == [9, 42]
+    assert sorted(read["rows"] for read in inputs if "rows" in read) == [9, 42]
 
 
 @pytest.mark.parametrize("store", ["duckdb"], indirect=True)
@@ -209,8 +209,8 @@ def test_external_definitions_are_listed_and_rebuilt(shop: FeatureStore) -> None
     )
     assert not report.success
     view = shop.create_feature_view("spenders", features=["customers.spent"])
-    made = view.get_features(labels=labels(), label_time="at")
-    assert made.to_arrow().column("spent").null_count == 1
+    frame = view.get_features(labels=labels(), label_time="at")
+    assert frame.to_arrow().column("spent").null_count == 1
     assert shop.featuregroup("customers").explain(key=3, at=START).row is None
     shop.create_external_featuregroup("customers", source="shop", table="customers")
     Path(str(shop.location), "registry.db").unlink(missing_ok=True)
@@ -267,9 +267,9 @@ def test_changed_or_removed_source_raises_clear_error(shop: FeatureStore, tmp_pa
         shop.get_features(["customers.spent"], **arguments).to_arrow()
 
 
-@pytest.mark.parametrize("kind", PLACES)
+@pytest.mark.parametrize("source_type", SOURCE_WRITERS)
 def test_external_group_supports_every_source_kind(
-    duckdb_store: FeatureStore, tmp_path: Path, kind: str
+    duckdb_store: FeatureStore, tmp_path: Path, source_type: str
 ) -> None:
     times = [START + timedelta(hours=number, microseconds=number) for number in range(60)]
     rows = pa.table(
@@ -280,7 +280,7 @@ def test_external_group_supports_every_source_kind(
             "created_at": pa.array(times, pa.timestamp("us", "UTC")),
         }
     )
-    source, query = PLACES[kind](rows, tmp_path)
+    source, query = SOURCE_WRITERS[source_type](rows, tmp_path)
     config = source._config
     duckdb_store.add_source("shop", config.uri, options=config.options)
     duckdb_store.create_external_featuregroup(

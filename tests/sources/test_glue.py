@@ -107,7 +107,7 @@ def test_glue_tables_are_read_at_their_snapshots(table: Table, store: FeatureSto
     # writer uses them, so that it cannot read the table after its commit.
     with pytest.raises(OSError, match=r"127\.0\.0\.1:1"), table.transaction() as changes:
         changes.set_properties({"s3.endpoint": "http://127.0.0.1:1"})
-    assert name in [each.name for each in store.check_source("lake").tables]
+    assert name in [table.name for table in store.check_source("lake").tables]
     frame = store.read_source("lake", table=name)
     assert sorted(frame.to_arrow()["id"].to_pylist()) == [1, 2, 3]
     assert store.read_source("lake", table=name, at=first).count() == 2
@@ -130,7 +130,7 @@ def add_table(
 ) -> None:
     """Add a table to the database ``name.split(".")[0]``, as Glue's own clients do."""
     database, table = name.split(".")
-    keys = [{"Name": key, "Type": kind} for key, kind in (partition_keys or {}).items()]
+    keys = [{"Name": key, "Type": key_type} for key, key_type in (partition_keys or {}).items()]
     storage = {"Location": location, **described.pop("StorageDescriptor", {})}
     description = {"Name": table, "StorageDescriptor": storage, "PartitionKeys": keys, **described}
     client.glue.create_table(DatabaseName=database, TableInput=description)
@@ -181,7 +181,7 @@ def test_delta_tables_of_glue_are_read_at_their_versions(
     path = {"StorageDescriptor": {"SerdeInfo": {"Parameters": {"path": location}}}}
     add_table(client, f"{database}.spark", f"{warehouse}/x-__PLACEHOLDER__", **spark, **path)
     for name in (f"{database}.crawled", f"{database}.spark"):
-        assert name in [each.name for each in store.check_source("lake").tables]
+        assert name in [table.name for table in store.check_source("lake").tables]
         assert store.read_source("lake", table=name, columns=["id"]).count() == 3
         assert store.read_source("lake", table=name, at=0).count() == 2
     frame = store.read_source("lake", table=f"{database}.spark")
@@ -201,9 +201,9 @@ def test_parquet_tables_of_glue_have_the_rows_of_registered_partitions(
     for day in range(4):
         folder = tmp_path / "rows" / (f"day=2024-01-0{day + 1}" if day < 3 else "late")
         folder.mkdir(parents=True)
-        at = pa.array([start + timedelta(days=day)], pa.timestamp("us", tz="UTC"))
+        times = pa.array([start + timedelta(days=day)], pa.timestamp("us", tz="UTC"))
         # Athena writes files without an extension.
-        pq.write_table(pa.table({"id": [day], "at": at}), folder / "20240101_090000_00012_abcde")
+        pq.write_table(pa.table({"id": [day], "at": times}), folder / "20240101_090000_00012_abcde")
         (folder / "_SUCCESS").touch()
     upload(endpoint, tmp_path / "rows", root)
     name = f"{database}.events"
@@ -211,7 +211,7 @@ def test_parquet_tables_of_glue_have_the_rows_of_registered_partitions(
     registered[f"{root}/late/"] = ["2024-02-01"]
     keys = {"partition_keys": {"day": "date"}, "partitions": registered}
     add_table(client, name, f"{root}/", **keys, **PARQUET)
-    assert name in [each.name for each in store.check_source("lake").tables]
+    assert name in [table.name for table in store.check_source("lake").tables]
     frame = store.read_source("lake", table=name)
     assert frame.schema.field("day").type == pa.date32()
     rows = sorted(frame.to_arrow().to_pylist(), key=lambda row: row["id"])
@@ -249,20 +249,20 @@ def test_other_tables_of_glue_are_not_listed(
 ) -> None:
     namespace = table.name()[0]
     symlinks = {"InputFormat": "org.apache.hadoop.hive.ql.io.SymlinkTextInputFormat"}
-    others: dict[str, tuple[str, dict[str, Any]]] = {
+    unlisted_tables: dict[str, tuple[str, dict[str, Any]]] = {
         "plain": ("unknown", {}),
         "csv": ("csv", {"Parameters": {"classification": "csv"}}),
         # Their files contain rows that are not in the table.
         "hudi": ("hudi", {**PARQUET, "Parameters": {"spark.sql.sources.provider": "hudi"}}),
         "links": ("SymlinkTextInputFormat", {**PARQUET, "StorageDescriptor": symlinks}),
     }
-    for name, (_, described) in others.items():
+    for name, (_, described) in unlisted_tables.items():
         add_table(client, f"{namespace}.{name}", "s3://bucket/plain", **described)
-    tables = [each.name for each in store.check_source("lake").tables]
+    tables = [table.name for table in store.check_source("lake").tables]
     assert f"{namespace}.orders" in tables
-    for name, (kind, _) in others.items():
+    for name, (table_format, _) in unlisted_tables.items():
         assert f"{namespace}.{name}" not in tables
-        shown = "parquet" if name == "links" else kind
+        shown = "parquet" if name == "links" else table_format
         with pytest.raises(SourceError, match=rf"'{namespace}\.{name}' has the format {shown}"):
             store.read_source("lake", table=f"{namespace}.{name}")
     web = {"StorageDescriptor": {"SerdeInfo": {"Parameters": {"path": "https://evil/table"}}}}

@@ -51,8 +51,13 @@ def table(catalog: RestCatalogServer) -> Any:
     client = catalog.client()
     client.create_namespace_if_not_exists("sales")
     fields = [
-        {"id": number, "name": each.name, "required": False, "type": ICEBERG_TYPES[str(each.type)]}
-        for number, each in enumerate(orders(0, 1).schema, start=1)
+        {
+            "id": number,
+            "name": field.name,
+            "required": False,
+            "type": ICEBERG_TYPES[str(field.type)],
+        }
+        for number, field in enumerate(orders(0, 1).schema, start=1)
     ]
     schema = Schema.model_validate({"type": "struct", "fields": fields})
     return client.create_table(f"sales.orders_{uuid4().hex[:8]}", schema=schema)
@@ -120,7 +125,7 @@ def test_rest_catalog_tables_are_read_with_vended_credentials(
     append(table, orders(10, 10), second, object_server, tmp_path)
     name = name_of(table)
     report = lake.check_source("lake")
-    assert name in [each.name for each in report.tables]
+    assert name in [table.name for table in report.tables]
     frame = lake.read_source("lake", table=name)
     assert sorted(frame.to_arrow()["id"].to_pylist()) == list(range(20))
     snapshot = table.refresh().current_snapshot().snapshot_id
@@ -142,7 +147,7 @@ def test_rest_catalog_tables_are_read_with_vended_credentials(
         )
     append_deletes(table, deleted, rows=2)
     ids = lake.read_source("lake", table=name).to_arrow()["id"].to_pylist()
-    assert sorted(ids) == [each for each in range(20) if each not in (10, 13)]
+    assert sorted(ids) == [number for number in range(20) if number not in (10, 13)]
     for path in Path(lake.location).rglob("*"):
         content = path.read_bytes() if path.is_file() else b""
         assert SECRET_KEY.encode() not in content

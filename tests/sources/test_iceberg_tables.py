@@ -23,7 +23,7 @@ from featurestore.errors import (
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceQuery
 from featurestore.store import FeatureStore
-from tests.sources.places import iceberg_append, iceberg_table, opened
+from tests.sources.places import iceberg_append, iceberg_table, open_source
 
 ORDERS = SourceQuery(table="sales.orders")
 TIME = pa.timestamp("us", tz="UTC")
@@ -45,18 +45,18 @@ def orders(first: int, count: int) -> pa.Table:
 @pytest.fixture
 def table(tmp_path: Path) -> Any:
     """A table of two files of ten rows, and two snapshots."""
-    made = iceberg_table(tmp_path, orders(0, 1).schema)
-    iceberg_append(made, orders(0, 10), tmp_path / "lake" / "a.parquet")
-    iceberg_append(made, orders(10, 10), tmp_path / "lake" / "b.parquet")
-    return made
+    new_table = iceberg_table(tmp_path, orders(0, 1).schema)
+    iceberg_append(new_table, orders(0, 10), tmp_path / "lake" / "a.parquet")
+    iceberg_append(new_table, orders(10, 10), tmp_path / "lake" / "b.parquet")
+    return new_table
 
 
-def uri(place: Path) -> str:
-    return f"iceberg+sqlite:///{place}/catalog.db"
+def uri(directory: Path) -> str:
+    return f"iceberg+sqlite:///{directory}/catalog.db"
 
 
-def read(place: Path, query: SourceQuery = ORDERS, *, at: Any = None) -> pa.Table:
-    snapshot = opened("iceberg", uri(place), catalog="shop").snapshot(at)
+def read(directory: Path, query: SourceQuery = ORDERS, *, version: Any = None) -> pa.Table:
+    snapshot = open_source("iceberg", uri(directory), catalog="shop").snapshot(version)
     try:
         return snapshot.read(query).read_all()
     finally:
@@ -67,14 +67,14 @@ def test_iceberg_snapshot_is_read_by_id_or_time(
     duckdb_store: FeatureStore, table: Any, tmp_path: Path
 ) -> None:
     first, second = table.metadata.snapshots
-    assert read(tmp_path, at=first.snapshot_id).num_rows == 10
+    assert read(tmp_path, version=first.snapshot_id).num_rows == 10
     when = datetime.fromtimestamp(first.timestamp_ms / 1000, UTC)
-    assert read(tmp_path, at=when).num_rows == 10
+    assert read(tmp_path, version=when).num_rows == 10
     duckdb_store.add_source("lake", uri(tmp_path), options={"catalog": "shop"})
     frame = duckdb_store.read_source("lake", table="sales.orders", at=first.snapshot_id)
     group = duckdb_store.create_featuregroup(frame, "orders", primary_key="id")
-    (told,) = group.history()[0].inputs.values()
-    assert told["snapshot"] == f"sales.orders snapshot {first.snapshot_id}"
+    (source_read,) = group.history()[0].inputs.values()
+    assert source_read["snapshot"] == f"sales.orders snapshot {first.snapshot_id}"
     assert duckdb_store.check_source("lake").ok
     latest = duckdb_store.read_source("lake", table="sales.orders")
     assert latest.count() == 20
@@ -93,7 +93,7 @@ def test_iceberg_columns_are_resolved_by_ids(table: Any, tmp_path: Path) -> None
     assert actual.schema.field("id").type == pa.int64()
     assert sorted(map(int, actual.column("who").to_pylist())) == list(range(20))
     assert actual.column("total").null_count == 20
-    old = read(tmp_path, at=table.metadata.snapshots[0].snapshot_id)
+    old = read(tmp_path, version=table.metadata.snapshots[0].snapshot_id)
     assert old.schema.names == ["id", "customer", "at"]
 
 
@@ -106,11 +106,11 @@ def test_iceberg_position_deletes_are_applied(table: Any, tmp_path: Path) -> Non
         )
     append_deletes(table, delete, rows=2)
     ids = read(tmp_path).column("id").to_pylist()
-    assert sorted(ids) == [each for each in range(20) if each not in (0, 3)]
+    assert sorted(ids) == [number for number in range(20) if number not in (0, 3)]
     window = TimeRange("at", START + timedelta(hours=2), START + timedelta(hours=12))
     cut = read(tmp_path, SourceQuery(table="sales.orders", columns=("id",), window=window))
     assert sorted(cut.column("id").to_pylist()) == [2, *range(4, 12)]
-    assert read(tmp_path, at=table.metadata.snapshots[1].snapshot_id).num_rows == 20
+    assert read(tmp_path, version=table.metadata.snapshots[1].snapshot_id).num_rows == 20
 
 
 def append_deletes(table: Any, path: Path, *, rows: int) -> None:
@@ -179,7 +179,7 @@ def append_deletes(table: Any, path: Path, *, rows: int) -> None:
 
 def test_iceberg_metadata_file_is_a_source(table: Any, tmp_path: Path) -> None:
     path = table.metadata_location.removeprefix("file://")
-    source = opened("iceberg", f"iceberg+{path}")
+    source = open_source("iceberg", f"iceberg+{path}")
     assert source.snapshot().read(SourceQuery()).read_all().num_rows == 20
     with pytest.raises(FeatureStoreError, match="no table="):
         source.snapshot().schema(ORDERS)
@@ -201,10 +201,10 @@ def test_unsupported_iceberg_features_are_refused(table: Any, tmp_path: Path) ->
     assert read(tmp_path, SourceQuery(table="sales.orders", columns=("id",))).num_rows == 20
     with pytest.raises(SourceTableNotFound, match=r"unknown table 'sales.order'.*'sales.orders'"):
         read(tmp_path, SourceQuery(table="sales.order"))
-    gone = table.metadata.snapshots[0].snapshot_id
-    table.maintenance.expire_snapshots().by_id(gone).commit()
+    expired_id = table.metadata.snapshots[0].snapshot_id
+    table.maintenance.expire_snapshots().by_id(expired_id).commit()
     with pytest.raises(SourceTableNotFound, match="may have expired"):
-        read(tmp_path, at=gone)
+        read(tmp_path, version=expired_id)
     with pytest.raises(SourceUnavailable, match="does not exist"):
         read(tmp_path / "elsewhere")
     assert not (tmp_path / "elsewhere").exists()
@@ -213,10 +213,10 @@ def test_unsupported_iceberg_features_are_refused(table: Any, tmp_path: Path) ->
 class Planted:
     """A file reader that a foreign table names."""
 
-    made = 0
+    instance_count = 0
 
     def __init__(self, properties: Any) -> None:
-        type(self).made += 1
+        type(self).instance_count += 1
 
 
 def test_iceberg_properties_load_no_code(
@@ -229,9 +229,9 @@ def test_iceberg_properties_load_no_code(
     configured = {"catalog": {"shop": {"py-io-impl": planted, "token": "tr0ub4"}}}
     monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG.config", configured)
     assert read(tmp_path).num_rows == 20
-    snapshot = opened("iceberg", f"iceberg+{path}").snapshot()
+    snapshot = open_source("iceberg", f"iceberg+{path}").snapshot()
     assert snapshot.read(SourceQuery()).read_all().num_rows == 20
-    assert Planted.made == 0
+    assert Planted.instance_count == 0
 
 
 @pytest.mark.parametrize(

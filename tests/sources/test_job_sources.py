@@ -57,7 +57,7 @@ def sqlite_of(path: Path, table: pa.Table, name: str) -> str:
         database.execute(f"create table {name} ({', '.join(columns)})")
         marks = ", ".join("?" for _ in columns)
         for row in table.to_pylist():
-            values = [str(each) if hasattr(each, "hour") else each for each in row.values()]
+            values = [str(value) if hasattr(value, "hour") else value for value in row.values()]
             database.execute(f"insert into {name} values ({marks})", values)
     return f"sqlite:///{path}"
 
@@ -79,14 +79,18 @@ def test_job_over_source_equals_job_over_group(
     (run,) = city.run_job("demand", due=True)
     assert (run.state, run.windows) == ("done", HOURS), run.error
     assert rows(city) == expected()
-    (told,) = city.get_featuregroup_history("demand")[0].inputs.values()
-    assert (told["source"], told["input"], told["rows"]) == ("source:city", "trips", len(trips()))
-    assert told["high_water_mark"] == "2024-01-02T23:50:00+00:00"
-    assert told["snapshot"]
-    assert len(told["query"]) == 64
+    (source_read,) = city.get_featuregroup_history("demand")[0].inputs.values()
+    assert (source_read["source"], source_read["input"], source_read["rows"]) == (
+        "source:city",
+        "trips",
+        len(trips()),
+    )
+    assert source_read["high_water_mark"] == "2024-01-02T23:50:00+00:00"
+    assert source_read["snapshot"]
+    assert len(source_read["query"]) == 64
     with city.session.registry.reading() as connection:
         (edge,) = lineage.sources(connection, "featuregroup", "demand", 1)
-    assert (edge.source, edge.detail, edge.job) == ("source:city", told, "demand")
+    assert (edge.source, edge.detail, edge.job) == ("source:city", source_read, "demand")
 
 
 def test_job_function_gets_rows_of_each_window(
@@ -140,10 +144,10 @@ def test_job_reads_only_window_and_columns(
     assert run.state == "done", run.error
     assert rows(duckdb_store) == expected(4, first=3)
     log = Path(data).parent.joinpath("log").read_text().splitlines()
-    (seen,) = [line for line in log if "COPY" in line and 'FROM "trips"' in line]
-    assert "fat" not in seen
-    assert "\"left_at\" >= TIMESTAMPTZ '2024-01-01 02:30:00.000000+00:00'" in seen
-    assert "\"left_at\" < TIMESTAMPTZ '2024-01-01 04:00:00.000000+00:00'" in seen
+    (statement,) = [line for line in log if "COPY" in line and 'FROM "trips"' in line]
+    assert "fat" not in statement
+    assert "\"left_at\" >= TIMESTAMPTZ '2024-01-01 02:30:00.000000+00:00'" in statement
+    assert "\"left_at\" < TIMESTAMPTZ '2024-01-01 04:00:00.000000+00:00'" in statement
 
 
 def test_failed_source_read_is_retried_by_next_run(
@@ -175,18 +179,18 @@ def customers(*changes: tuple[int, str, bool, int]) -> pa.Table:
 
     return pa.table(
         {
-            "id": pa.array([each[0] for each in changes], pa.int64()),
-            "name": [each[1] for each in changes],
-            "gone": [each[2] for each in changes],
+            "id": pa.array([change[0] for change in changes], pa.int64()),
+            "name": [change[1] for change in changes],
+            "gone": [change[2] for change in changes],
             "changed_at": pa.array(
-                [START + timedelta(hours=each[3], minutes=5) for each in changes],
+                [START + timedelta(hours=change[3], minutes=5) for change in changes],
                 pa.timestamp("us", tz="UTC"),
             ),
         }
     )
 
 
-def held(store: FeatureStore) -> list[tuple[Any, ...]]:
+def read_customers(store: FeatureStore) -> list[tuple[Any, ...]]:
     result = store.get_featuregroup("customers").to_arrow().to_pylist()
     return sorted((row["id"], row["name"]) for row in result)
 
@@ -207,17 +211,17 @@ def test_tombstones_delete_earlier_rows_of_key(
     clock.now = START + timedelta(hours=2)
     (run,) = store.run_job("customers", due=True)
     assert run.state == "done", run.error
-    assert held(store) == [(1, "ada"), (2, "bob"), (3, "eve")]
+    assert read_customers(store) == [(1, "ada"), (2, "bob"), (3, "eve")]
     later = customers((1, "ada", True, 2), (2, "bobby", False, 2), (1, "ada again", False, 3))
     sqlite_of(path, later, "customers")
     clock.now = START + timedelta(hours=4)
     runs = store.run_job("customers", due=True)
     assert {run.state for run in runs} == {"done"}, runs[0].error
-    assert held(store) == [(1, "ada again"), (2, "bob"), (2, "bobby"), (3, "eve")]
+    assert read_customers(store) == [(1, "ada again"), (2, "bob"), (2, "bobby"), (3, "eve")]
     assert "gone" not in store.get_featuregroup("customers").columns
     start, end = START + timedelta(hours=2), START + timedelta(hours=4)
     store.backfill_job("customers", start, end, resume=False)  # once more changes nothing
-    assert held(store) == [(1, "ada again"), (2, "bob"), (2, "bobby"), (3, "eve")]
+    assert read_customers(store) == [(1, "ada again"), (2, "bob"), (2, "bobby"), (3, "eve")]
 
 
 @spark_in_soak  # tombstones delete rows on Spark, too
@@ -236,18 +240,18 @@ def test_missing_keys_are_deleted_unless_all_missing(
     store.register_jobs(define(text))
     clock.now = START + timedelta(hours=1)
     store.run_job("customers", due=True)
-    assert len(held(store)) == 3
+    assert len(read_customers(store)) == 3
     sqlite_of(path, customers((1, "ada", False, 0), (4, "joe", False, 1)), "customers")
     clock.now = START + timedelta(hours=2)
     (run,) = store.run_job("customers", due=True)
     assert run.state == "done", run.error
-    assert held(store) == [(1, "ada"), (4, "joe")]
+    assert read_customers(store) == [(1, "ada"), (4, "joe")]
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("delete from customers")
     clock.now = START + timedelta(hours=3)
     with pytest.raises(JobFailed, match="the source has no rows"):
         store.run_job("customers", due=True)
-    assert held(store) == [(1, "ada"), (4, "joe")]
+    assert read_customers(store) == [(1, "ada"), (4, "joe")]
 
 
 COUNTS = """
@@ -280,14 +284,14 @@ def test_late_rows_within_lookback_are_read(
     clock.now = START + timedelta(hours=5)
     runs = duckdb_store.run_job("customers", due=True)
     assert {run.state for run in runs} == {"done"}, runs[0].error
-    assert held(duckdb_store) == [(1, "ada"), (2, "bob again"), (3, "late"), (4, "new")]
+    assert read_customers(duckdb_store) == [(1, "ada"), (2, "bob again"), (3, "late"), (4, "new")]
     (run,) = duckdb_store.run_job("counts", stale=True)
     actual = (run.window.start - START, run.window.end - START)
     assert actual == (timedelta(hours=2), timedelta(hours=4))
 
 
 def test_source_definitions_are_stored_or_refused() -> None:
-    made = featurestore.sql_job(
+    spec = featurestore.sql_job(
         "demand",
         sql=SQL,
         primary_key="zone",
@@ -298,8 +302,8 @@ def test_source_definitions_are_stored_or_refused() -> None:
         delete_missing=True,
         inputs={"trips": featurestore.source("city", table="trips", time="left_at")},
     ).spec
-    assert JobSpec.from_text(json.dumps(made.to_json())) == made
-    assert made.input_times == {"trips": "left_at"}
+    assert JobSpec.from_text(json.dumps(spec.to_json())) == spec
+    assert spec.input_times == {"trips": "left_at"}
     with pytest.raises(InvalidArgument, match="exclude each other"):
         featurestore.source("city", table="trips", sql="select 1")
     for wrong in (

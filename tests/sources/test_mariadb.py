@@ -25,8 +25,8 @@ from featurestore.errors import (
 )
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceConfig, SourceQuery, SourceSnapshot, find_source
-from tests.sources.mariadb_server import PASSWORD, USER, connected
-from tests.sources.places import opened
+from tests.sources.mariadb_server import PASSWORD, USER, connect_as_root
+from tests.sources.places import open_source
 
 pytestmark = pytest.mark.mariadb
 
@@ -37,7 +37,7 @@ Begin = Callable[[], SourceSnapshot]
 @pytest.fixture(scope="module")
 def port(mariadb_port: int) -> int:
     """The port of a server with a database shared by the module."""
-    with connected(mariadb_port) as database, database.cursor() as cursor:
+    with connect_as_root(mariadb_port) as database, database.cursor() as cursor:
         cursor.execute("create database types character set utf8mb4")
         cursor.execute(f"create user {USER} identified by '{PASSWORD}'")
         cursor.execute(f"grant select on types.* to {USER}")
@@ -51,7 +51,7 @@ def port(mariadb_port: int) -> int:
 
 @pytest.fixture
 def database(port: int) -> Iterator[Any]:
-    with connected(port, database="types") as connection, connection.cursor() as cursor:
+    with connect_as_root(port, database="types") as connection, connection.cursor() as cursor:
         cursor.execute("set session time_zone = '+05:00'")
         yield cursor
 
@@ -59,18 +59,20 @@ def database(port: int) -> Iterator[Any]:
 @pytest.fixture
 def begin(port: int) -> Iterator[Callable[[], SourceSnapshot]]:
     """Start a snapshot that includes the tables created so far."""
-    found = []
+    snapshots = []
 
-    def opened_now() -> SourceSnapshot:
-        found.append(opened("mariadb", f"mariadb://root@127.0.0.1:{port}/types").snapshot())
-        return found[-1]
+    def open_snapshot() -> SourceSnapshot:
+        snapshots.append(
+            open_source("mariadb", f"mariadb://root@127.0.0.1:{port}/types").snapshot()
+        )
+        return snapshots[-1]
 
-    yield opened_now
-    for each in found:
-        each.close()
+    yield open_snapshot
+    for snapshot in snapshots:
+        snapshot.close()
 
 
-KEPT = [
+TYPED_VALUES = [
     ("decimal(12, 3)", "12.345", Decimal("12.345"), pa.decimal128(12, 3)),
     ("decimal(38, 38)", "-0.5", Decimal("-0.5"), pa.decimal128(38, 38)),
     ("decimal(9) unsigned", "999999999", Decimal(999999999), pa.decimal128(9, 0)),
@@ -95,10 +97,10 @@ KEPT = [
 ]  # fmt: skip
 
 
-def kept_table(database: Any) -> None:
+def create_typed_table(database: Any) -> None:
     columns, values = [], []
-    for number, (kind, value, _, _) in enumerate(KEPT):
-        columns.append(f"c{number} {kind}")
+    for number, (column_type, value, _, _) in enumerate(TYPED_VALUES):
+        columns.append(f"c{number} {column_type}")
         values.append(value)
     database.execute(f"create or replace table kept ({', '.join(columns)})")
     database.execute(f"insert into kept values ({', '.join(values)})")
@@ -106,25 +108,25 @@ def kept_table(database: Any) -> None:
 
 
 def test_table_read_keeps_values(database: Any, begin: Begin) -> None:
-    kept_table(database)
+    create_typed_table(database)
     read = begin().read(SourceQuery(table="kept")).read_all()
-    for number, (declared, _, value, kind) in enumerate(KEPT):
-        assert kind in (None, read.schema.field(number).type), declared
-        assert read.column(number).to_pylist() == [value, None], declared
+    for number, (column_type, _, value, dtype) in enumerate(TYPED_VALUES):
+        assert dtype in (None, read.schema.field(number).type), column_type
+        assert read.column(number).to_pylist() == [value, None], column_type
 
 
 def test_query_read_keeps_values(database: Any, begin: Begin) -> None:
-    kept_table(database)
+    create_typed_table(database)
     names = []
-    for number, (declared, *_) in enumerate(KEPT):
-        if declared != "bigint unsigned":  # query metadata does not include the sign
+    for number, (column_type, *_) in enumerate(TYPED_VALUES):
+        if column_type != "bigint unsigned":  # query metadata does not include the sign
             names.append(f"c{number}")
     query = SourceQuery(sql=f"select {', '.join(names)}, '50%' as `a``b%%c` from kept -- all")
     snapshot = begin()
     read = snapshot.read(query).read_all()
     assert read.column("a`b%%c").to_pylist() == ["50%", "50%"]
     for name in names:
-        value = KEPT[int(name[1:])][2]
+        value = TYPED_VALUES[int(name[1:])][2]
         assert read.column(name).to_pylist() == [value, None], name
     too_much = SourceQuery(sql="select 18446744073709551615 as most")
     with pytest.raises(UnsupportedType, match="'most'"):
@@ -132,12 +134,12 @@ def test_query_read_keeps_values(database: Any, begin: Begin) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["decimal(39)", "time", "bit(3)", "geometry", "point", "decimal(65, 30)"]
+    "column_type", ["decimal(39)", "time", "bit(3)", "geometry", "point", "decimal(65, 30)"]
 )
 def test_unsupported_types_are_refused_with_working_sql(
-    database: Any, begin: Begin, kind: str
+    database: Any, begin: Begin, column_type: str
 ) -> None:
-    database.execute(f"create or replace table odd (id int, odd {kind})")
+    database.execute(f"create or replace table odd (id int, odd {column_type})")
     database.execute("insert into odd (id) values (1)")
     snapshot = begin()
     for query in (SourceQuery(table="odd"), SourceQuery(sql="select * from odd")):
@@ -178,12 +180,12 @@ def test_second_read_spools_the_first(
     first = snapshot.read(query)
     ids = next(first).column(0).to_pylist()
     second = snapshot.read(query)
-    others = next(second).column(0).to_pylist()
+    other_ids = next(second).column(0).to_pylist()
     for batch in first:
         ids += batch.column(0).to_pylist()
     for batch in second:
-        others += batch.column(0).to_pylist()
-    assert ids == others == list(range(MANY))
+        other_ids += batch.column(0).to_pylist()
+    assert ids == other_ids == list(range(MANY))
 
 
 def test_snapshot_closes_during_a_read(begin: Begin) -> None:
@@ -226,7 +228,7 @@ def test_secret_opens_database_and_stays_hidden(port: int) -> None:
         find_source("mysql")(wrong).snapshot()
     assert "wr0ng" not in f"{error.value!r} {error.value}"
     with pytest.raises(SourceUnavailable, match="reached"):
-        opened("mysql", "mysql://root@127.0.0.1:1/types").snapshot()
+        open_source("mysql", "mysql://root@127.0.0.1:1/types").snapshot()
 
 
 def test_invalid_arguments_are_refused(port: int, begin: Begin) -> None:
@@ -242,11 +244,11 @@ def test_invalid_arguments_are_refused(port: int, begin: Begin) -> None:
     assert snapshot.read(SourceQuery(table="types.many")).read_all().num_rows == MANY
     for uri in ("sqlalchemy+sqlite:///orders.db", "mysql://", "sqlalchemy+nothere://host/x"):
         with pytest.raises(FeatureStoreError):
-            opened("sqlalchemy", uri).snapshot()
+            open_source("sqlalchemy", uri).snapshot()
     with pytest.raises(InvalidArgument, match="charset"):
-        opened("mysql", f"mysql://root@127.0.0.1:{port}/types", charset="utf8")
+        open_source("mysql", f"mysql://root@127.0.0.1:{port}/types", charset="utf8")
     with pytest.raises(InvalidArgument, match="earlier"):
-        opened("mysql", f"mysql://root@127.0.0.1:{port}/types").snapshot(at=3)
+        open_source("mysql", f"mysql://root@127.0.0.1:{port}/types").snapshot(at=3)
 
 
 def test_insert_from_database_records_its_source(
@@ -260,5 +262,5 @@ def test_insert_from_database_records_its_source(
     rows = store.read_source("shop", table="many")
     group = store.create_featuregroup(rows, "many", primary_key="id", event_time="at")
     assert store.get_featuregroup("many").count() == MANY
-    (told,) = group.history()[0].inputs.values()
-    assert (told["rows"], told["source"]) == (MANY, "source:shop")
+    (source_read,) = group.history()[0].inputs.values()
+    assert (source_read["rows"], source_read["source"]) == (MANY, "source:shop")

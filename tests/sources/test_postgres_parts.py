@@ -166,8 +166,8 @@ class TestOnSpark:
             options["partition_column"] = column
         window = TimeRange("at", datetime(1510, 1, 1, tzinfo=UTC), datetime(1800, 1, 1, tzinfo=UTC))
         with snapshot_of(filled, **options) as snapshot:
-            with psycopg.connect(filled, autocommit=True) as other:
-                other.execute("insert into readings select * from readings; delete from readings")
+            with psycopg.connect(filled, autocommit=True) as writer:
+                writer.execute("insert into readings select * from readings; delete from readings")
             engine = spark_store.session.engine
             for number, query in enumerate(
                 [SourceQuery(table="readings"), SourceQuery(table="readings", window=window)]
@@ -192,8 +192,8 @@ class TestOnSpark:
         store.add_source("plant", filled, options={"partitions": "2"})
         frame = store.read_source("plant", sql="select id, level, at from readings where id < 3000")
         group = store.create_featuregroup(frame.select("id", "level"), "levels", primary_key="id")
-        (told,) = group.history()[0].inputs.values()
-        assert (group.read().count(), told["rows"]) == (2999, 2999)
+        (source_read,) = group.history()[0].inputs.values()
+        assert (group.read().count(), source_read["rows"]) == (2999, 2999)
         store.create_external_featuregroup(
             "live", source="plant", table="readings", primary_key=["id"]
         )
@@ -204,8 +204,11 @@ class TestOnSpark:
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
         store.register_jobs(tmp_path / "plant_jobs.py")
         store.backfill_job("daily", "2024-01-01T00:00Z", "2024-01-02T00:00Z")
-        (told,) = store.get_featuregroup_history("daily")[0].inputs.values()
-        assert (told["rows"], told["high_water_mark"]) == (3000, "2024-01-01T00:00:00.003000+00:00")
+        (source_read,) = store.get_featuregroup_history("daily")[0].inputs.values()
+        assert (source_read["rows"], source_read["high_water_mark"]) == (
+            3000,
+            "2024-01-01T00:00:00.003000+00:00",
+        )
 
     @pytest.mark.parametrize(
         ("value", "words"),

@@ -17,7 +17,7 @@ from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceQuery, SourceSnapshot
 from featurestore.store import FeatureStore
 from tests.registry.conftest import postgres_server  # noqa: F401  # a fixture
-from tests.sources.places import opened
+from tests.sources.places import open_source
 
 pytestmark = pytest.mark.postgres
 
@@ -42,12 +42,12 @@ def database(url: str) -> Iterator[Any]:
 
 @pytest.fixture
 def snapshot(url: str) -> Iterator[SourceSnapshot]:
-    result = opened("postgresql", url).snapshot()
+    result = open_source("postgresql", url).snapshot()
     yield result
     result.close()
 
 
-KEPT = [
+TYPED_VALUES = [
     ("12.345::numeric(12, 3)", Decimal("12.345"), pa.decimal128(12, 3)),
     ("'-0.5'::numeric(38, 38)", Decimal("-0.5"), pa.decimal128(38, 38)),
     ("'0b1b1f3e-0000-4000-8000-000000000001'::uuid", "0b1b1f3e-0000-4000-8000-000000000001", pa.string()),
@@ -68,10 +68,12 @@ KEPT = [
 
 
 def test_postgres_read_keeps_values(snapshot: SourceSnapshot) -> None:
-    written = ", ".join(f"{sql} as c{number}" for number, (sql, _, _) in enumerate(KEPT))
-    read = snapshot.read(SourceQuery(sql=f"select {written}")).read_all()
-    for number, (sql, value, kind) in enumerate(KEPT):
-        assert kind in (None, read.schema.field(number).type), sql
+    select_list = ", ".join(
+        f"{sql} as c{number}" for number, (sql, _, _) in enumerate(TYPED_VALUES)
+    )
+    read = snapshot.read(SourceQuery(sql=f"select {select_list}")).read_all()
+    for number, (sql, value, dtype) in enumerate(TYPED_VALUES):
+        assert dtype in (None, read.schema.field(number).type), sql
         if "NaN" not in sql:
             assert read.column(number).to_pylist() == [value], sql
 
@@ -99,8 +101,8 @@ def test_unsupported_types_are_refused_with_working_sql(snapshot: SourceSnapshot
     inputs = SourceQuery(sql=f"select {way_out} from (select {sql} as odd) as t")
     assert snapshot.read(inputs).read_all().num_rows == 1
     # Columns that are not selected cause no error.
-    kept = SourceQuery(sql=f"select 1 as id, {sql} as odd", columns=("id",))
-    assert snapshot.read(kept).read_all().to_pylist() == [{"id": 1}]
+    query = SourceQuery(sql=f"select 1 as id, {sql} as odd", columns=("id",))
+    assert snapshot.read(query).read_all().to_pylist() == [{"id": 1}]
 
 
 @pytest.mark.parametrize(
@@ -127,25 +129,25 @@ def test_read_sends_only_columns_and_window(
     name = url.rsplit("/", 1)[1]
     database.execute('create table "Odd ""orders" (id int, note text, "at" timestamptz, fat text)')
     database.execute(f"alter database {name} set log_statement = 'all'")
-    snapshot = opened("postgresql", url).snapshot()
+    snapshot = open_source("postgresql", url).snapshot()
     window = TimeRange("at", datetime(2024, 1, 1, tzinfo=UTC), datetime(2024, 1, 2, tzinfo=UTC))
     query = SourceQuery(table='Odd "orders', columns=("note", "id"), window=window)
     assert snapshot.read(query).read_all().num_rows == 0
     snapshot.close()
     (data,) = database.execute("show data_directory").fetchone()
     log = Path(data).parent.joinpath("log").read_text()
-    seen = [line for line in log.splitlines() if "COPY" in line and '"Odd ""orders"' in line]
-    assert len(seen) == 1
-    assert 'SELECT "note" AS "note", "id" AS "id" FROM "Odd ""orders"' in seen[0]
-    assert "\"at\" >= TIMESTAMPTZ '2024-01-01 00:00:00.000000+00:00'" in seen[0]
-    assert "\"at\" < TIMESTAMPTZ '2024-01-02 00:00:00.000000+00:00'" in seen[0]
-    assert "fat" not in seen[0]
+    statements = [line for line in log.splitlines() if "COPY" in line and '"Odd ""orders"' in line]
+    assert len(statements) == 1
+    assert 'SELECT "note" AS "note", "id" AS "id" FROM "Odd ""orders"' in statements[0]
+    assert "\"at\" >= TIMESTAMPTZ '2024-01-01 00:00:00.000000+00:00'" in statements[0]
+    assert "\"at\" < TIMESTAMPTZ '2024-01-02 00:00:00.000000+00:00'" in statements[0]
+    assert "fat" not in statements[0]
 
 
 def test_reads_of_a_snapshot_see_one_state(url: str, database: Any) -> None:
     database.execute("create table a as select 1 as id")
     database.execute("create table b as select 1 as id")
-    snapshot = opened("postgresql", url).snapshot()
+    snapshot = open_source("postgresql", url).snapshot()
     counts = SourceQuery(sql="select (select count(*) from a) + (select count(*) from b) as n")
     first = snapshot.read(SourceQuery(table="a"))
     database.execute("insert into a values (2)")
@@ -154,7 +156,7 @@ def test_reads_of_a_snapshot_see_one_state(url: str, database: Any) -> None:
     assert snapshot.read(SourceQuery(table="b")).read_all().num_rows == 1
     assert snapshot.read(counts).read_all().to_pylist() == [{"n": 2}]
     snapshot.close()
-    again = opened("postgresql", url).snapshot()
+    again = open_source("postgresql", url).snapshot()
     assert again.read(counts).read_all().to_pylist() == [{"n": 4}]
     assert again.identity != snapshot.identity
     again.close()
@@ -168,16 +170,16 @@ def test_writes_are_refused_with_server_error(
     database.execute("create sequence counted")
     database.execute("create schema sales")
     database.execute("create table sales.orders (id int)")
-    later = opened("postgresql", url).snapshot()
+    later = open_source("postgresql", url).snapshot()
     with pytest.raises(SourceTableNotFound, match="did you mean table='orders'"):
         later.schema(SourceQuery(table="order"))
     assert later.schema(SourceQuery(table="sales.orders")).names == ["id"]
-    written = SourceQuery(sql="select nextval('counted') as n")
+    write_query = SourceQuery(sql="select nextval('counted') as n")
     with pytest.raises((SourceError, InvalidSql), match="read-only"):
-        later.read(written).read_all()
+        later.read(write_query).read_all()
     later.close()
     database.execute("create role weak login")
-    weak = opened("postgresql", url.replace("store@", "weak@")).snapshot()
+    weak = open_source("postgresql", url.replace("store@", "weak@")).snapshot()
     assert not any(table.readable for table in weak.tables())
     with pytest.raises(SourceError, match="permission denied"):
         weak.read(SourceQuery(table="orders")).read_all()
@@ -197,14 +199,14 @@ def test_check_source_names_unreadable_tables(
     report = duckdb_store.check_source("shop")
     assert "The user of the URI may not read the table 'shut'." in report.problems
     assert not report.ok
-    readable = [each.name for each in report.tables if each.readable]
+    readable = [table.name for table in report.tables if table.readable]
     assert readable == ["open"]  # other tests have tables in this database, too
     assert (report.sampled, report.sample) == ("open", ({"id": 7},))
 
 
 def test_read_batches_have_bounded_size(url: str) -> None:
     long = "select n::bigint as id, repeat('x', 200) as text from generate_series(1, 150000) as n"
-    snapshot = opened("postgresql", url).snapshot()
+    snapshot = open_source("postgresql", url).snapshot()
     sizes, rows = [], 0
     for batch in snapshot.read(SourceQuery(sql=long)):
         sizes.append(batch.nbytes)

@@ -11,25 +11,25 @@ from featurestore.external.reading import read_in_background
 
 
 def readers() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name == "featurestore-source"]
+    return [thread for thread in threading.enumerate() if thread.name == "featurestore-source"]
 
 
 def test_read_in_background_keeps_order() -> None:
-    made: list[int] = []
+    source_items: list[int] = []
     third = threading.Event()
 
     def items() -> Iterator[int]:
         for number in range(100):
-            made.append(number)
+            source_items.append(number)
             if number == 3:
                 third.set()
             yield number
 
-    ahead = read_in_background(items)
-    assert next(ahead) == 0
+    buffered_items = read_in_background(items)
+    assert next(buffered_items) == 0
     assert third.wait(60)  # not requested yet
-    assert len(made) <= 5  # bounded: two in the queue, one being read
-    assert list(ahead) == list(range(1, 100))
+    assert len(source_items) <= 5  # bounded: two in the queue, one being read
+    assert list(buffered_items) == list(range(1, 100))
     assert not readers()
 
 
@@ -38,10 +38,10 @@ def test_read_in_background_raises_errors_in_order() -> None:
         yield 1
         raise ValueError("the source fell over")
 
-    ahead = read_in_background(items)
-    assert next(ahead) == 1
+    buffered_items = read_in_background(items)
+    assert next(buffered_items) == 1
     with pytest.raises(ValueError, match="fell over"):
-        next(ahead)
+        next(buffered_items)
     assert not readers()
 
 
@@ -54,8 +54,8 @@ def test_read_in_background_stops_with_its_consumer() -> None:
         finally:
             closed.set()
 
-    ahead = read_in_background(items)
-    assert next(ahead) == 0
-    ahead.close()  # type: ignore[attr-defined]
+    buffered_items = read_in_background(items)
+    assert next(buffered_items) == 0
+    buffered_items.close()  # type: ignore[attr-defined]
     assert closed.is_set()
     assert not readers()

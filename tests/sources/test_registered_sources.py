@@ -61,9 +61,9 @@ def shop(duckdb_store: FeatureStore, tmp_path: Path) -> FeatureStore:
 
 
 def test_source_is_registered_listed_and_removed(shop: FeatureStore) -> None:
-    (found,) = shop.get_sources()
-    assert (found.name, found.kind, found.description) == ("shop", "sqlite", "two orders")
-    assert SourceSpec.from_text(json.dumps(found.to_json())) == found
+    (spec,) = shop.get_sources()
+    assert (spec.name, spec.kind, spec.description) == ("shop", "sqlite", "two orders")
+    assert SourceSpec.from_text(json.dumps(spec.to_json())) == spec
     with pytest.raises(SourceExists, match="already registered"):
         shop.add_source("shop", "sqlite:////elsewhere.db")
     with pytest.raises(SourceNotFound, match="'shop'"):
@@ -101,23 +101,27 @@ def test_insert_records_source_read_in_lineage(shop: FeatureStore) -> None:
     group = shop.create_featuregroup(frame, "orders", primary_key="id", event_time="created_at")
     plain = shop.create_featuregroup(frame.filter("total > 20"), "plain")
     for name, read, commit in (("orders", 2, group), ("plain", 2, plain)):
-        (told,) = commit.history()[0].inputs.values()
-        assert (told["source"], told["kind"], told["rows"]) == ("source:shop", "sqlite", read)
-        assert len(told["query"]) == 64
-        assert told["snapshot"]
+        (source_read,) = commit.history()[0].inputs.values()
+        assert (source_read["source"], source_read["kind"], source_read["rows"]) == (
+            "source:shop",
+            "sqlite",
+            read,
+        )
+        assert len(source_read["query"]) == 64
+        assert source_read["snapshot"]
         with shop.session.registry.reading() as connection:
             (edge,) = lineage.sources(connection, "featuregroup", name, 1)
         assert edge.source == "source:shop"
-        assert edge.detail == told
+        assert edge.detail == source_read
     commit = shop.insert_into_featuregroup(
         shop.read_source("shop", sql="select * from orders where id = 2"), "orders", mode="upsert"
     )
-    (told,) = shop.get_featuregroup_history("orders")[0].inputs.values()
-    assert (commit.delta_version, told["rows"]) == (2, 1)
+    (source_read,) = shop.get_featuregroup_history("orders")[0].inputs.values()
+    assert (commit.delta_version, source_read["rows"]) == (2, 1)
 
 
 @pytest.mark.parametrize(
-    ("uri", "kind"),
+    ("uri", "expected"),
     [
         ("postgresql://me@db/shop", "postgresql"),
         ("postgres://db/shop", "postgresql"),
@@ -131,8 +135,8 @@ def test_insert_records_source_read_in_lineage(shop: FeatureStore) -> None:
         ("/data", "file"),
     ],
 )
-def test_source_kind_is_derived_from_uri(uri: str, kind: str) -> None:
-    assert source_kind(uri) == kind
+def test_source_kind_is_derived_from_uri(uri: str, expected: str) -> None:
+    assert source_kind(uri) == expected
 
 
 @pytest.mark.parametrize(
@@ -173,7 +177,7 @@ def test_secret_grant_depends_on_options(
     duckdb_store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOP_PASSWORD", PASSWORD)
-    given = duckdb_store.add_source(
+    source_spec = duckdb_store.add_source(
         "files", str(tmp_path), secret="env:SHOP_PASSWORD", options={"format": "csv"}
     )
 
@@ -185,9 +189,9 @@ def test_secret_grant_depends_on_options(
             uri=grant_address(spec),
         )
 
-    assert secret_of(given) == PASSWORD
+    assert secret_of(source_spec) == PASSWORD
     with pytest.raises(ConfigurationError, match="not registered"):
-        secret_of(replace(given, options={"format": "parquet"}))
+        secret_of(replace(source_spec, options={"format": "parquet"}))
 
 
 @pytest.mark.postgres
@@ -197,29 +201,34 @@ def test_secret_appears_nowhere_in_plain_text(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    store, said = duckdb_store, []
+    store, outputs = duckdb_store, []
     guarded = role_with_password(postgres_url)
     monkeypatch.setenv("SHOP_PASSWORD", PASSWORD)
-    said.append(repr(store.add_source("shop", guarded, secret="env:SHOP_PASSWORD")))
+    outputs.append(repr(store.add_source("shop", guarded, secret="env:SHOP_PASSWORD")))
     frame = store.read_source("shop", sql="select 1 as id, 2.5::float8 as total")
     group = store.create_featuregroup(frame, "orders", primary_key="id")
-    said += [repr(store.get_sources()), repr(store.check_source("shop")), repr(frame), repr(group)]
-    said.append(repr([vars(each) for each in group.history()]))
+    outputs += [
+        repr(store.get_sources()),
+        repr(store.check_source("shop")),
+        repr(frame),
+        repr(group),
+    ]
+    outputs.append(repr([vars(commit) for commit in group.history()]))
     for query in ({"table": "nope"}, {"sql": "selec 1"}, {"sql": "select 1/0 as x"}):
         with pytest.raises(FeatureStoreError) as error:
             store.read_source("shop", **query).to_arrow()
-        said += [str(error.value), repr(error.value.__cause__), repr(error.value.__context__)]
+        outputs += [str(error.value), repr(error.value.__cause__), repr(error.value.__context__)]
     # A wrong password, and an unreachable server.
     monkeypatch.setenv("SHOP_PASSWORD", PASSWORD[::-1])
     store.add_source("gone", "postgresql://me@127.0.0.1:1/shop", secret="env:SHOP_PASSWORD")
     for name in ("shop", "gone"):
         with pytest.raises(SourceUnavailable) as error:
             store.read_source(name, table="orders")
-        said.append(str(error.value))
-        said.append(repr(store.check_source(name)))
-    everything = "\n".join([*said, caplog.text])
-    place = Path(store.location)
-    files = [path for path in place.rglob("*") if path.is_file()]
+        outputs.append(str(error.value))
+        outputs.append(repr(store.check_source(name)))
+    everything = "\n".join([*outputs, caplog.text])
+    location = Path(store.location)
+    files = [path for path in location.rglob("*") if path.is_file()]
     for word in (PASSWORD, PASSWORD[::-1], "tr0ub4"):
         assert word not in everything
         assert [path for path in files if word.encode() in path.read_bytes()] == []
@@ -234,9 +243,9 @@ def role_with_password(url: str) -> str:
         literal = PASSWORD.replace("'", "''")
         database.execute("drop role if exists careful")
         database.execute(f"create role careful login superuser password '{literal}'")
-        (place,) = database.execute("show hba_file").fetchone() or ("",)
+        (hba_file,) = database.execute("show hba_file").fetchone() or ("",)
         rule = "host all careful 127.0.0.1/32 scram-sha-256\n"
-        hba = Path(place)
+        hba = Path(hba_file)
         if rule not in hba.read_text():
             hba.write_text(rule + hba.read_text())
         database.execute("select pg_reload_conf()")
@@ -306,21 +315,21 @@ def test_duckdb_source_sql_cannot_read_other_files(
 def test_cli_source_commands_add_check_list_read(
     shop: FeatureStore, command_line: Callable[..., Any], tmp_path: Path
 ) -> None:
-    at = ("--location", shop.location)
-    document = json.loads(command_line("source", "list", *at, "--output", "json").out)
+    options = ("--location", shop.location)
+    document = json.loads(command_line("source", "list", *options, "--output", "json").out)
     assert document[0]["name"] == "shop"
     (tmp_path / "lake").mkdir()
     (tmp_path / "lake" / "a.txt").write_text("id\n1\n")
     added = ("source", "add", "lake", str(tmp_path / "lake"), "--option", "format=csv")
-    assert "format" in command_line(*added, *at).out
-    assert "orders" in command_line("source", "check", "shop", *at).out
-    command_line("source", "check", "lake", *at, code=1)
-    shown = command_line("source", "read", "shop", "--table", "orders", "-n", "1", *at).out
+    assert "format" in command_line(*added, *options).out
+    assert "orders" in command_line("source", "check", "shop", *options).out
+    command_line("source", "check", "lake", *options, code=1)
+    shown = command_line("source", "read", "shop", "--table", "orders", "-n", "1", *options).out
     assert "12.5" in shown
     assert "99" not in shown
 
 
 def test_module_functions_use_current_store(shop: FeatureStore) -> None:
     del shop
-    assert [each.name for each in featurestore.get_sources()] == ["shop"]
+    assert [source.name for source in featurestore.get_sources()] == ["shop"]
     assert featurestore.read_source("shop", table="orders").columns[0] == "id"

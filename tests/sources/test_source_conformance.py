@@ -14,16 +14,16 @@ import pytest
 from featurestore.plugins.source import Source, SourceQuery
 from featurestore.testing.source_conformance import SourceConformance
 from tests.registry.conftest import postgres_server  # noqa: F401  # a fixture
-from tests.sources.places import PLACES, mysql, postgres, sqlalchemy
+from tests.sources.places import SOURCE_WRITERS, mysql, postgres, sqlalchemy
 
 
 class TestFiles(SourceConformance):
-    @pytest.fixture(autouse=True, params=PLACES)
-    def _kind(self, request: pytest.FixtureRequest) -> None:
-        self.kind = request.param
+    @pytest.fixture(autouse=True, params=SOURCE_WRITERS)
+    def _set_source_type(self, request: pytest.FixtureRequest) -> None:
+        self.source_type = request.param
 
-    def source(self, rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
-        return PLACES[self.kind](rows, place)
+    def source(self, rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
+        return SOURCE_WRITERS[self.source_type](rows, directory)
 
 
 @pytest.mark.postgres
@@ -32,15 +32,15 @@ class TestPostgres(SourceConformance):
     def _database(self, postgres_server: str) -> None:  # noqa: F811
         self.url = f"{postgres_server}/postgres"
 
-    def source(self, rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
-        del place
+    def source(self, rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
+        del directory
         return postgres(rows, self.url)
 
 
 @pytest.mark.postgres
 class TestDialectOfSQLAlchemy(TestPostgres):
-    def source(self, rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
-        del place
+    def source(self, rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
+        del directory
         return sqlalchemy(rows, self.url)
 
 
@@ -50,6 +50,6 @@ class TestMariaDB(SourceConformance):
     def _server(self, mariadb_port: int) -> None:
         self.port = mariadb_port
 
-    def source(self, rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
-        del place
+    def source(self, rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
+        del directory
         return mysql(rows, self.port)

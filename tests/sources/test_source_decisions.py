@@ -16,9 +16,9 @@ def test_concurrent_decide_returns_first_decision(tmp_path: Path) -> None:
     decisions = StoredDecisions(str(tmp_path), "lake")
     assert decisions.get("ab") is None
     with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda n: decisions.decide("ab", {"n": n}), range(32)))
-    assert len({decision["n"] for decision in made}) == 1
-    assert decisions.get("ab") == made[0]
+        results = list(pool.map(lambda n: decisions.decide("ab", {"n": n}), range(32)))
+    assert len({decision["n"] for decision in results}) == 1
+    assert decisions.get("ab") == results[0]
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["ab.json"]
     with pytest.raises(StorageError, match="not a key"):
         decisions.get("../ab")

@@ -33,7 +33,7 @@ from featurestore.testing.source_conformance import SourceConformance
 from tests.hdfs_server import HdfsServer
 from tests.http_server import serve
 from tests.object_server import ACCESS_KEY, SECRET_KEY, ObjectServer
-from tests.sources.places import PLACES
+from tests.sources.places import SOURCE_WRITERS
 
 Put = Callable[[str, bytes], None]
 
@@ -86,28 +86,29 @@ def lake(
 
 class TestSourcesOnS3(SourceConformance):
     @pytest.fixture(autouse=True, params=["parquet", "csv", "json lines", "delta"])
-    def _place(
+    def _configure(
         self,
         request: pytest.FixtureRequest,
         bucket: str,
         options: dict[str, str],
         put: Put,
     ) -> None:
-        self.kind, self.bucket, self.options, self.put = request.param, bucket, options, put
+        self.storage_format = request.param
+        self.bucket, self.options, self.put = bucket, options, put
 
-    def source(self, rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
-        _, query = PLACES[self.kind](rows, place)
-        for path in place.rglob("*"):
+    def source(self, rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
+        _, query = SOURCE_WRITERS[self.storage_format](rows, directory)
+        for path in directory.rglob("*"):
             if path.is_file():
-                self.put(f"a lake/{path.relative_to(place)}", path.read_bytes())
-        uri, kind = f"{self.bucket}/a lake", "file"
-        if self.kind == "delta":
-            uri, kind = f"delta+{uri}/orders", "delta"
+                self.put(f"a lake/{path.relative_to(directory)}", path.read_bytes())
+        uri, source_type = f"{self.bucket}/a lake", "file"
+        if self.storage_format == "delta":
+            uri, source_type = f"delta+{uri}/orders", "delta"
         inputs = dict(self.options)
-        if self.kind == "csv":
+        if self.storage_format == "csv":
             inputs["format"] = "csv"
         config = SourceConfig("shop", uri, inputs, lambda: SECRET_KEY)
-        return find_source(kind)(config), query
+        return find_source(source_type)(config), query
 
 
 def test_bucket_folder_is_readable_and_secret_hidden(
@@ -200,13 +201,13 @@ def test_add_source_refuses_invalid_storage_options(
 
 
 @pytest.fixture
-def stranger() -> Iterator[tuple[str, list[dict[str, str]]]]:
+def recording_server() -> Iterator[tuple[str, list[dict[str, str]]]]:
     """A server that records the headers of all requests and refuses them."""
-    seen: list[dict[str, str]] = []
+    request_headers: list[dict[str, str]] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            seen.append({name.lower(): value for name, value in self.headers.items()})
+            request_headers.append({name.lower(): value for name, value in self.headers.items()})
             self.send_response(403)
             self.end_headers()
 
@@ -215,15 +216,15 @@ def stranger() -> Iterator[tuple[str, list[dict[str, str]]]]:
         def log_message(self, *_: Any) -> None: ...
 
     with serve(Handler) as port:
-        yield f"http://127.0.0.1:{port}", seen
+        yield f"http://127.0.0.1:{port}", request_headers
 
 
 def test_custom_endpoint_gets_no_environment_credentials(
     duckdb_store: FeatureStore,
-    stranger: tuple[str, list[dict[str, str]]],
+    recording_server: tuple[str, list[dict[str, str]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    address, seen = stranger
+    address, request_headers = recording_server
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
     monkeypatch.setenv("AWS_SESSION_TOKEN", "token-4711")
@@ -235,37 +236,37 @@ def test_custom_endpoint_gets_no_environment_credentials(
     for name in ("unsigned", "signed"):
         with pytest.raises(SourceUnavailable, match="403"):
             duckdb_store.read_source(name)
-    signatures = [each.get("authorization") for each in seen]
+    signatures = [headers.get("authorization") for headers in request_headers]
     assert None in signatures
-    assert any("its-own" in each for each in signatures if each)
-    assert ACCESS_KEY not in f"{seen}"
-    assert "token-4711" not in f"{seen}"
+    assert any("its-own" in signature for signature in signatures if signature)
+    assert ACCESS_KEY not in f"{request_headers}"
+    assert "token-4711" not in f"{request_headers}"
 
 
 def test_hdfs_folder_is_a_source(
     duckdb_store: FeatureStore, hdfs_server: HdfsServer, tmp_path: Path
 ) -> None:
-    place = f"{hdfs_server.root}/lake-{uuid4().hex[:8]}"
+    location = f"{hdfs_server.root}/lake-{uuid4().hex[:8]}"
     rows = pa.table({"id": [1, 2], "total": [12.5, 99.0]})
     parquet.write_table(rows, tmp_path / "rows.parquet")
-    files.write_atomically(f"{place}/a b/rows.parquet", (tmp_path / "rows.parquet").read_bytes())
-    files.write_atomically(f"{place}/csv/orders.csv.gz", gzip.compress(ORDERS))
-    files.write_atomically(f"{place}/json/orders.jsonl", b'{"id": 1, "total": 12.5}\n')
-    duckdb_store.add_source("lake", place)
+    files.write_atomically(f"{location}/a b/rows.parquet", (tmp_path / "rows.parquet").read_bytes())
+    files.write_atomically(f"{location}/csv/orders.csv.gz", gzip.compress(ORDERS))
+    files.write_atomically(f"{location}/json/orders.jsonl", b'{"id": 1, "total": 12.5}\n')
+    duckdb_store.add_source("lake", location)
     assert duckdb_store.check_source("lake").ok
     for path, count in {"a b": 2, "csv": 2, "json": 1}.items():
         frame = duckdb_store.read_source("lake", path=path).to_arrow()
         assert frame.equals(rows.slice(0, count))
     with pytest.raises(InvalidArgument, match="Unknown options 'aws_region'"):
-        duckdb_store.add_source("other", place, options={"aws_region": "eu"})
+        duckdb_store.add_source("other", location, options={"aws_region": "eu"})
 
 
-def put_table(path: Path, place: str) -> None:
+def put_table(path: Path, location: str) -> None:
     """Copy a local table to HDFS."""
-    for each in sorted(path.rglob("*")):
-        if each.is_file() and not each.name.startswith("."):
-            name = each.relative_to(path).as_posix()
-            files.write_atomically(f"{place}/{name}", each.read_bytes())
+    for file in sorted(path.rglob("*")):
+        if file.is_file() and not file.name.startswith("."):
+            name = file.relative_to(path).as_posix()
+            files.write_atomically(f"{location}/{name}", file.read_bytes())
 
 
 def test_delta_source_reads_versions_from_hdfs(
@@ -276,17 +277,17 @@ def test_delta_source_reads_versions_from_hdfs(
 ) -> None:
     from deltalake import DeltaTable, write_deltalake
 
-    path, place = tmp_path / "table", f"{hdfs_server.root}/lake-{uuid4().hex[:8]}/orders"
+    path, location = tmp_path / "table", f"{hdfs_server.root}/lake-{uuid4().hex[:8]}/orders"
     rows = pa.table({"id": [1, 2, 3], "city": ["a/b c%", "é", "é"]})
     write_deltalake(path, rows, partition_by=["city"])
     write_deltalake(path, pa.table({"id": [4], "city": ["x"]}), mode="append")
     DeltaTable(path).delete("id = 2")
-    put_table(path, place)
+    put_table(path, location)
     # Files of other versions are not downloaded; they may be large or missing.
-    gone = sorted(set(DeltaTable(path, 1).file_uris()) - set(DeltaTable(path).file_uris()))[0]
-    storage, name = object_store_for(f"{place}/{gone.removeprefix(f'{path}/')}")
+    old_file = sorted(set(DeltaTable(path, 1).file_uris()) - set(DeltaTable(path).file_uris()))[0]
+    storage, name = object_store_for(f"{location}/{old_file.removeprefix(f'{path}/')}")
     assert storage.remove(name)
-    duckdb_store.add_source("orders", f"delta+{place}")
+    duckdb_store.add_source("orders", f"delta+{location}")
     assert duckdb_store.check_source("orders").ok
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))

@@ -88,8 +88,10 @@ class UnityHandler(BaseHTTPRequestHandler):
             self._page("schemas", [{"name": name} for name in names], query)
         elif path == "tables":
             tables = [self._table(name) for name in sorted(self.locations)]
-            chosen = [each for each in tables if each["schema_name"] == query["schema_name"]]
-            self._page("tables", chosen, query)
+            schema_tables = [
+                table for table in tables if table["schema_name"] == query["schema_name"]
+            ]
+            self._page("tables", schema_tables, query)
         elif path == "temporary-table-credentials":
             assert json.loads(body)["operation"] == "READ"
             credentials = {"aws_temp_credentials": self.credentials, **self.vended}
@@ -148,11 +150,11 @@ class UnityHandler(BaseHTTPRequestHandler):
             "table_id": full_name,
         }
 
-    def _page(self, kind: str, rows: list[Any], query: dict[str, str]) -> None:
+    def _page(self, collection: str, rows: list[Any], query: dict[str, str]) -> None:
         """Send one object for each page."""
         first = int(query.get("page_token", 0))
         following = str(first + 1) if first + 1 < len(rows) else ""
-        self._send(200, {kind: rows[first : first + 1], "next_page_token": following})
+        self._send(200, {collection: rows[first : first + 1], "next_page_token": following})
 
     def _send(self, status: int, body: dict[str, Any]) -> None:
         content = json.dumps(body).encode()
@@ -184,9 +186,9 @@ class TestUnity(SourceConformance):
     def _catalog(self, catalog: tuple[str, type[UnityHandler]]) -> None:
         self.uri, self.handler = catalog
 
-    def source(self, rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
-        write_deltalake(place / "orders", rows)
-        self.handler.locations["sales.orders"] = f"file://{place}/orders/"
+    def source(self, rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
+        write_deltalake(directory / "orders", rows)
+        self.handler.locations["sales.orders"] = f"file://{directory}/orders/"
         return unity(self.uri), SourceQuery(table="sales.orders")
 
 
@@ -211,7 +213,7 @@ def test_unity_tables_are_read_with_vended_credentials(
     options = {"aws_endpoint_url": object_server.endpoint, "aws_region": "us-east-1"}
     duckdb_store.add_source("lake", uri, secret="env:LAKE_TOKEN", options=options)
     report = duckdb_store.check_source("lake")
-    assert [each.name for each in report.tables] == ["sales.orders", "sales.other"]
+    assert [table.name for table in report.tables] == ["sales.orders", "sales.other"]
     assert report.problems == ()
     assert duckdb_store.read_source("lake", table="sales.orders", at=0).count() == 1
     frame = duckdb_store.read_source("lake", table="sales.orders", columns=["id"])

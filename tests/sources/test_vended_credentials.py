@@ -65,7 +65,7 @@ def guarded_bucket(gcs_server: GcsServer) -> Iterator[str]:
             if self.headers["Authorization"] == f"Bearer {GOOGLE_TOKEN}":
                 super()._handle()
             else:
-                self._answer(401, body=b"<Error><Code>AuthenticationRequired</Code></Error>")
+                self._respond(401, body=b"<Error><Code>AuthenticationRequired</Code></Error>")
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _handle  # noqa: N815
 
@@ -213,7 +213,7 @@ def test_unity_iceberg_table_is_read_by_its_rest_service(
     options = {"aws_endpoint_url": object_server.endpoint, "aws_region": "us-east-1"}
     duckdb_store.add_source("main", uri, secret="env:LAKE_TOKEN", options=options)
     report = duckdb_store.check_source("main")
-    assert ([each.name for each in report.tables], report.problems) == (["sales.orders"], ())
+    assert ([table.name for table in report.tables], report.problems) == (["sales.orders"], ())
     frame = duckdb_store.read_source("main", table="sales.orders")
     group = duckdb_store.create_featuregroup(frame, "orders", primary_key="id")
     (read,) = group.history()[0].inputs.values()

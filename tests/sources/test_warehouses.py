@@ -56,8 +56,8 @@ class TestFlightSQL(SourceConformance):
     def _server(self, duckdb_server: DuckDBServer) -> None:
         self.server = duckdb_server
 
-    def source(self, rows: pa.Table, place: Path) -> tuple[Source, SourceQuery]:
-        del place
+    def source(self, rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
+        del directory
         self.server.database.register("given", rows)
         self.server.database.execute("create or replace table orders as from given")
         self.server.database.unregister("given")
@@ -69,20 +69,22 @@ def test_flight_sql_pushes_columns_and_bound_windows_down(
 ) -> None:
     database = duckdb_server.database
     database.execute("create schema sales")
-    for kind in ("timestamptz", "timestamp", "date"):
+    for time_type in ("timestamptz", "timestamp", "date"):
         database.execute(
-            f"create table sales.by_{kind} as select i as id, 'x' as secret_note, "
-            f"({kind} '2024-01-01' + to_days(i::int))::{kind} as day from range(10) t(i)"
+            f"create table sales.by_{time_type} as select i as id, 'x' as secret_note, "
+            f"({time_type} '2024-01-01' + to_days(i::int))::{time_type} as day from range(10) t(i)"
         )
     snapshot = source_of(uri_of(duckdb_server)).snapshot()
-    for kind in ("timestamptz", "timestamp", "date"):
+    for time_type in ("timestamptz", "timestamp", "date"):
         duckdb_server.statements.clear()
         window = TimeRange("day", START + timedelta(days=2), START + timedelta(days=5))
-        query = SourceQuery(table=f"main.sales.by_{kind}", columns=("id",), window=window)
-        if kind == "date":
-            query = SourceQuery(sql=f"from sales.by_{kind} -- a", columns=("id",), window=window)
+        query = SourceQuery(table=f"main.sales.by_{time_type}", columns=("id",), window=window)
+        if time_type == "date":
+            query = SourceQuery(
+                sql=f"from sales.by_{time_type} -- a", columns=("id",), window=window
+            )
         else:
-            query = SourceQuery(table=f"sales.by_{kind}", columns=("id",), window=window)
+            query = SourceQuery(table=f"sales.by_{time_type}", columns=("id",), window=window)
         assert snapshot.read(query).read_all().column("id").to_pylist() == [2, 3, 4]
         read = duckdb_server.statements[-1]
         assert '"day" >= ? AND "day" < ?' in read
@@ -95,8 +97,12 @@ def test_flight_sql_pushes_columns_and_bound_windows_down(
     assert "sales.by_date" in [table.name for table in report.tables]
     frame = duckdb_store.read_source("warehouse", table="sales.by_date")
     group = duckdb_store.create_featuregroup(frame, "days", primary_key="id", event_time="day")
-    (told,) = group.history()[0].inputs.values()
-    assert (told["source"], told["kind"], told["rows"]) == ("source:warehouse", "flightsql", 10)
+    (source_read,) = group.history()[0].inputs.values()
+    assert (source_read["source"], source_read["kind"], source_read["rows"]) == (
+        "source:warehouse",
+        "flightsql",
+        10,
+    )
 
 
 def test_flight_sql_checks_passwords_and_hides_them(

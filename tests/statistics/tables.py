@@ -80,9 +80,9 @@ def statistics_of(table: pa.Table, *, rows: int = 10_000, **options: Any) -> Any
     return finish(count(accumulator_of(table, **options), table.to_batches(max_chunksize=rows)))
 
 
-def cut(table: pa.Table, places: Sequence[int]) -> list[pa.RecordBatch]:
+def cut(table: pa.Table, positions: Sequence[int]) -> list[pa.RecordBatch]:
     """Return the table as batches between the positions."""
-    bounds = [0, *sorted(place % (table.num_rows + 1) for place in places), table.num_rows]
+    bounds = [0, *sorted(position % (table.num_rows + 1) for position in positions), table.num_rows]
     return [
         batch
         for start, stop in itertools.pairwise(bounds)

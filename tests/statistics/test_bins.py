@@ -23,7 +23,7 @@ def histogram_of(column: pa.Array) -> Histogram:
 
 
 def days_of(values: list[int]) -> pa.Array:
-    return pa.array([dt.date(2020, 1, 1) + dt.timedelta(days=each) for each in values])
+    return pa.array([dt.date(2020, 1, 1) + dt.timedelta(days=day) for day in values])
 
 
 KINDS: dict[str, Callable[[list[int]], pa.Array]] = {
@@ -42,13 +42,13 @@ KINDS: dict[str, Callable[[list[int]], pa.Array]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", KINDS)
 @settings(max_examples=30, deadline=None)
 @given(low=st.integers(0, 300), values=st.integers(8, 400))
 def test_histogram_uniform_values_have_equal_bins_except_last(
-    kind: str, low: int, values: int
+    case: str, low: int, values: int
 ) -> None:
-    actual = histogram_of(KINDS[kind](list(range(low, low + values)) * 3))
+    actual = histogram_of(KINDS[case](list(range(low, low + values)) * 3))
     assert sum(actual.counts) == 3 * values
     assert len(set(actual.counts[:-1])) == 1
     assert 0 < actual.counts[-1] <= actual.counts[0]

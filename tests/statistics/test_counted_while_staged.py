@@ -39,19 +39,19 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The row counts of each statistics pass over staged rows."""
-    found = []
+    row_counts = []
     aggregate = streams.aggregate
 
-    def counted(
+    def count_rows(
         database: Any, relation: Any, accumulator: Accumulator[Any, Any], **more: Any
     ) -> Any:
         result = aggregate(database, relation, accumulator, **more)
         if isinstance(result, StatisticsState):
-            found.append(result.rows)
+            row_counts.append(result.rows)
         return result
 
-    monkeypatch.setattr(streams, "aggregate", counted)
-    return found
+    monkeypatch.setattr(streams, "aggregate", count_rows)
+    return row_counts
 
 
 def test_statistics_of_write_need_no_extra_pass(tmp_path: Path, passes: list[int]) -> None:
@@ -60,10 +60,10 @@ def test_statistics_of_write_need_no_extra_pass(tmp_path: Path, passes: list[int
         store.insert_into_featuregroup(rows(150_000, 90_000), "g")
         assert passes == []
         group = store.featuregroup("g")
-        counted = group.statistics()
+        statistics = group.statistics()
         again = store.update_featuregroup_statistics("g")
         assert passes == [240_000]
-        assert_same(counted, again)
+        assert_same(statistics, again)
         store.insert_into_featuregroup(rows(0, 10), "g", mode="upsert")
         store.insert_into_featuregroup(rows(300_000, 10), "g")  # nothing to merge it with
         assert passes == [240_000]
@@ -91,7 +91,9 @@ def test_failing_stream_leaves_no_thread(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="the source went away"):
             store.create_featuregroup(reader, "g", primary_key="id")
     assert not [
-        each for each in threading.enumerate() if each.name.startswith("featurestore-aggregate")
+        thread
+        for thread in threading.enumerate()
+        if thread.name.startswith("featurestore-aggregate")
     ]
 
 
@@ -100,11 +102,11 @@ def test_failed_statistics_are_retried_after_commit(
 ) -> None:
     update, failed = StatisticsAccumulator.update, []
 
-    def failing_once(*given: Any) -> StatisticsState:
+    def failing_once(*args: Any) -> StatisticsState:
         if not failed:
             failed.append(True)
             raise MemoryError("no memory just now")
-        return update(*given)
+        return update(*args)
 
     monkeypatch.setattr(StatisticsAccumulator, "update", failing_once)
     with featurestore.connect(tmp_path, engine="duckdb") as store:

@@ -27,7 +27,7 @@ def random(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def one(values: object, **options: object) -> Statistics:
+def stats_of(values: object, **options: object) -> Statistics:
     result: Statistics = statistics_of(pa.table({"x": values}), **options)
     return result
 
@@ -36,7 +36,9 @@ def test_drift_of_same_table_is_zero() -> None:
     statistics = statistics_of(varied_table(2_000))
     report = compare_statistics(statistics, statistics)
     assert report.ok
-    assert all((each.psi or 0.0) == 0.0 and (each.ks or 0.0) == 0.0 for each in report.features)
+    assert all(
+        (feature.psi or 0.0) == 0.0 and (feature.ks or 0.0) == 0.0 for feature in report.features
+    )
 
 
 @pytest.mark.parametrize("rows", [30, 300, 3_000])
@@ -61,7 +63,7 @@ def test_drift_ks_equals_scipy(shift: float) -> None:
     from scipy.stats import ks_2samp
 
     a, b = random(1).normal(size=ROWS), random(2).normal(size=ROWS) * 1.5 + shift
-    report = compare_statistics(one(a), one(b))
+    report = compare_statistics(stats_of(a), stats_of(b))
     expected = ks_2samp(a, b).statistic
     assert report.feature("x").ks == pytest.approx(expected, abs=0.006)
 
@@ -70,7 +72,7 @@ def test_drift_ks_of_few_values_is_exact() -> None:
     from scipy.stats import ks_2samp
 
     a, b = random(1).poisson(2, ROWS), random(2).poisson(3, ROWS)
-    report = compare_statistics(one(a), one(b))
+    report = compare_statistics(stats_of(a), stats_of(b))
     assert report.feature("x").ks == pytest.approx(ks_2samp(a, b).statistic, abs=1e-12)
 
 
@@ -78,11 +80,11 @@ def test_drift_psi_uses_deciles_of_first_table() -> None:
     a, b = random(3).normal(size=ROWS), random(4).normal(0.5, 1.2, ROWS)
     edges = np.quantile(a, np.linspace(0, 1, 11))[1:-1]
     p, q = (
-        np.bincount(np.searchsorted(edges, each, side="left"), minlength=10) / ROWS
-        for each in (a, b)
+        np.bincount(np.searchsorted(edges, values, side="left"), minlength=10) / ROWS
+        for values in (a, b)
     )
     expected = float(((q - p) * np.log(q / p)).sum())
-    statistics = compare_statistics(one(a), one(b)).feature("x")
+    statistics = compare_statistics(stats_of(a), stats_of(b)).feature("x")
     assert statistics.psi == pytest.approx(expected, rel=0.02)
     assert statistics.drifted
     assert statistics.reasons[0].startswith("PSI")
@@ -91,24 +93,24 @@ def test_drift_psi_uses_deciles_of_first_table() -> None:
 def test_drift_reports_new_categories() -> None:
     a = random(1).choice(["a", "b"], ROWS)
     b = random(2).choice(["a", "b", "c"], ROWS, p=[0.45, 0.45, 0.1])
-    statistics = compare_statistics(one(a), one(b)).feature("x")
+    statistics = compare_statistics(stats_of(a), stats_of(b)).feature("x")
     assert statistics.new_values == ("c",)
     assert statistics.new_share == pytest.approx(0.1, abs=0.01)
-    assert any("new values" in each for each in statistics.reasons)
-    assert compare_statistics(one(b), one(a)).feature("x").gone_values == ("c",)
+    assert any("new values" in reason for reason in statistics.reasons)
+    assert compare_statistics(stats_of(b), stats_of(a)).feature("x").gone_values == ("c",)
 
 
 def test_drift_reports_new_missing_values() -> None:
     values = random(1).normal(size=ROWS)
     holed = pa.array(values, mask=random(2).random(ROWS) < 0.2)
-    statistics = compare_statistics(one(values), one(holed)).feature("x")
+    statistics = compare_statistics(stats_of(values), stats_of(holed)).feature("x")
     assert statistics.missing_before == 0.0
     assert statistics.missing_after == pytest.approx(0.2, abs=0.01)
     assert statistics.reasons == (f"missing 0.0% -> {statistics.missing_after:.1%}",)
 
 
 def test_drift_thresholds_are_configurable() -> None:
-    a, b = one(random(1).normal(size=ROWS)), one(random(2).normal(0.3, 1, ROWS))
+    a, b = stats_of(random(1).normal(size=ROWS)), stats_of(random(2).normal(0.3, 1, ROWS))
     assert compare_statistics(a, b).feature("x").drifted
     relaxed = DriftThresholds(psi=1.0, ks=0.9)
     assert not compare_statistics(a, b, thresholds=relaxed).feature("x").drifted
@@ -124,8 +126,10 @@ def test_drift_reports_added_removed_and_retyped_columns() -> None:
 
 def test_drift_of_constant_and_empty_columns() -> None:
     table = pa.table({"constant": np.full(100, 2.0), "empty": pa.nulls(100, pa.float64())})
-    other = pa.table({"constant": np.full(100, 3.0), "empty": pa.array([None] * 50 + [1.0] * 50)})
-    report = compare_statistics(statistics_of(table), statistics_of(other))
+    changed_table = pa.table(
+        {"constant": np.full(100, 3.0), "empty": pa.array([None] * 50 + [1.0] * 50)}
+    )
+    report = compare_statistics(statistics_of(table), statistics_of(changed_table))
     assert report.feature("constant").ks == 1.0
     assert report.feature("empty").psi is None
     assert report.feature("empty").drifted
@@ -133,13 +137,15 @@ def test_drift_of_constant_and_empty_columns() -> None:
 
 def test_drift_of_samples_above_limit_compares_shares() -> None:
     words = [f"w{index}" for index in range(40)]
-    a = one(random(1).choice(words, ROWS), limit=1_000)
-    b = one(random(2).choice(words, ROWS), limit=1_000)
+    a = stats_of(random(1).choice(words, ROWS), limit=1_000)
+    b = stats_of(random(2).choice(words, ROWS), limit=1_000)
     assert not compare_statistics(a, b).drifted
 
 
 def test_drift_report_json_and_text_roundtrip() -> None:
-    report = compare_statistics(one(random(1).normal(size=ROWS)), one(random(2).normal(1, 1, ROWS)))
+    report = compare_statistics(
+        stats_of(random(1).normal(size=ROWS)), stats_of(random(2).normal(1, 1, ROWS))
+    )
     assert (
         DriftReport.from_json(json.loads(json.dumps(report.to_json(), allow_nan=False))) == report
     )
@@ -158,7 +164,7 @@ def test_drift_command_compares_groups_versions_and_delta_versions(
         table.set_column(1, "x", [[9.0] * 500]), "other", mode="overwrite"
     )
 
-    def compared(left: str, right: str) -> DriftReport:
+    def compare(before: str, after: str) -> DriftReport:
         words = [
             "--location",
             duckdb_store.location,
@@ -166,17 +172,17 @@ def test_drift_command_compares_groups_versions_and_delta_versions(
             "json",
             "fg",
             "compare",
-            left,
-            right,
+            before,
+            after,
         ]
         call = CliRunner().invoke(app, words)
         assert call.exit_code == 0, call.output
         return DriftReport.from_json(json.loads(call.stdout))
 
-    assert compared("sensor@v1", "sensor@v2").feature("x").drifted
-    assert compared("sensor@v2", "other#1").ok
-    assert compared("other#1", "other#2").feature("x").ks == 1.0
-    assert compared("sensor", "other").before == {
+    assert compare("sensor@v1", "sensor@v2").feature("x").drifted
+    assert compare("sensor@v2", "other#1").ok
+    assert compare("other#1", "other#2").feature("x").ks == 1.0
+    assert compare("sensor", "other").before == {
         "featuregroup": "sensor",
         "version": 2,
         "delta_version": 1,
@@ -194,15 +200,17 @@ def test_drift_of_training_dataset_splits(duckdb_store: FeatureStore) -> None:
         is False
     )
     moved = table.set_column(1, "x", [random(2).normal(4, 1, 2_000)])
-    other = duckdb_store.create_training_dataset(moved, "moved", **options)
+    moved_dataset = duckdb_store.create_training_dataset(moved, "moved", **options)
     assert (
-        compare_statistics(even.statistics("train"), other.statistics("train")).feature("x").drifted
+        compare_statistics(even.statistics("train"), moved_dataset.statistics("train"))
+        .feature("x")
+        .drifted
     )
 
 
 def test_compare_statistics_invalid_argument_raises() -> None:
     with pytest.raises(InvalidArgument, match="before='weather'"):
-        compare_statistics("weather", one([1.0]))  # type: ignore[arg-type]
+        compare_statistics("weather", stats_of([1.0]))  # type: ignore[arg-type]
 
 
 def test_distribution_function_rises_from_zero_to_one() -> None:
@@ -211,7 +219,7 @@ def test_distribution_function_rises_from_zero_to_one() -> None:
         np.repeat([1.0, 2.0, 2.5], [3, 5, 2]),
         random(1).integers(0, 300, 2_000),
     ):
-        function = cumulative(one(values).column("x"))
+        function = cumulative(stats_of(values).column("x"))
         assert function is not None
         grid = np.linspace(min(values) - 1, max(values) + 1, 300)
         shares = function.share_up_to(grid)
@@ -224,7 +232,7 @@ def test_distribution_function_rises_from_zero_to_one() -> None:
 
 def test_drift_of_many_texts_is_marked_incomplete() -> None:
     few = pa.table({"x": ["a", "b"] * 500, "n": range(1_000)})
-    many = pa.table({"x": [f"name {each % 400}" for each in range(1_000)], "n": range(1_000)})
+    many = pa.table({"x": [f"name {number % 400}" for number in range(1_000)], "n": range(1_000)})
     for before, after, complete in ((few, few, True), (few, many, False), (many, many, False)):
         report = compare_statistics(statistics_of(before), statistics_of(after))
         assert report.feature("x").values_complete is complete

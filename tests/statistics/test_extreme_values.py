@@ -35,14 +35,14 @@ def days(values: list[int | None]) -> pa.Array:
     return pa.array(values, pa.int32()).view(pa.date32())
 
 
-def typed(kind: pa.DataType) -> Any:
-    return lambda values: pa.array(values, kind)
+def typed(dtype: pa.DataType) -> Any:
+    return lambda values: pa.array(values, dtype)
 
 
 def near(*ends: int) -> st.SearchStrategy[int]:
     """Return numbers at or next to the limits of a type."""
-    beside = [end + step for end in ends for step in (-1, 0, 1)]
-    return st.sampled_from([each for each in beside if min(ends) <= each <= max(ends)])
+    candidates = [end + step for end in ends for step in (-1, 0, 1)]
+    return st.sampled_from([value for value in candidates if min(ends) <= value <= max(ends)])
 
 
 CALENDAR = near(FIRST_MICROS, 0, LAST_MICROS) | st.integers(FIRST_MICROS, LAST_MICROS)
@@ -86,7 +86,7 @@ def as_written(statistics: Statistics) -> Statistics:
 @settings(max_examples=40, deadline=None)
 @given(columns())
 def test_extreme_values_have_statistics_and_drift(pair: tuple[pa.Array, pa.Array]) -> None:
-    before, after = (statistics_of_column(each) for each in pair)
+    before, after = (statistics_of_column(column) for column in pair)
     for statistics, column in ((before, pair[0]), (after, pair[1])):
         assert as_written(statistics) == statistics
         assert descriptive_stats(statistics).loc["x", "nulls"] == column.null_count
@@ -150,11 +150,11 @@ def test_bits_under_null_affect_nothing_without_warning(dtype: type[np.floating]
     under.view(words)[null] = signalling
     valid = pa.array(~null).buffers()[1]
     clean, dirty = (
-        pa.Array.from_buffers(pa.from_numpy_dtype(dtype), 1_000, [valid, pa.py_buffer(each)])
-        for each in (values, under)
+        pa.Array.from_buffers(pa.from_numpy_dtype(dtype), 1_000, [valid, pa.py_buffer(data)])
+        for data in (values, under)
     )
     assert statistics_of_column(dirty) == statistics_of_column(clean)
-    hashes = [list(row_hash(pa.record_batch([each], ["x"]), seed=1)) for each in (clean, dirty)]
+    hashes = [list(row_hash(pa.record_batch([array], ["x"]), seed=1)) for array in (clean, dirty)]
     assert hashes[0] == hashes[1]
 
 

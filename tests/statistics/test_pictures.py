@@ -58,7 +58,7 @@ def table_of(columns: int, rows: int = 400) -> pa.Table:
     return pa.table(data)
 
 
-def found_of(columns: int) -> Statistics:
+def statistics_of_columns(columns: int) -> Statistics:
     result: Statistics = statistics_of(table_of(columns))
     return result
 
@@ -74,41 +74,43 @@ def pixels(figure: Figure) -> Any:
 
 @pytest.mark.parametrize("columns", [2, 60, 150])
 def test_correlations_plot_fits_any_number_of_columns(columns: int) -> None:
-    figure = plots.correlations(found_of(columns))
+    figure = plots.correlations(statistics_of_columns(columns))
     heatmap = figure.axes[0].collections[0]
     assert heatmap.get_clim() == (-1.0, 1.0)
-    labels = [each.get_text() for each in figure.axes[0].get_yticklabels()]
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert len(labels) == (columns if columns <= 120 else 0)
     assert pixels(figure).std() > 1
-    texts = " ".join(each.get_text() for axis in figure.axes for each in axis.texts)
+    texts = " ".join(text.get_text() for axis in figure.axes for text in axis.texts)
     assert ("Strongest pairs" in texts) == (columns > 25)
 
 
 def test_correlations_plot_annotates_small_heatmaps_only() -> None:
-    def written(figure: Figure) -> int:
+    def count_texts(figure: Figure) -> int:
         return len(figure.axes[0].texts)
 
-    assert written(plots.correlations(found_of(5))) == 25
-    assert written(plots.correlations(found_of(20))) == 0
-    assert written(plots.correlations(found_of(5), annot=False)) == 0
+    assert count_texts(plots.correlations(statistics_of_columns(5))) == 25
+    assert count_texts(plots.correlations(statistics_of_columns(20))) == 0
+    assert count_texts(plots.correlations(statistics_of_columns(5), annot=False)) == 0
 
 
 def test_correlations_plot_missing_values_hatched_and_last() -> None:
     table = table_of(3).append_column("constant", pa.array(np.ones(400)))
     figure = plots.correlations(statistics_of(table))
     axis = figure.axes[0]
-    assert [each.get_text() for each in axis.get_yticklabels()][-1] == "constant"
+    assert [label.get_text() for label in axis.get_yticklabels()][-1] == "constant"
     assert len(axis.patches) == 7
-    assert all(each.get_hatch() for each in axis.patches)
+    assert all(patch.get_hatch() for patch in axis.patches)
 
 
 def test_correlations_plot_two_versions_share_column_order() -> None:
-    figure = plots.correlations(found_of(6), other=found_of(5), method="spearman")
-    left, right = figure.axes[0], figure.axes[1]
-    assert [each.get_text() for each in left.get_yticklabels()] == [
-        each.get_text() for each in right.get_yticklabels()
+    figure = plots.correlations(
+        statistics_of_columns(6), other=statistics_of_columns(5), method="spearman"
+    )
+    left_axis, right_axis = figure.axes[0], figure.axes[1]
+    assert [label.get_text() for label in left_axis.get_yticklabels()] == [
+        label.get_text() for label in right_axis.get_yticklabels()
     ]
-    assert len(left.get_yticklabels()) == 5
+    assert len(left_axis.get_yticklabels()) == 5
 
 
 def test_correlations_plot_orders_similar_columns_together() -> None:
@@ -116,7 +118,7 @@ def test_correlations_plot_orders_similar_columns_together() -> None:
     base = random.normal(size=(500, 3))
     groups = random.permutation(np.repeat([0, 1, 2], 4))
     matrix = np.corrcoef(
-        np.stack([base[:, each] + 0.3 * random.normal(size=500) for each in groups])
+        np.stack([base[:, group] + 0.3 * random.normal(size=500) for group in groups])
     )
     order = clustered_order(matrix)
     assert sorted(order) == list(range(12))
@@ -129,7 +131,7 @@ def test_plot_text_contrasts_in_light_and_dark_style(style: str) -> None:
     from matplotlib.colors import to_rgb
 
     with plt.style.context(style):
-        actual = found_of(5)
+        actual = statistics_of_columns(5)
         for figure in (plots.correlations(actual), plots.distributions(actual)):
             background = np.mean(to_rgb(figure.get_facecolor()))
             assert figure.get_facecolor()[3] == 1.0
@@ -149,22 +151,22 @@ def test_distributions_plot_draws_every_kind_of_column() -> None:
         plots.distributions(statistics, columns=["absent"])
 
 
-def panel(column: pa.Array, *, other: pa.Array | None = None) -> Any:
+def panel(column: pa.Array, *, second_column: pa.Array | None = None) -> Any:
     """Return the rendered panel of one column."""
     second = None
-    if other is not None:
-        second = statistics_of(pa.table({"x": other}))
+    if second_column is not None:
+        second = statistics_of(pa.table({"x": second_column}))
     figure = plots.distributions(statistics_of(pa.table({"x": column})), other=second)
     assert pixels(figure).std() > 1
     return figure.axes[0]
 
 
 def bar_lengths(axis: Any) -> list[float]:
-    return [max(each.get_width(), 0.0) for each in axis.patches]
+    return [max(bar.get_width(), 0.0) for bar in axis.patches]
 
 
 @pytest.mark.parametrize(
-    ("draw", "said"),
+    ("draw", "pattern"),
     [
         (lambda random: random.lognormal(10, 2, 5_000), r"^log scale"),
         (lambda random: random.standard_t(1.2, 5_000), r"% below, from -.*\n.*% above, to "),
@@ -176,12 +178,12 @@ def bar_lengths(axis: Any) -> list[float]:
     ],
     ids=["lognormal", "both tails", "outlier", "counts", "normal", "exponential", "constant"],
 )
-def test_distributions_plot_truncated_tail_is_labelled(draw: Any, said: str) -> None:
+def test_distributions_plot_truncated_tail_is_labelled(draw: Any, pattern: str) -> None:
     axis = panel(pa.array(draw(np.random.default_rng(0))))
-    assert re.search(said, axis.get_xlabel())
+    assert re.search(pattern, axis.get_xlabel())
     assert (axis.get_xscale() == "log") == ("log scale" in axis.get_xlabel())
-    if said != r"^$":
-        heights = sorted(each.get_height() for each in axis.patches)
+    if pattern != r"^$":
+        heights = sorted(bar.get_height() for bar in axis.patches)
         assert 0.9 < sum(heights) <= 1.0 + 1e-9
         assert heights[-1] < 0.7, "one bar and an empty picture"
 
@@ -195,7 +197,7 @@ def test_distributions_plot_sentinel_time_is_truncated() -> None:
 def test_distributions_plot_shifted_table_with_long_tail_is_complete() -> None:
     random = np.random.default_rng(0)
     values = np.append(random.normal(0, 1, 999), 1e6)
-    axis = panel(pa.array(values), other=pa.array(values + 50))
+    axis = panel(pa.array(values), second_column=pa.array(values + 50))
     line = axis.patches[-1].get_data().values
     assert sum(line) > 0.99
 
@@ -209,18 +211,18 @@ def test_distributions_plot_ticks_and_units() -> None:
             number = label.get_text().replace("\N{MINUS SIGN}", "-").removesuffix(" %")
             assert float(number) == pytest.approx(100 * tick)
     axis = panel(pa.array(tables[0]))
-    assert "100 k" in [each.get_text() for each in axis.get_xticklabels()]
+    assert "100 k" in [label.get_text() for label in axis.get_xticklabels()]
     years = panel(pa.array(random.integers(1990, 2021, 500)))
-    assert "2000" in [each.get_text() for each in years.get_xticklabels()]
+    assert "2000" in [label.get_text() for label in years.get_xticklabels()]
 
 
 @pytest.mark.parametrize("classes", [3, 12, 3_000])
 def test_distributions_plot_combines_rare_texts_as_others(classes: int) -> None:
     random = np.random.default_rng(0)
-    words = [f"class {each}" for each in random.integers(0, classes, 20_000)]
+    words = [f"class {number}" for number in random.integers(0, classes, 20_000)]
     axis = panel(pa.array(words))
     assert sum(bar_lengths(axis)) == pytest.approx(1.0)
-    names = [each.get_text() for each in axis.get_yticklabels()]
+    names = [label.get_text() for label in axis.get_yticklabels()]
     labels = statistics_of(pa.table({"x": words})).column("x").distinct
     assert (names[-1] == f"{labels - 8:,} others") == (classes > 8)
 
@@ -239,7 +241,7 @@ def test_plots_count_omitted_features_and_accept_columns() -> None:
     assert "of 200" not in plots.distributions(statistics, columns=["feature_199"]).get_suptitle()
     axes = plots.correlations(statistics).axes
     texts = [*axes[-1].texts, *axes[1].texts]
-    assert any("200 columns: no names above 120" in each.get_text() for each in texts)
+    assert any("200 columns: no names above 120" in text.get_text() for text in texts)
     table = table_of(200, rows=50)
     grouped = find_clusters(count(accumulator_of(table), table.to_batches()), clusters=2)
     right = plots.clusters(grouped).axes[1]
@@ -252,7 +254,7 @@ def test_plots_count_omitted_features_and_accept_columns() -> None:
 
 
 def test_drift_plot_is_drawn() -> None:
-    before, after = found_of(5), statistics_of(table_of(5, rows=900))
+    before, after = statistics_of_columns(5), statistics_of(table_of(5, rows=900))
     report = compare_statistics(before, after)
     assert pixels(plots.drift(report, before, after)).std() > 1
 
@@ -288,12 +290,12 @@ def test_clusters_are_named_by_size() -> None:
 
 def test_clusters_of_stored_rows_equal_clusters_of_state() -> None:
     state = clustered_state()
-    found, again = (
+    expected, actual = (
         find_clusters(state),
         find_clusters(rows_from_bytes(rows_to_bytes(select_cluster_rows(state)))),
     )
-    assert np.array_equal(found.labels, again.labels)
-    assert (found.columns, found.left_out) == (again.columns, again.left_out)
+    assert np.array_equal(expected.labels, actual.labels)
+    assert (expected.columns, expected.left_out) == (actual.columns, actual.left_out)
 
 
 @pytest.mark.parametrize("scale", [1e150, 1e300, 1.7e308])
@@ -331,7 +333,7 @@ def test_plots_without_drawable_data_raise() -> None:
     with pytest.raises(StatisticsNotFound, match="two numeric features"):
         plots.correlations(words)
     with pytest.raises(InvalidArgument, match="method='kendall'"):
-        plots.correlations(found_of(3), method="kendall")
+        plots.correlations(statistics_of_columns(3), method="kendall")
     with pytest.raises(StatisticsNotFound):
         plots.distributions(statistics_of(pa.table({"l": [[1]]})))
 
@@ -407,12 +409,13 @@ def test_training_dataset_plots_by_split_need_no_engine(
     for draw in calls:
         assert draw("things", split="test", plot=False) is not None
     for sample in Path(duckdb_store.get_training_dataset("things").path, "_statistics").iterdir():
-        whole = sample.read_bytes()
-        sample.write_bytes(whole[:-1] + b"?")
+        content = sample.read_bytes()
+        sample.write_bytes(content[:-1] + b"?")
         assert [
-            each.file for each in duckdb_store.get_training_dataset("things").verify().problems
+            problem.file
+            for problem in duckdb_store.get_training_dataset("things").verify().problems
         ] == [f"_statistics/{sample.name}"]
-        sample.write_bytes(whole)
+        sample.write_bytes(content)
     compared = duckdb_store.visualize_training_dataset_correlations(
         "things", compare_with="test", plot=False
     )

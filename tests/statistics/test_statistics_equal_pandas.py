@@ -45,7 +45,7 @@ def table() -> pa.Table:
 
 
 @pytest.fixture(scope="module")
-def found(table: pa.Table) -> Statistics:
+def statistics(table: pa.Table) -> Statistics:
     result: Statistics = statistics_of(table, rows=700)
     return result
 
@@ -58,9 +58,9 @@ def finite(table: pa.Table, name: str) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_count_sum_mean_and_extremes_cover_all_rows(
-    table: pa.Table, found: Statistics, name: str
+    table: pa.Table, statistics: Statistics, name: str
 ) -> None:
-    column, values = found.column(name), finite(table, name)
+    column, values = statistics.column(name), finite(table, name)
     assert column.nulls == table[name].null_count
     assert column.count + column.nulls + column.nan == ROWS
     assert column.count - column.infinite == len(values)
@@ -74,8 +74,8 @@ def test_count_sum_mean_and_extremes_cover_all_rows(
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_std_and_quantiles_equal_pandas(table: pa.Table, found: Statistics, name: str) -> None:
-    column = found.column(name)
+def test_std_and_quantiles_equal_pandas(table: pa.Table, statistics: Statistics, name: str) -> None:
+    column = statistics.column(name)
     values = pd.Series(finite(table, name).astype(np.float64))
     # pandas loses digits with a large mean, so it gets centred values.
     deviation = float((values - values.mean()).std()) if name != "constant" else 0.0
@@ -87,21 +87,21 @@ def test_std_and_quantiles_equal_pandas(table: pa.Table, found: Statistics, name
     assert column.distinct_exact
 
 
-def test_sum_of_64_bit_integers_is_exact(table: pa.Table, found: Statistics) -> None:
-    assert found.column("large").sum == sum(table["large"].to_pylist())
-    assert found.column("unsigned").sum == sum(table["unsigned"].to_pylist())
-    assert found.column("unsigned").maximum == pc.max(table["unsigned"]).as_py()
+def test_sum_of_64_bit_integers_is_exact(table: pa.Table, statistics: Statistics) -> None:
+    assert statistics.column("large").sum == sum(table["large"].to_pylist())
+    assert statistics.column("unsigned").sum == sum(table["unsigned"].to_pylist())
+    assert statistics.column("unsigned").maximum == pc.max(table["unsigned"]).as_py()
 
 
-def test_nan_and_infinity_are_counted_separately(table: pa.Table, found: Statistics) -> None:
-    column = found.column("holed")
+def test_nan_and_infinity_are_counted_separately(table: pa.Table, statistics: Statistics) -> None:
+    column = statistics.column("holed")
     assert column.nan == pc.sum(pc.is_nan(table["holed"])).as_py()
     assert column.infinite == pc.sum(pc.is_inf(table["holed"])).as_py()
     assert column.missing == column.nulls + column.nan
 
 
-def test_missing_values_are_not_zero(found: Statistics) -> None:
-    empty = found.column("empty")
+def test_missing_values_are_not_zero(statistics: Statistics) -> None:
+    empty = statistics.column("empty")
     assert (empty.count, empty.nulls) == (0, ROWS)
     assert (
         empty.sum,
@@ -115,38 +115,38 @@ def test_missing_values_are_not_zero(found: Statistics) -> None:
     assert empty.distinct == 0
 
 
-def test_time_statistics_are_times(table: pa.Table, found: Statistics) -> None:
-    moments = table["moment"].to_pandas()
-    column = found.column("moment")
-    assert datetime.fromisoformat(str(column.minimum)) == moments.min().to_pydatetime()
+def test_time_statistics_are_times(table: pa.Table, statistics: Statistics) -> None:
+    times = table["moment"].to_pandas()
+    column = statistics.column("moment")
+    assert datetime.fromisoformat(str(column.minimum)) == times.min().to_pydatetime()
     assert datetime.fromisoformat(str(column.mean)) == pytest.approx(
-        moments.mean().to_pydatetime(), abs=pd.Timedelta("1us")
+        times.mean().to_pydatetime(), abs=pd.Timedelta("1us")
     )
-    assert column.std == pytest.approx(moments.std().total_seconds(), rel=1e-9)
-    day = found.column("day")
+    assert column.std == pytest.approx(times.std().total_seconds(), rel=1e-9)
+    day = statistics.column("day")
     assert day.minimum == min(table["day"].to_pylist()).isoformat()
     assert day.std == pytest.approx(
-        np.std([each.toordinal() for each in table["day"].to_pylist()], ddof=1) * 86_400
+        np.std([value.toordinal() for value in table["day"].to_pylist()], ddof=1) * 86_400
     )
 
 
 def test_text_statistics_have_lengths_and_frequent_values(
-    table: pa.Table, found: Statistics
+    table: pa.Table, statistics: Statistics
 ) -> None:
     words = table["word"].to_pandas()
-    column = found.column("word")
+    column = statistics.column("word")
     assert column.lengths is not None
     assert (column.lengths.minimum, column.lengths.maximum) == (0, 7)
     assert column.lengths.mean == pytest.approx(words.str.len().mean())
-    assert {each.value: each.count for each in column.top} == words.value_counts().to_dict()
+    assert {entry.value: entry.count for entry in column.top} == words.value_counts().to_dict()
     assert column.top_complete
-    name = found.column("name")
+    name = statistics.column("name")
     assert (name.distinct, name.top, name.top_complete) == (ROWS, (), False)
 
 
-def test_nested_values_have_lengths_only(found: Statistics) -> None:
+def test_nested_values_have_lengths_only(statistics: Statistics) -> None:
     for name, longest in (("blob", 6), ("list", 3), ("vector", 3)):
-        column = found.column(name)
+        column = statistics.column(name)
         assert column.lengths is not None
         assert column.lengths.maximum == longest
         assert (column.minimum, column.mean, column.distinct, column.quantiles) == (
@@ -155,41 +155,43 @@ def test_nested_values_have_lengths_only(found: Statistics) -> None:
             None,
             (),
         )
-    assert found.column("struct").count == ROWS
+    assert statistics.column("struct").count == ROWS
 
 
-def test_histogram_counts_every_finite_value_once(table: pa.Table, found: Statistics) -> None:
-    for column in found.columns:
+def test_histogram_counts_every_finite_value_once(table: pa.Table, statistics: Statistics) -> None:
+    for column in statistics.columns:
         if column.histogram is not None:
             assert sum(column.histogram.counts) == column.count - column.infinite
             assert len(column.histogram.edges) == len(column.histogram.counts) + 1
-    small = found.column("small").histogram
+    small = statistics.column("small").histogram
     assert small is not None
     expected = table["small"].to_pandas().dropna().value_counts().sort_index()
     assert list(small.counts) == expected.tolist()
 
 
-def test_pearson_correlations_are_pairwise_complete(table: pa.Table, found: Statistics) -> None:
+def test_pearson_correlations_are_pairwise_complete(
+    table: pa.Table, statistics: Statistics
+) -> None:
     frame = table.select(list(NUMBERS)).to_pandas().astype(float).replace([np.inf, -np.inf], np.nan)
     frame = frame - frame.mean()  # pandas does not centre first
     expected = frame.corr()
-    assert found.pearson is not None
-    for left in NUMBERS:
-        for right in NUMBERS:
-            value = found.pearson.value(left, right)
-            if "constant" in (left, right):
+    assert statistics.pearson is not None
+    for first in NUMBERS:
+        for second in NUMBERS:
+            value = statistics.pearson.value(first, second)
+            if "constant" in (first, second):
                 assert value is None
             else:
-                assert value == pytest.approx(expected.loc[left, right], abs=1e-10)
+                assert value == pytest.approx(expected.loc[first, second], abs=1e-10)
 
 
-def test_spearman_correlations_equal_scipy(table: pa.Table, found: Statistics) -> None:
+def test_spearman_correlations_equal_scipy(table: pa.Table, statistics: Statistics) -> None:
     from scipy.stats import spearmanr
 
     names = ("plain", "related", "single", "large")
     expected = spearmanr(table.select(list(names)).to_pandas()).statistic
-    assert found.spearman is not None
-    actual = [[found.spearman.value(left, right) for right in names] for left in names]
+    assert statistics.spearman is not None
+    actual = [[statistics.spearman.value(first, second) for second in names] for first in names]
     np.testing.assert_allclose(np.array(actual, dtype=float), expected, atol=1e-12)
 
 
@@ -208,7 +210,7 @@ def test_repeated_rows_count_every_time() -> None:
     statistics = statistics_of(table, rows=7, limit=10)
     assert (statistics.sample_rows, statistics.sample_distinct, statistics.exact) == (55, 10, True)
     np.testing.assert_allclose(statistics.column("a").quantiles, np.quantile(values, PROBABILITIES))
-    assert [(each.value, each.count) for each in statistics.column("a").top][:2] == [
+    assert [(entry.value, entry.count) for entry in statistics.column("a").top][:2] == [
         (9, 10),
         (8, 9),
     ]
@@ -228,7 +230,7 @@ def test_correlations_exclude_keys_and_times() -> None:
     statistics = finish(count(statistics_accumulator(spec), table.to_batches()))
     assert statistics.pearson is not None
     assert statistics.pearson.columns == ("a", "b")
-    assert [each.role for each in statistics.columns] == ["key", "time", "feature", "feature"]
+    assert [column.role for column in statistics.columns] == ["key", "time", "feature", "feature"]
 
 
 @pytest.mark.parametrize("columns", [2, 30, 60])
@@ -236,9 +238,9 @@ def test_correlations_exclude_keys_and_times() -> None:
 def test_correlations_of_columns_with_missing_values_equal_pandas(columns: int, rows: int) -> None:
     random = np.random.default_rng(columns)
     data = random.normal(size=(columns, rows)) + random.normal(size=rows)
-    known = random.random((columns, rows)) < 0.7
-    known[::3] = True
-    frame = pd.DataFrame(np.where(known, data, np.nan).T).rename(columns=str)
+    is_valid = random.random((columns, rows)) < 0.7
+    is_valid[::3] = True
+    frame = pd.DataFrame(np.where(is_valid, data, np.nan).T).rename(columns=str)
     table = pa.table({name: pa.array(frame[name], from_pandas=True) for name in frame})
     for limit in (rows, rows // 2 + 1):
         statistics = statistics_of(table, limit=limit).pearson
@@ -255,8 +257,8 @@ def test_pearson_over_64_columns_uses_sample(columns: int) -> None:
     frame = pd.DataFrame(data.T).rename(columns=str)
     table = pa.Table.from_pandas(frame, preserve_index=False)
     accumulator = statistics_accumulator(table.schema, limit=500)
-    parts = [count(accumulator, table.slice(start, 700).to_batches()) for start in (0, 700, 1_400)]
-    state = merge(merge(parts[0], pickle.loads(pickle.dumps(parts[1]))), parts[2])
+    states = [count(accumulator, table.slice(start, 700).to_batches()) for start in (0, 700, 1_400)]
+    state = merge(merge(states[0], pickle.loads(pickle.dumps(states[1]))), states[2])
     result = finish(state)
     assert result.pearson is not None
     assert result.spearman is not None
@@ -268,9 +270,9 @@ def test_pearson_over_64_columns_uses_sample(columns: int) -> None:
     actual = np.array(result.pearson.matrix, dtype=float)
     np.testing.assert_allclose(actual, frame.corr(), atol=1e-12)
     assert Statistics.from_json(json.loads(result.to_bytes())) == result
-    whole = finish(count(statistics_accumulator(table.schema), table.to_batches()))
-    assert whole.pearson is not None
-    assert not whole.pearson.sampled
+    exact_result = finish(count(statistics_accumulator(table.schema), table.to_batches()))
+    assert exact_result.pearson is not None
+    assert not exact_result.pearson.sampled
 
 
 def test_pearson_of_more_than_50_columns() -> None:
@@ -295,23 +297,23 @@ def test_pearson_of_more_than_50_columns() -> None:
 def test_statistics_of_no_rows(table: pa.Table) -> None:
     statistics = statistics_of(table.slice(0, 0))
     assert statistics.rows == 0
-    assert all(each.count == 0 for each in statistics.columns)
+    assert all(column.count == 0 for column in statistics.columns)
     assert statistics.pearson is not None
     assert statistics.pearson.value("plain", "related") is None
 
 
-def test_statistics_json_roundtrip_matches_schema(found: Statistics) -> None:
-    data = json.loads(json.dumps(found.to_json(), allow_nan=False))
+def test_statistics_json_roundtrip_matches_schema(statistics: Statistics) -> None:
+    data = json.loads(json.dumps(statistics.to_json(), allow_nan=False))
     schema = json.loads(
         files("featurestore_schemas").joinpath("statistics.schema.json").read_text()
     )
     jsonschema.validate(data, schema)
-    assert Statistics.from_json(data) == found
+    assert Statistics.from_json(data) == statistics
 
 
-def test_statistics_unknown_column_raises_with_suggestion(found: Statistics) -> None:
+def test_statistics_unknown_column_raises_with_suggestion(statistics: Statistics) -> None:
     with pytest.raises(FeatureNotFound, match="'plain'"):
-        found.column("plan")
+        statistics.column("plan")
 
 
 def test_top_share_covers_sampled_rows() -> None:
@@ -332,7 +334,7 @@ def test_top_share_covers_sampled_rows() -> None:
 
 
 @given(
-    kind=st.sampled_from(
+    dtype=st.sampled_from(
         [pa.bool_(), pa.int8(), pa.uint8(), pa.int64(), pa.float64(), pa.string()]
     ),
     different=st.integers(1, 300),
@@ -340,44 +342,44 @@ def test_top_share_covers_sampled_rows() -> None:
 )
 @settings(max_examples=30, deadline=None)
 def test_columns_of_few_values_are_exact_beyond_sample(
-    kind: pa.DataType, different: int, seed: int
+    dtype: pa.DataType, different: int, seed: int
 ) -> None:
     random = np.random.default_rng(seed)
     most = {pa.bool_(): 2, pa.int8(): 100, pa.uint8(): 200}
-    different = min(different, most.get(kind, different))
-    values = pa.array(random.integers(0, different, 3_000)).cast(pa.int64()).cast(kind)
+    different = min(different, most.get(dtype, different))
+    values = pa.array(random.integers(0, different, 3_000)).cast(pa.int64()).cast(dtype)
     holed = pc.if_else(pa.array(random.random(3_000) < 0.9), values, None)
     table = pa.table({"few": holed, "n": np.arange(3_000)})
-    sampled, whole = statistics_of(table, limit=200), statistics_of(table)
-    assert (sampled.exact, whole.exact) == (False, True)
-    found, expected = sampled.column("few"), whole.column("few")
-    assert found.distinct_exact
-    assert (found.distinct, found.top, found.top_complete, found.sampled) == (
+    sampled, exact = statistics_of(table, limit=200), statistics_of(table)
+    assert (sampled.exact, exact.exact) == (False, True)
+    actual, expected = sampled.column("few"), exact.column("few")
+    assert actual.distinct_exact
+    assert (actual.distinct, actual.top, actual.top_complete, actual.sampled) == (
         expected.distinct,
         expected.top,
         expected.top_complete,
         expected.sampled,
     )
-    assert (found.quantiles, found.histogram) == (expected.quantiles, expected.histogram)
+    assert (actual.quantiles, actual.histogram) == (expected.quantiles, expected.histogram)
 
 
 def test_statistics_of_older_releases_have_no_top_share() -> None:
     names = np.repeat(np.arange(500), 3).astype(str)
-    written = statistics_of(pa.table({"name": names})).to_json()
-    del written["columns"][0]["sampled"]
-    assert Statistics.from_json(written).column("name").top_share is None
+    document = statistics_of(pa.table({"name": names})).to_json()
+    del document["columns"][0]["sampled"]
+    assert Statistics.from_json(document).column("name").top_share is None
 
 
 @pytest.mark.parametrize("columns", [3, 200])
 def test_statistics_repr_fits_screen(table: pa.Table, columns: int) -> None:
     names = np.array(["a" * 40, "b\n\x1b[31m", "c"])[np.arange(300) % 3]
     wide = {f"a long name of a column, {index}": names for index in range(columns)}
-    for each in (
+    for statistics in (
         statistics_of(table),
         statistics_of(pa.table(wide)),
         statistics_of(table, limit=9),
     ):
-        lines = repr(each).split("\n")
+        lines = repr(statistics).split("\n")
         assert len(lines) <= 23
         assert max(map(len, lines)) <= 80
-        assert "\x1b" not in repr(each)
+        assert "\x1b" not in repr(statistics)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False, width=64)
 TABLE = varied_table(400, seed=3)
-WHOLE = statistics_of(TABLE)
+EXPECTED = statistics_of(TABLE)
 
 
 def assert_same(a: Statistics, b: Statistics, *, relative: float = 1e-12) -> None:
@@ -46,19 +46,19 @@ def assert_same(a: Statistics, b: Statistics, *, relative: float = 1e-12) -> Non
         b.sample_distinct,
         b.exact,
     )
-    for left, right in zip(a.columns, b.columns, strict=True):
-        for name, value in vars(left).items():
-            other = getattr(right, name)
+    for column, expected_column in zip(a.columns, b.columns, strict=True):
+        for name, value in vars(column).items():
+            expected = getattr(expected_column, name)
             if isinstance(value, float):
-                assert value == pytest.approx(other, rel=relative), (left.name, name)
+                assert value == pytest.approx(expected, rel=relative), (column.name, name)
             else:
-                assert value == other, (left.name, name)
-    for one, two in ((a.pearson, b.pearson), (a.spearman, b.spearman)):
-        assert one is not None
-        assert two is not None
+                assert value == expected, (column.name, name)
+    for correlations, expected_correlations in ((a.pearson, b.pearson), (a.spearman, b.spearman)):
+        assert correlations is not None
+        assert expected_correlations is not None
         np.testing.assert_allclose(
-            np.array(one.matrix, dtype=float),
-            np.array(two.matrix, dtype=float),
+            np.array(correlations.matrix, dtype=float),
+            np.array(expected_correlations.matrix, dtype=float),
             rtol=0,
             atol=relative,
             equal_nan=True,
@@ -66,51 +66,51 @@ def assert_same(a: Statistics, b: Statistics, *, relative: float = 1e-12) -> Non
 
 
 @settings(max_examples=20, deadline=None)
-@given(places=st.lists(st.integers(0, 400), max_size=12))
-def test_statistics_independent_of_batch_boundaries(places: list[int]) -> None:
-    actual = finish(count(accumulator_of(TABLE), cut(TABLE, places)))
-    assert_same(actual, WHOLE)
-    assert json.dumps(actual.to_json()) == json.dumps(WHOLE.to_json()), "to the last bit"
+@given(positions=st.lists(st.integers(0, 400), max_size=12))
+def test_statistics_independent_of_batch_boundaries(positions: list[int]) -> None:
+    actual = finish(count(accumulator_of(TABLE), cut(TABLE, positions)))
+    assert_same(actual, EXPECTED)
+    assert json.dumps(actual.to_json()) == json.dumps(EXPECTED.to_json()), "to the last bit"
 
 
 @settings(max_examples=25, deadline=None)
 @given(
-    places=st.lists(st.integers(0, 400), min_size=1, max_size=5),
+    positions=st.lists(st.integers(0, 400), min_size=1, max_size=5),
     order=st.randoms(use_true_random=False),
 )
-def test_statistics_independent_of_merge_order(places: list[int], order: st.randoms) -> None:  # type: ignore[valid-type]
+def test_statistics_independent_of_merge_order(positions: list[int], order: st.randoms) -> None:  # type: ignore[valid-type]
     accumulator = accumulator_of(TABLE)
-    states = [count(accumulator, [batch]) for batch in cut(TABLE, places)]
+    states = [count(accumulator, [batch]) for batch in cut(TABLE, positions)]
     order.shuffle(states)  # type: ignore[attr-defined]
     merged = accumulator.start()
     for state in states:
         merged = merge(merged, pickle.loads(pickle.dumps(state)))
     actual = finish(merged)
-    assert_same(actual, WHOLE)
-    assert json.dumps(actual.to_json()) == json.dumps(WHOLE.to_json()), "to the last bit"
+    assert_same(actual, EXPECTED)
+    assert json.dumps(actual.to_json()) == json.dumps(EXPECTED.to_json()), "to the last bit"
 
 
 @settings(max_examples=25, deadline=None)
 @given(
-    places=st.lists(st.integers(0, 400), max_size=6),
+    positions=st.lists(st.integers(0, 400), max_size=6),
     limit=st.integers(1, 60),
     seed=st.integers(0, 3),
 )
-def test_sample_depends_on_rows_alone(places: list[int], limit: int, seed: int) -> None:
+def test_sample_depends_on_rows_alone(positions: list[int], limit: int, seed: int) -> None:
     accumulator = accumulator_of(TABLE, limit=limit, seed=seed)
     shuffled = TABLE.take(np.random.default_rng(seed).permutation(TABLE.num_rows))
-    one = count(accumulator, TABLE.to_batches())
-    parts = [count(accumulator, [batch]) for batch in cut(shuffled, places)]
-    other = parts[0]
-    for part in parts[1:]:
-        other = merge(other, part)
-    one.sample.compact()
-    other.sample.compact()
-    assert other.sample.hashes[0].tolist() == one.sample.hashes[0].tolist()
-    assert other.sample.weights().tolist() == one.sample.weights().tolist()
-    assert repr(other.sample.rows().to_pylist()) == repr(one.sample.rows().to_pylist())
-    assert len(one.sample.weights()) == limit
-    assert_same(finish(one), finish(other))
+    expected = count(accumulator, TABLE.to_batches())
+    states = [count(accumulator, [batch]) for batch in cut(shuffled, positions)]
+    merged = states[0]
+    for state in states[1:]:
+        merged = merge(merged, state)
+    expected.sample.compact()
+    merged.sample.compact()
+    assert merged.sample.hashes[0].tolist() == expected.sample.hashes[0].tolist()
+    assert merged.sample.weights().tolist() == expected.sample.weights().tolist()
+    assert repr(merged.sample.rows().to_pylist()) == repr(expected.sample.rows().to_pylist())
+    assert len(expected.sample.weights()) == limit
+    assert_same(finish(expected), finish(merged))
 
 
 def test_state_bytes_roundtrip() -> None:
@@ -158,8 +158,8 @@ def test_rows_with_any_difference_are_distinct_in_sample() -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(places=st.lists(st.integers(0, 600), max_size=8), limit=st.sampled_from([40, 200]))
-def test_row_hash_independent_of_batch(places: list[int], limit: int) -> None:
+@given(positions=st.lists(st.integers(0, 600), max_size=8), limit=st.sampled_from([40, 200]))
+def test_row_hash_independent_of_batch(positions: list[int], limit: int) -> None:
     """With nulls, zeros of both signs and NaN in the same batch."""
     random = np.random.default_rng(7)
     small = random.integers(-2, 3, 600)
@@ -173,12 +173,15 @@ def test_row_hash_independent_of_batch(places: list[int], limit: int) -> None:
     }
     table = pa.table(columns)
     accumulator = accumulator_of(table, limit=limit, rows=600)
-    one = accumulator.finish(count(accumulator, table.to_batches()))
-    other = accumulator.finish(count(accumulator, cut(table, places)))
-    assert other.sample.hashes[0].tolist() == one.sample.hashes[0].tolist()
-    whole = accumulator_of(table, limit=600)
-    drawn = whole.finish(count(whole, table.to_batches())).sample
-    assert one.sample.hashes[0].tolist() == drawn.hashes[0].tolist()[: len(one.sample.hashes[0])]
+    expected = accumulator.finish(count(accumulator, table.to_batches()))
+    actual = accumulator.finish(count(accumulator, cut(table, positions)))
+    assert actual.sample.hashes[0].tolist() == expected.sample.hashes[0].tolist()
+    full_accumulator = accumulator_of(table, limit=600)
+    drawn = full_accumulator.finish(count(full_accumulator, table.to_batches())).sample
+    assert (
+        expected.sample.hashes[0].tolist()
+        == drawn.hashes[0].tolist()[: len(expected.sample.hashes[0])]
+    )
     assert len(drawn.hashes[0]) == 600
 
 
@@ -206,10 +209,10 @@ def test_partition_share_gives_same_sample(duckdb_store: FeatureStore, copies: i
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("featurestore.statistics.accumulator.sample_limit", lambda _: 500)
         statistics = count_statistics(engine, relation, table.schema)
-    whole = engine.aggregate(relation, accumulator)
-    whole.sample.compact()
-    assert statistics.sample.hashes[0].tolist() == whole.sample.hashes[0].tolist()
-    assert finish(statistics) == finish(whole)
+    expected = engine.aggregate(relation, accumulator)
+    expected.sample.compact()
+    assert statistics.sample.hashes[0].tolist() == expected.sample.hashes[0].tolist()
+    assert finish(statistics) == finish(expected)
 
 
 def test_partition_with_known_row_count_keeps_its_share() -> None:
@@ -227,7 +230,7 @@ def test_long_texts_are_truncated() -> None:
     assert column.lengths is not None
     assert column.lengths.maximum == 2001
     assert column.distinct == 3
-    assert all(len(str(each.value)) < 130 for each in column.top)
+    assert all(len(str(entry.value)) < 130 for entry in column.top)
 
 
 # -- exact sums ---------------------------------------------------------------------------------------------------
@@ -256,10 +259,10 @@ def test_sum_twofold_many_floats_exact_and_opposites_cancel(rows: int) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int32, np.int64, np.uint64])
-def test_sum_integers_does_not_overflow(kind: type) -> None:
-    limits = np.iinfo(kind)
-    values: NDArray[np.int64] = np.array([limits.max] * 1_000 + [limits.min] * 3, dtype=kind)
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.int64, np.uint64])
+def test_sum_integers_does_not_overflow(dtype: type) -> None:
+    limits = np.iinfo(dtype)
+    values: NDArray[np.int64] = np.array([limits.max] * 1_000 + [limits.min] * 3, dtype=dtype)
     assert sum_integers(values) == int(limits.max) * 1_000 + int(limits.min) * 3
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def people(start: int, stop: int) -> pd.DataFrame:
     ids = range(start, stop)
     return pd.DataFrame(
-        {"id": ids, "age": [each % 90 for each in ids], "score": [each / 7 for each in ids]}
+        {"id": ids, "age": [row_id % 90 for row_id in ids], "score": [row_id / 7 for row_id in ids]}
     )
 
 
@@ -64,23 +64,23 @@ def test_group_statistics_on_spark_run_in_one_job(
 ) -> None:
     store = featurestore.connect(tmp_path / "store", engine="spark")
     context = spark.sparkContext  # type: ignore[attr-defined]
-    counted, written = commit.store_commit_statistics, []
+    store_statistics, job_groups = commit.store_commit_statistics, []
 
-    def watch(*arguments: object, **named: object) -> None:
-        written.append(f"statistics of write {len(written)}")
-        context.setJobGroup(written[-1], "counting")
+    def watch(*arguments: object, **kwargs: object) -> None:
+        job_groups.append(f"statistics of write {len(job_groups)}")
+        context.setJobGroup(job_groups[-1], "counting")
         with monkeypatch.context() as patch:
             # Executors are other processes, in which the patched function is intact.
             patch.setattr(StatisticsAccumulator, "update", None)
             patch.setattr(streams, "_TASK_BYTES", 1_000)  # else so few rows are counted here
-            counted(*arguments, **named)  # type: ignore[arg-type]
+            store_statistics(*arguments, **kwargs)  # type: ignore[arg-type]
         context.setJobGroup("other", "other")
 
     monkeypatch.setattr(commit, "store_commit_statistics", watch)
     rows = spark.createDataFrame(people(0, 130))  # type: ignore[attr-defined]
     store.create_featuregroup(rows.filter("id < 100"), "people", primary_key=["id"])
     store.insert_into_featuregroup(rows.filter("id >= 100"), "people")
-    jobs = [len(context.statusTracker().getJobIdsForGroup(group)) for group in written]
+    jobs = [len(context.statusTracker().getJobIdsForGroup(group)) for group in job_groups]
     assert jobs == [1, 1]
     assert store.get_featuregroup_statistics("people").rows == 130
 

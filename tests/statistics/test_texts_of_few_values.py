@@ -15,8 +15,8 @@ LONG = "ü" * 300
 
 
 def texts(values: list[str | None], *, rows: int = 9_000) -> pa.Table:
-    places = np.random.default_rng(4).integers(0, len(values), rows)
-    column = pa.array([values[place] for place in places.tolist()], pa.string())
+    indices = np.random.default_rng(4).integers(0, len(values), rows)
+    column = pa.array([values[index] for index in indices.tolist()], pa.string())
     return pa.table({"text": column, "id": np.arange(rows)})
 
 

@@ -13,7 +13,7 @@ import featurestore
 from featurestore.store import FeatureStore
 from tests.hdfs_server import HdfsServer
 from tests.object_server import ObjectServer
-from tests.storage.stores import Connect, Place
+from tests.storage.stores import Connect, StoreLocation
 
 
 @pytest.fixture
@@ -25,20 +25,20 @@ def bucket(object_server: ObjectServer) -> str:
 @pytest.fixture
 def connect(bucket: str, object_server: ObjectServer, tmp_path: Path) -> Iterator[Connect]:
     """Connect to a store in the bucket; ``cache`` names the registry file."""
-    opened: list[FeatureStore] = []
+    stores: list[FeatureStore] = []
 
-    def call(cache: str = "cache", **given: Any) -> FeatureStore:
+    def call(cache: str = "cache", **options: Any) -> FeatureStore:
         arguments = {
             "registry": f"sqlite:///{tmp_path / cache}.db",
             "storage_options": object_server.options,
-            **given,
+            **options,
         }
         store = featurestore.connect(f"{bucket}/team a/store", **arguments)
-        opened.append(store)
+        stores.append(store)
         return store
 
     yield call
-    for store in opened:
+    for store in stores:
         store.close()
 
 
@@ -51,24 +51,24 @@ def hdfs_folder(hdfs_server: HdfsServer) -> str:
 @pytest.fixture
 def connect_hdfs(hdfs_folder: str, tmp_path: Path) -> Iterator[Connect]:
     """Connect to a store in the folder; ``cache`` names the registry file."""
-    opened: list[FeatureStore] = []
+    stores: list[FeatureStore] = []
 
-    def call(cache: str = "cache", **given: Any) -> FeatureStore:
-        arguments = {"registry": f"sqlite:///{tmp_path / cache}.db", **given}
+    def call(cache: str = "cache", **options: Any) -> FeatureStore:
+        arguments = {"registry": f"sqlite:///{tmp_path / cache}.db", **options}
         store = featurestore.connect(f"{hdfs_folder}/team a/store", **arguments)
-        opened.append(store)
+        stores.append(store)
         return store
 
     yield call
-    for store in opened:
+    for store in stores:
         store.close()
 
 
 @pytest.fixture(params=["s3", "hdfs"])
-def place(request: pytest.FixtureRequest) -> Place:
+def store_location(request: pytest.FixtureRequest) -> StoreLocation:
     """A bucket and an HDFS folder; the test runs once on each."""
     if request.param == "hdfs":
-        return Place(request.getfixturevalue("connect_hdfs"), {})
+        return StoreLocation(request.getfixturevalue("connect_hdfs"), {})
     options = request.getfixturevalue("object_server").options
     environment = {key.upper(): value for key, value in options.items()}
-    return Place(request.getfixturevalue("connect"), environment)
+    return StoreLocation(request.getfixturevalue("connect"), environment)

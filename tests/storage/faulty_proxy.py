@@ -34,10 +34,10 @@ class FaultyProxy:
         self._random = random.Random(seed)
         self._lock = threading.Lock()
 
-    def next_fault(self, kind: str) -> str:
+    def next_fault(self, operation: str) -> str:
         """Return the fault of the next request, or "" for none."""
         with self._lock:
-            self.requests[kind] += 1
+            self.requests[operation] += 1
             if self._random.random() >= self.rate:
                 return ""
             fault = self._random.choice(self.kinds)
@@ -54,44 +54,44 @@ class _Handler(BaseHTTPRequestHandler):
         is_list = "list-type=" in self.path
         fault = self.proxy.next_fault("LIST" if is_list else self.command)
         if fault in ("500", "503"):
-            self._answer(int(fault), {}, b"")
+            self._send_response(int(fault), {}, b"")
             return
         if fault == "cut":
             self.close_connection = True
             return
         if fault == "slow":
             time.sleep(_SLOW_SECONDS)
-        status, headers, answer = self._ask(body)
+        status, headers, payload = self._forward_request(body)
         if is_list:
-            before = self.proxy.lists.setdefault(self.path, answer)
+            before = self.proxy.lists.setdefault(self.path, payload)
             if fault == STALE:
-                answer = before
+                payload = before
         if fault == "lost":
             self.close_connection = True
         elif fault == "late 500":
-            self._answer(500, {}, b"")
-        elif fault == "half" and len(answer) > 1:
-            self._answer(status, headers, answer, sent=len(answer) // 2)
+            self._send_response(500, {}, b"")
+        elif fault == "half" and len(payload) > 1:
+            self._send_response(status, headers, payload, limit=len(payload) // 2)
             self.close_connection = True
         else:
-            self._answer(status, headers, answer)
+            self._send_response(status, headers, payload)
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass_on  # noqa: N815
 
-    def _ask(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
+    def _forward_request(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.proxy.backend, timeout=30)
         try:
             headers = dict(self.headers)
             headers.pop("Transfer-Encoding", None)
             connection.request(self.command, self.path, body=body, headers=headers)
-            answer = connection.getresponse()
-            headers = dict(answer.getheaders())
-            return answer.status, headers, answer.read()
+            response = connection.getresponse()
+            headers = dict(response.getheaders())
+            return response.status, headers, response.read()
         finally:
             connection.close()
 
-    def _answer(
-        self, status: int, headers: dict[str, str], body: bytes, *, sent: int | None = None
+    def _send_response(
+        self, status: int, headers: dict[str, str], body: bytes, *, limit: int | None = None
     ) -> None:
         self.send_response(status)
         lengths = [headers[name] for name in headers if name.lower() == "content-length"]
@@ -102,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", length)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body if sent is None else body[:sent])
+            self.wfile.write(body if limit is None else body[:limit])
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Suppress the log."""

@@ -39,11 +39,11 @@ def reads_and_writes(folder_uri: str) -> None:
 def collects_no_garbage_of_its_parent(folder_uri: str) -> None:
     """Leave a client in a reference cycle, whose cleanup in the child would wait for threads."""
     root, _, folder = folder_uri.rpartition("/")
-    other = HdfsStorage(root, {})
-    other.put(f"{folder}/before", DATA)
-    cycle: list[object] = [other._client.read(other._path(f"{folder}/before"))]
+    client = HdfsStorage(root, {})
+    client.put(f"{folder}/before", DATA)
+    cycle: list[object] = [client._client.read(client._path(f"{folder}/before"))]
     cycle.append(cycle)
-    del other, cycle
+    del client, cycle
     ends_well(forked(gc.collect), meanwhile=lambda: time.sleep(0.05))
 
 

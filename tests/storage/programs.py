@@ -15,7 +15,7 @@ from typing import Any
 from featurestore.store import FeatureStore
 from tests.object_server import ROOT
 from tests.on_spark import Append
-from tests.storage.stores import Place
+from tests.storage.stores import StoreLocation
 from tests.streams import kafka_server
 
 WRITER = """
@@ -61,28 +61,28 @@ import os, sys
 import pyarrow as pa
 from featurestore.plugins.engine import TableWrite, find_engine
 from tests.on_spark import APPENDED
-kind, path, jars = sys.argv[1:]
-if kind == "spark":
+engine_name, path, jars = sys.argv[1:]
+if engine_name == "spark":
     from pyspark.sql import SparkSession
     from featurestore_connectors.spark_delta import configure_session
     builder = SparkSession.builder.master("local[1]").config("spark.jars", jars)
     configure_session(builder.config("spark.ui.enabled", "false")).getOrCreate()
-engine = find_engine(kind)
+engine = find_engine(engine_name)
 print("ready", flush=True)
 for line in sys.stdin:
-    by, _, number = line.rpartition(" ")
-    rows = pa.table({"k": [int(number)], "by": [by]}, APPENDED)
+    writer, _, number = line.rpartition(" ")
+    rows = pa.table({"k": [int(number)], "by": [writer]}, APPENDED)
     assert engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append")) is not None
     print("done", flush=True)
 """
 
 
 @contextmanager
-def appender(kind: str, path: str, environment: Mapping[str, str]) -> Iterator[Append]:
+def appender(engine_name: str, path: str, environment: Mapping[str, str]) -> Iterator[Append]:
     """Run a process with its own engine, and return a function that appends a row with it."""
     jars = ",".join(map(str, kafka_server.spark_jars(kafka_server.S3A)))
     with subprocess.Popen(
-        [sys.executable, "-c", APPENDER, kind, path, jars],
+        [sys.executable, "-c", APPENDER, engine_name, path, jars],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={
@@ -96,27 +96,27 @@ def appender(kind: str, path: str, environment: Mapping[str, str]) -> Iterator[A
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        said, told = process.stdout, process.stdin
+        child_output, child_input = process.stdout, process.stdin
 
         def wait_for(word: str) -> None:
-            for line in said:
+            for line in child_output:
                 if line.strip() == word:
                     return
-            raise AssertionError(f"a writer with {kind} ended")
+            raise AssertionError(f"a writer with {engine_name} ended")
 
-        def append(by: str, number: int) -> None:
-            told.write(f"{by} {number}\n")
-            told.flush()
+        def append(writer: str, number: int) -> None:
+            child_input.write(f"{writer} {number}\n")
+            child_input.flush()
             wait_for("done")
 
         wait_for("ready")
         yield append
-        told.close()
+        child_input.close()
 
 
 @contextmanager
 def running(
-    program: str, store: FeatureStore, cache: Path, place: Place, *words: str
+    program: str, store: FeatureStore, cache: Path, store_location: StoreLocation, *words: str
 ) -> Iterator[Any]:
     """Run a program on a store up to its start signal; it is killed at the end of the block."""
     process = subprocess.Popen(
@@ -124,7 +124,7 @@ def running(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, **place.environment},
+        env={**os.environ, **store_location.environment},
         text=True,
     )
     assert process.stdout is not None

@@ -18,9 +18,9 @@ from featurestore.training.dataset import TrainingDataset
 from featurestore_connectors.hdfs import HdfsStorage
 
 Connect = Callable[..., FeatureStore]
-# For tests of ``place`` that other tests cover on HDFS: there they run in `make soak`.
+# For tests of ``store_location`` that other tests cover on HDFS: there they run in `make soak`.
 hdfs_in_soak = pytest.mark.parametrize(
-    "place", ["s3", pytest.param("hdfs", marks=pytest.mark.soak)], indirect=True
+    "store_location", ["s3", pytest.param("hdfs", marks=pytest.mark.soak)], indirect=True
 )
 # Table tests about values, which do not depend on the storage.
 ABOUT_VALUES = frozenset(
@@ -40,7 +40,7 @@ POSITIVE = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "
 
 
 @dataclass(frozen=True)
-class Place:
+class StoreLocation:
     """The location of a test store, and the environment that other processes need to reach it."""
 
     connect: Connect
@@ -63,10 +63,10 @@ def labeled(count: int = 600) -> pd.DataFrame:
     return rows(0, count).assign(late=np.arange(count) % 3 == 0)
 
 
-def export(store: FeatureStore, name: str = "d", **given: Any) -> TrainingDataset:
+def export(store: FeatureStore, name: str = "d", **options: Any) -> TrainingDataset:
     frame = store.get_featuregroup("weather").select("id", "x", "late")
     splits = {"train": 0.8, "test": 0.2}
-    arguments = {"label": "late", "key": "id", "splits": splits, "shards": 3, **given}
+    arguments = {"label": "late", "key": "id", "splits": splits, "shards": 3, **options}
     return store.create_training_dataset(frame, name, **arguments)
 
 
@@ -78,20 +78,20 @@ def names_below(uri: str) -> list[str]:
             listed = list(storage._client.list_status(f"/{folder}", recursive=True))
         except FileNotFoundError:
             return []
-        paths = [each.path[1:] for each in listed if not each.isdir]
+        paths = [status.path[1:] for status in listed if not status.isdir]
     else:
-        paths = [each.name for each in storage.list(folder)]
+        paths = [entry.name for entry in storage.list(folder)]
     return sorted(path[len(folder) + 1 :] for path in paths)
 
 
 def history_of_a_group(store: FeatureStore) -> list[Any]:
     """Run every operation on groups and return the result of each step."""
-    seen: list[Any] = []
+    results: list[Any] = []
 
     def look() -> None:
         frame = store.get_featuregroup("weather").select("id", "x", "city")
-        seen.append(sorted(map(tuple, frame.to_pandas().itertuples(index=False))))
-        seen.append(store.featuregroup("weather").statistics().to_json()["columns"])
+        results.append(sorted(map(tuple, frame.to_pandas().itertuples(index=False))))
+        results.append(store.featuregroup("weather").statistics().to_json()["columns"])
 
     store.create_featuregroup(
         rows(0, 40),
@@ -111,28 +111,28 @@ def history_of_a_group(store: FeatureStore) -> list[Any]:
         store.insert_into_featuregroup(rows(60, 3, x=-1.0), "weather")
     mixed = pd.concat([rows(70, 2), rows(72, 2, x=-1.0)])
     store.insert_into_featuregroup(mixed, "weather", validation="quarantine")
-    seen.append(sorted(store.get_featuregroup_quarantine("weather").to_pandas()["id"]))
+    results.append(sorted(store.get_featuregroup_quarantine("weather").to_pandas()["id"]))
     store.delete_from_featuregroup("weather", "x >= 20 and city = 'São Paulo'")
     look()
     added = rows(80, 2).assign(y=1)
     store.insert_into_featuregroup(added, "weather", schema_change="add")
     store.rename_feature("weather", "y", "z")
     renamed = store.get_featuregroup("weather", version=2).to_pandas().sort_values("id")
-    seen.append(renamed["z"].fillna(-1).tolist())
+    results.append(renamed["z"].fillna(-1).tolist())
     store.insert_into_featuregroup(rows(90, 2).assign(z=2), "weather")
     store.compact_featuregroup("weather", version=1)
-    seen.append(store.get_featuregroup("weather", version=1, as_of=1).count())
+    results.append(store.get_featuregroup("weather", version=1, as_of=1).count())
     vacuumed = store.vacuum_featuregroup("weather", version=1, retain=timedelta(0))
-    seen.append(bool(vacuumed))  # engines write their own number of files
+    results.append(bool(vacuumed))  # engines write their own number of files
     labels = pd.DataFrame(
         {"id": [3, 6, 999], "when": pd.Timestamp("2024-03-01", tz="UTC"), "label": [1, 0, 1]}
     )
     joined = store.get_features(["weather.x"], labels=labels, label_time="when").to_pandas()
-    seen.append(joined.sort_values("id")["x"].fillna(-1).tolist())
+    results.append(joined.sort_values("id")["x"].fillna(-1).tolist())
     for version in (1, 2):
         history = store.get_featuregroup_history("weather", version=version)
-        seen.append([(each.operation, each.rows_in, each.rows_out) for each in history])
-    seen.append(len(store.search("weather")))
+        results.append([(commit.operation, commit.rows_in, commit.rows_out) for commit in history])
+    results.append(len(store.search("weather")))
     store.delete_featuregroup("weather", version=1)
-    seen.append([group.version for group in store.get_featuregroups()])
-    return seen
+    results.append([group.version for group in store.get_featuregroups()])
+    return results

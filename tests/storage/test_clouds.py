@@ -78,17 +78,17 @@ def connect(
     """Connect to a store in one bucket; ``cache`` names the registry file."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     location = f"{new_bucket(server)}/team a/store"
-    opened: list[FeatureStore] = []
+    stores: list[FeatureStore] = []
 
     def call(cache: str = "cache") -> FeatureStore:
         registry = f"sqlite:///{tmp_path / cache}.db"
-        opened.append(
+        stores.append(
             featurestore.connect(location, registry=registry, storage_options=server.options)
         )
-        return opened[-1]
+        return stores[-1]
 
     yield call
-    for store in opened:
+    for store in stores:
         store.close()
 
 
@@ -143,7 +143,7 @@ def test_leases_of_two_registries_protect_cloud_exports(connect: Connect) -> Non
     first.create_featuregroup(labeled(60), "weather", primary_key="id")
     versions = []
 
-    def export_meanwhile(phase: str, done: int, total: int) -> None:
+    def export_meanwhile(phase: str, count: int, total: int) -> None:
         if phase == "plan shards":
             frame = labeled(60)[["x", "late"]]
             versions.append(second.create_training_dataset(frame, "d", label="late").version)

@@ -41,17 +41,17 @@ def cache_of_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "caches/featurestore/shards"
 
 
-def batches_of(dataset: TrainingDataset, **given: Any) -> list[list[Any]]:
+def batches_of(dataset: TrainingDataset, **options: Any) -> list[list[Any]]:
     reader = dataset.reader("train", global_batch_size=32, seed=3)
     result = []
-    for batch in reader.batches(1, **given):
+    for batch in reader.batches(1, **options):
         result.append([(name, values.tolist()) for name, values in sorted(batch.items())])
     return result
 
 
 def files_below(server: ObjectServer, dataset_or_folder: str) -> list[str]:
     folder = server.root / dataset_or_folder.removeprefix("s3://")
-    return sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file())
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet", "csv"])
@@ -60,34 +60,36 @@ def test_s3_dataset_equals_local_dataset(
 ) -> None:
     store = connect()
     with featurestore.connect(tmp_path / "disk") as disk:
-        made = []
-        for each in (disk, store):
-            each.create_featuregroup(labeled(), "weather", primary_key="id", event_time="at")
-            made.append(export(each, data_format=data_format, transformations=None))
-        there, here = made[1], made[0]
-        assert there.manifest.content_hash == here.manifest.content_hash
-        assert batches_of(there) == batches_of(here)
-        assert batches_of(there, start_step=5) == batches_of(here)[5:]
-        assert files_below(object_server, there.path) == sorted(
-            str(file.relative_to(here.path))
-            for file in Path(here.path).rglob("*")
+        datasets = []
+        for target in (disk, store):
+            target.create_featuregroup(labeled(), "weather", primary_key="id", event_time="at")
+            datasets.append(export(target, data_format=data_format, transformations=None))
+        remote, local = datasets[1], datasets[0]
+        assert remote.manifest.content_hash == local.manifest.content_hash
+        assert batches_of(remote) == batches_of(local)
+        assert batches_of(remote, start_step=5) == batches_of(local)[5:]
+        assert files_below(object_server, remote.path) == sorted(
+            str(file.relative_to(local.path))
+            for file in Path(local.path).rglob("*")
             if file.is_file()
         )
-        assert there.read("test").to_pandas().equals(here.read("test").to_pandas())
-        assert there.statistics("train").columns == here.statistics("train").columns
-        assert "the same rows" in str(here.diff(there))
-    assert there.verify(recompute=True).problems == ()
-    assert there.url_of("train") == there.path + "/train"
-    opened = TrainingDataset.open(there.path)
-    assert opened.manifest == there.manifest
-    _, epoch, step = opened.resume(there.reader("train", global_batch_size=32, seed=3).state(1, 5))
+        assert remote.read("test").to_pandas().equals(local.read("test").to_pandas())
+        assert remote.statistics("train").columns == local.statistics("train").columns
+        assert "the same rows" in str(local.diff(remote))
+    assert remote.verify(recompute=True).problems == ()
+    assert remote.url_of("train") == remote.path + "/train"
+    dataset = TrainingDataset.open(remote.path)
+    assert dataset.manifest == remote.manifest
+    _, epoch, step = dataset.resume(
+        remote.reader("train", global_batch_size=32, seed=3).state(1, 5)
+    )
     assert (epoch, step) == (1, 5)
     with pytest.raises(UnsupportedLocation, match="download"):
-        there.petastorm_reader("train")
+        remote.petastorm_reader("train")
     store.delete_training_dataset("d", version=1)
-    assert files_below(object_server, os.path.dirname(there.path)) == []
+    assert files_below(object_server, os.path.dirname(remote.path)) == []
     with pytest.raises(TrainingDatasetNotFound):
-        TrainingDataset.open(there.path)
+        TrainingDataset.open(remote.path)
 
 
 def test_s3_reader_batches_equal_local_batches(
@@ -96,11 +98,11 @@ def test_s3_reader_batches_equal_local_batches(
     """By range requests and through a cache; a worker starts at any step after few requests."""
     store = connect()
     with featurestore.connect(tmp_path / "disk") as disk:
-        made = []
-        for each in (disk, store):
-            each.create_featuregroup(labeled(20_000), "weather", primary_key="id")
-            made.append(export(each))
-    here, there = made
+        datasets = []
+        for target in (disk, store):
+            target.create_featuregroup(labeled(20_000), "weather", primary_key="id")
+            datasets.append(export(target))
+    local, remote = datasets
     cache = tmp_path / "shared"
     for arguments in (
         {"window_rows": 1024},
@@ -108,25 +110,26 @@ def test_s3_reader_batches_equal_local_batches(
         {"remainder": "pad", "lanes": 4},
         {"remainder": "keep", "window_rows": 2048, "seed": 9},
     ):
-        expected = here.reader("train", global_batch_size=640, **arguments)
+        expected = local.reader("train", global_batch_size=640, **arguments)
         for added in ({}, {"cache": cache}):
-            reader = there.reader("train", global_batch_size=640, **arguments, **added)
+            reader = remote.reader("train", global_batch_size=640, **arguments, **added)
             for worker, workers, step in ((0, 1, 0), (1, 2, 7)):
                 if arguments.get("remainder") == "keep" and workers > 1:
                     continue
                 share = {"worker": worker, "workers": workers, "start_step": step}
-                ours, theirs = reader.batches(1, **share), expected.batches(1, **share)
-                for one, other in zip(ours, theirs, strict=True):
-                    assert one.keys() == other.keys()
-                    for name, values in one.items():
-                        assert values.tobytes() == other[name].tobytes()
-    shards = there.manifest.split("train").shards
+                remote_batches = reader.batches(1, **share)
+                local_batches = expected.batches(1, **share)
+                for remote_batch, local_batch in zip(remote_batches, local_batches, strict=True):
+                    assert remote_batch.keys() == local_batch.keys()
+                    for name, values in remote_batch.items():
+                        assert values.tobytes() == local_batch[name].tobytes()
+    shards = remote.manifest.split("train").shards
     assert {file.name for file in cache.iterdir() if file.is_file()} == {
         shard.sha256 for shard in shards
     }
     with faulty(object_server.port, rate=0.0) as (proxy, endpoint):
-        opened = TrainingDataset.open(there.path, storage_options=options_for(endpoint))
-        reader = opened.reader("train", global_batch_size=640, lanes=4, window_rows=1024)
+        dataset = TrainingDataset.open(remote.path, storage_options=options_for(endpoint))
+        reader = dataset.reader("train", global_batch_size=640, lanes=4, window_rows=1024)
         for step in (0, reader.steps_per_epoch - 1):
             proxy.requests.clear()
             batches = reader.batches(0, start_step=step)
@@ -145,35 +148,35 @@ def test_dataset_download_resumes_after_interruption(
 ) -> None:
     store = connect()
     store.create_featuregroup(labeled(), "weather", primary_key="id")
-    there = export(store, data_format=data_format, transformations={"x": t.standardize()})
-    here = tmp_path / "here"
-    folder = object_server.root / there.path.removeprefix("s3://")
-    shard = folder / there.manifest.split("test").shards[1].path
+    remote = export(store, data_format=data_format, transformations={"x": t.standardize()})
+    directory = tmp_path / "here"
+    folder = object_server.root / remote.path.removeprefix("s3://")
+    shard = folder / remote.manifest.split("test").shards[1].path
     sound = shard.read_bytes()
     shard.write_bytes(sound[:-1] + b"?")
     with pytest.raises(DatasetDamaged, match="SHA-256"):
-        there.download(here)
+        remote.download(directory)
     with pytest.raises(TrainingDatasetNotFound):
-        TrainingDataset.open(here)
+        TrainingDataset.open(directory)
     shard.write_bytes(sound)
-    first = here / there.manifest.split("train").shards[0].path
-    kept = first.stat().st_mtime_ns
-    copy = there.download(here)
-    assert first.stat().st_mtime_ns == kept
+    first = directory / remote.manifest.split("train").shards[0].path
+    write_time = first.stat().st_mtime_ns
+    copy = remote.download(directory)
+    assert first.stat().st_mtime_ns == write_time
     assert copy.verify().ok
-    assert not list(here.rglob(".*"))
-    assert batches_of(copy) == batches_of(there)
-    other = export(store, "other")
+    assert not list(directory.rglob(".*"))
+    assert batches_of(copy) == batches_of(remote)
+    other_dataset = export(store, "other")
     with pytest.raises(InvalidArgument, match="another training dataset"):
-        other.download(here)
+        other_dataset.download(directory)
     with pytest.raises(UnsupportedLocation):
-        there.download("s3://bucket/folder")
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "thesis.tex").write_text("mine")
+        remote.download("s3://bucket/folder")
+    user_folder = tmp_path / "mine"
+    user_folder.mkdir()
+    (user_folder / "thesis.tex").write_text("mine")
     with pytest.raises(InvalidArgument, match="thesis"):
-        there.download(mine)
-    assert [file.name for file in mine.iterdir()] == ["thesis.tex"]
+        remote.download(user_folder)
+    assert [file.name for file in user_folder.iterdir()] == ["thesis.tex"]
 
 
 def test_verify_s3_dataset_reports_damage(connect: Connect, object_server: ObjectServer) -> None:
@@ -181,17 +184,17 @@ def test_verify_s3_dataset_reports_damage(connect: Connect, object_server: Objec
     store.create_featuregroup(labeled(), "weather", primary_key="id")
     dataset = export(store)
     folder = object_server.root / dataset.path.removeprefix("s3://")
-    shard, other = sorted((folder / "train").iterdir())[:2]
+    shard, truncated_shard = sorted((folder / "train").iterdir())[:2]
     damaged = bytearray(shard.read_bytes())
     damaged[100] ^= 1
     shard.write_bytes(damaged)
-    other.write_bytes(other.read_bytes()[:-1])
+    truncated_shard.write_bytes(truncated_shard.read_bytes()[:-1])
     (folder / "train" / "more").write_bytes(b"")
-    problems = {each.file: each.message for each in dataset.verify().problems}
+    problems = {problem.file: problem.message for problem in dataset.verify().problems}
     assert "SHA-256" in problems[f"train/{shard.name}"]
-    assert "in the manifest" in problems[f"train/{other.name}"]
+    assert "in the manifest" in problems[f"train/{truncated_shard.name}"]
     assert problems["train/more"] == "is not in the manifest"
-    with pytest.raises(DatasetDamaged, match=other.name):
+    with pytest.raises(DatasetDamaged, match=truncated_shard.name):
         dataset.reader("train", global_batch_size=32)
 
 
@@ -218,16 +221,16 @@ def test_concurrent_exports_of_registries_get_distinct_versions(
 ) -> None:
     first, second = connect("first"), connect("second")
     first.create_featuregroup(labeled(), "weather", primary_key="id")
-    seen = []
+    versions = []
 
-    def export_meanwhile(phase: str, done: int, total: int) -> None:
+    def export_meanwhile(phase: str, count: int, total: int) -> None:
         if phase == "plan shards":
             frame = pd.DataFrame({"x": np.arange(50.0), "late": np.arange(50) % 2})
-            seen.append(second.create_training_dataset(frame, "d", label="late").version)
+            versions.append(second.create_training_dataset(frame, "d", label="late").version)
             assert clean_all(second.session) == []
 
     assert export(first, progress=export_meanwhile).version == 1
-    assert seen == [2]
+    assert versions == [2]
     assert first.get_training_dataset("d", version=1).verify().ok
 
 
@@ -252,7 +255,7 @@ def test_expired_lease_exports_are_removed(
         (root / "_leases" / run).write_text("renewed")
         make_old(root / "_leases" / run, minutes=minutes)
     assert [os.path.basename(path) for path in clean_all(store.session)] == ["v1"]
-    assert [each.name for each in (root / "_leases").iterdir()] == ["1"]
+    assert [path.name for path in (root / "_leases").iterdir()] == ["1"]
     for alive in ("v2", "v3"):
         assert (versions / alive / "train/tfrecord-00000-of-00001").exists()
     store.create_featuregroup(labeled(), "weather", primary_key="id")
@@ -269,17 +272,17 @@ def test_long_export_renews_lease(
     store = connect()
     store.create_featuregroup(labeled(), "weather", primary_key="id")
     folder = object_server.root / bucket[5:] / "team a/store/_leases"
-    seen = []
+    leases = []
 
-    def look(phase: str, done: int, total: int) -> None:
+    def look(phase: str, count: int, total: int) -> None:
         if phase == "plan shards":
             give_up = time.monotonic() + 20
-            while not seen and time.monotonic() < give_up:
-                seen.extend(each for each in folder.rglob("*") if each.is_file())
+            while not leases and time.monotonic() < give_up:
+                leases.extend(path for path in folder.rglob("*") if path.is_file())
 
     assert export(store, progress=look).verify().ok
-    assert len(seen) == 1
-    assert not [each for each in folder.rglob("*") if each.is_file()]
+    assert len(leases) == 1
+    assert not [path for path in folder.rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize("phase", ["plan shards", "fit transformations"])
@@ -294,7 +297,7 @@ def test_revoked_export_publishes_nothing(
     first, second = connect("first"), connect("second")
     first.create_featuregroup(labeled(), "weather", primary_key="id")
 
-    def give_up(name: str, done: int, total: int) -> None:
+    def give_up(name: str, count: int, total: int) -> None:
         if name == phase:
             with monkeypatch.context() as impatient:
                 impatient.setattr(liveness, "LEASE_TIMEOUT", timedelta(seconds=-5))
@@ -336,7 +339,7 @@ def test_export_with_faulty_network_keeps_acknowledged_datasets(
     again = connect()
     clean_all(again.session)
     actual = again.get_training_datasets()
-    assert acknowledged <= {each.version for each in actual}
+    assert acknowledged <= {dataset.version for dataset in actual}
     for dataset in actual:
         assert dataset.verify().ok
 
@@ -361,9 +364,9 @@ def test_shard_cache_stays_within_max_bytes(
         assert Path(path).stat().st_size == shard.bytes
     assert not abandoned.exists()
     assert (tmp_path / "small" / "photos").is_dir()
-    kept = {file.name for file in (tmp_path / "small").iterdir() if file.is_file()}
-    kept.remove("thesis.tex")
-    assert kept == {shard.sha256 for shard in shards[-len(kept) :]}
+    cached_names = {file.name for file in (tmp_path / "small").iterdir() if file.is_file()}
+    cached_names.remove("thesis.tex")
+    assert cached_names == {shard.sha256 for shard in shards[-len(cached_names) :]}
     assert (
         sum(file.stat().st_size for file in (tmp_path / "small").glob("?" * 64)) <= cache.max_bytes
     )
@@ -377,7 +380,7 @@ def test_shard_cache_keeps_open_copies(connect: Connect, tmp_path: Path, data_fo
     dataset = export(store, data_format=data_format)
     expected = batches_of(dataset)
     cache = ShardCache(str(tmp_path / "small"), max_bytes=1)
-    shards = [each for split in dataset.manifest.splits for each in split.shards]
+    shards = [shard for split in dataset.manifest.splits for shard in split.shards]
     with cache.locked_copy(dataset.path, shards[0]) as copy:
         for shard in shards[1:]:
             cache.path_of(dataset.path, shard)
@@ -391,13 +394,13 @@ def test_shard_cache_keeps_open_copies(connect: Connect, tmp_path: Path, data_fo
         reader = dataset.reader(
             "train", global_batch_size=32, seed=3, cache=tmp_path / "small", cache_bytes=1
         )
-        found = []
+        batches = []
         for batch in reader.batches(1):
-            found.append([(name, values.tolist()) for name, values in sorted(batch.items())])
-        return found
+            batches.append([(name, values.tolist()) for name, values in sorted(batch.items())])
+        return batches
 
     with ThreadPoolExecutor(6) as pool:
-        assert all(found == expected for found in pool.map(epoch, range(24)))
+        assert all(batches == expected for batches in pool.map(epoch, range(24)))
 
 
 def test_feature_views_on_s3_are_created_and_deleted(
@@ -409,4 +412,4 @@ def test_feature_views_on_s3_are_created_and_deleted(
     assert connect().get_feature_view("v").name == view.name
     assert store.create_feature_view("v", features=["weather.late"]).version == 2
     store.delete_feature_view("v", version=1)
-    assert [each.version for each in store.get_feature_views()] == [2]
+    assert [view.version for view in store.get_feature_views()] == [2]

@@ -25,12 +25,14 @@ def environment(object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) ->
 def test_doctor_s3_checks_required_operations(
     bucket: str, environment: None, command_line: Callable[..., Any], tmp_path: Path
 ) -> None:
-    place = f"{bucket}/team a"
+    location = f"{bucket}/team a"
     registry = f"sqlite:///{tmp_path}/cache.db"
-    words = ("--location", place, "--registry", registry, "--output", "json", "doctor")
-    document = {each["check"]: each for each in json.loads(command_line(*words).out)}
+    words = ("--location", location, "--registry", registry, "--output", "json", "doctor")
+    document = {entry["check"]: entry for entry in json.loads(command_line(*words).out)}
     sessions = document.pop("location: spark sessions", None)
-    tried = {name: each["state"] for name, each in document.items() if name.startswith("location")}
+    tried = {
+        name: entry["state"] for name, entry in document.items() if name.startswith("location")
+    }
     assert tried == {
         "location: reach": "ok",
         "location: write": "ok",
@@ -38,7 +40,7 @@ def test_doctor_s3_checks_required_operations(
         "location: clock": "ok",
         "location: delete": "ok",
     }
-    storage, folder = connections.object_store_for(place)
+    storage, folder = connections.object_store_for(location)
     assert list(storage.list(folder)) == []
     if importlib.util.find_spec("delta") is not None:
         assert sessions is not None
@@ -54,7 +56,7 @@ def test_doctor_s3_wrong_credentials_prints_hint(
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", f"{SECRET_KEY}-wrong")
     words = ("--location", f"{bucket}/a", "--output", "json", "doctor")
-    document = {each["check"]: each for each in json.loads(command_line(*words, code=1).out)}
+    document = {entry["check"]: entry for entry in json.loads(command_line(*words, code=1).out)}
     assert document["location: reach"]["state"] == "problem"
     assert "SignatureDoesNotMatch" in document["location: reach"]["detail"]
     assert "credentials" in document["location: reach"]["hint"]
@@ -66,7 +68,7 @@ def test_doctor_reports_missing_conditional_put(
 ) -> None:
     connections.use_options(bucket, object_server.options)
     monkeypatch.setattr(ObjectStorage, "put_new", ObjectStorage.put)
-    actual = {each.check: each for each in connections.check_location(f"{bucket}/a")}
+    actual = {check.check: check for check in connections.check_location(f"{bucket}/a")}
     assert not actual["conditional put"].passed
     assert "If-None-Match" in str(actual["conditional put"].hint)
 
@@ -76,7 +78,7 @@ def test_doctor_hdfs_checks_required_operations(
 ) -> None:
     registry = f"sqlite:///{tmp_path}/cache.db"
     words = ("--location", hdfs_folder, "--registry", registry, "--output", "json", "doctor")
-    document = {each["check"]: each["state"] for each in json.loads(command_line(*words).out)}
+    document = {entry["check"]: entry["state"] for entry in json.loads(command_line(*words).out)}
     tried = [state for name, state in document.items() if name.startswith("location: ")]
     with_spark = importlib.util.find_spec("pyspark") is not None
     assert tried == ["ok"] * (6 if with_spark else 5)
@@ -96,11 +98,11 @@ def test_doctor_hdfs_reports_problems(
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     (tmp_path / "hdfs-site.xml").write_text(hdfs_server.site("of-others"))
 
-    def problem(place: str, check: str) -> str:
-        words = ("--location", place, "--output", "json", "doctor")
-        found = {each["check"]: each for each in json.loads(command_line(*words, code=1).out)}
-        assert found[check]["state"] == "problem"
-        return f"{found[check]['detail']} {found[check]['hint']}"
+    def problem(location: str, check: str) -> str:
+        words = ("--location", location, "--output", "json", "doctor")
+        entries = {entry["check"]: entry for entry in json.loads(command_line(*words, code=1).out)}
+        assert entries[check]["state"] == "problem"
+        return f"{entries[check]['detail']} {entries[check]['hint']}"
 
     # Another name of the same namenode, to avoid an existing connection.
     denied = problem("hdfs://of-others/folder-of-root", "location: write")

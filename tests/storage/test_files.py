@@ -45,7 +45,7 @@ def test_files_written_are_read_and_replaced(root: str) -> None:
     assert files.status(path).size == files.size(path)
     assert b"".join(files.read_chunks(path, start=4)) == files.read_bytes(path)[4:]
     buffers = [bytearray(2), bytearray(3)]
-    files.read_into(path, 1, [memoryview(each) for each in buffers])
+    files.read_into(path, 1, [memoryview(buffer) for buffer in buffers])
     assert b"".join(buffers) == files.read_bytes(path)[1:6]
     with pytest.raises(StorageError):
         files.read_into(path, 10, [memoryview(bytearray(100))])
@@ -100,9 +100,9 @@ def test_lists_have_files_and_their_statuses(root: str) -> None:
     assert not files.exists(f"{root}/none")
     now = files.current_time(root)
     assert abs(now - datetime.now(UTC)) < timedelta(minutes=1)
-    written = files.last_write_time(f"{root}/a")
-    assert written is not None
-    assert abs(now - written) < timedelta(minutes=1)
+    write_time = files.last_write_time(f"{root}/a")
+    assert write_time is not None
+    assert abs(now - write_time) < timedelta(minutes=1)
     assert files.last_write_time(f"{root}/none") is None
 
 

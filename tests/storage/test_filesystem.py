@@ -15,16 +15,18 @@ DATA = bytes(range(256)) * 40
 
 
 def test_file_handle_is_shared_between_threads(bucket: str, object_server: ObjectServer) -> None:
-    place = use_options_for_owner(bucket, "reader", object_server.options)
-    files.write_atomically(f"{place}/data", DATA)
-    (system,) = (each for each in file_systems(nullcontext) if each.protocol == "s3")
-    handle = system.open(f"{place}/data")
+    uri = use_options_for_owner(bucket, "reader", object_server.options)
+    files.write_atomically(f"{uri}/data", DATA)
+    (system,) = (
+        file_system for file_system in file_systems(nullcontext) if file_system.protocol == "s3"
+    )
+    handle = system.open(f"{uri}/data")
     with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
-        found = b""
+        content = b""
         for turn in range(10):
             pool = first if turn % 2 else second
-            found += pool.submit(handle.read, 7).result()
-        assert found == DATA[:70]
+            content += pool.submit(handle.read, 7).result()
+        assert content == DATA[:70]
     begin = threading.Barrier(4)
 
     def read(offset: int) -> bytes:
@@ -34,4 +36,4 @@ def test_file_handle_is_shared_between_threads(bucket: str, object_server: Objec
 
     with ThreadPoolExecutor(4) as pool:
         starts = [10, 500, 3000, 9000]
-        assert list(pool.map(read, starts)) == [DATA[at : at + 100] for at in starts]
+        assert list(pool.map(read, starts)) == [DATA[start : start + 100] for start in starts]

@@ -31,7 +31,7 @@ def folder(hdfs_folder: str) -> str:
 def names_below(storage: HdfsStorage, folder: str) -> list[str]:
     """Return all files below a folder, as listed by the namenode."""
     listed = storage._client.list_status(f"/{folder}", recursive=True)
-    return sorted(each.path[1:] for each in listed if not each.isdir)
+    return sorted(status.path[1:] for status in listed if not status.isdir)
 
 
 def test_killed_hdfs_writer_leaves_no_listed_files(
@@ -50,13 +50,13 @@ def test_killed_hdfs_writer_leaves_no_listed_files(
         [sys.executable, "-c", program, hdfs_server.root, folder], timeout=60, check=False
     )
     assert killed.returncode == -9
-    (left,) = (name for name in names_below(storage, folder) if "/alone/" in name)
-    assert left.rpartition("/")[2].startswith(".")
+    (unfinished_name,) = (name for name in names_below(storage, folder) if "/alone/" in name)
+    assert unfinished_name.rpartition("/")[2].startswith(".")
     assert storage.children(folder) == ["inner"]
-    assert [each.name for each in storage.list(folder)] == [f"{folder}/inner/kept"]
+    assert [entry.name for entry in storage.list(folder)] == [f"{folder}/inner/kept"]
     now = datetime.now(UTC)
     assert storage.remove_unfinished(folder, before=now - timedelta(hours=1)) == 0
-    assert left in names_below(storage, folder)
+    assert unfinished_name in names_below(storage, folder)
     assert storage.remove_unfinished(folder, before=now + timedelta(hours=1)) == 1
     assert names_below(storage, folder) == [f"{folder}/inner/kept"]
     assert storage.remove_below(folder) == 1
@@ -75,10 +75,10 @@ def test_hdfs_ranges_across_blocks_are_read(storage: HdfsStorage, folder: str) -
     assert actual == [data[start : start + length] for start, length in request]
 
 
-@pytest.mark.parametrize("what", ["reads_and_writes", "collects_no_garbage_of_its_parent"])
-def test_forked_child_uses_hdfs(hdfs_folder: str, what: str) -> None:
+@pytest.mark.parametrize("case_name", ["reads_and_writes", "collects_no_garbage_of_its_parent"])
+def test_forked_child_uses_hdfs(hdfs_folder: str, case_name: str) -> None:
     """The parent is a separate process, since a child inherits the garbage of all libraries."""
-    program = [sys.executable, "-m", "tests.storage.forked_child", what, hdfs_folder]
+    program = [sys.executable, "-m", "tests.storage.forked_child", case_name, hdfs_folder]
     ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr
 
@@ -115,19 +115,19 @@ def test_hdfs_transient_failures_are_retried(
         call = getattr(storage._client, name)
 
         def shaky(
-            *given: object, _call: object = call, _name: str = name, **named: object
+            *arguments: object, _call: object = call, _name: str = name, **keywords: object
         ) -> object:
             if _name not in failed:
                 failed.append(_name)
-                kind = "org.apache.hadoop.ipc.RetriableException"
-                raise RuntimeError(f'RPCError("{kind}", "namenode is starting")')
-            return _call(*given, **named)  # type: ignore[operator]
+                error_class = "org.apache.hadoop.ipc.RetriableException"
+                raise RuntimeError(f'RPCError("{error_class}", "namenode is starting")')
+            return _call(*arguments, **keywords)  # type: ignore[operator]
 
         monkeypatch.setattr(storage._client, name, shaky)
     storage.put(f"{folder}/a", b"1")
     storage.put_new(f"{folder}/b", b"2")
     assert storage.read(f"{folder}/a") == b"1"
-    assert [each.name for each in storage.list(folder)] == [f"{folder}/a", f"{folder}/b"]
+    assert [entry.name for entry in storage.list(folder)] == [f"{folder}/a", f"{folder}/b"]
     assert storage.remove(f"{folder}/a")
     assert len(failed) == 5
     monkeypatch.undo()
@@ -146,21 +146,21 @@ def test_hdfs_errors_name_object_action_and_hint(
     storage.put(f"{folder}/file", b"1")
     secret = {"hadoop.security.some.password": "91bc44de"}
     unreachable = HdfsStorage(f"hdfs://127.0.0.1:{free_port()}", secret)
-    other = HdfsStorage(hdfs_server.root, secret)
+    unprivileged = HdfsStorage(hdfs_server.root, secret)
     with monkeypatch.context() as environment:  # read when the first call connects
         environment.setenv("HADOOP_USER_NAME", "nobody-special")
-        assert other.find("none") is None
+        assert unprivileged.find("none") is None
     refusals = (
         (unreachable, "some/name", "cannot be reached", "network"),
-        (other, f"{folder}/new", "AccessControlException", "HADOOP_USER_NAME"),
+        (unprivileged, f"{folder}/new", "AccessControlException", "HADOOP_USER_NAME"),
         (storage, f"{folder}/at=12:30/file", "InvalidPathException", "':'"),
         (storage, f"{folder}/file/below", "a part of its path is a file", "another name"),
     )
-    for each, name, reason, hint in refusals:
-        for call in (each.put, each.put_new):
+    for target, name, reason, hint in refusals:
+        for call in (target.put, target.put_new):
             with pytest.raises(StorageError, match=reason) as refused:
                 call(name, b"2")
-            assert f"{each.root}/{name}" in refused.value.message
+            assert f"{target.root}/{name}" in refused.value.message
             assert hint in str(refused.value.hint)
             assert "91bc44de" not in str(refused.value)
     with pytest.raises(StorageError, match=r"Cannot read .*cannot be reached"):

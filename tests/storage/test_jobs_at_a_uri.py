@@ -11,24 +11,29 @@ import featurestore
 from featurestore.storage import files
 from featurestore.store import FeatureStore
 from tests.storage.jobs_at_a_uri import RANGE, filled
-from tests.storage.stores import Place
+from tests.storage.stores import StoreLocation
 
 pytest.importorskip("croniter")
 
 
-def found(store: FeatureStore, name: str) -> list[Any]:
+def read_rows(store: FeatureStore, name: str) -> list[Any]:
     frame = store.get_featuregroup(name).to_pandas()
     return sorted(map(tuple, frame.itertuples(index=False)))
 
 
-def test_remote_location_jobs_equal_local_jobs(place: Place, tmp_path: Path) -> None:
+def test_remote_location_jobs_equal_local_jobs(
+    store_location: StoreLocation, tmp_path: Path
+) -> None:
     with featurestore.connect(tmp_path / "disk") as disk:
         expected = []
-        for store in (filled(disk, tmp_path / "one"), filled(place.connect(), tmp_path / "two")):
+        for store in (
+            filled(disk, tmp_path / "one"),
+            filled(store_location.connect(), tmp_path / "two"),
+        ):
             for name in ("demand", "tips"):
                 store.backfill_job(name, *RANGE)
             store.backfill_job("demand", *RANGE)
-            expected.append([found(store, "demand"), found(store, "tips")])
+            expected.append([read_rows(store, "demand"), read_rows(store, "tips")])
         assert expected[0] == expected[1]
     runs = store.get_runs("tips")
     assert {run.state for run in runs} == {"done"}

@@ -14,7 +14,7 @@ from featurestore import experiments
 from featurestore.errors import UnsupportedLocation
 from featurestore.experiments.context import Context
 from tests.object_server import SECRET_KEY
-from tests.storage.stores import Place, hdfs_in_soak, names_below
+from tests.storage.stores import StoreLocation, hdfs_in_soak, names_below
 
 
 def train(context: Context) -> dict[str, float]:
@@ -27,12 +27,12 @@ def train(context: Context) -> dict[str, float]:
 
 @hdfs_in_soak
 def test_run_with_remote_dataset_is_stored_locally(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store_location: StoreLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in place.environment.items():
+    for name, value in store_location.environment.items():
         monkeypatch.setenv(name, value)
     frame = pd.DataFrame({"x": np.arange(300.0), "y": np.arange(300) % 2})
-    store = place.connect()
+    store = store_location.connect()
     new_dataset = store.create_training_dataset(frame, "d", label="y", transformations=None)
     before = names_below(store.location)
     with pytest.raises(UnsupportedLocation, match="require a store in a directory") as refused:
@@ -42,10 +42,12 @@ def test_run_with_remote_dataset_is_stored_locally(
         run = experiments.launch(train, name="some", dataset=new_dataset, store=runs)
         assert run.state == "finished"
         assert run.metrics["metric"] == frame["x"].sum()
-        (kept,) = experiments.get_runs("some", store=runs)
-        assert kept.dataset is not None
-        assert kept.dataset.path == new_dataset.path
-        assert set(kept.record.files) == {"artifacts/line.joblib"} == set(kept.artifacts)
+        (stored_run,) = experiments.get_runs("some", store=runs)
+        assert stored_run.dataset is not None
+        assert stored_run.dataset.path == new_dataset.path
+        assert (
+            set(stored_run.record.files) == {"artifacts/line.joblib"} == set(stored_run.artifacts)
+        )
     assert names_below(store.location) == before
     for file in (tmp_path / "runs").rglob("*"):
         assert not file.is_file() or SECRET_KEY.encode() not in file.read_bytes()

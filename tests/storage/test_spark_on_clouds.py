@@ -49,15 +49,15 @@ def gcs_folder(gcs_server: GcsServer, gcs_spark: Any) -> UriPath:
 @pytest.fixture
 def connect_gcs(gcs_folder: UriPath, tmp_path: Path) -> Iterator[Connect]:
     """Connect to a store in the folder."""
-    opened: list[Any] = []
+    stores: list[Any] = []
 
-    def call(**given: Any) -> Any:
+    def call(**options: Any) -> Any:
         registry = f"sqlite:///{tmp_path / 'cache'}.db"
-        opened.append(featurestore.connect(gcs_folder / "store", registry=registry, **given))
-        return opened[-1]
+        stores.append(featurestore.connect(gcs_folder / "store", registry=registry, **options))
+        return stores[-1]
 
     yield call
-    for store in opened:
+    for store in stores:
         store.close()
 
 
@@ -84,7 +84,7 @@ def test_spark_on_gcs_equals_local_embedded_engine(connect_gcs: Connect, tmp_pat
     assert embedded.get_featuregroup("weather").count() == len(expected[0])
     # Folders are not objects, so no folder markers may be left.
     storage, name = object_store_for(spark.location)
-    assert [each.name for each in storage.list(name) if each.size == 0] == []
+    assert [entry.name for entry in storage.list(name) if entry.size == 0] == []
     spark.delete_training_dataset("d", version=1)
     spark.delete_featuregroup("weather", version=1)
     assert storage.children(f"{name}/featuregroups/weather") == ["v1.deleted"]
@@ -151,8 +151,8 @@ def test_gcs_log_store_has_one_winner_per_name(
         wins = list(pool.map(race, range(writers)))
     for number in range(names):
         winners = [writer for writer, won in enumerate(wins) if number in won]
-        stored = storage.read(f"{folder}/{number}.json").decode()
-        assert [f"{writer}\n" for writer in winners] == [stored]
+        content = storage.read(f"{folder}/{number}.json").decode()
+        assert [f"{writer}\n" for writer in winners] == [content]
     assert any(wins[1:])
 
 
@@ -195,12 +195,12 @@ def test_spark_session_without_google_connector_is_refused(
     with pytest.raises(ConfigurationError, match="with other settings"):
         buckets.use_location(gcs_spark, gcs_folder)
     monkeypatch.setattr(
-        session, "_configured_log_store", lambda *given: "io.delta.storage.GCSLogStore"
+        session, "_configured_log_store", lambda *arguments: "io.delta.storage.GCSLogStore"
     )
     with pytest.raises(ConfigurationError, match="which then lose rows") as caught:
         session.check_log_store(gcs_spark, gcs_folder)
     assert "spark.delta.logStore.gs.impl=featurestore.delta.GcsLogStore" in str(caught.value.hint)
-    monkeypatch.setattr(buckets, "has_class", lambda *given: False)
+    monkeypatch.setattr(buckets, "has_class", lambda *arguments: False)
     with pytest.raises(ConfigurationError, match="no gcs-connector") as caught:
         buckets.use_location(gcs_spark, gcs_folder)
     assert "gcs-connector-3.0.4-shaded.jar" in str(caught.value.hint)

@@ -25,22 +25,22 @@ def test_spark_on_hdfs_equals_local_embedded_engine(
 ) -> None:
     with featurestore.connect(tmp_path / "disk") as disk:
         expected = write_both_ways(disk, disk)
-        here = export(disk)
-        ours, embedded = connect_hdfs(engine="spark"), connect_hdfs()
-        assert write_both_ways(ours, embedded) == expected
-        frame = ours.get_features(["weather.x"]).to_pandas()["x"]
+        local = export(disk)
+        store, embedded = connect_hdfs(engine="spark"), connect_hdfs()
+        assert write_both_ways(store, embedded) == expected
+        frame = store.get_features(["weather.x"]).to_pandas()["x"]
         assert sorted(frame) == sorted(disk.get_features(["weather.x"]).to_pandas()["x"])
-        there = export(ours)
-        assert there.manifest.content_hash == here.manifest.content_hash
-    assert there.verify(recompute=True).problems == ()
-    assert epoch_of(there.path) == epoch_of(here.path)
-    ours.compact_featuregroup("weather")
+        remote = export(store)
+        assert remote.manifest.content_hash == local.manifest.content_hash
+    assert remote.verify(recompute=True).problems == ()
+    assert epoch_of(remote.path) == epoch_of(local.path)
+    store.compact_featuregroup("weather")
     pd.testing.assert_series_equal(
         embedded.get_featuregroup("weather").to_pandas()["x"].sort_values(ignore_index=True),
         pd.Series(sorted(expected[1]), name="x"),
     )
-    ours.delete_training_dataset("d", version=1)
-    ours.delete_featuregroup("weather", version=1)
+    store.delete_training_dataset("d", version=1)
+    store.delete_featuregroup("weather", version=1)
 
 
 def test_concurrent_appends_of_engines_on_hdfs_are_kept(spark: Any, hdfs_folder: str) -> None:
@@ -71,7 +71,7 @@ def test_spark_session_with_unsafe_hdfs_settings_is_refused(
     with pytest.raises(ConfigurationError, match="with other settings"):
         buckets.use_location(spark, f"{root}/table")
     monkeypatch.setattr(
-        session, "_configured_log_store", lambda *given: "io.delta.storage.S3LogStore"
+        session, "_configured_log_store", lambda *arguments: "io.delta.storage.S3LogStore"
     )
     with pytest.raises(ConfigurationError, match="which then lose rows") as caught:
         buckets.use_table(spark, f"{hdfs_server.root}/table")

@@ -64,10 +64,12 @@ def labeled(count: int) -> pd.DataFrame:
     return rows(0, count).assign(late=np.arange(count) % 3 == 0)
 
 
-def export(store: FeatureStore, **given: Any) -> TrainingDataset:
+def export(store: FeatureStore, **options: Any) -> TrainingDataset:
     frame = store.get_features(["weather.x", "weather.late"])
     splits = {"train": 0.8, "test": 0.2}
-    return store.create_training_dataset(frame, "d", label="late", splits=splits, shards=3, **given)
+    return store.create_training_dataset(
+        frame, "d", label="late", splits=splits, shards=3, **options
+    )
 
 
 def epoch_of(path: str) -> list[list[float]]:
@@ -75,13 +77,13 @@ def epoch_of(path: str) -> list[list[float]]:
     return [batch["x"].tolist() for batch in reader.batches()]
 
 
-def write_both_ways(store: FeatureStore, other: FeatureStore) -> list[Any]:
+def write_both_ways(store: FeatureStore, other_store: FeatureStore) -> list[Any]:
     """Write a group and a dataset of it with two connections in turns; return their contents."""
     store.create_featuregroup(labeled(300), "weather", primary_key="id", event_time="at")
-    other.insert_into_featuregroup(labeled(330).tail(30), "weather", transaction=("etl", 1))
+    other_store.insert_into_featuregroup(labeled(330).tail(30), "weather", transaction=("etl", 1))
     store.insert_into_featuregroup(labeled(330).tail(30), "weather", transaction=("etl", 1))
     store.insert_into_featuregroup(labeled(5).assign(x=7.0), "weather", mode="upsert")
-    other.delete_from_featuregroup("weather", "x > 160")
+    other_store.delete_from_featuregroup("weather", "x > 160")
     table = store.get_featuregroup("weather").to_pandas().sort_values("id")
     return [table["id"].tolist(), table["x"].tolist()]
 
@@ -91,23 +93,27 @@ def test_spark_on_s3_equals_local_embedded_engine(
 ) -> None:
     with featurestore.connect(tmp_path / "disk") as disk:
         expected = write_both_ways(disk, disk)
-        here = export(disk)
+        local = export(disk)
         spark, embedded = connect(engine="spark"), connect()
         assert write_both_ways(spark, embedded) == expected
-        there = export(spark)
-        assert there.manifest.content_hash == here.manifest.content_hash
-        ours, theirs = (
-            [(shard.path, shard.sha256) for split in made.manifest.splits for shard in split.shards]
-            for made in (here, there)
+        remote = export(spark)
+        assert remote.manifest.content_hash == local.manifest.content_hash
+        local_shards, remote_shards = (
+            [
+                (shard.path, shard.sha256)
+                for split in dataset.manifest.splits
+                for shard in split.shards
+            ]
+            for dataset in (local, remote)
         )
-        assert ours == theirs
-    assert there.verify(recompute=True).problems == ()
-    assert epoch_of(there.path) == epoch_of(here.path)
+        assert local_shards == remote_shards
+    assert remote.verify(recompute=True).problems == ()
+    assert epoch_of(remote.path) == epoch_of(local.path)
     spark.compact_featuregroup("weather")
     assert embedded.get_featuregroup("weather").count() == len(expected[0])
     # Folders are not objects, so no folder markers may be left.
     storage, name = object_store_for(spark.location)
-    assert [each.name for each in storage.list(name) if each.size == 0] == []
+    assert [entry.name for entry in storage.list(name) if entry.size == 0] == []
     spark.delete_training_dataset("d", version=1)
     spark.delete_featuregroup("weather", version=1)
     assert storage.children(f"{name}/featuregroups/weather") == ["v1.deleted"]
@@ -132,13 +138,13 @@ def put(s3a: Any) -> Callable[..., bool]:
 
     def put(path: str, *lines: str, overwrite: bool = False) -> bool:
         configuration = s3a._jsc.hadoopConfiguration()
-        given = machine.java.util.ArrayList()
+        java_lines = machine.java.util.ArrayList()
         for line in lines:
-            given.add(line)
+            java_lines.add(line)
         store = machine.featurestore.delta.S3LogStore(configuration)
         target = machine.org.apache.hadoop.fs.Path(path)
         try:
-            store.write(target, given.iterator(), overwrite, configuration)
+            store.write(target, java_lines.iterator(), overwrite, configuration)
         except Py4JJavaError as error:
             if "java.nio.file.FileAlreadyExistsException" not in str(error):
                 raise
@@ -171,8 +177,8 @@ def test_s3_log_store_never_replaces_objects(
     assert storage.read(f"{name}/log/02.json").decode() == '{"a":"é"}\n{}\n'
     assert put(folder / "log/02.json", "other", overwrite=True)
     assert storage.read(f"{name}/log/02.json") == b"other\n"
-    for each in ("01.json", "02.crc", "03.json", "deeper/04.json", "_last"):
-        assert put(folder / "log" / each, each)
+    for file_name in ("01.json", "02.crc", "03.json", "deeper/04.json", "_last"):
+        assert put(folder / "log" / file_name, file_name)
     assert names_from(s3a, folder / "log/02.json") == ["02.json", "03.json", "_last"]
     assert names_from(s3a, folder / "log/04") == ["_last"]
 
@@ -182,18 +188,18 @@ def test_spark_commit_with_lost_response_is_detected(
 ) -> None:
     from featurestore_connectors.spark_delta.buckets import use_table
 
-    place = UriPath(bucket) / "log"
+    log_folder = UriPath(bucket) / "log"
     clean, _ = object_store_for(bucket)
     with faulty(object_server.port, rate=0.5, kinds=("lost", "late 500"), seed=3) as served:
         proxy, endpoint = served
         use_options(bucket, options_for(endpoint))
-        use_table(s3a, place)
+        use_table(s3a, log_folder)
         use_options(bucket, object_server.options)
         clean, _ = object_store_for(bucket)
         clean.put_new("log/taken", b"theirs")
         for number in range(12):
-            assert put(place / str(number), "mine")
-            assert not put(place / "taken", "mine")
+            assert put(log_folder / str(number), "mine")
+            assert not put(log_folder / "taken", "mine")
         assert proxy.faults["lost"] > 2
         assert proxy.faults["late 500"] > 2
     assert clean.read("log/taken") == b"theirs"
@@ -221,7 +227,7 @@ def test_spark_session_without_s3_support_is_refused(
     store = connect(engine="spark")
     before = server_files()
     has_class = session.has_class
-    monkeypatch.setattr(buckets, "has_class", lambda *given: False)
+    monkeypatch.setattr(buckets, "has_class", lambda *arguments: False)
     with pytest.raises(ConfigurationError, match="no hadoop-aws") as caught:
         store.create_featuregroup(rows(0, 3), "weather")
     hadoop_aws = kafka_server.S3A.replace("hadoop-aws-", "hadoop-aws:")
@@ -229,7 +235,7 @@ def test_spark_session_without_s3_support_is_refused(
         assert word in str(caught.value.hint)
     monkeypatch.setattr(buckets, "has_class", has_class)
     monkeypatch.setattr(
-        session, "_configured_log_store", lambda *given: "io.delta.storage.S3LogStore"
+        session, "_configured_log_store", lambda *arguments: "io.delta.storage.S3LogStore"
     )
     with pytest.raises(ConfigurationError, match="which then lose rows") as caught:
         store.create_featuregroup(rows(0, 3), "weather")
@@ -257,12 +263,12 @@ def test_spark_session_changed_bucket_credentials_are_refused(
 def server_files(object_server: ObjectServer, bucket: str) -> Callable[[], list[Path]]:
     """Return all objects of the bucket."""
 
-    def found() -> list[Path]:
+    def list_files() -> list[Path]:
         return sorted(
-            each for each in (object_server.root / bucket[5:]).rglob("*") if each.is_file()
+            path for path in (object_server.root / bucket[5:]).rglob("*") if path.is_file()
         )
 
-    return found
+    return list_files
 
 
 # -- credentials ----------------------------------------------------------------------------------

@@ -41,13 +41,13 @@ def test_put_new_with_lost_response_is_detected(bucket: str, object_server: Obje
     assert [clean.read(f"claim/{number}") for number in range(20)] == [b"mine"] * 20
 
 
-@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_object_storage_operations_succeed_despite_faults(
-    kind: str, bucket: str, object_server: ObjectServer, tmp_path: Path
+    fault: str, bucket: str, object_server: ObjectServer, tmp_path: Path
 ) -> None:
     data = bytes(range(256)) * 100
     (tmp_path / "file").write_bytes(data)
-    with faulty(object_server.port, rate=0.4, kinds=(kind,), seed=5) as (proxy, endpoint):
+    with faulty(object_server.port, rate=0.4, kinds=(fault,), seed=5) as (proxy, endpoint):
         storage = ObjectStorage(bucket, options_for(endpoint))
         storage.put("a/put", data)
         storage.put_new("a/new", data)
@@ -65,12 +65,12 @@ def test_object_storage_operations_succeed_despite_faults(
             actual = storage.find(name)
             assert actual is not None
             assert actual.size == len(data)
-        assert [each.name for each in storage.list("a")] == names
+        assert [entry.name for entry in storage.list("a")] == names
         assert storage.children("a") == [name[2:] for name in names]
         assert storage.remove("a/put")
         assert storage.remove_below("a") == 4
         assert list(storage.list("a")) == []
-        assert proxy.faults[kind] >= 5
+        assert proxy.faults[fault] >= 5
 
 
 @pytest.mark.parametrize("call", ["read", "find", "put", "put_new", "remove"])
@@ -86,19 +86,19 @@ def test_failing_requests_are_not_retried_twice(
         assert proxy.requests.total() == failures.ATTEMPTS
 
 
-@pytest.mark.parametrize("kind", ["503", "cut"])
+@pytest.mark.parametrize("fault", ["503", "cut"])
 def test_large_upload_retries_failed_parts_only(
-    kind: str, bucket: str, object_server: ObjectServer, tmp_path: Path
+    fault: str, bucket: str, object_server: ObjectServer, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_bytes(bytes(50 << 20))
-    with faulty(object_server.port, rate=0.2, kinds=(kind,), seed=7) as (proxy, endpoint):
+    with faulty(object_server.port, rate=0.2, kinds=(fault,), seed=7) as (proxy, endpoint):
         storage = ObjectStorage(bucket, options_for(endpoint))
         storage.upload("large", str(tmp_path / "file"))
-        assert proxy.faults[kind] > 0
-        assert proxy.requests["PUT"] <= 7 + proxy.faults[kind]
-    stored = ObjectStorage(bucket, object_server.options).find("large")
-    assert stored is not None
-    assert stored.size == 50 << 20
+        assert proxy.faults[fault] > 0
+        assert proxy.requests["PUT"] <= 7 + proxy.faults[fault]
+    upload = ObjectStorage(bucket, object_server.options).find("large")
+    assert upload is not None
+    assert upload.size == 50 << 20
 
 
 def race(bucket: str, object_server: ObjectServer, *, commits: int, rate: float) -> int:
@@ -131,11 +131,11 @@ def race(bucket: str, object_server: ObjectServer, *, commits: int, rate: float)
             list(pool.map(write, range(_WRITERS)))
         injected = proxy.faults.total()
     clean = ObjectStorage(bucket, object_server.options)
-    written = [clean.read(each.name).decode() for each in clean.list("log")]
-    assert len(set(written)) == len(written)  # none doubled
-    assert set(acknowledged) <= set(written)  # none lost
-    assert set(written) <= set(acknowledged) | set(unsure)
-    assert len(unsure) <= len(written) // 20
+    log_texts = [clean.read(entry.name).decode() for entry in clean.list("log")]
+    assert len(set(log_texts)) == len(log_texts)  # none doubled
+    assert set(acknowledged) <= set(log_texts)  # none lost
+    assert set(log_texts) <= set(acknowledged) | set(unsure)
+    assert len(unsure) <= len(log_texts) // 20
     return injected
 
 
@@ -157,19 +157,19 @@ def test_object_storage_errors_omit_credentials(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     wrong = {**object_server.options, "aws_secret_access_key": SECRET_KEY + "-wrong"}
-    places = {
+    storages = {
         "(SignatureDoesNotMatch|AccessDenied|403)": ObjectStorage(bucket, wrong),
         "cannot be reached": ObjectStorage(bucket, options_for(f"http://127.0.0.1:{free_port()}")),
         "the bucket does not exist|NoSuchBucket": ObjectStorage(
             "s3://absent", object_server.options
         ),
     }
-    for reason, storage in places.items():
+    for reason, storage in storages.items():
         for call in (
-            lambda each: each.put("some/name", b"1"),
-            lambda each: each.put_new("some/name", b"1"),
-            lambda each: each.read("some/name"),
-            lambda each: list(each.list("some")),
+            lambda target: target.put("some/name", b"1"),
+            lambda target: target.put_new("some/name", b"1"),
+            lambda target: target.read("some/name"),
+            lambda target: list(target.list("some")),
         ):
             with pytest.raises(StorageError, match=reason) as refused:
                 call(storage)

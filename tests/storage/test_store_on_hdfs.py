@@ -23,10 +23,10 @@ def cache_of_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
 
 
-def batches_of(dataset: TrainingDataset, **given: Any) -> list[Any]:
+def batches_of(dataset: TrainingDataset, **options: Any) -> list[Any]:
     reader = dataset.reader("train", global_batch_size=640, window_rows=1024)
     result = []
-    for batch in reader.batches(1, **given):
+    for batch in reader.batches(1, **options):
         result.append([(name, values.tolist()) for name, values in sorted(batch.items())])
     return result
 
@@ -61,14 +61,14 @@ def test_registry_is_rebuilt_from_hdfs(connect_hdfs: Connect, tmp_path: Path) ->
         connect_hdfs("other")
     rebuilt = rebuild(store.location, url=f"sqlite:///{tmp_path / 'other.db'}")
     assert rebuilt.featuregroups == ["weather@v1"]
-    other = connect_hdfs("other")
-    assert other.get_featuregroup("weather").count() == 50
-    assert other.get_featuregroup_tags("weather") == {"a": "b"}
-    assert other.get_training_dataset("d").verify(recompute=True).ok
-    other.delete_training_dataset("d", version=1)
-    other.delete_featuregroup("weather", version=1)
+    other_store = connect_hdfs("other")
+    assert other_store.get_featuregroup("weather").count() == 50
+    assert other_store.get_featuregroup_tags("weather") == {"a": "b"}
+    assert other_store.get_training_dataset("d").verify(recompute=True).ok
+    other_store.delete_training_dataset("d", version=1)
+    other_store.delete_featuregroup("weather", version=1)
     with pytest.raises(FeatureGroupNotFound):
-        other.get_featuregroup("weather")
+        other_store.get_featuregroup("weather")
     assert names_below(f"{store.location}/featuregroups/weather") == ["v1.deleted"]
 
 
@@ -78,34 +78,36 @@ def test_hdfs_dataset_equals_local_dataset(
 ) -> None:
     store = connect_hdfs()
     with featurestore.connect(tmp_path / "disk") as disk:
-        made = []
-        for each in (disk, store):
-            each.create_featuregroup(labeled(5_000), "weather", primary_key="id", event_time="at")
-            made.append(export(each, data_format=data_format, transformations=None))
-        here, there = made
-        assert there.manifest.content_hash == here.manifest.content_hash
-        expected = batches_of(here)
-        assert batches_of(there) == expected
-        assert batches_of(there, start_step=4) == expected[4:]
-        on_disk = [each for each in Path(here.path).rglob("*") if each.is_file()]
-        assert names_below(there.path) == sorted(
-            str(each.relative_to(here.path)) for each in on_disk
+        datasets = []
+        for target in (disk, store):
+            target.create_featuregroup(labeled(5_000), "weather", primary_key="id", event_time="at")
+            datasets.append(export(target, data_format=data_format, transformations=None))
+        local, remote = datasets
+        assert remote.manifest.content_hash == local.manifest.content_hash
+        expected = batches_of(local)
+        assert batches_of(remote) == expected
+        assert batches_of(remote, start_step=4) == expected[4:]
+        on_disk = [path for path in Path(local.path).rglob("*") if path.is_file()]
+        assert names_below(remote.path) == sorted(
+            str(path.relative_to(local.path)) for path in on_disk
         )
-        assert there.read("test").to_pandas().equals(here.read("test").to_pandas())
-        assert "the same rows" in str(here.diff(there))
-    assert there.verify(recompute=True).problems == ()
-    assert TrainingDataset.open(there.path).manifest == there.manifest
-    copy = there.download(tmp_path / "copy")
+        assert remote.read("test").to_pandas().equals(local.read("test").to_pandas())
+        assert "the same rows" in str(local.diff(remote))
+    assert remote.verify(recompute=True).problems == ()
+    assert TrainingDataset.open(remote.path).manifest == remote.manifest
+    copy = remote.download(tmp_path / "copy")
     assert copy.verify().ok
     assert batches_of(copy) == expected
-    storage, name = object_store_for(f"{there.path}/{there.manifest.split('test').shards[0].path}")
+    storage, name = object_store_for(
+        f"{remote.path}/{remote.manifest.split('test').shards[0].path}"
+    )
     damaged = bytearray(storage.read(name))
     damaged[100] ^= 1
     storage.put(name, bytes(damaged))
-    (problem,) = there.verify().problems
+    (problem,) = remote.verify().problems
     assert "SHA-256" in problem.message
     store.delete_training_dataset("d", version=1)
-    assert names_below(os.path.dirname(there.path)) == []
+    assert names_below(os.path.dirname(remote.path)) == []
 
 
 def test_feature_views_on_hdfs_are_created_and_deleted(connect_hdfs: Connect) -> None:
@@ -137,8 +139,8 @@ def test_vacuum_on_hdfs_removes_day_old_temporary_files(connect_hdfs: Connect) -
         if digit == "a":
             client.set_times(path, two_days_ago, two_days_ago)
     store.vacuum_featuregroup("weather", version=1, retain=timedelta(0))
-    left = [each for each in names_below(table) if each.endswith(".tmp")]
-    assert left == [f"city=x/.{'b' * 32}.tmp"]
+    temporary_files = [file for file in names_below(table) if file.endswith(".tmp")]
+    assert temporary_files == [f"city=x/.{'b' * 32}.tmp"]
     assert store.get_featuregroup("weather").count() == 5
 
 

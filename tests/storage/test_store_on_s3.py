@@ -51,9 +51,9 @@ def test_registry_is_rebuilt_from_s3(
         connect("other")
     rebuilt = rebuild(store.location, url=f"sqlite:///{tmp_path / 'other.db'}")
     assert rebuilt.featuregroups == ["weather@v1"]
-    other = connect("other")
-    assert other.get_featuregroup("weather").count() == 5
-    assert other.get_featuregroup_tags("weather") == {"a": "b"}
+    other_store = connect("other")
+    assert other_store.get_featuregroup("weather").count() == 5
+    assert other_store.get_featuregroup_tags("weather") == {"a": "b"}
     memory = (object_server.root / bucket[5:] / "team a/store/registry.json").read_text()
     assert "a cache on each machine" in memory
     assert str(tmp_path) not in memory
@@ -93,7 +93,7 @@ def test_unsupported_operations_on_s3_are_refused_before_writing(
 
 
 @pytest.mark.parametrize(
-    ("location", "given", "error", "words"),
+    ("location", "overrides", "error", "words"),
     [
         ("s3://{bucket}", {"registry": None}, ConfigurationError, "needs registry="),
         ("s3://absent-bucket/a", {}, StorageError, "NoSuchBucket"),
@@ -110,22 +110,22 @@ def test_connect_invalid_location_raises_with_reason(
     bucket: str,
     tmp_path: Path,
     location: str,
-    given: dict[str, Any],
+    overrides: dict[str, Any],
     error: type[Exception] | None,
     words: str,
     object_server: ObjectServer,
 ) -> None:
-    place = location.format(bucket=bucket[5:], folder=tmp_path / "disk")
+    uri = location.format(bucket=bucket[5:], folder=tmp_path / "disk")
     arguments = {
         "registry": f"sqlite:///{tmp_path}/cache.db",
         "storage_options": object_server.options,
-        **given,
+        **overrides,
     }
     if error is None:
-        featurestore.connect(place, **arguments).close()
+        featurestore.connect(uri, **arguments).close()
         return
     with pytest.raises(error, match=words) as refused:
-        featurestore.connect(place, **arguments)
+        featurestore.connect(uri, **arguments)
     assert "key:secret" not in str(refused.value)
 
 
@@ -245,17 +245,17 @@ def test_s3_request_count_is_independent_of_commits(
             return count(lambda: store.insert_into_featuregroup(added, "weather"))
 
         appends = [append(number) for number in range(1, 25)]
-        totals = [each.total() for each in appends]
+        totals = [requests.total() for requests in appends]
         # Writes of data, commit and statistics, and a read of the commit. The log is listed
         # when the group is opened, when the rows are there and when they are committed, and the
         # statistics once. Small files are compacted and checkpoints written at times.
         assert median(totals[:8]) <= 8
         assert median(totals[-8:]) <= 8
-        assert median([each["LIST"] for each in appends]) <= 4
+        assert median([requests["LIST"] for requests in appends]) <= 4
         assert count(lambda: store.get_featuregroup_history("weather"))["LIST"] <= 2
         group = store.get_featuregroup("weather")
-        looked = count(lambda: store.get_featuregroup("weather"))
-        assert looked.total() == looked["LIST"] == 1
+        open_requests = count(lambda: store.get_featuregroup("weather"))
+        assert open_requests.total() == open_requests["LIST"] == 1
         read = count(group.to_arrow)
         files = len(read_snapshot(store.featuregroup("weather").path).files)
         assert read["LIST"] <= 2
@@ -268,8 +268,8 @@ def test_deleted_s3_group_version_can_be_recreated(
     store = connect()
     store.create_featuregroup(rows(0, 3), "weather")
     store.delete_featuregroup("weather", version=1)
-    left = object_server.root / bucket[5:] / "team a/store/featuregroups/weather"
-    names = [file.name for file in left.rglob("*") if file.is_file()]
+    group_folder = object_server.root / bucket[5:] / "team a/store/featuregroups/weather"
+    names = [file.name for file in group_folder.rglob("*") if file.is_file()]
     assert names == ["v1.deleted"]
     with pytest.raises(FeatureGroupNotFound):
         store.get_featuregroup("weather")

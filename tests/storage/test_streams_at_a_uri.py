@@ -10,7 +10,7 @@ import pytest
 
 from featurestore.recovery.rebuild import rebuild
 from featurestore.store import FeatureStore
-from tests.storage.stores import Place, hdfs_in_soak
+from tests.storage.stores import StoreLocation, hdfs_in_soak
 from tests.streams.conftest import broker, job_file
 from tests.streams.topics import Broker, clicks, job
 
@@ -21,12 +21,12 @@ pytest.importorskip("croniter")
 
 @hdfs_in_soak
 def test_stream_from_two_machines_writes_each_record_once(
-    place: Place,
+    store_location: StoreLocation,
     broker: Broker,
     job_file: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:
-    first = place.connect("first")
+    first = store_location.connect("first")
     topic = broker.topic(3)
     broker.send(topic, clicks(0, 50))
     file = job_file(job(topic, batch_records=20))
@@ -35,7 +35,7 @@ def test_stream_from_two_machines_writes_each_record_once(
     (run,) = first.run_job("clicks")
     assert (run.state, run.rows) == ("done", 50)
     rebuild(first.location, url=f"sqlite:///{tmp_path / 'second'}.db")
-    second = place.connect("second")
+    second = store_location.connect("second")
     second.add_source("events", broker.uri)
     second.register_jobs(file)
     assert second.run_job("clicks") == []
@@ -46,5 +46,5 @@ def test_stream_from_two_machines_writes_each_record_once(
 
     with ThreadPoolExecutor(2) as pool:
         assert sum(pool.map(rows_of_run, (first, second))) == 40
-    found = first.get_featuregroup("clicks").to_arrow()
-    assert sorted(found.column("id").to_pylist()) == list(range(90))
+    table = first.get_featuregroup("clicks").to_arrow()
+    assert sorted(table.column("id").to_pylist()) == list(range(90))

@@ -83,7 +83,7 @@ def test_handles_foreign_argument_names_raise_with_replacement(
     reader = dataset.reader("train", global_batch_size=2)
     group = duckdb_store.create_featuregroup([{"id": 1}], "g", primary_key="id")
     view = duckdb_store.create_feature_view("v", features="g.id")
-    answers = [
+    cases = [
         (dataset.reader, {"batch_size": 8}, "use global_batch_size= instead of batch_size="),
         (
             reader.batches,
@@ -104,7 +104,7 @@ def test_handles_foreign_argument_names_raise_with_replacement(
         (featurestore.sql_job, {"featuregroup_name": "g"}, "featuregroup_name"),
         (featurestore.compare_statistics, {"left": 1}, "compare_statistics() has no argument 'left'"),
     ]  # fmt: skip
-    for call, arguments, says in answers:
+    for call, arguments, says in cases:
         with pytest.raises(UnknownArgument) as refused:
             call(**arguments)  # type: ignore[operator]
         assert says in str(refused.value)
@@ -138,16 +138,16 @@ def test_caller_type_error_is_not_replaced(duckdb_store: FeatureStore) -> None:
 def test_argument_aliases_name_existing_arguments() -> None:
     calls: list[Any] = [getattr(featurestore, name) for name in featurestore._FUNCTIONS]
     for owner in (featurestore.TrainingDataset, featurestore.FeatureGroup, FeatureFrame):
-        calls += [each for _, each in inspect.getmembers(owner, inspect.isfunction)]
+        calls += [member for _, member in inspect.getmembers(owner, inspect.isfunction)]
     from featurestore.readers.reader import Reader
 
-    calls += [each for _, each in inspect.getmembers(Reader, inspect.isfunction)]
-    known = set()
+    calls += [member for _, member in inspect.getmembers(Reader, inspect.isfunction)]
+    names = set()
     for call in calls:
-        known |= set(inspect.signature(call).parameters)
+        names |= set(inspect.signature(call).parameters)
     planned = {"exclude", "rank", "world_size"}
-    for word, meant in ALIASES.items():
-        assert set(meant) & (known | planned), word
+    for word, targets in ALIASES.items():
+        assert set(targets) & (names | planned), word
         assert word not in REPLACEMENTS
 
 
@@ -162,7 +162,7 @@ def test_values_of_other_libraries_are_accepted_or_suggested(duckdb_store: Featu
             assert aggregate.function == function
             assert aggregate.name == f"amount_{function}_7d"
     both = featurestore.windows("sales.amount", ["avg", "max"], over="1d")  # type: ignore[list-item]
-    assert [each.function for each in both] == ["mean", "max"]
+    assert [window.function for window in both] == ["mean", "max"]
     assert featurestore.window("sales.amount", "stddev", over=None).function == "std"  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="'stddev_pop' is not one of"):
         featurestore.window("sales.amount", "stddev_pop", over="1d")  # type: ignore[arg-type]
@@ -181,7 +181,7 @@ def test_naive_time_warns_once_per_position(duckdb_store: FeatureStore) -> None:
             warnings.simplefilter("always")
             for year in years:
                 duckdb_store.get_featuregroup("g", as_of=f"{year}-01-01")
-        return sum(each.category is NaiveTimeWarning for each in output)
+        return sum(warning.category is NaiveTimeWarning for warning in output)
 
     assert [warned(range(2100, 2105)), warned([2100])] == [1, 0]
     with pytest.warns(NaiveTimeWarning):

@@ -34,10 +34,10 @@ def text_of(node: ast.expr) -> str | None:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
-        parts = [
-            str(each.value) if isinstance(each, ast.Constant) else "hole" for each in node.values
+        texts = [
+            str(value.value) if isinstance(value, ast.Constant) else "hole" for value in node.values
         ]
-        return "".join(parts)
+        return "".join(texts)
     return None
 
 
@@ -55,14 +55,14 @@ def hints() -> Iterator[tuple[str, str]]:
 
 def test_hints_use_existing_functions_arguments_and_commands() -> None:
     all_hints = list(hints())
-    code = [each for each in all_hints if code_of(each[1]) is not None]
-    commands = [each for each in all_hints if re.match("featurestore [a-z]", each[1])]
+    code = [hint for hint in all_hints if code_of(hint[1]) is not None]
+    commands = [hint for hint in all_hints if re.match("featurestore [a-z]", hint[1])]
     assert len(all_hints) > 700
     assert len(code) > 180
     assert len(commands) > 20
     problems = [(position, *code_problems(text)) for position, text in code]
     problems += [(position, *command_problems(text)) for position, text in commands]
-    assert [each for each in problems if len(each) > 1] == []
+    assert [problem for problem in problems if len(problem) > 1] == []
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_recorded_hints_name_existing_functions(
     line = json.dumps(["featurestore.module:1", hint, None])
     (tmp_path / "1.jsonl").write_text(line + "\n")
     problems = find_recorded_problems(tmp_path)
-    assert [problem in each for each in problems] == ([] if problem is None else [True])
+    assert [problem in message for message in problems] == ([] if problem is None else [True])
 
 
 NOON = datetime(2024, 1, 31, 12, tzinfo=UTC)

@@ -45,12 +45,12 @@ for _ in range(2):
 
 @pytest.mark.parametrize("module", ["sqlalchemy", "sqlalchemy.engine", "_duckdb"])
 def test_sigint_during_import_keeps_process_usable(tmp_path: Path, module: str) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", PROGRAM, module, str(tmp_path / "store")],
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["interrupted", "0"]
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.split() == ["interrupted", "0"]

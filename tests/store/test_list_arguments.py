@@ -55,8 +55,8 @@ Call = Callable[[FeatureStore, Any], Any]
     st.lists(st.text("abc_", min_size=1), min_size=1, unique=True),
     st.sampled_from(list(COLLECTIONS)),
 )
-def test_as_list_returns_the_items_of_collections(items: list[str], kind: str) -> None:
-    assert as_list(COLLECTIONS[kind](items)) == items
+def test_as_list_returns_the_items_of_collections(items: list[str], collection_type: str) -> None:
+    assert as_list(COLLECTIONS[collection_type](items)) == items
     assert as_list(set(items)) == as_list(frozenset(items)) == sorted(items)
 
 
@@ -191,9 +191,9 @@ def remove_results(store: FeatureStore) -> None:
 def test_collections_of_any_library_are_lists_of_names(filled: FeatureStore, name: str) -> None:
     call, names = CALLS[name]
     expected = call(filled, names)
-    for kind, convert in COLLECTIONS.items():
+    for collection_type, convert in COLLECTIONS.items():
         remove_results(filled)
-        assert str(call(filled, convert(list(names)))) == str(expected), kind
+        assert str(call(filled, convert(list(names)))) == str(expected), collection_type
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -219,9 +219,9 @@ def test_each_list_of_names_is_converted() -> None:
     """Parameters with the type of a list are those that the wrapper of public calls converts."""
     for name, function in public_functions():
         declared = {
-            each.name
-            for each in inspect.signature(function).parameters.values()
-            if "Sequence[str" in str(each.annotation)
+            parameter.name
+            for parameter in inspect.signature(function).parameters.values()
+            if "Sequence[str" in str(parameter.annotation)
         }
         assert declared <= set(list_arguments(function)), name
 

@@ -69,7 +69,7 @@ class World:
 
     store: FeatureStore
     reader: Reader
-    place: Path
+    folder: Path
 
     def create(self, df: object, **arguments: Any) -> object:
         return self.store.create_featuregroup(df, "made", **arguments)
@@ -77,8 +77,8 @@ class World:
     def export(self, df: object, **arguments: Any) -> object:
         return self.store.create_training_dataset(df, "made", label="y", **arguments)
 
-    def expect(self, kind: str, **kwargs: Any) -> object:
-        expectation = {"type": f"expect_column_{kind}", "kwargs": kwargs}
+    def expect(self, suffix: str, **kwargs: Any) -> object:
+        expectation = {"type": f"expect_column_{suffix}", "kwargs": kwargs}
         return self.create(table(), primary_key="k", event_time="t", expectations=[expectation])
 
     def labels(self, **columns: Any) -> object:
@@ -97,22 +97,22 @@ class World:
         """Return the files of groups and datasets."""
         result = []
         for folder in ("featuregroups", "trainingdatasets"):
-            paths = (self.place / "store" / folder).rglob("*")
+            paths = (self.folder / "store" / folder).rglob("*")
             result += [str(path) for path in paths if path.is_file()]
         return sorted(result)
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    place = tmp_path_factory.mktemp("mistakes")
-    with featurestore.connect(place / "store") as store:
+    folder = tmp_path_factory.mktemp("mistakes")
+    with featurestore.connect(folder / "store") as store:
         keys: dict[str, Any] = {"primary_key": "k", "event_time": "t"}
         store.create_featuregroup(table(), "g", **keys)
         store.create_featuregroup(table().rename(columns={"x": "wind"}), "h", **keys)
         store.create_featuregroup(table(n=1), "c", primary_key=["k", "n"], event_time="t")
         store.create_featuregroup(table()[["x"]], "keyless")
         dataset = store.create_training_dataset(table(), "made_before", label="y")
-        yield World(store, dataset.reader("train", global_batch_size=4, columns=["x", "y"]), place)
+        yield World(store, dataset.reader("train", global_batch_size=4, columns=["x", "y"]), folder)
 
 
 Row = tuple[str, Callable[[World], object], type[Exception], tuple[str, ...]]
@@ -272,12 +272,12 @@ DATASETS: list[Row] = [
 ]  # fmt: skip
 
 STORES: list[Row] = [
-    ("engine", lambda w: featurestore.connect(w.place / "new", engine="dukdb"), InvalidArgument, ("engine='duckdb'",)),
-    ("registry is a path", lambda w: featurestore.connect(w.place / "new", registry="/tmp/registry.db"),
+    ("engine", lambda w: featurestore.connect(w.folder / "new", engine="dukdb"), InvalidArgument, ("engine='duckdb'",)),
+    ("registry is a path", lambda w: featurestore.connect(w.folder / "new", registry="/tmp/registry.db"),
      ConfigurationError, ("registry='sqlite:////tmp/registry.db'",)),
-    ("registry of another kind", lambda w: featurestore.connect(w.place / "new", registry="mysql://host/db"),
+    ("registry of another kind", lambda w: featurestore.connect(w.folder / "new", registry="mysql://host/db"),
      ConfigurationError, ("sqlite and postgresql", "registry='postgresql://")),
-    ("no such folder", lambda w: featurestore.connect(w.place / "new", registry="sqlite:////no/such/r.db"), RegistryError,
+    ("no such folder", lambda w: featurestore.connect(w.folder / "new", registry="sqlite:////no/such/r.db"), RegistryError,
      ("'/no/such'", "create the folder")),
     ("location below a file", lambda w: featurestore.connect("/dev/null/store"), LocationNotWritable,
      ("'/dev/null/store'", "$FEATURESTORE_LOCATION")),
@@ -295,22 +295,25 @@ TABLES = {
 
 def rows() -> list[Any]:
     result = []
-    for kind, mistakes in TABLES.items():
+    for topic, mistakes in TABLES.items():
         for title, *row in mistakes:
-            result.append(pytest.param(*row, id=f"{kind}: {title}"))
+            result.append(pytest.param(*row, id=f"{topic}: {title}"))
     return result
 
 
 @pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")  # printed with the error
-@pytest.mark.parametrize(("mistake", "kind", "words"), rows())
+@pytest.mark.parametrize(("mistake", "error_type", "words"), rows())
 def test_invalid_call_raises_with_hint_and_changes_nothing(
-    world: World, mistake: Callable[[World], object], kind: type[Exception], words: tuple[str, ...]
+    world: World,
+    mistake: Callable[[World], object],
+    error_type: type[Exception],
+    words: tuple[str, ...],
 ) -> None:
     before = world.files()
-    with pytest.raises(kind) as told:
+    with pytest.raises(error_type) as error:
         mistake(world)
-    assert isinstance(told.value, FeatureStoreError)
-    text = str(told.value)
+    assert isinstance(error.value, FeatureStoreError)
+    text = str(error.value)
     assert [word for word in words if word not in text] == [], text
     assert [word for word in INTERNAL if word in text] == [], text
     assert "featurestore fg" not in text, text
@@ -319,18 +322,18 @@ def test_invalid_call_raises_with_hint_and_changes_nothing(
 
 def test_refused_registry_connection_names_host_and_user(tmp_path: Path) -> None:
     pytest.importorskip("psycopg")
-    with pytest.raises(RegistryError) as told:
+    with pytest.raises(RegistryError) as error:
         featurestore.connect(
             tmp_path / "s", registry="postgresql://me:hunter2@127.0.0.1:1/features"
         )
-    text = str(told.value)
+    text = str(error.value)
     for word in ("refused", "127.0.0.1", "port 1", "user me", "database features"):
         assert word in text
     assert "hunter2" not in text
     assert len(text.splitlines()) == 2
 
 
-TAKEN = {
+LOSSLESS_INPUTS = {
     "decimals": frame(a=[decimal.Decimal("1.5")]),
     "categories": frame(a=pd.Categorical(["b", "c"])),
     "intervals": frame(a=pd.interval_range(0, 2)),
@@ -343,13 +346,13 @@ TAKEN = {
 }
 
 
-@pytest.mark.parametrize("kind", TAKEN)
-def test_lossless_inputs_are_accepted(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("name", LOSSLESS_INPUTS)
+def test_lossless_inputs_are_accepted(tmp_path: Path, name: str) -> None:
     with featurestore.connect(tmp_path) as store:
-        group = store.create_featuregroup(TAKEN[kind], "made")
+        group = store.create_featuregroup(LOSSLESS_INPUTS[name], "made")
         assert group.schema.names == ["a"]
         assert group.read().count() == {"typed and empty": 0, "dates": 1, "decimals": 1}.get(
-            kind, 2
+            name, 2
         )
 
 
@@ -375,11 +378,11 @@ def test_explain_unknown_key_suggests_near_keys(world: World) -> None:
     assert "Similar keys" not in str(world.group.explain(key="a", at=NOON - timedelta(days=1)))
 
 
-def told_once(call: Callable[[], object]) -> list[warnings.WarningMessage]:
-    with warnings.catch_warnings(record=True) as told:
+def record_warnings(call: Callable[[], object]) -> list[warnings.WarningMessage]:
+    with warnings.catch_warnings(record=True) as records:
         warnings.simplefilter("always")
         call()
-    return list(told)
+    return list(records)
 
 
 WARNED: list[Any] = [
@@ -399,8 +402,8 @@ def test_data_warning_points_to_caller_once(
     tmp_path: Path, call: Callable[[FeatureStore], object], word: str
 ) -> None:
     with featurestore.connect(tmp_path) as store:
-        output = told_once(lambda: call(store))
-    assert [each.category for each in output] == [DataWarning]
+        output = record_warnings(lambda: call(store))
+    assert [warning.category for warning in output] == [DataWarning]
     assert word in str(output[0].message)
     assert output[0].filename == __file__
     assert len(str(output[0].message).splitlines()) == 1
@@ -409,28 +412,28 @@ def test_data_warning_points_to_caller_once(
 def test_insert_reordered_rows_does_not_warn(tmp_path: Path) -> None:
     with featurestore.connect(tmp_path) as store:
         group = store.create_featuregroup(frame(a=[1, 2, 3]), "made")
-        assert told_once(lambda: group.insert(frame(a=[3, 2, 1]))) == []
+        assert record_warnings(lambda: group.insert(frame(a=[3, 2, 1]))) == []
 
 
 @pytest.mark.parametrize("as_of", ["2101-01-01", datetime(2101, 1, 1)])
 def test_naive_as_of_warns_at_caller(world: World, as_of: Any) -> None:
-    output = told_once(lambda: world.store.get_featuregroup("g", as_of=as_of))
-    assert [each.category for each in output] == [NaiveTimeWarning]
+    output = record_warnings(lambda: world.store.get_featuregroup("g", as_of=as_of))
+    assert [warning.category for warning in output] == [NaiveTimeWarning]
     assert output[0].filename == __file__
 
 
 def test_deleted_group_error_names_time_and_process(tmp_path: Path) -> None:
-    with featurestore.connect(tmp_path) as store, featurestore.connect(tmp_path) as other:
+    with featurestore.connect(tmp_path) as store, featurestore.connect(tmp_path) as other_store:
         store.create_featuregroup(table(), "made")
-        opened = store.get_featuregroup("made")
-        other.delete_featuregroup("made", version=1)
+        group_frame = store.get_featuregroup("made")
+        other_store.delete_featuregroup("made", version=1)
         with pytest.raises(FeatureGroupNotFound, match=r"'made' v1 was deleted at .* by .*process"):
-            opened.to_pandas()
+            group_frame.to_pandas()
         assert store.create_featuregroup(table(), "made").read().count() == 20
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["fg", "show", "gg"], "did you mean g?"),
         (["td", "show", "made_bfore"], "did you mean made_before?"),
@@ -439,24 +442,24 @@ def test_deleted_group_error_names_time_and_process(tmp_path: Path) -> None:
     ],
 )
 def test_command_line_hints_use_command_syntax(
-    world: World, command_line: Callable[..., Any], words: list[str], said: str
+    world: World, command_line: Callable[..., Any], words: list[str], message: str
 ) -> None:
-    output = command_line(*words, "--location", str(world.place / "store"), code=1)
-    assert f"hint: {said}" in output.err
+    output = command_line(*words, "--location", str(world.folder / "store"), code=1)
+    assert f"hint: {message}" in output.err
     assert "featurestore." not in output.err
 
 
 def test_command_line_wrong_location_creates_no_store(
     world: World, command_line: Callable[..., Any]
 ) -> None:
-    output = command_line("fg", "list", "--location", str(world.place / "stroe"), code=1)
-    assert f"Stores nearby: '{world.place / 'store'}'" in output.err
-    assert f"hint: --location {world.place / 'store'}" in output.err
-    assert not (world.place / "stroe").exists()
+    output = command_line("fg", "list", "--location", str(world.folder / "stroe"), code=1)
+    assert f"Stores nearby: '{world.folder / 'store'}'" in output.err
+    assert f"hint: --location {world.folder / 'store'}" in output.err
+    assert not (world.folder / "stroe").exists()
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("import featurestore\nimport no_such_thing\n", "line 2: ModuleNotFoundError"),
         ("x = 1\n\n1 / 0\n", "line 3: ZeroDivisionError: division by zero"),
@@ -464,12 +467,12 @@ def test_command_line_wrong_location_creates_no_store(
     ],
 )
 def test_job_register_import_error_names_line(
-    world: World, command_line: Callable[..., Any], tmp_path: Path, text: str, said: str
+    world: World, command_line: Callable[..., Any], tmp_path: Path, text: str, message: str
 ) -> None:
     file = tmp_path / "jobs.py"
     file.write_text(text)
     output = command_line(
-        "job", "register", str(file), "--location", str(world.place / "store"), code=1
+        "job", "register", str(file), "--location", str(world.folder / "store"), code=1
     )
-    assert f"error: {file} cannot be loaded, {said}" in output.err
+    assert f"error: {file} cannot be loaded, {message}" in output.err
     assert len(output.err.splitlines()) <= 2

@@ -81,8 +81,8 @@ def shown(store: FeatureStore) -> dict[str, Any]:
 
 
 def test_repr_html_of_handles_escapes_texts(store: FeatureStore) -> None:
-    for name, each in shown(store).items():
-        page = Page(each._repr_html_())
+    for name, handle in shown(store).items():
+        page = Page(handle._repr_html_())
         assert page.tags <= TAGS, name
         assert page.tags & {"table", "pre"}, name
         assert page.attributes <= {"style"}, name
@@ -90,7 +90,7 @@ def test_repr_html_of_handles_escapes_texts(store: FeatureStore) -> None:
 
 
 def test_repr_html_contains_expected_texts(store: FeatureStore) -> None:
-    actual = {name: Page(each._repr_html_()).text for name, each in shown(store).items()}
+    actual = {name: Page(handle._repr_html_()).text for name, handle in shown(store).items()}
     texts = {
         "group": ("weather v1", "origin", "team=<script>", "event time", "word"),
         "groups": ("warm", "weather"),

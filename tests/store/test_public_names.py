@@ -196,7 +196,7 @@ def test_stub_matches_store_signatures() -> None:
     spec.loader.exec_module(stub)
 
     def shape(text: str) -> list[str]:
-        return sorted(ast.dump(each) for each in names_one_by_one(ast.parse(text)))
+        return sorted(ast.dump(statement) for statement in names_one_by_one(ast.parse(text)))
 
     assert shape(stub.STUB.read_text()) == shape(stub.stub_text())
 
@@ -206,7 +206,7 @@ def names_one_by_one(tree: ast.Module) -> list[ast.stmt]:
     result: list[ast.stmt] = []
     for node in tree.body:
         if isinstance(node, ast.ImportFrom):
-            result += [ast.ImportFrom(node.module, [each], node.level) for each in node.names]
+            result += [ast.ImportFrom(node.module, [alias], node.level) for alias in node.names]
         else:
             result.append(node)
     return result
@@ -230,10 +230,10 @@ def test_connect_resolves_location_and_engine(
         assert repr(store) == f"FeatureStore(location='{tmp_path}/argument', engine='duckdb')"
 
 
-@pytest.mark.parametrize("place", ["viewfs://x/y", "dbfs:/x", "ftp://x/y"])
-def test_connect_unsupported_file_system_raises(place: str) -> None:
+@pytest.mark.parametrize("location", ["viewfs://x/y", "dbfs:/x", "ftp://x/y"])
+def test_connect_unsupported_file_system_raises(location: str) -> None:
     with pytest.raises(featurestore.errors.UnsupportedLocation, match="mount point"):
-        connect(place)
+        connect(location)
 
 
 def test_connect_unknown_engine_lists_available(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ featurestore.create_featuregroup(np.random.rand(20, 10), "eit_school")
 featurestore.get_featuregroup("eit_school").show(5)
 featurestore.visualize_featuregroup_correlations("eit_school")
 """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],
         capture_output=True,
         text=True,
@@ -256,12 +256,12 @@ featurestore.visualize_featuregroup_correlations("eit_school")
         env={"PATH": "", "MPLBACKEND": "agg", "HOME": str(tmp_path)},
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert "col_9" in done.stdout
+    assert process.returncode == 0, process.stderr
+    assert "col_9" in process.stdout
 
 
 @pytest.mark.parametrize(
-    ("call", "request_type", "besides"),
+    ("call", "request_type", "extra_arguments"),
     [
         (featurestore.job, FeatureJobRequest, set()),
         (featurestore.sql_job, FeatureJobRequest, {"sql"}),
@@ -271,11 +271,11 @@ featurestore.visualize_featuregroup_correlations("eit_school")
     ids=["job", "sql_job", "training_job", "create_training_dataset"],
 )
 def test_request_fields_match_call_arguments(
-    call: Any, request_type: type[Any], besides: set[str]
+    call: Any, request_type: type[Any], extra_arguments: set[str]
 ) -> None:
     parameters = inspect.signature(call).parameters
-    fields = {each.name: each for each in dataclasses.fields(request_type)}
-    assert set(parameters) - {"self", *besides} == set(fields)
+    fields = {field.name: field for field in dataclasses.fields(request_type)}
+    assert set(parameters) - {"self", *extra_arguments} == set(fields)
     filled_in = {"name", "featuregroup"}  # by the function's name, or by the job's
     for name in set(fields) - filled_in:
         default = fields[name].default

@@ -19,16 +19,16 @@ from featurestore.store import FeatureStore
 WIDTH = 100
 
 
-def is_generated(kind: type) -> bool:
+def is_generated(record_type: type) -> bool:
     """Return True if a dataclass has the representation that dataclasses generate."""
-    return kind.__repr__.__qualname__.endswith("__create_fn__.<locals>.__repr__") or (
-        getattr(kind.__repr__, "__wrapped__", None) is not None
+    return record_type.__repr__.__qualname__.endswith("__create_fn__.<locals>.__repr__") or (
+        getattr(record_type.__repr__, "__wrapped__", None) is not None
     )
 
 
 def public_records() -> list[type]:
     """Return the dataclasses that public calls return, alone or in lists."""
-    kinds: dict[str, list[type]] = {}
+    classes: dict[str, list[type]] = {}
     for info in pkgutil.walk_packages(featurestore.__path__, "featurestore."):
         if "migrations" not in info.name and info.name.split(".")[1] in (
             "store",
@@ -43,31 +43,33 @@ def public_records() -> list[type]:
             "views",
         ):
             module = importlib.import_module(info.name)
-            for name, kind in inspect.getmembers(module, inspect.isclass):
-                if kind.__module__ == info.name:
-                    kinds.setdefault(name, []).append(kind)
+            for name, cls in inspect.getmembers(module, inspect.isclass):
+                if cls.__module__ == info.name:
+                    classes.setdefault(name, []).append(cls)
     calls: list[Any] = [getattr(FeatureStore, name) for name in featurestore._FUNCTIONS]
     calls += [getattr(experiments, name) for name in experiments.__all__]
     owners = (featurestore.TrainingDataset, featurestore.FeatureGroup, featurestore.FeatureFrame)
     for owner in owners:
-        calls += [each for name, each in vars(owner).items() if not name.startswith("_")]
+        calls += [member for name, member in vars(owner).items() if not name.startswith("_")]
     records: dict[type, None] = {}
     for call in calls:
         function = getattr(call, "fget", None) or getattr(call, "__func__", call)
         result = str(getattr(function, "__annotations__", {}).get("return", ""))
         for name in re.findall(r"[A-Z]\w+", result):
-            records.update(dict.fromkeys(filter(dataclasses.is_dataclass, kinds.get(name, []))))
+            records.update(dict.fromkeys(filter(dataclasses.is_dataclass, classes.get(name, []))))
     return list(records)
 
 
-@pytest.mark.parametrize("kind", public_records(), ids=lambda kind: kind.__name__)
-def test_public_record_prints_within_100_columns(kind: type) -> None:
-    assert not is_generated(kind)
-    if kind.__repr__ is not display.record_repr:
+@pytest.mark.parametrize(
+    "record_type", public_records(), ids=lambda record_type: record_type.__name__
+)
+def test_public_record_prints_within_100_columns(record_type: type) -> None:
+    assert not is_generated(record_type)
+    if record_type.__repr__ is not display.record_repr:
         return  # tests/store/test_notebook_html.py prints these records
     for value in ("x" * 500, "line\n" * 50, ["name"] * 200, {"key": "\x1b[31m" * 60}):
-        record = object.__new__(kind)
-        for field in dataclasses.fields(kind):
+        record = object.__new__(record_type)
+        for field in dataclasses.fields(record_type):
             object.__setattr__(record, field.name, value)
         lines = repr(record).splitlines()
         assert max(map(len, lines)) <= WIDTH
@@ -75,7 +77,7 @@ def test_public_record_prints_within_100_columns(kind: type) -> None:
 
 
 def test_public_records_are_found() -> None:
-    names = {kind.__name__ for kind in public_records()}
+    names = {record_type.__name__ for record_type in public_records()}
     assert names >= {"Commit", "Run", "JobStatus", "SourceSpec", "ValidationReport", "Match"}
 
 

@@ -46,17 +46,23 @@ MYSQL: dict[str, Any] = {
 
 
 def envelope(
-    op: str, before: Row | None, after: Row | None, at: int, source: Row = POSTGRES
+    op: str, before: Row | None, after: Row | None, time_ms: int, source: Row = POSTGRES
 ) -> dict[str, Any]:
-    """Return the payload of a change at ``at`` ms that was captured 150 ms later."""
-    times = {"ts_ms": at, "ts_us": at * 1000 + 7, "ts_ns": at * 1_000_000 + 7000}
-    seen = {"ts_ms": at + 150, "ts_us": (at + 150) * 1000, "ts_ns": (at + 150) * 1_000_000}
+    """Return the payload of a change at ``time_ms`` that was captured 150 ms later."""
+    times = {"ts_ms": time_ms, "ts_us": time_ms * 1000 + 7, "ts_ns": time_ms * 1_000_000 + 7000}
+    capture_times = {
+        "ts_ms": time_ms + 150,
+        "ts_us": (time_ms + 150) * 1000,
+        "ts_ns": (time_ms + 150) * 1_000_000,
+    }
     actual = {"before": before, "after": after, "source": {**source, **times}}
-    return {**actual, "transaction": None, "op": op, **seen}
+    return {**actual, "transaction": None, "op": op, **capture_times}
 
 
 def struct_of(columns: Mapping[str, Mapping[str, Any]], name: str, field: str) -> dict[str, Any]:
-    fields = [{"optional": True, "field": each, **kind} for each, kind in columns.items()]
+    fields = [
+        {"optional": True, "field": column, **field_type} for column, field_type in columns.items()
+    ]
     return {"type": "struct", "fields": fields, "optional": True, "name": name, "field": field}
 
 
@@ -83,10 +89,10 @@ def json_event(
     of_key["fields"] = [
         {"optional": False, "field": name, **columns.get(name, {"type": "int32"})} for name in key
     ]
-    parts = []
-    for actual, kind in ((key, of_key), (payload, schema)):
-        parts.append(json.dumps({"schema": kind, "payload": actual}).encode())
-    return parts[0], parts[1]
+    documents = []
+    for actual, data_schema in ((key, of_key), (payload, schema)):
+        documents.append(json.dumps({"schema": data_schema, "payload": actual}).encode())
+    return documents[0], documents[1]
 
 
 def avro_schemas(columns: list[dict[str, Any]], key: str) -> dict[int, dict[str, Any]]:
@@ -94,7 +100,7 @@ def avro_schemas(columns: list[dict[str, Any]], key: str) -> dict[int, dict[str,
     row = {
         "type": "record",
         "name": "Value",
-        "fields": [{**each, "default": None} for each in columns],
+        "fields": [{**column, "default": None} for column in columns],
         "connect.name": "shop.public.customers.Value",
     }
     times: list[dict[str, Any]] = []
@@ -125,10 +131,10 @@ def avro_event(key: Row, payload: Row, schemas: Mapping[int, dict[str, Any]]) ->
     """Return an event in Avro, in the wire format of a schema registry."""
     import fastavro
 
-    parts = []
+    datums = []
     for number, actual in ((1, key), (2, payload)):
         out = io.BytesIO()
         out.write(struct.pack(">bI", 0, number))
         fastavro.schemaless_writer(out, fastavro.parse_schema(schemas[number]), actual)
-        parts.append(out.getvalue())
-    return parts[0], parts[1]
+        datums.append(out.getvalue())
+    return datums[0], datums[1]

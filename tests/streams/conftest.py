@@ -63,18 +63,18 @@ def landings(monkeypatch: pytest.MonkeyPatch) -> Landings:
     """Record the commits of streams."""
     from featurestore.streams import loop
 
-    found, land = Landings(), loop.commit_micro_batch
+    result, land = Landings(), loop.commit_micro_batch
 
-    def watched(session: Any, spec: Any, group: Any, batch: Any, **named: Any) -> Any:
+    def watched(session: Any, spec: Any, group: Any, batch: Any, **kwargs: Any) -> Any:
         (status,) = FeatureStore(session).get_jobs()
         assert status.stream is not None
-        found.lags.append(status.stream.lag)
-        found.allocated.append(pa.total_allocated_bytes())
+        result.lags.append(status.stream.lag)
+        result.allocated.append(pa.total_allocated_bytes())
         if isinstance(batch.records, pa.Table):
-            found.bytes.append(batch.records.nbytes)
-        landed = land(session, spec, group, batch, **named)
-        found.rows.append(landed.rows)
+            result.bytes.append(batch.records.nbytes)
+        landed = land(session, spec, group, batch, **kwargs)
+        result.rows.append(landed.rows)
         return landed
 
     monkeypatch.setattr(loop, "commit_micro_batch", watched)
-    return found
+    return result

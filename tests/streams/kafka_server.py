@@ -78,9 +78,9 @@ def spark_connectors() -> list[Path]:
 
 
 def free_port() -> int:
-    with closing(socket.socket()) as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
         return port
 
 
@@ -121,8 +121,8 @@ def _wait(broker: subprocess.Popen[bytes], port: int, log: Path) -> None:
     from confluent_kafka.admin import AdminClient
 
     client = AdminClient({"bootstrap.servers": f"127.0.0.1:{port}", "log_level": 0})
-    begun = time.monotonic()
-    while time.monotonic() - begun < _PATIENCE:
+    start = time.monotonic()
+    while time.monotonic() - start < _PATIENCE:
         if broker.poll() is not None:
             raise NoKafka(f"it ended: {log.read_text()[-300:]}")
         try:
@@ -157,20 +157,20 @@ def _settings(data: Path, port: int, controller: int) -> dict[str, Any]:
     }
 
 
-def _passwords(port: int, told: Mapping[str, Any]) -> dict[str, str]:
+def _passwords(port: int, base_settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings of a listener with password authentication."""
-    module, own = "org.apache.kafka.common.security", "listener.name.sasl_plaintext"
-    protocols = f"{told['listener.security.protocol.map']},SASL_PLAINTEXT:SASL_PLAINTEXT"
+    module, listener = "org.apache.kafka.common.security", "listener.name.sasl_plaintext"
+    protocols = f"{base_settings['listener.security.protocol.map']},SASL_PLAINTEXT:SASL_PLAINTEXT"
     result = {
         "listener.security.protocol.map": protocols,
-        f"{own}.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
-        f"{own}.scram-sha-256.sasl.jaas.config": f"{module}.scram.ScramLoginModule required;",
-        f"{own}.plain.sasl.jaas.config": (
+        f"{listener}.sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
+        f"{listener}.scram-sha-256.sasl.jaas.config": f"{module}.scram.ScramLoginModule required;",
+        f"{listener}.plain.sasl.jaas.config": (
             f'{module}.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
         ),
     }
     for name in ("listeners", "advertised.listeners"):
-        result[name] = f"{told[name]},SASL_PLAINTEXT://127.0.0.1:{port}"
+        result[name] = f"{base_settings[name]},SASL_PLAINTEXT://127.0.0.1:{port}"
     return result
 
 

@@ -29,13 +29,15 @@ def start(store: FeatureStore, folder: Path) -> tuple[BaseProcess, Path]:
     return killing.start(run_for_ever, store.location, str(ready)), ready
 
 
-def where_ids_are(store: FeatureStore) -> Counter[int]:
+def count_click_ids(store: FeatureStore) -> Counter[int]:
     """Return how often each click is in the group or, by its offset, in the quarantine."""
     rows = store.get_featuregroup("clicks").to_arrow()
     result = Counter(rows.column("id").to_pylist())
     path = store.session.quarantine_path("clicks", 1)
     if Path(path).exists():
-        aside = store.session.engine.stream(store.session.engine.read_table(path)).read_all()
-        for value in aside.column("record_value").to_pylist():
+        quarantine_rows = store.session.engine.stream(
+            store.session.engine.read_table(path)
+        ).read_all()
+        for value in quarantine_rows.column("record_value").to_pylist():
             result[int(value.removeprefix(b"poison "))] += 1
     return result

@@ -51,14 +51,14 @@ class MemoryTopics:
     def batches(
         self, spec: StreamSpec, start: Mapping[int, int], end: Mapping[int, int], *, engine: Engine
     ) -> Iterator[MicroBatch]:
-        at, turn = dict(start), 0
-        while any(at[number] < end[number] for number in at):
-            room, first = self.sizes[turn % len(self.sizes)], dict(at)
-            for number in at:
-                taken = min(room, end[number] - at[number])
-                at[number] += taken
-                room -= taken
-            yield self.batch(spec, first, at, engine=engine)
+        offsets, turn = dict(start), 0
+        while any(offsets[number] < end[number] for number in offsets):
+            room, first = self.sizes[turn % len(self.sizes)], dict(offsets)
+            for number in offsets:
+                count = min(room, end[number] - offsets[number])
+                offsets[number] += count
+                room -= count
+            yield self.batch(spec, first, offsets, engine=engine)
             turn += 1
 
     def batch(

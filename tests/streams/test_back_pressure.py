@@ -31,12 +31,12 @@ def test_backlog_is_read_in_bounded_micro_batches(
     assert run.rows == sum(landings.rows) == 110
     assert max(landings.rows) <= 50
     assert len(landings.rows) <= 4
-    left = [110]
+    remaining = [110]
     for rows in landings.rows:
-        left.append(left[-1] - rows)
+        remaining.append(remaining[-1] - rows)
     (status,) = store.get_jobs()
     assert status.stream is not None
-    assert [*landings.lags, status.stream.lag] == left
+    assert [*landings.lags, status.stream.lag] == remaining
 
 
 def test_backlog_of_long_records_stays_within_memory_bound(
@@ -53,9 +53,9 @@ def test_backlog_of_long_records_stays_within_memory_bound(
     broker.send(topic, [click(number, more="x" * long) for number in range(300)])
     duckdb_store.add_source("events", broker.uri)
     duckdb_store.register_jobs(job_file(job(topic)))
-    held = pa.total_allocated_bytes()
+    allocated_before = pa.total_allocated_bytes()
     (run,) = duckdb_store.run_job("clicks")
     assert run.rows == 300
     most = bound + call * 2 * long
     assert max(landings.bytes) <= most
-    assert max(landings.allocated) - held <= 3 * most < 300 * long
+    assert max(landings.allocated) - allocated_before <= 3 * most < 300 * long

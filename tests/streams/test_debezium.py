@@ -65,7 +65,7 @@ def job(**arguments: Any) -> JobSpec:
     ).spec
 
 
-def at(milliseconds: int, microseconds: int = 7) -> datetime:
+def utc_time(milliseconds: int, microseconds: int = 7) -> datetime:
     instant = timedelta(milliseconds=milliseconds, microseconds=microseconds)
     return datetime(1970, 1, 1, tzinfo=UTC) + instant
 
@@ -75,10 +75,10 @@ EXPECTED = {
     "id": 1,
     "name": "Ann",
     "born": date(2024, 2, 29),
-    "seen": at(1_714_000_000_123, 456),
+    "seen": utc_time(1_714_000_000_123, 456),
     "price": Decimal("11.54"),
-    "changed_at": at(NOON),
-    "known_at": at(NOON + 150, 0),
+    "changed_at": utc_time(NOON),
+    "known_at": utc_time(NOON + 150, 0),
 }
 
 
@@ -99,11 +99,11 @@ def test_mysql_event_without_schema_reads_unambiguous_values(
     row = {"id": 1, "name": "Ann", "seen": "2024-04-24T23:06:40Z"}
     number = {**row, "id": 2, "seen": 1_714_000_000_000}
     events = []
-    for each in (row, number):
-        events.append(json_event({"id": each["id"]}, envelope("c", None, each, NOON, MYSQL)))
+    for after in (row, number):
+        events.append(json_event({"id": after["id"]}, envelope("c", None, after, NOON, MYSQL)))
     run(monkeypatch, duckdb_store, spec, MemoryTopics([events]))
-    (found,) = rows_of(duckdb_store, "customers")
-    assert found["seen"] == datetime(2024, 4, 24, 23, 6, 40, tzinfo=UTC)
+    (stored_row,) = rows_of(duckdb_store, "customers")
+    assert stored_row["seen"] == datetime(2024, 4, 24, 23, 6, 40, tzinfo=UTC)
     (bad,) = quarantined(duckdb_store, "customers")
     assert "seen is a number" in bad["reasons"][0]
 
@@ -211,12 +211,12 @@ def test_unchanged_large_value_is_quarantined_in_each_form(
 ) -> None:
     schema: dict[str, Any] = {"id": "int64"}
     types: dict[str, dict[str, Any]] = {"id": {"type": "int32"}}
-    for number, (kind, value) in enumerate(UNAVAILABLE_FORMS):
-        schema[f"large{number}"] = kind
+    for number, (field_type, value) in enumerate(UNAVAILABLE_FORMS):
+        schema[f"large{number}"] = field_type
         types[f"large{number}"] = {"type": "string"}
         if isinstance(value, list):
             day = {"type": "int32", "name": "io.debezium.time.Date"}
-            items = day if kind == "list<date>" else {"type": "string"}
+            items = day if field_type == "list<date>" else {"type": "string"}
             types[f"large{number}"] = {"type": "array", "items": items}
     events = []
     for number, (_, value) in enumerate(UNAVAILABLE_FORMS):
@@ -339,14 +339,18 @@ def test_change_with_earlier_time_replaces_snapshot_row(
     store = featurestore.connect(tmp_path / "store", engine=engine)
     spec = job(schema={"id": "int64", "name": "string"}, created_time=None)
     events = []
-    for op, name, moment in (("r", "old", NOON + 90), ("u", "new", NOON), ("u", "newer", NOON + 1)):
+    for op, name, time_ms in (
+        ("r", "old", NOON + 90),
+        ("u", "new", NOON),
+        ("u", "newer", NOON + 1),
+    ):
         row = {"id": 1, "name": name}
-        events.append(json_event({"id": 1}, envelope(op, None, row, moment)))
+        events.append(json_event({"id": 1}, envelope(op, None, row, time_ms)))
     run(monkeypatch, store, spec, MemoryTopics([events], [size]))
     rows = rows_of(store, "customers")
     assert [(row["name"], row["changed_at"]) for row in rows] == [
-        ("new", at(NOON)),
-        ("newer", at(NOON + 1)),
+        ("new", utc_time(NOON)),
+        ("newer", utc_time(NOON + 1)),
     ]
     store.close()
 
@@ -359,13 +363,17 @@ CHANGES = st.lists(
 
 
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(changes=CHANGES, sizes=st.lists(st.integers(8, 30), min_size=1, max_size=4), known=...)
+@given(
+    changes=CHANGES,
+    sizes=st.lists(st.integers(8, 30), min_size=1, max_size=4),
+    has_created_time=...,
+)
 def test_group_has_changes_that_no_later_change_precedes(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
     changes: list[tuple[int, str, int]],
     sizes: list[int],
-    known: bool,
+    has_created_time: bool,
 ) -> None:
     """The rows do not depend on the sizes of micro-batches."""
     expected: dict[int, dict[int, set[int]]] = {}
@@ -379,18 +387,19 @@ def test_group_has_changes_that_no_later_change_precedes(
             times.clear()
             continue
         if time not in times:
-            for later in [each for each in times if each > time]:
+            for later in [instant for instant in times if instant > time]:
                 del times[later]
         times[time] = {number}
     spec = job(
-        schema={"id": "int64", "number": "int64"}, created_time="known_at" if known else None
+        schema={"id": "int64", "number": "int64"},
+        created_time="known_at" if has_created_time else None,
     )
     store = featurestore.connect(tmp_path_factory.mktemp("log"))
     run(monkeypatch, store, spec, MemoryTopics(partitions, sizes))
     rows = {(row["id"], row["changed_at"], row["number"]) for row in rows_of(store, "customers")}
     store.close()
     assert rows == {
-        (key, at(NOON + time), number)
+        (key, utc_time(NOON + time), number)
         for key, times in expected.items()
         for time, numbers in times.items()
         for number in numbers
@@ -415,7 +424,7 @@ def decoded_changes(lines: list[str]) -> list[Record]:
         match = _CHANGE.fullmatch(line)
         if match is None:
             continue
-        what, text = match.groups()
+        operation, text = match.groups()
         old, _, new = text.rpartition("new-tuple: ")
         sides = []
         for side in (old.removeprefix("old-key: "), new):
@@ -424,18 +433,18 @@ def decoded_changes(lines: list[str]) -> list[Record]:
                 plain = value.strip("'").replace("''", "'")
                 row[name] = None if value == "null" else (int(plain) if name == "id" else plain)
             sides.append(row)
-        moment = NOON + number
+        time_ms = NOON + number
         before, after = sides
-        if what == "DELETE":
-            events.append(json_event({"id": after["id"]}, envelope("d", after, None, moment)))
+        if operation == "DELETE":
+            events.append(json_event({"id": after["id"]}, envelope("d", after, None, time_ms)))
             events.append((json.dumps({"id": after["id"]}).encode(), None))
-        elif what == "UPDATE" and before and before["id"] != after["id"]:
-            events.append(json_event({"id": before["id"]}, envelope("d", before, None, moment)))
+        elif operation == "UPDATE" and before and before["id"] != after["id"]:
+            events.append(json_event({"id": before["id"]}, envelope("d", before, None, time_ms)))
             events.append((json.dumps({"id": before["id"]}).encode(), None))
-            events.append(json_event({"id": after["id"]}, envelope("c", None, after, moment)))
+            events.append(json_event({"id": after["id"]}, envelope("c", None, after, time_ms)))
         else:
-            op = "c" if what == "INSERT" else "u"
-            events.append(json_event({"id": after["id"]}, envelope(op, None, after, moment)))
+            op = "c" if operation == "INSERT" else "u"
+            events.append(json_event({"id": after["id"]}, envelope(op, None, after, time_ms)))
     return events
 
 
@@ -461,15 +470,15 @@ def test_decoded_postgres_log_reproduces_table(
         connection.execute("drop table customers")
     events = decoded_changes([text for (text,) in changes])
     partitions: list[list[Record]] = [[], []]
-    for each in events:
-        assert each[0] is not None
-        partitions[json.loads(each[0])["id"] % 2].append(each)
+    for event in events:
+        assert event[0] is not None
+        partitions[json.loads(event[0])["id"] % 2].append(event)
     spec = job(schema={"id": "int64", "name": "string"}, created_time=None)
     run(monkeypatch, duckdb_store, spec, MemoryTopics(partitions, [7, 30, 1]))
     assert quarantined(duckdb_store, "customers") == []
     latest: dict[int, tuple[datetime, str]] = {}
     for row in rows_of(duckdb_store, "customers"):
         latest[row["id"]] = max(
-            latest.get(row["id"], (at(0), "")), (row["changed_at"], row["name"])
+            latest.get(row["id"], (utc_time(0), "")), (row["changed_at"], row["name"])
         )
     assert sorted((key, name) for key, (_, name) in latest.items()) == sorted(expected)

@@ -185,10 +185,10 @@ def test_run_of_bad_records_fails_and_alerts(
     with pytest.raises(JobFailed, match=r"120 of 120 .* \(120 records\): user is a number"):
         duckdb_store.run_job("clicks")
     assert len(quarantined(duckdb_store)) == 120
-    (begun,) = duckdb_store.get_alerts()
-    assert (begun.alert.event, begun.alert.job) == ("begin", "clicks")
+    (message,) = duckdb_store.get_alerts()
+    assert (message.alert.event, message.alert.job) == ("begin", "clicks")
     broker.send(topic, clicks(200, 210))
     duckdb_store.run_job("clicks")
-    events = sorted(each.alert.event for each in duckdb_store.get_alerts())
+    events = sorted(message.alert.event for message in duckdb_store.get_alerts())
     assert events == ["begin", "end"]
     assert ids(duckdb_store) == list(range(200, 210))

@@ -53,7 +53,7 @@ RECORDS: list[Record] = [
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected", "aside"),
+    ("arguments", "expected", "quarantine_offsets"),
     [
         ({"mode": "upsert"}, [(1, 5), (2, 4), (3, 9)], [3]),
         pytest.param(
@@ -70,14 +70,14 @@ def test_spark_stream_writes_records_in_key_order(
     monkeypatch: pytest.MonkeyPatch,
     arguments: dict[str, Any],
     expected: list[tuple[int, int]],
-    aside: list[int],
+    quarantine_offsets: list[int],
 ) -> None:
     store = featurestore.connect(tmp_path / "store", engine="spark")
     spec = job("g", statistics=False, **arguments)
     topics = SparkTopics([RECORDS], [3, 2, 3])
     run(monkeypatch, store, spec, topics)
     assert sorted((row["id"], row["x"]) for row in rows_of(store, "g")) == expected
-    assert [row["record_offset"] for row in quarantined(store, "g")] == aside
+    assert [row["record_offset"] for row in quarantined(store, "g")] == quarantine_offsets
     monkeypatch.setattr(replays, "open_streams", lambda session, stream: topics)
     actual = replays.replay(store.session, spec, open_group(store.session, "g"))
-    assert (actual.rows, actual.left) == (0, len(aside))
+    assert (actual.rows, actual.left) == (0, len(quarantine_offsets))

@@ -48,8 +48,8 @@ def test_stream_authenticates_with_referenced_secret(
     store.register_jobs(job_file(text))
     (run,) = store.run_job("clicks")
     assert run.rows == 20
-    written = [path for path in Path(store.location).rglob("*") if path.is_file()]
-    assert not [path for path in written if PASSWORD.encode() in path.read_bytes()]
+    files = [path for path in Path(store.location).rglob("*") if path.is_file()]
+    assert not [path for path in files if PASSWORD.encode() in path.read_bytes()]
 
 
 def test_wrong_password_error_omits_password(

@@ -42,7 +42,7 @@ CONNECTORS: Mapping[str, Mapping[str, str]] = {
         "time.precision.mode": "isostring",
     },
 }
-THINGS = """
+THINGS_SQL = """
 create type mood as enum ('sad', 'fine');
 create table things (
     region text, id int, small smallint, big bigint, ratio real, weight double precision,
@@ -140,7 +140,7 @@ def shop(
     require_debezium()
     url = new_database(postgres_server, "shop")
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(THINGS)
+        connection.execute(THINGS_SQL)
         connection.execute(DOCUMENTS)
     connect = Connect(
         tmp_path_factory.mktemp("debezium"),
@@ -265,14 +265,14 @@ def test_unchanged_large_values_need_full_replica_identity(
         duckdb_store.register_jobs(job_file("\n".join(jobs)))
         for name in CONNECTORS:
             duckdb_store.run_job(name)
-            columns = [each for each in LARGE if each not in NULL_IF_UNCHANGED[name]]
+            columns = [column for column in LARGE if column not in NULL_IF_UNCHANGED[name]]
             reasons = [row["reasons"][0] for row in quarantined(duckdb_store, name)]
             assert {reason.split(" (")[0] for reason in reasons} == {
-                f"{each} did not change and is not in the event" for each in columns
+                f"{column} did not change and is not in the event" for column in columns
             }
             rows = current_rows(duckdb_store, name, ("id",))
             assert [row["id"] for row in rows if row["note"] is None] == [
-                number for number, each in enumerate(LARGE) if each in columns
+                number for number, column in enumerate(LARGE) if column in columns
             ]
         connection.execute("alter table documents replica identity full")
         connection.execute("update documents set note = 'changed again'")

@@ -26,7 +26,7 @@ def test_shop_example_creates_dataset_and_stops_servers(tmp_path: Path) -> None:
     except NoKafka as error:
         pytest.skip(f"{SKIPPED}: {error}")
     assert shutil.which("java"), "Kafka runs on Java"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, str(SHOP), "--customers", "20"],
         capture_output=True,
         text=True,
@@ -34,9 +34,9 @@ def test_shop_example_creates_dataset_and_stops_servers(tmp_path: Path) -> None:
         cwd=tmp_path,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert "clicks: 600 rows, lag 0" in done.stdout
-    assert "orders: 20 rows" in done.stdout
-    assert "1 clicks could not be read: the value is not JSON" in done.stdout
-    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
-    assert "featurestore-shop-" not in left.stdout
+    assert result.returncode == 0, result.stderr
+    assert "clicks: 600 rows, lag 0" in result.stdout
+    assert "orders: 20 rows" in result.stdout
+    assert "1 clicks could not be read: the value is not JSON" in result.stdout
+    processes = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    assert "featurestore-shop-" not in processes.stdout

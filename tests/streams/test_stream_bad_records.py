@@ -100,8 +100,8 @@ def test_decoder_exception_marks_only_failing_record(monkeypatch: pytest.MonkeyP
 
     spec = StreamSpec("e", "t", pa.schema([("x", pa.binary())]), "raw")
     monkeypatch.setattr(decoding, "_value_decoder", lambda spec, request: Raising())
-    found = decoded(spec, [b"a", b"poison", b"b", b"c", b"poison"])
-    reasons = [row["record_error"] for row in found]
+    rows = decoded(spec, [b"a", b"poison", b"b", b"c", b"poison"])
+    reasons = [row["record_error"] for row in rows]
     assert reasons == [None, _OVERFLOW, None, None, _OVERFLOW]
 
 
@@ -146,24 +146,24 @@ LOGICAL: dict[str, tuple[Any, Any, Any]] = {
 
 
 def record_of(fields: Mapping[str, Any]) -> dict[str, Any]:
-    columns = [{"name": name, "type": kind} for name, kind in fields.items()]
+    columns = [{"name": name, "type": avro_type} for name, avro_type in fields.items()]
     return {"type": "record", "name": "row", "fields": columns}
 
 
 def test_avro_logical_types_are_read() -> None:
-    schema = record_of({name: kind for name, (kind, _, _) in LOGICAL.items()})
+    schema = record_of({name: avro_type for name, (avro_type, _, _) in LOGICAL.items()})
     text = json.dumps(schema)
     row = {name: value for name, (_, value, _) in LOGICAL.items()}
     spec = StreamSpec("e", "t", schema_from_avro(text), "avro", avro=text)
-    (found,) = decoded(spec, [datum(1, schema, row)])
-    assert found["record_error"] is None
-    assert {name: found[name] for name in LOGICAL} == {
+    (decoded_row,) = decoded(spec, [datum(1, schema, row)])
+    assert decoded_row["record_error"] is None
+    assert {name: decoded_row[name] for name in LOGICAL} == {
         name: value for name, (_, _, value) in LOGICAL.items()
     }
 
 
 @pytest.mark.parametrize(
-    ("written", "value", "own", "expected"),
+    ("writer_type", "value", "reader_type", "expected"),
     [
         ({"type": "string", "logicalType": "uuid"}, UUID(int=5), "string", str(UUID(int=5))),
         ({"type": "int", "logicalType": "date"}, date(1970, 1, 3), "int", 2),
@@ -178,25 +178,25 @@ def test_avro_logical_types_are_read() -> None:
     ],
 )  # fmt: skip
 def test_avro_writer_type_is_read_as_job_type(
-    written: Any, value: Any, own: Any, expected: Any
+    writer_type: Any, value: Any, reader_type: Any, expected: Any
 ) -> None:
-    writer, text = record_of({"x": written}), json.dumps(record_of({"x": own}))
+    writer, text = record_of({"x": writer_type}), json.dumps(record_of({"x": reader_type}))
     with schema_registry({3: writer}) as address:
         spec = StreamSpec(
             "e", "t", schema_from_avro(text), "avro", avro=text, schema_registry=address
         )
-        (found,) = decoded(spec, [datum(3, writer, {"x": value})])
-    assert (found["x"], found["record_error"]) == (expected, None)
+        (row,) = decoded(spec, [datum(3, writer, {"x": value})])
+    assert (row["x"], row["record_error"]) == (expected, None)
 
 
 def test_schema_from_avro_unsupported_logical_types_raise() -> None:
-    for kind in (
+    for avro_type in (
         {"type": "long", "logicalType": "timestamp-nanos"},
         {"type": "bytes", "logicalType": "decimal", "precision": 40},
         {"type": "map", "values": "long"},
     ):
         with pytest.raises(InvalidJob, match="'x'"):
-            schema_from_avro(json.dumps(record_of({"x": kind})))
+            schema_from_avro(json.dumps(record_of({"x": avro_type})))
 
 
 def test_out_of_range_instants_are_bad_records() -> None:
@@ -205,7 +205,9 @@ def test_out_of_range_instants_are_bad_records() -> None:
     text = json.dumps(schema)
     spec = StreamSpec("e", "t", schema_from_avro(text), "avro", avro=text)
     raw = record_of({"at": "long", "all": {"type": "array", "items": "long"}})
-    actual = decoded(spec, [datum(1, raw, {"at": at, "all": []}) for at in (0, 2**62, -(2**62))])
+    actual = decoded(
+        spec, [datum(1, raw, {"at": micros, "all": []}) for micros in (0, 2**62, -(2**62))]
+    )
     assert [row["record_error"] is None for row in actual] == [True, False, False]
 
 

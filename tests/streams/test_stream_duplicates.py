@@ -50,23 +50,23 @@ def expected(
 ) -> tuple[list[tuple[Any, ...]], int]:
     """Apply the records one by one; return the rows and the number of quarantined records."""
     rows: dict[tuple[int, str], int] = {}
-    aside = 0
+    quarantine_count = 0
     for key, value in records:
         if value is None:
-            aside += mode == "append"
+            quarantine_count += mode == "append"
             if mode == "upsert":
                 assert key is not None
-                rows = {each: x for each, x in rows.items() if each[0] != int(key)}
+                rows = {row_key: x for row_key, x in rows.items() if row_key[0] != int(key)}
             continue
         document = json.loads(value)
-        place = (document["id"], document["at"])
+        row_key = (document["id"], document["at"])
         if most is not None and document["x"] > most:
-            aside += 1
-        elif place in rows and on_duplicates != "last":
-            aside += on_duplicates == "quarantine"
+            quarantine_count += 1
+        elif row_key in rows and on_duplicates != "last":
+            quarantine_count += on_duplicates == "quarantine"
         else:
-            rows[place] = document["x"]
-    return sorted((*place, x) for place, x in rows.items()), aside
+            rows[row_key] = document["x"]
+    return sorted((*row_key, x) for row_key, x in rows.items()), quarantine_count
 
 
 RECORDS = st.one_of(
@@ -81,22 +81,22 @@ RECORDS = st.one_of(
 @given(
     records=st.lists(RECORDS, min_size=2, max_size=14),
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=3),
-    how=st.sampled_from(["last", "first", "quarantine", "upsert"]),
+    policy=st.sampled_from(["last", "first", "quarantine", "upsert"]),
     checked=st.booleans(),
 )
 def test_stream_rows_are_independent_of_batch_boundaries(
     tmp_path_factory: pytest.TempPathFactory,
     records: list[Record],
     sizes: list[int],
-    how: str,
+    policy: str,
     checked: bool,
 ) -> None:
-    mode = "upsert" if how == "upsert" else "append"
-    on_duplicates = "last" if how == "upsert" else how
+    mode = "upsert" if policy == "upsert" else "append"
+    on_duplicates = "last" if policy == "upsert" else policy
     partitions: list[list[Record]] = [[], []]
-    for each in records:
-        assert each[0] is not None
-        partitions[int(each[0]) % 2].append(each)  # one key is in one partition
+    for record in records:
+        assert record[0] is not None
+        partitions[int(record[0]) % 2].append(record)  # one key is in one partition
     store = featurestore.connect(tmp_path_factory.mktemp("stream") / "store")
     spec = job(
         "g", mode=mode, on_duplicates=on_duplicates, expectations=COLD if checked else (),
@@ -104,14 +104,14 @@ def test_stream_rows_are_independent_of_batch_boundaries(
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patched:
         run(patched, store, spec, MemoryTopics(partitions, sizes))
-    rows, aside = expected(
+    rows, quarantine_count = expected(
         [*partitions[0], *partitions[1]], on_duplicates, mode, 5 if checked else None
     )
     actual = []
     for row in rows_of(store, "g"):
         actual.append((row["id"], row["at"].strftime("%Y-%m-%dT%H:%M:%SZ"), row["x"]))
     assert sorted(actual) == rows
-    assert len(quarantined(store, "g")) == aside
+    assert len(quarantined(store, "g")) == quarantine_count
     store.close()
 
 

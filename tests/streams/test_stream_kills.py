@@ -11,7 +11,7 @@ import pytest
 
 from featurestore.store import FeatureStore
 from tests.killing import kill
-from tests.streams.killing import start, where_ids_are
+from tests.streams.killing import count_click_ids, start
 from tests.streams.topics import Broker, click, job
 
 JobFile = Callable[[str], Path]
@@ -25,9 +25,9 @@ def values(records: int) -> list[bytes]:
     return result
 
 
-def share(given: list[bytes], number: int, kills: int) -> list[bytes]:
+def share(records: list[bytes], number: int, kills: int) -> list[bytes]:
     """Return the records to send before a kill, so that each runner has unread records."""
-    return given[number * len(given) // kills : (number + 1) * len(given) // kills]
+    return records[number * len(records) // kills : (number + 1) * len(records) // kills]
 
 
 def killed_in_turns(
@@ -54,7 +54,7 @@ def killed_in_turns(
     time.sleep(7)  # until the consumer group has removed the dead members
     while store.run_job("clicks"):
         pass
-    result = where_ids_are(store)
+    result = count_click_ids(store)
     lost = [number for number in range(records) if result[number] == 0]
     doubled = [number for number, count in result.items() if count > 1]
     assert (len(lost), len(doubled)) == (0, 0), f"{lost[:10]}, {doubled[:10]}"
@@ -71,7 +71,7 @@ def killed(
 ) -> None:
     """Kill runners of a job at random times, and count the rows of its tables at the end."""
     seed = random.SystemRandom().randrange(2**32)
-    moments = random.Random(seed)
+    rng = random.Random(seed)
     topic = broker.topic(4)
     inputs = values(records)
     store.add_source("events", broker.uri)
@@ -85,10 +85,10 @@ def killed(
         process, ready = start(store, folder)
         while not ready.exists():
             time.sleep(0.01)
-        time.sleep(moments.uniform(0, 1.5))
+        time.sleep(rng.uniform(0, 1.5))
         kill(process)
     store.run_job("clicks")
-    result = where_ids_are(store)
+    result = count_click_ids(store)
     lost = [number for number in range(records) if result[number] == 0]
     doubled = [number for number, count in result.items() if count > 1]
     assert (len(lost), len(doubled)) == (0, 0), f"seed {seed}: {lost[:10]}, {doubled[:10]}"

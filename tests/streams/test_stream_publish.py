@@ -13,7 +13,7 @@ JobFile = Callable[[str], Path]
 
 
 def alert_events(store: FeatureStore) -> list[tuple[str, tuple[str, ...]]]:
-    return sorted((each.alert.event, each.alert.families) for each in store.get_alerts())
+    return sorted((message.alert.event, message.alert.families) for message in store.get_alerts())
 
 
 def test_stream_publishes_views_after_each_micro_batch(
@@ -27,7 +27,10 @@ def test_stream_publishes_views_after_each_micro_batch(
     (registered,) = store.register_jobs(
         job_file(job(topic, batch_records=10, publish=publish, alert=["ops"]))
     )
-    assert [str(each) for each in registered.spec.publishes] == ["users", "users@v1 to cache"]
+    assert [str(publication) for publication in registered.spec.publishes] == [
+        "users",
+        "users@v1 to cache",
+    ]
     # The first run creates the group: the view and the online store do not exist yet.
     broker.send(topic, clicks(0, 20))
     (run,) = store.run_job("clicks")

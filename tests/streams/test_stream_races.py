@@ -50,15 +50,15 @@ def test_overtaken_reader_writes_no_duplicates(
     broker.send(topic, clicks(0, 40))
     duckdb_store.add_source("events", broker.uri)
     duckdb_store.register_jobs(job_file(job(topic, batch_records=10)))
-    other = featurestore.connect(duckdb_store.location, engine="duckdb")
+    second_store = featurestore.connect(duckdb_store.location, engine="duckdb")
     overtaken = []
 
-    def land(*given: Any, **named: Any) -> Any:
+    def land(*args: Any, **kwargs: Any) -> Any:
         if not overtaken:
             overtaken.append(True)
-            read(other)
+            read(second_store)
             broker.send(topic, clicks(40, 45))
-        return micro_batches.commit_micro_batch(*given, **named)
+        return micro_batches.commit_micro_batch(*args, **kwargs)
 
     read(duckdb_store)  # makes the group
     broker.send(topic, clicks(45, 60))
@@ -69,7 +69,7 @@ def test_overtaken_reader_writes_no_duplicates(
     assert overtaken
     rows = duckdb_store.get_featuregroup("clicks").to_arrow()
     assert sorted(rows.column("id").to_pylist()) == list(range(60))
-    other.close()
+    second_store.close()
 
 
 def test_consumer_group_runners_share_partitions(
@@ -80,9 +80,9 @@ def test_consumer_group_runners_share_partitions(
     duckdb_store.add_source("events", broker.uri)
     text = job(topic, batch_records=20, consumer_group=f"{topic}-readers", statistics=False)
     duckdb_store.register_jobs(job_file(text))
-    other = featurestore.connect(duckdb_store.location, engine="duckdb")
+    second_store = featurestore.connect(duckdb_store.location, engine="duckdb")
     actual: list[Run] = []
-    helper = threading.Thread(target=lambda: actual.extend(other.run_job("clicks")))
+    helper = threading.Thread(target=lambda: actual.extend(second_store.run_job("clicks")))
     helper.start()
     actual += duckdb_store.run_job("clicks")
     helper.join()
@@ -90,4 +90,4 @@ def test_consumer_group_runners_share_partitions(
     assert sum(run.rows or 0 for run in actual) == 400
     rows = duckdb_store.get_featuregroup("clicks").to_arrow()
     assert sorted(rows.column("id").to_pylist()) == list(range(400))
-    other.close()
+    second_store.close()

@@ -21,7 +21,7 @@ pytest.importorskip("confluent_kafka")
 from tests.streams.memory_topics import MemoryTopics, Record, quarantined, rows_of, run
 
 COLUMNS = {"id": "int64", "at": "timestamp", "x": "int64"}
-AT = "2024-01-01T00:00:00Z"
+EVENT_TIME = "2024-01-01T00:00:00Z"
 
 
 def job(**arguments: Any) -> JobSpec:
@@ -30,7 +30,7 @@ def job(**arguments: Any) -> JobSpec:
 
 
 def record(**members: Any) -> Record:
-    return b"k", json.dumps({"at": AT, **members}).encode()
+    return b"k", json.dumps({"at": EVENT_TIME, **members}).encode()
 
 
 def registered(
@@ -123,8 +123,8 @@ def test_replay_interrupted_between_commits_writes_no_duplicates(
             duckdb_store.replay_quarantine("g")
     assert len(rows_of(duckdb_store, "g")) == 2
     assert len(quarantined(duckdb_store, "g")) == 3
-    found = duckdb_store.replay_quarantine("g")
-    assert (found.rows, found.left) == (0, 1)
+    result = duckdb_store.replay_quarantine("g")
+    assert (result.rows, result.left) == (0, 1)
     assert len(rows_of(duckdb_store, "g")) == 2
     assert len(quarantined(duckdb_store, "g")) == 1
 
@@ -160,9 +160,9 @@ def test_replay_command_prints_counts_and_reasons(
     monkeypatch.setattr(
         MemoryTopics, "decoder", lambda self, spec, request: _rounding(spec, request)
     )
-    done = CliRunner().invoke(app, ["--location", duckdb_store.location, "stream", "replay", "g"])
-    assert done.exit_code == 0, done.output
-    assert done.output.splitlines() == [
+    result = CliRunner().invoke(app, ["--location", duckdb_store.location, "stream", "replay", "g"])
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines() == [
         "1 records written, 1 remain in quarantine",
         "  1: id is a string ('two'), which is not int64",
     ]

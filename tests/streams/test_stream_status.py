@@ -34,7 +34,7 @@ clicks_hourly = featurestore.sql_job(
 """
 
 
-def told(location: str, *words: str) -> object:
+def invoke_json(location: str, *words: str) -> object:
     result = CliRunner().invoke(app, ["--location", location, "--output", "json", *words])
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
@@ -55,11 +55,14 @@ def test_stream_status_is_shown_in_lists_and_metrics(
     assert status.stream is not None
     assert (status.stream.lag, status.stream.bad_records) == (0, 1)
     assert status.stream.rows_per_second
-    assert [(each.partition, each.offset) for each in status.stream.offsets] == [(0, 11), (1, 10)]
+    assert [(position.partition, position.offset) for position in status.stream.offsets] == [
+        (0, 11),
+        (1, 10),
+    ]
     assert 'stream_lag_records{job="clicks"} 0.0' in duckdb_store.get_metrics()
-    (line,) = told(duckdb_store.location, "job", "list")  # type: ignore[misc]
+    (line,) = invoke_json(duckdb_store.location, "job", "list")  # type: ignore[misc]
     assert (line["lag"], line["schedule"]) == (0, "every 10s")
-    shown = told(duckdb_store.location, "fg", "show", "clicks")
+    shown = invoke_json(duckdb_store.location, "fg", "show", "clicks")
     assert shown["stream"]["bad_records"] == 1  # type: ignore[index]
 
 
@@ -94,9 +97,9 @@ def test_late_records_mark_windows_stale(
     duckdb_store.run_job("clicks")
     duckdb_store.backfill_job("clicks_hourly", "2024-01-01T00:00Z", "2024-01-01T02:00Z")
     assert duckdb_store.run_job("clicks_hourly", stale=True) == []
-    watermark = {each.name: each.job.watermark for each in duckdb_store.get_jobs()}
+    watermark = {status.name: status.job.watermark for status in duckdb_store.get_jobs()}
     assert watermark["clicks_hourly"] == datetime.fromisoformat("2024-01-01T02:00Z")
-    broker.send(topic, [each.replace(b'"id": ', b'"id": 99') for each in clicks(0, 10)])
+    broker.send(topic, [record.replace(b'"id": ', b'"id": 99') for record in clicks(0, 10)])
     duckdb_store.run_job("clicks")
     (run,) = duckdb_store.run_job("clicks_hourly", stale=True)
     assert run.window.start == datetime.fromisoformat("2024-01-01T00:00Z")
@@ -119,15 +122,15 @@ def test_stream_status_is_rebuilt_from_commits(
     duckdb_store.run_job("clicks")
     location = duckdb_store.location
     duckdb_store.close()
-    for left in Path(location).glob("registry*"):
-        left.unlink()
-    told(location, "registry", "rebuild")
+    for path in Path(location).glob("registry*"):
+        path.unlink()
+    invoke_json(location, "registry", "rebuild")
     store = featurestore.connect(location, engine="duckdb")
     store.add_source("events", broker.uri)
     store.register_jobs(file)
     (status,) = store.get_jobs()
     assert status.stream is not None
-    assert [each.offset for each in status.stream.offsets] == [11, 10]
+    assert [position.offset for position in status.stream.offsets] == [11, 10]
     assert status.stream.bad_records == 1
     assert [run.rows for run in store.get_runs("clicks")] == [20]
     broker.send(topic, clicks(20, 30))

@@ -72,17 +72,17 @@ def datum(number: int, schema: dict[str, Any], row: dict[str, Any]) -> bytes:
 
 @contextmanager
 def schema_registry(schemas: dict[int, dict[str, Any]]) -> Iterator[str]:
-    class Answers(BaseHTTPRequestHandler):
+    class RegistryHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            found = schemas.get(int(self.path.rpartition("/")[2]))
-            self.send_response(404 if found is None else 200)
+            schema = schemas.get(int(self.path.rpartition("/")[2]))
+            self.send_response(404 if schema is None else 200)
             self.end_headers()
-            self.wfile.write(json.dumps({"schema": json.dumps(found)}).encode())
+            self.wfile.write(json.dumps({"schema": json.dumps(schema)}).encode())
 
         def log_message(self, *_: object) -> None:
             pass
 
-    with serve(Answers) as port:
+    with serve(RegistryHandler) as port:
         yield f"http://127.0.0.1:{port}"
 
 
@@ -105,19 +105,19 @@ JSON_VALUES = st.one_of(
 )
 
 
-def fits(kind: pa.DataType, value: Any) -> bool:
+def fits(dtype: pa.DataType, value: Any) -> bool:
     """Return by the rule whether a JSON value fits a type."""
     if value is None:
         return True
-    if kind == pa.bool_():
+    if dtype == pa.bool_():
         return isinstance(value, bool)
-    if kind == pa.string():
+    if dtype == pa.string():
         return isinstance(value, str)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    if kind == pa.float64():
+    if dtype == pa.float64():
         return True
-    bits = 8 if kind == pa.int8() else 64
+    bits = 8 if dtype == pa.int8() else 64
     return isinstance(value, int) and -(2 ** (bits - 1)) <= value < 2 ** (bits - 1)
 
 
@@ -162,9 +162,9 @@ def test_avro_is_resolved_from_registered_writer_schema() -> None:
         actual = decoded(request, [good, unknown, b"{}", good[:6], None])
     assert (actual[0]["id"], actual[0]["score"], actual[0]["record_error"]) == (5, 0.5, None)
     assert actual[1]["record_error"] == "the schema registry has no schema 8"
-    assert all(each["record_error"] for each in actual[2:])
-    own = decoded(spec, [datum(1, READER, {"id": 6, "user": "u", "score": 2.0})])
-    assert (own[0]["id"], own[0]["user"], own[0]["record_error"]) == (6, "u", None)
+    assert all(row["record_error"] for row in actual[2:])
+    rows = decoded(spec, [datum(1, READER, {"id": 6, "user": "u", "score": 2.0})])
+    assert (rows[0]["id"], rows[0]["user"], rows[0]["record_error"]) == (6, "u", None)
 
 
 def test_raw_values_have_record_time_and_key() -> None:
@@ -201,9 +201,9 @@ def foreign_job(**arguments: Any) -> StreamSpec:
 def test_stream_rename_maps_foreign_field_names(rename: Any) -> None:
     spec = foreign_job(rename=rename, primary_key="customer_id", mode="upsert")
     value = '{"Customer Id": 5, "at": "2024-01-01T00:00:00Z", "Año": 3}'.encode()
-    row, gone = decoded(spec, [value, None], "customer_id")
+    row, bad_row = decoded(spec, [value, None], "customer_id")
     assert (row["customer_id"], row["ano"], row["record_error"]) == (5, 3, None)
-    assert gone["record_error"] == "the key: customer_id is a string ('k'), which is not int64"
+    assert bad_row["record_error"] == "the key: customer_id is a string ('k'), which is not int64"
 
 
 def test_foreign_name_error_hint_is_valid_rename() -> None:

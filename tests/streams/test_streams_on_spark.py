@@ -28,7 +28,7 @@ from tests.on_spark import QUICK_JAVA
 from tests.streams import kafka_server
 from tests.streams.conftest import Landings
 from tests.streams.kafka_server import PASSWORD, USER
-from tests.streams.killing import where_ids_are
+from tests.streams.killing import count_click_ids
 from tests.streams.test_passwords import options
 from tests.streams.test_stream_kills import share, values
 from tests.streams.topics import Broker, clicks, job
@@ -71,7 +71,7 @@ def test_spark_stream_resumes_from_table_of_either_engine(
     broker.send(topic, clicks(50, 60))
     (run,) = spark_store.run_job("clicks")
     assert run.rows == 10
-    actual = where_ids_are(embedded)
+    actual = count_click_ids(embedded)
     assert actual == dict.fromkeys(range(60), 1)
     assert spark_store.run_job("clicks") == []
     embedded.close()
@@ -98,13 +98,13 @@ def test_spark_stream_authenticates_with_referenced_secret(
     if mechanism != "PLAIN":
         broker.add_user(user, password)
     monkeypatch.setenv("EVENTS_PASSWORD", password)
-    uri, given = f"kafka://{broker.secured}", options(mechanism, user)
-    spark_store.add_source("events", uri, secret="env:EVENTS_PASSWORD", options=given)
+    uri, login = f"kafka://{broker.secured}", options(mechanism, user)
+    spark_store.add_source("events", uri, secret="env:EVENTS_PASSWORD", options=login)
     spark_store.register_jobs(job_file(job(topic, batch_records=20)))
     (run,) = spark_store.run_job("clicks")
     assert (run.state, run.rows) == ("done", 30)
-    written = [path for path in Path(spark_store.location).rglob("*") if path.is_file()]
-    assert not [path for path in written if password.encode() in path.read_bytes()]
+    files = [path for path in Path(spark_store.location).rglob("*") if path.is_file()]
+    assert not [path for path in files if password.encode() in path.read_bytes()]
 
 
 def test_spark_stream_wrong_password_error_omits_password(
@@ -174,8 +174,8 @@ class SparkRunner:
 
     def wait_for_a_commit(self) -> None:
         """Return once this process has committed a micro-batch."""
-        begun = time.monotonic()
-        while self.commits() == 0 and time.monotonic() - begun < _PATIENCE:
+        start = time.monotonic()
+        while self.commits() == 0 and time.monotonic() - start < _PATIENCE:
             assert self._process.poll() is None, "the runner ended"
             time.sleep(0.02)
 
@@ -186,11 +186,11 @@ class SparkRunner:
         self._process.wait()
 
 
-def unread(store: FeatureStore, topic: str, sent: int) -> int:
+def unread(store: FeatureStore, topic: str, sent_count: int) -> int:
     """Return the number of sent records of a topic that are in no commit."""
     transactions = read_snapshot(open_group(store.session, "clicks", 1).path).transactions
     stream = StreamSpec("events", topic, pa.schema([("id", pa.int64())]))
-    return sent - sum(transactions.get(stream.app(number), 0) for number in range(4))
+    return sent_count - sum(transactions.get(stream.app(number), 0) for number in range(4))
 
 
 def share_partitions(broker: Broker, topic: str, *, seconds: float) -> None:
@@ -207,7 +207,7 @@ def share_partitions(broker: Broker, topic: str, *, seconds: float) -> None:
     end = time.monotonic() + seconds
     consumer = Consumer(settings)
     try:
-        consumer.subscribe([topic], on_assign=lambda _, given: consumer.pause(given))
+        consumer.subscribe([topic], on_assign=lambda _, partitions: consumer.pause(partitions))
         while time.monotonic() < end:
             consumer.poll(0.05)
     finally:
@@ -236,16 +236,16 @@ def kill_runners(
     store.run_job("clicks")  # creates the group
     view = store.create_feature_view("users", features=["clicks.user"])
     seed = random.SystemRandom().randrange(2**32)
-    moments = random.Random(seed)
-    sent, after_commits, at_work = 0, 0, 0
+    rng = random.Random(seed)
+    sent_count, after_commits, at_work = 0, 0, 0
     for number in range(kills):
         records_of_turn = share(inputs, number, kills)
         broker.send(topic, records_of_turn)
-        sent += len(records_of_turn)
+        sent_count += len(records_of_turn)
         runner = SparkRunner(store, path.parent / f"commits-{number}")
         try:
             runner.wait_for_a_commit()
-            seconds = moments.uniform(0, 3)
+            seconds = rng.uniform(0, 3)
             if number % 2:
                 share_partitions(broker, topic, seconds=seconds)
             else:
@@ -253,7 +253,7 @@ def kill_runners(
         finally:
             runner.kill()
         after_commits += runner.commits() > 0
-        at_work += unread(store, topic, sent) > 0
+        at_work += unread(store, topic, sent_count) > 0
         message = f"{number + 1} kills, {after_commits} after a commit, {at_work} at work"
         (path.parent / "kills.txt").write_text(f"seed {seed}: {message}\n")
     assert after_commits == kills
@@ -262,7 +262,7 @@ def kill_runners(
         time.sleep(7)  # until the consumer group has removed the dead members
     while store.run_job("clicks"):
         pass
-    assert where_ids_are(store) == dict.fromkeys(range(records), 1)
+    assert count_click_ids(store) == dict.fromkeys(range(records), 1)
     assert [lag.commits for lag in view.online_lag()] == [0]
     assert view.verify_online().ok
 

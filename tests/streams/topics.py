@@ -37,10 +37,10 @@ class Broker:
         """Create a user with SCRAM-SHA-256 authentication."""
         from confluent_kafka import admin
 
-        kind = admin.ScramCredentialInfo(admin.ScramMechanism.SCRAM_SHA_256, 4096)
-        made = admin.UserScramCredentialUpsertion(name, kind, password.encode())
+        credential = admin.ScramCredentialInfo(admin.ScramMechanism.SCRAM_SHA_256, 4096)
+        upsertion = admin.UserScramCredentialUpsertion(name, credential, password.encode())
         client = self._admin()  # completes its calls on deletion
-        client.alter_user_scram_credentials([made])[name].result()
+        client.alter_user_scram_credentials([upsertion])[name].result()
 
     def delete(self, topic: str) -> None:
         client = self._admin()  # completes its calls on deletion
@@ -95,11 +95,18 @@ class Broker:
         return AdminClient({"bootstrap.servers": self.address, "log_level": 0})
 
 
-def click(number: int, **other: Any) -> bytes:
+def click(number: int, **members: Any) -> bytes:
     """Return the JSON of a click."""
     day = 1 + number // 86_400 % 28
-    at = f"2024-01-{day:02d}T{number // 3600 % 24:02d}:{number // 60 % 60:02d}:{number % 60:02d}Z"
-    actual: Mapping[str, Any] = {"id": number, "user": f"u{number % 97}", "at": at, **other}
+    timestamp = (
+        f"2024-01-{day:02d}T{number // 3600 % 24:02d}:{number // 60 % 60:02d}:{number % 60:02d}Z"
+    )
+    actual: Mapping[str, Any] = {
+        "id": number,
+        "user": f"u{number % 97}",
+        "at": timestamp,
+        **members,
+    }
     return json.dumps(actual).encode()
 
 

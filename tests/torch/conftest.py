@@ -6,12 +6,12 @@ import pytest
 
 from tests.readers.conftest import Example, make_example
 
-KINDS = ("tfrecord", "variable", "parquet")
+VARIANTS = ("tfrecord", "variable", "parquet")
 # Numbers, lists and times; strings have other tests.
 NUMBERS = ["row_id", "count", "small", "flag", "ratio", "vector", "moment", "label"]
 
 
-@pytest.fixture(scope="session", params=KINDS)
+@pytest.fixture(scope="session", params=VARIANTS)
 def example(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Example:
     """A dataset without nulls, in each layout."""
     return make_example(tmp_path_factory.mktemp(request.param), request.param)

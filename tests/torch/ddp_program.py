@@ -42,13 +42,13 @@ model = DistributedDataParallel(
 )
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 checkpoint = out / f"checkpoint-{rank}.pt"
-made = 0
+step_count = 0
 if checkpoint.exists():
     saved = torch.load(checkpoint)
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     loader.load_state_dict(saved["loader"])
-    made = saved["made"]
+    step_count = saved["made"]
 
 with (out / f"rank-{rank}.jsonl").open("a") as journal:
     for _ in range(loader.state_dict()["epoch"], 2):
@@ -60,15 +60,15 @@ with (out / f"rank-{rank}.jsonl").open("a") as journal:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            made += 1
+            step_count += 1
             rows = torch.where(weight > 0, features["row_id"], -1).tolist()
             journal.write(json.dumps({"rows": rows, "loss": loss.item().hex()}) + "\n")
-            if made == stop:
+            if step_count == stop:
                 saved = {
                     "model": model.state_dict(),
                     "optimizer": optimizer.state_dict(),
                     "loader": loader.state_dict(),
-                    "made": made,
+                    "made": step_count,
                 }
                 torch.save(saved, checkpoint)
                 journal.flush()

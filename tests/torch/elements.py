@@ -16,14 +16,14 @@ from tests.torch.conftest import NUMBERS
 
 def open_numbers(example: Example, **settings: Any) -> Reader:
     """Return a reader of the columns that become tensors."""
-    chosen = {"split": "train", "global_batch_size": 12, "columns": NUMBERS, **settings}
-    return open_reader(example.path, example.manifest, **chosen)
+    options = {"split": "train", "global_batch_size": 12, "columns": NUMBERS, **settings}
+    return open_reader(example.path, example.manifest, **options)
 
 
 def plain(values: Any) -> Any:
     """Return tensors, arrays and containers as (type, values)."""
     if isinstance(values, dict):
-        return {name: plain(each) for name, each in values.items()}
+        return {name: plain(value) for name, value in values.items()}
     is_list = isinstance(values, list)
     if isinstance(values, tuple) or (is_list and not isinstance(values[0], bytes)):
         return tuple(map(plain, values))  # a plain DataLoader makes lists of tuples
@@ -38,14 +38,14 @@ def as_elements(reader: Reader, batches: Iterable[Any]) -> list[Any]:
     """Return batches of the numpy iterator as elements."""
     elements = []
     for batch in batches:
-        rest = dict(batch)
-        parts: list[Any] = [rest]
-        weight = rest.pop(SAMPLE_WEIGHT, None)
+        features = dict(batch)
+        element: list[Any] = [features]
+        weight = features.pop(SAMPLE_WEIGHT, None)
         if reader.labels:
-            parts.append(rest.pop("label"))
+            element.append(features.pop("label"))
         if weight is not None:
-            parts.append(weight)
-        elements.append(plain(tuple(parts) if len(parts) > 1 else rest))
+            element.append(weight)
+        elements.append(plain(tuple(element) if len(element) > 1 else features))
     return elements
 
 

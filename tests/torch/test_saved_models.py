@@ -15,11 +15,11 @@ from featurestore import experiments
 from featurestore.experiments.run_files import save_model
 
 
-@pytest.mark.parametrize("kind", ["module", "state", "distributed"])
-def test_save_model_torch_state_loads_into_bare_module(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model_type", ["module", "state", "distributed"])
+def test_save_model_torch_state_loads_into_bare_module(model_type: str, tmp_path: Path) -> None:
     module = torch.nn.Linear(3, 1)
-    model: Any = {"module": module, "state": module.state_dict()}.get(kind)
-    if kind == "distributed":
+    model: Any = {"module": module, "state": module.state_dict()}.get(model_type)
+    if model_type == "distributed":
         group = f"file://{tmp_path / 'group'}"
         dist.init_process_group("gloo", init_method=group, rank=0, world_size=1)
         model = DistributedDataParallel(module)
@@ -29,12 +29,12 @@ def test_save_model_torch_state_loads_into_bare_module(kind: str, tmp_path: Path
             path = save_model(model, directory=str(artifacts), name="net", worker=worker)
             assert Path(path).exists() == (worker == 0)
     finally:
-        if kind == "distributed":
+        if model_type == "distributed":
             dist.destroy_process_group()
-    assert [each.name for each in artifacts.iterdir()] == ["net.pt"]
-    other = torch.nn.Linear(3, 1)
-    other.load_state_dict(torch.load(path, weights_only=True))
-    assert torch.equal(other(torch.ones(3)), module(torch.ones(3)))
+    assert [file.name for file in artifacts.iterdir()] == ["net.pt"]
+    copy = torch.nn.Linear(3, 1)
+    copy.load_state_dict(torch.load(path, weights_only=True))
+    assert torch.equal(copy(torch.ones(3)), module(torch.ones(3)))
 
 
 def trained(context: Any) -> dict[str, float]:

@@ -114,25 +114,25 @@ def test_stateful_dataloader_resumes_at_saved_step(
         return StatefulDataLoader(reader.torch_dataset(), batch_size=None, num_workers=num_workers)
 
     first = loader()
-    begun = iter(first)
-    seen = row_ids(next(begun) for _ in range(cut))
+    iterator = iter(first)
+    first_rows = row_ids(next(iterator) for _ in range(cut))
     if cut == 16:
-        assert list(begun) == []
+        assert list(iterator) == []
     state = pickle.loads(pickle.dumps(first.state_dict()))
     second = loader()
     second.load_state_dict(state)
-    rest = [rows for _ in range(2) for rows in row_ids(second)]
-    whole = [batch["row_id"].tolist() for epoch in range(3) for batch in reader.batches(epoch)]
-    assert seen + rest == whole[: len(seen + rest)]
-    assert len(rest) == 32 if cut == 16 else 16 - cut + 16
+    remaining = [rows for _ in range(2) for rows in row_ids(second)]
+    expected = [batch["row_id"].tolist() for epoch in range(3) for batch in reader.batches(epoch)]
+    assert first_rows + remaining == expected[: len(first_rows + remaining)]
+    assert len(remaining) == 32 if cut == 16 else 16 - cut + 16
 
 
 def test_torch_dataset_tensors_share_read_buffers(tfrecord: Example) -> None:
     reader = open_numbers(tfrecord)
     steps = [features["ratio"] for features, _ in reader.torch_dataset()]
-    storages = {each.untyped_storage().data_ptr() for each in steps}
+    storages = {tensor.untyped_storage().data_ptr() for tensor in steps}
     assert len(storages) < len(steps)
-    assert all(not each.is_shared() for each in steps)
+    assert all(not tensor.is_shared() for tensor in steps)
 
 
 def test_torch_dataset_worker_batches_own_only_their_memory(tfrecord: Example) -> None:
@@ -154,10 +154,10 @@ def test_torch_dataset_text_columns_not_selected_raise(tfrecord: Example) -> Non
         ) as error:
             make()
         assert "'ratio'" in str(error.value)
-    named = open_numbers(tfrecord, columns=["name", "label", "ratio"])
+    text_reader = open_numbers(tfrecord, columns=["name", "label", "ratio"])
     for workers in (0, 1):
-        loader = named.torch_loader(num_workers=workers)
-        assert list(map(plain, loader))[:16] == as_elements(named, named.batches())
+        loader = text_reader.torch_loader(num_workers=workers)
+        assert list(map(plain, loader))[:16] == as_elements(text_reader, text_reader.batches())
 
 
 def test_unpad_torch_predictions_returns_split_rows(tfrecord: Example) -> None:

@@ -26,22 +26,22 @@ def test_torch_loader_state_resumes_with_other_workers(
     tfrecord: Example, before: int, after: int, cut: int
 ) -> None:
     reader = open_numbers(tfrecord, seed=1)
-    whole = rows_of_epochs(reader, 3)
+    expected = rows_of_epochs(reader, 3)
     loader = reader.torch_loader(num_workers=before)
-    seen: list[list[int]] = []
+    first_rows: list[list[int]] = []
     for _ in range(2):
         for features, _label in loader:
-            seen.append(features["row_id"].tolist())
-            if len(seen) == cut:
+            first_rows.append(features["row_id"].tolist())
+            if len(first_rows) == cut:
                 break
-        if len(seen) == cut:
+        if len(first_rows) == cut:
             break
     state = json.loads(json.dumps(loader.state_dict()))
     again = reader.torch_loader(num_workers=after)
     again.load_state_dict(state)
-    rest = [rows for _ in range(2) for rows in row_ids(again)]
-    assert seen + rest == whole[: len(seen + rest)]
-    assert len(seen + rest) % reader.steps_per_epoch == 0
+    remaining = [rows for _ in range(2) for rows in row_ids(again)]
+    assert first_rows + remaining == expected[: len(first_rows + remaining)]
+    assert len(first_rows + remaining) % reader.steps_per_epoch == 0
     # The same state rebuilds the reader.
     _, epoch, step = resume(tfrecord.path, tfrecord.manifest, state)
     assert (epoch, step) == divmod(cut, reader.steps_per_epoch)

@@ -69,8 +69,8 @@ def export(module: torch.nn.Module, *shapes: tuple[int, ...]) -> Any:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[FeatureStore]:
-    with featurestore.connect(tmp_path / "store") as opened:
-        yield opened
+    with featurestore.connect(tmp_path / "store") as store:
+        yield store
 
 
 @pytest.fixture
@@ -103,17 +103,17 @@ def a_run(store: FeatureStore, dataset: TrainingDataset, model: Any) -> Run:
     return run
 
 
-@pytest.mark.parametrize("kind", ["columns", "matrix"])
+@pytest.mark.parametrize("layout", ["columns", "matrix"])
 def test_torch_program_predicts_by_score_and_rest(
-    store: FeatureStore, dataset: TrainingDataset, kind: str
+    store: FeatureStore, dataset: TrainingDataset, layout: str
 ) -> None:
-    module = Columns() if kind == "columns" else torch.nn.Linear(2, 1)
-    program = export(module, *{"columns": [(3,), (3,)], "matrix": [(3, 2)]}[kind])
-    arrays: Any = kind if kind == "columns" else None
+    module = Columns() if layout == "columns" else torch.nn.Linear(2, 1)
+    program = export(module, *{"columns": [(3,), (3,)], "matrix": [(3, 2)]}[layout])
+    arrays: Any = layout if layout == "columns" else None
     model = experiments.register_model(a_run(store, dataset, program), "net", arrays=arrays)
     rows = torch.tensor([[10.0, 3.0], [20.0, -1.0]])
     with torch.no_grad():
-        outputs = module(*rows.T) if kind == "columns" else {"": module(rows)[:, 0]}
+        outputs = module(*rows.T) if layout == "columns" else {"": module(rows)[:, 0]}
     expected = {
         f"prediction_{name}".rstrip("_"): values.tolist() for name, values in outputs.items()
     }
@@ -124,11 +124,11 @@ def test_torch_program_predicts_by_score_and_rest(
     store.publish("sales")
     client = TestClient(create_app(store), base_url="http://localhost")
     body = {"entities": [{"shop": 1}, {"shop": 2}]}
-    answer = client.post("/api/v1/models/net/predict", json=body).json()
-    assert answer.pop("rows") == [
+    response = client.post("/api/v1/models/net/predict", json=body).json()
+    assert response.pop("rows") == [
         {name: scored[name][index] for name in expected} for index in (0, 1)
     ]
-    assert answer == {
+    assert response == {
         "model": "net",
         "model_version": 1,
         "view": "sales",
@@ -136,8 +136,12 @@ def test_torch_program_predicts_by_score_and_rest(
         "statuses": ["found", "found"],
         "delta_versions": {"shops@v1": 1},
     }
-    one = client.post("/api/v1/models/net/predict", json={"entities": [{"shop": 2}]}).json()
-    assert one["rows"][0] == pytest.approx({name: expected[name][1] for name in expected})
+    single_response = client.post(
+        "/api/v1/models/net/predict", json={"entities": [{"shop": 2}]}
+    ).json()
+    assert single_response["rows"][0] == pytest.approx(
+        {name: expected[name][1] for name in expected}
+    )
 
 
 def test_state_dict_and_fixed_batch_are_refused_with_export(
@@ -163,9 +167,9 @@ def test_layers_of_torch_need_no_trust(tmp_path: Path) -> None:
     module = Sequences()
     program = export(module, (3, 5))
     tokens = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]])
-    for each in (program, program.run_decompositions()):
+    for variant in (program, program.run_decompositions()):
         path = str(tmp_path / "model.pt2")
-        torch.export.save(each, path)
+        torch.export.save(variant, path)
         loading.check_trusted(path, "torch", trust=False, description="it")
         loaded = loading.load_object(path, "torch")
         predict = loading.make_predictor(loaded, "torch", method="predict")
@@ -205,38 +209,38 @@ CALL = "__import__('os').mkdir({!r})"
 
 
 @pytest.mark.parametrize(
-    "part", ["weight", "constant", "operator", "shape", "symbol", "structure", "compiled", "old"]
+    "target", ["weight", "constant", "operator", "shape", "symbol", "structure", "compiled", "old"]
 )
-def test_torch_programs_with_code_need_trust(tmp_path: Path, part: str) -> None:
+def test_torch_programs_with_code_need_trust(tmp_path: Path, target: str) -> None:
     marker = tmp_path / "marker"
     payload = pickle.dumps(Payload(marker))
 
     def change(entries: dict[str, Any], graph: Any) -> None:
         config = json.loads(entries["data/weights/model_weights_config.json"])
-        if part == "weight":
+        if target == "weight":
             config["config"]["weight"]["use_pickle"] = True
             entries["data/weights/weight_0"] = payload
             entries["data/weights/model_weights_config.json"] = json.dumps(config)
-        elif part == "constant":
+        elif target == "constant":
             tensor = {**config["config"]["weight"], "path_name": "opaque_obj_0"}
             entries["data/constants/opaque_obj_0"] = payload
             constants = json.dumps({"config": {"c": tensor}})
             entries["data/constants/model_constants_config.json"] = constants
-        elif part == "operator":
+        elif target == "operator":
             graph["graph_module"]["graph"]["nodes"][0]["target"] = "torch.ops.aten.from_file"
-        elif part == "shape":
+        elif target == "shape":
             values = graph["graph_module"]["graph"]["tensor_values"]
             values["x"] = values.pop(next(iter(values)))
             values["x"]["sizes"] = [{"as_expr": {"expr_str": CALL.format(str(marker))}}]
-        elif part == "symbol":
+        elif target == "symbol":
             symbols = graph["range_constraints"]
             symbols[CALL.format(str(marker))] = symbols.pop(next(iter(symbols)))
-        elif part == "structure":
+        elif target == "structure":
             (call,) = graph["graph_module"]["module_call_graph"]
             keys = json.dumps([{"__enum__": True, "fqn": "antigravity:A", "name": "B"}])
             text = {"type": "builtins.dict", "context": keys, "children_spec": []}
             call["signature"]["in_spec"] = json.dumps([1, text])
-        elif part == "compiled":
+        elif target == "compiled":
             entries["data/aotinductor/model/model.so"] = b"code"
         else:
             del entries["models/model.json"]

@@ -141,23 +141,23 @@ def test_evaluate_function_without_row_figures_raises(evaluated: Path, model: An
 def test_ddp_two_ranks_resume_with_equal_losses(
     tfrecord: Example, evaluated: Path, tmp_path: Path
 ) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    train(tfrecord.path, whole, evaluated, world=2)
+    reference, cut = tmp_path / "whole", tmp_path / "cut"
+    train(tfrecord.path, reference, evaluated, world=2)
     train(tfrecord.path, cut, evaluated, world=2, stop=23)  # in the middle of the second epoch
     assert not (cut / "weights-0.json").exists()
     train(tfrecord.path, cut, evaluated, world=2)
-    journals = [journal(whole, rank) for rank in range(2)]
+    journals = [journal(reference, rank) for rank in range(2)]
     assert len(journals[0]) == len(journals[1]) == 2 * 17
     for epoch in range(2):
-        seen = [
+        rows = [
             row for rank in journals for step in rank[17 * epoch :][:17] for row in step["rows"]
         ]
-        assert sorted(row for row in seen if row != PADDING) == list(range(ROWS))
+        assert sorted(row for row in rows if row != PADDING) == list(range(ROWS))
     for rank in range(2):
         assert journal(cut, rank) == journals[rank]
         name = f"weights-{rank}.json"
-        assert (cut / name).read_text() == (whole / name).read_text()
-    texts = [(whole / f"figures-{rank}.json").read_text() for rank in range(2)]
+        assert (cut / name).read_text() == (reference / name).read_text()
+    texts = [(reference / f"figures-{rank}.json").read_text() for rank in range(2)]
     assert texts[0] == texts[1]
     for name, weight in (("plain", None), ("weighed", "w")):
         right = expected_figures(TrainingDataset.open(str(evaluated / name / "v1")), weight)
@@ -207,26 +207,26 @@ def test_lightning_resumes_within_epoch(tfrecord: Example, tmp_path: Path) -> No
         trainer.fit(module, reader.torch_loader(), ckpt_path=resumed)
         return module
 
-    whole = run(-1)
+    reference = run(-1)
     expected = []
     for epoch in range(3):
         expected += [batch["row_id"].tolist() for batch in reader.batches(epoch)]
-    assert whole.rows == expected
+    assert reference.rows == expected
     first = run(22)
     second = run(-1, tmp_path / "step=22.ckpt")
     assert first.rows + second.rows == expected
-    assert first.losses + second.losses == whole.losses
+    assert first.losses + second.losses == reference.losses
 
 
 def test_flights_example_trains_with_torch(tmp_path: Path) -> None:
     folder = Path(__file__).parents[2] / "examples" / "flights"
     command = [sys.executable, "one_process.py", "--until", "2013-01-08", "--epochs", "2"]
     command += ["--framework", "torch", "--out", str(tmp_path)]
-    done = subprocess.run(
+    result = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=300, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"torch: test AUC 0\.[5-9]\d\d on 1,154 flights", done.stdout)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(r"torch: test AUC 0\.[5-9]\d\d on 1,154 flights", result.stdout)
 
 
 def test_resume_accepts_torch_loader_state(tfrecord: Example) -> None:

@@ -32,18 +32,23 @@ def test_unregistered_finished_dataset_is_recovered(
     leave_dead(duckdb_store, "export", 1)
     again = featurestore.connect(duckdb_store.location)
     assert again.get_training_dataset("d").manifest == dataset.manifest
-    assert [each.name for each in again.get_training_datasets()] == ["d"]
+    assert [dataset.name for dataset in again.get_training_datasets()] == ["d"]
     with registry.reading() as connection:
         assert artifacts.tags_of(connection, KIND, "d", 1) == {"team": "risk"}
 
 
-def leave_dead(store: FeatureStore, kind: str, version: int) -> None:
+def leave_dead(store: FeatureStore, operation: str, version: int) -> None:
     """Record the intent of a dead process of this machine."""
-    mine = liveness.owner_of_this_process(store.location)
-    dead = f"{mine.rpartition('.')[0]}.00000000"
+    owner = liveness.owner_of_this_process(store.location)
+    dead = f"{owner.rpartition('.')[0]}.00000000"
     with store.session.registry.transaction() as connection:
         intents.begin(
-            connection, run_id=f"run{version}", kind=kind, name="d", version=version, owner=dead
+            connection,
+            run_id=f"run{version}",
+            kind=operation,
+            name="d",
+            version=version,
+            owner=dead,
         )
 
 
@@ -112,10 +117,10 @@ def test_petastorm_reader_divides_rows_between_workers(
     rows = []
     for worker in range(2):
         with dataset.petastorm_reader("train", worker=worker, workers=2) as reader:
-            mine = [value for batch in reader for value in batch.x.tolist()]
-        assert abs(len(mine) - 500) <= 16
-        rows += mine
+            values = [value for batch in reader for value in batch.x.tolist()]
+        assert abs(len(values) - 500) <= 16
+        rows += values
     assert len(rows) == 1000
-    other = duckdb_store.create_training_dataset(example(20), "t", key=["at"])
+    tfrecord_dataset = duckdb_store.create_training_dataset(example(20), "t", key=["at"])
     with pytest.raises(InvalidArgument, match="petastorm"):
-        other.petastorm_reader("train")
+        tfrecord_dataset.petastorm_reader("train")

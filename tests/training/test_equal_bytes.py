@@ -68,7 +68,7 @@ def table(*, ragged: bool = False) -> pa.Table:
     floats = rng.normal(size=ROWS)
     floats[::50], floats[1::50], floats[2::50] = np.nan, -0.0, 0.0
     start = datetime(2024, 1, 1, tzinfo=UTC)
-    made = {
+    columns = {
         "user": pa.array(rng.integers(0, 200, ROWS)),
         "at": pa.array(
             [start + timedelta(minutes=int(n) % 50) for n in range(ROWS)], pa.timestamp("us", "UTC")
@@ -85,8 +85,8 @@ def table(*, ragged: bool = False) -> pa.Table:
         "label": pa.array((rng.random(ROWS) < 0.2).astype(np.int64)),
     }
     if ragged:
-        made["many"] = pa.array([list(range(n % 4)) for n in range(ROWS)], pa.list_(pa.int64()))
-    return pa.table(made)
+        columns["many"] = pa.array([list(range(n % 4)) for n in range(ROWS)], pa.list_(pa.int64()))
+    return pa.table(columns)
 
 
 def export(store: FeatureStore, data: object, name: str, **arguments: Any) -> TrainingDataset:
@@ -181,38 +181,38 @@ def test_export_bytes_independent_of_threads_and_input_order(
 
 @pytest.mark.spark
 def test_engines_recompute_datasets_of_each_other(spark: Any, tmp_path: Path) -> None:
-    place = tmp_path / "store"
+    location = tmp_path / "store"
     rows = table(ragged=True)
     with (
-        featurestore.connect(place, engine="duckdb") as embedded,
-        featurestore.connect(place, engine="spark") as other,
+        featurestore.connect(location, engine="duckdb") as embedded,
+        featurestore.connect(location, engine="spark") as spark_store,
     ):
         embedded.create_featuregroup(
             rows.select(["user", "at", "label"]).slice(0, 0), "events", validation="off"
         )
         for start in range(0, ROWS, ROWS // 7 + 1):  # one file of the table each
-            part = rows.select(["user", "at", "label"]).slice(start, ROWS // 7 + 1)
-            embedded.insert_into_featuregroup(part, "events", validation="off")
+            batch = rows.select(["user", "at", "label"]).slice(start, ROWS // 7 + 1)
+            embedded.insert_into_featuregroup(batch, "events", validation="off")
         facts = rows.slice(0, 200).select(["user", "at", "x", "n", "vector", "many"])
         embedded.create_featuregroup(
             facts, "facts", primary_key="user", event_time="at", validation="off"
         )
-        made = []
-        for store in (embedded, other):
+        datasets = []
+        for store in (embedded, spark_store):
             frame = store.get_features(
                 ["facts.x", "facts.n", "facts.vector", "facts.many"],
                 labels="events",
                 label_time="at",
             )
             lengths = {"many": 3}
-            made.append(
+            datasets.append(
                 store.create_training_dataset(
                     frame, "d", label="label", shards=3, statistics=False, max_lengths=lengths
                 )
             )
-        assert made[0].manifest.layout["kind"] == "fixed"
-        assert made[0].manifest.content_hash == made[1].manifest.content_hash
-        assert made[0].manifest.plan_hash == made[1].manifest.plan_hash
-        for store, version in ((embedded, 2), (other, 1)):
+        assert datasets[0].manifest.layout["kind"] == "fixed"
+        assert datasets[0].manifest.content_hash == datasets[1].manifest.content_hash
+        assert datasets[0].manifest.plan_hash == datasets[1].manifest.plan_hash
+        for store, version in ((embedded, 2), (spark_store, 1)):
             report = store.get_training_dataset("d", version=version).verify(recompute=True)
             assert report.ok, str(report)

@@ -71,7 +71,7 @@ def boundaries_of(
         passes.append(search.next_bits(most))
         counts = accumulated(RangeAccumulator(RowsInRanges(search.ranges, passes[-1])), hashed)
         ranges = sum(map(len, search.ranges.starts.values()))
-        assert sum(len(each.starts) for each in counts.values()) <= max(most, 2 * ranges)
+        assert sum(len(count.starts) for count in counts.values()) <= max(most, 2 * ranges)
         search = search.narrow(counts, passes[-1])
     return search.boundaries(), passes
 
@@ -83,8 +83,8 @@ def write(rows: pa.Table, *, key: tuple[str, ...], shards: int, batch_rows: int)
     sizes = equal_sizes(rows.num_rows, shards)
     ends = np.cumsum(sizes)[:-1]
     ranks = {0: [int(end) for end in ends if end < rows.num_rows]}
-    found, _ = boundaries_of(staged, ranks, bits=BITS, most=3)
-    boundaries = found.get(0, [])
+    boundaries_by_group, _ = boundaries_of(staged, ranks, bits=BITS, most=3)
+    boundaries = boundaries_by_group.get(0, [])
     assignment = Assignment((0,), (tuple(boundaries),))
     table = pa.Table.from_batches([assignment(batch) for batch in staged])
     tasks = []
@@ -96,8 +96,8 @@ def write(rows: pa.Table, *, key: tuple[str, ...], shards: int, batch_rows: int)
     keeps = Keeps()
     writer = ShardWriter("", keeps, {}, tuple(tasks), tuple(rows.schema.names), ())  # type: ignore[arg-type]
     for number in range(shards):
-        mine = table.filter(pa.compute.equal(table[SHARD], number)).sort_by(HASH)
-        _, summary = writer(number, iter(mine.to_batches(max_chunksize=batch_rows)))
+        shard_rows = table.filter(pa.compute.equal(table[SHARD], number)).sort_by(HASH)
+        _, summary = writer(number, iter(shard_rows.to_batches(max_chunksize=batch_rows)))
         assert summary.shard.rows == sizes[number]
     return [keeps.tables[str(number)] for number in range(shards)]
 
@@ -125,16 +125,16 @@ def test_shards_split_total_order_equally_despite_ties(
             "v": pa.array([i % values for i in range(len(keys))], pa.int64()),
         }
     )
-    parts = write(rows, key=("k",), shards=shards, batch_rows=batch_rows)
-    assert [part.num_rows for part in parts] == equal_sizes(len(keys), shards)
-    assert [row for part in parts for row in part.to_pylist()] == total_order(rows, ("k",))
+    tables = write(rows, key=("k",), shards=shards, batch_rows=batch_rows)
+    assert [table.num_rows for table in tables] == equal_sizes(len(keys), shards)
+    assert [row for table in tables for row in table.to_pylist()] == total_order(rows, ("k",))
 
 
 def test_shards_of_many_rows_contain_every_row_once() -> None:
     rng = np.random.default_rng(1)
     rows = pa.table({"k": rng.integers(0, 50_000, 100_000), "v": rng.normal(size=100_000)})
-    parts = write(rows, key=("k",), shards=7, batch_rows=9_999)
-    assert [row for part in parts for row in part.to_pylist()] == total_order(rows, ("k",))
+    tables = write(rows, key=("k",), shards=7, batch_rows=9_999)
+    assert [row for table in tables for row in table.to_pylist()] == total_order(rows, ("k",))
 
 
 @settings(max_examples=60, deadline=None)
@@ -168,8 +168,8 @@ def test_shard_boundaries_equal_sorted_hashes(
             boundary = Boundary(ordered[rank], rank - ordered.index(ordered[rank]))
             expected.setdefault(group, []).append(boundary)
     batches = table.to_batches(max_chunksize=batch_rows)
-    found, passes = boundaries_of(batches, ranks, bits=bits, most=most)
-    assert found == expected
+    actual, passes = boundaries_of(batches, ranks, bits=bits, most=most)
+    assert actual == expected
     assert passes == sorted(set(passes))
     if len(given_hashes) <= most:
         assert len(passes) <= 2

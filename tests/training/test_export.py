@@ -87,10 +87,10 @@ def test_export_same_rows_give_same_bytes_in_any_batches(
         table, "one", splits={"train": 0.8, "test": 0.2}, key=["user", "at"], shards=4
     )
     shuffled = table.take(pa.array(np.random.default_rng(0).permutation(table.num_rows)))
-    other = duckdb_store.create_training_dataset(
+    second = duckdb_store.create_training_dataset(
         shuffled, "two", splits={"train": 0.8, "test": 0.2}, key=["user", "at"], shards=4
     )
-    assert first.manifest.content_hash == other.manifest.content_hash
+    assert first.manifest.content_hash == second.manifest.content_hash
     duckdb = featurestore.connect(tmp_path / "other", engine="duckdb")
     third = duckdb.create_training_dataset(
         table, "one", splits={"train": 0.8, "test": 0.2}, key=["user", "at"], shards=4
@@ -140,8 +140,8 @@ def test_stratify_is_exact_to_one_row_per_class(store: FeatureStore, example: Ex
     )
     for value in (0, 1):
         total = table.filter(pa.compute.equal(table["label"], value)).num_rows
-        counted = dataset.manifest.split("train").label_counts["label"][str(value)]
-        assert abs(counted - 0.7 * total) <= 1
+        count = dataset.manifest.split("train").label_counts["label"][str(value)]
+        assert abs(count - 0.7 * total) <= 1
     assert len(every_row(dataset)) == 5000
     assert as_set(every_row(dataset)) == as_set(table.to_pylist())
     assert dataset.verify().ok
@@ -216,16 +216,16 @@ def test_label_counts_omit_non_class_labels(duckdb_store: FeatureStore) -> None:
     assert dataset.manifest.split("train").label_counts == {}, "thousands of values are no classes"
 
 
-@pytest.mark.parametrize(("values", "counted"), [(999, True), (1000, False)])
+@pytest.mark.parametrize(("values", "has_counts"), [(999, True), (1000, False)])
 def test_label_counts_cover_1000_values_including_null(
-    duckdb_store: FeatureStore, values: int, counted: bool
+    duckdb_store: FeatureStore, values: int, has_counts: bool
 ) -> None:
     labels = [n % values / 7 for n in range(3_000)]
     table = pa.table({"x": pa.array(range(3_010)), "y": pa.array([*labels, *[None] * 10])})
     dataset = duckdb_store.create_training_dataset(table, "d", label="y", key="x", shards=1)
     counts = dataset.manifest.split("train").label_counts
-    assert bool(counts) == counted
-    if counted:
+    assert bool(counts) == has_counts
+    if has_counts:
         assert (len(counts["y"]), counts["y"]["null"]) == (1000, 10)
         assert sum(counts["y"].values()) == 3_010
 
@@ -262,7 +262,7 @@ def test_write_shards_rows_differing_from_counts_raises(
     )
     plan = plan_shards(engine, hashed, request)
     summaries = write_shards(engine, hashed, request, plan, directory=directory)
-    assert sum(each.shard.rows for each in summaries) == 200
+    assert sum(summary.shard.rows for summary in summaries) == 200
     changed = engine.sql(
         'select * replace (case when "at" = (select max("at") from t) then __fs_hash + 1 else __fs_hash end '
         "as __fs_hash) from t",
@@ -276,18 +276,18 @@ def test_write_shards_rows_differing_from_counts_raises(
 def test_killed_task_attempt_files_are_removed(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
-    place = Path(duckdb_store.location, "trainingdatasets", "d", "v1", "train")
-    left = place / ".tfrecord-00000-of-00001.0123456789abcdef.tmp"
+    folder = Path(duckdb_store.location, "trainingdatasets", "d", "v1", "train")
+    leftover = folder / ".tfrecord-00000-of-00001.0123456789abcdef.tmp"
 
-    def leave(phase: str, done: int, total: int) -> None:
+    def leave(phase: str, count: int, total: int) -> None:
         if phase == "plan shards":
-            place.mkdir()
-            left.write_bytes(b"half a shard")
+            folder.mkdir()
+            leftover.write_bytes(b"half a shard")
 
-    made = duckdb_store.create_training_dataset(example(50), "d", key="at", progress=leave)
-    assert [each.name for each in place.iterdir()] == ["tfrecord-00000-of-00001"]
-    left.write_bytes(b"an attempt that ended after the export")
-    assert made.verify().ok, "readers see no such file"
+    dataset = duckdb_store.create_training_dataset(example(50), "d", key="at", progress=leave)
+    assert [file.name for file in folder.iterdir()] == ["tfrecord-00000-of-00001"]
+    leftover.write_bytes(b"an attempt that ended after the export")
+    assert dataset.verify().ok, "readers see no such file"
 
 
 @pytest.mark.parametrize(
@@ -357,12 +357,12 @@ def test_tensorflow_reads_dataset_with_feature_spec_alone(
     )
     spec = duckdb_store.get_training_dataset_tf_record_schema("plain")
     assert spec == dataset.tf_feature_spec()
-    files = sorted(str(each) for each in Path(dataset.path, "train").glob("tfrecord-*"))
+    files = sorted(str(path) for path in Path(dataset.path, "train").glob("tfrecord-*"))
     parsed = next(
         iter(
             tf.data.TFRecordDataset(files)
             .batch(300)
-            .map(lambda each: tf.io.parse_example(each, spec))
+            .map(lambda records: tf.io.parse_example(records, spec))
         )
     )
     rows = dataset.read("train").to_arrow()
@@ -370,7 +370,7 @@ def test_tensorflow_reads_dataset_with_feature_spec_alone(
     assert parsed["label"].numpy().tolist() == rows["label"].to_pylist()
     assert parsed["x"].numpy().tolist() == rows["x"].to_pylist()
     words = tf.sparse.to_dense(parsed["word"], default_value="none").numpy()[:, 0].tolist()
-    assert words == [(each or "none").encode() for each in rows["word"].to_pylist()]
+    assert words == [(word or "none").encode() for word in rows["word"].to_pylist()]
     assert 'name: "word"' in Path(dataset.path, "schema.pbtxt").read_text()
 
 
@@ -394,7 +394,7 @@ def test_dataset_versions_increment_and_are_never_overwritten(
         duckdb_store.create_training_dataset(table, "d", key=["at"], version=2)
     duckdb_store.delete_training_dataset("d", version=2)
     assert duckdb_store.get_latest_training_dataset_version("d") == 1
-    assert [each.version for each in duckdb_store.get_training_datasets()] == [1]
+    assert [dataset.version for dataset in duckdb_store.get_training_datasets()] == [1]
     with pytest.raises(TrainingDatasetNotFound, match="d"):
         duckdb_store.get_training_dataset("d", version=2)
 
@@ -470,7 +470,7 @@ def test_verify_recompute_of_store_features_gives_same_bytes(
     )
     assert dataset.manifest.reproducible
     assert dataset.manifest.key == ("user", "at")
-    assert {each["featuregroup"] for each in dataset.manifest.sources} == {"clicks", "facts"}
+    assert {source["featuregroup"] for source in dataset.manifest.sources} == {"clicks", "facts"}
     duckdb_store.insert_into_featuregroup(
         facts.slice(0, 5), "facts"
     )  # later data does not change the past

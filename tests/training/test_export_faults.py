@@ -43,21 +43,21 @@ while True:
 
 
 # The point of a kill depends on the machine, so kills repeat until enough exports were hit.
-@pytest.mark.parametrize("met", [2, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("minimum", [2, pytest.param(20, marks=pytest.mark.soak)])
 def test_export_killed_leaves_complete_dataset_or_none(
-    tmp_path: Path, example: Example, met: int
+    tmp_path: Path, example: Example, minimum: int
 ) -> None:
     store = featurestore.connect(tmp_path / "store")
     store.create_featuregroup(example(4000), "facts", primary_key=["user", "at"])
     rng = random.Random(6)
-    place = Path(store.location, "trainingdatasets", "d")
+    folder = Path(store.location, "trainingdatasets", "d")
     staging = Path(store.location, "_staging")
     finished: set[str] = set()
     store.close()
     kills = unfinished = staged = 0
-    while min(unfinished, staged) < met:
+    while min(unfinished, staged) < minimum:
         kills += 1
-        assert kills <= 30 * met, f"{unfinished} kills met an export, {staged} staged rows"
+        assert kills <= 30 * minimum, f"{unfinished} kills met an export, {staged} staged rows"
         process = subprocess.Popen(
             [sys.executable, "-c", EXPORTER, str(tmp_path / "store")], stdout=subprocess.PIPE
         )
@@ -71,10 +71,10 @@ def test_export_killed_leaves_complete_dataset_or_none(
         process.kill()
         process.wait()
         process.stdout.close()
-        unfinished += sum(not is_finished(str(each)) for each in place.glob("v*"))
+        unfinished += sum(not is_finished(str(path)) for path in folder.glob("v*"))
         staged += len(set(staging.glob("*")) - before)
     hashes = set()
-    for directory in sorted(place.glob("v*")):
+    for directory in sorted(folder.glob("v*")):
         if is_finished(str(directory)):
             report = featurestore.TrainingDataset.open(directory).verify()
             assert report.ok, str(report)
@@ -91,27 +91,27 @@ def test_export_killed_leaves_complete_dataset_or_none(
     )
     assert group.verify(recompute=True).ok
     assert hashes <= {group.manifest.content_hash}
-    left = {each.name for each in place.glob("v*")}
-    assert left == finished | {f"v{group.version}"}, "what killed exports left is gone"
+    remaining = {path.name for path in folder.glob("v*")}
+    assert remaining == finished | {f"v{group.version}"}, "what killed exports left is gone"
     assert not os.listdir(staging)
     again.close()
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "disk"
-    place.mkdir()
+    folder = tmp_path / "disk"
+    folder.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)],
+        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)],
         capture_output=True,
         check=False,
     )
     if mounted.returncode:
         pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.decode().strip()}")
     try:
-        yield place
+        yield folder
     finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def test_export_full_disk_raises_and_leaves_no_dataset(small_disk: Path, example: Example) -> None:
@@ -125,16 +125,16 @@ def test_export_full_disk_raises_and_leaves_no_dataset(small_disk: Path, example
     store.close()
 
 
-@pytest.mark.parametrize("taken", ["trainingdatasets/d", "_staging"])
+@pytest.mark.parametrize("directory", ["trainingdatasets/d", "_staging"])
 def test_export_unwritable_directory_raises_with_path(
-    duckdb_store: FeatureStore, example: Example, taken: str
+    duckdb_store: FeatureStore, example: Example, directory: str
 ) -> None:
-    place = Path(duckdb_store.location, taken)
-    if place.is_dir():
-        place.rmdir()
-    place.parent.mkdir(exist_ok=True)
-    place.write_text("in the way")
-    with pytest.raises(StorageError, match=rf"Cannot write '.*{taken}'"):
+    path = Path(duckdb_store.location, directory)
+    if path.is_dir():
+        path.rmdir()
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("in the way")
+    with pytest.raises(StorageError, match=rf"Cannot write '.*{directory}'"):
         duckdb_store.create_training_dataset(example(100), "d", key=["at"])
     assert duckdb_store.get_training_datasets() == []
 
@@ -143,21 +143,21 @@ def test_concurrent_exports_of_one_name_create_two_versions(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
     duckdb_store.create_featuregroup(example(2000), "facts", primary_key=["user", "at"])
-    made: list[int] = []
+    versions: list[int] = []
 
     def export() -> None:
-        own = featurestore.connect(duckdb_store.location)
-        frame = own.get_featuregroup("facts")
-        made.append(own.create_training_dataset(frame, "d", label="label").version)
-        own.close()
+        store = featurestore.connect(duckdb_store.location)
+        frame = store.get_featuregroup("facts")
+        versions.append(store.create_training_dataset(frame, "d", label="label").version)
+        store.close()
 
     threads = [threading.Thread(target=export) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(made) == [1, 2]
-    assert all(each.verify().ok for each in duckdb_store.get_training_datasets())
+    assert sorted(versions) == [1, 2]
+    assert all(dataset.verify().ok for dataset in duckdb_store.get_training_datasets())
 
 
 def test_running_export_keeps_its_version_reserved(duckdb_store: FeatureStore) -> None:
@@ -169,8 +169,8 @@ def test_running_export_keeps_its_version_reserved(duckdb_store: FeatureStore) -
     with export() as running:
         with pytest.raises(TrainingDatasetExists), export(1):
             pass
-        with export() as other:
-            assert (running.version, other.version) == (1, 2)
+        with export() as second:
+            assert (running.version, second.version) == (1, 2)
             featurestore.connect(duckdb_store.location)
             assert os.path.isdir(session.training_dataset_path("d", 1))
     with export() as third:
@@ -189,9 +189,9 @@ def test_export_failed_sync_after_manifest_warns(
 
     monkeypatch.setattr(local, "_sync_directory", failing)
     with pytest.warns(PublicationWarning, match="became visible, but"):
-        made = duckdb_store.create_training_dataset(example(100), "d", key=["at"])
-    assert made.verify().ok
-    assert [each.version for each in duckdb_store.get_training_datasets()] == [1]
+        dataset = duckdb_store.create_training_dataset(example(100), "d", key=["at"])
+    assert dataset.verify().ok
+    assert [dataset.version for dataset in duckdb_store.get_training_datasets()] == [1]
 
 
 class InterruptAt:
@@ -230,23 +230,23 @@ def test_export_interrupted_leaves_complete_dataset_or_none(
         duckdb_store.create_training_dataset(rows, "d", label="label", key=["at"], splits=SPLITS)
 
     create()  # the first one imports
-    counted = InterruptAt()
-    counted.run(create)
+    counter = InterruptAt()
+    counter.run(create)
     rng = random.Random(1)
-    last = range(counted.calls - 60, counted.calls, 4)  # around the manifest and behind it
-    moments = sorted({*rng.sample(range(1, counted.calls), 10), *last})
+    last = range(counter.calls - 60, counter.calls, 4)  # around the manifest and behind it
+    call_numbers = sorted({*rng.sample(range(1, counter.calls), 10), *last})
     finished, landed = 2, 0
-    for moment in moments:
+    for number in call_numbers:
         interrupted = False
         try:
-            InterruptAt(moment).run(create)
+            InterruptAt(number).run(create)
         except KeyboardInterrupt:
             interrupted = True
-        there = duckdb_store.get_training_datasets()
-        assert len(there) in (finished, finished + 1), moment
-        landed += interrupted and len(there) > finished
-        finished = len(there)
-        assert all(each.verify().ok for each in there[-2:]), moment
+        datasets = duckdb_store.get_training_datasets()
+        assert len(datasets) in (finished, finished + 1), number
+        landed += interrupted and len(datasets) > finished
+        finished = len(datasets)
+        assert all(dataset.verify().ok for dataset in datasets[-2:]), number
     assert landed, "no interrupt came after the manifest"
     create()
     versions = Path(duckdb_store.location, "trainingdatasets", "d")

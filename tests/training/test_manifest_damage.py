@@ -35,10 +35,10 @@ def test_manifest_any_flipped_byte_raises(dataset: TrainingDataset) -> None:
     path = Path(dataset.path, "manifest.json")
     content = path.read_bytes()
     assert Manifest.from_bytes(content, path=str(path)) == dataset.manifest
-    chosen = random.Random(0)
-    for at in range(len(content)):
+    rng = random.Random(0)
+    for position in range(len(content)):
         changed = bytearray(content)
-        changed[at] ^= 1 << chosen.randrange(8)
+        changed[position] ^= 1 << rng.randrange(8)
         with pytest.raises(DatasetDamaged, match=r"manifest\.json"):
             Manifest.from_bytes(bytes(changed), path=str(path))
     for changed_text in (
@@ -55,35 +55,37 @@ def test_manifest_any_flipped_byte_raises(dataset: TrainingDataset) -> None:
 
 def sealed(data: dict[str, Any]) -> bytes:
     """Return a manifest with recomputed checksum and content hash, like a forger."""
-    rest = {name: value for name, value in data.items() if name not in ("checksum", "content_hash")}
+    content = {
+        name: value for name, value in data.items() if name not in ("checksum", "content_hash")
+    }
     try:
-        rest["content_hash"] = Manifest.from_json(rest).content_hash
+        content["content_hash"] = Manifest.from_json(content).content_hash
     except MalformedJson:
-        rest["content_hash"] = "0" * 64
-    return _serialize({**rest, "checksum": _checksum(rest)})
+        content["content_hash"] = "0" * 64
+    return _serialize({**content, "checksum": _checksum(content)})
 
 
 OUTSIDE = ("/etc/passwd", "../../other/v1/train/x", "train/../../x", "", "train//x", "./x", "a\0b")
 
 
 @pytest.mark.parametrize("outside", OUTSIDE)
-@pytest.mark.parametrize("where", ["shard", "sidecar", "file", "statistics", "sample", "split"])
+@pytest.mark.parametrize("target", ["shard", "sidecar", "file", "statistics", "sample", "split"])
 def test_manifest_path_outside_dataset_raises(
-    dataset: TrainingDataset, where: str, outside: str
+    dataset: TrainingDataset, target: str, outside: str
 ) -> None:
     path = Path(dataset.path, "manifest.json")
     data = json.loads(path.read_text())
     split = data["splits"][0]
     shard, entry = split["shards"][0], {"path": outside, "bytes": 1, "sha256": "0" * 64}
-    if where == "shard":
+    if target == "shard":
         shard["path"] = outside
-    elif where == "sidecar":
+    elif target == "sidecar":
         shard["sidecars"] = [entry]
-    elif where == "file":
+    elif target == "file":
         data["files"].append(entry)
-    elif where == "split":
+    elif target == "split":
         split["name"] = outside
-    elif where == "sample":
+    elif target == "sample":
         data["statistics"]["train"]["sample"] = entry
     else:
         data["statistics"]["train"]["path"] = outside
@@ -108,7 +110,7 @@ def test_dataset_symbolic_links_raise(dataset: TrainingDataset, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("part", "value"),
+    ("field", "value"),
     [
         ("block_rows", 0),
         ("version", 0),
@@ -126,18 +128,18 @@ def test_dataset_symbolic_links_raise(dataset: TrainingDataset, tmp_path: Path) 
     ],
 )
 def test_manifest_values_out_of_bounds_raise(
-    dataset: TrainingDataset, part: str, value: object
+    dataset: TrainingDataset, field: str, value: object
 ) -> None:
     data = json.loads(Path(dataset.path, "manifest.json").read_text())
-    replace_in(data, part.split("."), value)
+    replace_in(data, field.split("."), value)
     with pytest.raises(DatasetDamaged, match=r"manifest\.json"):
         Manifest.from_bytes(sealed(data), path="manifest.json")
 
 
-def replace_in(data: Any, places: list[str], value: object) -> None:
-    for place in places[:-1]:
-        data = data[int(place) if isinstance(data, list) else place]
-    data[int(places[-1]) if isinstance(data, list) else places[-1]] = value
+def replace_in(data: Any, keys: list[str], value: object) -> None:
+    for key in keys[:-1]:
+        data = data[int(key) if isinstance(data, list) else key]
+    data[int(keys[-1]) if isinstance(data, list) else keys[-1]] = value
 
 
 VALUES = st.recursive(
@@ -157,15 +159,15 @@ def test_manifest_random_values_raise_only_store_errors(
     dataset: TrainingDataset, data: st.DataObject
 ) -> None:
     content = json.loads(Path(dataset.path, "manifest.json").read_text())
-    places: list[str] = []
+    keys: list[str] = []
     inner: Any = content
-    while isinstance(inner, dict | list) and inner and (not places or data.draw(st.booleans())):
+    while isinstance(inner, dict | list) and inner and (not keys or data.draw(st.booleans())):
         key = data.draw(
             st.sampled_from(list(inner) if isinstance(inner, dict) else range(len(inner)))
         )  # type: ignore[arg-type]
-        places.append(str(key))
+        keys.append(str(key))
         inner = inner[key]
-    replace_in(content, places, data.draw(VALUES))
+    replace_in(content, keys, data.draw(VALUES))
     try:
         Manifest.from_bytes(sealed(content), path="manifest.json")
     except FeatureStoreError:
@@ -181,10 +183,10 @@ def test_damaged_manifest_does_not_affect_other_datasets(
     path.write_bytes(path.read_bytes().replace(b'"seed": 0', b'"seed": 1'))
     with pytest.warns(UserWarning, match=r"training dataset d version 1 .*manifest\.json"):
         listed = duckdb_store.get_training_datasets()
-    assert [each.name for each in listed] == ["other"]
+    assert [dataset.name for dataset in listed] == ["other"]
     duckdb_store.vacuum_featuregroup("apart", retain="0s")
     duckdb_store.vacuum_featuregroup("facts", retain="0s")  # the registry knows what is pinned
     with pytest.raises(DatasetDamaged):
         duckdb_store.get_training_dataset("d")
     duckdb_store.delete_training_dataset("d", version=1)
-    assert [each.name for each in duckdb_store.get_training_datasets()] == ["other"]
+    assert [dataset.name for dataset in duckdb_store.get_training_datasets()] == ["other"]

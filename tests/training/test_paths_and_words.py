@@ -55,14 +55,14 @@ def test_petastorm_opens_url_of_split_but_not_parent_directory(duckdb_store: Fea
 
 
 def test_missing_dataset_statistics_are_computed_on_demand(duckdb_store: FeatureStore) -> None:
-    counted = export(duckdb_store, splits=SPLITS)
+    dataset = export(duckdb_store, splits=SPLITS)
     bare = export(duckdb_store, splits=SPLITS, statistics=False)
     assert not bare.manifest.statistics
     for split in bare.splits:
-        now, then = bare.statistics(split), counted.statistics(split)
-        assert now.rows == then.rows == bare.num_rows(split)
-        assert now.column("x").mean == then.column("x").mean
-        assert now.column("x").quantiles == then.column("x").quantiles
+        actual, expected = bare.statistics(split), dataset.statistics(split)
+        assert actual.rows == expected.rows == bare.num_rows(split)
+        assert actual.column("x").mean == expected.column("x").mean
+        assert actual.column("x").quantiles == expected.column("x").quantiles
     frame = duckdb_store.visualize_training_dataset_descriptive_stats("d", version=2)
     assert "x" in frame.index
 
@@ -76,8 +76,8 @@ def test_tags_and_descriptions_are_editable_after_export(duckdb_store: FeatureSt
     duckdb_store.update_training_dataset("d", description="second")
     assert duckdb_store.get_training_dataset_tags("d") == {"owner": "ops"}
     assert (dataset.description, dataset.tags) == ("second", {"owner": "ops"})
-    opened = TrainingDataset.open(dataset.path)
-    assert (opened.description, opened.tags) == ("second", {"owner": "ops"})
+    reopened_dataset = TrainingDataset.open(dataset.path)
+    assert (reopened_dataset.description, reopened_dataset.tags) == ("second", {"owner": "ops"})
     assert Path(dataset.path, "manifest.json").read_bytes() == manifest
     assert dataset.verify().ok
     with pytest.raises(InvalidArgument, match=r"no tag 'team'\. Available: 'owner'"):
@@ -111,7 +111,7 @@ def test_featuregroup_partitions_are_read_from_log(store: FeatureStore) -> None:
     actual = store.get_featuregroup_partitions("g")
     assert actual[0] == {"day": date(2024, 1, 1), "zone": 0}
     assert len(actual) == 6
-    assert {each["day"] for each in actual} == set(days)
+    assert {partition["day"] for partition in actual} == set(days)
     store.delete_from_featuregroup("g", "day = '2024-01-01'")
     assert len(store.get_featuregroup_partitions("g")) == 4
     store.create_featuregroup(table, "h")

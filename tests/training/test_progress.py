@@ -19,35 +19,35 @@ Example = Callable[..., pa.Table]
 def test_progress_listener_receives_phases_and_row_counts(
     duckdb_store: FeatureStore, example: Example
 ) -> None:
-    heard: list[tuple[str, int, int]] = []
+    reports: list[tuple[str, int, int]] = []
     duckdb_store.create_training_dataset(
-        example(500), "d", key="at", progress=lambda *told: heard.append(told)
+        example(500), "d", key="at", progress=lambda *report: reports.append(report)
     )
-    assert list(dict.fromkeys(phase for phase, _, _ in heard)) == [
+    assert list(dict.fromkeys(phase for phase, _, _ in reports)) == [
         "compute rows",
         "plan shards",
         "write shards",
     ]
-    assert heard[-1] == ("write shards", 500, 500)
-    assert all(done <= total for phase, done, total in heard if phase == "write shards")
+    assert reports[-1] == ("write shards", 500, 500)
+    assert all(count <= total for phase, count, total in reports if phase == "write shards")
 
 
 def test_progress_rows_estimated_from_bytes_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(create, "_POLL_INTERVAL", 0.01)
-    heard: list[int] = []
+    counts: list[int] = []
 
-    def listen(phase: str, done: int, total: int) -> None:
-        heard.append(done)
-        if done < 30:  # as a writer in another process does
-            (tmp_path / "shard").write_bytes(bytes(100 * (done + 10)))
+    def listen(phase: str, count: int, total: int) -> None:
+        counts.append(count)
+        if count < 30:  # as a writer in another process does
+            (tmp_path / "shard").write_bytes(bytes(100 * (count + 10)))
 
     with ExportProgress(listen).report_writing(str(tmp_path), rows=100, bytes_per_row=100):
-        while not heard or heard[-1] < 30:
+        while not counts or counts[-1] < 30:
             pass
-    assert heard == sorted(heard)
-    assert {0, 10, 20, 30, 100} <= set(heard)
+    assert counts == sorted(counts)
+    assert {0, 10, 20, 30, 100} <= set(counts)
 
 
 def test_progress_bar_shows_rate_and_remaining_time(
@@ -58,8 +58,8 @@ def test_progress_bar_shows_rate_and_remaining_time(
     with open_progress(True) as shown:
         assert shown._report is not None
         shown._report("write shards", 0, 1_000_000)
-        for done in range(100_000, 600_000, 100_000):
-            shown._report("write shards", done, 1_000_000)
+        for count in range(100_000, 600_000, 100_000):
+            shown._report("write shards", count, 1_000_000)
     printed = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
     assert "write shards" in printed
     assert re.search(r"\d[\d,]* rows/s", printed)

@@ -170,9 +170,11 @@ def test_roles_dataframe_inputs_exclude_key_time_label_and_weight(store: Feature
     roles = dataset.roles
     assert roles.inputs == ("home", "away", "division")
     assert (roles.key, roles.time, roles.weight) == (("match_id",), "played_at", "amount")
-    named = store.create_training_dataset(table, "won", label="won", features=["home", "away"])
-    assert named.roles.inputs == ("home", "away")
-    assert set(named.roles.unused) == {"match_id", "division", "amount"}
+    second_dataset = store.create_training_dataset(
+        table, "won", label="won", features=["home", "away"]
+    )
+    assert second_dataset.roles.inputs == ("home", "away")
+    assert set(second_dataset.roles.unused) == {"match_id", "division", "amount"}
 
 
 def test_roles_group_inputs_exclude_key_and_times(store: FeatureStore) -> None:
@@ -216,9 +218,9 @@ def test_roles_are_printed_once_with_features_hint(
 
 
 def test_roles_input_with_unique_values_warns(store: FeatureStore) -> None:
-    with pytest.warns(UserWarning, match="distinct value in every row.*'match_id'") as told:
+    with pytest.warns(UserWarning, match="distinct value in every row.*'match_id'") as record:
         store.create_training_dataset(matches(), "won", label="won")
-    assert told[0].filename == __file__
+    assert record[0].filename == __file__
     dataset = store.create_training_dataset(matches(), "won", label="won", exclude="match_id")
     assert "match_id" in dataset.roles.unused
 
@@ -279,7 +281,7 @@ def test_label_time_not_inferred_when_no_group_needs_time(store: FeatureStore) -
 def test_roles_statistics_and_plots_cover_inputs_and_labels_only(store: FeatureStore) -> None:
     dataset = store.create_training_dataset(with_dataframe(store), "won", label="won")
     statistics = dataset.statistics("train")
-    assert {each.name: each.role for each in statistics.columns} == dict(dataset.roles)
+    assert {column.name: column.role for column in statistics.columns} == dict(dataset.roles)
     assert set(statistics.pearson.columns) == {*INPUTS, "won"}
     figure = store.visualize_training_dataset_distributions("won", plot=False)
     assert sum(bool(axis.get_title()) for axis in figure.axes) == len([*INPUTS, "won"])
@@ -303,22 +305,22 @@ some = st.lists(st.sampled_from(NAMES), unique=True).map(tuple)
     exclude=some,
 )
 def test_roles_random_columns_have_one_role(**given_roles: Any) -> None:
-    known = RoleRequest(**given_roles)
+    request = RoleRequest(**given_roles)
     try:
-        roles = DatasetRoles(assign_roles(SCHEMA, known))
+        roles = DatasetRoles(assign_roles(SCHEMA, request))
     except InvalidArgument:
         return
-    parts = [roles.inputs, roles.labels, roles.key, roles.unused, roles.named("time")]
-    assert sorted(itertools.chain(*parts)) == NAMES
-    assert set(roles.labels) == set(known.labels)
-    assert not set(roles.inputs) & {*known.labels, *known.exclude}
-    assert set(roles.inputs) >= set(known.features)
-    if known.requested_features is not None:
-        assert set(roles.inputs) <= {*known.requested_features, *known.features}
+    groups = [roles.inputs, roles.labels, roles.key, roles.unused, roles.named("time")]
+    assert sorted(itertools.chain(*groups)) == NAMES
+    assert set(roles.labels) == set(request.labels)
+    assert not set(roles.inputs) & {*request.labels, *request.exclude}
+    assert set(roles.inputs) >= set(request.features)
+    if request.requested_features is not None:
+        assert set(roles.inputs) <= {*request.requested_features, *request.features}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"features": ["won"]}, "features= contains 'won', which is the label"),
         ({"exclude": "won"}, "exclude= contains 'won', which is the label"),
@@ -334,8 +336,8 @@ def test_roles_random_columns_have_one_role(**given_roles: Any) -> None:
     ],
 )
 def test_roles_conflicting_arguments_raise_without_writing(
-    store: FeatureStore, arguments: dict[str, Any], said: str
+    store: FeatureStore, arguments: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InvalidArgument, match=said):
+    with pytest.raises(InvalidArgument, match=message):
         store.create_training_dataset(matches(), "won", label="won", **arguments)
     assert store.get_training_datasets() == []

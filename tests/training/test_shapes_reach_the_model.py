@@ -31,7 +31,7 @@ def cells(name: str) -> Any:
 COLUMNS = {name: cells(name) for name in SHAPES}
 
 
-def dataset(store: FeatureStore, data_format: str, **options: Any) -> TrainingDataset:
+def create_dataset(store: FeatureStore, data_format: str, **options: Any) -> TrainingDataset:
     frame = pd.DataFrame({"id": range(ROWS), "label": [number % 2 for number in range(ROWS)]})
     for name, values in COLUMNS.items():
         frame[name] = list(values)
@@ -48,36 +48,38 @@ def dataset(store: FeatureStore, data_format: str, **options: Any) -> TrainingDa
 def test_array_shapes_preserved_in_every_format(
     duckdb_store: FeatureStore, data_format: str
 ) -> None:
-    made = dataset(duckdb_store, data_format)
-    kinds = {column.name: type_from_json(column.type) for column in made.manifest.columns}
+    dataset = create_dataset(duckdb_store, data_format)
+    kinds = {column.name: type_from_json(column.type) for column in dataset.manifest.columns}
     assert {name: array_shape(kinds[name]) for name in SHAPES} == SHAPES
     names = ["id", *SHAPES]
-    seen = []
-    for batch in made.reader("train", global_batch_size=20, columns=names).batches():
+    ids = []
+    for batch in dataset.reader("train", global_batch_size=20, columns=names).batches():
         for name, shape in SHAPES.items():
             assert batch[name].shape == (20, *shape)
             assert batch[name].dtype == np.dtype(DTYPES[name])
             np.testing.assert_array_equal(batch[name], COLUMNS[name][batch["id"]])
-        seen += batch["id"].tolist()
-    assert sorted(seen) == list(range(ROWS))
-    frame = made.read("train").to_pandas().sort_values("id")
+        ids += batch["id"].tolist()
+    assert sorted(ids) == list(range(ROWS))
+    frame = dataset.read("train").to_pandas().sort_values("id")
     np.testing.assert_array_equal(np.stack(frame["image"]), COLUMNS["image"])
     assert frame["frame"].iloc[0].shape == (2, 3, 1)
-    assert {each.name: each.kind for each in made.statistics("train").columns}["image"] == "list"
-    assert made.verify().ok
+    assert {column.name: column.kind for column in dataset.statistics("train").columns}[
+        "image"
+    ] == "list"
+    assert dataset.verify().ok
 
 
 @pytest.mark.tensorflow
 def test_array_shapes_static_in_tf_dataset(duckdb_store: FeatureStore) -> None:
     import tensorflow as tf
 
-    made = dataset(duckdb_store, "tfrecord")
-    spec, _ = made.reader("train", global_batch_size=20).tf_dataset().element_spec
+    dataset = create_dataset(duckdb_store, "tfrecord")
+    spec, _ = dataset.reader("train", global_batch_size=20).tf_dataset().element_spec
     assert {name: tuple(spec[name].shape) for name in SHAPES} == {
         name: (20, *shape) for name, shape in SHAPES.items()
     }
-    files = sorted(f"{made.path}/{shard.path}" for shard in made.manifest.splits[0].shards)
-    feature_spec = made.tf_feature_spec()
+    files = sorted(f"{dataset.path}/{shard.path}" for shard in dataset.manifest.splits[0].shards)
+    feature_spec = dataset.tf_feature_spec()
     records = tf.data.TFRecordDataset(files).batch(ROWS)
     parsed = next(iter(records.map(lambda record: tf.io.parse_example(record, feature_spec))))
     order = parsed["id"].numpy()
@@ -87,11 +89,11 @@ def test_array_shapes_static_in_tf_dataset(duckdb_store: FeatureStore) -> None:
 
 def test_array_shapes_preserved_by_petastorm_reader(duckdb_store: FeatureStore) -> None:
     pytest.importorskip("petastorm")
-    made = dataset(duckdb_store, "petastorm")
+    dataset = create_dataset(duckdb_store, "petastorm")
     count = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with made.petastorm_reader("train") as reader:
+        with dataset.petastorm_reader("train") as reader:
             for batch in reader:
                 for name, shape in SHAPES.items():
                     values = getattr(batch, name)
@@ -117,7 +119,7 @@ def test_array_nulls_masked_in_shape(duckdb_store: FeatureStore) -> None:
 
 
 def test_array_shapes_preserved_in_dataframes(duckdb_store: FeatureStore) -> None:
-    dataset(duckdb_store, "parquet")
+    create_dataset(duckdb_store, "parquet")
     frame = duckdb_store.get_featuregroup("pictures")
     images = frame.select("image").to_numpy()
     assert images.shape == (ROWS, 4, 6)

@@ -57,10 +57,10 @@ def split_accumulator(
 
 def test_split_sample_is_shared_between_partitions() -> None:
     rows = (PARTITIONS * 5000 * 3 // 4, PARTITIONS * 5000 // 4)
-    bounded = tuple(statistics_accumulator(SCHEMA, limit=LIMIT, rows=each) for each in rows)
+    bounded = tuple(statistics_accumulator(SCHEMA, limit=LIMIT, rows=count) for count in rows)
     unbounded = (statistics_accumulator(SCHEMA, limit=LIMIT),) * 2
     results = []
-    for accumulators, held_at_most in ((bounded, 1.6 * LIMIT), (unbounded, None)):
+    for accumulators, maximum in ((bounded, 1.6 * LIMIT), (unbounded, None)):
         accumulator = split_accumulator(accumulators)
         states = [
             accumulator.update(accumulator.start(), partition(number))
@@ -69,16 +69,16 @@ def test_split_sample_is_shared_between_partitions() -> None:
         for split in range(2):
             for state in states:
                 state[split].sample.compact()
-            held = sum(state[split].sample.row_count for state in states)
+            row_count = sum(state[split].sample.row_count for state in states)
             assert (
-                held == PARTITIONS * LIMIT
-                if held_at_most is None
-                else LIMIT <= held <= held_at_most
+                row_count == PARTITIONS * LIMIT
+                if maximum is None
+                else LIMIT <= row_count <= maximum
             )
         merged = reduce(accumulator.merge, states)
         assert [merged[split].rows for split in range(2)] == list(rows)
         assert not any(
-            is_sample_short(each, merged[split]) for split, each in enumerate(accumulators)
+            is_sample_short(member, merged[split]) for split, member in enumerate(accumulators)
         )
         results.append([finish(merged[split], source={}).to_json() for split in range(2)])
     assert results[0] == results[1]
@@ -111,20 +111,20 @@ def test_split_statistics_equal_rows_of_splits(store: FeatureStore, example: Exa
 
 def test_split_statistics_independent_of_row_order(tmp_path: Path, example: Example) -> None:
     rows = example(3000)
-    written = []
+    folders = []
     for number, order in enumerate((range(3000), range(2999, -1, -1))):
         with featurestore.connect(tmp_path / str(number)) as store:
             dataset = store.create_training_dataset(
                 rows.take(list(order)), "d", splits={"train": 0.7, "test": 0.3}, key="at"
             )
-            written.append(Path(dataset.path))
-    names = sorted(path.relative_to(written[0]) for path in written[0].rglob("*") if path.is_file())
+            folders.append(Path(dataset.path))
+    names = sorted(path.relative_to(folders[0]) for path in folders[0].rglob("*") if path.is_file())
     for name in names:
-        one, other = (folder / name for folder in written)
+        first, second = (folder / name for folder in folders)
         if name.name != "manifest.json":
-            assert one.read_bytes() == other.read_bytes(), name
-    one, other = (json.loads((folder / "manifest.json").read_text()) for folder in written)
-    different = [key for key in one if one[key] != other[key]]
+            assert first.read_bytes() == second.read_bytes(), name
+    first, second = (json.loads((folder / "manifest.json").read_text()) for folder in folders)
+    different = [key for key in first if first[key] != second[key]]
     assert different == ["created", "run_id", "checksum"]
 
 
@@ -133,21 +133,21 @@ def test_split_statistics_of_writers_equal_separate_pass(
 ) -> None:
     """Also if duplicates make a sample too small and all rows are counted again."""
     rows = pa.concat_tables([example(900)] * 3)
-    asked = {"splits": {"train": 0.6, "test": 0.4}, "key": "at", "shards": 3, "label": "label"}
+    options = {"splits": {"train": 0.6, "test": 0.4}, "key": "at", "shards": 3, "label": "label"}
 
     def exported(name: str) -> list[dict[str, object]]:
-        made = duckdb_store.create_training_dataset(rows, name, **asked)  # type: ignore[arg-type]
-        found = []
-        for split in made.splits:
-            found.append({**made.statistics(split).to_json(), "source": None})
-        return found
+        dataset = duckdb_store.create_training_dataset(rows, name, **options)  # type: ignore[arg-type]
+        results = []
+        for split in dataset.splits:
+            results.append({**dataset.statistics(split).to_json(), "source": None})
+        return results
 
     by_itself = exported("a")
     monkeypatch.setattr(split_statistics, "_MIN_SHARD_ROWS", 0)
-    counted = []
-    monkeypatch.setattr(split_statistics, "count_splits", counted.append)
+    passes = []
+    monkeypatch.setattr(split_statistics, "count_splits", passes.append)
     assert exported("b") == by_itself
-    assert not counted, "no pass of its own"
+    assert not passes, "no pass of its own"
     monkeypatch.undo()
     monkeypatch.setattr("featurestore.statistics.accumulator.sample_limit", lambda _: 700)
     by_itself = exported("c")
@@ -195,20 +195,20 @@ def test_split_statistics_of_worker_processes_are_returned(
 ) -> None:
     plain = DuckDBEngine.write_shards
 
-    def elsewhere(engine: Any, relation: Any, *, write: Any, **how: Any) -> Any:
-        return plain(engine, relation, write=pickle.loads(pickle.dumps(write)), **how)
+    def elsewhere(engine: Any, relation: Any, *, write: Any, **options: Any) -> Any:
+        return plain(engine, relation, write=pickle.loads(pickle.dumps(write)), **options)
 
     def exported(name: str) -> list[object]:
-        made = duckdb_store.create_training_dataset(
+        dataset = duckdb_store.create_training_dataset(
             example(900), name, splits={"train": 0.6, "test": 0.4}, key="at", shards=3
         )
-        return [made.statistics(split).to_json()["columns"] for split in made.splits]
+        return [dataset.statistics(split).to_json()["columns"] for split in dataset.splits]
 
     monkeypatch.setattr(split_statistics, "_MIN_SHARD_ROWS", 0)
-    here = exported("a")
+    expected = exported("a")
     monkeypatch.setattr(DuckDBEngine, "write_shards", elsewhere)
     monkeypatch.setattr(shards, "HoldsRows", type("NoEngine", (), {}))
     passes: list[object] = []
     monkeypatch.setattr(split_statistics, "count_splits", passes.append)
-    assert exported("b") == here
+    assert exported("b") == expected
     assert not passes

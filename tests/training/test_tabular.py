@@ -69,15 +69,15 @@ def test_matrix_equals_reader_values(duckdb_store: FeatureStore) -> None:
         rows = dataset.manifest.split(split).rows
         (batch,) = dataset.reader(split, global_batch_size=rows, nulls="mask").batches()
         x, y, names = dataset.matrix(split)
-        parts = [
+        arrays = [
             batch[name].reshape(rows, -1).astype(np.float32)
             for name in ("age", "member", "image", "city")
         ]
-        np.testing.assert_array_equal(x, np.concatenate(parts, axis=1))
+        np.testing.assert_array_equal(x, np.concatenate(arrays, axis=1))
         np.testing.assert_array_equal(y, batch["y"])
         assert names[-2:] == ("city_0", "city_1")
-        stored = dataset.matrix(split, columns=["age"], transformed=False)
-        assert np.isnan(stored.x).sum() == dataset.read(split).to_arrow()["age"].null_count
+        raw_matrix = dataset.matrix(split, columns=["age"], transformed=False)
+        assert np.isnan(raw_matrix.x).sum() == dataset.read(split).to_arrow()["age"].null_count
 
 
 def test_matrix_with_named_columns_and_several_labels(duckdb_store: FeatureStore) -> None:

@@ -21,14 +21,14 @@ RULES = {"label": "label", "splits": {"train": 0.8, "test": 0.2}, "seed": 1, "sh
 @pytest.fixture
 def location(tmp_path: Path, example: Example) -> str:
     """A store with a group and two versions of a dataset; the second has 20 more rows."""
-    place = str(tmp_path / "store")
-    with featurestore.connect(place) as store:
+    path = str(tmp_path / "store")
+    with featurestore.connect(path) as store:
         store.create_featuregroup(example(400), "facts", primary_key=["user", "at"])
         store.create_training_dataset(store.get_featuregroup("facts"), "d", **RULES)  # type: ignore[arg-type]
         store.insert_into_featuregroup(example(420).slice(400), "facts")
         store.create_training_dataset(store.get_featuregroup("facts"), "d", **RULES)  # type: ignore[arg-type]
         store.create_training_dataset(example(30), "loose", key="at")
-    return place
+    return path
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_td_verify_damaged_dataset_exits_1(run: Run, location: str) -> None:
     assert f"train/{shard.name} at byte" in printed
     document = run("td", "verify", "d", code=1, as_json=True)
     assert not document["ok"]
-    assert {each["file"] for each in document["problems"]} == {f"train/{shard.name}"}
+    assert {problem["file"] for problem in document["problems"]} == {f"train/{shard.name}"}
     assert run("td", "verify", "d@v1", as_json=True)["ok"]
 
 
@@ -102,7 +102,7 @@ def test_td_show_prints_transformations(
         )
     capsys.readouterr()
     document = run("td", "show", "coded", as_json=True)["transformations"]
-    assert [(each["input"], each["output"]) for each in document] == [("label", "float32 [3]")]
+    assert [(step["input"], step["output"]) for step in document] == [("label", "float32 [3]")]
     printed = run("td", "show", "coded")
     assert "transformations:\n" in printed
     assert "one_hot()" in printed
@@ -114,16 +114,16 @@ def test_td_clean_removes_leftovers_of_killed_exports(run: Run, location: str) -
     dead.mkdir(parents=True)
     staged = Path(location, "_staging", "0123456789abcdef" * 2, "rows")
     staged.mkdir(parents=True)
-    removed = [each["removed"] for each in run("td", "clean", as_json=True)]
+    removed = [entry["removed"] for entry in run("td", "clean", as_json=True)]
     assert removed == [str(dead.parent), str(staged.parent)]
     assert not dead.parent.exists()
     assert not staged.parent.exists()
     assert "nothing to remove" in run("td", "clean")
-    assert [each["version"] for each in run("td", "list", as_json=True)] == [1, 2, 1]
+    assert [row["version"] for row in run("td", "list", as_json=True)] == [1, 2, 1]
 
 
 def test_td_commands_unknown_dataset_exit_1_with_alternatives(run: Run) -> None:
     assert "loose" in run("td", "verify", "absent", code=1)
     run("td", "delete", "d@v1")
-    assert [each["version"] for each in run("td", "list", as_json=True)] == [2, 1]
+    assert [row["version"] for row in run("td", "list", as_json=True)] == [2, 1]
     assert "featurestore td delete d@v1" in run("td", "delete", "d", code=1)

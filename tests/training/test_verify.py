@@ -40,14 +40,14 @@ def shard(dataset: TrainingDataset, split: str = "train", number: int = 1) -> Pa
 def test_verify_flipped_bit_reports_file_and_offset(dataset: TrainingDataset) -> None:
     path = shard(dataset)
     data = bytearray(path.read_bytes())
-    place = len(data) // 2
-    data[place] ^= 1
+    position = len(data) // 2
+    data[position] ^= 1
     path.write_bytes(data)
     report = dataset.verify()
     assert not report.ok
     assert all(problem.file == os.path.relpath(path, dataset.path) for problem in report.problems)
     offsets = [problem.offset for problem in report.problems if problem.offset is not None]
-    assert any(offset <= place < offset + 4096 for offset in offsets), report
+    assert any(offset <= position < offset + 4096 for offset in offsets), report
 
 
 @pytest.mark.petastorm
@@ -61,12 +61,16 @@ def test_verify_long_file_reports_first_damaged_mebibyte(
     (entry,) = dataset.manifest.split("train").shards
     path = Path(dataset.path, entry.path)
     assert len(dataset.manifest.prefixes[entry.path]) == entry.bytes // MEBIBYTE >= 1
-    for place in (entry.bytes - 5000, MEBIBYTE, MEBIBYTE - 1, 100):
-        whole = path.read_bytes()
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :])
-        (problem,) = [each for each in dataset.verify().problems if "SHA-256" in each.message]
-        assert (problem.file, problem.offset) == (entry.path, place // MEBIBYTE * MEBIBYTE)
-        path.write_bytes(whole)
+    for position in (entry.bytes - 5000, MEBIBYTE, MEBIBYTE - 1, 100):
+        content = path.read_bytes()
+        path.write_bytes(
+            content[:position] + bytes([content[position] ^ 16]) + content[position + 1 :]
+        )
+        (problem,) = [
+            problem for problem in dataset.verify().problems if "SHA-256" in problem.message
+        ]
+        assert (problem.file, problem.offset) == (entry.path, position // MEBIBYTE * MEBIBYTE)
+        path.write_bytes(content)
     assert dataset.verify().ok
 
 
@@ -76,14 +80,16 @@ def test_verify_damaged_metadata_files_are_reported(
     dataset = duckdb_store.create_training_dataset(example(100), "beside", key="at")
     for name in ("schema.pbtxt", "_statistics/train.json"):
         path = Path(dataset.path, name)
-        whole = path.read_bytes()
-        path.write_bytes(whole.replace(b"0", b"1", 1))
-        assert [(each.file, each.offset) for each in dataset.verify().problems] == [(name, 0)]
+        content = path.read_bytes()
+        path.write_bytes(content.replace(b"0", b"1", 1))
+        assert [(problem.file, problem.offset) for problem in dataset.verify().problems] == [
+            (name, 0)
+        ]
         path.unlink()
-        assert [(each.file, each.message) for each in dataset.verify().problems] == [
+        assert [(problem.file, problem.message) for problem in dataset.verify().problems] == [
             (name, "is missing")
         ]
-        path.write_bytes(whole)
+        path.write_bytes(content)
     manifest = Path(dataset.path, "manifest.json")
     manifest.write_text(manifest.read_text().replace('"seed": 0', '"seed": 1'))
     assert dataset.verify().problems[0].file == "manifest.json"
@@ -96,9 +102,9 @@ def test_verify_truncated_shard_reports_end_offset(dataset: TrainingDataset) -> 
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-7])
     (problem,) = [
-        each
-        for each in dataset.verify().problems
-        if re.fullmatch(r"has [\d,]+ bytes, but [\d,]+ in the manifest", each.message)
+        problem
+        for problem in dataset.verify().problems
+        if re.fullmatch(r"has [\d,]+ bytes, but [\d,]+ in the manifest", problem.message)
     ]
     assert (problem.file, problem.offset) == (os.path.relpath(path, dataset.path), size - 7)
 
@@ -107,20 +113,20 @@ def test_verify_missing_shard_is_reported(dataset: TrainingDataset) -> None:
     path = shard(dataset)
     path.unlink()
     assert [
-        each.message for each in dataset.verify().problems if each.file.endswith(path.name)
+        problem.message for problem in dataset.verify().problems if problem.file.endswith(path.name)
     ] == ["is missing"]
 
 
 def test_verify_swapped_shards_are_reported(dataset: TrainingDataset) -> None:
-    one, two = shard(dataset, number=0), shard(dataset, number=1)
-    data = one.read_bytes()
-    one.write_bytes(two.read_bytes())
-    two.write_bytes(data)
-    names = [os.path.relpath(each, dataset.path) for each in (one, two)]
+    first, second = shard(dataset, number=0), shard(dataset, number=1)
+    data = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(data)
+    names = [os.path.relpath(path, dataset.path) for path in (first, second)]
     actual = {
-        each.file: each
-        for each in dataset.verify().problems
-        if "contains the bytes of" in each.message
+        problem.file: problem
+        for problem in dataset.verify().problems
+        if "contains the bytes of" in problem.message
     }
     assert set(actual) == set(names)
     assert [actual[name].offset for name in names] == [0, 0]
@@ -145,7 +151,9 @@ def test_verify_rows_in_wrong_split_or_order_are_reported(
     )
     actual = rewritten(dataset, splits=swapped).verify().problems
     assert {
-        each.file for each in actual if "the split rule assigns to another split" in each.message
+        problem.file
+        for problem in actual
+        if "the split rule assigns to another split" in problem.message
     } == {
         "train",
         "test",
@@ -153,13 +161,13 @@ def test_verify_rows_in_wrong_split_or_order_are_reported(
     first, second = train.shards
     crossed = (replace(second, first_row=0), replace(first, first_row=second.rows))
     actual = rewritten(dataset, splits=(replace(train, shards=crossed), test)).verify().problems
-    assert any("not in hash order" in each.message for each in actual)
+    assert any("not in hash order" in problem.message for problem in actual)
     twice = (train, replace(test, shards=train.shards, rows=train.rows))
     stratified = {**dataset.manifest.split_rule, "stratify": ["label"]}
-    for each in Path(dataset.path, "test").iterdir():
-        each.unlink()
+    for file in Path(dataset.path, "test").iterdir():
+        file.unlink()
     actual = rewritten(dataset, splits=twice, split_rule=stratified).verify().problems
-    assert any(f"shares {train.rows} rows" in each.message for each in actual)
+    assert any(f"shares {train.rows} rows" in problem.message for problem in actual)
 
 
 def rewritten(dataset: TrainingDataset, **changes: Any) -> TrainingDataset:
@@ -192,7 +200,7 @@ def test_verify_unverifiable_rules_are_noted(duckdb_store: FeatureStore) -> None
 
 def test_verify_unexpected_file_is_reported(dataset: TrainingDataset) -> None:
     Path(dataset.path, "train", "tfrecord-99999-of-99999").write_bytes(b"")
-    assert [each.message for each in dataset.verify().problems] == ["is not in the manifest"]
+    assert [problem.message for problem in dataset.verify().problems] == ["is not in the manifest"]
 
 
 def test_diff_counts_added_removed_and_changed_rows(
@@ -249,6 +257,7 @@ def test_diff_contains_columns_sources_rules_labels_and_drift(
     assert "drift of train.user" not in printed
     assert report.to_json()["drift"]["train"]["features"][0]["reasons"]
     totals = [
-        sum(getattr(each, what) for each in report.splits.values()) for what in ("added", "removed")
+        sum(getattr(split, name) for split in report.splits.values())
+        for name in ("added", "removed")
     ]
     assert totals[0] == totals[1] > 0, "another seed moves rows between the splits"

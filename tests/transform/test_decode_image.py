@@ -21,9 +21,9 @@ Image = pytest.importorskip("PIL.Image")
 ROWS = 150
 
 
-def encoded(pixels: Any, kind: str = "PNG") -> bytes:
+def encoded(pixels: Any, file_format: str = "PNG") -> bytes:
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, kind)
+    Image.fromarray(pixels).save(file, file_format)
     return file.getvalue()
 
 
@@ -32,8 +32,8 @@ def pixels() -> Any:
     return np.random.default_rng(0).integers(0, 256, (ROWS, 8, 6, 3), dtype=np.uint8)
 
 
-def make(place: Path, cells: list[bytes | None], data_format: str, **options: Any) -> Any:
-    store = featurestore.connect(place)
+def make(folder: Path, cells: list[bytes | None], data_format: str, **options: Any) -> Any:
+    store = featurestore.connect(folder)
     rows = pa.table({"id": range(len(cells)), "image": pa.array(cells, pa.binary())})
     return store.create_training_dataset(
         rows,
@@ -53,17 +53,17 @@ def test_reader_decodes_images_exactly(
     tmp_path: Path, pixels: Any, data_format: str, encoding: str
 ) -> None:
     encode = encoded if encoding == "file" else np.ndarray.tobytes
-    dataset = make(tmp_path, [encode(each) for each in pixels], data_format, encoding=encoding)
+    dataset = make(tmp_path, [encode(image) for image in pixels], data_format, encoding=encoding)
     reader = dataset.reader("train", global_batch_size=70, remainder="pad", seed=1)
-    seen = []
+    ids = []
     for batch in reader.batches():
         assert batch["image"].dtype == np.uint8
         assert batch["image"].shape == (70, 8, 6, 3)
         real = batch["sample_weight"] > 0
         assert (batch["image"][real] == pixels[batch["id"][real]]).all()
         assert not batch["image"][~real].any()
-        seen += batch["id"][real].tolist()
-    assert sorted(seen) == list(range(ROWS))
+        ids += batch["id"][real].tolist()
+    assert sorted(ids) == list(range(ROWS))
     raw = dataset.reader("train", global_batch_size=70, transformed=False)
     assert next(raw.batches())["image"].dtype == object
 
@@ -71,7 +71,7 @@ def test_reader_decodes_images_exactly(
 @pytest.mark.tensorflow
 def test_tf_dataset_decodes_same_pixels(tmp_path: Path, pixels: Any) -> None:
     pytest.importorskip("tensorflow")
-    dataset = make(tmp_path, [encoded(each) for each in pixels], "tfrecord")
+    dataset = make(tmp_path, [encoded(image) for image in pixels], "tfrecord")
     reader = dataset.reader("train", global_batch_size=50)
     batches = zip(reader.tf_dataset(), reader.batches(), strict=True)
     for (features, _), batch in batches:
@@ -99,23 +99,33 @@ def test_decode_images_imagecodecs_equals_pillow(
     pytest.importorskip("imagecodecs")
     random = np.random.default_rng(channels)
     image = np.squeeze(random.integers(0, 256, (8, 6, channels), dtype=np.uint8))
-    whole = encoded(image)
-    damaged = bytearray(whole)
+    content = encoded(image)
+    damaged = bytearray(content)
     damaged[50] ^= 255
-    cells = [whole, whole + b"more", whole[:60], whole[:-20], bytes(damaged), encoded(pixels[0])]
+    cells = [
+        content,
+        content + b"more",
+        content[:60],
+        content[:-20],
+        bytes(damaged),
+        encoded(pixels[0]),
+    ]
     cells += [encoded(image[:4]), encoded(image, "BMP" if channels != 4 else "WEBP")]
 
     def decoded(cell: bytes) -> Any:
-        given = np.array([cell, b""], dtype=object)
+        array = np.array([cell, b""], dtype=object)
         try:
-            return decode_images(given, None, height=8, width=6, channels=channels).tolist()
+            return decode_images(array, None, height=8, width=6, channels=channels).tolist()
         except InvalidArgument:
             return "refused"
 
-    found = [decoded(cell) for cell in cells]
+    expected = [decoded(cell) for cell in cells]
     monkeypatch.setitem(sys.modules, "imagecodecs", None)
-    assert found == [decoded(cell) for cell in cells]
-    assert found[0] == [image.reshape(8, 6, channels).tolist(), np.zeros((8, 6, channels)).tolist()]
+    assert expected == [decoded(cell) for cell in cells]
+    assert expected[0] == [
+        image.reshape(8, 6, channels).tolist(),
+        np.zeros((8, 6, channels)).tolist(),
+    ]
 
 
 def test_decode_images_invalid_bytes_raises(pixels: Any) -> None:
@@ -151,27 +161,27 @@ def test_decode_image_invalid_column_or_options_raises(tmp_path: Path) -> None:
 def test_reader_raw_images_with_nulls_and_padding(
     tmp_path: Path, pixels: Any, shuffle: bool
 ) -> None:
-    cells = [None if row % 7 == 0 else each.tobytes() for row, each in enumerate(pixels)]
+    cells = [None if row % 7 == 0 else image.tobytes() for row, image in enumerate(pixels)]
     dataset = make(tmp_path, cells, "tfrecord", encoding="raw")
     options = {"global_batch_size": 64, "remainder": "pad", "nulls": "mask", "shuffle": shuffle}
     reader = dataset.reader("train", **options)
-    seen = 0
+    image_count = 0
     for batch in (*reader.batches(0), *reader.batches(1)):
-        for row, image, there, weight in zip(
+        for row, image, is_present, weight in zip(
             batch["id"], batch["image"], batch["image_present"], batch["sample_weight"], strict=True
         ):
-            expected = there and weight > 0
+            expected = is_present and weight > 0
             assert expected == (weight > 0 and row % 7 != 0)
             assert (image == (pixels[row] if expected else 0)).all()
-            seen += expected
-    assert seen == 2 * sum(cell is not None for cell in cells)
+            image_count += expected
+    assert image_count == 2 * sum(cell is not None for cell in cells)
 
 
 @pytest.mark.tensorflow
 def test_tf_dataset_large_raw_images_equal_stored(tmp_path: Path) -> None:
     large = np.random.default_rng(1).integers(0, 256, (40, 128, 96, 3), dtype=np.uint8)
     store = featurestore.connect(tmp_path)
-    rows = pa.table({"id": range(40), "image": [each.tobytes() for each in large]})
+    rows = pa.table({"id": range(40), "image": [image.tobytes() for image in large]})
     chains = {"image": t.decode_image((128, 96), encoding="raw")}
     dataset = store.create_training_dataset(
         rows, "large", features=["image"], label="id", progress=False, transformations=chains

@@ -113,8 +113,8 @@ def test_saved_keras_model_contains_transformations(framework: str, tmp_path: Pa
     from featurestore.transform.keras import input_layers, preprocessor_layer
 
     few = ("log1p_standardize", "quantile_one_hot", "vocabulary_buckets", "list", "cyclical")
-    others = [name for name in conformance.CHAINS if name not in few]
-    fitted, table = conformance.fit_all_chains(seed=3, leave_out=others)
+    other_chains = [name for name in conformance.CHAINS if name not in few]
+    fitted, table = conformance.fit_all_chains(seed=3, leave_out=other_chains)
     arrays = decoded(table)
     inputs = input_layers({n: (a.dtype, a.shape[1:]) for n, a in arrays.items()}, framework)
     model = keras.Model(inputs, preprocessor_layer(fitted, framework)(inputs))

@@ -32,7 +32,7 @@ from featurestore.transform.fitted import Transformations
 from featurestore.transform.rules import functions
 
 ROWS = 3000
-ASKED = {
+TRANSFORMATIONS = {
     "x": t.standardize(),
     "z": t.impute("median") | t.log1p() | t.min_max(),
     "hour": t.cyclical(24),
@@ -64,7 +64,7 @@ def rows(change: np.ndarray[Any, Any] | None = None) -> pa.Table:
 
 
 def make(store: FeatureStore, data: Any, name: str = "made", **options: Any) -> TrainingDataset:
-    options = {"transformations": ASKED, "splits": SPLITS, **options}
+    options = {"transformations": TRANSFORMATIONS, "splits": SPLITS, **options}
     return store.create_training_dataset(
         data, name, label="label", key="id", progress=False, **options
     )
@@ -79,9 +79,9 @@ def fitted_of(dataset: TrainingDataset) -> Transformations:
 def test_fit_is_independent_of_other_splits(duckdb_store: FeatureStore) -> None:
     first = make(duckdb_store, rows())
     train = first.read("train").to_arrow().column("id").to_numpy()
-    others = np.setdiff1d(np.arange(ROWS), train)
-    second = make(duckdb_store, rows(others), "changed")
-    assert second.read("test").to_arrow().column("x").to_pylist().count(1e6) == len(others)
+    other_rows = np.setdiff1d(np.arange(ROWS), train)
+    second = make(duckdb_store, rows(other_rows), "changed")
+    assert second.read("test").to_arrow().column("x").to_pylist().count(1e6) == len(other_rows)
     assert fitted_of(second).columns == fitted_of(first).columns
     third = make(duckdb_store, rows(train[:5]), "other_train")
     assert fitted_of(third).columns != fitted_of(first).columns
@@ -91,14 +91,14 @@ def test_fit_is_independent_of_other_splits(duckdb_store: FeatureStore) -> None:
 def test_fit_from_statistics_export_and_files_agree(
     duckdb_store: FeatureStore, data_format: str
 ) -> None:
-    counted = make(duckdb_store, rows(), data_format=data_format)
+    with_statistics = make(duckdb_store, rows(), data_format=data_format)
     passed = make(duckdb_store, rows(), "passed", data_format=data_format, statistics=False)
     later = make(duckdb_store, rows(), "later", data_format=data_format, transformations=None)
     assert later.transformations is None
     if data_format == "parquet":
         # Statistics are of values before a format rounds them, which TFRecord does.
-        assert fitted_of(passed).columns == fitted_of(counted).columns
-    assert later.fit(ASKED).columns == fitted_of(counted).columns
+        assert fitted_of(passed).columns == fitted_of(with_statistics).columns
+    assert later.fit(TRANSFORMATIONS).columns == fitted_of(with_statistics).columns
 
 
 @pytest.mark.parametrize("length", [119, 120, 121, 256])
@@ -129,12 +129,12 @@ def test_fit_long_strings_from_statistics_equals_fit_from_rows(
 
 
 def test_engines_fit_equal_transformations(spark: Any, tmp_path: Path) -> None:
-    made = []
+    datasets = []
     for engine in ("duckdb", "spark"):
         with featurestore.connect(tmp_path / engine, engine=engine) as store:
-            made.append(make(store, rows(), shards=2))
-    assert fitted_of(made[0]).to_bytes() == fitted_of(made[1]).to_bytes()
-    assert made[0].manifest.content_hash == made[1].manifest.content_hash
+            datasets.append(make(store, rows(), shards=2))
+    assert fitted_of(datasets[0]).to_bytes() == fitted_of(datasets[1]).to_bytes()
+    assert datasets[0].manifest.content_hash == datasets[1].manifest.content_hash
 
 
 def test_transformations_do_not_change_dataset_files(duckdb_store: FeatureStore) -> None:
@@ -143,8 +143,8 @@ def test_transformations_do_not_change_dataset_files(duckdb_store: FeatureStore)
     assert with_some.manifest.content_hash == without.manifest.content_hash
     raw = with_some.reader("train", global_batch_size=64, transformed=False, nulls="mask")
     plain = without.reader("train", global_batch_size=64, nulls="mask")
-    for one, other in zip(raw.batches(), plain.batches(), strict=True):
-        assert all(np.array_equal(one[name], other[name]) for name in other)
+    for batch, expected_batch in zip(raw.batches(), plain.batches(), strict=True):
+        assert all(np.array_equal(batch[name], expected_batch[name]) for name in expected_batch)
 
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet", "csv"])
@@ -154,11 +154,13 @@ def test_reader_equals_transformed_frame_and_arrays(
     dataset = make(duckdb_store, rows(), data_format=data_format)
     frame = duckdb_store.transform(rows(), dataset).to_arrow()
     table = frame.take(np.argsort(frame.column("id").to_numpy()))
-    reader = dataset.reader("test", global_batch_size=64, remainder="keep", columns=[*ASKED, "id"])
+    reader = dataset.reader(
+        "test", global_batch_size=64, remainder="keep", columns=[*TRANSFORMATIONS, "id"]
+    )
     checked = 0
     for batch in reader.batches():
         expected = table.take(batch["id"])
-        for name in ASKED:
+        for name in TRANSFORMATIONS:
             column = expected.column(name).combine_chunks()
             while pa.types.is_fixed_size_list(column.type):
                 column = column.flatten()
@@ -175,8 +177,8 @@ def test_reader_state_resumes_with_same_transformations(duckdb_store: FeatureSto
     state = json.loads(json.dumps(reader.state(epoch=2, step=3)))
     again, epoch, step = TrainingDataset.open(dataset.path).resume(state)
     expected = list(reader.batches(2))[3:]
-    for one, other in zip(again.batches(epoch, start_step=step), expected, strict=True):
-        assert all(np.array_equal(one[name], other[name]) for name in other)
+    for batch, expected_batch in zip(again.batches(epoch, start_step=step), expected, strict=True):
+        assert all(np.array_equal(batch[name], expected_batch[name]) for name in expected_batch)
     (Path(dataset.path) / fitted.path).unlink()
     with pytest.raises(DatasetDamaged, match="SHA-256 of the transformations file"):
         dataset.resume(state)
@@ -192,7 +194,7 @@ def test_dataset_keeps_several_transformation_sets(duckdb_store: FeatureStore) -
         dataset.fit({"x": t.min_max(), "word": t.one_hot()}, fit_on="test"),
     ]
     assert dataset.fit({"x": t.min_max(), "word": t.one_hot()}).path == sets[2].path
-    assert len({each.path for each in sets}) == len(sets)
+    assert len({fitted.path for fitted in sets}) == len(sets)
     assert sets[3]["x"].chain != sets[2]["x"].chain
     again = TrainingDataset.open(dataset.path)
     assert again.transformations == sets[0]
@@ -200,7 +202,7 @@ def test_dataset_keeps_several_transformation_sets(duckdb_store: FeatureStore) -
     assert again.verify().ok
     arguments: dict[str, Any] = {"global_batch_size": 64, "seed": 5, "nulls": "mask"}
     raw = again.reader("train", **arguments, transformed=False).batches()
-    readers = [again.reader("train", **arguments, transformed=each).batches() for each in sets]
+    readers = [again.reader("train", **arguments, transformed=fitted).batches() for fitted in sets]
     steps = 0
     for batch, *results in zip(raw, *readers, strict=True):
         for fitted, result in zip(sets, results, strict=True):
@@ -217,11 +219,11 @@ def test_verify_changed_transformations_reports_damage(duckdb_store: FeatureStor
     assert dataset.verify().ok
     for fitted in (fitted_of(dataset), later):
         file = Path(dataset.path) / fitted.path
-        kept = file.read_bytes()
-        file.write_bytes(kept.replace(b"train", b"tr4in"))
+        content = file.read_bytes()
+        file.write_bytes(content.replace(b"train", b"tr4in"))
         report = dataset.verify()
         assert [problem.file for problem in report.problems] == [fitted.path]
-        file.write_bytes(kept)
+        file.write_bytes(content)
     (Path(dataset.path) / fitted_of(dataset).path).unlink()
     assert "is missing" in str(dataset.verify())
     with pytest.raises(DatasetDamaged, match="transformations"):
@@ -241,12 +243,12 @@ def test_transformations_file_matches_schema(duckdb_store: FeatureStore) -> None
 
 def test_copied_store_keeps_transformations(tmp_path: Path) -> None:
     with featurestore.connect(tmp_path / "here") as store:
-        kept = fitted_of(make(store, rows()))
+        expected = fitted_of(make(store, rows()))
     shutil.copytree(tmp_path / "here", tmp_path / "there")
     (tmp_path / "there" / "registry.db").unlink(missing_ok=True)
     with featurestore.connect(tmp_path / "there") as store:
         path = tmp_path / "there" / "trainingdatasets" / "made" / "v1"
-        assert fitted_of(TrainingDataset.open(path)) == kept
+        assert fitted_of(TrainingDataset.open(path)) == expected
         assert store.transform(rows(), TrainingDataset.open(path)).count() == ROWS
 
 
@@ -332,9 +334,9 @@ def test_fit_on_unknown_split_lists_available(duckdb_store: FeatureStore) -> Non
 
 
 def test_reader_transformations_of_another_dataset_raise(duckdb_store: FeatureStore) -> None:
-    one, other = make(duckdb_store, rows()), make(duckdb_store, rows(), "other")
+    dataset, second_dataset = make(duckdb_store, rows()), make(duckdb_store, rows(), "other")
     with pytest.raises(InvalidArgument, match="fitted on 'made' version 1"):
-        other.reader("train", global_batch_size=64, transformed=fitted_of(one))
+        second_dataset.reader("train", global_batch_size=64, transformed=fitted_of(dataset))
 
 
 def above(values: Any, limit: float) -> Any:
@@ -378,10 +380,10 @@ def test_fit_is_independent_of_order_and_batches(
     request = {"x": t.impute("median") | t.standardize() | t.quantile_bins(3)}
     shuffled = list(values)
     random.shuffle(shuffled)
-    pieces = [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
-    chunks = [pa.table({"x": pa.array(piece, pa.float64())}) for piece in pieces]
-    one = fit_chains(pa.table({"x": pa.array(values, pa.float64())}), request)
-    assert fit_chains(pa.concat_tables(chunks), request).columns == one.columns
+    batches = [shuffled[start : start + size] for start in range(0, len(shuffled), size)]
+    chunks = [pa.table({"x": pa.array(batch, pa.float64())}) for batch in batches]
+    expected = fit_chains(pa.table({"x": pa.array(values, pa.float64())}), request)
+    assert fit_chains(pa.concat_tables(chunks), request).columns == expected.columns
 
 
 def test_transformations_from_damaged_bytes_raises(duckdb_store: FeatureStore) -> None:

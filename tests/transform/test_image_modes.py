@@ -94,7 +94,12 @@ def png16(samples: Any, color_type: int, more: tuple[bytes, bytes] | None = None
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
 @pytest.mark.parametrize(
-    ("mode", "file_format"), [(mode, kind) for mode, kinds in LOSSLESS.items() for kind in kinds]
+    ("mode", "file_format"),
+    [
+        (mode, file_format)
+        for mode, file_formats in LOSSLESS.items()
+        for file_format in file_formats
+    ],
 )
 def test_lossless_images_of_every_mode_decode_exactly(
     decoder: str, mode: str, file_format: str, channels: int
@@ -115,7 +120,8 @@ def test_lossless_images_of_every_mode_decode_exactly(
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
 @pytest.mark.parametrize(
-    ("mode", "file_format"), [(mode, kind) for mode, kinds in LOSSY.items() for kind in kinds]
+    ("mode", "file_format"),
+    [(mode, file_format) for mode, file_formats in LOSSY.items() for file_format in file_formats],
 )
 def test_lossy_images_decode_equally_by_both_decoders(
     monkeypatch: pytest.MonkeyPatch, mode: str, file_format: str, channels: int
@@ -200,14 +206,14 @@ def test_exif_orientation_is_applied_unless_stored(
     cell = stored_with(image, file_format.replace("gray16", "PNG"), orientation)
     with Image.open(io.BytesIO(cell)) as file:
         expected = np.asarray(ImageOps.exif_transpose(file))
-        stored = np.asarray(file)
+        stored_pixels = np.asarray(file)
     if file_format == "gray16":
-        expected, stored = (each[..., None] >> 8 for each in (expected, stored))
-    channels = stored.shape[2]
+        expected, stored_pixels = (pixels[..., None] >> 8 for pixels in (expected, stored_pixels))
+    channels = stored_pixels.shape[2]
     upright = decode(cell, expected.shape[:2], channels=channels)
     assert (upright == expected).all()
     as_stored = decode(cell, (HEIGHT, WIDTH), channels=channels, orientation="stored")
-    assert (as_stored == stored).all()
+    assert (as_stored == stored_pixels).all()
 
 
 @pytest.mark.parametrize(
@@ -257,7 +263,7 @@ def test_animated_image_decodes_first_frame(decoder: str, file_format: str) -> N
 def test_reader_decodes_16_bit_images(tmp_path: Path, data_format: str, encoding: str) -> None:
     values = np.random.default_rng(3).integers(0, 65536, (20, HEIGHT, WIDTH), dtype=np.uint16)
     cells = [
-        saved(gray16(each), "PNG") if encoding == "file" else each.tobytes() for each in values
+        saved(gray16(image), "PNG") if encoding == "file" else image.tobytes() for image in values
     ]
     dataset = featurestore.connect(tmp_path).create_training_dataset(
         pa.table({"id": range(20), "image": pa.array(cells, pa.binary())}),

@@ -79,11 +79,11 @@ def test_padded_rows_keeps_first_or_last_items(
     cells = np.empty(len(rows), dtype=object)
     for number, row in enumerate(rows):
         cells[number] = np.array(row, dtype=np.int64)
-    found, there = pad_rows(to_lists(cells, "whole"), length, last=not first)
-    for row, items, flags in zip(rows, found.tolist(), there.tolist(), strict=True):
-        kept = row[:length] if first else row[-length:]
-        assert items == kept + [0] * (length - len(kept))
-        assert flags == [True] * len(kept) + [False] * (length - len(kept))
+    padded_rows, mask = pad_rows(to_lists(cells, "whole"), length, last=not first)
+    for row, items, flags in zip(rows, padded_rows.tolist(), mask.tolist(), strict=True):
+        expected = row[:length] if first else row[-length:]
+        assert items == expected + [0] * (length - len(expected))
+        assert flags == [True] * len(expected) + [False] * (length - len(expected))
 
 
 def test_max_lengths_keep_fixed_records_and_lists(
@@ -126,26 +126,29 @@ def test_values_over_max_lengths_are_refused_before_writing(
 
 
 def test_reader_lists_are_padded_to_length(dataset: Any) -> None:
-    stored = lists(ROWS).to_pylist()
-    known = list(dataset.transformations["words"].chain.steps[1].fitted["values"])
+    stored_rows = lists(ROWS).to_pylist()
+    vocabulary = list(dataset.transformations["words"].chain.steps[1].fitted["values"])
     reader = dataset.reader(
         "train", global_batch_size=50, columns=["id", *CHAINS], remainder="pad", seed=3
     )
-    seen = []
+    ids = []
     for batch in reader.batches():
         real = batch["sample_weight"] > 0
-        seen += batch["id"][real].tolist()
+        ids += batch["id"][real].tolist()
         for name in CHAINS:
             assert not batch[name][~real].any()
         for index in np.flatnonzero(real):
-            row = stored[batch["id"][index]]
-            codes = [2 + known.index(word) if word in known else 1 for word in row["words"] or []]
+            row = stored_rows[batch["id"][index]]
+            codes = [
+                2 + vocabulary.index(word) if word in vocabulary else 1
+                for word in row["words"] or []
+            ]
             assert batch["words"][index].tolist() == (codes + [0] * 3)[:3]
             last = [min(number, 3.0) for number in row["numbers"][-2:]]
             assert batch["numbers"][index].tolist() == (last + [0.0] * 2)[:2]
             assert ((batch["ids"][index] > 0) == (np.arange(3) < len(row["ids"]))).all()
             assert batch["whole"][index].tolist() == (row["whole"] + [0] * 4)[:4]
-    assert len(seen) == len(set(seen)) == dataset.num_rows("train")
+    assert len(ids) == len(set(ids)) == dataset.num_rows("train")
 
 
 def test_list_transformations_agree_across_interfaces(dataset: Any, tmp_path: Path) -> None:
@@ -171,7 +174,7 @@ def test_tf_dataset_lists_have_static_shapes(dataset: Any) -> None:
 
 @pytest.mark.parametrize("remainder", ["drop", "keep", "pad"])
 def test_reader_selected_lists_are_values_and_row_splits(dataset: Any, remainder: str) -> None:
-    stored = lists(ROWS).to_pylist()
+    stored_rows = lists(ROWS).to_pylist()
     raw: dict[str, Any] = {
         "transformed": False,
         "nulls": "mask",
@@ -190,7 +193,7 @@ def test_reader_selected_lists_are_values_and_row_splits(dataset: Any, remainder
             assert splits[-1] == len(values)
             cells = np.split(values, splits[1:-1])
             for index in np.flatnonzero(real):
-                expected_value = stored[batch["id"][index]][name] or []
+                expected_value = stored_rows[batch["id"][index]][name] or []
                 arguments = (
                     [word.decode() for word in cells[index]] if name == "words" else cells[index]
                 )
@@ -220,10 +223,10 @@ def test_saved_preprocessor_accepts_ragged_tensors(
     model = keras.Model(inputs, {name: prepared[name] for name in CHAINS})
     model.save(tmp_path / "model.keras")
     specs = {}
-    for name, each in reader.tf_dataset().element_spec[0].items():
-        specs[name] = tf.TensorSpec((None, *each.shape[1:]), each.dtype)
-        if isinstance(each, tf.RaggedTensorSpec):
-            specs[name] = tf.RaggedTensorSpec((None, None), each.dtype, ragged_rank=1)
+    for name, spec in reader.tf_dataset().element_spec[0].items():
+        specs[name] = tf.TensorSpec((None, *spec.shape[1:]), spec.dtype)
+        if isinstance(spec, tf.RaggedTensorSpec):
+            specs[name] = tf.RaggedTensorSpec((None, None), spec.dtype, ragged_rank=1)
     module = tf.Module()
     module.model = model
     module.serve = tf.function(lambda features: model(features), input_signature=[specs])

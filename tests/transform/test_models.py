@@ -49,8 +49,8 @@ def test_numpy_preprocessor_equals_reader_batches(dataset: TrainingDataset) -> N
     preprocess = dataset.preprocessor()
     options: dict[str, Any] = {"global_batch_size": 64, "shuffle": False}
     transformed = dataset.reader("test", **options)
-    stored = dataset.reader("test", transformed=False, nulls="mask", **options)
-    for batch, raw in zip(transformed.batches(), stored.batches(), strict=True):
+    raw_reader = dataset.reader("test", transformed=False, nulls="mask", **options)
+    for batch, raw in zip(transformed.batches(), raw_reader.batches(), strict=True):
         actual = preprocess(raw)
         for name in ("temp", "hour", "carrier"):
             np.testing.assert_array_equal(actual[name], batch[name])
@@ -67,7 +67,7 @@ def test_training_and_serving_inputs_are_equal(dataset: TrainingDataset, framewo
     keras = pytest.importorskip(framework)
     tf = pytest.importorskip("tensorflow")
     inputs = dataset.keras_inputs(framework=framework)
-    assert {name: tuple(each.shape) for name, each in inputs.items()} == {
+    assert {name: tuple(tensor.shape) for name, tensor in inputs.items()} == {
         "temp": (None,),
         "hour": (None, 2),
         "carrier": (None, 3),

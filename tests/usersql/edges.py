@@ -41,10 +41,10 @@ EDGES: dict[str, tuple[pa.DataType, list[Any]]] = {
     "whole": (pa.uint64(), [0, 1, 2**63 - 1, 2**63, 2**64 - 1]),
     "float": (pa.float32(), [*_SPECIAL, 1.401298464324817e-45, 3.4e38]),
     "number": (pa.float64(), [*_SPECIAL, 5e-324, 1.7e308, 2.0**53, 2.0**63]),
-    "decimal": (pa.decimal128(10, 2), [Decimal(each) for each in _CENTS]),
+    "decimal": (pa.decimal128(10, 2), [Decimal(cents) for cents in _CENTS]),
     "string": (pa.string(), _TEXTS),
     "binary": (pa.binary(), [b"", b"\x00", b"a", b"\xff", b"a\x00"]),
-    "date": (pa.date32(), [each.date() for each in _TIMES]),
+    "date": (pa.date32(), [time.date() for time in _TIMES]),
     "timestamp": (TIMESTAMP, _TIMES),
     "list": (pa.list_(pa.int64()), [[], [1], [1, None], [2, 1]]),
 }
@@ -53,13 +53,15 @@ EDGES: dict[str, tuple[pa.DataType, list[Any]]] = {
 def _table() -> pa.Table:
     """Return every pair of edge values of every type: ``a_integer``, ``b_integer``, and a third."""
     size = max(len(values) for _, values in EDGES.values()) + 1
-    rows = [(one, other) for one in range(size) for other in range(size)]
+    rows = [(first, second) for first in range(size) for second in range(size)]
     columns: dict[str, pa.Array] = {"id": pa.array(range(size * size), pa.int64())}
-    for name, (kind, values) in EDGES.items():
+    for name, (dtype, values) in EDGES.items():
         padded = [*values, None, *values * size][:size]
-        columns[f"a_{name}"] = pa.array([padded[one] for one, _ in rows], kind)
-        columns[f"b_{name}"] = pa.array([padded[other] for _, other in rows], kind)
-        columns[f"c_{name}"] = pa.array([padded[(one + other) % size] for one, other in rows], kind)
+        columns[f"a_{name}"] = pa.array([padded[first] for first, _ in rows], dtype)
+        columns[f"b_{name}"] = pa.array([padded[second] for _, second in rows], dtype)
+        columns[f"c_{name}"] = pa.array(
+            [padded[(first + second) % size] for first, second in rows], dtype
+        )
     return pa.table(columns)
 
 

@@ -56,14 +56,14 @@ _COLUMNS: dict[Kind, list[str]] = {
 }
 
 
-def _arguments(kinds: tuple[Kind, ...]) -> list[list[str]]:
+def _arguments(sql_types: tuple[Kind, ...]) -> list[list[str]]:
     """Return arguments for a function over all columns of its types."""
     result: list[list[str]] = [[]]
-    for kind, letter in zip(kinds, "abc", strict=False):
-        choices = [f"{letter}_{name}" for name in _COLUMNS.get(kind, [kind])]
-        if kind == "unit":
+    for sql_type, letter in zip(sql_types, "abc", strict=False):
+        choices = [f"{letter}_{name}" for name in _COLUMNS.get(sql_type, [sql_type])]
+        if sql_type == "unit":
             choices = [f"'{unit}'" for unit in UNITS]
-        if kind == "count":
+        if sql_type == "count":
             choices = ["1", "2", "100"]
         result = [[*before, choice] for before in result for choice in choices]
     return result
@@ -74,11 +74,15 @@ def _calls() -> list[str]:
     texts = []
     for name, functions in FUNCTIONS.items():
         for function in functions:
-            texts += [f"{name}({', '.join(each)})" for each in _arguments(function.arguments)]
+            texts += [
+                f"{name}({', '.join(arguments)})" for arguments in _arguments(function.arguments)
+            ]
     for operator, functions in OPERATORS.items():
         for function in functions:
-            texts += [f" {operator} ".join(each) for each in _arguments(function.arguments)]
-    texts += [f"-a_{kind}" for kind in ("integer", "small", "number", "float")]
+            texts += [
+                f" {operator} ".join(arguments) for arguments in _arguments(function.arguments)
+            ]
+    texts += [f"-a_{column}" for column in ("integer", "small", "number", "float")]
     texts += ["extract(year from a_timestamp)", "date_part('dow', a_date)"]
     for sign in "+-":
         for amount in ("1 microsecond", "90 minute", "3 days", "1 week"):
@@ -89,19 +93,19 @@ def _calls() -> list[str]:
 def _comparisons() -> list[str]:
     """Return comparisons of every pair of comparable types."""
     numeric = ["integer", "small", "byte", "whole", "float", "number", "decimal"]
-    pairs = [(kind, kind) for kind in _KINDS]
-    pairs += [(one, other) for one in numeric for other in numeric if one != other]
+    pairs = [(column, column) for column in _KINDS]
+    pairs += [(first, second) for first in numeric for second in numeric if first != second]
     pairs += [("date", "timestamp"), ("timestamp", "date")]
     texts = []
-    for one, other in pairs:
+    for first, second in pairs:
         words = ["=", "<"]
-        if one == other:
+        if first == second:
             words += ["<>", "<=", ">", ">=", "is distinct from", "is not distinct from"]
-        texts += [f"a_{one} {word} b_{other}" for word in words]
-        texts.append(f"a_{one} between b_{other} and c_{other}")
-    for kind, values in _CONSTANTS.items():
+        texts += [f"a_{first} {word} b_{second}" for word in words]
+        texts.append(f"a_{first} between b_{second} and c_{second}")
+    for column, values in _CONSTANTS.items():
         for value in values:
-            texts += [f"a_{kind} {word} {value}" for word in ("=", "<", ">=")]
+            texts += [f"a_{column} {word} {value}" for word in ("=", "<", ">=")]
     for pattern in _PATTERNS:
         texts += [f"a_string like {pattern}", f"a_string not like {pattern}"]
     return texts
@@ -111,21 +115,21 @@ def _choices() -> list[str]:
     """Return conditional expressions, casts and null predicates over all types."""
     texts = ["not a_boolean or b_boolean and c_boolean", "a_boolean is true"]
     texts.append("b_boolean is not false")
-    for kind in _KINDS:
-        texts += [f"{name}(a_{kind}, b_{kind})" for name in SAME_KIND_FUNCTIONS]
-        texts.append(f"coalesce(a_{kind}, b_{kind}, c_{kind})")
-        texts.append(f"case when a_boolean then b_{kind} when b_boolean then c_{kind} end")
-        texts.append(f"if(a_boolean, b_{kind}, c_{kind})")
-        texts.append(f"a_{kind} in (b_{kind}, c_{kind})")
-    for kind in EDGES:
-        texts += [f"a_{kind} is null", f"a_{kind} is not null"]
+    for column in _KINDS:
+        texts += [f"{name}(a_{column}, b_{column})" for name in SAME_KIND_FUNCTIONS]
+        texts.append(f"coalesce(a_{column}, b_{column}, c_{column})")
+        texts.append(f"case when a_boolean then b_{column} when b_boolean then c_{column} end")
+        texts.append(f"if(a_boolean, b_{column}, c_{column})")
+        texts.append(f"a_{column} in (b_{column}, c_{column})")
+    for column in EDGES:
+        texts += [f"a_{column} is null", f"a_{column} is not null"]
     types = {
         "integer": "bigint",
         "number": "double",
         "string": "varchar",
         "timestamp": "timestamptz",
     }
-    texts += [f"a_{one}::{types.get(other, other)}" for one, other in CASTS]
+    texts += [f"a_{source}::{types.get(target, target)}" for source, target in CASTS]
     return texts
 
 
@@ -137,12 +141,12 @@ def _values(engine: Engine) -> dict[str, list[Any]]:
     result = {}
     for start in range(0, len(EXPRESSIONS), 150):
         texts = EXPRESSIONS[start : start + 150]
-        written = []
+        select_list = []
         for number, text in enumerate(texts):
             typed = expression(text, schema=TABLE.schema, dialect=engine.dialect)
-            written.append(f"{typed.sql} AS e{number}")
+            select_list.append(f"{typed.sql} AS e{number}")
         rows = engine.sql(
-            f"SELECT id, {', '.join(written)} FROM edges",
+            f"SELECT id, {', '.join(select_list)} FROM edges",
             tables={"edges": engine.from_arrow(TABLE.to_reader())},
             parameters={},
         )
@@ -201,7 +205,9 @@ def test_conditions_equal_on_duckdb_and_spark(
     assert different == {}
 
 
-def _first_difference(found: list[Any], expected: list[Any]) -> str:
-    pairs = zip(found, expected, strict=True)
-    row = next(index for index, (one, other) in enumerate(pairs) if one != other)
-    return f"row {row}: {found[row]!r} is not {expected[row]!r}"
+def _first_difference(actual: list[Any], expected: list[Any]) -> str:
+    pairs = zip(actual, expected, strict=True)
+    row = next(
+        index for index, (value, expected_value) in enumerate(pairs) if value != expected_value
+    )
+    return f"row {row}: {actual[row]!r} is not {expected[row]!r}"

@@ -133,8 +133,8 @@ def test_user_sql_python_variable_as_table_raises(engine: DuckDBEngine) -> None:
 
 def test_user_sql_result_is_read_repeatedly(engine: DuckDBEngine) -> None:
     staged = engine.map_batches(engine.from_arrow(TRIPS.to_reader()), _same, schema=TRIPS.schema)
-    held = engine.user_sql("select 1 as one", tables={}, parameters={})
-    assert engine.count(held) == engine.count(held) == 1
+    relation = engine.user_sql("select 1 as one", tables={}, parameters={})
+    assert engine.count(relation) == engine.count(relation) == 1
     zones = engine.user_sql(
         "select zone, count(*) as n, sum(id) as ids from trips group by zone order by zone",
         tables={"trips": staged},

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 _TIMES = ("year", "quarter", "month", "day", "dayofmonth", "dayofyear")
 _CALLS = [
-    *(f"{name}(a_{kind})" for name in _TIMES for kind in ("date", "timestamp")),
+    *(f"{name}(a_{column})" for name in _TIMES for column in ("date", "timestamp")),
     *(f"{name}(a_timestamp)" for name in ("hour", "minute", "second")),
     *(f"date_trunc('{unit}', a_timestamp)" for unit in ("hour", "day", "week", "month", "year")),
     *(f"{name}(a_string, b_string)" for name in ("starts_with", "ends_with", "contains", "strpos")),
     *(f"{name}(a_string)" for name in ("length", "char_length")),
     *(f"{name}(a_string, 2)" for name in ("left", "right", "substring", "substr")),
-    *(f"{name}(a_{kind}, b_{kind})" for name in ("coalesce", "ifnull", "nullif", "greatest", "least")
-      for kind in ("integer", "number", "string", "date", "timestamp", "decimal", "boolean")),
+    *(f"{name}(a_{column}, b_{column})" for name in ("coalesce", "ifnull", "nullif", "greatest", "least")
+      for column in ("integer", "number", "string", "date", "timestamp", "decimal", "boolean")),
     "replace(a_string, b_string, 'x')",
     "substring(a_string, 1, 2)",
     "abs(id - 5)",
@@ -62,21 +62,21 @@ def _results(engine: Engine, folder: Path) -> dict[str, Any]:
     edges = engine.stage(engine.from_arrow(TABLE.to_reader()), str(folder))
 
     def rows(text: str) -> dict[str, list[Any]]:
-        written = query(text, tables=["edges"], dialect=engine.dialect)
-        found = engine.user_sql(written, tables={"edges": edges}, parameters={})
-        table = engine.stream(found).read_all()
+        sql = query(text, tables=["edges"], dialect=engine.dialect)
+        relation = engine.user_sql(sql, tables={"edges": edges}, parameters={})
+        table = engine.stream(relation).read_all()
         return {name: plain_values(table.column(name)) for name in table.column_names}
 
     calls = ", ".join(f"{call} as e{number}" for number, call in enumerate(_CALLS))
     by_row = rows(f"select id, {calls} from edges")
     order = sorted(range(TABLE.num_rows), key=by_row["id"].__getitem__)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for number, call in enumerate(_CALLS):
-        found[call] = [by_row[f"e{number}"][row] for row in order]
+        results[call] = [by_row[f"e{number}"][row] for row in order]
     for text in _GROUPED:
         columns = rows(text)
-        found[text] = sorted(map(repr, zip(*columns.values(), strict=True)))
-    return found
+        results[text] = sorted(map(repr, zip(*columns.values(), strict=True)))
+    return results
 
 
 @pytest.fixture(scope="module")

@@ -73,9 +73,9 @@ def test_values_without_match_are_found(
         if customer is not None and (not condition or status == "paid")
     ]
     missing = [customer for customer in checked if customer not in ids]
-    stored = store.get_validation_history("orders", version=created.version)
-    for report in (stored[-1], store.validate_featuregroup("orders")):
-        (result,) = [each for each in report.results if each.expectation == expectation]
+    history = store.get_validation_history("orders", version=created.version)
+    for report in (history[-1], store.validate_featuregroup("orders")):
+        (result,) = [result for result in report.results if result.expectation == expectation]
         assert (result.unexpected, result.rows) == (len(missing), len(rows))
         assert result.success == (
             not missing or len(checked) - len(missing) >= (mostly or 1) * len(checked)
@@ -104,10 +104,10 @@ def test_write_is_refused_or_quarantined(store: FeatureStore) -> None:
     )
     quarantined = store.get_featuregroup_quarantine("orders").to_arrow().to_pylist()
     assert [(row["number"], len(row["reasons"])) for row in quarantined] == [(3, 1)]
-    stored = store.get_featuregroup("orders").to_arrow()
-    assert stored.schema.names == ["number", "customer", "status"]
-    assert stored.schema.field("customer").type == pa.int32()
-    assert sorted(stored["number"].to_pylist()) == [0, 1, 2]
+    table = store.get_featuregroup("orders").to_arrow()
+    assert table.schema.names == ["number", "customer", "status"]
+    assert table.schema.field("customer").type == pa.int32()
+    assert sorted(table["number"].to_pylist()) == [0, 1, 2]
     # The check reads the newest rows of the other group.
     store.insert_into_featuregroup(pa.table({"key": [9], "id": [7]}), "customers")
     store.insert_into_featuregroup(orders([(7, "open")], 4), "orders")
@@ -153,7 +153,7 @@ def test_invalid_comparisons_are_refused_before_the_write(duckdb_store: FeatureS
             store.create_featuregroup(
                 rows, "orders", primary_key="number", expectations=[expectation]
             )
-    assert [each.name for each in store.get_featuregroups()] == ["customers", "words"]
+    assert [group.name for group in store.get_featuregroups()] == ["customers", "words"]
     store.create_featuregroup(rows, "orders", primary_key="number")
     with pytest.raises(InvalidExpectation, match="has no column 'idd'"):
         store.update_featuregroup("orders", expectations=[in_customers(feature="customers.idd")])

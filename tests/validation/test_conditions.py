@@ -83,18 +83,18 @@ def attacks(marker: Path) -> list[dict[str, Any]]:
         {"type": run},
         [run],
     ]
-    return [rule(each, condition_parser="pandas") for each in [*texts, *objects]]
+    return [rule(condition, condition_parser="pandas") for condition in [*texts, *objects]]
 
 
 @pytest.mark.parametrize("number", range(16))
 def test_stored_condition_does_not_execute_code(
     validator: Validator, tmp_path: Path, number: int
 ) -> None:
-    stored = attacks(tmp_path / "ran")[number]
+    expectation = attacks(tmp_path / "ran")[number]
     for refuse in (
-        lambda: validator.normalize(stored),
-        lambda: validator.columns(stored),
-        lambda: validator.check(TABLE, [stored]),
+        lambda: validator.normalize(expectation),
+        lambda: validator.columns(expectation),
+        lambda: validator.check(TABLE, [expectation]),
     ):
         with pytest.raises(InvalidExpectation):
             refuse()
@@ -105,10 +105,10 @@ def test_stored_condition_column_names_are_not_evaluated(
     validator: Validator, tmp_path: Path
 ) -> None:
     name = f"n` > 0 and @{code(tmp_path / 'ran')} or `n"
-    stored = rule(comparison(name, 1))
-    assert validator.columns(stored) == ("n", name)
+    expectation = rule(comparison(name, 1))
+    assert validator.columns(expectation) == ("n", name)
     with pytest.raises(InvalidExpectation, match="uses the unknown column"):
-        validator.check(TABLE, [stored])
+        validator.check(TABLE, [expectation])
     assert not (tmp_path / "ran").exists()
 
 
@@ -124,13 +124,13 @@ def test_stored_condition_column_names_are_not_evaluated(
 def test_stored_expectation_arguments_are_not_evaluated(
     validator: Validator, kwargs: dict[str, Any], message: str
 ) -> None:
-    kind = "expect_column_values_to_be_between"
+    expectation_type = "expect_column_values_to_be_between"
     if "json_schema" in kwargs:
-        kind = "expect_column_values_to_match_json_schema"
-    stored = {"type": kind, "kwargs": {"column": "word", **kwargs}}
-    for refuse in (validator.normalize, lambda each: validator.check(TABLE, [each])):
+        expectation_type = "expect_column_values_to_match_json_schema"
+    expectation = {"type": expectation_type, "kwargs": {"column": "word", **kwargs}}
+    for refuse in (validator.normalize, lambda definition: validator.check(TABLE, [definition])):
         with pytest.raises(InvalidExpectation, match=message):
-            refuse(stored)
+            refuse(expectation)
 
 
 def test_foreign_definition_expectations_are_not_executed(
@@ -141,8 +141,8 @@ def test_foreign_definition_expectations_are_not_executed(
     engine = duckdb_store.session.engine
     definition = json.loads(DeltaTable(group.path).metadata().configuration["featurestore.spec"])
     attack = rule(f"@{code(tmp_path / 'ran')}", condition_parser="pandas")
-    for stored in (attack, {"kwargs": {}}, {"type": "expect_nothing", "kwargs": {}}):
-        changed = json.dumps({**definition, "expectations": [stored]})
+    for expectation in (attack, {"kwargs": {}}, {"type": "expect_nothing", "kwargs": {}}):
+        changed = json.dumps({**definition, "expectations": [expectation]})
         engine.set_properties(group.path, {"featurestore.spec": changed})
         with pytest.raises(InvalidExpectation):
             duckdb_store.validate_featuregroup("g")

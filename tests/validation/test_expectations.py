@@ -46,8 +46,8 @@ def validator() -> Validator:
     return find_validator()
 
 
-def rule(kind: str, **kwargs: Any) -> dict[str, Any]:
-    return {"type": f"expect_{kind}", "kwargs": kwargs}
+def rule(expectation: str, **kwargs: Any) -> dict[str, Any]:
+    return {"type": f"expect_{expectation}", "kwargs": kwargs}
 
 
 @pytest.mark.parametrize(
@@ -136,20 +136,20 @@ def test_normalize_accepts_objects_suites_dicts_and_lists(validator: Validator) 
     from featurestore_connectors.great_expectations.forms import import_library
 
     gx = import_library()
-    one = gx.expectations.ExpectColumnValuesToNotBeNull(column="n")
+    not_null = gx.expectations.ExpectColumnValuesToNotBeNull(column="n")
     suite = gx.ExpectationSuite(
         name="s", expectations=[gx.expectations.ExpectColumnToExist(column="n")]
     )
     plain = rule("column_values_to_be_between", column="n", min_value=0)
     older = {"expectation_type": plain["type"], "kwargs": plain["kwargs"]}
-    actual = validator.normalize([one, suite, plain, older])
+    actual = validator.normalize([not_null, suite, plain, older])
     assert actual == (
         rule("column_values_to_not_be_null", column="n"),
         rule("column_to_exist", column="n"),
         plain,
         plain,
     )
-    assert validator.normalize(one) == actual[:1]
+    assert validator.normalize(not_null) == actual[:1]
     assert validator.normalize(suite) == actual[1:2]
     assert validator.normalize(None) == ()
     assert validator.normalize(json.loads(json.dumps(actual))) == actual
@@ -246,10 +246,10 @@ def test_great_expectations_is_imported_lazily() -> None:
         "store.create_featuregroup(pa.table({'id': [1]}), 'g', primary_key=['id'])\n"
         "assert 'great_expectations' not in sys.modules\n"
     )
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
 
 
 def test_validator_is_picklable(validator: Validator) -> None:
@@ -332,7 +332,7 @@ COLLECTIONS: dict[str, Callable[[list[Any]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", COLLECTIONS)
+@pytest.mark.parametrize("collection_type", COLLECTIONS)
 @pytest.mark.parametrize(
     ("expectation", "argument", "values"),
     [
@@ -346,13 +346,17 @@ COLLECTIONS: dict[str, Callable[[list[Any]], Any]] = {
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_collections_of_any_library_are_lists_of_values(
-    validator: Validator, expectation: dict[str, Any], argument: str, values: list[Any], kind: str
+    validator: Validator,
+    expectation: dict[str, Any],
+    argument: str,
+    values: list[Any],
+    collection_type: str,
 ) -> None:
     def normalize(collection: Any) -> Any:
         kwargs = {**expectation["kwargs"], argument: collection}
         return validator.normalize([{**expectation, "kwargs": kwargs}])
 
-    normalized = normalize(COLLECTIONS[kind](values))
+    normalized = normalize(COLLECTIONS[collection_type](values))
     assert json.dumps(normalized) == json.dumps(normalize(values))
 
 

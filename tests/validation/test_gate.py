@@ -121,8 +121,8 @@ def test_validation_policies_write_expected_rows(store: FeatureStore) -> None:
     assert [row["age"] for row in rows(store)][-3:] == [40, 300, 41]
 
     history = [
-        (each.validation, each.success, each.rows, each.rows_quarantined)
-        for each in store.get_validation_history("people")
+        (report.validation, report.success, report.rows, report.rows_quarantined)
+        for report in store.get_validation_history("people")
     ]
     assert history == [
         ("strict", True, 100, 0),
@@ -130,7 +130,7 @@ def test_validation_policies_write_expected_rows(store: FeatureStore) -> None:
         ("quarantine", False, 6, 4),
         ("warn", False, 3, 0),
     ]
-    assert [each.delta_version for each in store.get_validation_history("people")] == [
+    assert [report.delta_version for report in store.get_validation_history("people")] == [
         1,
         None,
         2,
@@ -210,11 +210,11 @@ def test_quarantine_batch_of_failing_rows_commits_no_rows(duckdb_store: FeatureS
 @pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")
 def test_future_event_times_are_warning(duckdb_store: FeatureStore) -> None:
     create(duckdb_store)
-    ahead = people([500], [30], hours=24 * 365 * 100)
-    duckdb_store.insert_into_featuregroup(ahead, "people")
+    future_rows = people([500], [30], hours=24 * 365 * 100)
+    duckdb_store.insert_into_featuregroup(future_rows, "people")
     report = duckdb_store.get_validation_history("people")[-1]
     future = next(
-        each for each in report.results if each.expectation["type"] == "no_future_event_times"
+        result for result in report.results if result.expectation["type"] == "no_future_event_times"
     )
     assert (report.success, future.success, future.warning, future.unexpected) == (
         True,
@@ -227,19 +227,24 @@ def test_future_event_times_are_warning(duckdb_store: FeatureStore) -> None:
 @pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")
 def test_event_times_within_tolerance_pass(duckdb_store: FeatureStore) -> None:
     now = datetime.now(UTC)
-    ahead = pd.DataFrame(
+    frame = pd.DataFrame(
         {"id": [1, 2], "age": [30, 30], "at": [now + timedelta(minutes=4), now + timedelta(days=2)]}
     )
     group = duckdb_store.create_featuregroup(
-        ahead, "people", primary_key=["id"], event_time="at", event_time_tolerance="5min"
+        frame, "people", primary_key=["id"], event_time="at", event_time_tolerance="5min"
     )
     assert group.spec.event_time_tolerance == timedelta(minutes=5)
     duckdb_store.validate_featuregroup("people")
     findings = [
-        (each.expectation["kwargs"]["tolerance"], each.unexpected, each.success, each.warning)
+        (
+            result.expectation["kwargs"]["tolerance"],
+            result.unexpected,
+            result.success,
+            result.warning,
+        )
         for report in duckdb_store.get_validation_history("people")
-        for each in report.results
-        if each.expectation["type"] == "no_future_event_times"
+        for result in report.results
+        if result.expectation["type"] == "no_future_event_times"
     ]
     assert findings == [("5min", 1, False, True)] * 2
     assert len(rows(duckdb_store)) == 2
@@ -320,7 +325,8 @@ def test_fg_validate_command_prints_failures(duckdb_store: FeatureStore) -> None
         "people",
     ]
     document = json.loads(CliRunner().invoke(app, arguments).stdout)
-    assert [each["expectation"] for each in document["results"] if not each["success"]] == [older]
+    failures = [result["expectation"] for result in document["results"] if not result["success"]]
+    assert failures == [older]
     assert len(duckdb_store.get_validation_history("people")) == 3
 
 
@@ -335,12 +341,12 @@ def test_expectations_of_all_forms_are_stored(duckdb_store: FeatureStore) -> Non
         AGE,
     ]
     create(duckdb_store, expectations=inputs)
-    kept = [
+    expected = [
         {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "age"}},
         {"type": "expect_column_to_exist", "kwargs": {"column": "id"}},
         AGE,
     ]
-    assert list(duckdb_store.featuregroup("people").spec.expectations) == kept
+    assert list(duckdb_store.featuregroup("people").spec.expectations) == expected
     with pytest.raises(
         ValidationFailed, match=r"expect_column_values_to_not_be_null\(column='age'\): 1 of 2 rows"
     ):
@@ -384,7 +390,7 @@ def test_validate_featuregroup_repeated_keys_are_warning(
     duckdb_store.insert_into_featuregroup(people([1], [30]), "people")
     report = duckdb_store.validate_featuregroup("people")
     repeated = next(
-        each for each in report.results if each.expectation["type"] == "no_duplicate_keys"
+        result for result in report.results if result.expectation["type"] == "no_duplicate_keys"
     )
     assert (report.success, repeated.success, repeated.unexpected) == (True, False, 1)
 

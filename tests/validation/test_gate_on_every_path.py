@@ -62,7 +62,7 @@ def quarantined(store: FeatureStore) -> list[dict[str, Any]]:
 @contextmanager
 def watched(store: FeatureStore) -> Iterator[set[int]]:
     """Read the group continuously; yield the observed ages."""
-    seen: set[int] = set()
+    observed_ages: set[int] = set()
     problems: list[BaseException] = []
     stop = threading.Event()
     # A Spark session that reads continuously would starve the writer.
@@ -72,14 +72,16 @@ def watched(store: FeatureStore) -> Iterator[set[int]]:
         reader = featurestore.connect(store.location, engine=store.session.engine)
         try:
             while not stop.wait(pause):
-                seen.update(reader.get_featuregroup("people").to_arrow()["age"].to_pylist())
+                observed_ages.update(
+                    reader.get_featuregroup("people").to_arrow()["age"].to_pylist()
+                )
         except BaseException as error:
             problems.append(error)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        yield seen
+        yield observed_ages
     finally:
         stop.set()
         watcher.join()
@@ -92,7 +94,7 @@ def test_rejected_rows_are_never_visible_to_readers(store: FeatureStore) -> None
     modes = ("append", "upsert", "overwrite") if store.engine == "duckdb" else ("append", "upsert")
     create(store)
     bad = people([1, 100], [40, REJECTED])
-    with watched(store) as seen:
+    with watched(store) as observed_ages:
         for mode in modes:
             changes = bad.assign(at=START + timedelta(hours=1)) if mode == "append" else bad
             with pytest.raises(ValidationFailed):
@@ -101,12 +103,12 @@ def test_rejected_rows_are_never_visible_to_readers(store: FeatureStore) -> None
                 changes, "people", mode=mode, validation="quarantine"
             )
             assert commit.validation == "quarantined"
-    assert REJECTED not in seen
-    assert seen <= {30, 40}
+    assert REJECTED not in observed_ages
+    assert observed_ages <= {30, 40}
     assert ages(store)[1] == 40
     assert [row["id"] for row in quarantined(store)] == [100] * len(modes)
     history = store.get_featuregroup_history("people")
-    landed = [(each.operation, each.rows) for each in reversed(history)]
+    landed = [(commit.operation, commit.rows) for commit in reversed(history)]
     expected = [("create", 20), ("append", 21), ("upsert", 21), ("overwrite", 1)]
     assert landed == expected[: len(modes) + 1]
 
@@ -118,11 +120,11 @@ def test_quarantine_commits_first_in_same_transaction(
     engine = type(store.session.engine)
     write, committed = engine.write, []
 
-    def watch(self: Any, path: str, relation: Any, how: Any) -> Any:
+    def watch(self: Any, path: str, relation: Any, options: Any) -> Any:
         committed.append(
-            (path.endswith("_quarantine"), how.transaction, how.commit_metadata["run"])
+            (path.endswith("_quarantine"), options.transaction, options.commit_metadata["run"])
         )
-        return write(self, path, relation, how)
+        return write(self, path, relation, options)
 
     monkeypatch.setattr(engine, "write", watch)
     changes = people([1, 2], [31, REJECTED])
@@ -133,7 +135,7 @@ def test_quarantine_commits_first_in_same_transaction(
         store.insert_into_featuregroup(
             changes, "people", mode="upsert", validation="quarantine", transaction=("nightly", 7)
         )
-    assert [each[:2] for each in committed] == [(True, ("nightly", 7)), (False, ("nightly", 7))]
+    assert [entry[:2] for entry in committed] == [(True, ("nightly", 7)), (False, ("nightly", 7))]
     assert len({run for *_, run in committed}) == 1
     for path in (
         store.session.quarantine_path("people", 1),
@@ -164,10 +166,10 @@ def test_write_interrupted_between_commits_is_completed_by_retry(
     engine = type(store.session.engine)
     write = engine.write
 
-    def die(self: Any, path: str, relation: Any, how: Any) -> Any:
+    def die(self: Any, path: str, relation: Any, options: Any) -> Any:
         if not path.endswith("_quarantine"):
             raise OSError("the machine is gone")
-        return write(self, path, relation, how)
+        return write(self, path, relation, options)
 
     def attempt() -> None:
         store.insert_into_featuregroup(
@@ -216,7 +218,7 @@ def test_job_with_failing_rows_creates_no_group(duckdb_store: FeatureStore, tmp_
     checked_job(duckdb_store, tmp_path, "strict")
     with pytest.raises(JobFailed, match="max_value=120"):
         duckdb_store.run_job("oldest", window=START)
-    assert [each.name for each in duckdb_store.get_featuregroups()] == ["people"]
+    assert [group.name for group in duckdb_store.get_featuregroups()] == ["people"]
 
 
 def test_create_training_dataset_validates_rows(duckdb_store: FeatureStore) -> None:

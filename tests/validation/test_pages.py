@@ -33,8 +33,8 @@ def hostile(text: str) -> ValidationReport:
         {"type": text, "kwargs": kwargs},
     ]
     results = tuple(
-        ExpectationResult(each, False, 2, 1, samples=({text: text},), message=text)
-        for each in expectations
+        ExpectationResult(expectation, False, 2, 1, samples=({text: text},), message=text)
+        for expectation in expectations
     )
     passed = ExpectationResult(expectations[1], True, 2, row_level=False, observed=[text])
     now = datetime(2024, 1, 1, tzinfo=UTC)

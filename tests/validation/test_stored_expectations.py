@@ -54,10 +54,10 @@ def arguments() -> dict[str, dict[str, bool]]:
     """Return the arguments of each kind of expectation, and whether they are required."""
     result = {}
     for name in dir(import_library().expectations):
-        kind = getattr(import_library().expectations, name)
-        if getattr(kind, "expectation_type", ""):
-            fields = kind.__fields__.items()
-            result[kind.expectation_type] = {
+        expectation_class = getattr(import_library().expectations, name)
+        if getattr(expectation_class, "expectation_type", ""):
+            fields = expectation_class.__fields__.items()
+            result[expectation_class.expectation_type] = {
                 name: bool(field.required) for name, field in fields if name not in NOT_DRAWN
             }
     return result
@@ -66,18 +66,18 @@ def arguments() -> dict[str, dict[str, bool]]:
 @st.composite
 def expectations(draw: st.DrawFn) -> dict[str, Any]:
     kinds = arguments()
-    kind = draw(st.sampled_from(sorted(kinds)))
+    expectation_type = draw(st.sampled_from(sorted(kinds)))
     kwargs = {}
-    for name, required in kinds[kind].items():
+    for name, required in kinds[expectation_type].items():
         if required or draw(st.booleans()):
             kwargs[name] = draw(FITTING.get(name, JSON) if draw(st.integers(0, 9)) else JSON)
-    return {"type": kind, "kwargs": kwargs}
+    return {"type": expectation_type, "kwargs": kwargs}
 
 
-def check(stored: object) -> None:
+def check(definition: object) -> None:
     validator = find_validator()
     try:
-        for plain in validator.normalize(stored):
+        for plain in validator.normalize(definition):
             assert validator.normalize(json.loads(json.dumps(plain))) == (plain,)
             validator.measures(plain, TABLE.schema)
             if set(validator.columns(plain)) <= set(TABLE.column_names):
@@ -107,43 +107,47 @@ SQL = {"base_query", "comparison_query", "other_table_name", "unexpected_rows_qu
 def numeric_arguments() -> Iterator[tuple[str, str]]:
     """Yield (kind of expectation, argument) for numeric arguments."""
     for name in dir(import_library().expectations):
-        kind = getattr(import_library().expectations, name)
-        fields = getattr(kind, "__fields__", {}) if getattr(kind, "expectation_type", "") else {}
+        expectation_class = getattr(import_library().expectations, name)
+        fields = (
+            getattr(expectation_class, "__fields__", {})
+            if getattr(expectation_class, "expectation_type", "")
+            else {}
+        )
         if SQL & set(fields):
             continue
         for argument, field in fields.items():
             words = str(field.outer_type_)
             if ("float" in words.lower() or "[int" in words) and "bool" not in words:
-                yield kind.expectation_type, argument
+                yield expectation_class.expectation_type, argument
 
 
-def with_argument(kind: str, argument: str, value: Any) -> dict[str, Any]:
+def with_argument(expectation_type: str, argument: str, value: Any) -> dict[str, Any]:
     """Return an expectation with valid required arguments and one given argument."""
     kwargs = {}
-    for name, required in arguments()[kind].items():
+    for name, required in arguments()[expectation_type].items():
         if required or name == "min_value":
             kwargs[name] = ARGUMENTS[name]
-    return {"type": kind, "kwargs": {**kwargs, argument: value}}
+    return {"type": expectation_type, "kwargs": {**kwargs, argument: value}}
 
 
 @pytest.mark.parametrize("case", NOT_FINITE)
 def test_normalize_non_finite_numbers_raise(case: str) -> None:
     pairs = list(numeric_arguments())
     assert len(pairs) > 50
-    for kind, argument in pairs:
-        find_validator().normalize(with_argument(kind, argument, ARGUMENTS[argument]))
+    for expectation_type, argument in pairs:
+        find_validator().normalize(with_argument(expectation_type, argument, ARGUMENTS[argument]))
         with pytest.raises(InvalidExpectation) as error:
-            find_validator().normalize(with_argument(kind, argument, NOT_FINITE[case]))
+            find_validator().normalize(with_argument(expectation_type, argument, NOT_FINITE[case]))
         assert argument in str(error.value)
 
 
 def test_huge_integers_are_checked_or_refused() -> None:
-    for kind, argument in numeric_arguments():
-        check(with_argument(kind, argument, 10**400))
+    for expectation_type, argument in numeric_arguments():
+        check(with_argument(expectation_type, argument, 10**400))
     check(with_argument("expect_column_values_to_be_in_set", "value_set", [10**400]))
     ranges = {"quantiles": [0.5], "value_ranges": [[0, 10**400]]}
-    kind = "expect_column_quantile_values_to_be_between"
-    check(with_argument(kind, "quantile_ranges", ranges))
+    expectation_type = "expect_column_quantile_values_to_be_between"
+    check(with_argument(expectation_type, "quantile_ranges", ranges))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), np.float64("nan"), Decimal("NaN")])
@@ -164,10 +168,10 @@ def test_normalize_nested_non_finite_numbers_raise(value: Any) -> None:
         ),
         "json_schema": ("expect_column_values_to_match_json_schema", [{"maximum": value}]),
     }
-    for argument, (kind, examples) in nested.items():
+    for argument, (expectation_type, examples) in nested.items():
         for example in examples:
             with pytest.raises(InvalidExpectation, match=f"'{argument}' contains .* not a finite"):
-                find_validator().normalize(with_argument(kind, argument, example))
+                find_validator().normalize(with_argument(expectation_type, argument, example))
 
 
 def test_expectation_objects_with_nan_are_refused_before_storing(
@@ -200,12 +204,12 @@ def test_row_condition_non_finite_numbers_raise() -> None:
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(expectations() | JSON)
-def test_random_json_is_expectation_or_refused(stored: object) -> None:
-    check(stored)
+def test_random_json_is_expectation_or_refused(definition: object) -> None:
+    check(definition)
 
 
 @pytest.mark.soak
 @settings(max_examples=20_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(expectations() | JSON)
-def test_many_random_json_are_expectations_or_refused(stored: object) -> None:
-    check(stored)
+def test_many_random_json_are_expectations_or_refused(definition: object) -> None:
+    check(definition)

@@ -24,11 +24,11 @@ from featurestore.validation.tables import check_table
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
 
-MOMENT = pa.timestamp("us", "UTC")
+TIMESTAMP = pa.timestamp("us", "UTC")
 
 
-def rule(kind: str, **kwargs: Any) -> dict[str, Any]:
-    return {"type": f"expect_{kind}", "kwargs": kwargs}
+def rule(expectation: str, **kwargs: Any) -> dict[str, Any]:
+    return {"type": f"expect_{expectation}", "kwargs": kwargs}
 
 
 def varied() -> pa.Table:
@@ -42,11 +42,11 @@ def varied() -> pa.Table:
             "n": pa.array(random.integers(0, 9, 60), mask=random.random(60) < 0.1),
             "once": pa.array(range(60)),
             "big": pa.array(random.integers(0, 2**63, 60, dtype=np.uint64), pa.uint64()),
-            "money": pa.array([Decimal(each) / 4 for each in range(60)], pa.decimal128(12, 2)),
-            "word": pa.array([["ash", "birch", None, "cedar"][each % 4] for each in range(60)]),
+            "money": pa.array([Decimal(number) / 4 for number in range(60)], pa.decimal128(12, 2)),
+            "word": pa.array([["ash", "birch", None, "cedar"][number % 4] for number in range(60)]),
             "flag": pa.array([True, False] * 30),
-            "at": pa.array(range(10**15, 10**15 + 60), MOMENT),
-            "day": pa.array([date(2024, 1, 1 + each % 28) for each in range(60)]),
+            "at": pa.array(range(10**15, 10**15 + 60), TIMESTAMP),
+            "day": pa.array([date(2024, 1, 1 + number % 28) for number in range(60)]),
             "empty": pa.nulls(60, pa.float64()),
         }
     )
@@ -54,16 +54,22 @@ def varied() -> pa.Table:
 
 def bounds(*columns: str) -> Iterator[dict[str, Any]]:
     """Yield expectations of every kind with a bound that passes, fails, or just passes."""
-    kinds = ("mean", "median", "stdev", "sum", "min", "max", "unique_value_count", "proportion_of_unique_values",
+    measures = ("mean", "median", "stdev", "sum", "min", "max", "unique_value_count", "proportion_of_unique_values",
              "proportion_of_non_null_values")  # fmt: skip
     for column in columns:
-        for kind in kinds:
+        for measure in measures:
             for least in (0.5, 5):
                 yield rule(
-                    f"column_{kind}_to_be_between", column=column, min_value=least, max_value=1e40
+                    f"column_{measure}_to_be_between",
+                    column=column,
+                    min_value=least,
+                    max_value=1e40,
                 )
                 yield rule(
-                    f"column_{kind}_to_be_between", column=column, max_value=least, strict_max=True
+                    f"column_{measure}_to_be_between",
+                    column=column,
+                    max_value=least,
+                    strict_max=True,
                 )
 
 
@@ -117,13 +123,14 @@ def staged(store: FeatureStore, table: pa.Table) -> tuple[Engine, Relation]:
     )
 
 
-def same(mine: ExpectationResult, theirs: ExpectationResult) -> None:
+def assert_same_result(result: ExpectationResult, expected: ExpectationResult) -> None:
     actual = [
-        (each.expectation, each.success, each.unexpected, each.row_level) for each in (mine, theirs)
+        (outcome.expectation, outcome.success, outcome.unexpected, outcome.row_level)
+        for outcome in (result, expected)
     ]
     assert actual[0] == actual[1]
-    if isinstance(theirs.observed, float) and theirs.observed == theirs.observed:
-        assert float(mine.observed) == pytest.approx(theirs.observed, rel=1e-12)
+    if isinstance(expected.observed, float) and expected.observed == expected.observed:
+        assert float(result.observed) == pytest.approx(expected.observed, rel=1e-12)
 
 
 @pytest.fixture(scope="module")
@@ -131,20 +138,20 @@ def on_loaded_columns() -> tuple[tuple[Any, ...], list[ExpectationResult]]:
     """The expectations, and the library's results."""
     validator = find_validator()
     rules = validator.normalize(TABLES)
-    return rules, [each.result for each in validator.check(varied(), rules)]
+    return rules, [outcome.result for outcome in validator.check(varied(), rules)]
 
 
 def test_check_table_engine_equals_library_results(
     store: FeatureStore, on_loaded_columns: tuple[tuple[Any, ...], list[ExpectationResult]]
 ) -> None:
-    rules, theirs = on_loaded_columns
+    rules, expected_results = on_loaded_columns
     engine, relation = staged(store, varied())
     subject = Subject("t", 1, relation.schema)
     matches = check_table(
         relation, subject, engine=engine, expectations=rules, validator=find_validator()
     )
-    for mine, other in zip(matches, theirs, strict=True):
-        same(mine, other)
+    for result, expected in zip(matches, expected_results, strict=True):
+        assert_same_result(result, expected)
 
 
 @pytest.mark.parametrize("rows", [0, 1])
@@ -160,8 +167,8 @@ def test_check_table_few_rows_equals_library_results(duckdb_store: FeatureStore,
         expectations=rules,
         validator=validator,
     )
-    for mine, outcome in zip(actual, validator.check(table, rules), strict=True):
-        same(mine, outcome.result)
+    for result, outcome in zip(actual, validator.check(table, rules), strict=True):
+        assert_same_result(result, outcome.result)
 
 
 class Loads:
@@ -220,7 +227,7 @@ def test_check_table_large_columns_are_aggregated_by_engine(
         validator=validator,
         max_bytes=1_000,
     )
-    assert all(each.success for each in actual)
+    assert all(result.success for result in actual)
     assert engine.rows < 20, "rows were loaded"
 
 

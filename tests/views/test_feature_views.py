@@ -68,9 +68,9 @@ def flights(duckdb_store: FeatureStore) -> FeatureStore:
 def test_view_training_and_scoring_give_same_features(store: FeatureStore) -> None:
     """With two roles of one group."""
     fill(store)
-    made = store.create_feature_view("late", features=BOTH_ENDS, labels="asked", label="late")
+    new_view = store.create_feature_view("late", features=BOTH_ENDS, labels="asked", label="late")
     view = store.get_feature_view("late")
-    assert view == made
+    assert view == new_view
     dataset = view.create_training_dataset("flights", data_format="parquet", progress=False)
     trained = {row["tail"]: row for row in dataset.read("train").to_arrow().to_pylist()}
     assert (trained["N1"]["origin_temp"], trained["N1"]["dest_temp"]) == (32.0, 33.0)
@@ -186,7 +186,7 @@ def test_view_file_restores_view_after_rebuild(flights: FeatureStore) -> None:
     with pytest.raises(FeatureViewDamaged, match="checksum"):
         again.get_feature_view("v", version=1)
     with pytest.warns(UserWarning, match="v version 1 is skipped"):
-        assert [each.version for each in again.get_feature_views()] == [2]
+        assert [view.version for view in again.get_feature_views()] == [2]
     again.close()
     actual = rebuild(again.location)
     assert actual.feature_views == ["v@v2"]
@@ -214,7 +214,7 @@ def test_view_export_accepts_all_export_arguments() -> None:
 
 
 def test_view_transformations_apply_to_training_datasets(duckdb_store: FeatureStore) -> None:
-    rows = [{"id": each, "x": float(each), "late": each % 2} for each in range(20)]
+    rows = [{"id": number, "x": float(number), "late": number % 2} for number in range(20)]
     duckdb_store.create_featuregroup(rows, "numbers", primary_key=["id"])
     duckdb_store.create_feature_view(
         "scaled",

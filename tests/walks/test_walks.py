@@ -15,7 +15,7 @@ def test_walk_with_own_csv_file_succeeds(tmp_path: Path) -> None:
     environment["PYTHONPATH"] = os.pathsep.join(
         str(ROOT / folder) for folder in ("", "connectors", "schemas")
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "walks" / "own_csv.py")],
         cwd=tmp_path,
         env=environment,
@@ -24,8 +24,8 @@ def test_walk_with_own_csv_file_succeeds(tmp_path: Path) -> None:
         timeout=300,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.endswith("walk: ok\n")
+    assert process.returncode == 0, process.stderr[-3000:]
+    assert process.stdout.endswith("walk: ok\n")
 
 
 def test_test_wheel_runs_every_walk() -> None:

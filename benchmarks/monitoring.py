@@ -38,7 +38,7 @@ from featurestore.model.monitor import Baseline, MonitoredModel, MonitorSpec
 from featurestore.monitoring.rules import check_metrics_in_bounds
 from tests.monitoring import changes
 from tests.monitoring import series as planted
-from tests.monitoring.scored import measured, profile
+from tests.monitoring.scored_model import measured, profile
 
 SECTIONS = ("changes", "series", "flights", "airports", "taxis", "cost", "models")
 MODEL_WINDOWS = 400

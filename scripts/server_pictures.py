@@ -48,7 +48,7 @@ PICTURES = [
 
 def main() -> None:
     """Take all screenshots."""
-    from tests.server.browsing import chromium, listening, tab
+    from tests.server.browser import chromium, listening, tab
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(

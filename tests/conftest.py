@@ -115,7 +115,7 @@ NOT_INNER_LOOP = (
     "tests/readers/test_reader_cases.py",
     "tests/readers/test_reader_imports.py",
     "tests/readers/test_reader_bufferpool.py",
-    "tests/recovery/test_nothing_outside_is_touched.py",
+    "tests/recovery/test_outside_access.py",
     "tests/recovery/test_rebuild_damage.py",
     "tests/registry/test_registry_rows.py",
     "tests/registry/test_registry_urls.py",
@@ -125,8 +125,8 @@ NOT_INNER_LOOP = (
     "tests/training/test_export_faults.py",
     "tests/training/test_manifest_damage.py",
     "tests/training/test_td_commands.py",
-    "tests/usersql/test_conditions_mean_the_same.py",
-    "tests/usersql/test_queries_mean_the_same.py",
+    "tests/usersql/test_condition_equivalence.py",
+    "tests/usersql/test_query_equivalence.py",
     "tests/validation/test_table_expectations.py",
 )
 # Tests that use further libraries; with these, this is the run with the newest versions.

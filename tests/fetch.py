@@ -16,7 +16,7 @@ from tests.gcs_server import fake_gcs_server
 from tests.hdfs_server import NoHdfs, hdfs_jars
 from tests.maven import NotFetched
 from tests.server.axe import axe
-from tests.server.browsing import fetch_browser
+from tests.server.browser import fetch_browser
 from tests.sources.flight_sql_server import sqlite_server
 from tests.sources.iceberg_rest_server import catalog_jars
 from tests.streams.debezium_server import debezium_jars

@@ -1,6 +1,6 @@
 """Functions and operators of conditions that have equal results on every engine.
 
-``tests/usersql/test_conditions_mean_the_same.py`` builds an expression for every entry, evaluates
+``tests/usersql/test_condition_equivalence.py`` builds an expression for every entry, evaluates
 it on a table of edge cases with both engines, and compares all values, also with DuckDB's own
 evaluation. Other functions are rejected on both engines, so the meaning of a condition does not
 depend on the engine. To add a function, add it here and run that test.

@@ -19,8 +19,8 @@ from starlette.testclient import TestClient
 import featurestore
 from featurestore.server.account import PROVIDER_COOKIE
 from featurestore.store import FeatureStore
-from tests.server.guarded import client_of
 from tests.server.openid_provider import SECRET, OpenIdProvider, running
+from tests.server.private_groups import client_of
 from tests.server.test_provider import came_back, settings_of
 
 NOW = int(time.time())

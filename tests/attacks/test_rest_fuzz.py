@@ -21,7 +21,7 @@ import featurestore
 from featurestore.plugins.remote import RETRIEVAL
 from featurestore.server import ServerSettings, create_app
 from featurestore.store import FeatureStore
-from tests.server.guarded import USERS, fill, token_of
+from tests.server.private_groups import USERS, fill, token_of
 
 pytestmark = pytest.mark.soak
 # Over all roles; `FEATURESTORE_FUZZ_SECONDS=60 make soak` for less.

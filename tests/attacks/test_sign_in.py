@@ -16,7 +16,7 @@ from featurestore.registry import access as registry
 from featurestore.server.access import changes, visitors
 from featurestore.server.access import sign_in as access
 from featurestore.store import FeatureStore
-from tests.server.guarded import PASSWORD, ROOT
+from tests.server.private_groups import PASSWORD, ROOT
 
 USERS = [f"user{number}" for number in range(8)]
 CLIENT_ADDRESS, OTHER_ADDRESS = "192.0.2.1", "198.51.100.7"

@@ -18,7 +18,7 @@ from featurestore.plugins.remote import RETRIEVAL
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access import changes
 from featurestore.store import FeatureStore
-from tests.server.guarded import client_of, token_of
+from tests.server.private_groups import client_of, token_of
 
 ROOT = Actor("root", "test")
 NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)

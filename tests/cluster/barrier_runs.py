@@ -10,7 +10,7 @@ from typing import Any
 from featurestore import experiments
 from featurestore.errors import NotEnoughSlots
 from featurestore.training import TrainingDataset
-from tests.experiments import training
+from tests.experiments import training_functions
 
 
 def bowl(x: float, context: Any) -> dict[str, float]:
@@ -25,7 +25,7 @@ def saved_regression(params: dict[str, Any], context: Any) -> dict[str, float]:
     """Fit a line and save a model in every worker."""
     from sklearn.linear_model import LinearRegression
 
-    metrics = training.regression(params, context)
+    metrics = training_functions.regression(params, context)
     context.save(LinearRegression().fit([[0.0], [1.0]], [0.0, metrics["final"]]), "line")
     return metrics
 
@@ -54,7 +54,7 @@ def run(dataset: TrainingDataset) -> dict[str, Any]:
     runs = len(experiments.get_runs())
     start = time.monotonic()
     try:
-        experiments.collective_all_reduce(training.regression, workers=3, on="spark")
+        experiments.collective_all_reduce(training_functions.regression, workers=3, on="spark")
     except NotEnoughSlots as error:
         results["refused"] = str(error)
     results["refused_after"] = time.monotonic() - start

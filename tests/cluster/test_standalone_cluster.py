@@ -23,7 +23,7 @@ import featurestore
 from featurestore import experiments
 from tests.cluster import submitted_at_uris
 from tests.conftest import SKIPPED_STORAGE
-from tests.experiments import training
+from tests.experiments import training_functions
 from tests.hdfs_server import HdfsServer
 from tests.object_server import ObjectServer
 from tests.streams import kafka_server
@@ -102,7 +102,7 @@ def prepare_store(location: Path) -> FeatureStore:
         pa.table({"t": times, "zone": ["a", "b"] * 100}), "trips", event_time="t"
     )
     store.register_jobs(location.parent / "jobs.py")
-    training.sums_of(store)
+    training_functions.sums_of(store)
     return store
 
 
@@ -165,7 +165,7 @@ def test_spark_submit_job_rows_equal_embedded_rows(
 def test_barrier_tasks_train_like_local_processes(application: Application, tmp_path: Path) -> None:
     with featurestore.connect(tmp_path / "embedded") as store:
         local = experiments.collective_all_reduce(
-            training.regression, workers=2, dataset=training.sums_of(store)
+            training_functions.regression, workers=2, dataset=training_functions.sums_of(store)
         )
     results = application.results["experiments"]
     losses = {str(step): loss for step, loss in local.history("loss").items()}

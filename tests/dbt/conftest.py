@@ -11,7 +11,7 @@ import duckdb
 import pytest
 
 from featurestore.store import FeatureStore
-from tests.dbt.real import MANIFEST
+from tests.dbt.project import MANIFEST
 from tests.registry.conftest import postgres_server, postgres_url  # noqa: F401  # fixtures
 
 Edit = Callable[[dict[str, Any]], None]

@@ -23,7 +23,7 @@ from featurestore.errors import (
     JobFailed,
 )
 from featurestore.store import FeatureStore
-from tests.dbt.real import MANIFEST
+from tests.dbt.project import MANIFEST
 
 ORDERS, SPENDING = "model.shop.orders", "model.shop.customer_spending"
 Edit = Callable[[dict[str, Any]], None]

@@ -19,7 +19,7 @@ import featurestore
 from featurestore.dbt.manifest import DbtNode, read_project
 from featurestore.dbt.selection import select_nodes
 from featurestore.model.validation import IN_FEATURE
-from tests.dbt.real import DBT, INSTALLED, MANIFEST, copy_project, run_dbt, strip
+from tests.dbt.project import DBT, INSTALLED, MANIFEST, copy_project, run_dbt, strip
 from tests.dbt.test_dbt_projects import SELECTIONS
 
 pytestmark = [

@@ -18,7 +18,7 @@ from featurestore_connectors.duckdb_delta import DuckDBEngine
 from featurestore_connectors.spark_delta import streams
 from featurestore_connectors.spark_delta.parquet_rows import ParquetRows
 from featurestore_connectors.spark_delta.staged import rows_of
-from tests.engines.rows import AllRows
+from tests.engines.row_accumulator import AllRows
 
 ROWS = 90
 OLD = pa.schema([("k", pa.int64())])

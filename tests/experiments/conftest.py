@@ -9,7 +9,7 @@ import pytest
 import featurestore
 from featurestore.store import FeatureStore
 from featurestore.training import TrainingDataset
-from tests.experiments.training import sums_of
+from tests.experiments.training_functions import sums_of
 
 pytest.importorskip("cloudpickle")
 pytest.importorskip("tensorboard")

@@ -32,14 +32,14 @@ from featurestore.model.json_object import seal
 from featurestore.recovery.rebuild import rebuild
 from featurestore.store import FeatureStore
 from featurestore.training import TrainingDataset
-from tests.experiments import training
+from tests.experiments import training_functions
 
 
 def test_launch_records_request_reads_and_result(
     store: FeatureStore, sums: TrainingDataset, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     run = experiments.launch(
-        training.regression, dataset=sums, params={"lr": 0.2}, name="line", seed=7
+        training_functions.regression, dataset=sums, params={"lr": 0.2}, name="line", seed=7
     )
     assert (run.state, run.name, run.params, run.reason) == ("finished", "line", {"lr": 0.2}, None)
     losses = run.history("loss")
@@ -71,7 +71,9 @@ def test_launch_records_request_reads_and_result(
         losses
     )
 
-    again = experiments.launch(training.regression, dataset=sums, params={"lr": 0.2}, seed=7)
+    again = experiments.launch(
+        training_functions.regression, dataset=sums, params={"lr": 0.2}, seed=7
+    )
     assert again.history("loss") == losses
     compared = experiments.compare(run, again)
     assert (compared.params, compared.code, compared.metrics["loss"]) == (
@@ -109,10 +111,12 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: Any, *words: str) -> str:
 def test_restarted_workers_reach_equal_losses(
     sums: TrainingDataset,
 ) -> None:
-    reference = experiments.collective_all_reduce(training.regression, workers=2, dataset=sums)
+    reference = experiments.collective_all_reduce(
+        training_functions.regression, workers=2, dataset=sums
+    )
     deaths = {"0": [37, -1], "1": [-1, 44]}
     run = experiments.collective_all_reduce(
-        training.regression, workers=2, dataset=sums, params={"deaths": deaths}, retries=2
+        training_functions.regression, workers=2, dataset=sums, params={"deaths": deaths}, retries=2
     )
     assert run.history("loss") == reference.history("loss")
     assert run.metrics == reference.metrics
@@ -129,7 +133,7 @@ def test_restarted_workers_reach_equal_losses(
 
 def test_workers_restart_from_the_same_checkpoint(sums: TrainingDataset) -> None:
     run = experiments.collective_all_reduce(
-        training.one_worker_begins_late, workers=2, dataset=sums, retries=1
+        training_functions.one_worker_begins_late, workers=2, dataset=sums, retries=1
     )
     for worker in range(2):
         start_lines = [line for line in run.logs(worker).split("\n") if line.startswith("attempt")]
@@ -147,7 +151,9 @@ def test_imported_kernel_is_not_a_notebook(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_thirty_random_kills_lose_nothing(sums: TrainingDataset) -> None:
     params = {"epochs": 40, "pause": 0.005}
-    reference = experiments.launch(training.regression, dataset=sums, params={"epochs": 40})
+    reference = experiments.launch(
+        training_functions.regression, dataset=sums, params={"epochs": 40}
+    )
     kills: list[int] = []
     stop = threading.Event()
 
@@ -170,13 +176,18 @@ def test_thirty_random_kills_lose_nothing(sums: TrainingDataset) -> None:
     killer.start()
     try:
         run = experiments.collective_all_reduce(
-            training.regression, workers=2, dataset=sums, params=params, name="killed", retries=40
+            training_functions.regression,
+            workers=2,
+            dataset=sums,
+            params=params,
+            name="killed",
+            retries=40,
         )
     finally:
         stop.set()
         killer.join()
     alone = experiments.collective_all_reduce(
-        training.regression, workers=2, dataset=sums, params={"epochs": 40}
+        training_functions.regression, workers=2, dataset=sums, params={"epochs": 40}
     )
     assert len(reference.history("loss")) == len(alone.history("loss"))
     assert run.history("loss") == alone.history("loss")
@@ -188,10 +199,10 @@ import sys
 import signal
 import featurestore
 from featurestore import experiments
-from tests.experiments import training
+from tests.experiments import training_functions
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored below a shell's background job
 featurestore.connect(sys.argv[1])
-experiments.collective_all_reduce(training.with_grandchildren, workers=2, name="endless")
+experiments.collective_all_reduce(training_functions.with_grandchildren, workers=2, name="endless")
 """
 
 
@@ -244,7 +255,10 @@ def test_failed_run_has_reason_and_resumes(
 ) -> None:
     with pytest.raises(RunFailed, match="worker 0 was lost: killed by SIGKILL") as failed:
         experiments.launch(
-            training.regression, dataset=sums, params={"deaths": {"0": [25]}}, name="resumed"
+            training_functions.regression,
+            dataset=sums,
+            params={"deaths": {"0": [25]}},
+            name="resumed",
         )
     assert "resume()" in str(failed.value)
     (run,) = experiments.get_runs("resumed")
@@ -283,7 +297,7 @@ def test_invalid_launch_is_refused_without_side_effects(
 
     def takes(lr: float, units: int) -> None: ...
 
-    train = training.regression
+    train = training_functions.regression
     cases: list[tuple[type[FeatureStoreError], str, Any, dict[str, Any]]] = [
         (InvalidTrainFunction, "cannot be sent to another process", holds_a_lock, {}),
         (InvalidTrainFunction, "requires 'units'", takes, {"params": {"lr": 1}}),

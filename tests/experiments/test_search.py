@@ -20,7 +20,7 @@ from featurestore.experiments.spaces import check_space, evolve
 from featurestore.experiments.study import Study
 from featurestore.store import FeatureStore
 from featurestore.training import TrainingDataset
-from tests.experiments import training
+from tests.experiments import training_functions
 
 pytest.importorskip("optuna")
 
@@ -271,7 +271,7 @@ def test_unknown_metric_ends_search_nan_fails_trial(store: FeatureStore) -> None
 
 def test_search_trials_read_the_dataset(sums: TrainingDataset) -> None:
     study = experiments.search(
-        training.regression,
+        training_functions.regression,
         space={"lr": [0.01, 0.2]},
         metric="final",
         direction="min",

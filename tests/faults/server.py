@@ -22,7 +22,7 @@ import traceback
 import warnings
 from typing import Any
 
-import trials
+import verified_writes
 import writes
 
 
@@ -80,7 +80,7 @@ def _be_silent() -> None:
 def _writer(request: dict[str, Any], number: int, path: str) -> None:
     _be_silent()
     try:
-        trials.many(request["store"], number, request["rounds"])
+        verified_writes.many(request["store"], number, request["rounds"])
     except BaseException:
         with open(path, "w", encoding="utf-8") as stream:
             stream.write(traceback.format_exc())

@@ -22,7 +22,7 @@ import featurestore
 from featurestore.delta.log import latest_version
 from featurestore.errors import FeatureGroupNotFound
 from featurestore.registry import featuregroups, intents
-from tests.faults import trials
+from tests.faults import verified_writes
 from tests.faults.conftest import Server
 from tests.on_spark import QUICK_JAVA
 
@@ -38,7 +38,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the written group, copied for each trial."""
     location = tmp_path_factory.mktemp("template") / "store"
     with featurestore.connect(location) as store:
-        trials.prepare(store)
+        verified_writes.prepare(store)
     return location
 
 
@@ -54,7 +54,7 @@ def check(location: Path, write: str) -> str:
         staging = location / "_staging"
         assert not staging.exists() or not list(staging.iterdir())
         # The store is usable afterwards.
-        store.insert_into_featuregroup(trials.rows(10**6, 1, value=0), "g")
+        store.insert_into_featuregroup(verified_writes.rows(10**6, 1, value=0), "g")
         assert store.featuregroup("g").statistics().rows == store.get_featuregroup("g").count()
     return outcome
 
@@ -63,9 +63,14 @@ def _created(store: FeatureStore) -> str:
     try:
         table = store.get_featuregroup("made").to_arrow()
     except FeatureGroupNotFound:
-        assert store.create_featuregroup(trials.rows(0, 1, value=0), "made", version=1).version == 1
+        assert (
+            store.create_featuregroup(
+                verified_writes.rows(0, 1, value=0), "made", version=1
+            ).version
+            == 1
+        )
         return "old"
-    assert table.num_rows == trials.ROWS
+    assert table.num_rows == verified_writes.ROWS
     assert set(table["x"].to_pylist()) == {7}
     return "new"
 
@@ -73,9 +78,9 @@ def _created(store: FeatureStore) -> str:
 def _read_group_state(store: FeatureStore, write: str) -> str:
     table = store.get_featuregroup("g").to_arrow()
     state = (table.num_rows, sum(table["x"].to_pylist()))
-    assert state in (trials.OLD, trials.NEW[write])
-    assert len(store.get_featuregroup_history("g")) == (1 if state == trials.OLD else 2)
-    return "old" if state == trials.OLD else "new"
+    assert state in (verified_writes.OLD, verified_writes.NEW[write])
+    assert len(store.get_featuregroup_history("g")) == (1 if state == verified_writes.OLD else 2)
+    return "old" if state == verified_writes.OLD else "new"
 
 
 def test_eight_concurrent_writers_keep_each_row_once(
@@ -92,7 +97,7 @@ def test_eight_concurrent_writers_keep_each_row_once(
             for t in range(4)
             for k in range(10)
         }
-        assert len(ids) == len(set(ids)) == trials.ROWS + len(expected)
+        assert len(ids) == len(set(ids)) == verified_writes.ROWS + len(expected)
         assert expected <= set(ids)
         with store.session.registry.reading() as connection:
             assert (
@@ -107,7 +112,7 @@ def test_eight_concurrent_writers_keep_each_row_once(
 SPARK = """
 import sys, threading
 sys.path.insert(0, {folder!r})
-import trials
+import verified_writes
 from pyspark.sql import SparkSession
 from featurestore_connectors.spark_delta import configure_session
 builder = SparkSession.builder.master("local[2]")
@@ -117,7 +122,7 @@ configure_session(builder).getOrCreate().sparkContext.setLogLevel("OFF")
 import featurestore
 stores = {{write: featurestore.connect(path, engine="spark") for write, path in {locations!r}.items()}}
 print("ready", flush=True)
-writers = [threading.Thread(target=trials.write, args=(stores[write], write)) for write in stores]
+writers = [threading.Thread(target=verified_writes.write, args=(stores[write], write)) for write in stores]
 for writer in writers:
     writer.start()
 for writer in writers:

@@ -20,9 +20,9 @@ from featurestore.errors import JobFailed, JobLeased
 from featurestore.recovery import liveness
 from featurestore.registry import intents, jobs
 from featurestore.store import FeatureStore
-from tests.jobs import killing
+from tests.forked_processes import kill, start
+from tests.jobs import killed_jobs
 from tests.jobs.conftest import HOURS, START, Clock, expected, python_job, rows, sql_job
-from tests.killing import kill, start
 
 Define = Callable[..., Path]
 HOUR = timedelta(hours=1)
@@ -36,7 +36,7 @@ CRASH_POINTS = {
 def _kill_after(seconds: float, location: Path, name: str) -> None:
     """Start a backfill and kill it some seconds after it connected."""
     (location / "ready").unlink(missing_ok=True)
-    process = start(killing.backfill, str(location), name)
+    process = start(killed_jobs.backfill, str(location), name)
     while process.is_alive() and not (location / "ready").exists():
         time.sleep(0.005)
     process.join(seconds)
@@ -73,7 +73,9 @@ def test_killed_run_is_recovered_by_next_run(
         city.run_job("demand", window=START + 47 * HOUR)
     if crash_point == "compute":
         switch.touch()
-    process = start(killing.backfill, city.location, "demand", CRASH_POINTS.get(crash_point, ()))
+    process = start(
+        killed_jobs.backfill, city.location, "demand", CRASH_POINTS.get(crash_point, ())
+    )
     process.join()
     assert process.exitcode == -signal.SIGKILL
     switch.unlink(missing_ok=True)

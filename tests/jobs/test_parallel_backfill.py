@@ -15,9 +15,9 @@ from featurestore.errors import JobFailed
 from featurestore.jobs import execution, service
 from featurestore.registry import jobs
 from featurestore.store import FeatureStore
-from tests.jobs import killing
+from tests.forked_processes import kill, start
+from tests.jobs import killed_jobs
 from tests.jobs.conftest import HOURS, START, expected, python_job, rows, sql_job
-from tests.killing import kill, start
 
 Define = Callable[..., Path]
 HOUR = timedelta(hours=1)
@@ -100,7 +100,7 @@ def test_parallel_backfill_killed_is_finished_by_same_call(
     city.register_jobs(define(sql_job() if job_type == "sql" else sleeping))
     chance = random.Random(5)
     for trial in range(4):
-        process = start(killing.backfill, city.location, "demand", (), 2, 4)
+        process = start(killed_jobs.backfill, city.location, "demand", (), 2, 4)
         done_count = count_done_runs(city)
         while process.is_alive() and count_done_runs(city) < done_count + 2:
             time.sleep(0.002)

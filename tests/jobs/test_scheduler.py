@@ -18,9 +18,9 @@ from featurestore.model.job import JobSpec
 from featurestore.model.times import Window
 from featurestore.registry import jobs
 from featurestore.store import FeatureStore
-from tests.jobs import killing
+from tests.forked_processes import kill, start
+from tests.jobs import killed_jobs
 from tests.jobs.conftest import HOURS, START, Clock, expected, python_job, rows, sql_job, trips
-from tests.killing import kill, start
 
 Define = Callable[..., Path]
 HOUR = timedelta(hours=1)
@@ -115,7 +115,7 @@ def test_two_scheduler_processes_compute_100_windows_once(
     # Twelve hours pass per second once both run, so that windows become due for both.
     go = Path(city.location, "go")
     clock = (go, 43_200.0, START + 40 * HOUR)
-    schedulers = [start(killing.schedule, city.location, *clock) for _ in range(2)]
+    schedulers = [start(killed_jobs.schedule, city.location, *clock) for _ in range(2)]
     deadline = time.monotonic() + 120
     try:
         while time.monotonic() < deadline and len(list(go.parent.glob("ready*"))) < 2:
@@ -126,7 +126,7 @@ def test_two_scheduler_processes_compute_100_windows_once(
             if all(mark and mark >= START + 100 * HOUR for mark in marks):
                 break
             time.sleep(0.1)
-        assert [killing.terminate(process) for process in schedulers] == [0, 0]
+        assert [killed_jobs.terminate(process) for process in schedulers] == [0, 0]
     finally:
         for process in schedulers:
             kill(process)
@@ -153,12 +153,12 @@ def test_scheduler_sigterm_finishes_current_run_only(
     body = f"import time\n    open({str(marker)!r}, 'a').close(); time.sleep(0.6)"
     city.register_jobs(define(python_job(body=body, rules="catchup=2")))
     still = (tmp_path / "never", 0.0, START + HOURS * HOUR)
-    process = start(killing.schedule, city.location, *still)
+    process = start(killed_jobs.schedule, city.location, *still)
     try:
         deadline = time.monotonic() + 60
         while not marker.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert killing.terminate(process) == 0
+        assert killed_jobs.terminate(process) == 0
     finally:
         kill(process)
     (run,) = city.get_runs("demand")

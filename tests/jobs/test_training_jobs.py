@@ -12,9 +12,9 @@ import pytest
 from featurestore.errors import JobFailed
 from featurestore.registry import jobs
 from featurestore.store import FeatureStore
-from tests.jobs import killing
+from tests.forked_processes import start
+from tests.jobs import killed_jobs
 from tests.jobs.conftest import HOURS, START, Clock, trips
-from tests.killing import start
 
 Define = Callable[..., Path]
 DAY = timedelta(days=1)
@@ -87,7 +87,7 @@ def test_training_job_killed_run_leaves_one_version(
     clock.now += DAY
     if crash_point == "in the function":
         switch.touch()
-    process = start(killing.run_due, city.location, "make", DEATHS[crash_point], clock.now)
+    process = start(killed_jobs.run_due, city.location, "make", DEATHS[crash_point], clock.now)
     process.join()
     assert process.exitcode == -signal.SIGKILL
     switch.unlink(missing_ok=True)

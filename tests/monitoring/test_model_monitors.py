@@ -22,7 +22,7 @@ from featurestore.monitoring.rules import check_metrics_in_bounds
 from featurestore.store import FeatureStore
 from tests.monitoring.conftest import A_DAY, DAY, START, Clock
 from tests.monitoring.receivers import web_server
-from tests.monitoring.scored import (
+from tests.monitoring.scored_model import (
     TIME,
     count_pairs,
     drawn,

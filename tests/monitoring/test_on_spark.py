@@ -14,7 +14,7 @@ from featurestore.model.monitor_report import MonitorReport
 from featurestore.model.times import Window
 from featurestore.monitoring.metrics import Metrics, Quality
 from tests.monitoring.conftest import A_DAY, DAY, START, Clock, sales
-from tests.monitoring.scored import Sigmoid, outcomes, trips
+from tests.monitoring.scored_model import Sigmoid, outcomes, trips
 
 MONITOR = """
 import featurestore

@@ -19,7 +19,7 @@ from featurestore.errors import EngineError, InvalidArgument, NotEnoughSlots
 from featurestore.readers import open_reader
 from featurestore.training import TrainingDataset
 from featurestore_connectors.launchers import ray as ray_launcher
-from tests.experiments import training
+from tests.experiments import training_functions
 from tests.readers.conftest import Example
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -107,16 +107,18 @@ def test_ray_train_resumes_killed_worker_with_equal_batches(
 
 @pytest.fixture
 def sums(tmp_path: Path) -> TrainingDataset:
-    return training.sums_of(featurestore.connect(tmp_path / "store"))
+    return training_functions.sums_of(featurestore.connect(tmp_path / "store"))
 
 
 def test_ray_launcher_restarts_workers_with_equal_losses(
     ray_cluster: str, sums: TrainingDataset
 ) -> None:
     del ray_cluster
-    uninterrupted = experiments.collective_all_reduce(training.regression, workers=2, dataset=sums)
+    uninterrupted = experiments.collective_all_reduce(
+        training_functions.regression, workers=2, dataset=sums
+    )
     run = experiments.collective_all_reduce(
-        training.regression,
+        training_functions.regression,
         workers=2,
         dataset=sums,
         params={"deaths": {"1": [33]}},
@@ -150,10 +152,12 @@ def test_ray_launcher_without_resources_raises(
     del ray_cluster
     monkeypatch.setattr(ray_launcher, "_RESERVATION_SECONDS", 1.0)
     with pytest.raises(NotEnoughSlots, match=r"3 workers of .* of 2 CPUs and 0 GPUs"):
-        experiments.collective_all_reduce(training.regression, workers=3, dataset=sums, on="ray")
+        experiments.collective_all_reduce(
+            training_functions.regression, workers=3, dataset=sums, on="ray"
+        )
     with pytest.raises(NotEnoughSlots, match="'GPU': 1"):
         experiments.launch(
-            training.regression, dataset=sums, on=ray_launcher.RayLauncher(cpus=0, gpus=1)
+            training_functions.regression, dataset=sums, on=ray_launcher.RayLauncher(cpus=0, gpus=1)
         )
     with pytest.raises(InvalidArgument, match="cpus=-1"):
         ray_launcher.RayLauncher(cpus=-1)
@@ -179,7 +183,7 @@ def test_ray_workers_end_with_killed_driver(
     program = tmp_path / "driver.py"
     program.write_text(
         "import sys\nimport featurestore, ray\nfrom featurestore import experiments\n"
-        "from tests.experiments import training\n"
+        "from tests.experiments import training_functions\n"
         "ray.init(address=sys.argv[1], log_to_driver=False)\n"
         "featurestore.connect(sys.argv[2])\n"
         "experiments.collective_all_reduce("

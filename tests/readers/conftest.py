@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from featurestore.model.manifest import Manifest
-from tests.readers.datasets import ROW, example_table, make_dataset
+from tests.readers.example_datasets import ROW, example_table, make_dataset
 
 ROWS = 203
 BEGIN = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

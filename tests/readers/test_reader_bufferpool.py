@@ -16,7 +16,7 @@ from featurestore.readers import reader as reader_module
 from featurestore.readers.prefetch import BufferPool
 from featurestore_connectors import parquet
 from tests.readers.conftest import Example
-from tests.readers.datasets import make_dataset
+from tests.readers.example_datasets import make_dataset
 
 COLUMNS = 10
 

@@ -19,7 +19,7 @@ from featurestore.model.manifest import Manifest
 from featurestore.readers import Reader, open_reader
 from featurestore.readers.columns import SAMPLE_WEIGHT
 from featurestore.readers.order import PADDING
-from tests.readers.datasets import ROW, make_dataset
+from tests.readers.example_datasets import ROW, make_dataset
 from tests.readers.order_reference import global_batches
 
 

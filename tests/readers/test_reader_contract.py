@@ -17,7 +17,7 @@ from featurestore.errors import ReaderConfigError
 from featurestore.readers import Reader, open_reader
 from featurestore.readers.columns import SAMPLE_WEIGHT
 from tests.readers.conftest import ROWS, Example
-from tests.readers.datasets import ROW
+from tests.readers.example_datasets import ROW
 
 
 def open_example(example: Example, **settings_: Any) -> Reader:

@@ -14,7 +14,7 @@ from featurestore.readers import Reader
 from featurestore.readers.batches import Iterations, StepRanges
 from featurestore.readers.order import ReaderOrder
 from tests.readers.conftest import ROWS, Example
-from tests.readers.datasets import ROW
+from tests.readers.example_datasets import ROW
 from tests.readers.test_reader_contract import open_example
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

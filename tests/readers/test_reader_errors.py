@@ -24,7 +24,7 @@ from featurestore.errors import (
 from featurestore.model.manifest import Manifest
 from featurestore.readers import open_reader, resume
 from tests.readers.conftest import Example, make_example
-from tests.readers.datasets import example_table, make_dataset
+from tests.readers.example_datasets import example_table, make_dataset
 from tests.readers.test_reader_contract import open_example
 
 

@@ -19,7 +19,7 @@ from featurestore.readers.order import PADDING
 from featurestore.readers.tensorflow import _log_once
 from featurestore.training import TrainingDataset
 from tests.readers.conftest import ROWS, Example
-from tests.readers.datasets import ROW, make_dataset
+from tests.readers.example_datasets import ROW, make_dataset
 from tests.readers.test_reader_contract import open_example
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -27,7 +27,7 @@ from featurestore.readers.blocks import RecordBlocks, WindowBlocks
 from featurestore.readers.columns import SAMPLE_WEIGHT
 from featurestore.readers.reader import open_reader
 from tests.readers.conftest import Example
-from tests.readers.datasets import make_dataset
+from tests.readers.example_datasets import make_dataset
 from tests.readers.test_reader_contract import open_example
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

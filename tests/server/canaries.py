@@ -18,7 +18,7 @@ from featurestore.server.access import changes
 from featurestore.server.access.sign_in import start_browser_session
 from featurestore.server.access.visitors import compute_form_token
 from featurestore.store import FeatureStore
-from tests.server.trained import train
+from tests.server.trained_runs import train
 
 ROOT = Actor("root", "test")
 NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)

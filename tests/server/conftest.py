@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 import featurestore
 from featurestore.server import ServerSettings, create_app
 from featurestore.store import FeatureStore
-from tests.server.trained import train
+from tests.server.trained_runs import train
 
 HARM = "<script>alert('x')</script>\"'{{ 'xyz' * 3 }}"
 NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)

@@ -16,7 +16,16 @@ from featurestore.plugins.remote import RETRIEVAL
 from featurestore.registry import audit_log
 from featurestore.server.access import changes
 from featurestore.store import FeatureStore
-from tests.server.guarded import PASSWORD, ROOT, USERS, client_of, field_of, fill, sign_in, token_of
+from tests.server.private_groups import (
+    PASSWORD,
+    ROOT,
+    USERS,
+    client_of,
+    field_of,
+    fill,
+    sign_in,
+    token_of,
+)
 
 # Public routes, and changing routes with the required role.
 OPEN = {

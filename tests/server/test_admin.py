@@ -13,7 +13,7 @@ import featurestore
 from featurestore.registry import access, audit_log
 from featurestore.server.access import changes
 from featurestore.store import FeatureStore
-from tests.server.guarded import PASSWORD, ROOT, client_of, field_of, sign_in
+from tests.server.private_groups import PASSWORD, ROOT, client_of, field_of, sign_in
 
 ADMIN_PAGES = ["/admin", "/admin/tokens", "/admin/groups"]
 # Each change of the admin pages with a valid form.

@@ -12,8 +12,8 @@ from featurestore.server import ServerSettings
 from featurestore.store import FeatureStore
 from tests.maven import NotFetched
 from tests.server.axe import axe
-from tests.server.browsing import chromium, kind_of, listening, tab, walk
-from tests.server.guarded import PASSWORD, fill
+from tests.server.browser import chromium, kind_of, listening, tab, walk
+from tests.server.private_groups import PASSWORD, fill
 
 STARTS = ["/", "/search?q=s", "/basket?feature=visits@v1.sales&q=tw", "/groups?sort=changed"]
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 375, "height": 740}

@@ -26,7 +26,7 @@ from featurestore.plugins.remote import RETRIEVAL
 from featurestore.store import FeatureStore
 from tests.server import canaries
 from tests.server.canaries import PRIVATE, SECRETS, SEES, USERS, headers_of, names_in
-from tests.server.guarded import client_of
+from tests.server.private_groups import client_of
 
 _RUN = "20240301-120000-canary-model"
 # Objects added between the two passes, by the noun of their routes.

@@ -19,7 +19,7 @@ from featurestore.server.access import changes
 from featurestore.server.job_actions import JobRuns
 from featurestore.store import FeatureStore
 from tests.server.conftest import JOBS
-from tests.server.guarded import PASSWORD, ROOT, client_of, field_of, sign_in
+from tests.server.private_groups import PASSWORD, ROOT, client_of, field_of, sign_in
 
 NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)
 RANGE = {"start": "2024-03-01T12:00Z", "end": "2024-03-01 15:00"}

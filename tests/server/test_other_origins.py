@@ -16,8 +16,8 @@ from featurestore.registry import access, jobs
 from featurestore.server import ServerSettings
 from featurestore.store import FeatureStore
 from tests.http_server import serve
-from tests.server.browsing import chromium, listening, tab
-from tests.server.guarded import PASSWORD, fill
+from tests.server.browser import chromium, listening, tab
+from tests.server.private_groups import PASSWORD, fill
 
 # What each form would change: address, fields, and how a browser encodes them.
 FORMS: list[tuple[str, dict[str, str], str]] = [

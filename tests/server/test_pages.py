@@ -26,7 +26,7 @@ from featurestore.server.settings import POLICY
 from featurestore.statistics import compare_statistics
 from featurestore.store import FeatureStore
 from tests.server.conftest import HARM, NOON
-from tests.statistics.tables import statistics_of
+from tests.statistics.example_tables import statistics_of
 
 STARTS = ["/", "/search?q=s", "/groups", "/datasets", "/views", "/jobs", "/monitors", "/lineage"]
 STARTS += ["/experiments", "/models"]

@@ -15,8 +15,8 @@ from featurestore.errors import ConfigurationError
 from featurestore.server import Provider, ServerSettings, create_app
 from featurestore.server.access import changes
 from featurestore.store import FeatureStore
-from tests.server.guarded import PASSWORD, ROOT, client_of, field_of
 from tests.server.openid_provider import CLIENT, SECRET, OpenIdProvider, running
+from tests.server.private_groups import PASSWORD, ROOT, client_of, field_of
 
 
 @pytest.fixture(scope="module")

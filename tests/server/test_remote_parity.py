@@ -14,7 +14,7 @@ from featurestore.errors import UnsupportedLocation, UnsupportedRemotely
 from featurestore.server import ServerSettings
 from featurestore.store import FeatureStore
 from featurestore.store.remote import RemoteFeatureStore
-from tests.server.browsing import listening
+from tests.server.browser import listening
 
 JOBS = """
 import featurestore

@@ -23,9 +23,9 @@ from featurestore import transform as t
 from featurestore.server import ServerSettings, create_app
 from featurestore.server.access import changes
 from featurestore.store import FeatureStore
-from tests.server.browsing import kind_of, listening
-from tests.server.guarded import PASSWORD, ROOT, sign_in, token_of
-from tests.server.trained import train
+from tests.server.browser import kind_of, listening
+from tests.server.private_groups import PASSWORD, ROOT, sign_in, token_of
+from tests.server.trained_runs import train
 
 NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)
 JOBS = """

@@ -33,7 +33,7 @@ from featurestore.experiments.run import Run
 from featurestore.model.run_record import RunDataset, RunRecord
 from featurestore.server import ServerSettings, create_app
 from featurestore.store import FeatureStore
-from tests.server.browsing import listening
+from tests.server.browser import listening
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from featurestore.errors import InvalidArgument
 from featurestore_connectors.sources.drivers import POSTGRES
-from tests.sources.places import open_source
+from tests.sources.source_writers import open_source
 
 MYSQL = ("charset", "connect_timeout", "program_name", "read_timeout", "ssl_verify_cert")
 MYSQL += ("ssl_verify_identity", "write_timeout")

@@ -27,7 +27,7 @@ from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import lineage
 from featurestore.store import FeatureStore
 from tests.on_spark import spark_in_soak
-from tests.sources.places import SOURCE_WRITERS
+from tests.sources.source_writers import SOURCE_WRITERS
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 COLUMNS = "id integer, plan text, spent real, updated_at timestamp"

@@ -22,7 +22,7 @@ from tests.maven import NotFetched
 from tests.object_server import ACCESS_KEY, SECRET_KEY, ObjectServer
 from tests.sources import iceberg_rest_server
 from tests.sources.iceberg_rest_server import TOKEN, RestCatalogServer
-from tests.sources.places import ICEBERG_TYPES
+from tests.sources.source_writers import ICEBERG_TYPES
 from tests.sources.test_iceberg_tables import append_deletes, orders
 
 

@@ -23,7 +23,7 @@ from featurestore.errors import (
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceQuery
 from featurestore.store import FeatureStore
-from tests.sources.places import iceberg_append, iceberg_table, open_source
+from tests.sources.source_writers import iceberg_append, iceberg_table, open_source
 
 ORDERS = SourceQuery(table="sales.orders")
 TIME = pa.timestamp("us", tz="UTC")

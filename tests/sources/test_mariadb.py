@@ -26,7 +26,7 @@ from featurestore.errors import (
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceConfig, SourceQuery, SourceSnapshot, find_source
 from tests.sources.mariadb_server import PASSWORD, USER, connect_as_root
-from tests.sources.places import open_source
+from tests.sources.source_writers import open_source
 
 pytestmark = pytest.mark.mariadb
 

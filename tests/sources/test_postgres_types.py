@@ -17,7 +17,7 @@ from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceQuery, SourceSnapshot
 from featurestore.store import FeatureStore
 from tests.registry.conftest import postgres_server  # noqa: F401  # a fixture
-from tests.sources.places import open_source
+from tests.sources.source_writers import open_source
 
 pytestmark = pytest.mark.postgres
 

@@ -14,7 +14,7 @@ import pytest
 from featurestore.plugins.source import Source, SourceQuery
 from featurestore.testing.source_conformance import SourceConformance
 from tests.registry.conftest import postgres_server  # noqa: F401  # a fixture
-from tests.sources.places import SOURCE_WRITERS, mysql, postgres, sqlalchemy
+from tests.sources.source_writers import SOURCE_WRITERS, mysql, postgres, sqlalchemy
 
 
 class TestFiles(SourceConformance):

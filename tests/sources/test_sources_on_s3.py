@@ -33,7 +33,7 @@ from featurestore.testing.source_conformance import SourceConformance
 from tests.hdfs_server import HdfsServer
 from tests.http_server import serve
 from tests.object_server import ACCESS_KEY, SECRET_KEY, ObjectServer
-from tests.sources.places import SOURCE_WRITERS
+from tests.sources.source_writers import SOURCE_WRITERS
 
 Put = Callable[[str, bytes], None]
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featurestore.model.statistics import Histogram
-from tests.statistics.tables import statistics_of
+from tests.statistics.example_tables import statistics_of
 
 
 def histogram_of(column: pa.Array) -> Histogram:

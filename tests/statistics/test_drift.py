@@ -15,7 +15,7 @@ from featurestore.errors import InvalidArgument
 from featurestore.model.statistics import Statistics
 from featurestore.statistics import DriftReport, DriftThresholds, compare_statistics
 from featurestore.statistics.drift import cumulative
-from tests.statistics.tables import statistics_of, varied_table
+from tests.statistics.example_tables import statistics_of, varied_table
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore

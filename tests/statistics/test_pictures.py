@@ -28,7 +28,7 @@ from featurestore.statistics.clusters import (
 from featurestore.statistics.plots.heatmap import clustered_order
 from featurestore.statistics.summary import descriptive_stats
 from featurestore.training import TrainingDataset
-from tests.statistics.tables import accumulator_of, count, statistics_of, varied_table
+from tests.statistics.example_tables import accumulator_of, count, statistics_of, varied_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

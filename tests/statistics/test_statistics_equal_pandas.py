@@ -22,7 +22,7 @@ from featurestore.errors import FeatureNotFound
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.statistics import PROBABILITIES, Statistics
 from featurestore.statistics import finish, merge, statistics_accumulator
-from tests.statistics.tables import count, statistics_of, varied_table
+from tests.statistics.example_tables import count, statistics_of, varied_table
 
 ROWS = 3_000
 NUMBERS = (

@@ -28,7 +28,7 @@ from featurestore.statistics import (
 )
 from featurestore.statistics.moments import sum_integers, sum_twofold
 from featurestore.statistics.sample import sample_limit
-from tests.statistics.tables import accumulator_of, count, cut, statistics_of, varied_table
+from tests.statistics.example_tables import accumulator_of, count, cut, statistics_of, varied_table
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore

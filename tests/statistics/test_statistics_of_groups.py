@@ -18,7 +18,7 @@ from featurestore.plugins.engine import find_engine
 from featurestore.statistics import StatisticsAccumulator, finish, statistics_accumulator
 from featurestore_connectors.spark_delta import streams
 from tests.on_spark import on_executors
-from tests.statistics.tables import statistics_of, varied_table
+from tests.statistics.example_tables import statistics_of, varied_table
 from tests.statistics.test_statistics_merge import assert_same
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from featurestore.store import FeatureStore
-from tests.killing import kill
-from tests.streams.killing import count_click_ids, start
+from tests.forked_processes import kill
+from tests.streams.killed_streams import count_click_ids, start
 from tests.streams.topics import Broker, click, job
 
 JobFile = Callable[[str], Path]

@@ -28,7 +28,7 @@ from tests.on_spark import QUICK_JAVA
 from tests.streams import kafka_server
 from tests.streams.conftest import Landings
 from tests.streams.kafka_server import PASSWORD, USER
-from tests.streams.killing import count_click_ids
+from tests.streams.killed_streams import count_click_ids
 from tests.streams.test_passwords import options
 from tests.streams.test_stream_kills import share, values
 from tests.streams.topics import Broker, clicks, job

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from featurestore.training.dataset import TrainingDataset
-from tests.torch.evaluated import figures_of, normalized_model
+from tests.torch.evaluated_model import figures_of, normalized_model
 
 dataset_path, out = sys.argv[1], Path(sys.argv[2])
 rank, world, port, stop = map(int, sys.argv[3:7])

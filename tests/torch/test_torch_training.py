@@ -24,7 +24,7 @@ from featurestore.readers.order import PADDING
 from featurestore.training import TrainingDataset
 from tests.readers.conftest import ROWS, Example
 from tests.torch.elements import open_numbers
-from tests.torch.evaluated import figures_of, normalized_model
+from tests.torch.evaluated_model import figures_of, normalized_model
 
 PROGRAM = Path(__file__).with_name("ddp_program.py")
 

@@ -1,6 +1,6 @@
 """The dbt project of the tests, built by a real dbt, and the manifest that other tests read.
 
-``python -m tests.dbt.real`` writes the manifest again. dbt is in an environment of its own,
+``python -m tests.dbt.project`` writes the manifest again. dbt is in an environment of its own,
 ``.venv-dbt``, because the feature store does not depend on it. Further versions of dbt may be
 installed in ``.venv-dbt-1.8`` and so on; the tests then run with each of them.
 """

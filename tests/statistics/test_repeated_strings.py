@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from featurestore.statistics import finish
-from tests.statistics.tables import accumulator_of, count
+from tests.statistics.example_tables import accumulator_of, count
 
 LONG = "ü" * 300
 

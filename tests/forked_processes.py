@@ -11,7 +11,12 @@ from typing import Any
 
 server = multiprocessing.get_context("forkserver")
 server.set_forkserver_preload(
-    ["featurestore.store", "featurestore.jobs.service", "tests.jobs.killing", "tests.killing"]
+    [
+        "featurestore.store",
+        "featurestore.jobs.service",
+        "tests.jobs.killed_jobs",
+        "tests.forked_processes",
+    ]
 )
 
 

@@ -24,7 +24,7 @@ from featurestore.registry.audit_log import Actor
 from featurestore.server import ServerSettings, serve
 from featurestore.server.access import changes
 from featurestore.store import FeatureStore
-from tests.server.guarded import token_of
+from tests.server.private_groups import token_of
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])

@@ -21,7 +21,7 @@ from featurestore_connectors.spark_delta import SparkEngine, streams
 from featurestore_connectors.spark_delta import staged as staged_rows
 from featurestore_connectors.spark_delta.relations import relation
 from featurestore_connectors.spark_delta.staged import StagedRelation
-from tests.engines.rows import AllRows
+from tests.engines.row_accumulator import AllRows
 from tests.on_spark import on_executors
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from featurestore.usersql.functions import (
     UNITS,
     Kind,
 )
-from tests.usersql.edges import EDGES, TABLE, plain_values
+from tests.usersql.edge_values import EDGES, TABLE, plain_values
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

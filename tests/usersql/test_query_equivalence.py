@@ -11,7 +11,7 @@ import pytest
 from featurestore.plugins.engine import Engine
 from featurestore.usersql import query
 from featurestore.usersql.functions import SPARK_QUERY_FUNCTIONS
-from tests.usersql.edges import TABLE, plain_values
+from tests.usersql.edge_values import TABLE, plain_values
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

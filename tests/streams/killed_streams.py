@@ -11,7 +11,7 @@ from pathlib import Path
 import featurestore
 from featurestore.errors import FeatureStoreError
 from featurestore.store import FeatureStore
-from tests import killing
+from tests import forked_processes
 
 
 def run_for_ever(location: str, ready: str) -> None:
@@ -26,7 +26,7 @@ def run_for_ever(location: str, ready: str) -> None:
 def start(store: FeatureStore, folder: Path) -> tuple[BaseProcess, Path]:
     """Start a runner; the file exists once it starts to work."""
     ready = folder / f"ready-{len(list(folder.glob('ready-*')))}-{os.urandom(4).hex()}"
-    return killing.start(run_for_ever, store.location, str(ready)), ready
+    return forked_processes.start(run_for_ever, store.location, str(ready)), ready
 
 
 def count_click_ids(store: FeatureStore) -> Counter[int]:

@@ -14,7 +14,7 @@ from featurestore.registry.audit_log import Actor
 from featurestore.server import ServerSettings, create_app
 from featurestore.server.access import changes
 from featurestore.store import FeatureStore
-from tests.server.trained import train
+from tests.server.trained_runs import train
 
 ROOT = Actor("root", "command line")
 PASSWORD = "a horse on a hill"

@@ -4,12 +4,18 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# `make check` runs these. Connections to other systems, and features built on top of the store, have
+# their own folders, so that the inner loop does not grow with them.
+CORE := aggregates cli deltalog engines featuregroups formats hashing ingest jobs model readers recovery registry retrieval
+CORE += statistics store training usersql validation
+CORE := $(CORE:%=tests/%) $(wildcard tests/test_house_*.py)
+NOT_IN_CHECK := services or spark or soak or slow or hypothesis or tensorflow or petastorm or postgres
 export PYTHON BENCH
 # Without bytecode files, every process that a test starts would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo shop check test lint docs bench results test-wheel soak clean
+.PHONY: help setup demo shop check test test-services lint docs bench results test-wheel soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,8 +35,12 @@ test: $(STAMP) ## run all tests except soak tests (WORKERS=1 for one process, AR
 	@$(BIN)/python -m tests.fetch
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --times --hints $(ARGS)
 
+test-services: $(STAMP) ## run the part of the tests that starts servers, JVMs and browsers, or kills processes
+	@$(BIN)/python -m tests.fetch
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --times --hints -m 'services and not soak' $(ARGS)
+
 check: $(STAMP) ## run the fast tests: the core on DuckDB, about two minutes
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --times --hints --inner-loop -m 'not spark and not soak and not slow and not hypothesis and not tensorflow and not petastorm and not postgres' $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup --times --hints -m 'not ($(NOT_IN_CHECK))' $(CORE) $(ARGS)
 
 lint: $(STAMP) ## run ruff, mypy, import-linter, and the checks for dead code and readability
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from featurestore.store import FeatureStore
+    from featurestore_connectors.duckdb_delta import DuckDBEngine
+    from featurestore_connectors.spark_delta import SparkEngine
 
+pytest_plugins = ["tests.leftover_processes"]
 JAVA_VERSIONS = (17, 21)
 # Libraries of extras: a run with --core-only leaves out what needs one that is not installed.
 OPTIONAL = (
@@ -66,92 +69,22 @@ WITHOUT_TORCH = (
 )
 # Tests with these markers run in one process, by the name of their group.
 MARKED_GROUPS = {"tensorflow": "tensorflow", "postgres": "databases", "mariadb": "databases"}
-# `make check` runs these folders. Connections to other systems, and features built on top of
-# the store, have their own folders, so that the inner loop does not grow with them.
-INNER_LOOP = (
-    "tests/aggregates",
-    "tests/cli",
-    "tests/deltalog",
-    "tests/engines",
-    "tests/featuregroups",
-    "tests/formats",
-    "tests/hashing",
-    "tests/ingest",
-    "tests/jobs",
-    "tests/model",
-    "tests/readers",
-    "tests/recovery",
-    "tests/registry",
-    "tests/retrieval",
-    "tests/statistics",
-    "tests/store",
-    "tests/training",
-    "tests/usersql",
-    "tests/validation",
-    "tests/test_house_commands.py",
-    "tests/test_house_files.py",
-    "tests/test_house_pages.py",
-    "tests/test_house_results.py",
+# Tests that request one of these fixtures run in one process, so that the server starts once.
+FIXTURE_GROUPS = {
+    "azure_server": "az",
+    "broker": "kafka",
+    "gcs_server": "gs",
+    "hdfs_server": "hdfs",
+}
+# Tests that request one of these fixtures get the marker ``services``; tests that start or kill
+# processes in another way have it in their file.
+SERVICES = frozenset(
+    {
+        *FIXTURE_GROUPS,
+        *("browser", "cluster", "durable_redis", "fork_server", "forked_workers", "mariadb_port"),
+        *("object_server", "postgres_server", "ray_cluster", "redis_server", "spark"),
+    }
 )
-# Excluded from these are tests that kill, interrupt, damage, fill memory, start programs, or
-# compute hundreds of windows, or import TensorFlow or petastorm; random cases (the marker
-# ``hypothesis``) are excluded by the Makefile.
-NOT_INNER_LOOP = (
-    "tests/aggregates/test_kernel.py",
-    "tests/cli/test_cli_hostile_text.py",
-    "tests/engines/test_duckdb_interrupts.py",
-    "tests/engines/test_duckdb_publication.py",
-    "tests/formats/test_formats_documented.py",
-    "tests/formats/test_petastorm_readers.py",
-    "tests/formats/test_tfrecord_tensorflow.py",
-    "tests/jobs/test_flights_schedule.py",
-    "tests/jobs/test_job_commands.py",
-    "tests/jobs/test_job_faults.py",
-    "tests/jobs/test_parallel_backfill.py",
-    "tests/jobs/test_runs.py",
-    "tests/jobs/test_scheduler.py",
-    "tests/jobs/test_training_jobs.py",
-    "tests/readers/test_distributed_training.py",
-    "tests/readers/test_reader_cases.py",
-    "tests/readers/test_reader_imports.py",
-    "tests/readers/test_reader_bufferpool.py",
-    "tests/recovery/test_outside_access.py",
-    "tests/recovery/test_rebuild_damage.py",
-    "tests/registry/test_registry_rows.py",
-    "tests/registry/test_registry_urls.py",
-    "tests/retrieval/test_query_plans.py",
-    "tests/statistics/test_extreme_values.py",
-    "tests/statistics/test_pictures.py",
-    "tests/training/test_export_faults.py",
-    "tests/training/test_manifest_damage.py",
-    "tests/training/test_td_commands.py",
-    "tests/usersql/test_condition_equivalence.py",
-    "tests/usersql/test_query_equivalence.py",
-    "tests/validation/test_table_expectations.py",
-)
-# Tests that use further libraries; with these, this is the run with the newest versions.
-LIBRARIES = (
-    "tests/docstrings",
-    "tests/lineage",
-    "tests/monitoring/test_alerts.py",
-    "tests/monitoring/test_endpoint_and_logs.py",
-    "tests/monitoring/test_reports_and_metrics.py",
-    "tests/server/test_markdown.py",
-    "tests/server/test_provider.py",
-    "tests/server/test_remote_client.py",
-    "tests/server/test_rest.py",
-    "tests/serving/test_online_conformance.py",
-    "tests/sources",
-    "tests/statistics/test_pictures.py",
-    "tests/storage/test_engine_on_s3.py",
-    "tests/storage/test_filesystem.py",
-    "tests/storage/test_storages.py",
-    "tests/streams/test_embedded_streams.py",
-    "tests/transform",
-    "tests/validation/test_table_expectations.py",
-    "tests/views",
-)
-
 
 # Two processes share two cores with a JVM, so the duration of an example is not checked; pytest-timeout
 # limits each test.
@@ -166,6 +99,8 @@ settings.load_profile("house")
 
 # Tests do not cover power loss, so files need no sync.
 os.environ.setdefault("FEATURESTORE_DURABILITY", "fast")
+# Every Java that a test starts, in any process.
+os.environ.setdefault("JDK_JAVA_OPTIONS", QUICK_JAVA)
 
 
 # The environment variable with the folder of recorded hints, for all processes of a run.
@@ -178,12 +113,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--core-only",
         action="store_true",
         help="skip the tests of extras that are not installed",
-    )
-    parser.addoption("--inner-loop", action="store_true", help="run the fast tests of the core")
-    parser.addoption(
-        "--libraries",
-        action="store_true",
-        help="run the fast tests and the tests that depend on the versions of libraries",
     )
     parser.addoption(
         "--hints",
@@ -242,28 +171,9 @@ def left_out(config: pytest.Config) -> frozenset[str]:
     return absent() if config.getoption("--core-only") else absent() & {"petastorm"}
 
 
-def is_chosen(name: str, config: pytest.Config) -> bool:
-    """Return whether a file or folder, relative to the root, belongs to the selected run."""
-    if config.getoption("--libraries") and _is_of(name, LIBRARIES):
-        return True
-    if config.getoption("--libraries") or config.getoption("--inner-loop"):
-        return name not in NOT_INNER_LOOP and _is_of(name, INNER_LOOP)
-    return True
-
-
-def _is_of(name: str, rooms: Sequence[str]) -> bool:
-    """Return whether a file or folder equals one of the paths, or is above or below one."""
-    return any(f"{name}/".startswith(f"{room}/") or room.startswith(f"{name}/") for room in rooms)
-
-
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Ignore files outside the selected run, and files that need absent extras.
-
-    A module is left out when it imports such a library at its top.
-    """
+    """Ignore files that import absent extras at their top."""
     name = collection_path.relative_to(config.rootpath).as_posix()
-    if not is_chosen(name, config):
-        return True
     if name == TORCH_TESTS and "torch" in absent():
         return True
     if name == RAY_TESTS and "ray" in absent():
@@ -337,13 +247,11 @@ def _group(item: pytest.Item) -> str | None:
 
     A session of Spark, a server, an import of TensorFlow, a browser.
     """
-    fixtures = getattr(item, "fixturenames", ())
     if item.get_closest_marker("spark") is not None:
         return "spark"
-    shared = {"hdfs_server": "hdfs", "broker": "kafka", "azure_server": "az", "gcs_server": "gs"}
-    for fixture, group in shared.items():
-        if fixture in fixtures:
-            return group
+    for fixture in getattr(item, "fixturenames", ()):
+        if fixture in FIXTURE_GROUPS:
+            return FIXTURE_GROUPS[fixture]
     for marker, group in MARKED_GROUPS.items():
         if item.get_closest_marker(marker) is not None:
             return group
@@ -369,11 +277,11 @@ def pytest_collection() -> Iterator[object]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if (
-            "spark" in getattr(item, "fixturenames", ())
-            and item.get_closest_marker("spark") is None
-        ):
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if "spark" in fixtures and item.get_closest_marker("spark") is None:
             item.add_marker(pytest.mark.spark)
+        if fixtures & SERVICES or item.get_closest_marker("spark") is not None:
+            item.add_marker(pytest.mark.services)
         group = _group(item)
         if group is not None:
             item.add_marker(pytest.mark.xdist_group(group))
@@ -589,7 +497,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings = {
         "spark.driver.memory": "2g",
-        "spark.driver.extraJavaOptions": QUICK_JAVA,
         # Compiling or adaptively planning a query for ten rows costs more than it saves. Tests that start
         # their own Spark (on a cluster, by spark-submit, by the engine) have the settings of
         # users.
@@ -638,6 +545,26 @@ def compiled_queries(spark: SparkSession) -> Iterator[None]:
         spark.conf.set(key, str(value))
 
 
+@pytest.fixture(scope="module")
+def engine() -> Iterator[DuckDBEngine]:
+    """An embedded engine; its first query takes longer than most tests."""
+    from featurestore_connectors.duckdb_delta import DuckDBEngine
+
+    engine = DuckDBEngine()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def spark_engine(spark: SparkSession) -> Iterator[SparkEngine]:
+    """A new engine on the Spark session of the run."""
+    from featurestore_connectors.spark_delta import SparkEngine
+
+    engine = SparkEngine(spark)
+    yield engine
+    engine.close()
+
+
 @pytest.fixture(params=["duckdb", pytest.param("spark", marks=pytest.mark.spark)])
 def engine_name(request: pytest.FixtureRequest) -> str:
     """The name of an engine; the test runs once per engine."""
@@ -661,9 +588,55 @@ def store(connect: Callable[..., FeatureStore], tmp_path: Path) -> FeatureStore:
     return connect(tmp_path / "store")
 
 
-@pytest.fixture
-def duckdb_store(tmp_path: Path) -> FeatureStore:
-    """A new, empty store on the embedded engine."""
+@pytest.fixture(scope="session")
+def empty_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an empty store, created once: copying it is cheaper than creating tables."""
     import featurestore
 
-    return featurestore.connect(tmp_path / "store", engine="duckdb")
+    folder = tmp_path_factory.mktemp("empty") / "store"
+    featurestore.connect(folder, engine="duckdb").close()
+    return folder
+
+
+@pytest.fixture
+def empty_store(empty_template: Path, tmp_path: Path) -> Iterator[FeatureStore]:
+    """A new, empty store on the embedded engine."""
+    from tests.store_copies import copy_of
+
+    with copy_of(empty_template, tmp_path / "store") as store:
+        yield store
+
+
+@pytest.fixture(scope="session")
+def flights_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a store with flights, weather and planes (``tests/flights.py``)."""
+    import featurestore
+    from tests.flights import fill_flights
+
+    folder = tmp_path_factory.mktemp("flights") / "store"
+    with featurestore.connect(folder, engine="duckdb") as store:
+        fill_flights(store)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def flights_store(
+    flights_template: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FeatureStore]:
+    """A store with flights, weather and planes that tests only read."""
+    from tests.flights import content_of
+    from tests.store_copies import copy_of
+
+    with copy_of(flights_template, tmp_path_factory.mktemp("read") / "store") as store:
+        content = content_of(store)
+        yield store
+        assert content_of(store) == content, "a test changed flights_store; use flights_copy"
+
+
+@pytest.fixture
+def flights_copy(flights_template: Path, tmp_path: Path) -> Iterator[FeatureStore]:
+    """A store with flights, weather and planes that the test may change."""
+    from tests.store_copies import copy_of
+
+    with copy_of(flights_template, tmp_path / "store") as store:
+        yield store

@@ -146,10 +146,8 @@ class OnSpark:
     cases_at_once = 150
 
     @pytest.fixture
-    def engine(self, spark: SparkSession) -> Engine:
-        from featurestore_connectors.spark_delta import SparkEngine
-
-        return SparkEngine(spark)
+    def engine(self, spark_engine: Engine) -> Engine:
+        return spark_engine
 
     @pytest.fixture
     def writer(self) -> Iterator[Engine]:

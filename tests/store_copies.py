@@ -21,8 +21,8 @@ embedded: Connect = partial(featurestore.connect, engine="duckdb")
 
 
 @contextmanager
-def made_at(location: Path, now: datetime) -> Iterator[FeatureStore]:
-    """Open a new store to be filled, with the library's clock stopped."""
+def open_at_time(location: Path, now: datetime) -> Iterator[FeatureStore]:
+    """Yield a store at a location, with the library's clock stopped at a time until it is closed."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(times, "clock", lambda: now)
         with featurestore.connect(location, engine="duckdb") as store:

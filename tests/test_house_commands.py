@@ -15,6 +15,7 @@ COMMAND = re.compile(
 NOT_IN_CI = {
     "make": "a test runs it",
     "make check": "a part of make test",
+    "make test-services": "a part of make test",
     "make results": "a test of make test compares the page with the figures",
     "make soak": "hours",
     ".ci/run": "CI itself",
@@ -58,7 +59,7 @@ def split_targets(command: str) -> list[str]:
 
 def commands_of_ci(text: str) -> set[str]:
     """Return the commands of the steps."""
-    steps = re.findall(r'^step "[^"]*" (.*?)(?: #.*)?$', text, re.MULTILINE)
+    steps = re.findall(r'^ *step "[^"]*" (.*?)(?: #.*)?$', text, re.MULTILINE)
     commands = set()
     for step in steps:
         documented = re.match(r'run_as_documented "([^"]+)"', step)

@@ -40,6 +40,7 @@ EXTRAS = (
     "tensorflow",
     "tf_keras",
 )
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 
 

@@ -120,30 +120,30 @@ def test_aggregate_bits_ignore_unrelated_rows_and_order(store: FeatureStore) -> 
 
 @pytest.mark.parametrize("has_created_time", [False, True])
 def test_aggregate_bits_ignore_chunks_threads_and_spilling(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, has_created_time: bool
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, has_created_time: bool
 ) -> None:
     random = np.random.default_rng(6)
     own_rows, label_rows = rows(random), labels(random)
-    create(duckdb_store, "own", [own_rows], has_created_time=has_created_time)
-    expected = compute_bits(duckdb_store, "own", label_rows)
+    create(empty_store, "own", [own_rows], has_created_time=has_created_time)
+    expected = compute_bits(empty_store, "own", label_rows)
     for chunk_rows, group_rows, threads in ((1, 10**6, 1), (50, 10**6, 3), (40, 60, 2), (1, 20, 1)):
         monkeypatch.setattr(stream, "CHUNK_ROWS", chunk_rows)
         monkeypatch.setattr(stream, "GROUP_ROWS", group_rows)
         monkeypatch.setattr(stream, "BLOCK_ROWS", group_rows // 2)
         monkeypatch.setattr(windows, "_threads", lambda engine, threads=threads: threads)
-        assert compute_bits(duckdb_store, "own", label_rows) == expected, (
+        assert compute_bits(empty_store, "own", label_rows) == expected, (
             chunk_rows,
             group_rows,
             threads,
         )
     monkeypatch.setattr(windows, "_SPILLED_ROWS", 1)
     monkeypatch.setattr(windows, "_MAX_BUFFERED_VALUES", 0)
-    assert compute_bits(duckdb_store, "own", label_rows) == expected
+    assert compute_bits(empty_store, "own", label_rows) == expected
 
 
 @pytest.mark.parametrize("is_buffered", [True, False])
 def test_rows_outside_all_windows_are_filtered_before_sorting(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, is_buffered: bool
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, is_buffered: bool
 ) -> None:
     if not is_buffered:
         monkeypatch.setattr(windows, "_MAX_BUFFERED_VALUES", 0)
@@ -161,7 +161,7 @@ def test_rows_outside_all_windows_are_filtered_before_sorting(
     every = np.tile(days, 5)
     rows = pa.table({"key": keys, "at": times(START + every * DAY), "x": keys % 97 + every})
     create_options: Any = {"primary_key": ["key"], "event_time": "at", "statistics": False}
-    duckdb_store.create_featuregroup(rows, "w", **create_options)
+    empty_store.create_featuregroup(rows, "w", **create_options)
 
     def count_rows(
         pairs: list[tuple[int | None, int | None]], **rules: Any
@@ -171,7 +171,7 @@ def test_rows_outside_all_windows_are_filtered_before_sorting(
         asked_keys = pa.array([key for key, _ in pairs], pa.int64())
         labels = pa.table({"key": asked_keys, "t": times(asked_at)})
         aggregate = featurestore.window("w.x", "count", name="seen", **rules)
-        result = duckdb_store.get_features(aggregate, labels=labels, label_time="t").to_arrow()
+        result = empty_store.get_features(aggregate, labels=labels, label_time="t").to_arrow()
         return result["seen"].to_pylist(), sum(sorted_rows) - len(pairs)
 
     assert count_rows([(2, 50)], over="7d") == ([7], 7)

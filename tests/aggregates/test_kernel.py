@@ -20,6 +20,8 @@ from featurestore.aggregates.kernel import aggregate
 from featurestore.errors import InvalidArgument
 from featurestore.model.plan import WindowOutput
 
+pytestmark = pytest.mark.slow
+
 # Times are small, so that many are equal, or so far apart that keys are split.
 SCALES = st.sampled_from([1, 1, 1, 10**15])
 START = datetime(2024, 1, 1, tzinfo=UTC)

@@ -25,7 +25,7 @@ DAY = pd.Timestamp("2024-01-01", tz="UTC")
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
+def purchases_store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
     store = featurestore.connect(tmp_path_factory.mktemp("windows"))
     purchases = pd.DataFrame(
         {
@@ -59,7 +59,7 @@ def labels() -> pd.DataFrame:
 
 
 def test_windows_and_features_keep_requested_order(
-    store: FeatureStore,
+    purchases_store: FeatureStore,
 ) -> None:
     aggregates = [
         featurestore.window("purchases.amount", "sum", over="7d"),
@@ -70,7 +70,7 @@ def test_windows_and_features_keep_requested_order(
         ),
         featurestore.window("purchases.shop", "last_n", over=None, n=2),
     ]
-    frame = store.get_features(aggregates, labels=labels(), label_time="asked_at")
+    frame = purchases_store.get_features(aggregates, labels=labels(), label_time="asked_at")
     rows = frame.to_arrow().to_pylist()
     assert [list(row.values())[3:] for row in rows] == [
         [None, None, 0, None, [None, None]],
@@ -81,13 +81,13 @@ def test_windows_and_features_keep_requested_order(
     assert frame.columns[3:] == ["amount_sum_7d", "segment", "purchases", "settled", "shop_last_2"]
     text = str(frame.plan)
     assert "settled = sum(amount) over (asked_at - 7d, asked_at] where status = 'settled'" in text
-    report = store.check_leakage(frame)
+    report = purchases_store.check_leakage(frame)
     assert report.ok
     assert report.features == 5
 
 
-def test_constant_label_time_returns_rows_of_group(store: FeatureStore) -> None:
-    frame = store.get_features(
+def test_constant_label_time_returns_rows_of_group(purchases_store: FeatureStore) -> None:
+    frame = purchases_store.get_features(
         ["customers.segment", "purchases.amount|sum|7d"],
         label_time="2024-01-05T00:00Z",
         include_keys=True,
@@ -96,9 +96,9 @@ def test_constant_label_time_returns_rows_of_group(store: FeatureStore) -> None:
     assert [list(row.values()) for row in rows] == [["ann", "gold", 25.0], ["bob", "new", 80.0]]
 
 
-def test_join_key_applies_to_features_and_windows(store: FeatureStore) -> None:
+def test_join_key_applies_to_features_and_windows(purchases_store: FeatureStore) -> None:
     input_rows = labels().rename(columns={"customer": "who"})
-    frame = store.get_features(
+    frame = purchases_store.get_features(
         ["customers.segment", "purchases.amount|sum|7d"],
         labels=input_rows,
         join_key={"who": "customer"},
@@ -107,13 +107,13 @@ def test_join_key_applies_to_features_and_windows(store: FeatureStore) -> None:
 
 
 def test_training_dataset_of_windows_is_reproducible(
-    store: FeatureStore,
+    purchases_store: FeatureStore,
 ) -> None:
-    frame = store.get_features(
+    frame = purchases_store.get_features(
         featurestore.windows("purchases.amount", ["sum", "std", "max"], over=["7d", None]),
         labels="questions",
     )
-    dataset = store.create_training_dataset(
+    dataset = purchases_store.create_training_dataset(
         frame, "returns", label="returns", data_format="parquet", statistics=False
     )
     assert dataset.manifest.reproducible
@@ -122,9 +122,9 @@ def test_training_dataset_of_windows_is_reproducible(
     assert sorted(dataset.roles.inputs) == sorted(inputs)
 
 
-def test_coverage_counts_labels_with_window_rows(store: FeatureStore) -> None:
+def test_coverage_counts_labels_with_window_rows(purchases_store: FeatureStore) -> None:
     request = ["customers.segment", "purchases.amount|sum|3d"]
-    frame = store.get_features(request, labels=labels(), label_time="asked_at")
+    frame = purchases_store.get_features(request, labels=labels(), label_time="asked_at")
     actual = {group.group: group for group in frame.coverage().groups}
     purchases = actual["purchases@v1"]
     assert (purchases.labels, purchases.found, purchases.no_such_key) == (4, 2, 1)
@@ -133,11 +133,11 @@ def test_coverage_counts_labels_with_window_rows(store: FeatureStore) -> None:
     assert actual["customers@v1"].found == 3
 
 
-def test_explain_window_returns_counted_rows(store: FeatureStore) -> None:
+def test_explain_window_returns_counted_rows(purchases_store: FeatureStore) -> None:
     aggregates = featurestore.window(
         "purchases.amount", "sum", over="7d", where="status = 'settled'"
     )
-    actual = store.featuregroup("purchases").explain_window(
+    actual = purchases_store.featuregroup("purchases").explain_window(
         aggregates, key={"customer": "ann"}, at=DAY + pd.Timedelta(days=4)
     )
     assert actual.value == 20.0
@@ -195,37 +195,37 @@ MISTAKES: list[tuple[Any, type[FeatureStoreError], str]] = [
 
 @pytest.mark.parametrize(("make_request", "error", "words"), MISTAKES)
 def test_invalid_window_requests_raise(
-    store: FeatureStore, make_request: Any, error: type[FeatureStoreError], words: str
+    purchases_store: FeatureStore, make_request: Any, error: type[FeatureStoreError], words: str
 ) -> None:
     with pytest.raises(error) as caught:
-        store.get_features([make_request()], labels=labels(), label_time="asked_at")
+        purchases_store.get_features([make_request()], labels=labels(), label_time="asked_at")
     assert words in str(caught.value) + str(caught.value.hint)
 
 
 def test_window_over_indistinguishable_events_raises(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
 ) -> None:
     rows = {"who": ["a", "a", "b"], "at": [DAY, DAY, DAY], "x": [1.0, 2.0, 3.0]}
-    duckdb_store.create_featuregroup(
+    empty_store.create_featuregroup(
         rows, "tied", primary_key="who", event_time="at", validation="warn"
     )
     input_rows = pd.DataFrame({"who": ["b"], "t": [DAY]})
     with pytest.raises(InvalidArgument, match="who=a, at=2024-01-01") as caught:
-        duckdb_store.get_features("tied.x|sum|1d", labels=input_rows, label_time="t")
+        empty_store.get_features("tied.x|sum|1d", labels=input_rows, label_time="t")
     assert "created_time" in str(caught.value.hint)
     numbered_rows = {**rows, "number": [1, 2, 3]}
-    duckdb_store.create_featuregroup(
+    empty_store.create_featuregroup(
         numbered_rows, "apart", primary_key=["who", "number"], event_time="at"
     )
-    frame = duckdb_store.get_features("apart.x|sum|1d", labels=input_rows, label_time="t")
+    frame = empty_store.get_features("apart.x|sum|1d", labels=input_rows, label_time="t")
     assert frame.to_pandas()["x_sum_1d"].tolist() == [3.0]
 
 
-def test_window_key_accepts_any_group_column(store: FeatureStore, tmp_path: Path) -> None:
+def test_window_key_accepts_any_group_column(purchases_store: FeatureStore, tmp_path: Path) -> None:
     del tmp_path
     input_rows = pd.DataFrame(
         {"shop": ["north", "south"], "asked_at": [DAY + pd.Timedelta(days=9)] * 2}
     )
     aggregates = featurestore.window("purchases.amount", "sum", over=None, key="shop")
-    frame = store.get_features([aggregates], labels=input_rows)
+    frame = purchases_store.get_features([aggregates], labels=input_rows)
     assert frame.to_pandas()["amount_sum"].tolist() == [112.5, 5.0]

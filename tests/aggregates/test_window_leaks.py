@@ -43,15 +43,15 @@ def landings(*, until: datetime | None = None) -> pd.DataFrame:
 
 
 @pytest.fixture
-def store(duckdb_store: FeatureStore) -> FeatureStore:
-    duckdb_store.create_featuregroup(
+def landings_store(empty_store: FeatureStore) -> FeatureStore:
+    empty_store.create_featuregroup(
         landings(),
         "landings",
         primary_key=["carrier", "flight"],
         event_time="left_at",
         created_time="landed_at",
     )
-    return duckdb_store
+    return empty_store
 
 
 def questions() -> pd.DataFrame:
@@ -62,15 +62,15 @@ def questions() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def test_check_leakage_reports_rows_unknown_at_label_time(store: FeatureStore) -> None:
-    honest = store.get_features(AGGREGATES, labels=questions(), label_time="asked_at")
-    report = store.check_leakage(honest)
+def test_check_leakage_reports_rows_unknown_at_label_time(landings_store: FeatureStore) -> None:
+    honest = landings_store.get_features(AGGREGATES, labels=questions(), label_time="asked_at")
+    report = landings_store.check_leakage(honest)
     assert report.ok, str(report)
     assert report.features == len(AGGREGATES)
-    leaking = store.get_features(
+    leaking = landings_store.get_features(
         AGGREGATES, labels=questions(), label_time="asked_at", created_time_filter=False
     )
-    report = store.check_leakage(leaking)
+    report = landings_store.check_leakage(leaking)
     assert {leak.feature for leak in report.leaks} == {
         "delay_sum_6h", "delay_max_6h", "delay_last_6h", "gate_count_distinct_6h", "late",
     }  # fmt: skip
@@ -101,12 +101,12 @@ def begins_at_a_hop(self: Timeline, *, over: int | None, offset: int = 0) -> Win
 
 @pytest.mark.parametrize("fault", [looks_an_hour_ahead, knows_everything_at_once, begins_at_a_hop])
 def test_check_leakage_detects_faulty_kernel(
-    store: FeatureStore, monkeypatch: pytest.MonkeyPatch, fault: Faulty
+    landings_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, fault: Faulty
 ) -> None:
-    frame = store.get_features(AGGREGATES, labels=questions(), label_time="asked_at")
-    assert store.check_leakage(frame).ok
+    frame = landings_store.get_features(AGGREGATES, labels=questions(), label_time="asked_at")
+    assert landings_store.check_leakage(frame).ok
     monkeypatch.setattr(Timeline, "window", fault)
-    report = store.check_leakage(frame)
+    report = landings_store.check_leakage(frame)
     changed = {leak.feature for leak in report.leaks}
     assert {"delay_sum_6h", "gate_count_distinct_6h", "late"} <= changed
 
@@ -121,32 +121,36 @@ def departures(*, stamp: timedelta, until: datetime | None = None) -> pd.DataFra
     return counts.assign(hour=counts["hour"] + stamp, events=counts["events"] * 1.0)
 
 
-def test_check_leakage_reports_rows_from_later_data(store: FeatureStore) -> None:
+def test_check_leakage_reports_rows_from_later_data(landings_store: FeatureStore) -> None:
     labels = questions().assign(asked_at=lambda frame: frame["asked_at"] - HOUR / 6)
     reports = {}
     for name, stamp in (("honest", HOUR), ("leaking", timedelta(0))):
-        store.create_featuregroup(
+        landings_store.create_featuregroup(
             departures(stamp=stamp), name, primary_key="carrier", event_time="hour"
         )
-        frame = store.get_features(f"{name}.events|sum|6h", labels=labels, label_time="asked_at")
-        assert store.check_leakage(frame).ok  # not detectable from stored rows
+        frame = landings_store.get_features(
+            f"{name}.events|sum|6h", labels=labels, label_time="asked_at"
+        )
+        assert landings_store.check_leakage(frame).ok  # not detectable from stored rows
 
         def recompute(until: datetime, stamp: timedelta = stamp) -> pd.DataFrame:
             rows = departures(stamp=stamp, until=until)
             return rows[rows["hour"] <= until]
 
-        reports[name] = store.check_leakage(frame, recompute={name: recompute})
+        reports[name] = landings_store.check_leakage(frame, recompute={name: recompute})
     assert reports["honest"].ok, str(reports["honest"])
     assert {leak.feature for leak in reports["leaking"].leaks} == {"events_sum_6h"}
     assert "computed from later data" in str(reports["leaking"])
 
 
-def test_check_leakage_midnight_totals_are_unchecked(store: FeatureStore) -> None:
+def test_check_leakage_midnight_totals_are_unchecked(landings_store: FeatureStore) -> None:
     days = pd.DataFrame(
         {"carrier": ["A"] * 5, "day": START + pd.to_timedelta(range(5), unit="D"), "total": 1.0}
     )
-    store.create_featuregroup(days, "days", primary_key="carrier", event_time="day")
-    frame = store.get_features("days.total|sum|2d", labels=questions(), label_time="asked_at")
-    report = store.check_leakage(frame)
+    landings_store.create_featuregroup(days, "days", primary_key="carrier", event_time="day")
+    frame = landings_store.get_features(
+        "days.total|sum|2d", labels=questions(), label_time="asked_at"
+    )
+    report = landings_store.check_leakage(frame)
     assert report.ok
     assert "all of them are at 00:00" in report.unchecked[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from featurestore.errors import FeatureViewBroken, FeatureViewWarning, InvalidAr
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.model.window_features import window_from_json, window_to_json
 from featurestore.recovery.rebuild import rebuild
+from tests.store_copies import copy_of
 
 DAY = pd.Timestamp("2024-01-01", tz="UTC")
 FEATURES: list[Any] = [
@@ -91,8 +92,9 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def store(filled: Path, tmp_path: Path) -> FeatureStore:
-    return featurestore.connect(shutil.copytree(filled, tmp_path / "store"))
+def aggregates_store(filled: Path, tmp_path: Path) -> Iterator[FeatureStore]:
+    with copy_of(filled, tmp_path / "store") as store:
+        yield store
 
 
 def search_windows(store: FeatureStore, text: str) -> list[tuple[str, str]]:
@@ -100,7 +102,7 @@ def search_windows(store: FeatureStore, text: str) -> list[tuple[str, str]]:
 
 
 def test_search_matches_aggregates_after_registry_rebuild(
-    store: FeatureStore,
+    aggregates_store: FeatureStore,
 ) -> None:
     expected = [
         ("featureviews/returning", SETTLED),
@@ -108,42 +110,50 @@ def test_search_matches_aggregates_after_registry_rebuild(
         ("trainingdatasets/returns", SETTLED),
     ]
     for text in ("SETTLED", "sum(amount)", "t - 8d"):
-        assert sorted(search_windows(store, text)) == expected, text
-    assert len(search_windows(store, "purchases@v1")) == 6
-    assert search_windows(store, "nothing of the kind") == []
-    result = rebuild(store.location, url=None)
+        assert sorted(search_windows(aggregates_store, text)) == expected, text
+    assert len(search_windows(aggregates_store, "purchases@v1")) == 6
+    assert search_windows(aggregates_store, "nothing of the kind") == []
+    result = rebuild(aggregates_store.location, url=None)
     assert not result.unreadable
-    assert sorted(search_windows(store, "settled")) == expected
-    store.delete_training_dataset("returns", version=1)
-    store.delete_feature_view("returning", version=1)
-    store.delete_featuregroup("spend", version=1)
-    assert search_windows(store, "settled") == []
+    assert sorted(search_windows(aggregates_store, "settled")) == expected
+    aggregates_store.delete_training_dataset("returns", version=1)
+    aggregates_store.delete_feature_view("returning", version=1)
+    aggregates_store.delete_featuregroup("spend", version=1)
+    assert search_windows(aggregates_store, "settled") == []
 
 
-def test_manifest_and_td_show_list_windows(store: FeatureStore) -> None:
-    dataset = store.get_training_dataset("returns")
+def test_manifest_and_td_show_list_windows(aggregates_store: FeatureStore) -> None:
+    dataset = aggregates_store.get_training_dataset("returns")
     assert list(map(str, dataset.manifest.windows)) == [SETTLED, SHOPS]
-    arguments = ["--location", store.location, "--output", "json", "td", "show", "returns"]
+    arguments = [
+        "--location",
+        aggregates_store.location,
+        "--output",
+        "json",
+        "td",
+        "show",
+        "returns",
+    ]
     shown = CliRunner().invoke(app, arguments)
     assert json.loads(shown.output)["windows"] == [SETTLED, SHOPS]
-    few = store.create_training_dataset(
-        store.get_features(FEATURES, labels="questions").drop("shops"), "few", label="returns",
+    few = aggregates_store.create_training_dataset(
+        aggregates_store.get_features(FEATURES, labels="questions").drop("shops"), "few", label="returns",
         data_format="parquet", progress=False,
     )  # fmt: skip
     assert list(map(str, few.manifest.windows)) == [SETTLED]
 
 
 def test_feature_view_of_aggregates_equals_get_features(
-    store: FeatureStore,
+    aggregates_store: FeatureStore,
 ) -> None:
-    view = store.get_feature_view("returning")
-    plain = store.get_features(FEATURES, labels="questions").to_arrow()
+    view = aggregates_store.get_feature_view("returning")
+    plain = aggregates_store.get_features(FEATURES, labels="questions").to_arrow()
     assert view.get_features().to_arrow().equals(plain)
     assert view.features == [
         "customers@v1.segment", "purchases@v1.amount|sum|7d", "purchases@v1.shop|count_distinct|all",
     ]  # fmt: skip
-    assert store.get_training_dataset("returns").verify(recompute=True).ok
-    file = Path(store.location) / "featureviews" / "returning" / "v1" / "view.json"
+    assert aggregates_store.get_training_dataset("returns").verify(recompute=True).ok
+    file = Path(aggregates_store.location) / "featureviews" / "returning" / "v1" / "view.json"
     schema = Path(featurestore_schemas.__path__[0]) / "feature_view.schema.json"
     jsonschema.validate(json.loads(file.read_text()), json.loads(schema.read_text()))
     scored = [{"customer": "bob"}]
@@ -152,15 +162,15 @@ def test_feature_view_of_aggregates_equals_get_features(
         {"customer": "bob", "segment": "new", "amount_sum_7d_before_1d": 80.0, "shops": 1}
     ]
     with pytest.warns(FeatureViewWarning):
-        store.delete_featuregroup("purchases", version=1, force=True)
+        aggregates_store.delete_featuregroup("purchases", version=1, force=True)
     with pytest.raises(FeatureViewBroken, match="purchases@v1 no longer exists"):
         view.get_features()
 
 
 def test_plan_and_statistics_describe_windows(
-    store: FeatureStore, capsys: pytest.CaptureFixture[str]
+    aggregates_store: FeatureStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = store.explain_features(FEATURES, labels="questions")
+    plan = aggregates_store.explain_features(FEATURES, labels="questions")
     text = capsys.readouterr().out
     assert text == str(plan)
     line = "sum(amount) over (asked_at - 8d, asked_at - 1d] where status = 'settled'"
@@ -169,14 +179,16 @@ def test_plan_and_statistics_describe_windows(
     heads = [plan_line for plan_line in text.splitlines() if "reads" in plan_line]
     assert len(heads) == 2  # the aggregates, and the features that are joined to them
     assert all("of memory" in head and "unknown" not in head for head in heads)
-    statistics = store.get_training_dataset("returns").statistics("train")
+    statistics = aggregates_store.get_training_dataset("returns").statistics("train")
     assert statistics.column("shops").count == 3
-    group = store.get_featuregroup_statistics("spend")
+    group = aggregates_store.get_featuregroup_statistics("spend")
     assert group.column("amount_sum_7d_before_1d").count > 0
 
 
-def test_registry_lineage_includes_window_jobs(store: FeatureStore) -> None:
-    derived = {(edge.kind, edge.name) for edge in store.featuregroup("purchases").derived()}
+def test_registry_lineage_includes_window_jobs(aggregates_store: FeatureStore) -> None:
+    derived = {
+        (edge.kind, edge.name) for edge in aggregates_store.featuregroup("purchases").derived()
+    }
     assert derived == {
         ("feature_view", "returning"),
         ("featuregroup", "spend"),
@@ -201,15 +213,15 @@ def test_window_json_round_trip(fill: object) -> None:
     assert again == fill or (fill != fill and again != again)  # NaN differs from itself
 
 
-def test_fill_values_are_restored_from_manifest(store: FeatureStore) -> None:
+def test_fill_values_are_restored_from_manifest(aggregates_store: FeatureStore) -> None:
     aggregates = [
         featurestore.window("purchases.at", "last", over="1us", fill_value="1970-01-01T00:00Z"),
     ]
     with pytest.raises(InvalidArgument, match="fill_value"):
-        store.get_features(aggregates, labels="questions")
+        aggregates_store.get_features(aggregates, labels="questions")
     aggregates = [featurestore.window("purchases.at", "last", over="1us", fill_value=DAY)]
-    frame = store.get_features(aggregates, labels="questions")
-    dataset = store.create_training_dataset(
+    frame = aggregates_store.get_features(aggregates, labels="questions")
+    dataset = aggregates_store.create_training_dataset(
         frame, "filled", label="returns", data_format="parquet", progress=False
     )
     assert dataset.verify(recompute=True).ok

@@ -109,12 +109,12 @@ def _replace_nan(value: Any) -> Any:
     return "nan" if value != value else value
 
 
-def test_ttl_limits_features_but_not_windows(duckdb_store: FeatureStore) -> None:
+def test_ttl_limits_features_but_not_windows(empty_store: FeatureStore) -> None:
     rows = {"who": ["ann"] * 2, "at": [START, START + timedelta(hours=1)], "x": [1.0, 2.0]}
-    duckdb_store.create_featuregroup(rows, "w", primary_key="who", event_time="at", ttl="1h")
+    empty_store.create_featuregroup(rows, "w", primary_key="who", event_time="at", ttl="1h")
     request = ["w.x", "w.x|sum|1d", "w.x|sum|1h"]
     pairs = [("ann", to_time(1)), ("ann", to_time(2)), ("ann", to_time(3))]
-    assert sums(duckdb_store, request, pairs) == [
+    assert sums(empty_store, request, pairs) == [
         [2.0, 3.0, 2.0],
         [2.0, 3.0, None],  # a ttl includes its bound, a window does not
         [None, 3.0, None],

@@ -161,8 +161,8 @@ def test_windows_and_features_of_several_groups_combine(
 
 
 @pytest.fixture
-def shop(duckdb_store: FeatureStore) -> FeatureStore:
-    return fill(duckdb_store)
+def shop(empty_store: FeatureStore) -> FeatureStore:
+    return fill(empty_store)
 
 
 def sums(store: FeatureStore, **options: Any) -> list[Any]:

@@ -122,19 +122,19 @@ def test_no_cell_above_the_bound_is_written(
 
 
 def test_invalid_cell_bytes_setting_is_refused(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for text in ("64 MiB", "0", "-1", "1e6", "²"):
         monkeypatch.setenv(CELL_BYTES_VARIABLE, text)
         with pytest.raises(ConfigurationError, match="is not a number of bytes"):
-            duckdb_store.create_featuregroup(table("text", [SHORT]), "cells")
+            empty_store.create_featuregroup(table("text", [SHORT]), "cells")
 
 
 @pytest.fixture
-def served(duckdb_store: FeatureStore) -> FeatureStore:
+def served(empty_store: FeatureStore) -> FeatureStore:
     """A store with a group of five rows of 1,000 bytes."""
-    duckdb_store.create_featuregroup(table("text", [1000] * 5), "cells", primary_key="k")
-    return duckdb_store
+    empty_store.create_featuregroup(table("text", [1000] * 5), "cells", primary_key="k")
+    return empty_store
 
 
 @pytest.mark.parametrize("max_bytes", [100, 2_500, 1 << 20])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import featurestore
 from featurestore.errors import JobLeased
 from featurestore.jobs.scheduler import Options
 from featurestore.model import times
@@ -43,12 +41,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def store(tmp_path: Path, clock: Clock) -> Iterator[FeatureStore]:
-    with featurestore.connect(tmp_path / "store") as store:
-        insert(store, 0)
-        (tmp_path / "hourly_jobs.py").write_text(JOB)
-        store.register_jobs(tmp_path / "hourly_jobs.py")
-        yield store
+def hourly_store(empty_store: FeatureStore, tmp_path: Path, clock: Clock) -> FeatureStore:
+    insert(empty_store, 0)
+    (tmp_path / "hourly_jobs.py").write_text(JOB)
+    empty_store.register_jobs(tmp_path / "hourly_jobs.py")
+    return empty_store
 
 
 def insert(store: FeatureStore, hour: int) -> None:
@@ -66,28 +63,30 @@ def computed(store: FeatureStore) -> list[int]:
 
 @pytest.mark.parametrize("days", [1, -1])
 def test_clock_jump_neither_loses_nor_duplicates_rows(
-    store: FeatureStore, clock: Clock, days: int
+    hourly_store: FeatureStore, clock: Clock, days: int
 ) -> None:
-    scheduler = store.scheduler(Options(stale=True))
+    scheduler = hourly_store.scheduler(Options(stale=True))
     clock.set(1.1)
     scheduler.run_due()
     clock.set(1.2, days)
     scheduler.run_due()
     clock.set(1.3)
-    insert(store, 1)
+    insert(hourly_store, 1)
     clock.set(2.1)
     scheduler.run_due()
-    assert computed(store) == [0, 1]
-    insert(store, 2)
+    assert computed(hourly_store) == [0, 1]
+    insert(hourly_store, 2)
     clock.set(3.1)
     scheduler.run_due()
     scheduler.run_due()
-    assert computed(store) == [0, 1, 2]
+    assert computed(hourly_store) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("days", [1, -1])
-def test_clock_jump_does_not_transfer_lease(store: FeatureStore, clock: Clock, days: int) -> None:
-    session = store.session
+def test_clock_jump_does_not_transfer_lease(
+    hourly_store: FeatureStore, clock: Clock, days: int
+) -> None:
+    session = hourly_store.session
     holds, ends = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -113,8 +112,10 @@ def test_clock_jump_does_not_transfer_lease(store: FeatureStore, clock: Clock, d
 
 
 @pytest.mark.parametrize("days", [1, -1])
-def test_alerts_before_clock_jump_are_sent(store: FeatureStore, clock: Clock, days: int) -> None:
-    registry = store.session.registry
+def test_alerts_before_clock_jump_are_sent(
+    hourly_store: FeatureStore, clock: Clock, days: int
+) -> None:
+    registry = hourly_store.session.registry
     clock.set(0, days)
     with registry.transaction() as connection:
         alerts.enqueue_alert(connection, "begin", "hourly", {"failed": ["a"]}, ["people"])

@@ -44,7 +44,7 @@ JSON = st.recursive(
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureStore]:
+def fuzzed_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureStore]:
     folder = tmp_path_factory.mktemp("fuzzed")
     with featurestore.connect(folder / "store") as store:
         fill(store, folder)
@@ -52,9 +52,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureStore]:
 
 
 @pytest.mark.parametrize("role", [*USERS, "a stranger"])
-def test_random_requests_cause_no_server_error(store: FeatureStore, role: str) -> None:
-    app = create_app(store, ServerSettings(auth=True, query_seconds=5.0, seconds=10.0))
-    headers = {"Host": "localhost"} | ({} if role == "a stranger" else token_of(store, role))
+def test_random_requests_cause_no_server_error(fuzzed_store: FeatureStore, role: str) -> None:
+    app = create_app(fuzzed_store, ServerSettings(auth=True, query_seconds=5.0, seconds=10.0))
+    headers = {"Host": "localhost"} | ({} if role == "a stranger" else token_of(fuzzed_store, role))
     schema = schemathesis.openapi.from_asgi("/api/v1/openapi.json", app, headers=headers)
     for path in STREAMED:  # of which no description can make requests: see _try_retrievals
         schema = schema.exclude(path=path, method="POST")

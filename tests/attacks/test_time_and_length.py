@@ -25,7 +25,7 @@ UNBOUNDED = {"condition": 1 << 30, "windows": 1 << 40, "url": 1 << 20}
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureStore]:
+def hourly_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureStore]:
     folder = tmp_path_factory.mktemp("numbers")
     with featurestore.connect(folder / "store") as store:
         rows = [{"k": number, "t": "2024-03-01T12:30Z", "x": 1.0} for number in range(10)]
@@ -73,8 +73,8 @@ def condition(characters: int) -> str:
     return " or ".join(["x = 1"] * (characters // 9))
 
 
-def test_conditions_of_many_characters_are_refused(store: FeatureStore) -> None:
-    with client_of(store) as client:
+def test_conditions_of_many_characters_are_refused(hourly_store: FeatureStore) -> None:
+    with client_of(hourly_store) as client:
         for filters in ([condition(99_000)], [condition(30_000)] * 40, [condition(3_000)] * 8):
             status, problem, seconds = retrieve(client, *filters)
             assert (status, problem["title"]) == (413, "LimitExceeded")
@@ -87,7 +87,7 @@ def test_conditions_of_many_characters_are_refused(store: FeatureStore) -> None:
         assert response.status_code == 413
 
 
-def test_texts_and_lists_of_a_retrieval_are_bounded(store: FeatureStore) -> None:
+def test_texts_and_lists_of_a_retrieval_are_bounded(hourly_store: FeatureStore) -> None:
     on_demand = {"on_demand": {"name": "d", "sql": condition(30_000)}}
     too_long: list[dict[str, Any]] = [
         {"read": {"kind": "featuregroup", "name": "n" * 10_000}},
@@ -99,7 +99,7 @@ def test_texts_and_lists_of_a_retrieval_are_bounded(store: FeatureStore) -> None
         {"read": {"kind": "featuregroup", "name": "numbers"}, "steps": [{"select": ["x"]}] * 101},
         {"read": {"kind": "featuregroup", "name": "numbers"}, "steps": [{"select": ["x"] * 10_001}]},
     ]  # fmt: skip
-    with client_of(store) as client:
+    with client_of(hourly_store) as client:
         for request in too_long:
             status, problem, seconds = post(client, request)
             assert (status, problem["title"]) == (413, "LimitExceeded"), request
@@ -107,14 +107,14 @@ def test_texts_and_lists_of_a_retrieval_are_bounded(store: FeatureStore) -> None
             assert seconds < 1
 
 
-def test_upload_content_type_keeps_page_time_limit(store: FeatureStore) -> None:
-    with client_of(store, query_seconds=1e-9) as client:
+def test_upload_content_type_keeps_page_time_limit(hourly_store: FeatureStore) -> None:
+    with client_of(hourly_store, query_seconds=1e-9) as client:
         for headers in ({}, {"Content-Type": RETRIEVAL}):
             assert client.get("/groups", headers=headers).status_code == 503
 
 
-def test_addresses_of_many_bytes_are_refused(store: FeatureStore) -> None:
-    with client_of(store, url=16_384) as client:
+def test_addresses_of_many_bytes_are_refused(hourly_store: FeatureStore) -> None:
+    with client_of(hourly_store, url=16_384) as client:
         for path in ("/groups?q=", "/search?q=", "/api/v1/search?q=", "/groups/"):
             response = client.get(path + "a" * 17_000)
             assert response.status_code == 414
@@ -124,22 +124,22 @@ def test_addresses_of_many_bytes_are_refused(store: FeatureStore) -> None:
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("years", [("0001-01-01", "9999-12-31"), ("2024-03-01", "9999-12-31")])
 def test_plans_of_many_windows_are_refused(
-    store: FeatureStore, method: str, years: tuple[str, str]
+    hourly_store: FeatureStore, method: str, years: tuple[str, str]
 ) -> None:
     times = {"start": f"{years[0]}T00:00Z", "end": f"{years[1]}T23:59Z"}
     form = {"params": times} if method == "GET" else {"data": times}
     start = time.process_time()
-    with client_of(store, windows=1000) as client:
+    with client_of(hourly_store, windows=1000) as client:
         response = client.request(method, "/jobs/hourly/backfill", **form)
     assert response.status_code == 413
     assert "more than 1,000 windows" in response.text
     assert time.process_time() - start < PATIENCE
 
 
-def test_time_limits_cover_parsing_and_planning(store: FeatureStore) -> None:
+def test_time_limits_cover_parsing_and_planning(hourly_store: FeatureStore) -> None:
     """Raised length limits do not raise the time limit."""
     times = {"start": "0001-01-01T00:00Z", "end": "9999-12-31T23:59Z"}
-    with client_of(store, seconds=SECONDS, query_seconds=SECONDS, **UNBOUNDED) as client:
+    with client_of(hourly_store, seconds=SECONDS, query_seconds=SECONDS, **UNBOUNDED) as client:
         retrieve(client, "x = 1")  # imports
         for filters in ([condition(30_000)] * 40, ["x = 1 and " + condition(6_000)] * 100):
             status, problem, seconds = retrieve(client, *filters)
@@ -153,8 +153,8 @@ def test_time_limits_cover_parsing_and_planning(store: FeatureStore) -> None:
         assert time.process_time() - start < PATIENCE
 
 
-def test_time_limits_cover_rendering(store: FeatureStore) -> None:
-    with client_of(store, query_seconds=0.0) as client:
+def test_time_limits_cover_rendering(hourly_store: FeatureStore) -> None:
+    with client_of(hourly_store, query_seconds=0.0) as client:
         page = client.get("/groups")
         assert page.status_code == 503
         assert "cancelled after 0 seconds" in page.text

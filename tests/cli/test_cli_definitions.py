@@ -7,19 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-import featurestore
 from featurestore.errors import FeatureViewWarning
-from tests.cli.test_cli_feature_groups import DAY
+from featurestore.store import FeatureStore
 
 VIEW = """
 name = "trips"
 features = ["weather.temp"]
-labels = "questions"
+labels = "flights"
 label = "late"
-label_time = "t"
+label_time = "departure"
 
 [transformations]
 temp = "clip(0, high=1.0) | standardize()"
@@ -28,7 +26,7 @@ DATASET = """
 name = "trips"
 view = "trips@v1"
 data_format = "parquet"
-key = ["id"]
+key = ["flight"]
 
 [splits]
 train = 0.5
@@ -36,27 +34,21 @@ test = 0.5
 """
 TIME_SPLIT = """
 name = "by_day"
-featuregroup = "questions"
-key = "id"
+featuregroup = "flights"
+key = "flight"
 data_format = "csv"
 
 [splits]
-column = "t"
-past = ["", "2024-01-02T00:00Z"]
-rest = ["2024-01-02T00:00Z", ""]
+column = "departure"
+past = ["", "2013-01-01T12:00Z"]
+rest = ["2013-01-01T12:00Z", ""]
 """
 
 
 @pytest.fixture
-def run(tmp_path: Path, command_line: Callable[..., Any]) -> Callable[..., Any]:
-    """Run a command on a store with labels and weather; return its JSON, or its error message."""
-    location = str(tmp_path / "store")
-    with featurestore.connect(location) as store:
-        weather = pa.table({"origin": ["JFK", "LGA"], "t": [DAY] * 2, "temp": [0.5, 1.5]})
-        store.create_featuregroup(weather, "weather", primary_key="origin", event_time="t")
-        labels = {"id": [*range(20)], "origin": ["JFK", "LGA"] * 10, "t": [DAY] * 20}
-        labels["late"] = [0, 1] * 10
-        store.create_featuregroup(pa.table(labels), "questions", primary_key="id", event_time="t")
+def run(flights_copy: FeatureStore, command_line: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a command on a store of flights; return its JSON, or its error message."""
+    location = flights_copy.location
 
     def call(*words: str, code: int = 0) -> Any:
         printed = command_line("--location", location, *words, "--output", "json", code=code)
@@ -72,13 +64,13 @@ def write(path: Path, text: str) -> str:
 
 def test_definition_files_create_view_and_datasets(run: Callable[..., Any], tmp_path: Path) -> None:
     view = run("fv", "create", write(tmp_path / "view.toml", VIEW))
-    assert (view["name"], view["version"], view["labels"]) == ("trips", 1, "questions@v1")
+    assert (view["name"], view["version"], view["labels"]) == ("trips", 1, "flights@v1")
     dataset = run("td", "create", write(tmp_path / "dataset.toml", DATASET))
-    assert (dataset["version"], dataset["rows"]) == (1, 20)
+    assert (dataset["version"], dataset["rows"]) == (1, 40)
     details = run("td", "show", "trips@v1")
     assert "clip(low=0.0, high=1.0) | standardize()" in json.dumps(details["transformations"])
     by_day = run("td", "create", write(tmp_path / "by_day.toml", TIME_SPLIT))
-    assert by_day["rows"] == 20
+    assert by_day["rows"] == 40
     assert set(run("td", "show", "by_day")["shards"]) == {"past", "rest"}
 
 
@@ -108,12 +100,13 @@ def test_definition_file_mistakes_name_the_key(
 
 def test_fg_delete_needs_version_and_force(run: Callable[..., Any], tmp_path: Path) -> None:
     run("fv", "create", write(tmp_path / "view.toml", VIEW))
+    run("td", "delete", "late_flights@v1")
     assert '"featurestore fg delete weather@v1' in run("fg", "delete", "weather", code=1)
     assert "trips" in run("fg", "delete", "weather@v1", code=1)
     with pytest.warns(FeatureViewWarning, match="can no longer be read"):
         deleted = run("fg", "delete", "weather@v1", "--force")
     assert deleted == {"deleted": {"name": "weather", "version": 1}}
-    assert [group["name"] for group in run("fg", "list")] == ["questions"]
+    assert [group["name"] for group in run("fg", "list")] == ["flights", "planes"]
 
 
 def test_version_option_after_a_command_is_explained(run: Callable[..., Any]) -> None:

@@ -18,6 +18,8 @@ import pytest
 import featurestore
 from featurestore.cli.output import EscapingStream
 
+pytestmark = pytest.mark.slow
+
 # A colour, a window title, a cursor one line up, an 8-bit sequence, a line that overwrites itself,
 # right to left.
 HOSTILE = "\x1b[31mred\x1b]0;title\x07\x1b[1A\x9b2J\rover\u202etxt.exe"
@@ -85,25 +87,27 @@ def location(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "store")
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_cli_output_escapes_control_characters(
-    location: str, command_line: Callable[..., Any], words: list[str]
+    location: str, command_line: Callable[..., Any], subtests: pytest.Subtests
 ) -> None:
-    text = command_line("--location", location, *words)
-    assert not CONTROL.search(text.out + text.err)
-    data = command_line("--location", location, *words, "--output", "json")
-    assert not CONTROL.search(data.out + data.err)
-    json.loads(data.out)
+    for words in COMMANDS:
+        with subtests.test(ascii(" ".join(words))):
+            text = command_line("--location", location, *words)
+            assert not CONTROL.search(text.out + text.err)
+            data = command_line("--location", location, *words, "--output", "json")
+            assert not CONTROL.search(data.out + data.err)
+            json.loads(data.out)
 
 
-@pytest.mark.parametrize("words", FAILING, ids=lambda words: words[0] + " " + words[1])
 def test_cli_errors_escape_control_characters(
-    location: str, command_line: Callable[..., Any], words: list[str]
+    location: str, command_line: Callable[..., Any], subtests: pytest.Subtests
 ) -> None:
-    for form in ([], ["--output", "json"]):
-        output = command_line("--location", location, *words, *form, code=1)
-        assert "[31mred" in output.err
-        assert not CONTROL.search(output.out + output.err)
+    for words in FAILING:
+        with subtests.test(ascii(" ".join(words))):
+            for form in ([], ["--output", "json"]):
+                output = command_line("--location", location, *words, *form, code=1)
+                assert "[31mred" in output.err
+                assert not CONTROL.search(output.out + output.err)
 
 
 def test_cli_json_preserves_stored_text(location: str, command_line: Callable[..., Any]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import featurestore
+from featurestore.store import FeatureStore
 
 COUNT = """
 import sys
@@ -45,11 +45,8 @@ def test_package_runs_as_program() -> None:
     assert process.stdout == f"featurestore {featurestore.__version__}\n"
 
 
-def test_group_list_imports_only_what_it_shows(tmp_path: Path) -> None:
-    store = featurestore.connect(tmp_path / "store")
-    store.create_featuregroup([{"key": 1, "value": 2.0}], "weather", primary_key="key")
-    store.close()
-    count, modules = count_imports("--location", str(tmp_path / "store"), "fg", "list")
+def test_group_list_imports_only_what_it_shows(flights_copy: FeatureStore) -> None:
+    count, modules = count_imports("--location", flights_copy.location, "fg", "list")
     unused = {"sqlglot", "pandas", "deltalake", "polars", "tensorflow", "great_expectations"}
     assert not modules & {*unused, "duckdb", "featurestore_connectors", "alembic"}
     # These read values of rows and definitions of views and models, which a list does not show.

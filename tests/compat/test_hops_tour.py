@@ -256,9 +256,9 @@ def fill(store: Any) -> None:
 
 
 @pytest.mark.petastorm
-def test_hops_tour_2019_runs(duckdb_store: Any, tmp_path: Path) -> None:
+def test_hops_tour_2019_runs(empty_store: Any, tmp_path: Path) -> None:
     assert set(CELLS) | set(NOT_HERE) == set(range(1, 158))
-    fill(duckdb_store)
+    fill(empty_store)
     names: dict[str, Any] = {"folder": tmp_path}
     ran = 0
     for number in sorted(CELLS):
@@ -274,8 +274,8 @@ def test_hops_tour_2019_runs(duckdb_store: Any, tmp_path: Path) -> None:
     assert ran >= 140
 
 
-def test_hops_unsupported_calls_raise_or_warn(duckdb_store: Any) -> None:
-    fill(duckdb_store)
+def test_hops_unsupported_calls_raise_or_warn(empty_store: Any) -> None:
+    fill(empty_store)
     for name in ("sync_hive_table_with_featurestore", "insert_into_training_dataset", "connect"):
         with pytest.raises(InvalidArgument, match=r"is not supported by this store(.|\n)*Hint"):
             getattr(hops, name)("anything", featurestore=None)

@@ -46,12 +46,12 @@ from (values
 
 
 @pytest.fixture
-def shop(duckdb_store: FeatureStore, tmp_path: Path) -> FeatureStore:
+def shop(empty_store: FeatureStore, tmp_path: Path) -> FeatureStore:
     """A store with the source ``warehouse``."""
     with duckdb.connect(str(tmp_path / "shop.duckdb")) as connection:
         connection.execute(TABLES)
-    duckdb_store.add_source("warehouse", f"duckdb:///{tmp_path / 'shop.duckdb'}")
-    return duckdb_store
+    empty_store.add_source("warehouse", f"duckdb:///{tmp_path / 'shop.duckdb'}")
+    return empty_store
 
 
 @pytest.fixture

@@ -355,19 +355,20 @@ REFUSALS: dict[str, tuple[Edit, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSALS)
-def test_dbt_refusal_names_node(name: str, shop: FeatureStore, edited: Callable[..., Path]) -> None:
-    edit, select, message = REFUSALS[name]
-
+def test_dbt_refusal_names_node(
+    shop: FeatureStore, edited: Callable[..., Path], subtests: pytest.Subtests
+) -> None:
     def rename(manifest: dict[str, Any]) -> None:
         for unique_id in list(manifest["nodes"]):
             if unique_id.startswith("test.shop.unique_orders_amount."):
                 test = manifest["nodes"].pop(unique_id)
                 manifest["nodes"]["test.shop.unique_orders_amount.x"] = test
 
-    with pytest.raises(InvalidDbtProject, match=message):
-        shop.add_dbt_project(edited(rename, edit), source="warehouse", select=select)
-    assert shop.get_featuregroups() == []
+    for name, (edit, select, message) in REFUSALS.items():
+        with subtests.test(name):
+            with pytest.raises(InvalidDbtProject, match=message):
+                shop.add_dbt_project(edited(rename, edit), source="warehouse", select=select)
+            assert shop.get_featuregroups() == []
 
 
 def test_group_of_another_origin_is_not_replaced(shop: FeatureStore) -> None:
@@ -400,17 +401,18 @@ SELECTIONS = {
 }
 
 
-@pytest.mark.parametrize("select", SELECTIONS)
-def test_select_chooses_nodes_of_dbt(select: str) -> None:
+def test_select_chooses_nodes_of_dbt(subtests: pytest.Subtests) -> None:
     from featurestore.dbt.definitions import group_name
 
-    nodes = select_nodes(read_project(MANIFEST), select)
-    assert " ".join(sorted(map(group_name, nodes))) == SELECTIONS[select]
+    project = read_project(MANIFEST)
+    for select, names in SELECTIONS.items():
+        with subtests.test(select):
+            assert " ".join(sorted(map(group_name, select_nodes(project, select)))) == names
 
 
-@pytest.mark.parametrize(
-    ("select", "message"),
-    [
+def test_select_refuses_by_name(subtests: pytest.Subtests) -> None:
+    project = read_project(MANIFEST)
+    for select, message in (
         ("tag:feature", "did you mean tag:features"),
         ("orderss", "did you mean orders"),
         ("closed", "'model.shop.closed' is disabled"),
@@ -419,12 +421,10 @@ def test_select_chooses_nodes_of_dbt(select: str) -> None:
         ("config.materialized:table", "method 'config.materialized' of dbt is not supported"),
         ("", "is not a selector"),
         ("tag:", "is not a selector"),
-        (3, "is not a selector"),
-    ],
-)
-def test_select_refuses_by_name(select: Any, message: str) -> None:
-    with pytest.raises(InvalidArgument, match=message):
-        select_nodes(read_project(MANIFEST), select if isinstance(select, str) else [select])
+        ([3], "is not a selector"),
+    ):
+        with subtests.test(select=select), pytest.raises(InvalidArgument, match=message):
+            select_nodes(project, select)  # type: ignore[arg-type]
 
 
 def values_of(data: Any) -> Iterator[tuple[Any, Any]]:

@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -90,12 +90,6 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path / "city")
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[FeatureStore]:
-    with featurestore.connect(tmp_path / "store") as connected:
-        yield connected
-
-
 def titles(plan: ProjectPlan) -> list[str]:
     return [str(change) for change in plan]
 
@@ -112,10 +106,12 @@ def read_content(store: FeatureStore) -> tuple[list[str], dict[str, int]]:
     return dump, sizes
 
 
-def test_apply_creates_every_kind_then_writes_nothing(store: FeatureStore, folder: Folder) -> None:
-    before = read_content(store)
-    planned = store.plan(folder.path)
-    assert read_content(store) == before
+def test_apply_creates_every_kind_then_writes_nothing(
+    empty_store: FeatureStore, folder: Folder
+) -> None:
+    before = read_content(empty_store)
+    planned = empty_store.plan(folder.path)
+    assert read_content(empty_store) == before
     assert titles(planned) == [
         "create source 'shop'",
         "create alert channel 'ops'",
@@ -129,9 +125,9 @@ def test_apply_creates_every_kind_then_writes_nothing(store: FeatureStore, folde
     ]
     assert planned.changes[4].position == "features/groups.py:3"
     assert planned.project == "city"
-    assert titles(store.apply(folder.path)) == titles(planned)
-    assert store.featuregroup("orders").schema.names == ["id", "total"]
-    assert store.get_featuregroup_tags("trips") == {"team": "city"}
+    assert titles(empty_store.apply(folder.path)) == titles(planned)
+    assert empty_store.featuregroup("orders").schema.names == ["id", "total"]
+    assert empty_store.get_featuregroup_tags("trips") == {"team": "city"}
     times = pa.array([1_704_067_500_000_000], pa.timestamp("us", tz="UTC"))
     rows = pa.table(
         {
@@ -141,20 +137,20 @@ def test_apply_creates_every_kind_then_writes_nothing(store: FeatureStore, folde
             "tip": pa.array([1.5]).cast(pa.decimal128(10, 2)),
         }
     )
-    store.insert_into_featuregroup(rows, "trips")
-    (run,) = store.run_job("demand", window="2024-01-01T00:00Z")
+    empty_store.insert_into_featuregroup(rows, "trips")
+    (run,) = empty_store.run_job("demand", window="2024-01-01T00:00Z")
     assert (run.state, run.rows) == ("done", 1)
-    assert store.get_feature_view("tips").get_features().count() == 1
-    before = read_content(store)
-    assert store.apply(folder.path).is_empty
-    assert store.plan(folder.path).is_empty
-    assert read_content(store) == before
+    assert empty_store.get_feature_view("tips").get_features().count() == 1
+    before = read_content(empty_store)
+    assert empty_store.apply(folder.path).is_empty
+    assert empty_store.plan(folder.path).is_empty
+    assert read_content(empty_store) == before
 
 
 def test_apply_changes_each_kind_in_place_or_as_next_version(
-    store: FeatureStore, folder: Folder
+    empty_store: FeatureStore, folder: Folder
 ) -> None:
-    store.apply(folder.path)
+    empty_store.apply(folder.path)
     folder.replace("sources.py", 'description="orders"', 'description="all orders"')
     folder.replace(
         "groups.py", '"tip": "decimal(10, 2)"', '"tip": "decimal(12, 2)", "fare": "double"'
@@ -162,7 +158,7 @@ def test_apply_changes_each_kind_in_place_or_as_next_version(
     folder.replace("groups.py", '"city"', '"taxi"')
     folder.replace("views.py", '"demand.trips"', '"demand.trips as count"')
     folder.replace("jobs/hourly.py", 'alert="ops",\n)', ")")
-    plan = store.apply(folder.path)
+    plan = empty_store.apply(folder.path)
     assert titles(plan) == [
         "change source 'shop'",
         "change feature group 'trips' version 1",
@@ -174,16 +170,16 @@ def test_apply_changes_each_kind_in_place_or_as_next_version(
         "column tip: decimal128(10, 2) becomes decimal128(12, 2)",
         "tags: {'team': 'city'} becomes {'team': 'taxi'}",
     )
-    group = store.featuregroup("trips")
+    group = empty_store.featuregroup("trips")
     assert group.schema.field("tip").type == pa.decimal128(12, 2)
     assert (group.schema.names[-1], group.tags) == ("fare", {"team": "taxi"})
-    assert [view.version for view in store.get_feature_views()] == [1, 2]
-    assert store.plan(folder.path).is_empty
+    assert [view.version for view in empty_store.get_feature_views()] == [1, 2]
+    assert empty_store.plan(folder.path).is_empty
 
 
-def test_apply_changes_fields_of_groups_in_place(store: FeatureStore, folder: Folder) -> None:
-    store.apply(folder.path)
-    before = {group.name: group.delta_version for group in store.get_featuregroups()}
+def test_apply_changes_fields_of_groups_in_place(empty_store: FeatureStore, folder: Folder) -> None:
+    empty_store.apply(folder.path)
+    before = {group.name: group.delta_version for group in empty_store.get_featuregroups()}
     fields = """,
             ttl="7d", validation="quarantine", event_time_tolerance="5min", statistics=False,
             compact="auto", expectations=[
@@ -195,7 +191,7 @@ def test_apply_changes_fields_of_groups_in_place(store: FeatureStore, folder: Fo
     in_place = fields.replace("\n        ", "\n")
     folder.replace("groups.py", 'event_time="hour",\n)', 'event_time="hour"' + in_place)
     folder.replace("groups.py", 'primary_key="id")', 'primary_key="id", description="of the shop")')
-    plan = store.plan(folder.path)
+    plan = empty_store.plan(folder.path)
     assert titles(plan) == [
         "change feature group 'demand' version 1",
         "change feature group 'orders' version 1",
@@ -210,27 +206,27 @@ def test_apply_changes_fields_of_groups_in_place(store: FeatureStore, folder: Fo
         "compact: None becomes 'auto'",
         "later retrievals of feature view 'tips' version 1 use the new ttl",
     )
-    assert store.apply(folder.path) == plan
-    assert store.plan(folder.path).is_empty
-    group = store.featuregroup("demand")
+    assert empty_store.apply(folder.path) == plan
+    assert empty_store.plan(folder.path).is_empty
+    group = empty_store.featuregroup("demand")
     assert (group.version, group.delta_version) == (1, before["demand"] + 1)
     assert (group.spec.ttl, group.spec.validation) == (timedelta(days=7), "quarantine")
     (update,) = [commit for commit in group.history() if commit.operation == "update"]
     assert update.changes == plan.changes[0].details[:-1]
     # The definition decides about fields that were changed in the store.
-    store.update_featuregroup("demand", ttl="1h", validation="off")
-    assert titles(store.apply(folder.path)) == ["change feature group 'demand' version 1"]
-    assert store.featuregroup("demand").spec.ttl == timedelta(days=7)
+    empty_store.update_featuregroup("demand", ttl="1h", validation="off")
+    assert titles(empty_store.apply(folder.path)) == ["change feature group 'demand' version 1"]
+    assert empty_store.featuregroup("demand").spec.ttl == timedelta(days=7)
     # A removal shows the expectations that compare with the group, which must be dropped first.
     folder.replace("groups.py", '"trips",', '"rides",')
     folder.replace("groups.py", '"feature": "trips.zone"', '"feature": "rides.zone"')
     folder.write("views.py", "")
     folder.write("jobs/hourly.py", "")
-    store.create_featuregroup([{"zone": 1}], "zones")
+    empty_store.create_featuregroup([{"zone": 1}], "zones")
     comparison = {"column": "zone", "feature": "trips.zone"}
     expectation = {"type": "expect_column_values_to_be_in_feature", "kwargs": comparison}
-    store.update_featuregroup("zones", expectations=[expectation])
-    removals = {str(change): change.breaks for change in store.plan(folder.path).removals}
+    empty_store.update_featuregroup("zones", expectations=[expectation])
+    removals = {str(change): change.breaks for change in empty_store.plan(folder.path).removals}
     assert removals["remove feature group 'trips' version 1"] == (
         "the expectations of feature group 'zones' version 1, which compare with it",
     )
@@ -245,7 +241,7 @@ def test_apply_changes_fields_of_groups_in_place(store: FeatureStore, folder: Fo
     ],
 )
 def test_apply_refuses_expectation_without_column_or_feature(
-    store: FeatureStore, folder: Folder, expectation: str, message: str
+    empty_store: FeatureStore, folder: Folder, expectation: str, message: str
 ) -> None:
     folder.replace(
         "groups.py",
@@ -255,42 +251,44 @@ def test_apply_refuses_expectation_without_column_or_feature(
         + "}],\n",
     )
     with pytest.raises(DefinitionsRefused) as refused:
-        store.apply(folder.path)
+        empty_store.apply(folder.path)
     (_, line) = refused.value.message.split("\n")
     assert line.startswith("features/groups.py:")
     assert message in line
-    assert store.get_featuregroups() == []
+    assert empty_store.get_featuregroups() == []
 
 
-def test_apply_incompatible_group_needs_version_line(store: FeatureStore, folder: Folder) -> None:
-    store.apply(folder.path)
+def test_apply_incompatible_group_needs_version_line(
+    empty_store: FeatureStore, folder: Folder
+) -> None:
+    empty_store.apply(folder.path)
     folder.replace("groups.py", '"trip": "int64"', '"trip": "string"')
     folder.write("channels.py", '        define.alert_channel("dev", "log")')
     with pytest.raises(DefinitionsRefused) as refused:
-        store.apply(folder.path)
+        empty_store.apply(folder.path)
     (_, line) = refused.value.message.split("\n")
     assert line.startswith("features/groups.py:3: Feature group 'trips' version 1 cannot change")
     assert "column 'trip': stored int64, declared string" in line
     assert "version=2 in the definition" in line
     # Nothing was applied.
-    assert [channel.name for channel in store.get_alert_channels()] == ["ops"]
+    assert [channel.name for channel in empty_store.get_alert_channels()] == ["ops"]
     folder.replace("groups.py", 'primary_key="trip"', 'version=2, primary_key="trip"')
-    assert "create feature group 'trips' version 2" in titles(store.apply(folder.path))
-    assert store.plan(folder.path).is_empty
-    assert store.featuregroup("trips", version=1).schema.field("trip").type == pa.int64()
+    assert "create feature group 'trips' version 2" in titles(empty_store.apply(folder.path))
+    assert empty_store.plan(folder.path).is_empty
+    assert empty_store.featuregroup("trips", version=1).schema.field("trip").type == pa.int64()
 
 
 def test_apply_removes_only_own_objects_and_shows_what_breaks(
-    store: FeatureStore, folder: Folder
+    empty_store: FeatureStore, folder: Folder
 ) -> None:
-    store.apply(folder.path)
-    store.create_featuregroup([{"id": 1}], "by_hand")
-    store.create_feature_view("mine", features=["demand.trips"])
+    empty_store.apply(folder.path)
+    empty_store.create_featuregroup([{"id": 1}], "by_hand")
+    empty_store.create_feature_view("mine", features=["demand.trips"])
     folder.write("groups.py", "")
     folder.write("views.py", "")
     folder.write("sources.py", '        define.source("shop", "sqlite:////elsewhere.db")')
     folder.write("jobs/hourly.py", "")
-    plan = store.plan(folder.path)
+    plan = empty_store.plan(folder.path)
     removals = {str(change): change for change in plan.removals}
     assert list(removals) == [
         "remove job 'demand'",
@@ -306,20 +304,22 @@ def test_apply_removes_only_own_objects_and_shows_what_breaks(
         "feature view 'mine' version 1",
     )
     assert "not before feature view 'mine' version 1 is removed" in str(plan)
-    store.apply(folder.path)  # without remove=, nothing is removed
-    assert store.plan(folder.path).removals == plan.removals
+    empty_store.apply(folder.path)  # without remove=, nothing is removed
+    assert empty_store.plan(folder.path).removals == plan.removals
     with pytest.raises(DefinitionsRefused, match="'mine' version 1 must be removed before"):
-        store.apply(folder.path, remove=True)
-    assert len(store.get_jobs()) == 3
-    store.delete_feature_view("mine", version=1)
-    store.apply(folder.path, remove=True)
-    assert [group.name for group in store.get_featuregroups()] == ["by_hand"]
-    assert (len(store.get_jobs()), len(store.get_alert_channels())) == (0, 0)
-    assert store.plan(folder.path).is_empty
+        empty_store.apply(folder.path, remove=True)
+    assert len(empty_store.get_jobs()) == 3
+    empty_store.delete_feature_view("mine", version=1)
+    empty_store.apply(folder.path, remove=True)
+    assert [group.name for group in empty_store.get_featuregroups()] == ["by_hand"]
+    assert (len(empty_store.get_jobs()), len(empty_store.get_alert_channels())) == (0, 0)
+    assert empty_store.plan(folder.path).is_empty
 
 
-def test_plan_of_removal_names_broken_jobs_and_views(store: FeatureStore, folder: Folder) -> None:
-    store.apply(folder.path)
+def test_plan_of_removal_names_broken_jobs_and_views(
+    empty_store: FeatureStore, folder: Folder
+) -> None:
+    empty_store.apply(folder.path)
     folder.replace("groups.py", '"trips",', '"rides",')  # in the job and the view it is still trips
     folder.write(
         "jobs/hourly.py",
@@ -331,7 +331,7 @@ def test_plan_of_removal_names_broken_jobs_and_views(store: FeatureStore, folder
         "sources.py",
         f'        define.source("shop", "sqlite:///{folder.path.parent}/shop.db")',
     )
-    removals = {str(change): change.breaks for change in store.plan(folder.path).removals}
+    removals = {str(change): change.breaks for change in empty_store.plan(folder.path).removals}
     assert removals["remove feature group 'trips' version 1"] == ("job 'watch', which reads it",)
     assert removals["remove job 'demand'"] == (
         "feature group 'demand', which is no longer computed",
@@ -370,41 +370,45 @@ COMPARED = [
 
 @pytest.mark.parametrize("cases", [LOADED, COMPARED], ids=["loaded", "compared"])
 def test_refused_definitions_have_file_and_line(
-    store: FeatureStore, folder: Folder, cases: list[tuple[str, str]]
+    empty_store: FeatureStore, folder: Folder, cases: list[tuple[str, str]]
 ) -> None:
     for number, (text, _) in enumerate(cases):
         folder.write(f"z{number}.py", text)
     with pytest.raises(DefinitionsRefused) as refused:
-        store.apply(folder.path)
+        empty_store.apply(folder.path)
     lines = dict(line.split(":3: ", 1) for line in refused.value.message.split("\n")[1:])
     assert len(lines) == len(cases)
     for number, (_, message) in enumerate(cases):
         assert message in lines[f"features/z{number}.py"]
     assert "secret@" not in refused.value.message
-    assert store.get_featuregroups() == []
+    assert empty_store.get_featuregroups() == []
 
 
-def test_apply_refuses_other_project_and_empty_folder(store: FeatureStore, folder: Folder) -> None:
-    store.apply(folder.path)
+def test_apply_refuses_other_project_and_empty_folder(
+    empty_store: FeatureStore, folder: Folder
+) -> None:
+    empty_store.apply(folder.path)
     with pytest.raises(DefinitionsRefused, match="belongs to the project 'city', and this is"):
-        store.apply(folder.path, project="other")
+        empty_store.apply(folder.path, project="other")
     (folder.path.parent / "empty").mkdir()
     for path in (folder.path.parent / "empty", folder.path.parent / "absent"):
         with pytest.raises(InvalidArgument, match="definitions"):
-            store.apply(path, project="city", remove=True)
+            empty_store.apply(path, project="city", remove=True)
 
 
-def test_definitions_can_be_imported_from_neighbors(store: FeatureStore, folder: Folder) -> None:
+def test_definitions_can_be_imported_from_neighbors(
+    empty_store: FeatureStore, folder: Folder
+) -> None:
     folder.write("_names.py", 'ZONE = "int64"')
     folder.write("a.py", "from b import extra\nfrom _names import ZONE")
     folder.write(
         "b.py",
         'from _names import ZONE\nextra = define.featuregroup("extra", schema={"zone": ZONE})',
     )
-    store.apply(folder.path)
+    empty_store.apply(folder.path)
     folder.replace("_names.py", "int64", "string")  # an unchanged file imports a changed one
     with pytest.raises(DefinitionsRefused, match=r"b\.py:4: .*stored int64, declared string"):
-        store.plan(folder.path)
+        empty_store.plan(folder.path)
 
 
 KILLED = """

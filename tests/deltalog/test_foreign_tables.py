@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,6 @@ from featurestore_connectors.duckdb_delta import DuckDBEngine
 from tests.deltalog.hand_made import add, commit, metadata, protocol, schema_string
 
 IDS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
-
-
-@pytest.fixture
-def engine() -> Iterator[DuckDBEngine]:
-    engine = DuckDBEngine(threads=2)
-    yield engine
-    engine.close()
 
 
 def read(engine: DuckDBEngine, path: Path, **options: Any) -> dict[str, list[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,21 +16,24 @@ if TYPE_CHECKING:
     from featurestore.store import FeatureStore
 
 
-@pytest.mark.parametrize("name", ["featurestore.spec", "featurestore.meta"])
-@pytest.mark.parametrize(
-    "text", ['{"name": "g', "[]", "null", "1", "", "[" * 100_000, '{"tags": [1]}']
-)
+UNREADABLE = ['{"name": "g', "[]", "null", "1", "", "[" * 100_000, '{"tags": [1]}']
+
+
 def test_unreadable_definition_raises_table_damaged(
-    duckdb_store: FeatureStore, name: str, text: str
+    empty_store: FeatureStore, subtests: pytest.Subtests
 ) -> None:
-    group = duckdb_store.create_featuregroup(pa.table({"k": [1]}), "g")
-    duckdb_store.create_featuregroup(pa.table({"k": [1]}), "h")
-    log = Path(group.path, "_delta_log", f"{0:020d}.json")
-    actions = [json.loads(line) for line in log.read_text().splitlines()]
-    for action in actions:
-        if "metaData" in action:
-            action["metaData"]["configuration"][name] = text
-    log.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
-    with pytest.raises(TableDamaged, match=name):
-        duckdb_store.add_featuregroup_tag("g", "team", "rust")
-    assert duckdb_store.get_featuregroup("h").count() == 1
+    empty_store.create_featuregroup(pa.table({"k": [1]}), "h")
+    for number, (name, text) in enumerate(
+        product(("featurestore.spec", "featurestore.meta"), UNREADABLE)
+    ):
+        with subtests.test(name, text=text[:20]):
+            group = empty_store.create_featuregroup(pa.table({"k": [1]}), f"g{number}")
+            log = Path(group.path, "_delta_log", f"{0:020d}.json")
+            actions = [json.loads(line) for line in log.read_text().splitlines()]
+            for action in actions:
+                if "metaData" in action:
+                    action["metaData"]["configuration"][name] = text
+            log.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+            with pytest.raises(TableDamaged, match=name):
+                empty_store.add_featuregroup_tag(group.name, "team", "rust")
+            assert empty_store.get_featuregroup("h").count() == 1

@@ -6,6 +6,7 @@ import doctest
 import importlib
 import inspect
 import shutil
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -59,81 +60,104 @@ def mentions(example: doctest.DocTest, text: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def filled_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    location = tmp_path_factory.mktemp("docstrings") / "store"
-    with featurestore.connect(location) as store:
+def example_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a filled ``store``, and the ``files`` that examples read."""
+    folder = tmp_path_factory.mktemp("docstrings")
+    with featurestore.connect(folder / "store") as store:
         weather.fill(store)
-    return location
+    files = folder / "files"
+    (files / "features").mkdir(parents=True)
+    (files / "features" / "groups.py").write_text(weather.DEFINITIONS)
+    (files / "jobs.py").write_text(weather.JOBS)
+    (files / "monitors.py").write_text(weather.MONITORS)
+    weather.dbt_project(files)
+    weather.iceberg_catalog(files)
+    return folder
 
 
-def run(examples: list[doctest.DocTest], store: Path, folder: Path) -> None:
-    """Run examples, each with its own store if it needs one."""
+def run(examples: list[doctest.DocTest], inputs: Path, folder: Path) -> None:
+    """Run examples in a new folder with the files, each with its own store if it needs one."""
     actual: list[str] = []
     runner = doctest.DocTestRunner(optionflags=FLAGS)
-    for number, test in enumerate(examples):
-        test.globs.update(featurestore=featurestore, hour=weather.hour)
-        if not mentions(test, "store."):
-            runner.run(test, out=actual.append)
-            continue
-        with featurestore.connect(shutil.copytree(store, folder / f"store{number}")) as connected:
-            test.globs["store"] = connected
-            runner.run(test, out=actual.append)
+    with chdir(shutil.copytree(inputs / "files", folder)):
+        for number, test in enumerate(examples):
+            test.globs.update(featurestore=featurestore, hour=weather.hour)
+            if not mentions(test, "store."):
+                runner.run(test, out=actual.append)
+                continue
+            location = shutil.copytree(inputs / "store", folder / f"store{number}")
+            with featurestore.connect(location) as store:
+                test.globs["store"] = store
+                runner.run(test, out=actual.append)
     assert runner.failures == 0, "".join(actual)
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let examples write into a temporary directory and plot without a display."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "jobs.py").write_text(weather.JOBS)
-    (tmp_path / "monitors.py").write_text(weather.MONITORS)
-    (tmp_path / "features").mkdir()
-    (tmp_path / "features" / "groups.py").write_text(weather.DEFINITIONS)
-    weather.dbt_project(tmp_path)
-    weather.iceberg_catalog(tmp_path)
+def example_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let examples plot without a display, and use no store of the environment."""
     monkeypatch.setenv("MPLBACKEND", "agg")
     monkeypatch.delenv("FEATURESTORE_LOCATION", raising=False)
 
 
-@pytest.mark.parametrize("name", modules_with_examples())
-def test_module_docstring_examples_run(name: str, filled_store: Path, tmp_path: Path) -> None:
-    if name.startswith("featurestore.experiments."):
-        for library in ("optuna", "tensorboard"):
-            pytest.importorskip(library)
-    run(examples_of(name), filled_store, tmp_path)
+def package_of(name: str) -> str:
+    """Return the package of a module: its first two names."""
+    return ".".join(name.split(".")[:2])
+
+
+@pytest.mark.parametrize("package", sorted(set(map(package_of, modules_with_examples()))))
+def test_module_docstring_examples_run(
+    package: str, example_inputs: Path, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    for name in modules_with_examples():
+        if package_of(name) != package:
+            continue
+        with subtests.test(name):
+            if name.startswith("featurestore.experiments."):
+                for library in ("optuna", "tensorboard"):
+                    pytest.importorskip(library)
+            run(examples_of(name), example_inputs, tmp_path / name)
 
 
 @pytest.mark.tensorflow
-def test_tensorflow_docstring_examples_run(filled_store: Path, tmp_path: Path) -> None:
+def test_tensorflow_docstring_examples_run(
+    example_inputs: Path, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     for name in modules_with_examples():
-        run(examples_of(name, "tensorflow"), filled_store, tmp_path / name)
+        with subtests.test(name):
+            if examples := examples_of(name, "tensorflow"):
+                run(examples, example_inputs, tmp_path / name)
 
 
 @pytest.mark.petastorm
 @pytest.mark.filterwarnings("ignore")  # petastorm uses what pyarrow has deprecated
-def test_petastorm_docstring_examples_run(filled_store: Path, tmp_path: Path) -> None:
+def test_petastorm_docstring_examples_run(
+    example_inputs: Path, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     pytest.importorskip("petastorm")
     for name in modules_with_examples():
-        run(examples_of(name, "petastorm"), filled_store, tmp_path / name)
+        with subtests.test(name):
+            if examples := examples_of(name, "petastorm"):
+                run(examples, example_inputs, tmp_path / name)
 
 
-def test_pytorch_docstring_examples_run(filled_store: Path, tmp_path: Path) -> None:
+def test_pytorch_docstring_examples_run(example_inputs: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    run(examples_of("featurestore.readers.reader", "torch"), filled_store, tmp_path)
+    run(examples_of("featurestore.readers.reader", "torch"), example_inputs, tmp_path / "files")
 
 
-@pytest.mark.parametrize("public", [featurestore.FeatureStore, featurestore.TrainingDataset])
-def test_every_public_method_has_an_example(public: type) -> None:
+def test_every_public_method_has_an_example(subtests: pytest.Subtests) -> None:
     without = {"close", "scheduler"}
-    missing = []
-    for name, method in inspect.getmembers(public, callable):
-        if (
-            not name.startswith("_")
-            and name not in without
-            and ">>> " not in (method.__doc__ or "")
-        ):
-            missing.append(name)
-    assert missing == []
+    for public in (featurestore.FeatureStore, featurestore.TrainingDataset):
+        with subtests.test(public.__name__):
+            missing = []
+            for name, method in inspect.getmembers(public, callable):
+                if (
+                    not name.startswith("_")
+                    and name not in without
+                    and ">>> " not in (method.__doc__ or "")
+                ):
+                    missing.append(name)
+            assert missing == []
 
 
 def test_every_public_function_has_an_example() -> None:
@@ -152,12 +176,12 @@ def test_every_method_of_a_feature_group_has_an_example() -> None:
     assert [name for name, text in public.items() if ">>> " not in (text or "")] == []
 
 
-@pytest.mark.parametrize("owner", [TrainingDataset, Statistics, DriftReport])
-def test_every_method_of_a_result_has_an_example(owner: type) -> None:
-    methods = inspect.getmembers(owner, inspect.isroutine)
-    missing = []
-    for name, method in methods:
-        is_own = name in vars(owner) and not name.startswith("_")
-        if is_own and name != "to_json" and ">>> " not in (method.__doc__ or ""):
-            missing.append(name)
-    assert missing == []
+def test_every_method_of_a_result_has_an_example(subtests: pytest.Subtests) -> None:
+    for owner in (TrainingDataset, Statistics, DriftReport):
+        with subtests.test(owner.__name__):
+            missing = []
+            for name, method in inspect.getmembers(owner, inspect.isroutine):
+                is_own = name in vars(owner) and not name.startswith("_")
+                if is_own and name != "to_json" and ">>> " not in (method.__doc__ or ""):
+                    missing.append(name)
+            assert missing == []

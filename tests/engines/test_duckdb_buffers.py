@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +14,6 @@ from featurestore.testing.relation_conformance import SumAndCount
 from featurestore_connectors.duckdb_delta import DuckDBEngine, streams
 
 ROWS = 10_000
-
-
-@pytest.fixture
-def engine() -> Iterator[DuckDBEngine]:
-    engine = DuckDBEngine()
-    yield engine
-    engine.close()
 
 
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,13 +83,13 @@ def test_stage_returns_rows_from_memory_or_files(
 
 
 def test_export_is_independent_of_buffering(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    duckdb_store.create_featuregroup(table(), "rows", primary_key="id")
+    empty_store.create_featuregroup(table(), "rows", primary_key="id")
     files = []
     for name in ("held", "read_again"):
-        frame = duckdb_store.get_featuregroup("rows")
-        dataset = duckdb_store.create_training_dataset(
+        frame = empty_store.get_featuregroup("rows")
+        dataset = empty_store.create_training_dataset(
             frame, name, splits={"train": 0.7, "test": 0.3}, shards=3
         )
         content = {}

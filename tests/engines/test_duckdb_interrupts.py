@@ -15,6 +15,8 @@ import pytest
 
 from featurestore_connectors.duckdb_delta.failures import interrupt_on_signal
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import os, signal, sys, threading, time, warnings
 warnings.simplefilter("ignore")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,14 +24,9 @@ from featurestore.storage.publication import Publication
 from featurestore.testing.table_conformance import ids, new_table, rows_with_ids, write
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 
+pytestmark = pytest.mark.slow
+
 TRACED_PATHS = ("duckdb_delta", os.path.join("storage", "publication"))
-
-
-@pytest.fixture
-def engine() -> Iterator[DuckDBEngine]:
-    engine = DuckDBEngine(threads=2)
-    yield engine
-    engine.close()
 
 
 def interrupted(call: Callable[[], Any], *, after: Callable[[], bool], step: int) -> bool:

@@ -28,13 +28,6 @@ from featurestore.testing.relation_conformance import SumAndCount, make_rows
 from featurestore_connectors.duckdb_delta import DuckDBEngine, failures, shards
 
 
-@pytest.fixture
-def engine() -> Iterator[DuckDBEngine]:
-    engine = DuckDBEngine()
-    yield engine
-    engine.close()
-
-
 def adopted(engine: DuckDBEngine, frame: duckdb.DuckDBPyRelation) -> Relation:
     relation = engine.adopt(frame)
     assert relation is not None

@@ -48,13 +48,6 @@ from featurestore_connectors.duckdb_delta import DuckDBEngine, commits
 from featurestore_connectors.duckdb_delta.commits import Change
 
 
-@pytest.fixture
-def engine() -> Iterator[DuckDBEngine]:
-    engine = DuckDBEngine()
-    yield engine
-    engine.close()
-
-
 def data_files(path: str) -> set[str]:
     return {str(file) for file in Path(path).rglob("*.parquet") if "_delta_log" not in file.parts}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,16 +11,13 @@ from featurestore.plugins.engine import Engine, Relation
 from featurestore.testing.engine_conformance import CrossEngineConformance, EngineConformance
 from featurestore.testing.relation_conformance import RelationConformance
 from featurestore_connectors.duckdb_delta import DuckDBEngine
-from featurestore_connectors.spark_delta import SparkEngine
 
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture(scope="module")
-def engine(spark: Any) -> Iterator[Engine]:
-    engine = SparkEngine()
-    yield engine
-    engine.close()
+@pytest.fixture
+def engine(spark_engine: Engine) -> Engine:
+    return spark_engine
 
 
 @pytest.fixture(scope="module")

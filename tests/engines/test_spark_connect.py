@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from tests.on_spark import QUICK_JAVA
 from tests.streams.kafka_server import free_port
 
 FOLDER = Path(__file__).parent
@@ -55,7 +54,7 @@ def _running_server(folder: Path, settings: Mapping[str, str]) -> Iterator[str]:
     command = [
         str(home / "bin" / "spark-submit"), "--master", "local[1]", "--driver-memory", "700m",
         "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",
-        "--driver-java-options", QUICK_JAVA, "--conf", "spark.ui.enabled=false",
+        "--conf", "spark.ui.enabled=false",
         "--conf", f"spark.connect.grpc.binding.port={port}",
     ]  # fmt: skip
     for key, value in settings.items():

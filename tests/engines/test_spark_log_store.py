@@ -13,7 +13,7 @@ import sys
 import threading
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,17 +33,12 @@ from tests.on_spark import APPENDED, appending, assert_appends_at_once_all_land
 
 
 @pytest.fixture
-def engine(spark: Any) -> Iterator[SparkEngine]:
-    engine = SparkEngine()
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def path(engine: SparkEngine, tmp_path: Path) -> str:
+def path(spark_engine: SparkEngine, tmp_path: Path) -> str:
     """An empty table."""
     path = str(tmp_path / "table")
-    engine.create_table(path, schema=APPENDED, partition_by=(), properties={}, commit_metadata={})
+    spark_engine.create_table(
+        path, schema=APPENDED, partition_by=(), properties={}, commit_metadata={}
+    )
     return path
 
 
@@ -127,15 +122,17 @@ def test_concurrent_commit_has_one_winner(write: Callable[..., bool], tmp_path: 
     assert all(path.read_text() == f"{me}\n" for path, me in won)
 
 
-def test_concurrent_appends_of_both_engines_are_committed(engine: SparkEngine, path: str) -> None:
+def test_concurrent_appends_of_both_engines_are_committed(
+    spark_engine: SparkEngine, path: str
+) -> None:
     embedded = DuckDBEngine()
-    writers = {"spark": appending(engine, path), "duckdb": appending(embedded, path)}
+    writers = {"spark": appending(spark_engine, path), "duckdb": appending(embedded, path)}
     assert_appends_at_once_all_land(path, writers, times={"spark": 3, "duckdb": 25})
     embedded.close()
 
 
 def test_error_after_commit_is_a_warning(
-    engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
+    spark_engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from py4j.protocol import Py4JNetworkError
 
@@ -148,12 +145,17 @@ def test_error_after_commit_is_a_warning(
     monkeypatch.setattr(tables, "_save_rows", save_and_break)
     rows = pa.table({"k": [1], "by": ["spark"]}, APPENDED)
     with pytest.warns(PublicationWarning, match="Delta version 1 of .* became visible, but .*lost"):
-        assert engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append")) == 1
-    assert engine.count(engine.read_table(path)) == 1
+        assert (
+            spark_engine.write(
+                path, spark_engine.from_arrow(rows.to_reader()), TableWrite("append")
+            )
+            == 1
+        )
+    assert spark_engine.count(spark_engine.read_table(path)) == 1
 
 
 def test_interrupt_after_commit_keeps_commit(
-    engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
+    spark_engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save = tables._save_rows
 
@@ -164,12 +166,12 @@ def test_interrupt_after_commit_keeps_commit(
     monkeypatch.setattr(tables, "_save_rows", save_and_interrupt)
     rows = pa.table({"k": [1], "by": ["spark"]}, APPENDED)
     with pytest.raises(KeyboardInterrupt):
-        engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append"))
-    assert engine.count(engine.read_table(path)) == 1
+        spark_engine.write(path, spark_engine.from_arrow(rows.to_reader()), TableWrite("append"))
+    assert spark_engine.count(spark_engine.read_table(path)) == 1
 
 
 def test_error_before_commit_fails_the_write(
-    engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
+    spark_engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from py4j.protocol import Py4JNetworkError
 
@@ -179,7 +181,7 @@ def test_error_before_commit_fails_the_write(
     monkeypatch.setattr(tables, "_save_rows", break_off)
     rows = pa.table({"k": [1], "by": ["spark"]}, APPENDED)
     with pytest.raises(EngineError, match="the answer was lost"):
-        engine.write(path, engine.from_arrow(rows.to_reader()), TableWrite("append"))
+        spark_engine.write(path, spark_engine.from_arrow(rows.to_reader()), TableWrite("append"))
     assert latest_version(path) == 0
 
 

@@ -68,13 +68,6 @@ def table(tmp_path: Path) -> str:
     return path
 
 
-@pytest.fixture
-def spark_engine(spark: Any) -> Engine:
-    from featurestore_connectors.spark_delta import SparkEngine
-
-    return SparkEngine(spark)
-
-
 @pytest.mark.spark
 @pytest.mark.parametrize("is_local", [False, True])
 def test_python_parquet_rows_equal_spark(

@@ -137,7 +137,6 @@ def test_own_session_is_configured_for_delta() -> None:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "FEATURESTORE_SPARK_MASTER": "local[1]",
         "FEATURESTORE_SPARK_DRIVER_MEMORY": "700m",
-        "JDK_JAVA_OPTIONS": QUICK_JAVA,
     }
     # Another python3 on the PATH; workers must still run the interpreter of the driver.
     program = str(FOLDER / "spark_sessions.py")

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -44,17 +44,12 @@ HOUR = dt.timedelta(hours=1)
 
 
 @pytest.fixture
-def engine(spark: Any) -> Iterator[SparkEngine]:
-    engine = SparkEngine()
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def path(engine: SparkEngine, tmp_path: Path) -> str:
+def path(spark_engine: SparkEngine, tmp_path: Path) -> str:
     """An empty table."""
     path = str(tmp_path / "table")
-    engine.create_table(path, schema=SCHEMA, partition_by=(), properties={}, commit_metadata={})
+    spark_engine.create_table(
+        path, schema=SCHEMA, partition_by=(), properties={}, commit_metadata={}
+    )
     return path
 
 
@@ -76,24 +71,24 @@ def content(engine: SparkEngine, path: str, schema: pa.Schema = SCHEMA) -> list[
 
 
 def test_repeated_transaction_is_stopped_by_delta(
-    engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
+    spark_engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "is_repeat", lambda path, transaction: False)
     append = TableWrite("append", transaction=("job/a", 3))
-    assert engine.write(path, make_relation(engine, [row(1)]), append) == 1
-    assert engine.write(path, make_relation(engine, [row(2)]), append) is None
+    assert spark_engine.write(path, make_relation(spark_engine, [row(1)]), append) == 1
+    assert spark_engine.write(path, make_relation(spark_engine, [row(2)]), append) is None
     upsert = TableWrite("upsert", key=("k",), transaction=("job/a", 3))
-    assert engine.write(path, make_relation(engine, [row(2)]), upsert) is None
+    assert spark_engine.write(path, make_relation(spark_engine, [row(2)]), upsert) is None
     replace = TableWrite(
         "replace", replace=TimeRange("t", START, START + HOUR), transaction=("job/a", 2)
     )
-    assert engine.write(path, make_relation(engine, []), replace) is None
-    assert content(engine, path) == [row(1)]
+    assert spark_engine.write(path, make_relation(spark_engine, []), replace) is None
+    assert content(spark_engine, path) == [row(1)]
     assert latest_version(path) == 1
 
 
 def test_spark_continues_after_checkpoint_of_embedded_engine(
-    engine: SparkEngine, path: str
+    spark_engine: SparkEngine, path: str
 ) -> None:
     embedded = DuckDBEngine()
     for number in range(12):
@@ -101,44 +96,48 @@ def test_spark_continues_after_checkpoint_of_embedded_engine(
         embedded.write(path, embedded.from_arrow(table.to_reader()), TableWrite("append"))
     embedded.close()
     assert Path(path, "_delta_log", "_last_checkpoint").exists()
-    engine.write(path, make_relation(engine, [row(12)]), TableWrite("append"))
-    assert sorted(record["k"] for record in content(engine, path)) == list(range(13))
+    spark_engine.write(path, make_relation(spark_engine, [row(12)]), TableWrite("append"))
+    assert sorted(record["k"] for record in content(spark_engine, path)) == list(range(13))
 
 
-def test_rows_outside_the_replaced_range_are_refused(engine: SparkEngine, path: str) -> None:
-    engine.write(path, make_relation(engine, [row(1)]), TableWrite("append"))
+def test_rows_outside_the_replaced_range_are_refused(spark_engine: SparkEngine, path: str) -> None:
+    spark_engine.write(path, make_relation(spark_engine, [row(1)]), TableWrite("append"))
     table_write = TableWrite("replace", replace=TimeRange("t", START, START + HOUR))
     with pytest.raises(RowsOutsideWindow):
-        engine.write(path, make_relation(engine, [row(2, hour=1)]), table_write)
-    assert content(engine, path) == [row(1)]
+        spark_engine.write(path, make_relation(spark_engine, [row(2, hour=1)]), table_write)
+    assert content(spark_engine, path) == [row(1)]
 
 
-def test_merge_with_new_columns_keeps_null_structs(engine: SparkEngine, tmp_path: Path) -> None:
+def test_merge_with_new_columns_keeps_null_structs(
+    spark_engine: SparkEngine, tmp_path: Path
+) -> None:
     path = str(tmp_path / "structs")
     schema = pa.schema([("k", pa.int64()), ("point", pa.struct([("x", pa.uint8())]))])
-    engine.create_table(path, schema=schema, partition_by=(), properties={}, commit_metadata={})
+    spark_engine.create_table(
+        path, schema=schema, partition_by=(), properties={}, commit_metadata={}
+    )
     rows = [{"k": 1, "point": {"x": 255}}, {"k": 2, "point": {"x": None}}]
-    engine.write(path, make_relation(engine, rows, schema), TableWrite("append"))
+    spark_engine.write(path, make_relation(spark_engine, rows, schema), TableWrite("append"))
     wider = pa.schema([*schema, ("more", pa.uint64())])
     new = [{"k": 1, "point": None, "more": 2**64 - 1}, {"k": 3, "point": None, "more": None}]
     table_write = TableWrite("upsert", key=("k",), add_columns=pa.schema([("more", pa.uint64())]))
-    assert engine.write(path, make_relation(engine, new, wider), table_write) == 2
-    assert content(engine, path, wider) == [new[0], rows[1] | {"more": None}, new[1]]
+    assert spark_engine.write(path, make_relation(spark_engine, new, wider), table_write) == 2
+    assert content(spark_engine, path, wider) == [new[0], rows[1] | {"more": None}, new[1]]
 
 
-def test_invalid_predicate_is_refused(engine: SparkEngine, path: str) -> None:
+def test_invalid_predicate_is_refused(spark_engine: SparkEngine, path: str) -> None:
     with pytest.raises(InvalidSql, match="nope"):
-        engine.delete(path, "nope = 2", commit_metadata={})
+        spark_engine.delete(path, "nope = 2", commit_metadata={})
 
 
-def test_parallel_upserts_of_one_row_are_committed(engine: SparkEngine, path: str) -> None:
-    engine.write(path, make_relation(engine, [row(0)]), TableWrite("append"))
+def test_parallel_upserts_of_one_row_are_committed(spark_engine: SparkEngine, path: str) -> None:
+    spark_engine.write(path, make_relation(spark_engine, [row(0)]), TableWrite("append"))
     failures: list[BaseException] = []
 
     def upsert(number: int) -> None:
         try:
-            rows = make_relation(engine, [row(0, number), row(number)])
-            engine.write(
+            rows = make_relation(spark_engine, [row(0, number), row(number)])
+            spark_engine.write(
                 path, rows, TableWrite("upsert", key=("k",), commit_metadata={"run": str(number)})
             )
         except BaseException as error:
@@ -150,20 +149,22 @@ def test_parallel_upserts_of_one_row_are_committed(engine: SparkEngine, path: st
     for thread in threads:
         thread.join()
     assert failures == []
-    assert [record["k"] for record in content(engine, path)] == [0, 1, 2]
+    assert [record["k"] for record in content(spark_engine, path)] == [0, 1, 2]
     assert sorted(commit.user_metadata["run"] for commit in read_history(path)[:-2]) == ["1", "2"]
 
 
 def test_repeated_conflicts_raise_write_conflict(
-    engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
+    spark_engine: SparkEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine.write(path, make_relation(engine, [row(1)]), TableWrite("append"))
+    spark_engine.write(path, make_relation(spark_engine, [row(1)]), TableWrite("append"))
     monkeypatch.setattr(commits, "ATTEMPTS", 2)
     monkeypatch.setattr(commits, "wait", lambda attempt: None)
     monkeypatch.setattr(rewrite, "upsert_small", _raise_conflict)
     with pytest.raises(WriteConflict, match="this write was not committed"):
-        engine.write(path, make_relation(engine, [row(1, 2)]), TableWrite("upsert", key=("k",)))
-    assert content(engine, path) == [row(1)]
+        spark_engine.write(
+            path, make_relation(spark_engine, [row(1, 2)]), TableWrite("upsert", key=("k",))
+        )
+    assert content(spark_engine, path) == [row(1)]
 
 
 def _raise_conflict(*_: Any, **__: Any) -> None:
@@ -196,7 +197,7 @@ def widening_cases() -> list[Any]:
 
 @pytest.mark.parametrize(("table_write", "step", "staged"), widening_cases())
 def test_append_casts_to_concurrently_widened_types(
-    engine: SparkEngine,
+    spark_engine: SparkEngine,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     step: str,
@@ -204,8 +205,8 @@ def test_append_casts_to_concurrently_widened_types(
     staged: bool,
 ) -> None:
     narrow, wide = pa.decimal128(3, 2), pa.decimal128(5, 3)
-    path = new_table(engine, tmp_path, schema=prices(narrow).schema)
-    write(engine, path, prices(narrow, "1.25"))
+    path = new_table(spark_engine, tmp_path, schema=prices(narrow).schema)
+    write(spark_engine, path, prices(narrow, "1.25"))
     embedded = DuckDBEngine()
     widened = []
 
@@ -230,58 +231,63 @@ def test_append_casts_to_concurrently_widened_types(
             return enter(transaction)
 
         monkeypatch.setattr(Transaction, "__enter__", enter_late)
-    relation = engine.from_arrow(prices(narrow, "2.5").to_reader())
+    relation = spark_engine.from_arrow(prices(narrow, "2.5").to_reader())
     if staged:
-        relation = engine.stage(relation, str(tmp_path / "stage"))
-    engine.write(path, relation, table_write)
+        relation = spark_engine.stage(relation, str(tmp_path / "stage"))
+    spark_engine.write(path, relation, table_write)
     widen()
     embedded.close()
     expected = ["1.25", "2.5"] if table_write.mode in ("append", "upsert") else ["2.5"]
-    landed = rows(engine, engine.read_table(path), sort_by="price")
+    landed = rows(spark_engine, spark_engine.read_table(path), sort_by="price")
     assert landed == prices(wide, *expected).to_pylist()
     for file in read_snapshot(path).files:
         assert parquet.read_schema(file.path).field("price").type == wide
 
 
-def test_times_have_statistics_and_user_settings_stay(engine: SparkEngine, path: str) -> None:
+def test_times_have_statistics_and_user_settings_stay(spark_engine: SparkEngine, path: str) -> None:
     setting = "spark.sql.parquet.outputTimestampType"
-    before, initial_keys = engine.session.conf.get(setting), set(engine.session.conf.getAll)
-    engine.write(
+    before, initial_keys = (
+        spark_engine.session.conf.get(setting),
+        set(spark_engine.session.conf.getAll),
+    )
+    spark_engine.write(
         path,
-        make_relation(engine, [row(1)]),
+        make_relation(spark_engine, [row(1)]),
         TableWrite("append", commit_metadata={"run": "a"}, transaction=("a", 1)),
     )
     (file,) = read_snapshot(path).files
     assert str(parquet.ParquetFile(file.path).schema.column(1).physical_type) == "INT64"
-    assert engine.session.conf.get(setting) == before
-    new_keys = set(engine.session.conf.getAll) - initial_keys
+    assert spark_engine.session.conf.get(setting) == before
+    new_keys = set(spark_engine.session.conf.getAll) - initial_keys
     ours = (".userMetadata", ".txnAppId", "lastCommitVersionInSession")
     assert not [key for key in new_keys if key.endswith(ours)]
 
 
-def test_a_missing_commit_is_named(engine: SparkEngine, path: str) -> None:
+def test_a_missing_commit_is_named(spark_engine: SparkEngine, path: str) -> None:
     for number in (1, 2):
-        engine.write(path, make_relation(engine, [row(number)]), TableWrite("append"))
-    engine.session._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+        spark_engine.write(path, make_relation(spark_engine, [row(number)]), TableWrite("append"))
+    spark_engine.session._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
     os.remove(commit_path(path, 1))
     with pytest.raises(TableDamaged, match="00000000000000000001"):
-        content(engine, path)
+        content(spark_engine, path)
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbage"])
-def test_a_damaged_commit_is_named(engine: SparkEngine, path: str, damage: str) -> None:
-    engine.write(path, make_relation(engine, [row(1)]), TableWrite("append"))
-    engine.session._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+def test_a_damaged_commit_is_named(spark_engine: SparkEngine, path: str, damage: str) -> None:
+    spark_engine.write(path, make_relation(spark_engine, [row(1)]), TableWrite("append"))
+    spark_engine.session._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
     commit = Path(commit_path(path, 1))
     commit.write_bytes(commit.read_bytes()[:50] if damage == "cut" else b"\x00garbage")
     with pytest.raises(TableDamaged, match=commit.name):
-        content(engine, path)
+        content(spark_engine, path)
 
 
 @pytest.mark.parametrize("damage", ["cut", "scrambled", "emptied"])
-def test_a_damaged_data_file_is_named(engine: SparkEngine, path: str, damage: str) -> None:
-    engine.write(
-        path, make_relation(engine, [row(number) for number in range(100)]), TableWrite("append")
+def test_a_damaged_data_file_is_named(spark_engine: SparkEngine, path: str, damage: str) -> None:
+    spark_engine.write(
+        path,
+        make_relation(spark_engine, [row(number) for number in range(100)]),
+        TableWrite("append"),
     )
     data_file, *_ = read_snapshot(path).files
     file = Path(data_file.path)
@@ -292,7 +298,7 @@ def test_a_damaged_data_file_is_named(engine: SparkEngine, path: str, damage: st
         ]
     )
     with pytest.raises(StorageError, match=file.name):
-        content(engine, path)
+        content(spark_engine, path)
 
 
 def test_vacuum_keeps_files_of_running_writes(tmp_path: Path) -> None:

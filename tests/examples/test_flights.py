@@ -165,7 +165,15 @@ def test_flights_example_runs_on_slice(run_main: RunMain, tmp_path: Path) -> Non
 
 @pytest.mark.tensorflow
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("engines", [("duckdb", "spark"), ("spark", "duckdb")])
+@pytest.mark.parametrize(
+    "engines",
+    [
+        ("duckdb", "spark"),
+        pytest.param(
+            ("spark", "duckdb"), marks=pytest.mark.soak
+        ),  # CI runs `make demo ENGINE=spark`
+    ],
+)
 def test_flights_example_runs_again_on_the_other_engine(
     run_main: RunMain, tmp_path: Path, engines: tuple[str, str]
 ) -> None:

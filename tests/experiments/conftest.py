@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-import featurestore
 from featurestore.store import FeatureStore
 from featurestore.training import TrainingDataset
 from tests.experiments.training_functions import sums_of
@@ -16,10 +13,5 @@ pytest.importorskip("tensorboard")
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> FeatureStore:
-    return featurestore.connect(tmp_path / "store")
-
-
-@pytest.fixture
-def sums(store: FeatureStore) -> TrainingDataset:
-    return sums_of(store)
+def sums(empty_store: FeatureStore) -> TrainingDataset:
+    return sums_of(empty_store)

@@ -36,7 +36,7 @@ from tests.experiments import training_functions
 
 
 def test_launch_records_request_reads_and_result(
-    store: FeatureStore, sums: TrainingDataset, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    empty_store: FeatureStore, sums: TrainingDataset, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     run = experiments.launch(
         training_functions.regression, dataset=sums, params={"lr": 0.2}, name="line", seed=7
@@ -85,10 +85,10 @@ def test_launch_records_request_reads_and_result(
     assert [run.id for run in experiments.get_runs(dataset="sums", limit=1)] == [again.id]
     assert experiments.get_runs(dataset="other") == []
 
-    store.close()
-    os.unlink(Path(store.location, "registry.db"))
-    assert sorted(rebuild(store.location).experiment_runs) == sorted([run.id, again.id])
-    monkeypatch.setenv("FEATURESTORE_LOCATION", store.location)
+    empty_store.close()
+    os.unlink(Path(empty_store.location, "registry.db"))
+    assert sorted(rebuild(empty_store.location).experiment_runs) == sorted([run.id, again.id])
+    monkeypatch.setenv("FEATURESTORE_LOCATION", empty_store.location)
     shown = json.loads(command(monkeypatch, capsys, "run", "show", run.id))
     assert (shown["id"], shown["state"], shown["metrics"]) == (run.id, "finished", run.metrics)
     listed = json.loads(command(monkeypatch, capsys, "run", "list"))
@@ -96,7 +96,7 @@ def test_launch_records_request_reads_and_result(
     assert json.loads(command(monkeypatch, capsys, "run", "compare", run.id, again.id))["a"]
     assert "begins at" in command(monkeypatch, capsys, "run", "logs", run.id)
     output = json.loads(command(monkeypatch, capsys, "run", "tensorboard", "line"))
-    assert output == {"log_dir": str(Path(store.location, "experiments", "line"))}
+    assert output == {"log_dir": str(Path(empty_store.location, "experiments", "line"))}
 
 
 def command(monkeypatch: pytest.MonkeyPatch, capsys: Any, *words: str) -> str:
@@ -208,17 +208,17 @@ experiments.collective_all_reduce(training_functions.with_grandchildren, workers
 
 @pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGKILL])
 def test_driver_exit_ends_workers_and_subprocesses(
-    store: FeatureStore, stop_signal: signal.Signals
+    empty_store: FeatureStore, stop_signal: signal.Signals
 ) -> None:
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join([root, *sys.path])
     driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, store.location],
+        [sys.executable, "-c", DRIVER, empty_store.location],
         env={**os.environ, "PYTHONPATH": path},
         stderr=subprocess.DEVNULL,
     )
     try:
-        pids = wait_for_pids(Path(store.location), 2)
+        pids = wait_for_pids(Path(empty_store.location), 2)
         assert all(map(is_alive, pids))
         driver.send_signal(stop_signal)
         assert driver.wait(60) != 0
@@ -229,7 +229,7 @@ def test_driver_exit_ends_workers_and_subprocesses(
     finally:
         driver.kill()
         driver.wait()
-    (run,) = experiments.get_runs("endless", store=store)
+    (run,) = experiments.get_runs("endless", store=empty_store)
     assert run.state == "interrupted"
 
 
@@ -280,15 +280,17 @@ def raising(context: Any) -> None:
 @pytest.mark.parametrize(
     ("function", "reason"), [(diverging, "loss.* is nan at step 3"), (raising, "no such thing")]
 )
-def test_function_error_fails_the_run(store: FeatureStore, function: Any, reason: str) -> None:
+def test_function_error_fails_the_run(
+    empty_store: FeatureStore, function: Any, reason: str
+) -> None:
     with pytest.raises(RunFailed, match=reason):
-        experiments.launch(function, retries=3, store=store)
+        experiments.launch(function, retries=3, store=empty_store)
     (run,) = experiments.get_runs()
     assert len(run.record.attempts) == 1  # what raises raises again
 
 
 def test_invalid_launch_is_refused_without_side_effects(
-    store: FeatureStore, sums: TrainingDataset
+    empty_store: FeatureStore, sums: TrainingDataset
 ) -> None:
     lock = threading.Lock()
 
@@ -327,17 +329,17 @@ def test_invalid_launch_is_refused_without_side_effects(
     ]
     for error, text, function, arguments in cases:
         with pytest.raises(error, match=text):
-            experiments.launch(function, **{"store": store, **arguments})
-    store.delete_training_dataset("sums", version=1)
+            experiments.launch(function, **{"store": empty_store, **arguments})
+    empty_store.delete_training_dataset("sums", version=1)
     with pytest.raises(TrainingDatasetNotFound):
         experiments.launch(train, dataset=sums)
-    assert not Path(store.location, "experiments").exists()
+    assert not Path(empty_store.location, "experiments").exists()
     assert experiments.get_runs() == []
 
 
-def test_damaged_record_does_not_hide_other_runs(store: FeatureStore) -> None:
-    run = experiments.launch(lambda: {"loss": 1}, name="constant", store=store)
-    intact_run = experiments.launch(lambda: 2.5, name="constant", store=store)
+def test_damaged_record_does_not_hide_other_runs(empty_store: FeatureStore) -> None:
+    run = experiments.launch(lambda: {"loss": 1}, name="constant", store=empty_store)
+    intact_run = experiments.launch(lambda: 2.5, name="constant", store=empty_store)
     assert intact_run.metrics == {"result": 2.5}
     path = Path(run.path, "run.json")
     record = json.loads(path.read_text())
@@ -351,20 +353,20 @@ def test_damaged_record_does_not_hide_other_runs(store: FeatureStore) -> None:
             experiments.get_run(run.id)
         with pytest.warns(UserWarning, match=f"run {run.id} is skipped"):
             assert [run.id for run in experiments.get_runs()] == [intact_run.id]
-    actual = rebuild(store.location)
+    actual = rebuild(empty_store.location)
     assert actual.experiment_runs == [intact_run.id]
     assert [path for path, _ in actual.unreadable] == [run.path]
     with pytest.raises(RunNotFound, match=intact_run.id):
         experiments.get_run("20990101-000000-abcdef")
 
 
-def test_resume_refuses_function_missing_in_module(store: FeatureStore) -> None:
+def test_resume_refuses_function_missing_in_module(empty_store: FeatureStore) -> None:
     def local(context: Any) -> None:
         if context.attempt == 1:
             raise InvalidMetric("no")
 
     with pytest.raises(RunFailed):
-        experiments.launch(local, name="inner", store=store)
+        experiments.launch(local, name="inner", store=empty_store)
     (run,) = experiments.get_runs("inner")
     path = Path(run.path, "run.json")
     record = json.loads(path.read_text())

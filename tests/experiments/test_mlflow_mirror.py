@@ -78,7 +78,7 @@ def test_to_mlflow_mirrors_run_and_trials(tracking: str, sums: TrainingDataset) 
         )
 
 
-def test_to_mlflow_again_adds_only_new_values(tracking: str, store: FeatureStore) -> None:
+def test_to_mlflow_again_adds_only_new_values(tracking: str, empty_store: FeatureStore) -> None:
     def twice(context: Any) -> dict[str, float]:
         context.report(context.attempt, loss=1 / context.attempt)
         if context.attempt == 1:
@@ -86,7 +86,7 @@ def test_to_mlflow_again_adds_only_new_values(tracking: str, store: FeatureStore
         return {"done": 1}
 
     with pytest.raises(RunFailed):
-        experiments.launch(twice, name="twice", store=store)
+        experiments.launch(twice, name="twice", store=empty_store)
     (run,) = experiments.get_runs("twice")
     first = experiments.to_mlflow(run, tracking)
     from mlflow.tracking import MlflowClient
@@ -103,8 +103,10 @@ def test_to_mlflow_again_adds_only_new_values(tracking: str, store: FeatureStore
     assert [(point.step, point.value) for point in history] == [(1, 1.0), (2, 0.5)]
 
 
-def test_to_mlflow_refuses_unsupported_values_first(tracking: str, store: FeatureStore) -> None:
-    run = experiments.launch(lambda: {"a@b": 1, "a:b": 2}, name="alike", store=store)
+def test_to_mlflow_refuses_unsupported_values_first(
+    tracking: str, empty_store: FeatureStore
+) -> None:
+    run = experiments.launch(lambda: {"a@b": 1, "a:b": 2}, name="alike", store=empty_store)
     with pytest.raises(InvalidArgument, match=r"metrics '.+' and '.+' have the same name 'a_b'"):
         experiments.to_mlflow(run, tracking)
     with pytest.raises(InvalidArgument, match="Available: 'artifacts'"):

@@ -65,15 +65,15 @@ def flight_labels() -> pa.Table:
 
 
 @pytest.fixture
-def flights(store: FeatureStore, flight_labels: pa.Table) -> TrainingDataset:
-    fill(store)
-    frame = store.get_features(
+def flights(empty_store: FeatureStore, flight_labels: pa.Table) -> TrainingDataset:
+    fill(empty_store)
+    frame = empty_store.get_features(
         ["weather.temp", "planes.seats as size"],
         labels=flight_labels,
         label_time="asked_at",
         join_key={"planes": {"plane": "id"}},
     )
-    return store.create_training_dataset(
+    return empty_store.create_training_dataset(
         frame,
         "flights",
         label="late",
@@ -136,9 +136,9 @@ def predicted(frame: Any) -> dict[tuple[Any, ...], float]:
 
 
 def test_scores_equal_predictions_of_reader_batches(
-    store: FeatureStore, flights: TrainingDataset, flight_labels: pa.Table
+    empty_store: FeatureStore, flights: TrainingDataset, flight_labels: pa.Table
 ) -> None:
-    model = experiments.register_model(a_run(store, flights), "line", trust=True)
+    model = experiments.register_model(a_run(empty_store, flights), "line", trust=True)
     assert model.features == ["weather@v1.temp", "planes@v1.seats as size"]
     assert model.label_columns == ("origin", "plane")
     assert (model.inputs, model.outputs, model.label) == (
@@ -146,41 +146,41 @@ def test_scores_equal_predictions_of_reader_batches(
         ("prediction",),
         ("late",),
     )
-    scored = store.score(model, labels=flight_labels, trust=True)
+    scored = empty_store.score(model, labels=flight_labels, trust=True)
     assert scored.columns == [*flight_labels.column_names, "prediction", "model_version"]
     assert predicted(scored) == expected(flights)
 
 
 def test_predictions_group_has_label_times(
-    store: FeatureStore, flights: TrainingDataset, flight_labels: pa.Table
+    empty_store: FeatureStore, flights: TrainingDataset, flight_labels: pa.Table
 ) -> None:
-    experiments.register_model(a_run(store, flights), "line", trust=True)
+    experiments.register_model(a_run(empty_store, flights), "line", trust=True)
     for _ in range(2):
-        store.score("line", labels=flight_labels, featuregroup="predictions", trust=True)
-    group = store.featuregroup("predictions")
+        empty_store.score("line", labels=flight_labels, featuregroup="predictions", trust=True)
+    group = empty_store.featuregroup("predictions")
     assert (group.primary_key, group.event_time) == (("origin", "plane"), "asked_at")
     assert predicted(group.read()) == expected(flights)
-    edges = {(edge.kind, edge.name) for edge in store.featuregroup("weather").derived()}
+    edges = {(edge.kind, edge.name) for edge in empty_store.featuregroup("weather").derived()}
     assert edges >= {("model", "line"), ("featuregroup", "predictions")}
     later = [{"origin": "JFK", "plane": 0, "t": hour(2.25)}]
-    past = store.get_features(["predictions.prediction"], labels=later, label_time="t")
-    first = store.score("line", labels=flight_labels.slice(0, 1), trust=True).to_arrow()
+    past = empty_store.get_features(["predictions.prediction"], labels=later, label_time="t")
+    first = empty_store.score("line", labels=flight_labels.slice(0, 1), trust=True).to_arrow()
     assert past.to_arrow()["prediction"].to_pylist() == first["prediction"].to_pylist()
-    fixed = store.score(
+    fixed = empty_store.score(
         "line", labels=flight_labels.select(["origin", "plane"]), label_time=hour(3), trust=True
     )
     assert set(fixed.to_arrow()["label_time"].to_pylist()) == {hour(3)}
 
 
 def test_models_with_code_need_trust(
-    store: FeatureStore, flights: TrainingDataset, flight_labels: pa.Table
+    empty_store: FeatureStore, flights: TrainingDataset, flight_labels: pa.Table
 ) -> None:
-    run = a_run(store, flights)
+    run = a_run(empty_store, flights)
     with pytest.raises(UntrustedModel, match="trust=True"):
         experiments.register_model(run, "line")
     assert experiments.get_models() == []
     model = experiments.register_model(run, "line", trust=True)
-    for call in (model.load, lambda: store.score(model, labels=flight_labels)):
+    for call in (model.load, lambda: empty_store.score(model, labels=flight_labels)):
         with pytest.raises(UntrustedModel):
             call()
     assert isinstance(model.load(trust=True), Line)
@@ -190,29 +190,31 @@ def test_models_with_code_need_trust(
 
 
 def test_rebuilt_registry_has_models_and_stages(
-    store: FeatureStore, flights: TrainingDataset
+    empty_store: FeatureStore, flights: TrainingDataset
 ) -> None:
-    run = a_run(store, flights)
+    run = a_run(empty_store, flights)
     first = experiments.register_model(run, "line", trust=True, stage="production")
     second = experiments.register_model(run, "line", trust=True, tags={"team": "traffic"})
     assert [first.version, second.version] == [1, 2]
     first.update(description="of January")
-    result = rebuild(store.location)
+    result = rebuild(empty_store.location)
     assert result.models == ["line@v1", "line@v2"]
     assert result.unreadable == []
     actual = experiments.get_model("line", stage="production")
     assert (actual.version, actual.description) == (1, "of January")
     assert experiments.get_model("line").tags == {"team": "traffic"}
     with pytest.raises(UsedByModel, match=r"(?s)'line version 1'.*force=True"):
-        store.delete_training_dataset("flights", version=1)
+        empty_store.delete_training_dataset("flights", version=1)
     shown = CliRunner().invoke(
-        app, ["--location", store.location, "--output", "json", "model", "show", "line"]
+        app, ["--location", empty_store.location, "--output", "json", "model", "show", "line"]
     )
     assert json.loads(shown.stdout)["dataset"] == "flights@v1"
     for stage in ("staging", "productive"):
-        CliRunner().invoke(app, ["--location", store.location, "model", "stage", "line@v2", stage])
+        CliRunner().invoke(
+            app, ["--location", empty_store.location, "model", "stage", "line@v2", stage]
+        )
     assert experiments.get_model("line").stage == "staging"
-    store.delete_training_dataset("flights", version=1, force=True)
+    empty_store.delete_training_dataset("flights", version=1, force=True)
     with pytest.raises(TrainingDatasetNotFound):
         _ = actual.dataset
     second.delete()
@@ -220,9 +222,9 @@ def test_rebuilt_registry_has_models_and_stages(
 
 
 def test_invalid_registration_writes_nothing(
-    store: FeatureStore, flights: TrainingDataset, flight_labels: pa.Table
+    empty_store: FeatureStore, flights: TrainingDataset, flight_labels: pa.Table
 ) -> None:
-    run = a_run(store, flights)
+    run = a_run(empty_store, flights)
     cases: list[tuple[type[FeatureStoreError], str, dict[str, Any]]] = [
         (ModelNotFound, r"artifacts/model\.pkl", {"artifact": "artifacts/other.keras"}),
         (InvalidArgument, "predict_proba", {"method": "predict_proba"}),
@@ -233,15 +235,15 @@ def test_invalid_registration_writes_nothing(
         with pytest.raises(error, match=words):
             experiments.register_model(run, "line", trust=True, **options)
     assert experiments.get_models() == []
-    assert not os.path.exists(os.path.join(store.location, "models"))
+    assert not os.path.exists(os.path.join(empty_store.location, "models"))
     model = experiments.register_model(run, "line", trust=True)
     with pytest.raises(ModelNotFound, match="Available: '1 \\(development\\)'"):
         experiments.get_model("line", 2)
     unknown = [{"origin": "EWR", "plane": 0, "asked_at": hour(4)}]
     with pytest.raises(NullsInColumns, match="nulls=\\{'temp': 0\\}"):
-        store.score(model, labels=unknown, trust=True).to_arrow()
+        empty_store.score(model, labels=unknown, trust=True).to_arrow()
     filled = experiments.register_model(run, "line", trust=True, nulls={"temp": 5.0})
-    assert store.score(filled, labels=unknown, trust=True).count() == 1
+    assert empty_store.score(filled, labels=unknown, trust=True).count() == 1
 
 
 def fitted_on_a_matrix(context: Any) -> None:
@@ -270,7 +272,7 @@ def untouched(context: Any) -> None:
 
 
 @pytest.fixture
-def trips(store: FeatureStore) -> TrainingDataset:
+def trips(empty_store: FeatureStore) -> TrainingDataset:
     """A dataset whose transformed values differ from the raw values."""
     random = np.random.default_rng(0)
     rows = pa.table(
@@ -281,7 +283,7 @@ def trips(store: FeatureStore) -> TrainingDataset:
             "y": random.normal(120, 5, 40).astype(np.float32),
         }
     )
-    return store.create_training_dataset(
+    return empty_store.create_training_dataset(
         rows,
         "trips",
         label="y",
@@ -295,13 +297,16 @@ def trips(store: FeatureStore) -> TrainingDataset:
     ("params", "columns"), [({}, None), ({"transformed": False, "columns": ["x"]}, ["x"])]
 )
 def test_matrix_models_score_their_training_values(
-    store: FeatureStore, trips: TrainingDataset, params: dict[str, Any], columns: list[str] | None
+    empty_store: FeatureStore,
+    trips: TrainingDataset,
+    params: dict[str, Any],
+    columns: list[str] | None,
 ) -> None:
     run = experiments.launch(fitted_on_a_matrix, dataset=trips, params=params, progress=False)
     model = experiments.register_model(run, "line", trust=True)
     matrix = trips.matrix("train", **params)
     rows = trips.read("train").to_arrow()
-    scored = store.score(model, labels=rows.drop(["y"]), trust=True).to_arrow()
+    scored = empty_store.score(model, labels=rows.drop(["y"]), trust=True).to_arrow()
     assert scored["id"].to_pylist() == rows["id"].to_pylist()
     expected = model.load(trust=True).predict(matrix.x)
     np.testing.assert_array_equal(scored["prediction"].to_numpy(), expected)
@@ -311,7 +316,7 @@ def test_matrix_models_score_their_training_values(
 
 @pytest.mark.tensorflow
 def test_reader_models_score_their_training_values(
-    store: FeatureStore, trips: TrainingDataset
+    empty_store: FeatureStore, trips: TrainingDataset
 ) -> None:
     pytest.importorskip("keras")
     run = experiments.launch(fitted_on_a_reader, dataset=trips, progress=False)
@@ -320,64 +325,66 @@ def test_reader_models_score_their_training_values(
     inputs = {name: batch[name].reshape(40, -1) for name in ("x", "city")}
     expected = model.load().predict(inputs, verbose=0)[:, 0]
     rows = trips.read("train").to_arrow()
-    scored = store.score(model, labels=rows.drop(["y"])).to_arrow()
+    scored = empty_store.score(model, labels=rows.drop(["y"])).to_arrow()
     np.testing.assert_array_equal(scored["prediction"].to_numpy(), expected)
 
 
 def test_register_model_requires_transformed_argument(
-    store: FeatureStore, trips: TrainingDataset
+    empty_store: FeatureStore, trips: TrainingDataset
 ) -> None:
     run = experiments.launch(untouched, dataset=trips, progress=False)
     with pytest.raises(InvalidArgument, match="transformed=True"):
         experiments.register_model(run, "line", trust=True)
 
 
-def test_score_reads_label_inputs_from_labels(store: FeatureStore) -> None:
+def test_score_reads_label_inputs_from_labels(empty_store: FeatureStore) -> None:
     rows = pa.table({"a": [1.0, 2.0], "b": [3.0, 4.0], "y": [0.0, 1.0]})
-    dataset = store.create_training_dataset(rows, "plain", label="y")
-    model = experiments.register_model(a_run(store, dataset), "plain", trust=True)
+    dataset = empty_store.create_training_dataset(rows, "plain", label="y")
+    model = experiments.register_model(a_run(empty_store, dataset), "plain", trust=True)
     assert model.label_columns == ("a", "b")
-    scored = store.score(model, labels=rows.select(["a", "b"]), trust=True).to_arrow()
+    scored = empty_store.score(model, labels=rows.select(["a", "b"]), trust=True).to_arrow()
     assert scored["prediction"].to_pylist() == [5.0, 8.0]
     keyed_rows = rows.drop("y").append_column("id", pa.array([1, 2]))
-    store.score(model, labels=keyed_rows, featuregroup="sums", key="id", trust=True).show()
-    assert store.featuregroup("sums").read().count() == 2
+    empty_store.score(model, labels=keyed_rows, featuregroup="sums", key="id", trust=True).show()
+    assert empty_store.featuregroup("sums").read().count() == 2
     with pytest.raises(FeatureNotFound, match="requires columns that the labels lack: 'b'"):
-        store.score(model, labels=rows.select(["a"]), trust=True)
+        empty_store.score(model, labels=rows.select(["a"]), trust=True)
 
 
 @pytest.mark.parametrize("column", [[None], [None, "web"]], ids=["alone", "in company"])
 def test_null_request_values_keep_model_types(
-    store: FeatureStore, column: list[str | None]
+    empty_store: FeatureStore, column: list[str | None]
 ) -> None:
     rows = pa.table({"size": [1.0, 2.0], "coupon": ["web", None], "y": [0.0, 1.0]})
     chains = {"coupon": t.vocabulary()}
-    dataset = store.create_training_dataset(rows, "d", label="y", transformations=chains)
+    dataset = empty_store.create_training_dataset(rows, "d", label="y", transformations=chains)
     request = [{"size": None, "coupon": coupon} for coupon in column]
-    codes = store.transform(request, dataset).to_arrow()["coupon"].to_pylist()
+    codes = empty_store.transform(request, dataset).to_arrow()["coupon"].to_pylist()
     assert codes == [0, 2][: len(column)]
-    model = experiments.register_model(a_run(store, dataset), "m", trust=True)
+    model = experiments.register_model(a_run(empty_store, dataset), "m", trust=True)
     schema = model.get_features(labels=request).schema
     assert (schema.field("size").type, schema.field("coupon").type) == (pa.float64(), pa.string())
 
 
 def test_text_inputs_of_matrix_are_refused(
-    store: FeatureStore,
+    empty_store: FeatureStore,
 ) -> None:
     rows = {"a": [1.0, 2.0], "city": ["x", "y"], "b": [3.0, 4.0], "y": [0.0, 1.0]}
-    run = a_run(store, store.create_training_dataset(pa.table(rows), "plain", label="y"))
+    run = a_run(
+        empty_store, empty_store.create_training_dataset(pa.table(rows), "plain", label="y")
+    )
     with pytest.raises(InvalidArgument, match="Inputs of other types: 'city'") as refused:
         experiments.register_model(run, "plain", trust=True)
     assert "columns=['a', 'b']" in str(refused.value.hint)
-    assert not os.path.exists(os.path.join(store.location, "models"))
+    assert not os.path.exists(os.path.join(empty_store.location, "models"))
     model = experiments.register_model(run, "plain", trust=True, columns=["a", "b"])
     assert model.inputs == ("a", "b")
 
 
 @pytest.mark.tensorflow
-def test_keras_models_need_no_trust(store: FeatureStore, flights: TrainingDataset) -> None:
+def test_keras_models_need_no_trust(empty_store: FeatureStore, flights: TrainingDataset) -> None:
     keras = pytest.importorskip("keras")
-    run = a_run(store, flights)
+    run = a_run(empty_store, flights)
     inputs = {name: keras.Input((1,), name=name) for name in ("temp", "size")}
     joined = keras.layers.Concatenate()(list(inputs.values()))
     network = keras.Model(inputs, keras.layers.Dense(1)(joined))
@@ -385,9 +392,9 @@ def test_keras_models_need_no_trust(store: FeatureStore, flights: TrainingDatase
     model = experiments.register_model(run, "dense", artifact="artifacts/model.keras")
     labels = [{"origin": "JFK", "plane": 1, "asked_at": hour(5)}]
     row = model.get_features(labels=labels)
-    table = store.transform(row, model.transformations).to_arrow()
+    table = empty_store.transform(row, model.transformations).to_arrow()
     batch = {name: table[name].to_numpy() for name in inputs}
-    predictions = store.score(model, labels=labels).to_arrow()["prediction"].to_numpy()
+    predictions = empty_store.score(model, labels=labels).to_arrow()["prediction"].to_numpy()
     np.testing.assert_array_equal(predictions, network.predict(batch, verbose=0)[:, 0])
 
 
@@ -403,25 +410,25 @@ def predict(window, labels):
 
 
 def test_job_writes_predictions_of_window(
-    store: FeatureStore, flights: TrainingDataset, flight_labels: pa.Table, tmp_path: Path
+    empty_store: FeatureStore, flights: TrainingDataset, flight_labels: pa.Table, tmp_path: Path
 ) -> None:
-    experiments.register_model(a_run(store, flights), "line", trust=True)
-    store.create_featuregroup(
+    experiments.register_model(a_run(empty_store, flights), "line", trust=True)
+    empty_store.create_featuregroup(
         flight_labels, "asked", primary_key=["origin", "plane"], event_time="asked_at"
     )
     (tmp_path / "scoring_job.py").write_text(SCORING_JOB)
-    store.register_jobs(tmp_path / "scoring_job.py")
-    runs = store.backfill_job("predict", hour(2), hour(4))
+    empty_store.register_jobs(tmp_path / "scoring_job.py")
+    runs = empty_store.backfill_job("predict", hour(2), hour(4))
     assert [(run.state, run.rows) for run in runs] == [("done", 4)]
     expected_value = expected(flights)
-    table = predicted(store.featuregroup("predicted").read())
+    table = predicted(empty_store.featuregroup("predicted").read())
     assert len(table) == 4
     assert table == {key: expected_value[key] for key in table}
 
 
 @pytest.mark.tensorflow
 def test_trusted_saved_model_predicts_by_signature(
-    store: FeatureStore, flights: TrainingDataset, flight_labels: pa.Table
+    empty_store: FeatureStore, flights: TrainingDataset, flight_labels: pa.Table
 ) -> None:
     tf = pytest.importorskip("tensorflow")
 
@@ -434,7 +441,7 @@ def test_trusted_saved_model_predicts_by_signature(
         def __call__(self, temp: Any, size: Any) -> Any:
             return {"answer": 2.0 * temp + size}
 
-    run = a_run(store, flights)
+    run = a_run(empty_store, flights)
     folder = os.path.join(run.path, "artifacts", "saved")
     module = Doubled()
     tf.saved_model.save(module, folder, signatures={"serving_default": module.__call__})
@@ -443,7 +450,7 @@ def test_trusted_saved_model_predicts_by_signature(
     model = experiments.register_model(run, "saved", artifact="artifacts/saved", trust=True)
     assert (model.flavor, model.outputs) == ("tensorflow", ("prediction",))
     expected_predictions = expected(flights)
-    predictions = predicted(store.score(model, labels=flight_labels, trust=True))
+    predictions = predicted(empty_store.score(model, labels=flight_labels, trust=True))
     assert predictions == pytest.approx(expected_predictions, rel=1e-6)
     (Path(model.artifact) / "saved_model.pb").write_bytes(b"")
     with pytest.raises(ModelDamaged, match=r"saved_model\.pb"):
@@ -452,14 +459,14 @@ def test_trusted_saved_model_predicts_by_signature(
 
 @pytest.mark.spark
 def test_spark_pipeline_scores_equal_transform(
-    store: FeatureStore, flights: TrainingDataset, flight_labels: pa.Table, spark: Any
+    empty_store: FeatureStore, flights: TrainingDataset, flight_labels: pa.Table, spark: Any
 ) -> None:
     del spark
     from pyspark.ml import Pipeline
     from pyspark.ml.classification import LogisticRegression
     from pyspark.ml.feature import VectorAssembler
 
-    spark_store = featurestore.connect(store.location, engine="spark")
+    spark_store = featurestore.connect(empty_store.location, engine="spark")
     labels = spark_store.get_featuregroup(
         spark_store.create_featuregroup(
             flight_labels, "asked", primary_key="plane", event_time="asked_at"
@@ -483,7 +490,7 @@ def test_spark_pipeline_scores_equal_transform(
         experiments.register_model(run, "logistic", **options)
     options["transformed"] = False
     with pytest.raises(InvalidArgument, match="engine='spark'"):
-        experiments.register_model(Run(store.session, run.record), "logistic", **options)
+        experiments.register_model(Run(empty_store.session, run.record), "logistic", **options)
     with pytest.raises(UntrustedModel):
         experiments.register_model(run, "logistic", **{**options, "trust": False})
     model = experiments.register_model(run, "logistic", **options)
@@ -495,7 +502,7 @@ def test_spark_pipeline_scores_equal_transform(
     scored = spark_store.score("logistic", labels="asked", featuregroup="from_pipeline", trust=True)
     assert scored.columns == [*flight_labels.column_names, "prediction", "model_version"]
     actual = {}
-    for row in store.featuregroup("from_pipeline").read().to_arrow().to_pylist():
+    for row in empty_store.featuregroup("from_pipeline").read().to_arrow().to_pylist():
         actual[row["origin"], row["plane"], row["asked_at"].timestamp()] = row["prediction"]
     assert actual == expected_value
     likely = experiments.register_model(run, "logistic", **options, method="predict_proba")
@@ -504,15 +511,15 @@ def test_spark_pipeline_scores_equal_transform(
     )
     assert all(sum(pair) == pytest.approx(1) for pair in chances)
     with pytest.raises(InvalidArgument, match="engine='spark'"):
-        store.score("logistic", labels=flight_labels, trust=True)
+        empty_store.score("logistic", labels=flight_labels, trust=True)
 
 
 @pytest.mark.spark
 def test_spark_predictions_equal_local_predictions(
-    store: FeatureStore, flights: TrainingDataset, flight_labels: pa.Table
+    empty_store: FeatureStore, flights: TrainingDataset, flight_labels: pa.Table
 ) -> None:
-    experiments.register_model(a_run(store, flights), "line", trust=True)
-    spark = featurestore.connect(store.location, engine="spark")
+    experiments.register_model(a_run(empty_store, flights), "line", trust=True)
+    spark = featurestore.connect(empty_store.location, engine="spark")
     scored = spark.score("line", labels=flight_labels, featuregroup="from_spark", trust=True)
     assert predicted(scored) == expected(flights)
-    assert predicted(store.featuregroup("from_spark").read()) == expected(flights)
+    assert predicted(empty_store.featuregroup("from_spark").read()) == expected(flights)

@@ -152,7 +152,9 @@ def schedules(context: Any) -> None:
     context.schedule(print, epochs=1)
 
 
-def test_schedule_requires_parameter_servers(store: FeatureStore, sums: TrainingDataset) -> None:
+def test_schedule_requires_parameter_servers(
+    empty_store: FeatureStore, sums: TrainingDataset
+) -> None:
     with pytest.raises(InvalidArgument, match="servers=0"):
         experiments.parameter_server(fits, workers=1, servers=0, dataset=sums)
     with pytest.raises(RunFailed, match=r"context\.schedule\(\) is for runs with parameter"):

@@ -173,10 +173,12 @@ def saves_and_damages(damage: str, context: Any) -> None:
         ("keras", r"model\.keras' of a run is damaged"),
     ],
 )
-def test_damaged_artifact_fails_the_run(store: FeatureStore, damage: str, reason: str) -> None:
+def test_damaged_artifact_fails_the_run(
+    empty_store: FeatureStore, damage: str, reason: str
+) -> None:
     with pytest.raises(RunFailed, match=reason):
         experiments.launch(
-            saves_and_damages, params={"damage": damage}, store=store, name="damaged"
+            saves_and_damages, params={"damage": damage}, store=empty_store, name="damaged"
         )
     (run,) = experiments.get_runs("damaged")
     assert run.state == "failed"
@@ -189,8 +191,8 @@ def workers_save(context: Any) -> None:
     assert os.path.dirname(path) == os.path.join(context.directory, "artifacts")
 
 
-def test_artifacts_of_first_worker_are_kept(store: FeatureStore) -> None:
-    run = experiments.collective_all_reduce(workers_save, workers=3, store=store)
+def test_artifacts_of_first_worker_are_kept(empty_store: FeatureStore) -> None:
+    run = experiments.collective_all_reduce(workers_save, workers=3, store=empty_store)
     assert run.artifacts == ["artifacts/own.txt", "artifacts/sum.joblib"]
     assert Path(run.path, "artifacts", "own.txt").read_text() == "worker 0"
     assert set(run.record.files) == set(run.artifacts)
@@ -220,21 +222,21 @@ def test_register_model_names_unsupported_files(sums: TrainingDataset) -> None:
     assert refused.value.hint == "register_model(run, name, artifact='artifacts/a.pkl')"
 
 
-def test_matrix_with_text_column_is_refused(store: FeatureStore) -> None:
+def test_matrix_with_text_column_is_refused(empty_store: FeatureStore) -> None:
     rows = pa.table({"a": [1.0, 2.0], "city": ["x", "y"], "b": [3.0, 4.0], "y": [0.0, 1.0]})
-    dataset = store.create_training_dataset(rows, "cities", label="y", transformations=None)
+    dataset = empty_store.create_training_dataset(rows, "cities", label="y", transformations=None)
     run = experiments.launch(reports_and_saves, dataset=dataset, name="cities")
     with pytest.raises(InvalidArgument, match="Inputs of other types: 'city'") as refused:
         experiments.register_model(run, "sum", trust=True)
     assert "columns=['a', 'b']" in str(refused.value.hint)
     model = experiments.register_model(run, "sum", trust=True, columns=["a", "b"])
-    scored = store.score(model, labels=rows.select(["a", "b"]), trust=True).to_arrow()
+    scored = empty_store.score(model, labels=rows.select(["a", "b"]), trust=True).to_arrow()
     assert scored["prediction"].to_pylist() == [4.0, 6.0]
 
 
 @pytest.mark.parametrize("mode", ["r", "w", "rb", "r+"])
 def test_launch_refuses_function_with_open_file(
-    store: FeatureStore, tmp_path: Path, mode: str
+    empty_store: FeatureStore, tmp_path: Path, mode: str
 ) -> None:
     (tmp_path / "data.txt").write_text("rows")
     with open(tmp_path / "data.txt", mode) as file:
@@ -244,5 +246,5 @@ def test_launch_refuses_function_with_open_file(
             options["source"].read()
 
         with pytest.raises(InvalidTrainFunction, match="cannot be sent to another process"):
-            experiments.launch(reads_it, store=store)
+            experiments.launch(reads_it, store=empty_store)
     assert experiments.get_runs() == []

@@ -45,9 +45,15 @@ def outcome(study: Study) -> list[Any]:
     ],
 )
 def test_equal_seeds_give_equal_trials_after_resume(
-    store: FeatureStore, sampler: str, stop: str | None
+    empty_store: FeatureStore, sampler: str, stop: str | None
 ) -> None:
-    options = {"space": SPACE, "metric": "y", "sampler": sampler, "stop": stop, "store": store}
+    options = {
+        "space": SPACE,
+        "metric": "y",
+        "sampler": sampler,
+        "stop": stop,
+        "store": empty_store,
+    }
     reference = experiments.search(bowl, trials=16, **options)
     study = experiments.search(bowl, trials=9, **options)
     resumed_study = experiments.get_study(study.id).resume(bowl, trials=16)
@@ -61,7 +67,7 @@ def test_equal_seeds_give_equal_trials_after_resume(
     assert len(reference.to_pandas()) == 16
 
 
-def test_search_tries_grid_and_accepts_optuna_sampler(store: FeatureStore) -> None:
+def test_search_tries_grid_and_accepts_optuna_sampler(empty_store: FeatureStore) -> None:
     import optuna
 
     grid = experiments.search(
@@ -69,7 +75,7 @@ def test_search_tries_grid_and_accepts_optuna_sampler(store: FeatureStore) -> No
         space={"x": [0.1, 0.3], "units": experiments.integers(1, 3)},
         metric="y",
         sampler="grid",
-        store=store,
+        store=empty_store,
         parallel=2,
     )
     assert sorted((run.params["x"], run.params["units"]) for run in grid.runs) == [
@@ -81,7 +87,7 @@ def test_search_tries_grid_and_accepts_optuna_sampler(store: FeatureStore) -> No
         space=SPACE,
         metric="y",
         trials=3,
-        store=store,
+        store=empty_store,
         sampler=optuna.samplers.NSGAIISampler(seed=1),
         stop=optuna.pruners.ThresholdPruner(lower=-100),
     )
@@ -92,7 +98,7 @@ def test_search_tries_grid_and_accepts_optuna_sampler(store: FeatureStore) -> No
 
 @pytest.mark.filterwarnings("ignore")  # of TensorBoard's own libraries
 def test_tensorboard_compares_trials_of_search(
-    store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     study = experiments.search(bowl, space=SPACE, metric="y", sampler="random", trials=3)
     # TensorBoard reads files by TensorFlow where there is one; its own reader is as good.
@@ -202,14 +208,14 @@ else:
 """
 
 
-def test_search_resumes_after_driver_kill(store: FeatureStore, sums: Any) -> None:
+def test_search_resumes_after_driver_kill(empty_store: FeatureStore, sums: Any) -> None:
     root = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path])}
-    program = Path(store.location).parent / "driver.py"
+    program = Path(empty_store.location).parent / "driver.py"
     program.write_text(DRIVER)
-    command = [sys.executable, str(program), store.location]
+    command = [sys.executable, str(program), empty_store.location]
     driver = subprocess.Popen(command, env=environment)
-    folder = Path(store.location, "experiments", "crashed")
+    folder = Path(empty_store.location, "experiments", "crashed")
     try:
         end = time.monotonic() + 120
         while len(list(folder.glob("*/metrics.jsonl"))) < 2:
@@ -229,8 +235,8 @@ def test_search_resumes_after_driver_kill(store: FeatureStore, sums: Any) -> Non
     assert {run.id for run in before} <= {run.id for run in trials}
 
 
-def test_invalid_search_is_refused_without_side_effects(store: FeatureStore) -> None:
-    good: dict[str, Any] = {"space": SPACE, "metric": "y", "trials": 3, "store": store}
+def test_invalid_search_is_refused_without_side_effects(empty_store: FeatureStore) -> None:
+    good: dict[str, Any] = {"space": SPACE, "metric": "y", "trials": 3, "store": empty_store}
     for wrong, text in [
         ({"sampler": "bayes"}, "'tpe', 'random', 'grid', 'evolution'"),
         ({"stop": "hyper"}, "'asha', 'median'"),
@@ -247,19 +253,19 @@ def test_invalid_search_is_refused_without_side_effects(store: FeatureStore) -> 
     ]:
         with pytest.raises(InvalidArgument, match=text):
             experiments.search(bowl, **{**good, **wrong})
-    assert not Path(store.location, "experiments").exists()
+    assert not Path(empty_store.location, "experiments").exists()
 
 
 def nan(x: float, context: Any) -> None:
     context.report(1, y=float("nan"))
 
 
-def test_unknown_metric_ends_search_nan_fails_trial(store: FeatureStore) -> None:
+def test_unknown_metric_ends_search_nan_fails_trial(empty_store: FeatureStore) -> None:
     with pytest.raises(InvalidMetric, match="without metric 'val_auc'; it reported 'y'"):
-        experiments.search(bowl, space=SPACE, metric="val_auc", trials=30, store=store)
+        experiments.search(bowl, space=SPACE, metric="val_auc", trials=30, store=empty_store)
     assert len(experiments.get_runs(trials=True)) == 2
     with pytest.raises(RunFailed, match=r"No trial of .* finished.*'y' is nan"):
-        experiments.search(nan, space={"x": [1, 2]}, metric="y", sampler="grid", store=store)
+        experiments.search(nan, space={"x": [1, 2]}, metric="y", sampler="grid", store=empty_store)
     trial = next(run for run in experiments.get_runs(trials=True) if run.kind == "trial")
     with pytest.raises(RunNotFound, match="not a search"):
         experiments.get_study(trial.id)

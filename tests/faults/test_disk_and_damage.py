@@ -81,8 +81,8 @@ def test_create_featuregroup_on_full_disk_leaves_nothing(small_disk: Path) -> No
 
 
 @pytest.fixture
-def group(duckdb_store: FeatureStore) -> FeatureGroup:
-    new_group = duckdb_store.create_featuregroup(noise(100), "g", primary_key="id")
+def group(empty_store: FeatureStore) -> FeatureGroup:
+    new_group = empty_store.create_featuregroup(noise(100), "g", primary_key="id")
     new_group.insert(noise(10).set_column(0, "id", pa.array(range(100, 110))))
     return new_group
 

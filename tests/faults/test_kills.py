@@ -24,7 +24,6 @@ from featurestore.errors import FeatureGroupNotFound
 from featurestore.registry import featuregroups, intents
 from tests.faults import verified_writes
 from tests.faults.conftest import Server
-from tests.on_spark import QUICK_JAVA
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
@@ -130,7 +129,6 @@ for writer in writers:
 """  # fmt: skip
 SETTINGS = {
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": QUICK_JAVA,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.pyspark.python": sys.executable,

@@ -6,7 +6,9 @@ Times of 1970 are warned about; a time is no part of a key.
 from __future__ import annotations
 
 import datetime as datetime_module
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -33,27 +35,30 @@ def numbers(unit: str) -> pa.Table:
     return pa.table({"id": [1, 2, 3], "ts": counts, "x": [1.0, 2.0, 3.0]})
 
 
-@pytest.mark.parametrize("unit", PER_SECOND)
-@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow", "duckdb", "rows", "columns"])
 def test_numeric_time_hint_converts_correctly(
-    duckdb_store: FeatureStore, unit: str, library: str
+    empty_store: FeatureStore, subtests: pytest.Subtests
 ) -> None:
     pd, pl = pytest.importorskip("pandas"), pytest.importorskip("polars")
-    table = numbers(unit)
-    frames = {
-        "df": {"pandas": table.to_pandas, "polars": lambda: pl.from_arrow(table)},
-        "table": {"pyarrow": lambda: table},
-        "rows": {"duckdb": lambda: duckdb.connect().from_arrow(table), "rows": table.to_pylist},
-        "columns": {"columns": table.to_pydict},
+    # The library and the variable name of its dataframes in hints.
+    libraries: dict[str, tuple[str, Callable[[pa.Table], Any]]] = {
+        "pandas": ("df", lambda table: table.to_pandas()),
+        "polars": ("df", pl.from_arrow),
+        "pyarrow": ("table", lambda table: table),
+        "duckdb": ("rows", lambda table: duckdb.connect().from_arrow(table)),
+        "rows": ("rows", lambda table: table.to_pylist()),
+        "columns": ("columns", lambda table: table.to_pydict()),
     }
-    name = next(name for name, makers in frames.items() if library in makers)
-    df = frames[name][library]()
-    with pytest.raises(InvalidArgument) as refused:
-        duckdb_store.create_featuregroup(df, "g", primary_key="id", event_time="ts")
-    names = {name: df, "pd": pd, "pl": pl, "pa": pa, "datetime": datetime_module}
-    exec(str(refused.value.hint), names)
-    group = duckdb_store.create_featuregroup(names[name], "g", primary_key="id", event_time="ts")
-    assert min(group.read().to_arrow()["ts"].to_pylist()) == NOW
+    keys = {"primary_key": "id", "event_time": "ts"}
+    for unit, (library, (variable, convert)) in product(PER_SECOND, libraries.items()):
+        with subtests.test(f"{library}, {unit}"):
+            df = convert(numbers(unit))
+            group_name = f"{library}_{unit}"
+            with pytest.raises(InvalidArgument) as refused:
+                empty_store.create_featuregroup(df, group_name, **keys)
+            names = {variable: df, "pd": pd, "pl": pl, "pa": pa, "datetime": datetime_module}
+            exec(str(refused.value.hint), names)
+            group = empty_store.create_featuregroup(names[variable], group_name, **keys)
+            assert min(group.read().to_arrow()["ts"].to_pylist()) == NOW
 
 
 def test_numeric_time_hint_uses_spark_functions_for_spark(
@@ -74,57 +79,56 @@ def test_numeric_time_hint_for_ambiguous_numbers_requests_unit() -> None:
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us"])
-def test_times_near_1970_warn_about_nanoseconds(duckdb_store: FeatureStore, unit: str) -> None:
+def test_times_near_1970_warn_about_nanoseconds(empty_store: FeatureStore, unit: str) -> None:
     pd = pytest.importorskip("pandas")
     df = numbers(unit).to_pandas()
     df["ts"] = pd.to_datetime(df["ts"], utc=True).dt.floor("us")
     says = rf"3 of 3 rows have a ts before 1980.*numbers in '{unit}' read as nanoseconds"
     with pytest.warns(SuspiciousTimeWarning, match=says) as record:
-        duckdb_store.create_featuregroup(df, "g", primary_key="id", event_time="ts")
+        empty_store.create_featuregroup(df, "g", primary_key="id", event_time="ts")
     assert record[0].filename == __file__
     with pytest.warns(SuspiciousTimeWarning, match="before 1980"):
-        duckdb_store.insert_into_featuregroup(df, "g", mode="overwrite")
+        empty_store.insert_into_featuregroup(df, "g", mode="overwrite")
 
 
-def test_numeric_label_time_raises_with_unit(duckdb_store: FeatureStore) -> None:
+def test_numeric_label_time_raises_with_unit(empty_store: FeatureStore) -> None:
     times = pa.array([NOW] * 3, pa.timestamp("us", tz="UTC"))
     rows = numbers("s").set_column(1, "ts", times)
-    duckdb_store.create_featuregroup(rows, "g", primary_key="id", event_time="ts")
+    empty_store.create_featuregroup(rows, "g", primary_key="id", event_time="ts")
     labels = numbers("ms").select(["id", "ts"]).rename_columns(["id", "at"]).to_pandas()
     with pytest.raises(LabelTimeRequired, match="unit='ms'"):
-        duckdb_store.get_features("g.x", labels=labels, label_time="at")
+        empty_store.get_features("g.x", labels=labels, label_time="at")
     with pytest.raises(LabelTimeRequired, match=r"'at' looks like numbers(.|\n)*unit='ms'"):
-        duckdb_store.get_features("g.x", labels=labels)
+        empty_store.get_features("g.x", labels=labels)
     old = pa.table({"id": [1], "at": pa.array([1618491906], pa.timestamp("us", tz="UTC"))})
     with pytest.warns(SuspiciousTimeWarning, match="1 of the first 1 labels are before 1980"):
-        duckdb_store.get_features("g.x", labels=old)
+        empty_store.get_features("g.x", labels=old)
 
 
-def test_insert_numeric_event_time_raises_with_unit(duckdb_store: FeatureStore) -> None:
+def test_insert_numeric_event_time_raises_with_unit(empty_store: FeatureStore) -> None:
     times = pa.array([NOW] * 3, pa.timestamp("us", tz="UTC"))
     rows = numbers("s").set_column(1, "ts", times)
-    duckdb_store.create_featuregroup(rows, "g", primary_key="id", event_time="ts")
+    empty_store.create_featuregroup(rows, "g", primary_key="id", event_time="ts")
     with pytest.raises(SchemaMismatch, match=r"pd.to_datetime\(df\['ts'\], unit='ms', utc=True\)"):
-        duckdb_store.insert_into_featuregroup(numbers("ms").to_pandas(), "g")
+        empty_store.insert_into_featuregroup(numbers("ms").to_pandas(), "g")
 
 
-@pytest.mark.parametrize(
-    ("key", "created", "says"),
-    [
+def test_event_time_in_primary_key_raises_with_hint(
+    empty_store: FeatureStore, subtests: pytest.Subtests
+) -> None:
+    rows = [{"id": 1, "at": NOW, "known": NOW, "x": 1.0}]
+    hints: list[tuple[Any, str | None, str]] = [
         (["id", "at"], None, r"primary_key=\['id'\], event_time='at'"),
         (["at", "id", "known"], "known", r"primary_key=\['id'\], event_time='at'"),
         ("at", None, r"primary_key=\['at'\] without event_time= joins rows with equal 'at'"),
-    ],
-)
-def test_event_time_in_primary_key_raises_with_hint(
-    duckdb_store: FeatureStore, key: Any, created: str | None, says: str
-) -> None:
-    rows = [{"id": 1, "at": NOW, "known": NOW, "x": 1.0}]
-    with pytest.raises(InvalidArgument, match=says):
-        duckdb_store.create_featuregroup(
-            rows, "g", primary_key=key, event_time="at", created_time=created
-        )
-    assert duckdb_store.get_featuregroups() == []
+    ]
+    for key, created_time, hint in hints:
+        with subtests.test(f"primary_key={key}"):
+            with pytest.raises(InvalidArgument, match=hint):
+                empty_store.create_featuregroup(
+                    rows, "g", primary_key=key, event_time="at", created_time=created_time
+                )
+            assert empty_store.get_featuregroups() == []
 
 
 def test_sql_job_event_time_in_primary_key_raises() -> None:
@@ -135,11 +139,17 @@ def test_sql_job_event_time_in_primary_key_raises() -> None:
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("ttl", [timedelta(0), "0s", "0d"])
-def test_ttl_zero_raises_with_both_alternatives(duckdb_store: FeatureStore, ttl: Any) -> None:
+def test_ttl_zero_raises_with_both_alternatives(
+    empty_store: FeatureStore, subtests: pytest.Subtests
+) -> None:
     rows = [{"id": 1, "at": NOW, "x": 1.0}]
-    with pytest.raises(InvalidArgument, match=r"ttl=None for no limit, ttl='exact'"):
-        duckdb_store.create_featuregroup(rows, "g", primary_key="id", event_time="at", ttl=ttl)
+    arguments: dict[str, Any] = {"primary_key": "id", "event_time": "at"}
+    for ttl in (timedelta(0), "0s", "0d"):
+        with (
+            subtests.test(f"ttl={ttl!r}"),
+            pytest.raises(InvalidArgument, match=r"ttl=None for no limit, ttl='exact'"),
+        ):
+            empty_store.create_featuregroup(rows, "g", ttl=ttl, **arguments)
 
 
 def test_ttl_exact_matches_equal_times_only(store: FeatureStore) -> None:

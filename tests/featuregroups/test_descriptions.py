@@ -22,10 +22,10 @@ EXPECTATION = {
 
 
 @pytest.fixture
-def described(duckdb_store: FeatureStore) -> FeatureStore:
+def described(empty_store: FeatureStore) -> FeatureStore:
     """A store with a group with everything that a rename must keep."""
     rows = pa.table({"k": ["a", "b"], "t": [hour(1), hour(2)], "temp": [1.0, 2.0], "p": [1, 1]})
-    group = duckdb_store.create_featuregroup(
+    group = empty_store.create_featuregroup(
         rows,
         "weather",
         primary_key="k",
@@ -39,7 +39,7 @@ def described(duckdb_store: FeatureStore) -> FeatureStore:
         validation="warn",
     )
     group.insert(pa.table({"k": ["a"], "t": [hour(3)], "temp": [3.0], "p": [1]}))
-    return duckdb_store
+    return empty_store
 
 
 def test_descriptions_are_searchable_and_displayed(
@@ -88,10 +88,10 @@ def test_invalid_description_change_raises_without_change(
     assert described.featuregroup("weather").delta_version == 2
 
 
-def test_create_with_description_of_unknown_column_raises(duckdb_store: FeatureStore) -> None:
+def test_create_with_description_of_unknown_column_raises(empty_store: FeatureStore) -> None:
     with pytest.raises(InvalidArgument, match="Unknown column 'y' in descriptions="):
-        duckdb_store.create_featuregroup([{"x": 1}], "g", descriptions={"y": "?"})
-    assert duckdb_store.get_featuregroups() == []
+        empty_store.create_featuregroup([{"x": 1}], "g", descriptions={"y": "?"})
+    assert empty_store.get_featuregroups() == []
 
 
 def test_rename_keeps_rows_keys_tags_descriptions_and_expectations(described: FeatureStore) -> None:

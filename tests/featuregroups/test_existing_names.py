@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,72 +43,78 @@ LIKES: dict[str, Callable[[pa.Table], object]] = {
 }
 
 
-@pytest.mark.parametrize("like", LIKES)
-@pytest.mark.parametrize("declared", [{}, {"primary_key": "id", "validation": "off"}])
 def test_create_equal_rows_returns_existing_group(
-    store: FeatureStore, like: str, declared: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    store: FeatureStore, capsys: pytest.CaptureFixture[str], subtests: pytest.Subtests
 ) -> None:
-    if like == "numpy":
-        declared = {}
-    first = store.create_featuregroup(LIKES[like](ROWS), "g", **declared)
-    assert capsys.readouterr().out == ""
-    again = store.create_featuregroup(LIKES[like](REVERSED), "g", **declared)
-    assert (again, again.delta_version) == (first, 1)
-    notice = "Feature group 'g' version 1 already has this definition and these rows; "
-    assert capsys.readouterr().out == f"{notice}nothing was written.\n"
-    # One row less: the count differs; another value: the count is equal.
-    changed = store.create_featuregroup(LIKES[like](ROWS.slice(0, 2)), "g", **declared)
-    assert changed.version == 2
-    out = capsys.readouterr().out
-    assert out.count("\n") == 1
-    assert "insert_into_featuregroup(df, 'g')" in out
-    assert "get_or_create_featuregroup(df, 'g')" in out
+    definitions: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "keyed": {"primary_key": "id", "validation": "off"},
+    }
+    for title, like in product(definitions, LIKES):
+        with subtests.test(f"{like}, {title}"):
+            # The columns of an array have no names, so that none can be a key.
+            declared = {} if like == "numpy" else definitions[title]
+            name, convert = f"{like}_{title}", LIKES[like]
+            capsys.readouterr()
+            first = store.create_featuregroup(convert(ROWS), name, **declared)
+            assert capsys.readouterr().out == ""
+            again = store.create_featuregroup(convert(REVERSED), name, **declared)
+            assert (again, again.delta_version) == (first, 1)
+            notice = f"Feature group '{name}' version 1 already has this definition and these rows"
+            assert capsys.readouterr().out == f"{notice}; nothing was written.\n"
+            # One row less: the count differs; another value: the count is equal.
+            changed = store.create_featuregroup(convert(ROWS.slice(0, 2)), name, **declared)
+            assert changed.version == 2
+            out = capsys.readouterr().out
+            assert out.count("\n") == 1
+            assert f"insert_into_featuregroup(df, '{name}')" in out
+            assert f"get_or_create_featuregroup(df, '{name}')" in out
 
 
 def test_create_other_values_or_arguments_makes_version(
-    duckdb_store: FeatureStore, capsys: pytest.CaptureFixture[str]
+    empty_store: FeatureStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert duckdb_store.create_featuregroup(ROWS, "g").version == 1
-    assert duckdb_store.create_featuregroup(CHANGED_ROWS, "g").version == 2
-    assert duckdb_store.create_featuregroup(pa.concat_tables([CHANGED_ROWS] * 2), "g").version == 3
+    assert empty_store.create_featuregroup(ROWS, "g").version == 1
+    assert empty_store.create_featuregroup(CHANGED_ROWS, "g").version == 2
+    assert empty_store.create_featuregroup(pa.concat_tables([CHANGED_ROWS] * 2), "g").version == 3
     zeros = [pa.table({"x": [value]}) for value in (0.0, -0.0)]
-    assert [duckdb_store.create_featuregroup(table, "z").version for table in zeros] == [1, 2]
+    assert [empty_store.create_featuregroup(table, "z").version for table in zeros] == [1, 2]
     capsys.readouterr()
     for version, declared in enumerate(
         ({"primary_key": "id"}, {"primary_key": "id", "validation": "warn"}, {"ttl": None}), 4
     ):
-        group = duckdb_store.create_featuregroup(CHANGED_ROWS, "g", **declared)
+        group = empty_store.create_featuregroup(CHANGED_ROWS, "g", **declared)
         assert group.version == version
         assert "which differs from version" in capsys.readouterr().out
-    tagged = duckdb_store.create_featuregroup(CHANGED_ROWS, "g", tags={"team": "a"})
+    tagged = empty_store.create_featuregroup(CHANGED_ROWS, "g", tags={"team": "a"})
     assert (tagged.version, tagged.tags) == (6, {})
     assert "update_featuregroup" in capsys.readouterr().out
 
 
-def test_create_after_insert_compares_current_rows(duckdb_store: FeatureStore) -> None:
-    group = duckdb_store.create_featuregroup(ROWS, "g")
+def test_create_after_insert_compares_current_rows(empty_store: FeatureStore) -> None:
+    group = empty_store.create_featuregroup(ROWS, "g")
     group.insert(CHANGED_ROWS)
     both = pa.concat_tables([CHANGED_ROWS, ROWS])
-    assert duckdb_store.create_featuregroup(both, "g") == group
-    assert duckdb_store.create_featuregroup(ROWS, "g").version == 2
+    assert empty_store.create_featuregroup(both, "g") == group
+    assert empty_store.create_featuregroup(ROWS, "g").version == 2
 
 
 def test_create_other_schema_lists_differences_and_readers(
-    duckdb_store: FeatureStore, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    empty_store: FeatureStore, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     rows = ROWS.drop(["box"]).append_column("t", pa.array(TIMES))
-    duckdb_store.create_featuregroup(rows, "g", primary_key="id", event_time="t")
-    duckdb_store.create_feature_view("v", features=["g.x"])
+    empty_store.create_featuregroup(rows, "g", primary_key="id", event_time="t")
+    empty_store.create_feature_view("v", features=["g.x"])
     (tmp_path / "jobs.py").write_text(
         "import featurestore\n"
         "for name, source in (('follows', 'g'), ('pinned', 'g@v1')):\n"
         "    featurestore.sql_job(name, sql='select id, t from g', inputs={'g': source},\n"
         "        event_time='t', window='1d', schedule='0 0 * * *', start='2024-01-01T00:00Z')\n"
     )
-    duckdb_store.register_jobs(str(tmp_path / "jobs.py"))
+    empty_store.register_jobs(str(tmp_path / "jobs.py"))
     capsys.readouterr()
     with pytest.warns(FeatureViewWarning, match="previously double"):
-        duckdb_store.create_featuregroup(pd.DataFrame({"id": [1], "x": ["a"], "y": [2]}), "g")
+        empty_store.create_featuregroup(pd.DataFrame({"id": [1], "x": ["a"], "y": [2]}), "g")
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     for text in (
@@ -122,8 +129,8 @@ def test_create_other_schema_lists_differences_and_readers(
         assert text in out
 
 
-def test_if_exists_decides_for_existing_names(duckdb_store: FeatureStore) -> None:
-    create = duckdb_store.create_featuregroup
+def test_if_exists_decides_for_existing_names(empty_store: FeatureStore) -> None:
+    create = empty_store.create_featuregroup
     first = create(ROWS, "g", if_exists="error")
     for rows in (ROWS, CHANGED_ROWS):
         with pytest.raises(FeatureGroupExists, match="'g' exists, with version 1"):
@@ -139,10 +146,10 @@ def test_if_exists_decides_for_existing_names(duckdb_store: FeatureStore) -> Non
         create(ROWS, "g", if_exists="returns")  # type: ignore[arg-type]
 
 
-def test_quarantining_create_is_repeatable(duckdb_store: FeatureStore) -> None:
+def test_quarantining_create_is_repeatable(empty_store: FeatureStore) -> None:
     def create(bad: int) -> int:
         rows = [{"id": 1, "x": 1.0}, {"id": bad, "x": 2.0}, {"id": bad, "x": 3.0}]
-        group = duckdb_store.create_featuregroup(
+        group = empty_store.create_featuregroup(
             rows, "g", primary_key="id", validation="quarantine"
         )
         return group.version
@@ -151,17 +158,15 @@ def test_quarantining_create_is_repeatable(duckdb_store: FeatureStore) -> None:
 
 
 def test_external_group_with_equal_definition_is_returned(
-    duckdb_store: FeatureStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    empty_store: FeatureStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "orders"
     folder.mkdir()
     (folder / "orders.csv").write_text("id,total\n1,2.5\n")
-    duckdb_store.add_source("shop", str(folder), options={"format": "csv"})
+    empty_store.add_source("shop", str(folder), options={"format": "csv"})
 
     def create(**declared: Any) -> int:
-        return duckdb_store.create_external_featuregroup(
-            "orders", source="shop", **declared
-        ).version
+        return empty_store.create_external_featuregroup("orders", source="shop", **declared).version
 
     assert [create(), create(), create(primary_key="id")] == [1, 1, 2]
     out = capsys.readouterr().out

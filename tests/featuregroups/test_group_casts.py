@@ -32,8 +32,8 @@ FIRST = pa.table(
 
 
 @pytest.fixture
-def group(duckdb_store: FeatureStore) -> FeatureGroup:
-    return duckdb_store.create_featuregroup(FIRST, "planes")
+def group(empty_store: FeatureStore) -> FeatureGroup:
+    return empty_store.create_featuregroup(FIRST, "planes")
 
 
 def chunk(**changed: Any) -> pd.DataFrame:
@@ -42,10 +42,10 @@ def chunk(**changed: Any) -> pd.DataFrame:
     return pd.DataFrame(columns | changed)
 
 
-def test_insert_next_csv_chunk_appends(duckdb_store: FeatureStore) -> None:
+def test_insert_next_csv_chunk_appends(empty_store: FeatureStore) -> None:
     text = "id,seats,price,note\n1,180,9.5,a\n2,,10.5,b\n3,200,8,\n4,,9,\n"
     chunks = pd.read_csv(io.StringIO(text), chunksize=1)
-    group = duckdb_store.create_featuregroup(next(chunks), "planes")
+    group = empty_store.create_featuregroup(next(chunks), "planes")
     dtypes = []
     for chunk in chunks:
         names = list(map(str, chunk.dtypes[["seats", "price", "note"]]))
@@ -136,9 +136,9 @@ def test_insert_error_hint_matches_dataframe_library(group: FeatureGroup) -> Non
     assert 'pl.col("seats").round().cast(pl.Int64, strict=False)' in str(error.value.hint)
 
 
-def test_variable_lists_accept_arrays(duckdb_store: FeatureStore) -> None:
+def test_variable_lists_accept_arrays(empty_store: FeatureStore) -> None:
     lists = pa.table({"tokens": pa.array([[1], [2, 3]], pa.list_(pa.int64()))})
-    group = duckdb_store.create_featuregroup(lists, "texts")
+    group = empty_store.create_featuregroup(lists, "texts")
     group.insert(pd.DataFrame({"tokens": [[4, 5], [6, 7]]}))
     assert group.read().schema == lists.schema
     assert group.read().count() == 4

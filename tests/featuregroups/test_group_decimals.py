@@ -47,19 +47,19 @@ def test_decimals_of_equal_value_fit_stored_type(store: FeatureStore) -> None:
     ],
 )
 def test_wider_decimals_raise_with_common_type(
-    duckdb_store: FeatureStore, value: Any, hint: str
+    empty_store: FeatureStore, value: Any, hint: str
 ) -> None:
     first = [row(0, Decimal("9.99"))]
-    group = duckdb_store.create_featuregroup(first, "g", primary_key="id")
+    group = empty_store.create_featuregroup(first, "g", primary_key="id")
     with pytest.raises(SchemaMismatch, match="does not fit") as refusal:
         group.insert([row(1, value)])
     assert hint in str(refusal.value.hint)
-    assert prices(duckdb_store, "g") == [Decimal("9.99")]
+    assert prices(empty_store, "g") == [Decimal("9.99")]
     if hint.startswith("'"):
         types = {"price": hint.strip("'")}
-        group = duckdb_store.create_featuregroup(first, "g", primary_key="id", dtypes=types)
+        group = empty_store.create_featuregroup(first, "g", primary_key="id", dtypes=types)
         group.insert([row(1, value)])
-        assert prices(duckdb_store, "g") == [Decimal("9.99"), value]
+        assert prices(empty_store, "g") == [Decimal("9.99"), value]
 
 
 def test_declared_decimal_types_fit_later_batches(store: FeatureStore) -> None:
@@ -91,9 +91,9 @@ def test_declared_decimal_types_fit_later_batches(store: FeatureStore) -> None:
     assert store.get_featuregroup("g").to_arrow().sort_by("id").to_pylist() == [first, later]
 
 
-def test_invalid_declared_types_raise_without_writing(duckdb_store: FeatureStore) -> None:
+def test_invalid_declared_types_raise_without_writing(empty_store: FeatureStore) -> None:
     def create(price: Any, **types: Any) -> None:
-        duckdb_store.create_featuregroup([row(0, price)], "g", primary_key="id", **types)
+        empty_store.create_featuregroup([row(0, price)], "g", primary_key="id", **types)
 
     with pytest.raises(SchemaMismatch, match=r"9\.99 does not fit"):
         create(Decimal("9.99"), dtypes={"price": "decimal(2, 1)"})
@@ -107,11 +107,11 @@ def test_invalid_declared_types_raise_without_writing(duckdb_store: FeatureStore
         create(Decimal("9.99"), dtypes={"price": "decimal(39, 2)"})
     with pytest.raises(UnsupportedType, match="not a decimal type"):
         create(Decimal("9.99"), decimal_type="int64")
-    assert duckdb_store.get_featuregroups() == []
+    assert empty_store.get_featuregroups() == []
 
 
-def test_get_or_create_ignores_inferred_decimal_digits(duckdb_store: FeatureStore) -> None:
-    create = duckdb_store.get_or_create_featuregroup
+def test_get_or_create_ignores_inferred_decimal_digits(empty_store: FeatureStore) -> None:
+    create = empty_store.get_or_create_featuregroup
     create([row(0, Decimal("9.99"))], "g", primary_key="id")
     assert create(pd.DataFrame([row(0, Decimal("100.999"))]), "g", primary_key="id").version == 1
     with pytest.raises(DefinitionMismatch, match=r"stored decimal128\(3, 2\)"):

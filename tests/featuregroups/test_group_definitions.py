@@ -29,22 +29,22 @@ TABLE = pa.table({"id": [1, 2], "t": [DAY] * 2, "known": [DAY] * 2, "x": [0.5, 1
 VECTORS = TABLE.append_column("vector", pa.array([[1, 2]] * 2, pa.list_(pa.int64(), 2)))
 
 
-def test_create_featuregroup_increments_version(duckdb_store: FeatureStore) -> None:
-    first = duckdb_store.create_featuregroup(TABLE, "g")
-    second = duckdb_store.create_featuregroup(TABLE.drop(["known"]), "g", primary_key="id")
+def test_create_featuregroup_increments_version(empty_store: FeatureStore) -> None:
+    first = empty_store.create_featuregroup(TABLE, "g")
+    second = empty_store.create_featuregroup(TABLE.drop(["known"]), "g", primary_key="id")
     assert (first.version, second.version) == (1, 2)
-    assert duckdb_store.get_latest_featuregroup_version("g") == 2
-    assert duckdb_store.featuregroup("g") == second
-    assert duckdb_store.featuregroup("g", version=1).primary_key == ()
-    assert duckdb_store.get_featuregroup("g@v1").columns == TABLE.column_names
+    assert empty_store.get_latest_featuregroup_version("g") == 2
+    assert empty_store.featuregroup("g") == second
+    assert empty_store.featuregroup("g", version=1).primary_key == ()
+    assert empty_store.get_featuregroup("g@v1").columns == TABLE.column_names
     with pytest.raises(FeatureGroupExists, match="version 1 exists already"):
-        duckdb_store.create_featuregroup(TABLE, "g", version=1)
-    assert duckdb_store.create_featuregroup(TABLE, "g", version=7).version == 7
-    assert duckdb_store.create_featuregroup(TABLE.slice(1), "g").version == 8
+        empty_store.create_featuregroup(TABLE, "g", version=1)
+    assert empty_store.create_featuregroup(TABLE, "g", version=7).version == 7
+    assert empty_store.create_featuregroup(TABLE.slice(1), "g").version == 8
 
 
-def test_featuregroup_handle_attributes_and_repr(duckdb_store: FeatureStore) -> None:
-    group = duckdb_store.create_featuregroup(
+def test_featuregroup_handle_attributes_and_repr(empty_store: FeatureStore) -> None:
+    group = empty_store.create_featuregroup(
         TABLE,
         "g",
         primary_key=["id"],
@@ -61,15 +61,15 @@ def test_featuregroup_handle_attributes_and_repr(duckdb_store: FeatureStore) -> 
         "Speeds",
         {"a": "b"},
     )
-    assert group.path == os.path.join(duckdb_store.location, "featuregroups", "g", "v1")
+    assert group.path == os.path.join(empty_store.location, "featuregroups", "g", "v1")
     assert repr(group) == "FeatureGroup('g', version=1)"
-    assert {group, duckdb_store.featuregroup("g")} == {group}
+    assert {group, empty_store.featuregroup("g")} == {group}
 
 
-def test_get_or_create_writes_once_and_compares_definitions(duckdb_store: FeatureStore) -> None:
+def test_get_or_create_writes_once_and_compares_definitions(empty_store: FeatureStore) -> None:
     options: dict[str, Any] = {"primary_key": "id", "event_time": "t"}
-    first = duckdb_store.get_or_create_featuregroup(TABLE, "g", **options)
-    again = duckdb_store.get_or_create_featuregroup(TABLE.slice(0, 1), "g", **options)
+    first = empty_store.get_or_create_featuregroup(TABLE, "g", **options)
+    again = empty_store.get_or_create_featuregroup(TABLE.slice(0, 1), "g", **options)
     assert first == again
     assert again.delta_version == 1
     for definition, message in (
@@ -81,9 +81,9 @@ def test_get_or_create_writes_once_and_compares_definitions(duckdb_store: Featur
         ),
     ):
         with pytest.raises(DefinitionMismatch, match=message):
-            duckdb_store.get_or_create_featuregroup(TABLE, "g", **definition)
+            empty_store.get_or_create_featuregroup(TABLE, "g", **definition)
     with pytest.raises(DefinitionMismatch, match=r"column 'x' .* is missing.*column 'y' is new"):
-        duckdb_store.get_or_create_featuregroup(
+        empty_store.get_or_create_featuregroup(
             TABLE.rename_columns(["id", "t", "known", "y"]), "g", **options
         )
 
@@ -113,41 +113,41 @@ def test_get_or_create_writes_once_and_compares_definitions(duckdb_store: Featur
     ],
 )
 def test_create_featuregroup_invalid_definition_writes_nothing(
-    duckdb_store: FeatureStore, options: Any, error_type: Any, message: str
+    empty_store: FeatureStore, options: Any, error_type: Any, message: str
 ) -> None:
     with pytest.raises(error_type, match=message):
-        duckdb_store.create_featuregroup(VECTORS, "g", **options)
-    assert duckdb_store.get_featuregroups() == []
-    assert not os.path.exists(os.path.join(duckdb_store.location, "featuregroups", "g", "v1"))
-    assert duckdb_store.create_featuregroup(TABLE, "g").version == 1
+        empty_store.create_featuregroup(VECTORS, "g", **options)
+    assert empty_store.get_featuregroups() == []
+    assert not os.path.exists(os.path.join(empty_store.location, "featuregroups", "g", "v1"))
+    assert empty_store.create_featuregroup(TABLE, "g").version == 1
 
 
 @pytest.mark.parametrize("name", ["Speeds", "../up", "a/b", "", "a" * 64, "1st", "a b", "ä"])
 def test_featuregroup_invalid_name_raises_with_suggestion(
-    duckdb_store: FeatureStore, name: str
+    empty_store: FeatureStore, name: str
 ) -> None:
     with pytest.raises(InvalidName, match="Hint: call it"):
-        duckdb_store.create_featuregroup(TABLE, name)
+        empty_store.create_featuregroup(TABLE, name)
     with pytest.raises((InvalidName, FeatureGroupNotFound)):
-        duckdb_store.get_featuregroup(name)
+        empty_store.get_featuregroup(name)
 
 
-def test_get_featuregroup_unknown_raises_with_available(duckdb_store: FeatureStore) -> None:
+def test_get_featuregroup_unknown_raises_with_available(empty_store: FeatureStore) -> None:
     with pytest.raises(FeatureGroupNotFound, match="Available: none"):
-        duckdb_store.featuregroup("g")
-    duckdb_store.create_featuregroup(TABLE, "g")
+        empty_store.featuregroup("g")
+    empty_store.create_featuregroup(TABLE, "g")
     with pytest.raises(FeatureGroupNotFound, match="Available: 'g'"):
-        duckdb_store.get_featuregroup("h")
+        empty_store.get_featuregroup("h")
     with pytest.raises(FeatureGroupNotFound, match=r"no version 2\. Available: 1"):
-        duckdb_store.insert_into_featuregroup(TABLE, "g", version=2)
+        empty_store.insert_into_featuregroup(TABLE, "g", version=2)
 
 
-def test_concurrent_create_of_one_version_succeeds_once(duckdb_store: FeatureStore) -> None:
+def test_concurrent_create_of_one_version_succeeds_once(empty_store: FeatureStore) -> None:
     outcomes: list[object] = []
     start = threading.Barrier(4)
 
     def create() -> None:
-        store = featurestore.connect(duckdb_store.location)
+        store = featurestore.connect(empty_store.location)
         start.wait()
         try:
             outcomes.append(store.create_featuregroup(TABLE, "g", version=1))
@@ -163,18 +163,18 @@ def test_concurrent_create_of_one_version_succeeds_once(duckdb_store: FeatureSto
         "FeatureGroup",
         *["FeatureGroupExists"] * 3,
     ]
-    assert duckdb_store.get_featuregroup("g").count() == 2
+    assert empty_store.get_featuregroup("g").count() == 2
 
 
 def test_concurrent_create_without_version_gives_distinct_versions(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
 ) -> None:
     versions: list[int] = []
 
     def create(number: int) -> None:
         # A repeated call with the same rows returns the group that exists.
         rows = TABLE.append_column("number", pa.array([number] * TABLE.num_rows))
-        store = featurestore.connect(duckdb_store.location)
+        store = featurestore.connect(empty_store.location)
         versions.append(store.create_featuregroup(rows, "g").version)
 
     threads = [threading.Thread(target=create, args=(number,)) for number in range(4)]
@@ -185,12 +185,12 @@ def test_concurrent_create_without_version_gives_distinct_versions(
     assert sorted(versions) == [1, 2, 3, 4]
 
 
-def test_concurrent_get_or_create_returns_same_group(duckdb_store: FeatureStore) -> None:
+def test_concurrent_get_or_create_returns_same_group(empty_store: FeatureStore) -> None:
     actual: list[featurestore.FeatureGroup] = []
     threads = [
         threading.Thread(
             target=lambda: actual.append(
-                featurestore.connect(duckdb_store.location).get_or_create_featuregroup(
+                featurestore.connect(empty_store.location).get_or_create_featuregroup(
                     TABLE, "g", primary_key="id"
                 )
             )
@@ -203,30 +203,30 @@ def test_concurrent_get_or_create_returns_same_group(duckdb_store: FeatureStore)
         thread.join(60)
     assert len(actual) == 4
     assert len(set(actual)) == 1
-    assert duckdb_store.get_featuregroup("g").count() == 2
+    assert empty_store.get_featuregroup("g").count() == 2
 
 
-def test_delete_featuregroup_version_keeps_other_versions(duckdb_store: FeatureStore) -> None:
-    first = duckdb_store.create_featuregroup(TABLE, "g", tags={"a": "b"})
-    duckdb_store.create_featuregroup(TABLE, "g", version=2)
-    duckdb_store.delete_featuregroup("g", version=1)
+def test_delete_featuregroup_version_keeps_other_versions(empty_store: FeatureStore) -> None:
+    first = empty_store.create_featuregroup(TABLE, "g", tags={"a": "b"})
+    empty_store.create_featuregroup(TABLE, "g", version=2)
+    empty_store.delete_featuregroup("g", version=1)
     assert not os.path.exists(first.path)
-    assert [group.version for group in duckdb_store.get_featuregroups()] == [2]
+    assert [group.version for group in empty_store.get_featuregroups()] == [2]
     with pytest.raises(FeatureGroupNotFound):
         first.read()
-    again = duckdb_store.create_featuregroup(TABLE, "g", version=1)
+    again = empty_store.create_featuregroup(TABLE, "g", version=1)
     assert (again.tags, again.delta_version) == ({}, 1)
 
 
 @pytest.mark.parametrize("df", [pa.table({}), np.zeros((3, 0))])
-def test_create_featuregroup_without_columns_raises(duckdb_store: FeatureStore, df: object) -> None:
+def test_create_featuregroup_without_columns_raises(empty_store: FeatureStore, df: object) -> None:
     with pytest.raises(UnsupportedDataframe, match="no columns"):
-        duckdb_store.create_featuregroup(df, "g")
-    assert duckdb_store.get_featuregroups() == []
+        empty_store.create_featuregroup(df, "g")
+    assert empty_store.get_featuregroups() == []
 
 
-def test_featuregroup_with_1000_columns_roundtrip(duckdb_store: FeatureStore) -> None:
+def test_featuregroup_with_1000_columns_roundtrip(empty_store: FeatureStore) -> None:
     wide = pa.table({f"c{number}": [float(number)] for number in range(1_000)})
-    group = duckdb_store.create_featuregroup(wide, "g", statistics=False)
+    group = empty_store.create_featuregroup(wide, "g", statistics=False)
     group.insert(wide, validation="off")
     assert group.read().to_arrow().equals(pa.concat_tables([wide, wide]))

@@ -62,9 +62,9 @@ def test_filter_skips_files_of_excluded_rows(store: FeatureStore) -> None:
         store.get_featuregroup("g").to_arrow()
 
 
-def test_dataframe_types_give_same_rows(duckdb_store: FeatureStore) -> None:
-    duckdb_store.create_featuregroup(pa.table({"id": [1, 2], "x": [0.5, None]}), "g")
-    get = duckdb_store.get_featuregroup
+def test_dataframe_types_give_same_rows(empty_store: FeatureStore) -> None:
+    empty_store.create_featuregroup(pa.table({"id": [1, 2], "x": [0.5, None]}), "g")
+    get = empty_store.get_featuregroup
     assert get("g", dataframe_type="arrow").to_pylist() == get("g", dataframe_type="python")
     assert get("g", dataframe_type="pandas")["id"].tolist() == [1, 2]
     assert get("g", dataframe_type="polars")["x"].to_list() == [0.5, None]
@@ -74,10 +74,10 @@ def test_dataframe_types_give_same_rows(duckdb_store: FeatureStore) -> None:
         get("g", dataframe_type="excel")  # type: ignore[call-overload]
 
 
-def test_insert_accepts_feature_frame(duckdb_store: FeatureStore) -> None:
-    group = duckdb_store.create_featuregroup(rows(0, 5, "a"), "g", primary_key="id")
-    copy = duckdb_store.create_featuregroup(
-        duckdb_store.get_featuregroup("g").select("id", "x").filter("id > 2"),
+def test_insert_accepts_feature_frame(empty_store: FeatureStore) -> None:
+    group = empty_store.create_featuregroup(rows(0, 5, "a"), "g", primary_key="id")
+    copy = empty_store.create_featuregroup(
+        empty_store.get_featuregroup("g").select("id", "x").filter("id > 2"),
         "copy",
         primary_key="id",
     )
@@ -86,8 +86,8 @@ def test_insert_accepts_feature_frame(duckdb_store: FeatureStore) -> None:
     assert sorted(copy.read().to_arrow()["id"].to_pylist()) == [0, 1, 2, 3, 4]
 
 
-def test_overwrite_with_rows_of_same_group(duckdb_store: FeatureStore) -> None:
-    group = duckdb_store.create_featuregroup(rows(0, 10, "a"), "g", primary_key="id")
+def test_overwrite_with_rows_of_same_group(empty_store: FeatureStore) -> None:
+    group = empty_store.create_featuregroup(rows(0, 10, "a"), "g", primary_key="id")
     group.insert(group.read().filter("id >= 5"), mode="overwrite")
     assert group.read().count() == 5
     group.insert(group.read().filter("id >= 8"), mode="overwrite", validation="off")
@@ -95,11 +95,11 @@ def test_overwrite_with_rows_of_same_group(duckdb_store: FeatureStore) -> None:
 
 
 def test_frame_show_prints_table(
-    duckdb_store: FeatureStore, capsys: pytest.CaptureFixture[str]
+    empty_store: FeatureStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    duckdb_store.create_featuregroup(rows(0, 7, "a"), "g")
-    duckdb_store.get_featuregroup("g").select("id", "place").show(2)
+    empty_store.create_featuregroup(rows(0, 7, "a"), "g")
+    empty_store.get_featuregroup("g").select("id", "place").show(2)
     assert capsys.readouterr().out == (
         "+---+-----+\n| id|place|\n+---+-----+\n|  0|    a|\n|  1|    a|\n+---+-----+\nonly showing top 2 rows\n"
     )
-    assert "<table" in duckdb_store.get_featuregroup("g")._repr_html_()
+    assert "<table" in empty_store.get_featuregroup("g")._repr_html_()

@@ -54,43 +54,43 @@ def pin(store: FeatureStore, delta_version: int) -> None:
         training_datasets.add(connection, dataset)
 
 
-def test_compaction_preserves_rows(duckdb_store: FeatureStore) -> None:
-    group = duckdb_store.create_featuregroup(pa.table({"n": [0]}), "g")
+def test_compaction_preserves_rows(empty_store: FeatureStore) -> None:
+    group = empty_store.create_featuregroup(pa.table({"n": [0]}), "g")
     for number in (1, 2):
         group.insert(pa.table({"n": [number]}))
-    commit = duckdb_store.compact_featuregroup("g")
+    commit = empty_store.compact_featuregroup("g")
     assert commit.rows == 3
-    assert values(duckdb_store) == [0, 1, 2]
+    assert values(empty_store) == [0, 1, 2]
     assert len(read_snapshot(group.path).files) == 1
-    assert duckdb_store.compact_featuregroup("g").delta_version == group.delta_version
+    assert empty_store.compact_featuregroup("g").delta_version == group.delta_version
 
 
-def test_vacuum_keeps_versions_pinned_by_training_dataset(duckdb_store: FeatureStore) -> None:
-    many_versions(duckdb_store)
-    pin(duckdb_store, 3)
-    removed = duckdb_store.vacuum_featuregroup("g", retain="0s")
+def test_vacuum_keeps_versions_pinned_by_training_dataset(empty_store: FeatureStore) -> None:
+    many_versions(empty_store)
+    pin(empty_store, 3)
+    removed = empty_store.vacuum_featuregroup("g", retain="0s")
     assert len(removed) == 1
-    assert values(duckdb_store, as_of=3) == [0, 1, 2]
-    assert values(duckdb_store) == [9]
-    assert duckdb_store.vacuum_featuregroup("g", retain="0s") == []
+    assert values(empty_store, as_of=3) == [0, 1, 2]
+    assert values(empty_store) == [9]
+    assert empty_store.vacuum_featuregroup("g", retain="0s") == []
 
 
-def test_vacuum_keeps_recent_versions(duckdb_store: FeatureStore) -> None:
-    many_versions(duckdb_store)
-    assert duckdb_store.vacuum_featuregroup("g") == []
-    assert values(duckdb_store, as_of=1) == [0]
+def test_vacuum_keeps_recent_versions(empty_store: FeatureStore) -> None:
+    many_versions(empty_store)
+    assert empty_store.vacuum_featuregroup("g") == []
+    assert values(empty_store, as_of=1) == [0]
 
 
-def test_vacuum_keeps_versions_pinned_by_unregistered_manifest(duckdb_store: FeatureStore) -> None:
-    many_versions(duckdb_store)
-    frame = duckdb_store.get_featuregroup("g", as_of=2)
-    duckdb_store.create_training_dataset(frame, "d", data_format="parquet")
-    with duckdb_store.session.registry.transaction() as connection:
+def test_vacuum_keeps_versions_pinned_by_unregistered_manifest(empty_store: FeatureStore) -> None:
+    many_versions(empty_store)
+    frame = empty_store.get_featuregroup("g", as_of=2)
+    empty_store.create_training_dataset(frame, "d", data_format="parquet")
+    with empty_store.session.registry.transaction() as connection:
         training_datasets.remove(connection, "d", 1)
-    duckdb_store.vacuum_featuregroup("g", retain="0s")
-    assert values(duckdb_store, as_of=2) == [0, 1]
+    empty_store.vacuum_featuregroup("g", retain="0s")
+    assert values(empty_store, as_of=2) == [0, 1]
     with pytest.raises(PinnedByTrainingDataset, match="'d version 1'"):
-        duckdb_store.delete_featuregroup("g", version=1)
+        empty_store.delete_featuregroup("g", version=1)
 
 
 def test_delta_log_is_not_cleaned_by_checkpoints(store: FeatureStore) -> None:
@@ -108,34 +108,34 @@ def test_delta_log_is_not_cleaned_by_checkpoints(store: FeatureStore) -> None:
     assert [c.delta_version for c in group.history()] == list(range(12, 0, -1))
 
 
-def test_delete_pinned_group_requires_force(duckdb_store: FeatureStore) -> None:
-    many_versions(duckdb_store)
-    pin(duckdb_store, 1)
+def test_delete_pinned_group_requires_force(empty_store: FeatureStore) -> None:
+    many_versions(empty_store)
+    pin(empty_store, 1)
     with pytest.raises(PinnedByTrainingDataset, match="force=True"):
-        duckdb_store.delete_featuregroup("g", version=1)
-    path = duckdb_store.featuregroup("g").path
-    duckdb_store.delete_featuregroup("g", version=1, force=True)
+        empty_store.delete_featuregroup("g", version=1)
+    path = empty_store.featuregroup("g").path
+    empty_store.delete_featuregroup("g", version=1, force=True)
     assert not os.path.exists(path)
 
 
-def test_vacuum_keeps_files_of_running_export(duckdb_store: FeatureStore) -> None:
-    many_versions(duckdb_store)
-    frame = duckdb_store.get_featuregroup("g", as_of=3)
+def test_vacuum_keeps_files_of_running_export(empty_store: FeatureStore) -> None:
+    many_versions(empty_store)
+    frame = empty_store.get_featuregroup("g", as_of=3)
     removed: list[str] = []
 
     def vacuum(phase: str, count: int, total: int) -> None:
-        removed.extend(duckdb_store.vacuum_featuregroup("g", retain="0s"))
+        removed.extend(empty_store.vacuum_featuregroup("g", retain="0s"))
 
-    dataset = duckdb_store.create_training_dataset(
+    dataset = empty_store.create_training_dataset(
         frame, "d", data_format="parquet", progress=vacuum
     )
     assert len(removed) == 1  # the file of version 4, which nothing reads
     assert sum(split.rows for split in dataset.manifest.splits) == 3
-    assert values(duckdb_store, as_of=3) == [0, 1, 2]
+    assert values(empty_store, as_of=3) == [0, 1, 2]
 
 
-def test_automatic_compaction_keeps_few_files(duckdb_store: FeatureStore) -> None:
-    store = duckdb_store
+def test_automatic_compaction_keeps_few_files(empty_store: FeatureStore) -> None:
+    store = empty_store
     group = store.create_featuregroup(
         pa.table({"n": [0]}),
         "g",
@@ -207,61 +207,61 @@ class Exporter:
 
 
 def test_export_waits_for_running_vacuum(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    many_versions(duckdb_store)
-    export = Exporter(duckdb_store, monkeypatch)
+    many_versions(empty_store)
+    export = Exporter(empty_store, monkeypatch)
     between_pins_and_removal(monkeypatch, maintenance, "pinned_versions", export.run_until_it_waits)
-    assert len(duckdb_store.vacuum_featuregroup("g", retain="0s")) == 4
+    assert len(empty_store.vacuum_featuregroup("g", retain="0s")) == 4
     export.end()
     assert isinstance(export.error, VersionVacuumed)
-    assert duckdb_store.get_training_datasets() == []
+    assert empty_store.get_training_datasets() == []
 
 
 def test_export_waits_for_running_deletion(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    many_versions(duckdb_store)
-    export = Exporter(duckdb_store, monkeypatch)
+    many_versions(empty_store)
+    export = Exporter(empty_store, monkeypatch)
     between_pins_and_removal(
         monkeypatch, maintenance, "find_pinning_datasets", export.run_until_it_waits
     )
-    duckdb_store.delete_featuregroup("g", version=1)
+    empty_store.delete_featuregroup("g", version=1)
     export.end()
     assert isinstance(export.error, FeatureStoreError)
-    assert duckdb_store.get_training_datasets() == []
+    assert empty_store.get_training_datasets() == []
 
 
 def test_export_does_not_wait_for_vacuum_of_dead_process(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    many_versions(duckdb_store)
-    host, pid, machine, _ = liveness.owner_of_this_process(duckdb_store.location).split(".")
-    with duckdb_store.session.registry.transaction() as connection:
+    many_versions(empty_store)
+    host, pid, machine, _ = liveness.owner_of_this_process(empty_store.location).split(".")
+    with empty_store.session.registry.transaction() as connection:
         intents.begin(
             connection, run_id="dead", kind="reclaim", name="g", version=1,
             owner=f"{host}.{pid}.{machine}.00000000",
         )  # fmt: skip
     monkeypatch.setattr(pins, "sleep", pytest.fail)
-    frame = duckdb_store.get_featuregroup("g", as_of=2)
-    assert duckdb_store.create_training_dataset(frame, "d", data_format="parquet").version == 1
+    frame = empty_store.get_featuregroup("g", as_of=2)
+    assert empty_store.create_training_dataset(frame, "d", data_format="parquet").version == 1
 
 
 def test_export_times_out_with_name_of_vacuum(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    many_versions(duckdb_store)
-    frame = duckdb_store.get_featuregroup("g", as_of=2)
+    many_versions(empty_store)
+    frame = empty_store.get_featuregroup("g", as_of=2)
     seconds = itertools.count(step=60)
     monkeypatch.setattr(pins, "monotonic", lambda: next(seconds))
     monkeypatch.setattr(pins, "sleep", lambda _: None)
     with (
-        in_flight(duckdb_store.session, kind="reclaim", name="g", version=1),
+        in_flight(empty_store.session, kind="reclaim", name="g", version=1),
         pytest.raises(WriteConflict, match=r"'g' version 1 .*has been running"),
     ):
-        duckdb_store.create_training_dataset(frame, "d", data_format="parquet")
-    assert duckdb_store.get_training_datasets() == []
-    assert values(duckdb_store, as_of=2) == [0, 1]
+        empty_store.create_training_dataset(frame, "d", data_format="parquet")
+    assert empty_store.get_training_datasets() == []
+    assert values(empty_store, as_of=2) == [0, 1]
 
 
 @spark_in_soak  # the suite of all engines vacuums on Spark
@@ -294,11 +294,11 @@ def test_vacuumed_version_error_lists_readable_versions(store: FeatureStore) -> 
     ]
 
 
-def test_verify_recompute_reports_vacuumed_source(duckdb_store: FeatureStore) -> None:
-    many_versions(duckdb_store)
-    frame = duckdb_store.get_featuregroup("g", as_of=2)
-    dataset = duckdb_store.create_training_dataset(frame, "d", data_format="parquet")
-    path = duckdb_store.featuregroup("g").path
+def test_verify_recompute_reports_vacuumed_source(empty_store: FeatureStore) -> None:
+    many_versions(empty_store)
+    frame = empty_store.get_featuregroup("g", as_of=2)
+    dataset = empty_store.create_training_dataset(frame, "d", data_format="parquet")
+    path = empty_store.featuregroup("g").path
     for file in read_snapshot(path, 2).files:
         os.remove(file.path)  # as a vacuum of another program does, which knows of no pins
     report = dataset.verify(recompute=True)
@@ -306,8 +306,8 @@ def test_verify_recompute_reports_vacuumed_source(duckdb_store: FeatureStore) ->
     assert "a vacuum removed its data files. Readable versions: 0, 5." in str(problem)
 
 
-def test_missing_file_of_latest_version_raises_table_damaged(duckdb_store: FeatureStore) -> None:
-    many_versions(duckdb_store)
-    os.remove(read_snapshot(duckdb_store.featuregroup("g").path).files[0].path)
+def test_missing_file_of_latest_version_raises_table_damaged(empty_store: FeatureStore) -> None:
+    many_versions(empty_store)
+    os.remove(read_snapshot(empty_store.featuregroup("g").path).files[0].path)
     with pytest.raises(TableDamaged, match="is missing"):
-        values(duckdb_store)
+        values(empty_store)

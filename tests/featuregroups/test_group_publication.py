@@ -24,7 +24,7 @@ SCHEMA = pa.schema([("n", pa.int64())])
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FeatureStore]:
+def impatient_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FeatureStore]:
     """A store with a short timeout for locked registries."""
     monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
     with featurestore.connect(tmp_path / "store") as store:
@@ -66,35 +66,37 @@ class LockedRegistry:
         self._lock.close()
 
 
-def test_insert_with_failed_registration_is_committed(store: FeatureStore) -> None:
-    group = store.create_featuregroup(pa.table({"n": [1]}), "g")
-    locked = LockedRegistry(store, 2)
+def test_insert_with_failed_registration_is_committed(impatient_store: FeatureStore) -> None:
+    group = impatient_store.create_featuregroup(pa.table({"n": [1]}), "g")
+    locked = LockedRegistry(impatient_store, 2)
     with pytest.warns(PublicationWarning, match="Delta version 2 .* became visible, but"):
         commit = group.insert(locked.rows())
     locked.release()
     assert (commit.delta_version, commit.rows, commit.rows_in) == (2, 2, 1)
-    assert numbers(store) == [1, 2]
-    assert registered(store) == 1
-    assert len(open_intents(store)) == 1
+    assert numbers(impatient_store) == [1, 2]
+    assert registered(impatient_store) == 1
+    assert len(open_intents(impatient_store)) == 1
     group.insert(pa.table({"n": [3]}))
-    assert registered(store) == 3
-    assert open_intents(store) == []
+    assert registered(impatient_store) == 3
+    assert open_intents(impatient_store) == []
 
 
-def test_create_with_failed_registration_completes_on_next_write(store: FeatureStore) -> None:
-    locked = LockedRegistry(store, 1)
+def test_create_with_failed_registration_completes_on_next_write(
+    impatient_store: FeatureStore,
+) -> None:
+    locked = LockedRegistry(impatient_store, 1)
     with pytest.warns(PublicationWarning, match="became visible, but"):
-        store.create_featuregroup(locked.rows(), "g")
+        impatient_store.create_featuregroup(locked.rows(), "g")
     locked.release()
-    group = store.create_featuregroup(pa.table({"n": [5]}), "g")
+    group = impatient_store.create_featuregroup(pa.table({"n": [5]}), "g")
     assert group.version == 2
-    assert store.featuregroup("g", version=1).read().to_arrow()["n"].to_pylist() == [1]
-    assert open_intents(store) == []
+    assert impatient_store.featuregroup("g", version=1).read().to_arrow()["n"].to_pylist() == [1]
+    assert open_intents(impatient_store) == []
 
 
-def test_insert_with_failing_statistics_file_succeeds(store: FeatureStore) -> None:
-    group = store.create_featuregroup(pa.table({"n": [1]}), "g", statistics=False)
-    new_group = store.create_featuregroup(pa.table({"n": [1]}), "h")
+def test_insert_with_failing_statistics_file_succeeds(impatient_store: FeatureStore) -> None:
+    group = impatient_store.create_featuregroup(pa.table({"n": [1]}), "g", statistics=False)
+    new_group = impatient_store.create_featuregroup(pa.table({"n": [1]}), "h")
     folder = Path(f"{new_group.path}_statistics")
     for file in folder.iterdir():
         file.unlink()
@@ -106,20 +108,20 @@ def test_insert_with_failing_statistics_file_succeeds(store: FeatureStore) -> No
     assert group.delta_version == 1
 
 
-def test_insert_error_before_commit_leaves_no_intent(store: FeatureStore) -> None:
-    group = store.create_featuregroup(pa.table({"n": [1]}), "g")
+def test_insert_error_before_commit_leaves_no_intent(impatient_store: FeatureStore) -> None:
+    group = impatient_store.create_featuregroup(pa.table({"n": [1]}), "g")
     with pytest.raises(SchemaMismatch):
         group.insert(pa.table({"other": [1]}))
-    assert open_intents(store) == []
+    assert open_intents(impatient_store) == []
 
 
 @pytest.mark.parametrize(
     "function", ["_checkpoint", "_register_commit", "commit_of", "store_commit_statistics"]
 )
 def test_insert_interrupted_after_commit_reports_committed_rows(
-    store: FeatureStore, function: str
+    impatient_store: FeatureStore, function: str
 ) -> None:
-    group = store.create_featuregroup(pa.table({"n": [1]}), "g")
+    group = impatient_store.create_featuregroup(pa.table({"n": [1]}), "g")
 
     def trace(frame: FrameType, event: str, _argument: object) -> Any:
         if event == "call" and frame.f_code.co_name == function:
@@ -135,6 +137,6 @@ def test_insert_interrupted_after_commit_reports_committed_rows(
     finally:
         sys.settrace(before)
     assert "committed as version 2" in str(caught.value.__notes__)
-    assert numbers(store) == [1, 2]
-    assert registered(store) == 2
-    assert open_intents(store) == []
+    assert numbers(impatient_store) == [1, 2]
+    assert registered(impatient_store) == 2
+    assert open_intents(impatient_store) == []

@@ -24,7 +24,7 @@ SCHEMA: dict[str, Any] = json.loads(
 DAY = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 
 
-def test_table_definition_matches_json_schema(duckdb_store: FeatureStore) -> None:
+def test_table_definition_matches_json_schema(empty_store: FeatureStore) -> None:
     columns = {
         "id": [1],
         "t": [DAY],
@@ -34,7 +34,7 @@ def test_table_definition_matches_json_schema(duckdb_store: FeatureStore) -> Non
         "pixels": pa.array([[1, 2]], pa.list_(pa.uint8(), 2)),
         "record": pa.array([{"a": [b"x"], "b": True}]),
     }
-    group = duckdb_store.create_featuregroup(
+    group = empty_store.create_featuregroup(
         pa.table(columns),
         "g",
         primary_key="id",

@@ -56,15 +56,15 @@ COLUMNS = {
 TABLE = pa.table({"id": [0, 1, 2], **COLUMNS})
 
 
-def test_all_types_roundtrip(duckdb_store: FeatureStore) -> None:
-    group = duckdb_store.create_featuregroup(TABLE, "types", primary_key="id")
-    actual = duckdb_store.get_featuregroup("types", dataframe_type="arrow").sort_by("id")
+def test_all_types_roundtrip(empty_store: FeatureStore) -> None:
+    group = empty_store.create_featuregroup(TABLE, "types", primary_key="id")
+    actual = empty_store.get_featuregroup("types", dataframe_type="arrow").sort_by("id")
     assert actual.schema.equals(TABLE.schema), f"{actual.schema}\n{TABLE.schema}"
     assert actual.to_pylist() == TABLE.to_pylist()
     assert np.signbit(actual["f64"][1].as_py())
 
     group.insert(TABLE.set_column(0, "id", pa.array([2, 3, 4])), mode="upsert")
-    merged = duckdb_store.get_featuregroup("types", dataframe_type="arrow").sort_by("id")
+    merged = empty_store.get_featuregroup("types", dataframe_type="arrow").sort_by("id")
     assert merged.schema.equals(TABLE.schema)
     expected = [
         *TABLE.to_pylist()[:2],
@@ -73,32 +73,32 @@ def test_all_types_roundtrip(duckdb_store: FeatureStore) -> None:
     assert merged.to_pylist() == expected
 
 
-def test_nan_and_null_stay_distinct(duckdb_store: FeatureStore) -> None:
-    duckdb_store.create_featuregroup(pa.table({"x": pa.array([float("nan"), None, 1.0])}), "gaps")
-    actual = duckdb_store.get_featuregroup("gaps", dataframe_type="python")
+def test_nan_and_null_stay_distinct(empty_store: FeatureStore) -> None:
+    empty_store.create_featuregroup(pa.table({"x": pa.array([float("nan"), None, 1.0])}), "gaps")
+    actual = empty_store.get_featuregroup("gaps", dataframe_type="python")
     assert sorted(str(row["x"]) for row in actual) == ["1.0", "None", "nan"]
 
 
-def test_empty_dataframe_creates_group(duckdb_store: FeatureStore) -> None:
-    group = duckdb_store.create_featuregroup(TABLE.slice(0, 0), "empty", primary_key="id")
+def test_empty_dataframe_creates_group(empty_store: FeatureStore) -> None:
+    group = empty_store.create_featuregroup(TABLE.slice(0, 0), "empty", primary_key="id")
     assert (group.delta_version, group.history()[-1].rows) == (1, 0)
-    assert duckdb_store.get_featuregroup("empty", dataframe_type="arrow").num_rows == 0
+    assert empty_store.get_featuregroup("empty", dataframe_type="arrow").num_rows == 0
     commit = group.insert(TABLE)
     assert (commit.rows, commit.unique) == (3, True)
 
 
-def test_numpy_matrix_roundtrip(duckdb_store: FeatureStore) -> None:
+def test_numpy_matrix_roundtrip(empty_store: FeatureStore) -> None:
     matrix = np.random.default_rng(0).random((20, 10))
-    duckdb_store.create_featuregroup(matrix, "eit_school")
-    actual = duckdb_store.get_featuregroup("eit_school", dataframe_type="numpy")
+    empty_store.create_featuregroup(matrix, "eit_school")
+    actual = empty_store.get_featuregroup("eit_school", dataframe_type="numpy")
     np.testing.assert_array_equal(actual[actual[:, 0].argsort()], matrix[matrix[:, 0].argsort()])
 
 
-def test_unsupported_types_raise_without_writing(duckdb_store: FeatureStore) -> None:
+def test_unsupported_types_raise_without_writing(empty_store: FeatureStore) -> None:
     bad = pa.table({"a": pa.array([1], pa.duration("s")), "b": pa.array([1], pa.time32("s"))})
     with pytest.raises(UnsupportedType, match=r"a: .*b: "):
-        duckdb_store.create_featuregroup(bad, "bad")
-    assert duckdb_store.get_featuregroups() == []
+        empty_store.create_featuregroup(bad, "bad")
+    assert empty_store.get_featuregroups() == []
 
 
 CONVERSIONS = {
@@ -116,16 +116,16 @@ CONVERSIONS = {
 }  # fmt: skip
 
 
-def test_input_types_are_stored_as_documented_feature_types(duckdb_store: FeatureStore) -> None:
+def test_input_types_are_stored_as_documented_feature_types(empty_store: FeatureStore) -> None:
     table = pa.table(
         {"id": [0, 1], **{name: inputs for name, (inputs, _, _) in CONVERSIONS.items()}}
     )
     with pytest.warns(NaiveTimeWarning, match="'naive'") as caught:
-        group = duckdb_store.create_featuregroup(table, "given", primary_key="id")
+        group = empty_store.create_featuregroup(table, "given", primary_key="id")
     assert [warning.category for warning in caught].count(
         NaiveTimeWarning
     ) == 1  # Spark's libraries warn of their own
-    actual = duckdb_store.get_featuregroup("given", dataframe_type="arrow").sort_by("id")
+    actual = empty_store.get_featuregroup("given", dataframe_type="arrow").sort_by("id")
     assert group.schema.equals(actual.schema)
     for name, (_, dtype, values) in CONVERSIONS.items():
         assert str(actual.schema.field(name).type) == str(dtype), name
@@ -139,29 +139,29 @@ def test_input_types_are_stored_as_documented_feature_types(duckdb_store: Featur
     assert group.delta_version == 1
 
 
-def test_naive_times_of_relation_warn_once(duckdb_store: FeatureStore) -> None:
+def test_naive_times_of_relation_warn_once(empty_store: FeatureStore) -> None:
     rows = duckdb.sql("select 1 as id, timestamp '2024-01-01' as t")
     with pytest.warns(NaiveTimeWarning) as caught:
-        duckdb_store.create_featuregroup(rows, "naive", primary_key="id")
+        empty_store.create_featuregroup(rows, "naive", primary_key="id")
     with pytest.warns(NaiveTimeWarning) as caught_later:
-        duckdb_store.insert_into_featuregroup(rows, "naive", mode="overwrite")
+        empty_store.insert_into_featuregroup(rows, "naive", mode="overwrite")
     assert (len(caught), len(caught_later)) == (1, 1)
 
 
-def test_null_column_takes_type_of_group(duckdb_store: FeatureStore) -> None:
-    group = duckdb_store.create_featuregroup(TABLE, "types", primary_key="id")
+def test_null_column_takes_type_of_group(empty_store: FeatureStore) -> None:
+    group = empty_store.create_featuregroup(TABLE, "types", primary_key="id")
     nothing = pa.table({"id": [9], **{name: pa.nulls(1) for name in COLUMNS}})
     group.insert(nothing)
-    table = duckdb_store.get_featuregroup("types").filter("id = 9").to_arrow()
+    table = empty_store.get_featuregroup("types").filter("id = 9").to_arrow()
     assert table.schema.equals(TABLE.schema)
     assert table.to_pylist() == nothing.to_pylist()
 
 
 def test_array_shapes_persist_in_delta_column_metadata(
-    duckdb_store: FeatureStore, tmp_path: Path
+    empty_store: FeatureStore, tmp_path: Path
 ) -> None:
     images = np.arange(2 * 8 * 6, dtype=np.uint8).reshape(2, 8, 6)
-    group = duckdb_store.create_featuregroup({"id": [1, 2], "image": images}, "images")
+    group = empty_store.create_featuregroup({"id": [1, 2], "image": images}, "images")
     group.insert({"id": [3], "image": images[:1], "more": [[1.0, 2.0]]}, schema_change="add")
     from featurestore_connectors.spark_delta.tables import create_table
 

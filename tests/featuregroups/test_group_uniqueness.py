@@ -35,22 +35,22 @@ def group_of(store: FeatureStore, name: str = "g") -> FeatureGroup:
     return store.create_featuregroup(rows([1, 2], 1), name, primary_key="id", event_time="t")
 
 
-def test_unique_keys_preserved_by_appends_upserts_and_deletes(duckdb_store: FeatureStore) -> None:
-    group = group_of(duckdb_store)
+def test_unique_keys_preserved_by_appends_upserts_and_deletes(empty_store: FeatureStore) -> None:
+    group = group_of(empty_store)
     assert unique(group)
     group.insert(rows([1, 2], 2))
     assert unique(group)
     group.insert(rows([1, 3], 2), mode="upsert")
     assert unique(group)
-    duckdb_store.delete_from_featuregroup("g", "id = 3")
-    duckdb_store.add_featuregroup_tag("g", "a", "b")
-    duckdb_store.compact_featuregroup("g")
+    empty_store.delete_from_featuregroup("g", "id = 3")
+    empty_store.add_featuregroup_tag("g", "a", "b")
+    empty_store.compact_featuregroup("g")
     assert unique(group)
     assert [commit.unique for commit in group.history() if commit.unique is not None] == [True] * 4
 
 
-def test_append_of_earlier_or_equal_times_is_not_unique(duckdb_store: FeatureStore) -> None:
-    group = group_of(duckdb_store)
+def test_append_of_earlier_or_equal_times_is_not_unique(empty_store: FeatureStore) -> None:
+    group = group_of(empty_store)
     group.insert(rows([5], 1))
     assert not unique(group)
     group.insert(rows([5], 9))
@@ -59,24 +59,24 @@ def test_append_of_earlier_or_equal_times_is_not_unique(duckdb_store: FeatureSto
     assert unique(group)
 
 
-def test_unchecked_writes_are_not_marked_unique(duckdb_store: FeatureStore) -> None:
-    group = group_of(duckdb_store)
+def test_unchecked_writes_are_not_marked_unique(empty_store: FeatureStore) -> None:
+    group = group_of(empty_store)
     group.insert(rows([7, 7], 3), validation="off")
     assert not unique(group)
-    second_group = group_of(duckdb_store, "other")
+    second_group = group_of(empty_store, "other")
     second_group.insert(rows([7, None], 3), validation="warn")
     assert not unique(second_group)
-    plain = duckdb_store.create_featuregroup(rows([1, 1], 1), "plain")
+    plain = empty_store.create_featuregroup(rows([1, 1], 1), "plain")
     assert not unique(plain)
 
 
-def test_unique_mark_is_lost_after_concurrent_append(duckdb_store: FeatureStore) -> None:
+def test_unique_mark_is_lost_after_concurrent_append(empty_store: FeatureStore) -> None:
     """An append checked against version 1 is committed after another append.
 
     It proves nothing any more.
     """
-    group = group_of(duckdb_store)
-    session = duckdb_store.session
+    group = group_of(empty_store)
+    session = empty_store.session
     base = group.delta_version
     group.insert(rows([1], 5))
     from featurestore.plugins.engine import TableWrite
@@ -87,15 +87,15 @@ def test_unique_mark_is_lost_after_concurrent_append(duckdb_store: FeatureStore)
     assert not unique(group)
 
 
-def test_replace_range_is_not_marked_unique(duckdb_store: FeatureStore) -> None:
+def test_replace_range_is_not_marked_unique(empty_store: FeatureStore) -> None:
     from featurestore.plugins.engine import TimeRange
 
-    group = group_of(duckdb_store)
+    group = group_of(empty_store)
     window = TimeRange(
         "t", dt.datetime(2024, 1, 1, tzinfo=dt.UTC), dt.datetime(2024, 1, 2, tzinfo=dt.UTC)
     )
     commit = insert(
-        duckdb_store.session,
+        empty_store.session,
         rows([8], 1),
         "g",
         write=Write(

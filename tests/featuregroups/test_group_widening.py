@@ -95,15 +95,15 @@ def test_decimal_over_38_digits_raises_without_widening(store: FeatureStore) -> 
     assert store.get_featuregroup("g").to_arrow().to_pylist() == [first]
 
 
-def test_decimal_widening_skipped_for_rejected_rows(duckdb_store: FeatureStore) -> None:
+def test_decimal_widening_skipped_for_rejected_rows(empty_store: FeatureStore) -> None:
     rule = {"type": "expect_column_values_to_be_between"}
     rule["kwargs"] = {"column": "price", "max_value": 50}  # type: ignore[assignment]
-    group = duckdb_store.create_featuregroup(
+    group = empty_store.create_featuregroup(
         [row(0, Decimal("9.99"))], "g", primary_key="id", expectations=[rule]
     )
     with pytest.raises(ValidationFailed):
         group.insert([row(1, Decimal("99.999"))], schema_change="add")
-    assert price_type(duckdb_store) == pa.decimal128(3, 2)
+    assert price_type(empty_store) == pa.decimal128(3, 2)
 
 
 @spark_in_soak
@@ -176,13 +176,13 @@ def test_decimal_widening_random_batches_equal_single_batch(
 
 
 def test_concurrent_decimal_widening_keeps_all_rows(
-    duckdb_store: FeatureStore, tmp_path: Path
+    empty_store: FeatureStore, tmp_path: Path
 ) -> None:
-    group = duckdb_store.create_featuregroup([row(0, Decimal("0.1"))], "g", primary_key="id")
+    group = empty_store.create_featuregroup([row(0, Decimal("0.1"))], "g", primary_key="id")
     values = [Decimal(10) ** number + Decimal("0.5").scaleb(-number) for number in range(6)]
 
     def insert(number: int) -> None:
-        store = featurestore.connect(duckdb_store.location, engine="duckdb")
+        store = featurestore.connect(empty_store.location, engine="duckdb")
         handle = store.get_featuregroup("g")
         assert handle is not None
         store.insert_into_featuregroup(
@@ -195,8 +195,8 @@ def test_concurrent_decimal_widening_keeps_all_rows(
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(insert, range(6)))
-    assert price_type(duckdb_store) == pa.decimal128(12, 6)
-    assert prices(duckdb_store) == [Decimal("0.1"), *values, *[Decimal("0.2")] * 6]
+    assert price_type(empty_store) == pa.decimal128(12, 6)
+    assert prices(empty_store) == [Decimal("0.1"), *values, *[Decimal("0.2")] * 6]
     path = str(tmp_path / "store" / "featuregroups" / "g" / "v1")
     for file in read_snapshot(path).files:
         schema = parquet.read_schema(file.path)

@@ -71,33 +71,33 @@ def test_insert_modes_append_upsert_and_overwrite(store: FeatureStore) -> None:
     assert all(c.timestamp.tzinfo is not None for c in group.history())
 
 
-def test_upsert_with_new_created_time_adds_row(duckdb_store: FeatureStore) -> None:
+def test_upsert_with_new_created_time_adds_row(empty_store: FeatureStore) -> None:
     first = rows([1], x=1.0).append_column("known", pa.array([day(1)]))
-    group = duckdb_store.create_featuregroup(
+    group = empty_store.create_featuregroup(
         first, "g", primary_key="id", event_time="t", created_time="known"
     )
     later = rows([1], x=2.0).append_column("known", pa.array([day(5)]))
     group.insert(later, mode="upsert")
     again = rows([1], x=3.0).append_column("known", pa.array([day(5)]))
     group.insert(again, mode="upsert")
-    actual = duckdb_store.get_featuregroup("g", dataframe_type="python")
+    actual = empty_store.get_featuregroup("g", dataframe_type="python")
     assert sorted((row["known"].day, row["x"]) for row in actual) == [(1, 1.0), (5, 3.0)]
 
 
-def test_insert_matches_columns_by_name_and_casts(duckdb_store: FeatureStore) -> None:
+def test_insert_matches_columns_by_name_and_casts(empty_store: FeatureStore) -> None:
     wide = pa.table({"id": [1], "a": pa.array([1], pa.int64()), "b": pa.array([0.5], pa.float64())})
-    duckdb_store.create_featuregroup(wide, "g", primary_key="id")
+    empty_store.create_featuregroup(wide, "g", primary_key="id")
     narrow = pa.table(
         {"b": pa.array([1.5], pa.float32()), "a": pa.array([7], pa.int8()), "id": [2]}
     )
-    duckdb_store.insert_into_featuregroup(narrow, "g")
-    actual = duckdb_store.get_featuregroup("g", dataframe_type="arrow").sort_by("id")
+    empty_store.insert_into_featuregroup(narrow, "g")
+    actual = empty_store.get_featuregroup("g", dataframe_type="arrow").sort_by("id")
     assert actual.schema == wide.schema
     assert actual.to_pylist() == [{"id": 1, "a": 1, "b": 0.5}, {"id": 2, "a": 7, "b": 1.5}]
 
 
-def test_insert_new_columns_require_schema_change(duckdb_store: FeatureStore) -> None:
-    group = duckdb_store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
+def test_insert_new_columns_require_schema_change(empty_store: FeatureStore) -> None:
+    group = empty_store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
     wider = rows([2], 2, y=pa.array([7], pa.uint8()))
     with pytest.raises(SchemaMismatch, match=r"unknown: 'y' \(uint8\)(.|\n)*schema_change='add'"):
         group.insert(wider)
@@ -116,17 +116,17 @@ def test_insert_new_columns_require_schema_change(duckdb_store: FeatureStore) ->
     assert group.schema.names == ["id", "t", "x", "y", "z"]
 
 
-def test_concurrent_column_additions_are_all_kept(duckdb_store: FeatureStore) -> None:
+def test_concurrent_column_additions_are_all_kept(empty_store: FeatureStore) -> None:
     import threading
 
     import featurestore
 
-    group = duckdb_store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
+    group = empty_store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
     start = threading.Barrier(4)
     errors: list[Exception] = []
 
     def add(number: int) -> None:
-        store = featurestore.connect(duckdb_store.location)
+        store = featurestore.connect(empty_store.location)
         batch = rows([10 + number], 2, **{f"y{number % 3}": pa.array([7], pa.uint8())})
         start.wait()
         try:
@@ -146,12 +146,12 @@ def test_concurrent_column_additions_are_all_kept(duckdb_store: FeatureStore) ->
     assert group.read().count() == 5
     from featurestore.registry import featuregroups
 
-    with duckdb_store.session.registry.reading() as connection:
+    with empty_store.session.registry.reading() as connection:
         assert featuregroups.get(connection, "g").spec == group.spec
 
 
-def test_insert_schema_mismatch_error_contains_types_and_hint(duckdb_store: FeatureStore) -> None:
-    store = duckdb_store
+def test_insert_schema_mismatch_error_contains_types_and_hint(empty_store: FeatureStore) -> None:
+    store = empty_store
     table = pa.table({"id": [1], "n": pa.array([1], pa.int32()), "text": ["a"]})
     store.create_featuregroup(table, "g", primary_key="id")
     wrong = pa.table({"id": [2], "n": ["1"], "text": [1.5]})
@@ -170,19 +170,19 @@ def test_insert_schema_mismatch_error_contains_types_and_hint(duckdb_store: Feat
     assert len(store.get_featuregroup_history("g")) == 1
 
 
-def test_insert_duplicate_keys_raises_with_examples(duckdb_store: FeatureStore) -> None:
-    group = duckdb_store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
+def test_insert_duplicate_keys_raises_with_examples(empty_store: FeatureStore) -> None:
+    group = empty_store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
     doubled = pa.concat_tables([rows([5], 2, x=1.0), rows([5], 2, x=2.0)])
     for mode, policy in (("upsert", None), ("upsert", "off"), ("append", None)):
         with pytest.raises(DuplicateKeys, match="5"):
             group.insert(doubled, mode=mode, validation=policy)
     assert group.delta_version == 1
     group.insert(doubled, mode="upsert", on_duplicates="last")
-    assert values(duckdb_store)[(5, 2)] == 2.0
+    assert values(empty_store)[(5, 2)] == 2.0
 
 
-def test_insert_failing_expectations_writes_nothing(duckdb_store: FeatureStore) -> None:
-    store = duckdb_store
+def test_insert_failing_expectations_writes_nothing(empty_store: FeatureStore) -> None:
+    store = empty_store
     group = store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
     with pytest.raises(ValidationFailed, match="no_null_keys"):
         group.insert(pa.table({"id": pa.array([None], pa.int64()), "t": [day(1)], "x": [1.0]}))
@@ -194,8 +194,8 @@ def test_insert_failing_expectations_writes_nothing(duckdb_store: FeatureStore) 
     assert [group.name for group in store.get_featuregroups()] == ["g"]
 
 
-def test_insert_failing_rows_go_to_quarantine(duckdb_store: FeatureStore) -> None:
-    group = duckdb_store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
+def test_insert_failing_rows_go_to_quarantine(empty_store: FeatureStore) -> None:
+    group = empty_store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
     batch = rows([2, None], 2).cast(group.schema)
     commit = group.insert(batch, validation="quarantine", transaction=("app", 1))
     assert (commit.validation, commit.rows) == ("quarantined", 2)
@@ -209,8 +209,8 @@ def test_insert_failing_rows_go_to_quarantine(duckdb_store: FeatureStore) -> Non
     assert DeltaTable(group.path + "_quarantine").to_pyarrow_table().num_rows == 1
 
 
-def test_insert_repeated_transaction_writes_nothing(duckdb_store: FeatureStore) -> None:
-    group = duckdb_store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
+def test_insert_repeated_transaction_writes_nothing(empty_store: FeatureStore) -> None:
+    group = empty_store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
     first = group.insert(rows([2]), transaction=("nightly", 7))
     again = group.insert(rows([2]), transaction=("nightly", 7))
     older = group.insert(rows([3]), mode="overwrite", transaction=("nightly", 6))
@@ -218,14 +218,14 @@ def test_insert_repeated_transaction_writes_nothing(duckdb_store: FeatureStore) 
     assert again.delta_version == first.delta_version == group.delta_version
     assert group.insert(rows([3]), transaction=("nightly", 8)).applied
     assert group.insert(rows([4]), mode="upsert", transaction=("other", 1)).applied
-    assert values(duckdb_store).keys() == {(1, 1), (2, 1), (3, 1), (4, 1)}
+    assert values(empty_store).keys() == {(1, 1), (2, 1), (3, 1), (4, 1)}
 
 
 @pytest.mark.parametrize("mode", ["append", "upsert", "overwrite"])
 def test_insert_repeated_transaction_does_not_consume_stream(
-    duckdb_store: FeatureStore, mode: str
+    empty_store: FeatureStore, mode: str
 ) -> None:
-    group = duckdb_store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
+    group = empty_store.create_featuregroup(rows([1]), "g", primary_key="id", event_time="t")
     group.insert(rows([2], 2), transaction=("app", 1))
 
     def batches() -> Any:
@@ -249,44 +249,44 @@ def test_insert_repeated_transaction_does_not_consume_stream(
     ],
 )
 def test_insert_invalid_arguments_raise(
-    duckdb_store: FeatureStore, options: Any, error_type: Any, message: str
+    empty_store: FeatureStore, options: Any, error_type: Any, message: str
 ) -> None:
-    group = duckdb_store.create_featuregroup(rows([1]), "g")
+    group = empty_store.create_featuregroup(rows([1]), "g")
     with pytest.raises(error_type, match=message):
         group.insert(rows([2]), **options)
 
 
 @pytest.mark.parametrize("condition", ["", "id >", "nonsense = 1", "id = 1; drop table x"])
 def test_delete_invalid_condition_raises_without_deleting(
-    duckdb_store: FeatureStore, condition: str
+    empty_store: FeatureStore, condition: str
 ) -> None:
-    group = duckdb_store.create_featuregroup(rows([1]), "g")
+    group = empty_store.create_featuregroup(rows([1]), "g")
     with pytest.raises((InvalidSql, InvalidArgument)):
-        duckdb_store.delete_from_featuregroup("g", condition)
+        empty_store.delete_from_featuregroup("g", condition)
     assert group.delta_version == 1
 
 
-def test_delete_without_matching_rows_makes_no_commit(duckdb_store: FeatureStore) -> None:
-    group = duckdb_store.create_featuregroup(rows([1]), "g")
-    assert duckdb_store.delete_from_featuregroup("g", "id = 5").delta_version == 1
+def test_delete_without_matching_rows_makes_no_commit(empty_store: FeatureStore) -> None:
+    group = empty_store.create_featuregroup(rows([1]), "g")
+    assert empty_store.delete_from_featuregroup("g", "id = 5").delta_version == 1
     assert group.delta_version == 1
 
 
-def test_partition_values_unsupported_by_delta_raise(duckdb_store: FeatureStore) -> None:
+def test_partition_values_unsupported_by_delta_raise(empty_store: FeatureStore) -> None:
     table = pa.table({"id": [1, 2], "place": ["JFK", ""]})
     for policy in ("off", "strict"):
         with pytest.raises(InvalidArgument, match="'place' has empty strings"):
-            duckdb_store.create_featuregroup(
+            empty_store.create_featuregroup(
                 table, "g", primary_key="id", partition_by="place", validation=policy
             )
     with pytest.raises(InvalidArgument, match="cannot be a key or partition"):
-        duckdb_store.create_featuregroup(pa.table({"id": [1], "x": [0.5]}), "g", partition_by="x")
-    assert duckdb_store.get_featuregroups() == []
-    group = duckdb_store.create_featuregroup(
+        empty_store.create_featuregroup(pa.table({"id": [1], "x": [0.5]}), "g", partition_by="x")
+    assert empty_store.get_featuregroups() == []
+    group = empty_store.create_featuregroup(
         table.slice(0, 1), "g", primary_key="id", partition_by="place"
     )
     group.insert(pa.table({"id": [3], "place": ["LGA"]}))
-    actual = duckdb_store.get_featuregroup("g", dataframe_type="arrow").sort_by("id")
+    actual = empty_store.get_featuregroup("g", dataframe_type="arrow").sort_by("id")
     assert actual.to_pylist() == [{"id": 1, "place": "JFK"}, {"id": 3, "place": "LGA"}]
 
 

@@ -60,8 +60,8 @@ def assert_published(store: FeatureStore, name: str = "g") -> None:
     assert table.metadata.properties["featurestore.delta-version"] == str(group.delta_version)
 
 
-def test_iceberg_clients_read_each_commit(duckdb_store: FeatureStore) -> None:
-    store = duckdb_store
+def test_iceberg_clients_read_each_commit(empty_store: FeatureStore) -> None:
+    store = empty_store
     group = store.create_featuregroup(ROWS, "g", primary_key=["id"], event_time="at", iceberg=True)
     assert_published(store)
     first_ids = {field.name: field.field_id for field in iceberg_table(group.path).schema().fields}
@@ -144,7 +144,7 @@ connection.execute(f"COPY (FROM iceberg_scan('{sys.argv[1]}') WHERE {sys.argv[3]
 
 
 @pytest.mark.soak
-def test_duckdb_reads_each_commit(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+def test_duckdb_reads_each_commit(empty_store: FeatureStore, tmp_path: Path) -> None:
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
     python = str(environment / "bin" / "python")
@@ -160,7 +160,7 @@ def test_duckdb_reads_each_commit(duckdb_store: FeatureStore, tmp_path: Path) ->
         expected = duckdb.from_arrow(stored_rows).filter(condition).to_arrow_table()
         assert rows_of(pq.read_table(copy)) == rows_of(expected)
 
-    store = duckdb_store
+    store = empty_store
     group = store.create_featuregroup(ROWS, "g", primary_key=["id"], event_time="at", iceberg=True)
     assert_read("true")
     added = ROWS.set_column(0, "id", pa.array([5, 6, 7, 8])).append_column(
@@ -174,8 +174,8 @@ def test_duckdb_reads_each_commit(duckdb_store: FeatureStore, tmp_path: Path) ->
     assert_read("day = 'a b' AND extra IS NULL")
 
 
-def test_iceberg_definition_survives_reopening(duckdb_store: FeatureStore) -> None:
-    store = duckdb_store
+def test_iceberg_definition_survives_reopening(empty_store: FeatureStore) -> None:
+    store = empty_store
     rows = [{"id": 1}]
     store.create_featuregroup(rows, "g", primary_key=["id"], iceberg=True)
     again = store.create_featuregroup(rows, "g", primary_key=["id"], iceberg=True)

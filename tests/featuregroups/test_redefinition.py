@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -162,8 +161,8 @@ def test_report_of_commit_names_its_expectations(store: FeatureStore) -> None:
     ]
 
 
-def test_update_during_write_is_not_undone(duckdb_store: FeatureStore) -> None:
-    store = duckdb_store
+def test_update_during_write_is_not_undone(empty_store: FeatureStore) -> None:
+    store = empty_store
     store.create_featuregroup(rows(1.0), "weather", primary_key="k", event_time="t")
     new = rows(2.0, first=1).append_column("gust", pa.array([5.0]))
 
@@ -181,8 +180,7 @@ def test_update_during_write_is_not_undone(duckdb_store: FeatureStore) -> None:
     assert group.description == "changed"
 
 
-def test_update_refuses_invalid_values(duckdb_store: FeatureStore, tmp_path: Path) -> None:
-    duckdb_store.create_featuregroup([{"k": 1, "x": 2.0}], "plain", primary_key="k")
+def test_update_refuses_invalid_values(flights_store: FeatureStore) -> None:
     for change, message in (
         ({"ttl": "0d"}, "only at its exact event time"),
         ({"ttl": "7d"}, "ttl"),
@@ -192,5 +190,5 @@ def test_update_refuses_invalid_values(duckdb_store: FeatureStore, tmp_path: Pat
         ({"descriptions": {"y": "?"}}, "Unknown column 'y'"),
     ):
         with pytest.raises(featurestore.FeatureStoreError, match=message):
-            duckdb_store.update_featuregroup("plain", **change)
-    assert duckdb_store.featuregroup("plain").delta_version == 1
+            flights_store.update_featuregroup("planes", **change)
+    assert flights_store.featuregroup("planes").delta_version == 1

@@ -39,10 +39,8 @@ DECLARED: dict[str, Any] = {
 
 @pytest.mark.parametrize("far", FAR.values(), ids=FAR.keys())
 @pytest.mark.parametrize("role", ROLES)
-def test_out_of_range_times_in_memory_raise(
-    duckdb_store: FeatureStore, role: str, far: int
-) -> None:
-    store, rows = duckdb_store, table(role, far)
+def test_out_of_range_times_in_memory_raise(empty_store: FeatureStore, role: str, far: int) -> None:
+    store, rows = empty_store, table(role, far)
     refused = rf"^Row 1 has .* in '{role}', outside of the years 1 to 9999"
     with pytest.raises(OutOfRange, match=refused):
         store.create_featuregroup(rows, "g", **DECLARED)

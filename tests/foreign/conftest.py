@@ -13,7 +13,7 @@ from featurestore.store import FeatureStore
 
 
 @pytest.fixture
-def lake(duckdb_store: FeatureStore, tmp_path: Path) -> Callable[..., SourceFrame]:
+def lake(empty_store: FeatureStore, tmp_path: Path) -> Callable[..., SourceFrame]:
     """Return a function that writes files and reads them as one table."""
     number = iter(range(1000))
 
@@ -23,8 +23,8 @@ def lake(duckdb_store: FeatureStore, tmp_path: Path) -> Callable[..., SourceFram
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content.encode() if isinstance(content, str) else content)
-        duckdb_store.add_source(folder.name, str(folder))
-        frame = duckdb_store.read_source(folder.name, **options)
+        empty_store.add_source(folder.name, str(folder))
+        frame = empty_store.read_source(folder.name, **options)
         assert isinstance(frame, SourceFrame)
         return frame
 

@@ -51,14 +51,14 @@ def test_bad_rows_are_counted_in_the_quarantine(lake: Lake) -> None:
     ]
 
 
-def test_invalid_values_are_quarantined(duckdb_store: FeatureStore, lake: Lake) -> None:
+def test_invalid_values_are_quarantined(empty_store: FeatureStore, lake: Lake) -> None:
     files: dict[str, str | bytes] = {"a.csv": "id,total\n1,2.5\n2,much\n\n3,\n4,1e400\n"}
     with pytest.raises(InvalidSourceFile, match=r"a\.csv line 3, column 'total': 'much' is not"):
         rows(lake(files, dtypes={"total": "double"}))
     frame = lake(files, dtypes={"total": "double"}, on_bad_rows="quarantine")
     assert rows(frame) == [{"id": 1, "total": 2.5}, {"id": 3, "total": None}]
     assert frame.quarantine().column("line").to_pylist() == [3, 6]
-    group = duckdb_store.create_featuregroup(frame, "totals")
+    group = empty_store.create_featuregroup(frame, "totals")
     (read,) = group.history()[0].inputs.values()
     assert (read["rows"], read["quarantined"]) == (2, 2)
 
@@ -109,26 +109,26 @@ def test_types_are_inferred_from_all_files(lake: Lake) -> None:
     assert rows(lake({"a.csv": "x\n" + "1\n" * 50_000 + "y\n"}))[-1] == {"x": "y"}
 
 
-def test_stored_schema_validates_later_files(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+def test_stored_schema_validates_later_files(empty_store: FeatureStore, tmp_path: Path) -> None:
     folder = tmp_path / "shop"
     folder.mkdir()
     (folder / "a.csv").write_text("id,zip\n1,12345\n")
-    duckdb_store.add_source("shop", str(folder))
-    report = duckdb_store.check_source("shop")
+    empty_store.add_source("shop", str(folder))
+    report = empty_store.check_source("shop")
     assert report.columns == {"id": "int64", "zip": "int64"}
     assert report.dialect["delimiter"] == ","
     (folder / "b.csv").write_text("id,zip\n2,01234\n")
     with pytest.raises(InvalidSourceFile, match=r"b\.csv line 2, column 'zip': '01234'") as error:
-        rows(duckdb_store.read_source("shop"))
+        rows(empty_store.read_source("shop"))
     assert "dtypes={'zip': 'string'}" in str(error.value)
-    assert rows(duckdb_store.read_source("shop", dtypes={"zip": "string"}))[1]["zip"] == "01234"
+    assert rows(empty_store.read_source("shop", dtypes={"zip": "string"}))[1]["zip"] == "01234"
     (folder / "b.csv").write_text("id,zip,more\n2,3,4\n")
     with pytest.raises(InvalidSourceFile, match=r"b\.csv has the additional columns 'more'"):
-        rows(duckdb_store.read_source("shop"))
-    duckdb_store.remove_source("shop")
+        rows(empty_store.read_source("shop"))
+    empty_store.remove_source("shop")
     (folder / "b.csv").write_text("id,zip\n2,x\n")
-    duckdb_store.add_source("shop", str(folder))
-    assert duckdb_store.check_source("shop").columns["zip"] == "string"
+    empty_store.add_source("shop", str(folder))
+    assert empty_store.check_source("shop").columns["zip"] == "string"
 
 
 def test_unclosed_quote_is_refused(lake: Lake) -> None:
@@ -218,19 +218,19 @@ def test_file_endings_and_compressions_are_supported(lake: Lake) -> None:
         lake({"a.tsv": "id\tx\n", "b.csv": "id,x\n"})
 
 
-def test_ignored_files_are_named_and_counted(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+def test_ignored_files_are_named_and_counted(empty_store: FeatureStore, tmp_path: Path) -> None:
     for name in ("a.csv", "b.txt", "c.xlsx", "_SUCCESS"):
         (tmp_path / name).write_text("id\n1\n")
     source = tmp_path / "lake"
     source.mkdir()
     for name in ("a.csv", "b.txt", "c.xlsx", "_SUCCESS"):
         (source / name).write_text("id\n1\n")
-    duckdb_store.add_source("lake", str(source))
-    assert duckdb_store.check_source("lake").unread == ("b.txt", "c.xlsx")
+    empty_store.add_source("lake", str(source))
+    assert empty_store.check_source("lake").unread == ("b.txt", "c.xlsx")
     with pytest.warns(UserWarning, match=r"ignores 2 files.*'b\.txt', 'c\.xlsx'"):
-        assert duckdb_store.read_source("lake").count() == 1
+        assert empty_store.read_source("lake").count() == 1
     # An explicitly named file may have any extension.
-    assert duckdb_store.read_source("lake", path="b.txt", format="csv").count() == 1
+    assert empty_store.read_source("lake", path="b.txt", format="csv").count() == 1
 
 
 def test_semicolon_delimiter_is_suggested_not_guessed(lake: Lake) -> None:

@@ -60,16 +60,16 @@ def test_inconsistent_partitions_are_refused(lake: Lake) -> None:
         lake({"day=1/a.csv": "id\n1\n", "month=1/a.csv": "id\n1\n"})
 
 
-def test_pandas_partitions_are_read(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+def test_pandas_partitions_are_read(empty_store: FeatureStore, tmp_path: Path) -> None:
     frame = pd.DataFrame({"id": [1, 2, 3], "day": ["2024-01-01", "2024-01-02", "2024-01-01"]})
     frame.to_parquet(tmp_path / "lake", partition_cols=["day"])
-    duckdb_store.add_source("lake", str(tmp_path / "lake"))
-    read = rows(duckdb_store.read_source("lake", columns=["id", "day"]))
+    empty_store.add_source("lake", str(tmp_path / "lake"))
+    read = rows(empty_store.read_source("lake", columns=["id", "day"]))
     assert sorted(row["id"] for row in read if row["day"] == date(2024, 1, 1)) == [1, 3]
-    assert [table.name for table in duckdb_store.check_source("lake").tables] == ["."]
+    assert [table.name for table in empty_store.check_source("lake").tables] == ["."]
 
 
-def test_parquet_columns_have_one_common_type(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+def test_parquet_columns_have_one_common_type(empty_store: FeatureStore, tmp_path: Path) -> None:
     def write(name: str, **columns: Any) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         parquet.write_table(pa.table(columns), tmp_path / name)
@@ -82,20 +82,20 @@ def test_parquet_columns_have_one_common_type(duckdb_store: FeatureStore, tmp_pa
     write("less/b.parquet", x=[1])
     write("digits/a.parquet", x=pa.array([10**40], pa.decimal256(45, 0)))
     for name in ("wide", "mixed", "less", "digits"):
-        duckdb_store.add_source(name, str(tmp_path / name))
-    assert rows(duckdb_store.read_source("wide")) == [{"x": 1, "y": 1.5}, {"x": 2**40, "y": 0.1}]
+        empty_store.add_source(name, str(tmp_path / name))
+    assert rows(empty_store.read_source("wide")) == [{"x": 1, "y": 1.5}, {"x": 2**40, "y": 0.1}]
     with pytest.raises(InvalidSourceFile, match=r"'x' is int64 in a\.parquet and string in b"):
-        duckdb_store.read_source("mixed")
-    assert rows(duckdb_store.read_source("mixed", dtypes={"x": "string"}))[0] == {"x": "1"}
+        empty_store.read_source("mixed")
+    assert rows(empty_store.read_source("mixed", dtypes={"x": "string"}))[0] == {"x": "1"}
     with pytest.raises(InvalidSourceFile, match=r"b\.parquet lacks the columns 'y'"):
-        duckdb_store.read_source("less")
-    assert rows(duckdb_store.read_source("less", dtypes={"y": "int64"}))[1] == {"x": 1, "y": None}
+        empty_store.read_source("less")
+    assert rows(empty_store.read_source("less", dtypes={"y": "int64"}))[1] == {"x": 1, "y": None}
     with pytest.raises(UnsupportedType, match="'x'"):
-        duckdb_store.read_source("digits")
+        empty_store.read_source("digits")
 
 
 def test_foreign_parquet_is_read_or_refused_by_column(
-    duckdb_store: FeatureStore, tmp_path: Path
+    empty_store: FeatureStore, tmp_path: Path
 ) -> None:
     digits = pa.array([Decimal("123456.78")], pa.decimal128(10, 2))
     beyond = pa.Array.from_buffers(pa.decimal128(5, 2), 1, digits.buffers())
@@ -110,27 +110,27 @@ def test_foreign_parquet_is_read_or_refused_by_column(
     }
     for name, table in tables.items():
         parquet.write_table(table, tmp_path / f"{name}.parquet")
-        duckdb_store.add_source(name, str(tmp_path / f"{name}.parquet"))
+        empty_store.add_source(name, str(tmp_path / f"{name}.parquet"))
         with pytest.raises((InvalidSourceFile, UnsupportedType), match="'x'") as error:
-            duckdb_store.read_source(name).to_arrow()
+            empty_store.read_source(name).to_arrow()
         assert "sql=" not in str(error.value)
-        assert rows(duckdb_store.read_source(name, columns=["id"])) == [{"id": 1}]
+        assert rows(empty_store.read_source(name, columns=["id"])) == [{"id": 1}]
 
 
 def test_nanoseconds_of_parquet_are_refused_or_rounded(
-    duckdb_store: FeatureStore, tmp_path: Path
+    empty_store: FeatureStore, tmp_path: Path
 ) -> None:
     instants = pa.array([1704067200123456789, None, -1500], pa.timestamp("ns"))
     parquet.write_table(pa.table({"at": instants}), tmp_path / "a.parquet")
-    duckdb_store.add_source("lake", str(tmp_path / "a.parquet"))
+    empty_store.add_source("lake", str(tmp_path / "a.parquet"))
     with pytest.raises(InvalidSourceFile, match=r"a\.parquet: Column 'at'") as error:
-        duckdb_store.read_source("lake").to_arrow()
+        empty_store.read_source("lake").to_arrow()
     assert "timestamp_precision='us'" in str(error.value)
-    column = duckdb_store.read_source("lake", timestamp_precision="us").to_arrow().column("at")
+    column = empty_store.read_source("lake", timestamp_precision="us").to_arrow().column("at")
     assert column.cast(pa.int64()).to_pylist() == [1704067200123457, None, -1]
 
 
-def test_null_columns_take_type_of_other_files(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+def test_null_columns_take_type_of_other_files(empty_store: FeatureStore, tmp_path: Path) -> None:
     (tmp_path / "lake").mkdir()
     frames = {
         "a": {"x": [None], "y": [1]},
@@ -139,20 +139,20 @@ def test_null_columns_take_type_of_other_files(duckdb_store: FeatureStore, tmp_p
     }
     for name, columns in frames.items():
         pd.DataFrame(columns).to_parquet(tmp_path / "lake" / f"{name}.parquet")
-    duckdb_store.add_source("lake", str(tmp_path / "lake"))
-    read = rows(duckdb_store.read_source("lake"))
+    empty_store.add_source("lake", str(tmp_path / "lake"))
+    read = rows(empty_store.read_source("lake"))
     assert read == [{"x": None, "y": 1}, {"x": "t", "y": 2}, {"x": None, "y": 3}]
 
 
-def test_job_counts_quarantined_rows(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+def test_job_counts_quarantined_rows(empty_store: FeatureStore, tmp_path: Path) -> None:
     (tmp_path / "lake").mkdir()
     text = "Zone ID,At,Total\n1,2024-01-01T00:30:00Z,2\n1,2\n"
     (tmp_path / "lake" / "a.csv").write_text(text)
-    duckdb_store.add_source("raw", str(tmp_path / "lake"), options={"on_bad_rows": "quarantine"})
+    empty_store.add_source("raw", str(tmp_path / "lake"), options={"on_bad_rows": "quarantine"})
     (tmp_path / "totals_jobs.py").write_text(JOB)
-    duckdb_store.register_jobs(tmp_path / "totals_jobs.py")
-    duckdb_store.backfill_job("totals", "2024-01-01T00:00Z", "2024-01-02T00:00Z")
-    commit = duckdb_store.featuregroup("totals").history()[0]
+    empty_store.register_jobs(tmp_path / "totals_jobs.py")
+    empty_store.backfill_job("totals", "2024-01-01T00:00Z", "2024-01-02T00:00Z")
+    commit = empty_store.featuregroup("totals").history()[0]
     (read,) = [source for source in commit.inputs.values() if source["rows"]]
     assert (read["rows"], read["quarantined"]) == (1, 1)
 
@@ -176,13 +176,13 @@ NOW = datetime(2024, 1, 2, tzinfo=UTC)
 FOREIGN = "Country Name,1978,Año,id\nA,1,2,3\n"
 
 
-def test_invalid_names_error_has_rename_hint(lake: Lake, duckdb_store: FeatureStore) -> None:
+def test_invalid_names_error_has_rename_hint(lake: Lake, empty_store: FeatureStore) -> None:
     with pytest.raises(
         InvalidName, match="Invalid feature names: 'Country Name', '1978', 'Año'"
     ) as e:
         lake({"a.csv": FOREIGN})
     call = str(e.value).split("Hint: ")[1].split(" renames")[0]
-    frame = eval(f"store.{call}", {"store": duckdb_store})
+    frame = eval(f"store.{call}", {"store": empty_store})
     assert rows(frame) == [{"Country_Name": "A", "f_1978": 1, "Ano": 2, "id": 3}]
     snake = lake({"a.csv": FOREIGN}, rename="snake_case")
     assert snake.columns == ["country_name", "f_1978", "ano", "id"]
@@ -193,9 +193,9 @@ def test_invalid_names_error_has_rename_hint(lake: Lake, duckdb_store: FeatureSt
 
 
 def test_names_are_renamed_in_groups_jobs_and_sources(
-    duckdb_store: FeatureStore, tmp_path: Path
+    empty_store: FeatureStore, tmp_path: Path
 ) -> None:
-    store = duckdb_store
+    store = empty_store
     (tmp_path / "a.csv").write_text("Zone ID,At,Total\n1,2024-01-01T00:30:00Z,2\n")
     store.add_source("lake", str(tmp_path / "a.csv"), options={"rename": "snake_case"})
     assert store.read_source("lake").columns == ["zone_id", "at", "total"]
@@ -212,21 +212,21 @@ def test_names_are_renamed_in_groups_jobs_and_sources(
     assert [row["total"] for row in rows(store.get_featuregroup("totals"))] == [2]
 
 
-def test_rename_applies_to_databases(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+def test_rename_applies_to_databases(empty_store: FeatureStore, tmp_path: Path) -> None:
     import sqlite3
     from contextlib import closing
 
     with closing(sqlite3.connect(tmp_path / "a.db")) as database, database:
         database.execute('create table orders ("Order ID" integer, "Total €" real)')
         database.execute("insert into orders values (1, 2.5)")
-    duckdb_store.add_source("shop", f"sqlite:///{tmp_path}/a.db")
+    empty_store.add_source("shop", f"sqlite:///{tmp_path}/a.db")
     with pytest.raises(InvalidName, match="'Order ID'") as error:
-        duckdb_store.read_source("shop", table="orders")
+        empty_store.read_source("shop", table="orders")
     assert "read_source('shop', table='orders', rename={'Order ID': 'Order_ID'" in str(error.value)
-    frame = duckdb_store.read_source("shop", table="orders", rename="snake_case")
+    frame = empty_store.read_source("shop", table="orders", rename="snake_case")
     assert rows(frame) == [{"order_id": 1, "total": 2.5}]
     with pytest.raises(InvalidArgument, match="only folders of files have"):
-        duckdb_store.read_source("shop", table="orders", delimiter=";")
+        empty_store.read_source("shop", table="orders", delimiter=";")
 
 
 def test_arrow_reads_parquet_unsupported_by_duckdb(

@@ -28,8 +28,8 @@ FRAMES: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("library", FRAMES)
-def test_columns_of_frames_are_renamed(duckdb_store: FeatureStore, library: str) -> None:
-    store, frame = duckdb_store, FRAMES[library]
+def test_columns_of_frames_are_renamed(empty_store: FeatureStore, library: str) -> None:
+    store, frame = empty_store, FRAMES[library]
     group = store.create_featuregroup(frame(), "places", primary_key="id", rename="snake_case")
     assert sorted(group.schema.names) == ["country_name", "f_1978", "id"]
     renames = {"Country Name": "country_name", "1978": "f_1978"}
@@ -43,11 +43,11 @@ def test_columns_of_frames_are_renamed(duckdb_store: FeatureStore, library: str)
         store.create_featuregroup(frame(), "other", rename={"Country": "country"})
 
 
-def test_rename_invalid_frames_and_names_raise(duckdb_store: FeatureStore) -> None:
-    frame = duckdb_store.create_featuregroup([{"id": 1}], "places").read()
+def test_rename_invalid_frames_and_names_raise(empty_store: FeatureStore) -> None:
+    frame = empty_store.create_featuregroup([{"id": 1}], "places").read()
     with pytest.raises(InvalidArgument, match="does not support a FeatureFrame"):
-        duckdb_store.create_featuregroup(frame, "other", rename={"id": "key"})
+        empty_store.create_featuregroup(frame, "other", rename={"id": "key"})
     with pytest.raises(InvalidName, match="unique ignoring case"):
-        duckdb_store.create_featuregroup([{"a": 1, "b": 2}], "other", rename={"a": "B"})
+        empty_store.create_featuregroup([{"a": 1, "b": 2}], "other", rename={"a": "B"})
     with pytest.raises(InvalidArgument, match="not a mapping of names"):
-        duckdb_store.create_featuregroup([{"a": 1}], "other", rename="camel")
+        empty_store.create_featuregroup([{"a": 1}], "other", rename="camel")

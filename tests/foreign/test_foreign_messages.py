@@ -47,25 +47,22 @@ REFUSED: list[tuple[dict[str, str | bytes], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("files", "options"), REFUSED)
 def test_hint_calls_read_the_files(
-    lake: Lake,
-    duckdb_store: FeatureStore,
-    files: dict[str, str | bytes],
-    options: dict[str, Any],
+    lake: Lake, empty_store: FeatureStore, subtests: pytest.Subtests
 ) -> None:
-    with pytest.raises(FeatureStoreError) as refusal:
-        lake(files, **options).to_arrow()
-    hint = str(refusal.value.hint)
-    call = re.match(
-        r"read_source\(.*\)(?= (reads|skips|leaves|rounds|renames|names|splits|declares))", hint
-    )
-    assert call is not None, hint
-    frame = eval(f"store.{call[0]}", {"store": duckdb_store})
-    frame.to_arrow()
+    verbs = "reads|skips|leaves|rounds|renames|names|splits|declares"
+    for files, options in REFUSED:
+        with subtests.test(f"{files} {options}"):
+            with pytest.raises(FeatureStoreError) as refusal:
+                lake(files, **options).to_arrow()
+            hint = str(refusal.value.hint)
+            call = re.match(rf"read_source\(.*\)(?= ({verbs}))", hint)
+            assert call is not None, hint
+            frame = eval(f"store.{call[0]}", {"store": empty_store})
+            frame.to_arrow()
 
 
-def test_option_hints_name_valid_options(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+def test_option_hints_name_valid_options(empty_store: FeatureStore, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id,total\n1,2\n")
     wrong: list[dict[str, Any]] = [
         {"delimiter": ";;"},
@@ -89,7 +86,7 @@ def test_option_hints_name_valid_options(duckdb_store: FeatureStore, tmp_path: P
         {"timestamp_precision": "ms"},
     ]
     for number, options in enumerate(wrong):
-        hint = _hint(duckdb_store, f"lake_{number}", tmp_path, options)
+        hint = _hint(empty_store, f"lake_{number}", tmp_path, options)
         assert "sql=" not in hint
         for word in re.findall(r"(\w+)=", hint):
             assert word in (
@@ -111,29 +108,33 @@ def _hint(store: FeatureStore, name: str, path: Path, options: dict[str, Any]) -
     return str(refusal.value.hint)
 
 
-def test_duckdb_read_errors_are_short(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+def test_duckdb_read_errors_are_short(empty_store: FeatureStore, tmp_path: Path) -> None:
     table = pa.table({"id": range(1000), "x": [f"text {number}" for number in range(1000)]})
     parquet.write_table(table, tmp_path / "a.parquet")
     data = bytearray((tmp_path / "a.parquet").read_bytes())
     data[100:3000] = bytes(2900)
     (tmp_path / "a.parquet").write_bytes(data)
-    duckdb_store.add_source("lake", str(tmp_path / "a.parquet"))
+    empty_store.add_source("lake", str(tmp_path / "a.parquet"))
     with pytest.raises((InvalidSourceFile, SourceError), match=r"a\.parquet") as error:
-        duckdb_store.read_source("lake").to_arrow()
+        empty_store.read_source("lake").to_arrow()
     assert len(str(error.value)) < 600
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"format-version": 2}', "x", '{"location": 1}'])
 def test_iceberg_metadata_errors_are_short(
-    duckdb_store: FeatureStore, tmp_path: Path, text: str
+    empty_store: FeatureStore, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     pytest.importorskip("pyiceberg")
-    (tmp_path / "v1.metadata.json").write_text(text)
-    duckdb_store.add_source("table", f"iceberg+{tmp_path}/v1.metadata.json")
-    with pytest.raises(SourceError, match="not that of an Iceberg table") as error:
-        duckdb_store.read_source("table")
-    assert len(str(error.value)) < 500
-    assert "pydantic" not in str(error.value)
+    texts = ["[]", "{}", '{"format-version": 2}', "x", '{"location": 1}']
+    for number, text in enumerate(texts):
+        with subtests.test(text):
+            path = tmp_path / str(number) / "v1.metadata.json"
+            path.parent.mkdir()
+            path.write_text(text)
+            empty_store.add_source(f"table_{number}", f"iceberg+{path}")
+            with pytest.raises(SourceError, match="not that of an Iceberg table") as error:
+                empty_store.read_source(f"table_{number}")
+            assert len(str(error.value)) < 500
+            assert "pydantic" not in str(error.value)
 
 
 def test_long_decimal_hint_keeps_every_digit() -> None:
@@ -143,10 +144,10 @@ def test_long_decimal_hint_keeps_every_digit() -> None:
 
 
 def test_cli_source_read_accepts_options(
-    duckdb_store: FeatureStore, command_line: Callable[..., Any], tmp_path: Path
+    empty_store: FeatureStore, command_line: Callable[..., Any], tmp_path: Path
 ) -> None:
     (tmp_path / "a.csv").write_text("Zone ID;x\n007;2,5\n")
-    location = ("--location", duckdb_store.location)
+    location = ("--location", empty_store.location)
     command_line("source", "add", "lake", str(tmp_path / "a.csv"), *location)
     options = ("delimiter=;", "decimal=,", 'rename={"Zone ID": "zone"}', 'dtypes={"x": "double"}')
     flags = [word for option in options for word in ("--option", option)]

@@ -24,6 +24,8 @@ from featurestore.plugins.format import DatasetFormat
 from featurestore.testing.format_conformance import FormatConformance, build_layout, write
 from featurestore_connectors.tfrecord import TFRecordFormat
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).parents[2] / "docs"
 
 

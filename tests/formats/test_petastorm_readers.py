@@ -279,9 +279,9 @@ def test_row_group_count_fits_rows_and_workers(rows: int, shards: int, groups: i
 
 
 def test_exported_row_groups_match_layout(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
 ) -> None:
-    new_dataset = duckdb_store.create_training_dataset(
+    new_dataset = empty_store.create_training_dataset(
         pa.table({"n": range(4000), "x": [1.5] * 4000}),
         "d",
         data_format="petastorm",
@@ -315,11 +315,11 @@ class _Runs:
 
 
 def test_foreign_petastorm_metadata_is_not_unpickled(
-    duckdb_store: FeatureStore, tmp_path: Path
+    empty_store: FeatureStore, tmp_path: Path
 ) -> None:
     from petastorm.etl.dataset_metadata import ROW_GROUPS_PER_FILE_KEY, UNISCHEMA_KEY
 
-    new_dataset = duckdb_store.create_training_dataset(
+    new_dataset = empty_store.create_training_dataset(
         pa.table({"n": range(100), "x": range(100)}), "d", data_format="petastorm", key="n"
     )
     split = Path(new_dataset.path, "train")
@@ -339,7 +339,7 @@ def test_foreign_petastorm_metadata_is_not_unpickled(
 
 
 def test_batch_reader_refuses_unsupported_columns_first(
-    duckdb_store: FeatureStore, tmp_path: Path
+    empty_store: FeatureStore, tmp_path: Path
 ) -> None:
     rows = range(200)
     table = pa.table(
@@ -350,7 +350,7 @@ def test_batch_reader_refuses_unsupported_columns_first(
             "v": pa.array([[n, n] for n in rows], pa.list_(pa.int64(), 2)),
         }
     )  # fmt: skip
-    new_dataset = duckdb_store.create_training_dataset(table, "d", data_format="petastorm", key="n")
+    new_dataset = empty_store.create_training_dataset(table, "d", data_format="petastorm", key="n")
     with pytest.raises(ReaderConfigError) as caught:
         new_dataset.petastorm_reader("train")
     assert "some (lists of any size), gaps (lists, some of them null)" in caught.value.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -50,51 +51,58 @@ def test_padded_varints_encode_any_integer(values: list[int], offset: int) -> No
     assert not target[:, offset + width :].any()
 
 
-@pytest.mark.parametrize("nulls", [False, True])
-@pytest.mark.parametrize("columns", [1, 3, 40])
 def test_checksums_of_blocks_equal_checksums_of_records(
-    columns: int, nulls: bool, tmp_path: Path
+    tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    random, rows = np.random.default_rng(1), 2500
-    mask = random.random(rows) < 0.2 if nulls else None
+    rows = 2500
     words = [f"w{number:04d}"[: 1 + number % 5] for number in range(rows)]
-    arrays = {}
-    for number in range(columns):
-        arrays |= {
-            f"i{number}": pa.array(random.integers(-(2**40), 2**40, rows), mask=mask),
-            f"d{number}": pa.array(random.random(rows), mask=mask),
-            f"w{number}": pa.array(words, mask=mask),
-        }
-    table = pa.table(arrays)
-    path, _ = write(FORMAT, tmp_path, table, build_layout(FORMAT, table))
-    records = np.frombuffer(Path(path).read_bytes(), np.uint8).reshape(rows, -1)
-    checksums = records[:, -wire.FOOTER :].copy().view("<u4")[:, 0]
-    assert (checksums == wire.payload_checksums(records)).all()
+    for columns, nulls in product((1, 3, 40), (False, True)):
+        with subtests.test(columns=columns, nulls=nulls):
+            random = np.random.default_rng(1)
+            mask = random.random(rows) < 0.2 if nulls else None
+            arrays = {}
+            for number in range(columns):
+                arrays |= {
+                    f"i{number}": pa.array(random.integers(-(2**40), 2**40, rows), mask=mask),
+                    f"d{number}": pa.array(random.random(rows), mask=mask),
+                    f"w{number}": pa.array(words, mask=mask),
+                }
+            table = pa.table(arrays)
+            folder = tmp_path / f"{columns} {nulls}"
+            path, _ = write(FORMAT, folder, table, build_layout(FORMAT, table))
+            records = np.frombuffer(Path(path).read_bytes(), np.uint8).reshape(rows, -1)
+            checksums = records[:, -wire.FOOTER :].copy().view("<u4")[:, 0]
+            assert (checksums == wire.payload_checksums(records)).all()
 
 
-@pytest.mark.parametrize("nulls", [False, True])
-def test_narrow_columns_round_trip_in_large_blocks(nulls: bool, tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    mask = random.random(3000) < 0.2 if nulls else None
-    bits = pa.array(random.random(3000) < 0.5, mask=mask)
-    signed = pa.array(np.arange(3000).astype(np.int8), mask=mask)
-    counts = pa.array(random.integers(0, 128, 3000).astype(np.int8), mask=mask)
-    table = pa.table({"bit": bits, "signed": signed, "count": counts}).slice(3)
-    path, _ = write(FORMAT, tmp_path, table, build_layout(FORMAT, table))
-    records = np.frombuffer(Path(path).read_bytes(), np.uint8).reshape(table.num_rows, -1)
-    checksums = records[:, -wire.FOOTER :].copy().view("<u4")[:, 0]
-    assert (checksums == wire.payload_checksums(records)).all()
-    shard = FORMAT.open_shard(path, layout=build_layout(FORMAT, table))
-    actual_table = shard.read(0, table.num_rows, table.schema.names)
-    assert pa.Table.from_batches([actual_table]).equals(table.combine_chunks())
-    shard.close()
+def test_narrow_columns_round_trip_in_large_blocks(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    for nulls in (False, True):
+        with subtests.test(nulls=nulls):
+            random = np.random.default_rng(0)
+            mask = random.random(3000) < 0.2 if nulls else None
+            bits = pa.array(random.random(3000) < 0.5, mask=mask)
+            signed = pa.array(np.arange(3000).astype(np.int8), mask=mask)
+            counts = pa.array(random.integers(0, 128, 3000).astype(np.int8), mask=mask)
+            table = pa.table({"bit": bits, "signed": signed, "count": counts}).slice(3)
+            path, _ = write(FORMAT, tmp_path / str(nulls), table, build_layout(FORMAT, table))
+            records = np.frombuffer(Path(path).read_bytes(), np.uint8).reshape(table.num_rows, -1)
+            checksums = records[:, -wire.FOOTER :].copy().view("<u4")[:, 0]
+            assert (checksums == wire.payload_checksums(records)).all()
+            shard = FORMAT.open_shard(path, layout=build_layout(FORMAT, table))
+            actual_table = shard.read(0, table.num_rows, table.schema.names)
+            assert pa.Table.from_batches([actual_table]).equals(table.combine_chunks())
+            shard.close()
 
 
-@pytest.mark.parametrize("width", range(1, 10))
-def test_numbers_of_more_bytes_are_not_truncated(width: int) -> None:
-    target = np.zeros((1, width), np.uint8)
-    assert wire.write_varints(target, np.array([2 ** (7 * width) - 1], np.uint64), width=width)
-    assert not wire.write_varints(target, np.array([2 ** (7 * width)], np.uint64), width=width)
+def test_numbers_of_more_bytes_are_not_truncated(subtests: pytest.Subtests) -> None:
+    for width in range(1, 10):
+        with subtests.test(width=width):
+            target = np.zeros((1, width), np.uint8)
+            for number, is_written in ((2 ** (7 * width) - 1, True), (2 ** (7 * width), False)):
+                numbers = np.array([number], np.uint64)
+                assert bool(wire.write_varints(target, numbers, width=width)) == is_written
 
 
 def test_fixed_width_records_have_regular_offsets(tmp_path: Path) -> None:
@@ -195,18 +203,19 @@ def test_pixels_are_encoded_in_two_bytes() -> None:
     assert build_layout(FORMAT, pa.table({"image": image}))["fields"][0]["width"] == 2
 
 
-@pytest.mark.parametrize("bits", [0x7FF0000000000001, 0xFFF4000000000000, 0x7FF8000000000001])
-def test_every_nan_is_written_without_a_warning(bits: int, tmp_path: Path) -> None:
-    values = np.array([bits, 0], np.uint64).view(np.float64)
-    table = pa.table(
-        {"x": pa.array(values), "v": pa.array([values.tolist()] * 2, pa.list_(pa.float64(), 2))}
-    )
-    layout = build_layout(FORMAT, table)
-    path, _ = write(FORMAT, tmp_path, table, layout)
-    actual_table = FORMAT.open_shard(path, layout=layout).read(0, 2, ["x", "v"])
-    assert [repr(value) for value in actual_table["x"].to_pylist()] == ["nan", "0.0"]
-    ragged = pa.table({"x": pa.array(values), "r": pa.array([[1.0], []])})
-    assert write(FORMAT, tmp_path / "ragged", ragged, build_layout(FORMAT, ragged))[1].rows == 2
+def test_every_nan_is_written_without_a_warning(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    for bits in (0x7FF0000000000001, 0xFFF4000000000000, 0x7FF8000000000001):
+        with subtests.test(bits=hex(bits)):
+            values = np.array([bits, 0], np.uint64).view(np.float64)
+            pairs = pa.array([values.tolist()] * 2, pa.list_(pa.float64(), 2))
+            table = pa.table({"x": pa.array(values), "v": pairs})
+            layout = build_layout(FORMAT, table)
+            path, _ = write(FORMAT, tmp_path / hex(bits), table, layout)
+            actual_table = FORMAT.open_shard(path, layout=layout).read(0, 2, ["x", "v"])
+            assert [repr(value) for value in actual_table["x"].to_pylist()] == ["nan", "0.0"]
+            ragged = pa.table({"x": pa.array(values), "r": pa.array([[1.0], []])})
+            layout = build_layout(FORMAT, ragged)
+            assert write(FORMAT, tmp_path / f"ragged {bits}", ragged, layout)[1].rows == 2
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------
@@ -240,41 +249,45 @@ def test_nulls_inside_lists_are_refused_first() -> None:
     assert "b: 1 nulls" in caught.value.message
 
 
-@pytest.mark.parametrize(
-    "dtype", [pa.list_(pa.int64()), pa.list_(pa.int64(), 2), pa.list_(pa.list_(pa.int64(), 1), 2)]
-)
-def test_nulls_inside_lists_are_refused_while_writing(dtype: pa.DataType, tmp_path: Path) -> None:
-    row = [1, None] if pa.types.is_integer(dtype.value_type) else [[1], None]
-    table = pa.table({"x": pa.array([row], dtype)})
-    layout = FORMAT.layout(
-        table.schema, [ColumnProfile("x", 1, 0, longest=2)], compression=None, block_rows=8
-    )
-    with pytest.raises(UnsupportedType, match="nulls inside"):
-        write(FORMAT, tmp_path, table, layout)
-    assert not list(tmp_path.rglob("tfrecord*"))
-
-
-@pytest.mark.parametrize(
-    ("profile_values", "written_values"),
-    [
-        (pa.array([1, 2]), pa.array([1, 200])),
-        (pa.array([1, 2]), pa.array([1, None])),
-        (pa.array([1, 2]), pa.array([1, -2])),
-        (pa.array(["ab", "cd"]), pa.array(["ab", "c"])),
-        (pa.array(["ab", "cd"]), pa.array(["abc", "c"])),
-        (pa.array(["ab", "c"]), pa.array(["ab", "cde"])),
-        (pa.array(["ab", "c" * 40]), pa.array(["ab", "c" * 400])),
-        (pa.array([[1], [2, 3]]), pa.array([[1], [2, 300]])),
-        (pa.array([["a"], ["b"]]), pa.array([["a"], None])),
-    ],
-)
-@pytest.mark.parametrize("declared", [False, True])
-def test_rows_differing_from_profile_are_refused(
-    profile_values: pa.Array, written_values: pa.Array, declared: bool, tmp_path: Path
+def test_nulls_inside_lists_are_refused_while_writing(
+    tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    layout = build_layout(FORMAT, pa.table({"x": profile_values}), declared=declared)
-    with pytest.raises(DatasetDamaged, match="'x' differs from its profile"):
-        write(FORMAT, tmp_path, pa.table({"x": written_values}), layout)
+    for number, dtype in enumerate(
+        (pa.list_(pa.int64()), pa.list_(pa.int64(), 2), pa.list_(pa.list_(pa.int64(), 1), 2))
+    ):
+        with subtests.test(str(dtype)):
+            row = [1, None] if pa.types.is_integer(dtype.value_type) else [[1], None]
+            table = pa.table({"x": pa.array([row], dtype)})
+            layout = FORMAT.layout(
+                table.schema, [ColumnProfile("x", 1, 0, longest=2)], compression=None, block_rows=8
+            )
+            folder = tmp_path / str(number)
+            with pytest.raises(UnsupportedType, match="nulls inside"):
+                write(FORMAT, folder, table, layout)
+            assert not list(folder.rglob("tfrecord*"))
+
+
+# Values that a layout was built for, and values that are written.
+DIFFERENT_VALUES = [
+    ([1, 2], [1, 200]),
+    ([1, 2], [1, None]),
+    ([1, 2], [1, -2]),
+    (["ab", "cd"], ["ab", "c"]),
+    (["ab", "cd"], ["abc", "c"]),
+    (["ab", "c"], ["ab", "cde"]),
+    (["ab", "c" * 40], ["ab", "c" * 400]),
+    ([[1], [2, 3]], [[1], [2, 300]]),
+    ([["a"], ["b"]], [["a"], None]),
+]
+
+
+def test_rows_differing_from_profile_are_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    cases = product(DIFFERENT_VALUES, (False, True))
+    for number, ((profile_values, written_values), declared) in enumerate(cases):
+        with subtests.test(profile=profile_values, written=written_values, declared=declared):
+            layout = build_layout(FORMAT, pa.table({"x": profile_values}), declared=declared)
+            with pytest.raises(DatasetDamaged, match="'x' differs from its profile"):
+                write(FORMAT, tmp_path / str(number), pa.table({"x": written_values}), layout)
 
 
 def test_newer_layout_error_has_hint(tmp_path: Path) -> None:
@@ -287,28 +300,29 @@ def test_newer_layout_error_has_hint(tmp_path: Path) -> None:
 # -- GZIP -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-def test_gzip_shards_contain_same_records(ragged: bool, tmp_path: Path) -> None:
-    table = pa.table({"n": range(100), "f": pa.array(range(100), pa.float32())})
-    if ragged:
-        table = table.append_column("r", pa.array([[row] * (row % 3) for row in range(100)]))
-    plain_path, _ = write(FORMAT, tmp_path / "plain", table, build_layout(FORMAT, table))
-    layout = build_layout(FORMAT, table, compression="GZIP")
-    path, shard = write(FORMAT, tmp_path / "gzip", table, layout)
-    assert gzip.decompress(Path(path).read_bytes()) == Path(plain_path).read_bytes()
-    assert shard.sidecars == ()
-    assert Path(path).read_bytes()[4:8] == bytes(4), (
-        "the time in the header would make bytes differ"
-    )
-    assert FORMAT.record_access(layout) is None
-    assert "compression_type='GZIP'" in str(FORMAT.refuse_reading(layout))
-    with pytest.raises(InvalidArgument, match="GZIP"):
-        FORMAT.open_shard(path, layout=layout)
-    assert FORMAT.verify_shard(path, layout=layout, rows=100) == []
-    assert "99" in FORMAT.verify_shard(path, layout=layout, rows=99)[0].message
-    for damaged in (Path(path).read_bytes()[:-9], b"no gzip", zlib.compress(b"x")):
-        Path(path).write_bytes(damaged)
-        assert FORMAT.verify_shard(path, layout=layout, rows=100)
+def test_gzip_shards_contain_same_records(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    fixed = pa.table({"n": range(100), "f": pa.array(range(100), pa.float32())})
+    ragged = fixed.append_column("r", pa.array([[row] * (row % 3) for row in range(100)]))
+    for name, table in (("fixed", fixed), ("ragged", ragged)):
+        with subtests.test(name):
+            folder = tmp_path / name
+            plain_path, _ = write(FORMAT, folder / "plain", table, build_layout(FORMAT, table))
+            layout = build_layout(FORMAT, table, compression="GZIP")
+            path, shard = write(FORMAT, folder / "gzip", table, layout)
+            assert gzip.decompress(Path(path).read_bytes()) == Path(plain_path).read_bytes()
+            assert shard.sidecars == ()
+            assert Path(path).read_bytes()[4:8] == bytes(4), (
+                "the time in the header would make bytes differ"
+            )
+            assert FORMAT.record_access(layout) is None
+            assert "compression_type='GZIP'" in str(FORMAT.refuse_reading(layout))
+            with pytest.raises(InvalidArgument, match="GZIP"):
+                FORMAT.open_shard(path, layout=layout)
+            assert FORMAT.verify_shard(path, layout=layout, rows=100) == []
+            assert "99" in FORMAT.verify_shard(path, layout=layout, rows=99)[0].message
+            for damaged in (Path(path).read_bytes()[:-9], b"no gzip", zlib.compress(b"x")):
+                Path(path).write_bytes(damaged)
+                assert FORMAT.verify_shard(path, layout=layout, rows=100)
 
 
 # -- verify -----------------------------------------------------------------------------------------------------------

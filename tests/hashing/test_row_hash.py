@@ -104,13 +104,10 @@ def hash_of(array: Any, *, seed: int = 0) -> list[int]:
     return [int(number) for number in row_hash(pa.table({"x": array}), seed=seed)]
 
 
-@pytest.mark.parametrize(
-    ("text", "dtype", "value", "expected"), VECTORS, ids=[vector[0] for vector in VECTORS]
-)
-def test_row_hash_of_every_type_is_frozen(
-    text: str, dtype: pa.DataType, value: Any, expected: int
-) -> None:
-    assert [hex(number) for number in hash_of(build_array(value, dtype))] == [hex(expected)]
+def test_row_hash_of_every_type_is_frozen(subtests: pytest.Subtests) -> None:
+    for text, dtype, value, expected in VECTORS:
+        with subtests.test(text):
+            assert [hex(number) for number in hash_of(build_array(value, dtype))] == [hex(expected)]
 
 
 def test_docs_page_lists_frozen_hash_vectors() -> None:
@@ -303,17 +300,17 @@ def test_row_hash_merges_zero_signs_tie_hash_differs() -> None:
     assert len(set(canonical_bytes(rows).to_pylist())) == 2
 
 
-@pytest.mark.parametrize("bits", [32, 64])
-def test_row_hash_merges_nan_payloads_tie_hash_differs(bits: int) -> None:
+def test_row_hash_merges_nan_payloads_tie_hash_differs(subtests: pytest.Subtests) -> None:
     payloads = np.array([0x7FC00000, 0x7FC00001, 0x7F800001, 0xFFC00000], dtype=np.uint32)
     wide = np.array(
         [0x7FF8 << 48, (0x7FF8 << 48) + 1, (0x7FF << 52) + 1, 0xFFF8 << 48], dtype=np.uint64
     )
-    numbers = payloads.view(np.float32) if bits == 32 else wide.view(np.float64)
-    rows = pa.table({"x": pa.array(numbers, from_pandas=False)})
-    assert len(set(row_hash(rows))) == 1
-    assert len(set(tie_hash(rows))) == 4
-    assert len(set(canonical_bytes(rows).to_pylist())) == 4
+    for numbers in (payloads.view(np.float32), wide.view(np.float64)):
+        with subtests.test(str(numbers.dtype)):
+            rows = pa.table({"x": pa.array(numbers, from_pandas=False)})
+            assert len(set(row_hash(rows))) == 1
+            assert len(set(tie_hash(rows))) == 4
+            assert len(set(canonical_bytes(rows).to_pylist())) == 4
 
 
 def test_tie_hash_added_null_column_is_unchanged() -> None:
@@ -328,8 +325,7 @@ def test_tie_hash_added_null_column_is_unchanged() -> None:
     assert tie_hash(before.append_column("d", dictionary))[0] == tie_hash(before)[0]
 
 
-@pytest.mark.parametrize("case", ["id", "text", "time", "float"])
-def test_row_hash_is_uniform_without_collisions(case: str) -> None:
+def test_row_hash_is_uniform_without_collisions(subtests: pytest.Subtests) -> None:
     n = 400_000
     numbers = np.arange(n)
     arrays = {
@@ -338,14 +334,16 @@ def test_row_hash_is_uniform_without_collisions(case: str) -> None:
         "time": pa.array(numbers * 3_600_000_000, pa.timestamp("us", tz="UTC")),
         "float": pa.array(numbers / 8.0),
     }
-    hashes = row_hash(pa.table({"x": arrays[case], "y": pa.array(numbers % 7)}))
-    assert len(np.unique(hashes)) == n
-    for shift in (56, 28, 0):
-        counts = np.bincount(
-            ((hashes >> np.uint64(shift)) & np.uint64(255)).astype(np.int64), minlength=256
-        )
-        chi2 = float(((counts - n / 256) ** 2 / (n / 256)).sum())
-        assert 150 < chi2 < 380  # 255 degrees of freedom: about 1 in 10^6 outside
+    for name, array in arrays.items():
+        with subtests.test(name):
+            hashes = row_hash(pa.table({"x": array, "y": pa.array(numbers % 7)}))
+            assert len(np.unique(hashes)) == n
+            for shift in (56, 28, 0):
+                counts = np.bincount(
+                    ((hashes >> np.uint64(shift)) & np.uint64(255)).astype(np.int64), minlength=256
+                )
+                chi2 = float(((counts - n / 256) ** 2 / (n / 256)).sum())
+                assert 150 < chi2 < 380  # 255 degrees of freedom: about 1 in 10^6 outside
 
 
 def test_row_hash_one_bit_flips_half_the_output() -> None:

@@ -61,13 +61,13 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("frame_type", KINDS)
-def test_dataframe_kinds_are_read_as_equal_rows(frame_type: str) -> None:
-    actual = read(KINDS[frame_type]())
-    assert actual.to_pylist() == ROWS
-    assert actual.schema == pa.schema(
-        [("id", pa.int64()), ("name", pa.string()), ("x", pa.float64())]
-    )
+def test_dataframe_kinds_are_read_as_equal_rows(subtests: pytest.Subtests) -> None:
+    schema = pa.schema([("id", pa.int64()), ("name", pa.string()), ("x", pa.float64())])
+    for frame_type, make in KINDS.items():
+        with subtests.test(frame_type):
+            actual = read(make())
+            assert actual.to_pylist() == ROWS
+            assert actual.schema == schema
 
 
 def test_matrix_has_numbered_columns() -> None:
@@ -123,41 +123,39 @@ def test_iterator_is_read_batch_by_batch() -> None:
     assert len(numbers) <= 2
 
 
-@pytest.mark.parametrize(
-    ("df", "says"),
-    [
-        (3, "int is not a dataframe"),
-        ("rows.csv", "is a file name, not a dataframe"),
-        ([], "no columns"),
-        ([1, 2], "list of int"),
-        ([[1], [1, 2]], "different lengths: 1, 2"),
-        (np.arange(3), "two dimensions"),
-        ({}, "empty dict"),
-        ({"a": 1, "b": "x"}, r"these are not: 'a', 'b'.\nHint: pass one row .*: \[row\]"),
-        ({"a": [1], "b": 2}, "these are not: 'b'"),
-        ({"a": [1], "b": [1, 2]}, "'a' has 1, 'b' has 2"),
-        (np.zeros((2, 0)), "no columns"),
-        (pl.LazyFrame({"a": [1]}), "LazyFrame"),
-        (iter([]), "iterator is empty"),
-        (iter([{"a": 1}]), "iterator of dict"),
-    ],
-)
-def test_unsupported_dataframe_raises(df: Any, says: str) -> None:
-    with pytest.raises(UnsupportedDataframe, match=says):
-        read(df)
+def test_unsupported_dataframe_raises(subtests: pytest.Subtests) -> None:
+    unsupported: dict[str, tuple[Any, str]] = {
+        "number": (3, "int is not a dataframe"),
+        "file name": ("rows.csv", "is a file name, not a dataframe"),
+        "empty list": ([], "no columns"),
+        "list of numbers": ([1, 2], "list of int"),
+        "rows of unequal lengths": ([[1], [1, 2]], "different lengths: 1, 2"),
+        "one dimension": (np.arange(3), "two dimensions"),
+        "empty dict": ({}, "empty dict"),
+        "dict of scalars": (
+            {"a": 1, "b": "x"},
+            r"these are not: 'a', 'b'.\nHint: pass one row .*: \[row\]",
+        ),
+        "dict with a scalar": ({"a": [1], "b": 2}, "these are not: 'b'"),
+        "columns of unequal lengths": ({"a": [1], "b": [1, 2]}, "'a' has 1, 'b' has 2"),
+        "matrix without columns": (np.zeros((2, 0)), "no columns"),
+        "lazy frame": (pl.LazyFrame({"a": [1]}), "LazyFrame"),
+        "empty iterator": (iter([]), "iterator is empty"),
+        "iterator of rows": (iter([{"a": 1}]), "iterator of dict"),
+    }
+    for title, (df, message) in unsupported.items():
+        with subtests.test(title), pytest.raises(UnsupportedDataframe, match=message):
+            read(df)
 
 
-@pytest.mark.parametrize("columns", [[0, 1], [("a", "b"), ("a", "c")]])
-def test_column_names_not_strings_raise(columns: list[Any]) -> None:
-    with pytest.raises(InvalidName, match="must be valid UTF-8 strings"):
-        read(
-            pd.DataFrame(
-                [[1, 2]],
-                columns=columns
-                if isinstance(columns[0], int)
-                else pd.MultiIndex.from_tuples(columns),
-            )
-        )
+def test_column_names_not_strings_raise(subtests: pytest.Subtests) -> None:
+    tuples = pd.MultiIndex.from_tuples([("a", "b"), ("a", "c")])
+    for title, columns in {"numbers": [0, 1], "tuples": tuples}.items():
+        with (
+            subtests.test(title),
+            pytest.raises(InvalidName, match="must be valid UTF-8 strings"),
+        ):
+            read(pd.DataFrame([[1, 2]], columns=columns))
 
 
 def test_invalid_column_names_raise_with_rename_hint() -> None:
@@ -223,13 +221,12 @@ CONVERSIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("array", "dtype", "values"), CONVERSIONS, ids=lambda value: str(getattr(value, "type", ""))
-)
-def test_types_become_feature_types(array: pa.Array, dtype: pa.DataType, values: list[Any]) -> None:
-    labels = read(pa.table({"c": array}))
-    assert labels.schema.field("c").type == dtype
-    assert labels["c"].to_pylist() == values
+def test_types_become_feature_types(subtests: pytest.Subtests) -> None:
+    for array, dtype, values in CONVERSIONS:
+        with subtests.test(str(array.type)):
+            actual = read(pa.table({"c": array}))
+            assert actual.schema.field("c").type == dtype
+            assert actual["c"].to_pylist() == values
 
 
 def test_unsupported_columns_are_listed_in_one_error() -> None:
@@ -268,11 +265,10 @@ def test_mixed_column_values_raise() -> None:
         read([{"a": 1}, {"a": "x"}])
 
 
-@pytest.mark.parametrize(
-    "texts", [("1.5", "1.25"), ("1.5", "123.5"), ("1.25", "1.5"), ("12345.5", "0.125")]
-)
-def test_iterator_decimals_take_group_scale(texts: tuple[str, str]) -> None:
-    tables = [pa.table({"price": [Decimal(text)]}) for text in texts]
+def test_iterator_decimals_take_group_scale(subtests: pytest.Subtests) -> None:
     group = pa.schema([("price", pa.decimal128(7, 3))])
-    rows = to_reader(iter(tables), like=group).read_all()
-    assert rows.column("price").to_pylist() == [Decimal(text) for text in texts]
+    for texts in (("1.5", "1.25"), ("1.5", "123.5"), ("1.25", "1.5"), ("12345.5", "0.125")):
+        with subtests.test(", ".join(texts)):
+            tables = [pa.table({"price": [Decimal(text)]}) for text in texts]
+            rows = to_reader(iter(tables), like=group).read_all()
+            assert rows.column("price").to_pylist() == [Decimal(text) for text in texts]

@@ -89,18 +89,20 @@ def pasted(line: str, df: Any) -> Any:
     return namespace.get("columns", namespace[NAMES[language]])
 
 
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("form", FRAMES)
-def test_encoded_arrays_hint_decodes_frame(form: str, codec: str, tmp_path: Path) -> None:
-    table = ENCODED.set_column(1, "image", pa.array([None, *map(CODECS[codec], IMAGES)]))
-    with pytest.raises(UnsupportedType, match=r"'image' hold .* NdarrayCodec") as error:
-        to_reader(FRAMES[form](table, tmp_path)).read_all()
-    line, _ = str(error.value.hint).split(STORE_BYTES_HINT)
-    again = tmp_path / "again"
-    again.mkdir()
-    decoded = to_reader(pasted(line, FRAMES[form](table, again))).read_all().column("image")
-    assert array_shape(decoded.type) == (4, 3)
-    assert decoded.to_pylist() == [None, *IMAGES.tolist()]
+def test_encoded_arrays_hint_decodes_frame(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    for codec, encode in CODECS.items():
+        table = ENCODED.set_column(1, "image", pa.array([None, *map(encode, IMAGES)]))
+        for form, make in FRAMES.items():
+            with subtests.test(f"{codec}, {form}"):
+                folder = tmp_path / codec / form
+                again = folder / "again"
+                again.mkdir(parents=True)
+                with pytest.raises(UnsupportedType, match=r"'image' hold .* NdarrayCodec") as error:
+                    to_reader(make(table, folder)).read_all()
+                line, _ = str(error.value.hint).split(STORE_BYTES_HINT)
+                decoded = to_reader(pasted(line, make(table, again))).read_all().column("image")
+                assert array_shape(decoded.type) == (4, 3)
+                assert decoded.to_pylist() == [None, *IMAGES.tolist()]
 
 
 def test_encoded_arrays_after_null_batches_are_recognized() -> None:
@@ -119,46 +121,48 @@ def test_encoded_arrays_dictionary_nulls_are_skipped() -> None:
         to_reader(pa.table({"x": encoded}))
 
 
-def test_encoded_arrays_in_bytes_group_stay_bytes(duckdb_store: FeatureStore) -> None:
-    duckdb_store.create_featuregroup(ENCODED.slice(0, 0), "blobs")
-    duckdb_store.insert_into_featuregroup(ENCODED, "blobs")
-    blobs = duckdb_store.get_featuregroup("blobs").to_arrow().sort_by("id")
+def test_encoded_arrays_in_bytes_group_stay_bytes(empty_store: FeatureStore) -> None:
+    empty_store.create_featuregroup(ENCODED.slice(0, 0), "blobs")
+    empty_store.insert_into_featuregroup(ENCODED, "blobs")
+    blobs = empty_store.get_featuregroup("blobs").to_arrow().sort_by("id")
     assert blobs["image"].to_pylist() == ENCODED["image"].to_pylist()
-    duckdb_store.create_featuregroup(duckdb_store.get_featuregroup("blobs"), "copy")
+    empty_store.create_featuregroup(empty_store.get_featuregroup("blobs"), "copy")
 
 
-@pytest.mark.parametrize("cell", [b"\x89PNG", b"PK\x03\x04", b"PK\x03\x04" + bytes(40), b""])
-def test_unrecognized_bytes_stay_bytes(cell: bytes) -> None:
-    table = pa.table({"cell": pa.array([None, cell, npy(IMAGES)])})
-    assert to_reader(table).read_all().column("cell").to_pylist() == table["cell"].to_pylist()
+def test_unrecognized_bytes_stay_bytes(subtests: pytest.Subtests) -> None:
+    for cell in (b"\x89PNG", b"PK\x03\x04", b"PK\x03\x04" + bytes(40), b""):
+        with subtests.test(repr(cell)):
+            table = pa.table({"cell": pa.array([None, cell, npy(IMAGES)])})
+            cells = to_reader(table).read_all().column("cell").to_pylist()
+            assert cells == table["cell"].to_pylist()
 
 
 @pytest.fixture(params=["folder", "sqlite"])
-def source(request: pytest.FixtureRequest, duckdb_store: FeatureStore, tmp_path: Path) -> Any:
+def source(request: pytest.FixtureRequest, empty_store: FeatureStore, tmp_path: Path) -> Any:
     """A frame over a source of encoded arrays."""
     if request.param == "folder":
-        duckdb_store.add_source("arrays", write_folder(ENCODED, tmp_path / "petastorm"))
-        return lambda: duckdb_store.read_source("arrays")
+        empty_store.add_source("arrays", write_folder(ENCODED, tmp_path / "petastorm"))
+        return lambda: empty_store.read_source("arrays")
     with sqlite3.connect(tmp_path / "arrays.db") as database:
         database.execute("CREATE TABLE pictures (id INTEGER, image BLOB)")
         rows = [tuple(row.values()) for row in ENCODED.to_pylist()]
         database.executemany("INSERT INTO pictures VALUES (?, ?)", rows)
     database.close()
-    duckdb_store.add_source("arrays", f"sqlite:///{tmp_path / 'arrays.db'}")
-    return lambda: duckdb_store.read_source("arrays", table="pictures")
+    empty_store.add_source("arrays", f"sqlite:///{tmp_path / 'arrays.db'}")
+    return lambda: empty_store.read_source("arrays", table="pictures")
 
 
 def test_encoded_arrays_of_source_are_refused(
-    source: Callable[[], Any], duckdb_store: FeatureStore
+    source: Callable[[], Any], empty_store: FeatureStore
 ) -> None:
     labels = pa.table({"id": [1, 2, 3], "label": [0, 1, 0]})
-    duckdb_store.create_featuregroup(labels, "labels", primary_key="id")
+    empty_store.create_featuregroup(labels, "labels", primary_key="id")
     calls = [
-        lambda: duckdb_store.create_featuregroup(source(), "pictures"),
-        lambda: duckdb_store.create_featuregroup(source().filter("id > 0"), "pictures"),
-        lambda: duckdb_store.create_training_dataset(source(), "pictures"),
-        lambda: duckdb_store.create_training_dataset(
-            duckdb_store.get_features("labels.label", labels=source()), "pictures"
+        lambda: empty_store.create_featuregroup(source(), "pictures"),
+        lambda: empty_store.create_featuregroup(source().filter("id > 0"), "pictures"),
+        lambda: empty_store.create_training_dataset(source(), "pictures"),
+        lambda: empty_store.create_training_dataset(
+            empty_store.get_features("labels.label", labels=source()), "pictures"
         ),
     ]
     for call in calls:
@@ -166,19 +170,19 @@ def test_encoded_arrays_of_source_are_refused(
             call()
     line, _ = str(error.value.hint).split(STORE_BYTES_HINT)
     columns = pasted(line, source())
-    assert [group.name for group in duckdb_store.get_featuregroups()] == ["labels"]
-    assert duckdb_store.get_training_datasets() == []
-    duckdb_store.create_featuregroup(columns, "pictures")
-    pictures = duckdb_store.get_featuregroup("pictures").to_arrow().sort_by("id")
+    assert [group.name for group in empty_store.get_featuregroups()] == ["labels"]
+    assert empty_store.get_training_datasets() == []
+    empty_store.create_featuregroup(columns, "pictures")
+    pictures = empty_store.get_featuregroup("pictures").to_arrow().sort_by("id")
     assert pictures["image"].to_pylist() == [None, *IMAGES.tolist()]
 
 
 def test_encoded_arrays_of_native_relations_are_refused(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
 ) -> None:
-    duckdb_store.create_featuregroup(ENCODED.slice(0, 0), "blobs")
-    duckdb_store.insert_into_featuregroup(ENCODED, "blobs")
-    native = duckdb_store.get_featuregroup("blobs").native()
+    empty_store.create_featuregroup(ENCODED.slice(0, 0), "blobs")
+    empty_store.insert_into_featuregroup(ENCODED, "blobs")
+    native = empty_store.get_featuregroup("blobs").native()
     with pytest.raises(UnsupportedType, match="NdarrayCodec"):
-        duckdb_store.create_featuregroup(native, "again")
-    assert [group.name for group in duckdb_store.get_featuregroups()] == ["blobs"]
+        empty_store.create_featuregroup(native, "again")
+    assert [group.name for group in empty_store.get_featuregroups()] == ["blobs"]

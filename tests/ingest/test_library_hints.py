@@ -75,26 +75,31 @@ def pasted(df: Any, hint: str) -> Any:
     return names[name]
 
 
-def group_of(store: FeatureStore, keys: pa.Array) -> None:
+def create_group(store: FeatureStore, name: str, keys: pa.Array) -> None:
     table = pa.table({"key": keys, "x": pa.array(range(len(keys)))})
-    store.create_featuregroup(table, "g", primary_key="key")
+    store.create_featuregroup(table, name, primary_key="key")
 
 
 @pytest.mark.filterwarnings("ignore:string columns that contain dates")
-@pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("case", KEYS)
 def test_label_key_type_hint_makes_keys_match(
-    duckdb_store: FeatureStore, case: str, library: str
+    empty_store: FeatureStore, subtests: pytest.Subtests
 ) -> None:
-    cells, keys, met = KEYS[case]
-    group_of(duckdb_store, keys)
-    rows = pa.array(range(len(cells)))
-    labels = in_library(pa.table({"col_0": cells, "col_1": rows}), library)
-    with pytest.raises(NoJoinKey) as refused:
-        duckdb_store.get_features(["g.x"], labels=labels, join_key={"col_0": "key"})
-    labels = pasted(labels, str(refused.value.hint))
-    frame = duckdb_store.get_features(["g.x"], labels=labels, join_key={"col_0": "key"})
-    assert frame.to_arrow().sort_by("col_1")["x"].to_pylist() == met
+    for number, (title, (cells, keys, met)) in enumerate(KEYS.items()):
+        name = f"g{number}"
+        create_group(empty_store, name, keys)
+        table = pa.table({"col_0": cells, "col_1": pa.array(range(len(cells)))})
+        for library in LIBRARIES:
+            with subtests.test(f"{title}, {library}"):
+                labels = in_library(table, library)
+                with pytest.raises(NoJoinKey) as refused:
+                    empty_store.get_features(
+                        [f"{name}.x"], labels=labels, join_key={"col_0": "key"}
+                    )
+                labels = pasted(labels, str(refused.value.hint))
+                frame = empty_store.get_features(
+                    [f"{name}.x"], labels=labels, join_key={"col_0": "key"}
+                )
+                assert frame.to_arrow().sort_by("col_1")["x"].to_pylist() == met
 
 
 def test_label_key_type_hint_works_on_spark(spark: SparkSession, tmp_path: Path) -> None:
@@ -102,9 +107,8 @@ def test_label_key_type_hint_works_on_spark(spark: SparkSession, tmp_path: Path)
 
     store = featurestore.connect(tmp_path, engine="spark")
     for number, (cells, keys, met) in enumerate(KEYS.values()):
-        table = pa.table({"key": keys, "x": pa.array(range(len(keys)))})
         name = f"g{number}"
-        store.create_featuregroup(table, name, primary_key="key")
+        create_group(store, name, keys)
         rows = pa.table({"row": pa.array(range(len(cells))), "col_0": cells})
         df = spark.createDataFrame(rows.to_pandas())
         if pa.types.is_integer(cells.type):
@@ -117,44 +121,52 @@ def test_label_key_type_hint_works_on_spark(spark: SparkSession, tmp_path: Path)
         assert frame.to_arrow().sort_by("row")["x"].to_pylist() == met
 
 
-def test_stored_label_key_type_hint_names_type(duckdb_store: FeatureStore) -> None:
-    group_of(duckdb_store, pa.array([1, 2]))
+def test_stored_label_key_type_hint_names_type(empty_store: FeatureStore) -> None:
+    create_group(empty_store, "g", pa.array([1, 2]))
     label_table = pa.table({"key": ["1"], "y": [1]})
-    duckdb_store.create_featuregroup(label_table, "other", primary_key="key")
+    empty_store.create_featuregroup(label_table, "other", primary_key="key")
     with pytest.raises(NoJoinKey) as refused:
-        duckdb_store.get_features(["g.x"], labels="other")
+        empty_store.get_features(["g.x"], labels="other")
     assert refused.value.hint == "convert the column 'key' to int64 first"
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_duplicate_keys_hint_keeps_one_row(duckdb_store: FeatureStore, library: str) -> None:
+def test_duplicate_keys_hint_keeps_one_row(
+    empty_store: FeatureStore, subtests: pytest.Subtests
+) -> None:
     table = pa.table({"col_0": [1, 2, 1], "col_1": ["a", "b", "a"], "col_2": [1.0, 2.0, 3.0]})
     key = ["col_0", "col_1"]
-    df = in_library(table, library)
-    with pytest.raises(DuplicateKeys) as refused:
-        duckdb_store.create_featuregroup(df, "g", primary_key=key)
-    df = pasted(df, str(refused.value.hint))
-    group = duckdb_store.create_featuregroup(df, "g", primary_key=key)
-    rows = {(row["col_0"], row["col_2"]) for row in group.read().to_arrow().to_pylist()}
-    assert len(rows) == 2
-    # Rows of a database have no order.
-    assert library == "duckdb" or rows == {(1, 3.0), (2, 2.0)}
+    for number, library in enumerate(LIBRARIES):
+        with subtests.test(library):
+            df = in_library(table, library)
+            with pytest.raises(DuplicateKeys) as refused:
+                empty_store.create_featuregroup(df, f"g{number}", primary_key=key)
+            df = pasted(df, str(refused.value.hint))
+            group = empty_store.create_featuregroup(df, f"g{number}", primary_key=key)
+            rows = {(row["col_0"], row["col_2"]) for row in group.read().to_arrow().to_pylist()}
+            assert len(rows) == 2
+            # Rows of a database have no order.
+            assert library == "duckdb" or rows == {(1, 3.0), (2, 2.0)}
 
 
 @pytest.mark.filterwarnings("ignore:string columns that contain dates")
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_text_event_time_hint_converts_column(duckdb_store: FeatureStore, library: str) -> None:
+def test_text_event_time_hint_converts_column(
+    empty_store: FeatureStore, subtests: pytest.Subtests
+) -> None:
     table = pa.table({"col_0": [1], "col_1": ["2024-01-31T12:00:00+00:00"], "col_2": [7.0]})
-    df = in_library(table, library)
     arguments: dict[str, Any] = {"primary_key": "col_0", "event_time": "col_1"}
-    with pytest.raises(InvalidArgument) as refused:
-        duckdb_store.create_featuregroup(df, "g", **arguments)
-    df = pasted(df, str(refused.value.hint))
-    group = duckdb_store.create_featuregroup(df, "g", **arguments)
-    assert group.read().to_arrow()["col_1"].to_pylist() == [NOON]
-    labels = in_library(table.select(["col_0", "col_1"]), library)
-    with pytest.raises(LabelTimeRequired) as undated:
-        duckdb_store.get_features(["g.col_2"], labels=labels, label_time="col_1")
-    labels = pasted(labels, str(undated.value.hint))
-    frame = duckdb_store.get_features(["g.col_2"], labels=labels, label_time="col_1")
-    assert frame.to_arrow()["col_2"].to_pylist() == [7.0]
+    for number, library in enumerate(LIBRARIES):
+        with subtests.test(library):
+            name = f"g{number}"
+            df = in_library(table, library)
+            with pytest.raises(InvalidArgument) as refused:
+                empty_store.create_featuregroup(df, name, **arguments)
+            df = pasted(df, str(refused.value.hint))
+            group = empty_store.create_featuregroup(df, name, **arguments)
+            assert group.read().to_arrow()["col_1"].to_pylist() == [NOON]
+            features = [f"{name}.col_2"]
+            labels = in_library(table.select(["col_0", "col_1"]), library)
+            with pytest.raises(LabelTimeRequired) as undated:
+                empty_store.get_features(features, labels=labels, label_time="col_1")
+            labels = pasted(labels, str(undated.value.hint))
+            frame = empty_store.get_features(features, labels=labels, label_time="col_1")
+            assert frame.to_arrow()["col_2"].to_pylist() == [7.0]

@@ -65,27 +65,27 @@ def frames(depth: int, store: FeatureStore) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("library", ["pyarrow", "rows", "pandas", "polars", "engine"])
-def test_max_nested_lists_are_stored(duckdb_store: FeatureStore, library: str) -> None:
-    frame = frames(MAX_LEVELS, duckdb_store)[library]
-    duckdb_store.create_featuregroup(frame, "deep", primary_key="k")
-    table = duckdb_store.get_featuregroup("deep").to_arrow()
+def test_max_nested_lists_are_stored(empty_store: FeatureStore, library: str) -> None:
+    frame = frames(MAX_LEVELS, empty_store)[library]
+    empty_store.create_featuregroup(frame, "deep", primary_key="k")
+    table = empty_store.get_featuregroup("deep").to_arrow()
     assert table.column("x").to_pylist() == [nested_value(MAX_LEVELS)]
 
 
 @pytest.mark.parametrize("library", ["pyarrow", "rows", "pandas", "polars", "engine"])
 def test_too_deeply_nested_lists_are_refused_before_writing(
-    duckdb_store: FeatureStore, library: str
+    empty_store: FeatureStore, library: str
 ) -> None:
-    frame = frames(MAX_LEVELS + 1, duckdb_store)[library]
+    frame = frames(MAX_LEVELS + 1, empty_store)[library]
     with pytest.raises(UnsupportedType, match="nested deeper than 16 levels"):
-        duckdb_store.create_featuregroup(frame, "deep", primary_key="k")
+        empty_store.create_featuregroup(frame, "deep", primary_key="k")
     with pytest.raises(UnsupportedType, match="nested deeper than 16 levels"):
-        duckdb_store.create_training_dataset(frame, "deep", data_format="parquet")
+        empty_store.create_training_dataset(frame, "deep", data_format="parquet")
     for folder in ("featuregroups", "trainingdatasets"):
-        assert not os.path.exists(os.path.join(duckdb_store.location, folder, "deep"))
+        assert not os.path.exists(os.path.join(empty_store.location, folder, "deep"))
 
 
 @pytest.mark.parametrize("depth", [64, 200])
-def test_extremely_nested_rows_are_refused(duckdb_store: FeatureStore, depth: int) -> None:
+def test_extremely_nested_rows_are_refused(empty_store: FeatureStore, depth: int) -> None:
     with pytest.raises(UnsupportedType):
-        duckdb_store.create_featuregroup([{"k": 1, "x": nested_value(depth)}], "deep")
+        empty_store.create_featuregroup([{"k": 1, "x": nested_value(depth)}], "deep")

@@ -33,12 +33,8 @@ from tests.ingest.value_kinds import (
     NAMES,
     NOON,
     UTC_NOON,
-    Cells,
-    ColumnCase,
     table,
 )
-
-OF_DUCKDB = [case for case in KINDS if case.library == "duckdb" and not case.is_taken]
 
 
 @pytest.fixture(autouse=True)
@@ -62,51 +58,56 @@ def arrived(df: Any, column: str) -> tuple[str, list[Any]]:
     return str(table.schema.field(column).type), table[column].to_pylist()
 
 
-@pytest.mark.parametrize("case", KINDS, ids=lambda case: f"{case.library} {case.title}")
-def test_library_values_are_stored_or_refused(case: ColumnCase) -> None:
-    df = case.make()
-    if df is None:
-        pytest.skip("the installed release has no such type")
-    if case.is_taken:
-        assert arrived(df, case.column) == (case.type, list(case.values))
-        return
-    with pytest.raises(UnsupportedType) as error:
-        to_reader(df).read_all()
-    _, values = arrived(after_hint(case.make(), str(error.value.hint)), case.column)
-    assert values == list(case.values)
+def test_library_values_are_stored_or_refused(subtests: pytest.Subtests) -> None:
+    for case in KINDS:
+        with subtests.test(f"{case.library} {case.title}"):
+            df = case.make()
+            if df is None:
+                pytest.skip("the installed release has no such type")
+            if case.is_taken:
+                assert arrived(df, case.column) == (case.type, list(case.values))
+                continue
+            with pytest.raises(UnsupportedType) as error:
+                to_reader(df).read_all()
+            _, values = arrived(after_hint(case.make(), str(error.value.hint)), case.column)
+            assert values == list(case.values)
 
 
-@pytest.mark.parametrize("case", OF_DUCKDB, ids=lambda case: case.title)
 def test_duckdb_relation_values_raise_same_error(
-    case: ColumnCase, duckdb_store: FeatureStore
+    empty_store: FeatureStore, subtests: pytest.Subtests
 ) -> None:
-    with pytest.raises(UnsupportedType) as streamed:
-        to_reader(case.make()).read_all()
-    with pytest.raises(UnsupportedType) as adopted:
-        duckdb_store.create_featuregroup(case.make(), "odd")
-    assert str(adopted.value) == str(streamed.value)
+    for case in KINDS:
+        if case.library != "duckdb" or case.is_taken:
+            continue
+        with subtests.test(case.title):
+            with pytest.raises(UnsupportedType) as streamed:
+                to_reader(case.make()).read_all()
+            with pytest.raises(UnsupportedType) as adopted:
+                empty_store.create_featuregroup(case.make(), "odd")
+            assert str(adopted.value) == str(streamed.value)
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("case", CELLS, ids=lambda case: case.title)
-def test_cell_values_are_stored_or_refused(case: Cells, form: str) -> None:
-    if form == "polars" and case.title == "Enum":
-        pytest.skip("polars cannot hold them beside nulls")
+def test_cell_values_are_stored_or_refused(form: str, subtests: pytest.Subtests) -> None:
     column = "col_0" if form == "tuples" else "c"
-    values = list(case.values)
-    if case.is_taken:
-        assert arrived(FORMS[form](case.cells), column) == (case.type, values)
-        return
-    with pytest.raises(UnsupportedType) as error:
-        to_reader(FORMS[form](case.cells)).read_all()
-    _, after = arrived(after_hint(FORMS[form](case.cells), str(error.value.hint)), column)
-    assert after == values
-    if form not in ("pandas", "polars"):
-        return
-    chunks = iter([FORMS[form](["a"]), FORMS[form](case.cells)])
-    with pytest.raises(UnsupportedType) as later:
-        to_reader(chunks).read_all()
-    assert str(later.value) == str(error.value)
+    for case in CELLS:
+        with subtests.test(case.title):
+            if form == "polars" and case.title == "Enum":
+                pytest.skip("polars cannot hold them beside nulls")
+            values = list(case.values)
+            if case.is_taken:
+                assert arrived(FORMS[form](case.cells), column) == (case.type, values)
+                continue
+            with pytest.raises(UnsupportedType) as error:
+                to_reader(FORMS[form](case.cells)).read_all()
+            _, after = arrived(after_hint(FORMS[form](case.cells), str(error.value.hint)), column)
+            assert after == values
+            if form not in ("pandas", "polars"):
+                continue
+            chunks = iter([FORMS[form](["a"]), FORMS[form](case.cells)])
+            with pytest.raises(UnsupportedType) as later:
+                to_reader(chunks).read_all()
+            assert str(later.value) == str(error.value)
 
 
 def multi_index() -> pd.DataFrame:
@@ -150,44 +151,47 @@ COLUMN_NAMES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", COLUMN_NAMES)
-def test_invalid_names_raise_with_rename_hint(case: str) -> None:
-    make, expected = COLUMN_NAMES[case]
-    with pytest.raises(InvalidName) as error:
-        to_reader(make()).read_all()
-    renamed = to_reader(after_hint(make(), str(error.value.hint))).read_all()
-    assert renamed.column_names == expected
-    assert renamed.num_rows == 1
+def test_invalid_names_raise_with_rename_hint(subtests: pytest.Subtests) -> None:
+    for title, (make, expected) in COLUMN_NAMES.items():
+        with subtests.test(title):
+            with pytest.raises(InvalidName) as error:
+                to_reader(make()).read_all()
+            renamed = to_reader(after_hint(make(), str(error.value.hint))).read_all()
+            assert renamed.column_names == expected
+            assert renamed.num_rows == 1
 
 
-@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
-def test_later_chunk_error_has_same_hint(library: str, duckdb_store: FeatureStore) -> None:
-    make = {"pandas": pd.DataFrame, "polars": pl.DataFrame, "pyarrow": pa.table}[library]
-    group = duckdb_store.create_featuregroup(make({"n": [1, 2]}), "numbers")
-    for wrong in (make({"n": ["3"]}), make({"n": [2.5]})):
-        with pytest.raises(SchemaMismatch) as first:
-            group.insert(iter([wrong]))
-        with pytest.raises(SchemaMismatch) as later:
-            group.insert(iter([make({"n": [1]}), wrong]))
-        line = str(first.value.hint).split(", or create the next version")[0]
-        assert str(later.value.hint) == line
-        group.insert(after_hint(wrong, line))
-    assert group.read().to_arrow()["n"].to_pylist() == [1, 2, 3, 2]
+def test_later_chunk_error_has_same_hint(
+    empty_store: FeatureStore, subtests: pytest.Subtests
+) -> None:
+    makers = {"pandas": pd.DataFrame, "polars": pl.DataFrame, "pyarrow": pa.table}
+    for library, make in makers.items():
+        with subtests.test(library):
+            group = empty_store.create_featuregroup(make({"n": [1, 2]}), f"numbers_of_{library}")
+            for wrong in (make({"n": ["3"]}), make({"n": [2.5]})):
+                with pytest.raises(SchemaMismatch) as first:
+                    group.insert(iter([wrong]))
+                with pytest.raises(SchemaMismatch) as later:
+                    group.insert(iter([make({"n": [1]}), wrong]))
+                line = str(first.value.hint).split(", or create the next version")[0]
+                assert str(later.value.hint) == line
+                group.insert(after_hint(wrong, line))
+            assert group.read().to_arrow()["n"].to_pylist() == [1, 2, 3, 2]
 
 
 def test_nanosecond_labels_do_not_match_later_features(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
 ) -> None:
     features = [{"id": 1, "at": NOON, "x": 1.0}]
-    group = duckdb_store.create_featuregroup(features, "g", primary_key="id", event_time="at")
+    group = empty_store.create_featuregroup(features, "g", primary_key="id", event_time="at")
     for labels in (
         [{"id": 1, "at": pd.Timestamp(UTC_NOON) - pd.Timedelta(800, "ns")}],
         pd.DataFrame({"id": [1], "at": pd.Series([FINE], dtype=object)}),
     ):
         with pytest.raises(UnsupportedType, match="finer than a microsecond"):
-            duckdb_store.get_features([f"{group.name}.x"], labels=labels)
+            empty_store.get_features([f"{group.name}.x"], labels=labels)
     days = [{"id": 1, "at": DAY}, {"id": 1, "at": datetime.datetime(2024, 1, 31, 23, 59)}]
-    frame = duckdb_store.get_features([f"{group.name}.x"], labels=days).to_arrow()
+    frame = empty_store.get_features([f"{group.name}.x"], labels=days).to_arrow()
     assert frame["x"].to_pylist() == [None, 1.0]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from featurestore.model import times
 from featurestore.store import FeatureStore
-from tests.store_copies import copy_of, made_at
+from tests.store_copies import copy_of, open_at_time
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 HOURS = 48
@@ -68,7 +68,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def two_days(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store whose group ``trips`` has two days of rows."""
     location = tmp_path_factory.mktemp("two_days") / "store"
-    with made_at(location, START + timedelta(hours=HOURS)) as store:
+    with open_at_time(location, START + timedelta(hours=HOURS)) as store:
         store.create_featuregroup(trips(), "trips", primary_key=["id"], event_time="left_at")
     return location
 

@@ -19,6 +19,8 @@ from featurestore.errors import JobFailed
 from featurestore.store import FeatureStore
 from tests.jobs.conftest import expected, python_job, rows, sql_job
 
+pytestmark = pytest.mark.slow
+
 Define = Callable[..., Path]
 
 

@@ -65,37 +65,38 @@ def test_job_spec_legacy_on_error_value_reads_as_continue() -> None:
     assert spec.hash == canonical_hash(document)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"schedule": "sometimes"},
-        {"event_time": None},
-        {"inputs": {}},
-        {"inputs": {"window": "trips"}},
-        {"mode": "replace"},
-        {"mode": "upsert", "primary_key": ()},
-        {"closed": "both"},
-        {"validation": "maybe"},
-        {"window": "3h"},
-        {"window": "an hour"},
-        {"timezone": "Nowhere"},
-        {"input_times": {"tripz": "left_at"}},
-        {"sql": "delete from trips"},
-        {"sql": "select * from other_table"},
-        {"sql": "select * from read_csv('/etc/passwd')"},
-        {"sql": "select * from trips where left_at > $since"},
-        {"sql": "selekt"},
-        {"featuregroup": "Demand"},
-    ],
-)
-def test_job_spec_invalid_definitions_raise(wrong: dict[str, object]) -> None:
-    with pytest.raises(FeatureStoreError):
-        build_spec(**wrong)
+WRONG_DEFINITIONS: list[dict[str, object]] = [
+    {"schedule": "sometimes"},
+    {"event_time": None},
+    {"inputs": {}},
+    {"inputs": {"window": "trips"}},
+    {"mode": "replace"},
+    {"mode": "upsert", "primary_key": ()},
+    {"closed": "both"},
+    {"validation": "maybe"},
+    {"window": "3h"},
+    {"window": "an hour"},
+    {"timezone": "Nowhere"},
+    {"input_times": {"tripz": "left_at"}},
+    {"sql": "delete from trips"},
+    {"sql": "select * from other_table"},
+    {"sql": "select * from read_csv('/etc/passwd')"},
+    {"sql": "select * from trips where left_at > $since"},
+    {"sql": "selekt"},
+    {"featuregroup": "Demand"},
+]
 
 
-@pytest.mark.parametrize(
-    "expectations",
-    [
+def test_job_spec_invalid_definitions_raise(subtests: pytest.Subtests) -> None:
+    for wrong in WRONG_DEFINITIONS:
+        with subtests.test(**wrong), pytest.raises(FeatureStoreError):
+            build_spec(**wrong)
+
+
+def test_invalid_expectations_are_refused_at_registration(
+    city: FeatureStore, define: Define, subtests: pytest.Subtests
+) -> None:
+    for expectations in (
         "5",
         "'expect_column_to_exist'",
         "['expect_column_to_exist']",
@@ -103,15 +104,12 @@ def test_job_spec_invalid_definitions_raise(wrong: dict[str, object]) -> None:
         "[{'column': 'zone'}]",
         "[{'type': 'expect_nothing', 'kwargs': {}}]",
         "[{'type': 'expect_column_values_to_not_be_null'}]",
-    ],
-)
-def test_invalid_expectations_are_refused_at_registration(
-    city: FeatureStore, define: Define, expectations: str
-) -> None:
-    for text in (sql_job, python_job):
-        with pytest.raises(InvalidExpectation, match=r"\{'type': 'expect_|have names like"):
-            city.register_jobs(define(text(rules=f"expectations={expectations}")))
-    assert not city.get_jobs()
+    ):
+        with subtests.test(expectations=expectations):
+            for text in (sql_job, python_job):
+                with pytest.raises(InvalidExpectation, match=r"\{'type': 'expect_|have names like"):
+                    city.register_jobs(define(text(rules=f"expectations={expectations}")))
+            assert not city.get_jobs()
 
 
 def test_window_wider_than_schedule_interval_allowed_for_append() -> None:
@@ -175,9 +173,8 @@ def test_register_jobs_changed_definition_creates_version(
     assert [status.name for status in city.get_jobs()] == ["demand"]
 
 
-@pytest.mark.parametrize(
-    ("query", "many"),
-    [
+def test_can_batch_windows_depends_on_job_form(subtests: pytest.Subtests) -> None:
+    for query, can_batch in (
         (SQL, True),
         ("select zone, left_at as hour, fare * 2 as double from trips", True),
         (
@@ -198,12 +195,11 @@ def test_register_jobs_changed_definition_creates_version(
             "select zone, left_at as hour from trips union all select zone, left_at from trips",
             False,
         ),
-    ],
-)
-def test_can_batch_windows_depends_on_job_form(query: str, many: bool) -> None:
-    spec = build_spec(sql=query)
-    assert can_batch_windows(spec, times=["left_at"]) is many
-    assert not can_batch_windows(spec, times=["left_at", "other"])
+    ):
+        with subtests.test(query=query):
+            spec = build_spec(sql=query)
+            assert can_batch_windows(spec, times=["left_at"]) is can_batch
+            assert not can_batch_windows(spec, times=["left_at", "other"])
 
 
 def test_sql_job_invalid_sql_raises_sql_errors() -> None:

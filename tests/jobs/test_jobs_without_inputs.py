@@ -38,38 +38,38 @@ def dropped(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("rules", ["", "inputs={}", "inputs=None"])
 def test_job_without_inputs_catches_up_and_continues(
-    duckdb_store: FeatureStore, dropped: Path, rules: str
+    empty_store: FeatureStore, dropped: Path, rules: str
 ) -> None:
     (dropped / "jobs.py").write_text(FILE.format(rules=rules, folder=str(dropped)))
-    duckdb_store.register_jobs(str(dropped / "jobs.py"))
+    empty_store.register_jobs(str(dropped / "jobs.py"))
     with time_machine.travel(DAY, tick=False):
-        plan = duckdb_store.plan_job("readings")
+        plan = empty_store.plan_job("readings")
         assert (len(plan.windows), plan.inputs, plan.rows) == (3, (), 0)
-        duckdb_store.run_job("readings", due=True)
-        rows = duckdb_store.get_featuregroup("readings", dataframe_type="python")
+        empty_store.run_job("readings", due=True)
+        rows = empty_store.get_featuregroup("readings", dataframe_type="python")
         actual = sorted((row["at"].day, row["sensor"], row["value"]) for row in rows)
         assert actual == [
             (2, "a", 1.0), (2, "b", 10.0), (3, "a", 2.0), (3, "b", 20.0), (4, "a", 3.0), (4, "b", 30.0)
         ]  # fmt: skip
-        assert duckdb_store.run_job("readings", due=True) == []
-        assert duckdb_store.run_job("readings", stale=True) == []
+        assert empty_store.run_job("readings", due=True) == []
+        assert empty_store.run_job("readings", stale=True) == []
         (dropped / "2024-01-02.txt").write_text("a 7\n")
-        duckdb_store.run_job("readings", window="2024-01-02T00:00Z")
-        rows = duckdb_store.get_featuregroup("readings", dataframe_type="python")
+        empty_store.run_job("readings", window="2024-01-02T00:00Z")
+        rows = empty_store.get_featuregroup("readings", dataframe_type="python")
         assert sorted(row["value"] for row in rows) == [1.0, 3.0, 7.0, 10.0, 30.0]
 
 
-def test_window_with_missing_file_stays_due(duckdb_store: FeatureStore, dropped: Path) -> None:
+def test_window_with_missing_file_stays_due(empty_store: FeatureStore, dropped: Path) -> None:
     (dropped / "2024-01-02.txt").unlink()
     (dropped / "jobs.py").write_text(FILE.format(rules="", folder=str(dropped)))
-    duckdb_store.register_jobs(str(dropped / "jobs.py"))
+    empty_store.register_jobs(str(dropped / "jobs.py"))
     with time_machine.travel(DAY, tick=False):
         with pytest.raises(JobFailed):
-            duckdb_store.run_job("readings", due=True)
-        assert duckdb_store.get_featuregroup("readings").count() == 4
+            empty_store.run_job("readings", due=True)
+        assert empty_store.get_featuregroup("readings").count() == 4
         (dropped / "2024-01-02.txt").write_text("a 2\n")
-        duckdb_store.run_job("readings", due=True)
-        assert duckdb_store.get_featuregroup("readings").count() == 5
+        empty_store.run_job("readings", due=True)
+        assert empty_store.get_featuregroup("readings").count() == 5
 
 
 def test_query_without_inputs_reads_no_table() -> None:
@@ -94,37 +94,37 @@ def test_query_without_inputs_reads_no_table() -> None:
     ],
 )
 def test_windows_without_rows_are_computed(
-    duckdb_store: FeatureStore, tmp_path: Path, empty: str
+    empty_store: FeatureStore, tmp_path: Path, empty: str
 ) -> None:
     rules = FILE.format(rules="", folder=str(tmp_path)).partition("    file =")[0]
     (tmp_path / "jobs.py").write_text(
         f"import pandas as pd, polars as pl, pyarrow as pa\n{rules}"
         f"    return {empty} if window.start.day != 2 else [{{'sensor': 'a', 'value': 1.5}}]\n"
     )
-    duckdb_store.register_jobs(str(tmp_path / "jobs.py"))
+    empty_store.register_jobs(str(tmp_path / "jobs.py"))
     with time_machine.travel(DAY, tick=False):
-        runs = duckdb_store.run_job("readings", due=True)
+        runs = empty_store.run_job("readings", due=True)
         assert sum(run.windows for run in runs) == 3
-        assert duckdb_store.run_job("readings", due=True) == []
+        assert empty_store.run_job("readings", due=True) == []
         for day in (1, 3):
-            duckdb_store.run_job("readings", window=f"2024-01-0{day}T00:00Z")
-    rows = duckdb_store.get_featuregroup("readings", dataframe_type="python")
+            empty_store.run_job("readings", window=f"2024-01-0{day}T00:00Z")
+    rows = empty_store.get_featuregroup("readings", dataframe_type="python")
     assert [(row["sensor"], row["value"]) for row in rows] == [("a", 1.5)]
 
 
-def test_exit_of_job_code_is_an_error(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+def test_exit_of_job_code_is_an_error(empty_store: FeatureStore, tmp_path: Path) -> None:
     file = tmp_path / "jobs.py"
     source = FILE.format(rules="", folder=str(tmp_path))
     file.write_text(source + "raise SystemExit(0)\n")
     with pytest.raises(InvalidJob, match="SystemExit"):
-        duckdb_store.register_jobs(str(file))
+        empty_store.register_jobs(str(file))
     file.write_text(source.replace("    pairs =", "    raise SystemExit(3)\n    pairs ="))
     (tmp_path / "2024-01-01.txt").touch()
     file.write_text(file.read_text().replace("file.read_text()", "''"))
-    duckdb_store.register_jobs(str(file))
+    empty_store.register_jobs(str(file))
     with (
         time_machine.travel(DAY, tick=False),
         pytest.raises(JobFailed, match=r"1 window could not.*exit\(3\)"),
     ):
-        duckdb_store.run_job("readings", window="2024-01-01T00:00Z")
-    assert [run.state for run in duckdb_store.get_runs("readings")] == ["failed"]
+        empty_store.run_job("readings", window="2024-01-01T00:00Z")
+    assert [run.state for run in empty_store.get_runs("readings")] == ["failed"]

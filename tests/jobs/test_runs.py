@@ -24,6 +24,8 @@ from featurestore.registry import lineage, runs
 from featurestore.store import FeatureStore
 from tests.jobs.conftest import HOURS, START, Clock, expected, python_job, rows, sql_job, trips
 
+pytestmark = pytest.mark.slow
+
 Define = Callable[..., Path]
 HOUR = timedelta(hours=1)
 

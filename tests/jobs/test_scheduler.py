@@ -12,7 +12,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
-import featurestore
+import pytest
+
 from featurestore.jobs.scheduler import Options, dependency_levels, is_retry_due, windows_before_gap
 from featurestore.model.job import JobSpec
 from featurestore.model.times import Window
@@ -21,6 +22,8 @@ from featurestore.store import FeatureStore
 from tests.forked_processes import kill, start
 from tests.jobs import killed_jobs
 from tests.jobs.conftest import HOURS, START, Clock, expected, python_job, rows, sql_job, trips
+
+pytestmark = pytest.mark.slow
 
 Define = Callable[..., Path]
 HOUR = timedelta(hours=1)
@@ -213,22 +216,31 @@ def test_scheduler_recomputes_stale_windows_if_configured(
     assert rows(city) == [row for row in expected() if row["zone"] == "a"]
 
 
-def test_scheduler_process_runs_and_stops_on_sigterm(tmp_path: Path, define: Define) -> None:
-    store = featurestore.connect(tmp_path / "store")
+def test_scheduler_process_runs_and_stops_on_sigterm(
+    empty_store: FeatureStore, define: Define
+) -> None:
     begin = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - 3 * HOUR
-    store.create_featuregroup(
+    empty_store.create_featuregroup(
         trips(3, start=begin), "trips", primary_key=["id"], event_time="left_at"
     )
-    store.register_jobs(define(sql_job().replace("2024-01-01T00:00Z", begin.isoformat())))
+    empty_store.register_jobs(define(sql_job().replace("2024-01-01T00:00Z", begin.isoformat())))
     program = "from featurestore.cli import main; main()"
-    command = [sys.executable, "-c", program, "--location", store.location, "scheduler", "start"]
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        "--location",
+        empty_store.location,
+        "scheduler",
+        "start",
+    ]
     process = subprocess.Popen(
         [*command, "--every", "300ms"], stderr=subprocess.PIPE, env={**os.environ, "TZ": "UTC"}
     )
     try:
         deadline = time.monotonic() + 120
         while (
-            not [run for run in store.get_runs("demand") if run.state == "done"]
+            not [run for run in empty_store.get_runs("demand") if run.state == "done"]
             and time.monotonic() < deadline
         ):
             time.sleep(0.2)
@@ -238,5 +250,5 @@ def test_scheduler_process_runs_and_stops_on_sigterm(tmp_path: Path, define: Def
         process.kill()
         process.wait()
     assert process.returncode == 0, stderr
-    assert sum(run.windows for run in store.get_runs("demand")) == 3, stderr
+    assert sum(run.windows for run in empty_store.get_runs("demand")) == 3, stderr
     assert "scheduler stopped" in stderr.decode()

@@ -16,6 +16,8 @@ from tests.forked_processes import start
 from tests.jobs import killed_jobs
 from tests.jobs.conftest import HOURS, START, Clock, trips
 
+pytestmark = pytest.mark.slow
+
 Define = Callable[..., Path]
 DAY = timedelta(days=1)
 

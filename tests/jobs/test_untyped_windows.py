@@ -90,7 +90,7 @@ def test_first_window_of_nulls_hint_types_column(
 
 
 def test_query_empty_lists_error_contains_cast(
-    duckdb_store: FeatureStore, define: Callable[..., Path]
+    empty_store: FeatureStore, define: Callable[..., Path]
 ) -> None:
     job = """
 import featurestore
@@ -99,21 +99,21 @@ tags = featurestore.sql_job(
     primary_key=["zone"], event_time="hour", schedule="0 * * * *", start="2024-01-01T00:00Z",
 )
 """
-    duckdb_store.register_jobs(define(job.format(tags="[] as tags")))
+    empty_store.register_jobs(define(job.format(tags="[] as tags")))
     try:
-        duckdb_store.run_job("tags", window=START)
+        empty_store.run_job("tags", window=START)
     except JobFailed as refused:
         cast = str(refused.hint).split("job's query: ")[1].split("; log: ")[0]
         assert cast == 'cast("tags" as DOUBLE[]) as "tags"'
     else:  # DuckDB types empty lists as numbers
-        assert duckdb_store.get_featuregroup("tags").to_arrow()["tags"].to_pylist() == [[]]
+        assert empty_store.get_featuregroup("tags").to_arrow()["tags"].to_pylist() == [[]]
 
 
 def test_null_column_in_expectation_fails_run(
-    duckdb_store: FeatureStore, define: Callable[..., Path]
+    empty_store: FeatureStore, define: Callable[..., Path]
 ) -> None:
     expectation = "expect_column_values_to_be_unique"
     rules = f"expectations=[{{'type': {expectation!r}, 'kwargs': {{'column': 'note'}}}}]"
-    duckdb_store.register_jobs(write_job(define, NULLS, rules=rules))
+    empty_store.register_jobs(write_job(define, NULLS, rules=rules))
     with pytest.raises(JobFailed, match=r"without a type.*'note' \(null\)[\s\S]*from_pylist"):
-        duckdb_store.run_job("notes", window=START)
+        empty_store.run_job("notes", window=START)

@@ -137,9 +137,9 @@ def test_window_job_rows_equal_retrieval_at_window_ends(
 
 @pytest.mark.usefixtures("now")
 def test_window_job_keep_empty_keeps_keys_without_rows(
-    duckdb_store: FeatureStore, tmp_path: Path
+    empty_store: FeatureStore, tmp_path: Path
 ) -> None:
-    actual = daily(duckdb_store, tmp_path, keep_empty=True)
+    actual = daily(empty_store, tmp_path, keep_empty=True)
     assert "c4" in keys_at_the_end(actual)
 
 
@@ -163,9 +163,9 @@ def keys_at_the_end(result: pa.Table) -> list[str]:
 
 @pytest.mark.usefixtures("now")
 def test_window_job_late_rows_make_affected_windows_stale(
-    duckdb_store: FeatureStore, tmp_path: Path
+    empty_store: FeatureStore, tmp_path: Path
 ) -> None:
-    store = duckdb_store
+    store = empty_store
     fill(store, purchases().drop(columns="known_at"))
     register(store, tmp_path, JOB.format(every="1d", rules=""))
     store.run_job("spend", due=True)
@@ -187,10 +187,10 @@ def test_window_job_late_rows_make_affected_windows_stale(
 
 @pytest.mark.usefixtures("now")
 def test_window_job_show_and_rebuild_keep_aggregates_and_windows(
-    duckdb_store: FeatureStore, tmp_path: Path
+    empty_store: FeatureStore, tmp_path: Path
 ) -> None:
-    actual = daily(duckdb_store, tmp_path, keep_empty=False)
-    arguments = ["--location", duckdb_store.location, "--output", "json", "job", "show", "spend"]
+    actual = daily(empty_store, tmp_path, keep_empty=False)
+    arguments = ["--location", empty_store.location, "--output", "json", "job", "show", "spend"]
     shown = json.loads(CliRunner().invoke(app, arguments).output)
     assert (shown["kind"], shown["every"], shown["keep_empty"]) == ("window", "1d", False)
     assert shown["primary_key"] == ["customer"]
@@ -198,25 +198,25 @@ def test_window_job_show_and_rebuild_keep_aggregates_and_windows(
         "settled = sum(amount) of purchases over (t - 2d, t] where status = 'settled'"
         in shown["windows"]
     )
-    rebuild(duckdb_store.location, url=None)
-    duckdb_store.register_jobs(str(tmp_path / "window_jobs.py"))
-    assert duckdb_store.run_job("spend", due=True) == []
-    assert bits(table(duckdb_store)) == bits(actual)
+    rebuild(empty_store.location, url=None)
+    empty_store.register_jobs(str(tmp_path / "window_jobs.py"))
+    assert empty_store.run_job("spend", due=True) == []
+    assert bits(table(empty_store)) == bits(actual)
 
 
 @pytest.mark.usefixtures("now")
 def test_window_job_coarse_schedule_computes_all_instants(
-    duckdb_store: FeatureStore, tmp_path: Path
+    empty_store: FeatureStore, tmp_path: Path
 ) -> None:
-    fill(duckdb_store, purchases(), created_time="known_at")
-    register(duckdb_store, tmp_path, JOB.format(every="6h", rules="schedule='0 0 * * *'"))
+    fill(empty_store, purchases(), created_time="known_at")
+    register(empty_store, tmp_path, JOB.format(every="6h", rules="schedule='0 0 * * *'"))
     for day in range(DAYS):  # one at a time: each run stands alone
-        duckdb_store.run_job("spend", window=START + timedelta(days=day))
-    check_rows(duckdb_store, ends=DAYS * 4)
+        empty_store.run_job("spend", window=START + timedelta(days=day))
+    check_rows(empty_store, ends=DAYS * 4)
 
 
-def test_window_job_key_defaults_to_group_key(duckdb_store: FeatureStore, tmp_path: Path) -> None:
-    fill(duckdb_store, purchases())
+def test_window_job_key_defaults_to_group_key(empty_store: FeatureStore, tmp_path: Path) -> None:
+    fill(empty_store, purchases())
     text = """
 import featurestore
 asked = featurestore.window("purchases.amount", "sum", over="7d", key="shop")
@@ -226,23 +226,23 @@ featurestore.window_job(
 )
 """
     with pytest.warns(UserWarning, match="UTC"):
-        register(duckdb_store, tmp_path, text)
+        register(empty_store, tmp_path, text)
     for job, key in (("by_shop", ("shop",)), ("by_all", ("customer", "purchase"))):
-        (run,) = duckdb_store.run_job(job, window=START)
-        group = duckdb_store.featuregroup(job)
+        (run,) = empty_store.run_job(job, window=START)
+        group = empty_store.featuregroup(job)
         assert group.primary_key == key
         assert group.event_time == "window_end"
         assert run.rows == group.read().count() > 0
-    actual = table(duckdb_store, "by_shop")
+    actual = table(empty_store, "by_shop")
     aggregates = featurestore.window("purchases.amount", "sum", over="7d", key="shop")
-    again = duckdb_store.get_features(
+    again = empty_store.get_features(
         aggregates, labels=actual.select(["shop", "window_end"]), label_time="window_end"
     )
     assert bits(again.to_arrow()) == bits(actual.select(again.columns))
 
 
 def test_window_job_accepts_input_group_not_yet_created(
-    duckdb_store: FeatureStore, tmp_path: Path
+    empty_store: FeatureStore, tmp_path: Path
 ) -> None:
     text = """
 import featurestore
@@ -255,10 +255,10 @@ featurestore.window_job(
     start="2024-01-01T00:00Z",
 )
 """
-    register(duckdb_store, tmp_path, text)
-    duckdb_store.backfill_job("beat", START, START + timedelta(hours=5))
-    duckdb_store.backfill_job("pulse", START, START + timedelta(hours=5))
-    assert table(duckdb_store, "pulse")["value_count_3h"].to_pylist() == [1, 2, 3, 3, 3]
+    register(empty_store, tmp_path, text)
+    empty_store.backfill_job("beat", START, START + timedelta(hours=5))
+    empty_store.backfill_job("pulse", START, START + timedelta(hours=5))
+    assert table(empty_store, "pulse")["value_count_3h"].to_pylist() == [1, 2, 3, 3, 3]
 
 
 def define(windows: Any = "purchases.amount|sum|7d", **rules: Any) -> Any:
@@ -290,13 +290,12 @@ WRONG_DEFINITIONS: list[tuple[Any, type[FeatureStoreError], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "error", "words"), WRONG_DEFINITIONS)
-def test_window_job_invalid_definition_raises(
-    make: Any, error: type[FeatureStoreError], words: str
-) -> None:
-    with pytest.raises(error) as caught:
-        make()
-    assert words in str(caught.value) + str(caught.value.hint)
+def test_window_job_invalid_definition_raises(subtests: pytest.Subtests) -> None:
+    for make, error, words in WRONG_DEFINITIONS:
+        with subtests.test(error.__name__, words=words):
+            with pytest.raises(error) as caught:
+                make()
+            assert words in str(caught.value) + str(caught.value.hint)
 
 
 WRONG_FOR_THE_STORE: list[tuple[str, type[FeatureStoreError], str]] = [
@@ -324,30 +323,31 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
     return store
 
 
-@pytest.mark.parametrize(("arguments", "error", "words"), WRONG_FOR_THE_STORE)
 def test_window_job_registration_unsupported_aggregates_raise(
-    shop: FeatureStore, tmp_path: Path, arguments: str, error: type[FeatureStoreError], words: str
+    shop: FeatureStore, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    text = (
-        "import featurestore\n"
-        f"windows, rules = {arguments}\n"
-        "featurestore.window_job('wrong', windows, every='1d', featuregroup='wrong', **rules)\n"
-    )
-    with pytest.raises(error) as caught:
-        register(shop, tmp_path, text)
-    assert words in str(caught.value) + str(caught.value.hint)
-    assert shop.get_jobs() == []
+    for arguments, error, words in WRONG_FOR_THE_STORE:
+        with subtests.test(arguments=arguments):
+            text = (
+                "import featurestore\n"
+                f"windows, rules = {arguments}\n"
+                "featurestore.window_job('wrong', windows, every='1d', featuregroup='wrong', **rules)\n"
+            )
+            with pytest.raises(error) as caught:
+                register(shop, tmp_path, text)
+            assert words in str(caught.value) + str(caught.value.hint)
+            assert shop.get_jobs() == []
 
 
 @pytest.mark.usefixtures("now")
 def test_window_job_ambiguous_ties_fail_without_writing(
-    duckdb_store: FeatureStore, tmp_path: Path
+    empty_store: FeatureStore, tmp_path: Path
 ) -> None:
     from featurestore.errors import JobFailed
 
     twice = purchases(count=20)
     twice = pd.concat([twice, twice])
-    duckdb_store.create_featuregroup(
+    empty_store.create_featuregroup(
         twice, "purchases", primary_key="customer", event_time="at", validation="warn"
     )
     text = """
@@ -357,7 +357,7 @@ featurestore.window_job(
     start="2024-01-01T00:00Z",
 )
 """
-    register(duckdb_store, tmp_path, text)
+    register(empty_store, tmp_path, text)
     with pytest.raises(JobFailed, match="several rows with the same key and event time"):
-        duckdb_store.run_job("spend", due=True)
-    assert [group.name for group in duckdb_store.get_featuregroups()] == ["purchases"]
+        empty_store.run_job("spend", due=True)
+    assert [group.name for group in empty_store.get_featuregroups()] == ["purchases"]

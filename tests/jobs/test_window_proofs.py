@@ -84,34 +84,33 @@ def test_proven_windows_hold_for_random_moments(text: str, closed: str, offset: 
     assert inside
 
 
-@pytest.mark.parametrize(
-    ("time", "rules", "proven"),
-    [
-        ("date_trunc('hour', left_at) + interval 1 hour", {}, True),
-        (
-            "date_trunc('hour', t.left_at) + interval '1 hour'",
-            {"sql": "select {} as hour from trips t"},
-            True,
-        ),
-        ("date_trunc('minute', left_at) + interval 1 minute", {}, True),
-        ("date_trunc('hour', left_at)", {"closed": "left"}, True),
-        ("left_at", {"closed": "left"}, True),
-        ("left_at", {}, False),  # a row at the start of its window belongs to the window before
-        ("date_trunc('hour', left_at)", {}, False),
-        ("date_trunc('day', left_at) + interval 1 day", {}, False),
-        ("date_trunc('hour', left_at) + interval 61 minutes", {}, False),
-        ("date_trunc('hour', left_at) + interval 1 month", {}, False),
-        ("date_trunc('hour', arrived_at) + interval 1 hour", {}, False),
-        ("date_trunc('hour', left_at + fare * interval 1 minute) + interval 1 hour", {}, False),
-        ("max(date_trunc('hour', left_at)) + interval 1 hour", {}, False),
-    ],
-)
-def test_is_proven_per_window_only_for_provable_queries(
-    time: str, rules: dict[str, str], proven: bool
-) -> None:
-    if "sql" in rules:
-        rules = {**rules, "sql": rules["sql"].format(time)}
-    assert is_proven_per_window(spec(time, **rules), HOURLY, time="left_at") is proven
+# A time expression, rules of the job, and whether its rows are proven to stay within the window.
+PROOFS: list[tuple[str, dict[str, str], bool]] = [
+    ("date_trunc('hour', left_at) + interval 1 hour", {}, True),
+    (
+        "date_trunc('hour', t.left_at) + interval '1 hour'",
+        {"sql": "select {} as hour from trips t"},
+        True,
+    ),
+    ("date_trunc('minute', left_at) + interval 1 minute", {}, True),
+    ("date_trunc('hour', left_at)", {"closed": "left"}, True),
+    ("left_at", {"closed": "left"}, True),
+    ("left_at", {}, False),  # a row at the start of its window belongs to the window before
+    ("date_trunc('hour', left_at)", {}, False),
+    ("date_trunc('day', left_at) + interval 1 day", {}, False),
+    ("date_trunc('hour', left_at) + interval 61 minutes", {}, False),
+    ("date_trunc('hour', left_at) + interval 1 month", {}, False),
+    ("date_trunc('hour', arrived_at) + interval 1 hour", {}, False),
+    ("date_trunc('hour', left_at + fare * interval 1 minute) + interval 1 hour", {}, False),
+    ("max(date_trunc('hour', left_at)) + interval 1 hour", {}, False),
+]
+
+
+def test_is_proven_per_window_only_for_provable_queries(subtests: pytest.Subtests) -> None:
+    for time, rules, is_proven in PROOFS:
+        with subtests.test(time=time, **rules):
+            values = {name: value.format(time) for name, value in rules.items()}
+            assert is_proven_per_window(spec(time, **values), HOURLY, time="left_at") is is_proven
 
 
 def test_is_proven_per_window_self_join_is_false() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import featurestore
 from featurestore.lineage import emitter
 from featurestore.store import FeatureStore
 from tests.monitoring.receivers import Received, web_server
@@ -63,6 +62,6 @@ def lineage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Lineage
 
 
 @pytest.fixture
-def store(lineage: Lineage, tmp_path: Path) -> Iterator[FeatureStore]:
-    with featurestore.connect(tmp_path / "store", engine="duckdb") as store:
-        yield store
+def emitting_store(lineage: Lineage, empty_store: FeatureStore) -> FeatureStore:
+    """An empty store that sends events to the receiver."""
+    return empty_store

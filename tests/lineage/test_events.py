@@ -56,16 +56,18 @@ def origins(output: dict[str, Any], column: str) -> set[tuple[str, str, str]]:
     return result
 
 
-def test_insert_event_has_columns_version_and_counts(store: FeatureStore, lineage: Lineage) -> None:
-    fill(store)
-    store.insert_into_featuregroup(WEATHER.slice(0, 1), "weather", mode="upsert")
+def test_insert_event_has_columns_version_and_counts(
+    emitting_store: FeatureStore, lineage: Lineage
+) -> None:
+    fill(emitting_store)
+    emitting_store.insert_into_featuregroup(WEATHER.slice(0, 1), "weather", mode="upsert")
     (_, start_event), (event_type, end_event) = lineage.job_events("write.weather")
     assert (start_event["eventType"], event_type) == ("START", "COMPLETE")
     assert start_event["run"]["runId"] == end_event["run"]["runId"]
     assert end_event["job"]["namespace"] == "traffic"
     (output,) = end_event["outputs"]
     assert output["namespace"] == "file"
-    assert output["name"] == f"{store.location}/featuregroups/weather/v1"
+    assert output["name"] == f"{emitting_store.location}/featuregroups/weather/v1"
     assert [(field["name"], field["type"]) for field in facets(output)["schema"]["fields"]] == [
         ("origin", "string"),
         ("at", "timestamp[us, tz=UTC]"),
@@ -79,13 +81,13 @@ def test_insert_event_has_columns_version_and_counts(store: FeatureStore, lineag
 
 
 def test_validation_event_has_parent_write_and_expectations(
-    store: FeatureStore, lineage: Lineage
+    emitting_store: FeatureStore, lineage: Lineage
 ) -> None:
-    fill(store)
+    fill(emitting_store)
     wrong = FLIGHTS.set_column(0, "id", [[1, None, 3]])
     with pytest.raises(ValidationFailed):
-        store.create_featuregroup(wrong, "wrong", primary_key="id")
-    store.validate_featuregroup("weather")
+        emitting_store.create_featuregroup(wrong, "wrong", primary_key="id")
+    emitting_store.validate_featuregroup("weather")
     (_, start_event), (event_type, end_event) = lineage.job_events("validate.wrong")
     assert event_type == "FAIL"
     parent = end_event["run"]["facets"]["parent"]
@@ -146,11 +148,15 @@ def test_start_event_sent_late_equals_event_at_start(
     assert kinds == {"create", "write", "validate", "daily", "export", "remove", "delete"}
 
 
-def test_export_event_has_inputs_and_column_lineage(store: FeatureStore, lineage: Lineage) -> None:
-    fill(store)
+def test_export_event_has_inputs_and_column_lineage(
+    emitting_store: FeatureStore, lineage: Lineage
+) -> None:
+    fill(emitting_store)
     window = featurestore.window("weather.temp", "mean", over="2h")
-    first = store.get_features(["weather.temp as warm", window], labels="flights")
-    dataset = store.create_training_dataset(first, "late", label="late", shards=1, progress=False)
+    first = emitting_store.get_features(["weather.temp as warm", window], labels="flights")
+    dataset = emitting_store.create_training_dataset(
+        first, "late", label="late", shards=1, progress=False
+    )
     _, (event_type, end_event) = lineage.job_events("export.late")
     assert event_type == "COMPLETE"
     (output,) = end_event["outputs"]
@@ -168,11 +174,11 @@ def test_export_event_has_inputs_and_column_lineage(store: FeatureStore, lineage
 
 
 def test_create_event_from_retrieval_keeps_column_lineage(
-    store: FeatureStore, lineage: Lineage
+    emitting_store: FeatureStore, lineage: Lineage
 ) -> None:
-    fill(store)
-    frame = store.get_features(["weather.temp"], labels="flights")
-    store.create_featuregroup(frame, "joined", primary_key="id", event_time="asked")
+    fill(emitting_store)
+    frame = emitting_store.get_features(["weather.temp"], labels="flights")
+    emitting_store.create_featuregroup(frame, "joined", primary_key="id", event_time="asked")
     _, (_, end_event) = lineage.job_events("create.joined")
     assert origins(end_event["outputs"][0], "temp") == {("weather/v1", "temp", "IDENTITY")}
     read = {entry["name"].rpartition("featuregroups/")[2] for entry in end_event["inputs"]}
@@ -180,14 +186,14 @@ def test_create_event_from_retrieval_keeps_column_lineage(
 
 
 def test_job_event_is_parent_and_failure_has_error(
-    store: FeatureStore, lineage: Lineage, tmp_path: Path
+    emitting_store: FeatureStore, lineage: Lineage, tmp_path: Path
 ) -> None:
-    fill(store)
+    fill(emitting_store)
     (tmp_path / "jobs.py").write_text(JOBS)
-    store.register_jobs(tmp_path / "jobs.py")
-    (run,) = store.run_job("daily", window="2023-11-14T00:00Z")
+    emitting_store.register_jobs(tmp_path / "jobs.py")
+    (run,) = emitting_store.run_job("daily", window="2023-11-14T00:00Z")
     with pytest.raises(JobFailed):
-        store.run_job("broken", window="2023-11-14T00:00Z")
+        emitting_store.run_job("broken", window="2023-11-14T00:00Z")
     (_, start_event), (event_type, end_event) = lineage.job_events("daily")
     assert event_type == "COMPLETE"
     assert end_event["run"]["runId"].replace("-", "") == run.run_id.removeprefix("job-")
@@ -209,20 +215,20 @@ def test_job_event_is_parent_and_failure_has_error(
 
 
 def test_events_follow_openlineage_specification(
-    store: FeatureStore, lineage: Lineage, tmp_path: Path
+    emitting_store: FeatureStore, lineage: Lineage, tmp_path: Path
 ) -> None:
-    fill(store)
+    fill(emitting_store)
     (tmp_path / "jobs.py").write_text(
         JOBS + "featurestore.monitor_job('watch', featuregroup='weather', "
         "schedule='0 0 * * *', start='2023-11-14T00:00Z')\n"
     )
-    store.register_jobs(tmp_path / "jobs.py")
-    store.run_job("daily", window="2023-11-14T00:00Z")
-    store.check_monitor("watch", window="2023-11-14T00:00Z")
-    frame = store.get_features(["weather.temp"], labels="flights")
-    store.create_training_dataset(frame, "late", label="late", shards=1, progress=False)
-    store.delete_training_dataset("late", version=1)
-    store.delete_featuregroup("flights", version=1)
+    emitting_store.register_jobs(tmp_path / "jobs.py")
+    emitting_store.run_job("daily", window="2023-11-14T00:00Z")
+    emitting_store.check_monitor("watch", window="2023-11-14T00:00Z")
+    frame = emitting_store.get_features(["weather.temp"], labels="flights")
+    emitting_store.create_training_dataset(frame, "late", label="late", shards=1, progress=False)
+    emitting_store.delete_training_dataset("late", version=1)
+    emitting_store.delete_featuregroup("flights", version=1)
     events = lineage.events()
     for event in events:
         check_event(event)
@@ -353,8 +359,10 @@ def test_emitter_warns_once_per_outage(
     assert "ConnectionError: refused" in messages[0]
 
 
-def test_lineage_events_leave_environment_unchanged(store: FeatureStore, lineage: Lineage) -> None:
-    store.create_featuregroup([{"x": 1}], "numbers")
+def test_lineage_events_leave_environment_unchanged(
+    emitting_store: FeatureStore, lineage: Lineage
+) -> None:
+    emitting_store.create_featuregroup([{"x": 1}], "numbers")
     assert lineage.events()
     settings = {name for name in os.environ if name.startswith("OPENLINEAGE")}
     assert settings == {"OPENLINEAGE_NAMESPACE", "OPENLINEAGE_URL"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -30,21 +32,22 @@ ARRAYS = {
 }
 
 
-@pytest.mark.parametrize("name", ARRAYS)
-@pytest.mark.parametrize("start", [0, 7, 20])
-def test_take_values_from_slice_returns_rows_by_number(name: str, start: int) -> None:
-    values = ARRAYS[name].to_pylist()
-    expected = [values[start + row] for row in ROW_NUMBERS]
-    array = ARRAYS[name].slice(start, 20)
-    assert take_values(array, ROW_NUMBERS).to_pylist() == expected
-    actual = take_values(array, pa.array(ROW_NUMBERS))
-    actual.validate(full=True)
-    assert actual.type == array.type
-    assert actual.to_pylist() == expected
-    batch = pa.record_batch([pa.array(range(40)), ARRAYS[name]], ["row", "x"]).slice(start, 20)
-    actual = select_rows(batch, ROW_NUMBERS)
-    assert actual.schema == batch.schema
-    assert actual.to_pydict() == {"row": (start + ROW_NUMBERS).tolist(), "x": expected}
+def test_take_values_from_slice_returns_rows_by_number(subtests: pytest.Subtests) -> None:
+    for name, start in product(ARRAYS, (0, 7, 20)):
+        with subtests.test(name, start=start):
+            values = ARRAYS[name].to_pylist()
+            expected = [values[start + row] for row in ROW_NUMBERS]
+            array = ARRAYS[name].slice(start, 20)
+            assert take_values(array, ROW_NUMBERS).to_pylist() == expected
+            actual = take_values(array, pa.array(ROW_NUMBERS))
+            actual.validate(full=True)
+            assert actual.type == array.type
+            assert actual.to_pylist() == expected
+            batch = pa.record_batch([pa.array(range(40)), ARRAYS[name]], ["row", "x"])
+            batch = batch.slice(start, 20)
+            actual = select_rows(batch, ROW_NUMBERS)
+            assert actual.schema == batch.schema
+            assert actual.to_pydict() == {"row": (start + ROW_NUMBERS).tolist(), "x": expected}
 
 
 def test_concat_arrays_large_binaries_keep_nulls() -> None:

@@ -24,16 +24,20 @@ def distributions(module: str) -> set[str]:
     return {normalize(name) for name in INSTALLED[module]}
 
 
-@pytest.mark.parametrize("module", sorted(EXTRAS.keys() & INSTALLED.keys()))
-def test_extra_of_module_installs_its_distribution(module: str) -> None:
-    requirements = OWN_EXTRAS[EXTRAS[module]]
-    names = {normalize(re.split(r"[\[<>=]", requirement)[0]) for requirement in requirements}
-    assert distributions(module) & names
+def test_extra_of_module_installs_its_distribution(subtests: pytest.Subtests) -> None:
+    for module in sorted(EXTRAS.keys() & INSTALLED.keys()):
+        with subtests.test(module):
+            requirements = OWN_EXTRAS[EXTRAS[module]]
+            names = {
+                normalize(re.split(r"[\[<>=]", requirement)[0]) for requirement in requirements
+            }
+            assert distributions(module) & names
 
 
-@pytest.mark.parametrize("module", sorted(DISTRIBUTIONS.keys() & INSTALLED.keys()))
-def test_distribution_of_module_is_the_installed_one(module: str) -> None:
-    assert normalize(DISTRIBUTIONS[module]) in distributions(module)
+def test_distribution_of_module_is_the_installed_one(subtests: pytest.Subtests) -> None:
+    for module in sorted(DISTRIBUTIONS.keys() & INSTALLED.keys()):
+        with subtests.test(module):
+            assert normalize(DISTRIBUTIONS[module]) in distributions(module)
 
 
 def test_install_command_without_known_distribution_is_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -16,14 +17,12 @@ if TYPE_CHECKING:
 LETTERS = [b"ab", b"cd", b"ef", b"gh"]
 
 
-@pytest.mark.parametrize("dtype", [pa.binary(), pa.large_binary()])
-@pytest.mark.parametrize("values", [LETTERS, [None, *LETTERS[1:]]])
-def test_cast_bytes_fixed_size_slices_keep_values(
-    values: list[bytes | None], dtype: pa.DataType
-) -> None:
-    array = pa.array(values, pa.binary(2))
-    for start in range(len(values) + 1):
-        assert cast_bytes(array.slice(start), dtype).to_pylist() == values[start:]
+def test_cast_bytes_fixed_size_slices_keep_values(subtests: pytest.Subtests) -> None:
+    for values in (LETTERS, [None, *LETTERS[1:]]):
+        array = pa.array(values, pa.binary(2))
+        for dtype, start in product((pa.binary(), pa.large_binary()), range(len(values) + 1)):
+            with subtests.test(values=values, dtype=dtype, start=start):
+                assert cast_bytes(array.slice(start), dtype).to_pylist() == values[start:]
 
 
 def test_row_hash_fixed_size_slice_equals_row_hashes() -> None:
@@ -31,10 +30,10 @@ def test_row_hash_fixed_size_slice_equals_row_hashes() -> None:
     assert row_hash(table.slice(2)).tolist() == row_hash(table)[2:].tolist()
 
 
-def test_featuregroups_and_datasets_accept_fixed_size_slices(duckdb_store: FeatureStore) -> None:
+def test_featuregroups_and_datasets_accept_fixed_size_slices(empty_store: FeatureStore) -> None:
     pairs = pa.array([[value, value] for value in LETTERS], pa.list_(pa.binary(2)))
     table = pa.table({"id": pa.array(LETTERS, pa.binary(2)), "pairs": pairs, "y": [0, 1, 0, 1]})
-    group = duckdb_store.create_featuregroup(table.slice(1), "g", primary_key="id")
+    group = empty_store.create_featuregroup(table.slice(1), "g", primary_key="id")
     assert sorted(group.read().to_arrow()["id"].to_pylist()) == LETTERS[1:]
-    dataset = duckdb_store.create_training_dataset(table.slice(2), "d", label="y", key="id")
+    dataset = empty_store.create_training_dataset(table.slice(2), "d", label="y", key="id")
     assert dataset.verify().ok

@@ -44,12 +44,14 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("name", "text"), [(n, t) for n, texts in WRONG.items() for t in texts])
-def test_decode_value_of_other_kind_reports_column(name: str, text: str) -> None:
-    columns, reasons = JsonColumns(SCHEMA).decode(['{"id": 7}', f'{{"{name}": {text}}}', "{}"])
-    assert reasons[0] is reasons[2] is None
-    assert name in str(reasons[1])
-    assert columns["id"].to_pylist()[0] == 7
+def test_decode_value_of_other_kind_reports_column(subtests: pytest.Subtests) -> None:
+    for name, text in ((name, text) for name, texts in WRONG.items() for text in texts):
+        with subtests.test(name, text=text):
+            texts = ['{"id": 7}', f'{{"{name}": {text}}}', "{}"]
+            columns, reasons = JsonColumns(SCHEMA).decode(texts)
+            assert reasons[0] is reasons[2] is None
+            assert name in str(reasons[1])
+            assert columns["id"].to_pylist()[0] == 7
 
 
 def test_decode_invalid_object_reports_reason() -> None:

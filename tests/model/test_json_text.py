@@ -102,16 +102,17 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("text", ACCEPTED)
-def test_parse_json_valid_text_returns_value(text: str) -> None:
-    assert parse_json(text) == ACCEPTED[text]
+def test_parse_json_valid_text_returns_value(subtests: pytest.Subtests) -> None:
+    for text, value in ACCEPTED.items():
+        with subtests.test(text=text):
+            assert parse_json(text) == value
 
 
-@pytest.mark.parametrize("text", REFUSED, ids=lambda text: repr(text[:20]))
-def test_parse_json_invalid_text_raises(text: str) -> None:
-    for exact in (False, True):
-        with pytest.raises(JsonError, match=r"\w"):
-            parse_json(text, exact=exact)
+def test_parse_json_invalid_text_raises(subtests: pytest.Subtests) -> None:
+    for text in REFUSED:
+        for exact in (False, True):
+            with subtests.test(text=text[:20], exact=exact), pytest.raises(JsonError, match=r"\w"):
+                parse_json(text, exact=exact)
 
 
 def test_parse_json_number_with_too_many_digits_raises() -> None:

@@ -62,66 +62,65 @@ MEANINGS = {
 }
 
 
-@pytest.mark.parametrize("text", MEANINGS)
-def test_fits_infers_first_matching_type(text: str) -> None:
-    meanings = [
-        dtype for dtype in INFERRED if all_match(pa.array([text, None]), dtype, TextRules())
-    ]
-    assert (meanings or [None])[0] == MEANINGS[text]
+def test_fits_infers_first_matching_type(subtests: pytest.Subtests) -> None:
+    for text, meaning in MEANINGS.items():
+        with subtests.test(text=text):
+            meanings = [
+                dtype for dtype in INFERRED if all_match(pa.array([text, None]), dtype, TextRules())
+            ]
+            assert (meanings or [None])[0] == meaning
 
 
-@pytest.mark.parametrize(
-    ("text", "dtype", "rules", "value"),
-    [
-        ("007", pa.int64(), TextRules(declared=True), 7),
-        ("+5", pa.int16(), TextRules(declared=True), 5),
-        ("1", pa.bool_(), TextRules(declared=True), True),
-        ("2024-01-01", TIMESTAMP, TextRules(declared=True), datetime(2024, 1, 1, tzinfo=UTC)),
-        ("1.234.567,5", pa.float64(), TextRules(decimal=",", thousands="."), 1234567.5),
-        ("1,234", pa.int64(), TextRules(thousands=","), 1234),
-        ("1.25", pa.decimal128(38, 4), TextRules(), Decimal("1.25")),
-        ("31.12.2020", pa.date32(), TextRules(date_format="%d.%m.%Y"), date(2020, 12, 31)),
-        (
-            "1/2/20 3:04 PM",
-            TIMESTAMP,
-            TextRules(timestamp_format="%m/%d/%y %I:%M %p"),
-            datetime(2020, 1, 2, 15, 4, tzinfo=UTC),
-        ),
-        (
-            "2024-01-01T00:00:00.9999995Z",
-            TIMESTAMP,
-            TextRules(precision="us"),
-            datetime(2024, 1, 1, 0, 0, 1, tzinfo=UTC),
-        ),
-    ],
-)
-def test_parse_texts_follows_text_rules(
-    text: str, dtype: pa.DataType, rules: TextRules, value: object
-) -> None:
-    array, reasons = parse_texts(pa.array([None, text]), dtype, rules)
-    assert (array.to_pylist(), reasons) == ([None, value], {})
+PARSED: list[tuple[str, pa.DataType, TextRules, object]] = [
+    ("007", pa.int64(), TextRules(declared=True), 7),
+    ("+5", pa.int16(), TextRules(declared=True), 5),
+    ("1", pa.bool_(), TextRules(declared=True), True),
+    ("2024-01-01", TIMESTAMP, TextRules(declared=True), datetime(2024, 1, 1, tzinfo=UTC)),
+    ("1.234.567,5", pa.float64(), TextRules(decimal=",", thousands="."), 1234567.5),
+    ("1,234", pa.int64(), TextRules(thousands=","), 1234),
+    ("1.25", pa.decimal128(38, 4), TextRules(), Decimal("1.25")),
+    ("31.12.2020", pa.date32(), TextRules(date_format="%d.%m.%Y"), date(2020, 12, 31)),
+    (
+        "1/2/20 3:04 PM",
+        TIMESTAMP,
+        TextRules(timestamp_format="%m/%d/%y %I:%M %p"),
+        datetime(2020, 1, 2, 15, 4, tzinfo=UTC),
+    ),
+    (
+        "2024-01-01T00:00:00.9999995Z",
+        TIMESTAMP,
+        TextRules(precision="us"),
+        datetime(2024, 1, 1, 0, 0, 1, tzinfo=UTC),
+    ),
+]
+MISFITS = [
+    ("007", pa.int64(), TextRules()),
+    ("0x1F", pa.int64(), TextRules(declared=True)),
+    ("128", pa.int8(), TextRules(declared=True)),
+    ("1,2", pa.int64(), TextRules(thousands=",")),
+    ("1.5", pa.float64(), TextRules(decimal=",")),
+    ("1e400", pa.float64(), TextRules(declared=True)),
+    ("1e39", pa.float32(), TextRules(declared=True)),
+    ("1.555", pa.decimal128(10, 2), TextRules()),
+    ("31.02.2020", pa.date32(), TextRules(date_format="%d.%m.%Y")),
+    ("2024-01-01T00:00:00.123456789Z", TIMESTAMP, TextRules()),
+    ("", pa.int64(), TextRules(declared=True)),
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "dtype", "rules"),
-    [
-        ("007", pa.int64(), TextRules()),
-        ("0x1F", pa.int64(), TextRules(declared=True)),
-        ("128", pa.int8(), TextRules(declared=True)),
-        ("1,2", pa.int64(), TextRules(thousands=",")),
-        ("1.5", pa.float64(), TextRules(decimal=",")),
-        ("1e400", pa.float64(), TextRules(declared=True)),
-        ("1e39", pa.float32(), TextRules(declared=True)),
-        ("1.555", pa.decimal128(10, 2), TextRules()),
-        ("31.02.2020", pa.date32(), TextRules(date_format="%d.%m.%Y")),
-        ("2024-01-01T00:00:00.123456789Z", TIMESTAMP, TextRules()),
-        ("", pa.int64(), TextRules(declared=True)),
-    ],
-)
-def test_parse_texts_misfit_reports_text(text: str, dtype: pa.DataType, rules: TextRules) -> None:
-    array, reasons = parse_texts(pa.array([text, None]), dtype, rules)
-    assert array.to_pylist() == [None, None]
-    assert repr(text) in reasons[0]
+def test_parse_texts_follows_text_rules(subtests: pytest.Subtests) -> None:
+    for text, dtype, rules, value in PARSED:
+        with subtests.test(text=text):
+            array, reasons = parse_texts(pa.array([None, text]), dtype, rules)
+            assert (array.to_pylist(), reasons) == ([None, value], {})
+
+
+def test_parse_texts_misfit_reports_text(subtests: pytest.Subtests) -> None:
+    for text, dtype, rules in MISFITS:
+        with subtests.test(text=text):
+            array, reasons = parse_texts(pa.array([text, None]), dtype, rules)
+            assert array.to_pylist() == [None, None]
+            assert repr(text) in reasons[0]
 
 
 def test_has_number_nan_and_inf_texts_is_false() -> None:
@@ -129,10 +128,10 @@ def test_has_number_nan_and_inf_texts_is_false() -> None:
     assert has_finite_number(pa.array(["nan", "1"]))
 
 
-@pytest.mark.parametrize("pattern", ["%H:%M", "%Y", "%Y-%m-%d %Q", "%m/%d"])
-def test_check_format_without_day_raises(pattern: str) -> None:
-    with pytest.raises(ValueError, match="%"):
-        check_format(pattern)
+def test_check_format_without_day_raises(subtests: pytest.Subtests) -> None:
+    for pattern in ("%H:%M", "%Y", "%Y-%m-%d %Q", "%m/%d"):
+        with subtests.test(pattern=pattern), pytest.raises(ValueError, match="%"):
+            check_format(pattern)
     assert check_format("%d.%m.%y") == "%d.%m.%y"
 
 

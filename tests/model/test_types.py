@@ -25,9 +25,8 @@ from featurestore.errors import SchemaMismatch, UnsupportedType
 ITEM = pa.field("item", pa.float32())
 
 
-@pytest.mark.parametrize(
-    ("given_type", "expected"),
-    [
+def test_feature_type_maps_arrow_types(subtests: pytest.Subtests) -> None:
+    for arrow_type, expected in (
         (pa.float16(), pa.float32()),
         (pa.large_string(), pa.string()),
         (pa.large_binary(), pa.binary()),
@@ -40,17 +39,15 @@ ITEM = pa.field("item", pa.float32())
         (pa.list_(pa.float16(), 3), pa.list_(ITEM, 3)),
         (pa.struct([("a", pa.large_string())]), pa.struct([("a", pa.string())])),
         (pa.decimal128(10, 2), pa.decimal128(10, 2)),
-    ],
-)
-def test_feature_type_maps_arrow_types(given_type: pa.DataType, expected: pa.DataType) -> None:
-    assert feature_type(given_type) == expected
-    assert str(feature_type(given_type)) == str(expected)
-    assert feature_type(expected) == expected
+    ):
+        with subtests.test(arrow_type=arrow_type):
+            assert feature_type(arrow_type) == expected
+            assert str(feature_type(arrow_type)) == str(expected)
+            assert feature_type(expected) == expected
 
 
-@pytest.mark.parametrize(
-    "given_type",
-    [
+def test_feature_type_without_storage_is_none(subtests: pytest.Subtests) -> None:
+    for arrow_type in (
         pa.null(),
         pa.time64("us"),
         pa.duration("ns"),
@@ -63,10 +60,9 @@ def test_feature_type_maps_arrow_types(given_type: pa.DataType, expected: pa.Dat
         pa.struct([("a", pa.int64()), ("A", pa.int64())]),
         pa.struct([("a", pa.time32("s"))]),
         pa.list_(pa.float32(), 0),
-    ],
-)
-def test_feature_type_without_storage_is_none(given_type: pa.DataType) -> None:
-    assert feature_type(given_type) is None
+    ):
+        with subtests.test(arrow_type=arrow_type):
+            assert feature_type(arrow_type) is None
 
 
 def test_feature_schema_unsupported_columns_raise_together() -> None:
@@ -84,9 +80,8 @@ def test_feature_schema_unsupported_columns_raise_together() -> None:
         feature_schema(schema)
 
 
-@pytest.mark.parametrize(
-    ("feature", "storage"),
-    [
+def test_storage_type_maps_feature_types(subtests: pytest.Subtests) -> None:
+    for feature, storage in (
         (pa.uint8(), pa.int16()),
         (pa.uint16(), pa.int32()),
         (pa.uint32(), pa.int64()),
@@ -94,11 +89,10 @@ def test_feature_schema_unsupported_columns_raise_together() -> None:
         (pa.list_(pa.uint8(), 2), pa.list_(pa.field("element", pa.int16()))),
         (pa.struct([("u", pa.uint64())]), pa.struct([("u", pa.decimal128(20, 0))])),
         (pa.string(), pa.string()),
-    ],
-)
-def test_storage_type_maps_feature_types(feature: pa.DataType, storage: pa.DataType) -> None:
-    assert storage_type(feature) == storage
-    assert str(storage_type(feature)) == str(storage)
+    ):
+        with subtests.test(feature_type=feature):
+            assert storage_type(feature) == storage
+            assert str(storage_type(feature)) == str(storage)
 
 
 def test_can_be_key_floats_and_nested_types_is_false() -> None:
@@ -110,9 +104,8 @@ def test_can_be_key_floats_and_nested_types_is_false() -> None:
     assert [can_be_key(dtype) for dtype in (fixed, struct)] == [False] * 2
 
 
-@pytest.mark.parametrize(
-    ("narrow", "wide", "expected"),
-    [
+def test_widens_only_without_loss(subtests: pytest.Subtests) -> None:
+    for narrow, wide, expected in (
         (pa.int8(), pa.int64(), True),
         (pa.uint32(), pa.int64(), True),
         (pa.uint64(), pa.int64(), False),
@@ -128,10 +121,9 @@ def test_can_be_key_floats_and_nested_types_is_false() -> None:
         (pa.list_(pa.float32(), 2), pa.list_(pa.float64(), 2), True),
         (pa.list_(pa.float32(), 2), pa.list_(pa.float32(), 3), False),
         (pa.string(), pa.binary(), False),
-    ],
-)
-def test_widens_only_without_loss(narrow: pa.DataType, wide: pa.DataType, expected: bool) -> None:
-    assert can_widen(narrow, wide) is expected
+    ):
+        with subtests.test(narrow=narrow, wide=wide):
+            assert can_widen(narrow, wide) is expected
 
 
 # -- casts --------------------------------------------------------------------------------------------------------

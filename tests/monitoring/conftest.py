@@ -14,7 +14,7 @@ import pytest
 
 from featurestore.model import times
 from featurestore.store import FeatureStore
-from tests.store_copies import copy_of, made_at
+from tests.store_copies import copy_of, open_at_time
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 DAYS = 70
@@ -68,10 +68,10 @@ def ten_weeks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store whose group ``sales`` has ten weeks of rows and the profile of each day."""
     folder = tmp_path_factory.mktemp("ten_weeks")
     template, monitored = folder / "store", folder / "monitored"
-    with made_at(template, NOW) as store:
+    with open_at_time(template, NOW) as store:
         store.create_featuregroup(sales(0, DAYS), "sales", primary_key="id", event_time="at")
     shutil.copytree(template, monitored)
-    with made_at(monitored, NOW) as store:
+    with open_at_time(monitored, NOW) as store:
         store.register_jobs(monitor_file(folder))
         store.backfill_job("watch", START, NOW)
     shutil.copytree(profiles(monitored), profiles(template))

@@ -32,7 +32,7 @@ from tests.monitoring.scored_model import (
     registered,
     trips,
 )
-from tests.store_copies import copy_of, made_at
+from tests.store_copies import copy_of, open_at_time
 
 DAYS = 7
 LAST = START + DAYS * DAY
@@ -49,7 +49,7 @@ def a_week(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with trips, their outcomes, and the scores of a registered model."""
     pytest.importorskip("cloudpickle")
     location = tmp_path_factory.mktemp("a_week") / "store"
-    with made_at(location, LAST) as store:
+    with open_at_time(location, LAST) as store:
         rows = trips(0, DAYS)
         store.create_featuregroup(rows, "trips", primary_key="id", event_time="at")
         store.create_featuregroup(

@@ -170,20 +170,19 @@ def test_metric_label_count_is_bounded(
     assert {label for _, label in values} == {*limited_labels, "state", "kind", "metric"}
 
 
-def test_dataset_drift_lists_changed_sources(tmp_path: Path) -> None:
-    store = featurestore.connect(tmp_path / "store", engine="duckdb")
+def test_dataset_drift_lists_changed_sources(empty_store: FeatureStore) -> None:
     rows = sales(0, 10)
-    store.create_featuregroup(rows, "sales", primary_key="id", event_time="at")
+    empty_store.create_featuregroup(rows, "sales", primary_key="id", event_time="at")
     shops = pa.table({"shop": ["north", "south"], "size": [3, 4]})
-    store.create_featuregroup(shops, "shops", primary_key="shop")
-    frame = store.get_features(["sales.amount", "shops.size", "sales.late"])
-    dataset = store.create_training_dataset(
+    empty_store.create_featuregroup(shops, "shops", primary_key="shop")
+    frame = empty_store.get_features(["sales.amount", "shops.size", "sales.late"])
+    dataset = empty_store.create_training_dataset(
         frame, "late_sales", label="late", shards=1, progress=False
     )
     assert (dataset.stale, dataset.staleness().stale, dataset.drift().ok) == (False, False, True)
-    store.compact_featuregroup("sales")
+    empty_store.compact_featuregroup("sales")
     assert dataset.stale is False
-    store.insert_into_featuregroup(sales(10, 10, shift=2.0), "sales")
+    empty_store.insert_into_featuregroup(sales(10, 10, shift=2.0), "sales")
     staleness, drift = dataset.staleness(), dataset.drift()
     assert (dataset.stale, staleness.stale, drift.ok) == (True, True, False)
     assert {source.featuregroup: source.commits for source in staleness.sources} == {
@@ -195,7 +194,9 @@ def test_dataset_drift_lists_changed_sources(tmp_path: Path) -> None:
         "sales": ("amount",), "shops": (),
     }  # fmt: skip
     assert "sales@v1: drifted: amount" in str(drift)
-    result = CliRunner().invoke(app, ["td", "list", "--location", store.location, "--output=json"])
+    result = CliRunner().invoke(
+        app, ["td", "list", "--location", empty_store.location, "--output=json"]
+    )
     assert '"stale": true' in result.output
     alone = featurestore.TrainingDataset.open(dataset.path)
     assert alone.stale is None

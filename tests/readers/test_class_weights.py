@@ -58,10 +58,10 @@ CASES = {
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet"])
 @pytest.mark.parametrize("case", CASES)
 def test_balanced_class_weights_use_keys_of_reader_values(
-    duckdb_store: FeatureStore, case: str, data_format: str
+    empty_store: FeatureStore, case: str, data_format: str
 ) -> None:
     label, arguments, classes = CASES[case]
-    dataset = dataset_of(duckdb_store, label, data_format=data_format, **arguments)
+    dataset = dataset_of(empty_store, label, data_format=data_format, **arguments)
     weights = dataset.class_weights
     assert weights == pytest.approx(dict(zip(classes, BALANCED, strict=True)))
     for request in ("balanced", weights, {"y": weights}):
@@ -78,8 +78,8 @@ def test_balanced_class_weights_use_keys_of_reader_values(
         assert total == pytest.approx(ROWS, rel=1e-5)  # balanced weights have the mean 1
 
 
-def test_class_weights_multiply_weight_column(duckdb_store: FeatureStore) -> None:
-    dataset = dataset_of(duckdb_store, pa.array(of_two(0, 1)), weight="w")
+def test_class_weights_multiply_weight_column(empty_store: FeatureStore) -> None:
+    dataset = dataset_of(empty_store, pa.array(of_two(0, 1)), weight="w")
     plain = dataset.reader("train", global_batch_size=16, remainder="pad", shuffle=False)
     weighed = dataset.reader(
         "train", global_batch_size=16, remainder="pad", shuffle=False, class_weights={0: 1, 1: 3}
@@ -89,8 +89,8 @@ def test_class_weights_multiply_weight_column(duckdb_store: FeatureStore) -> Non
         np.testing.assert_allclose(after["w"], expected, rtol=1e-6)
 
 
-def test_reader_with_class_weights_resumes_state(duckdb_store: FeatureStore) -> None:
-    dataset = dataset_of(duckdb_store, pa.array(of_two("no", "yes")))
+def test_reader_with_class_weights_resumes_state(empty_store: FeatureStore) -> None:
+    dataset = dataset_of(empty_store, pa.array(of_two("no", "yes")))
     reader = dataset.reader(
         "train", global_batch_size=8, columns=["x", "y"], class_weights={"no": 1, "yes": 4}
     )
@@ -101,10 +101,10 @@ def test_reader_with_class_weights_resumes_state(duckdb_store: FeatureStore) -> 
     assert set(batch["sample_weight"].tolist()) <= {1.0, 4.0}
 
 
-def test_class_weights_ignore_rows_without_label(duckdb_store: FeatureStore) -> None:
+def test_class_weights_ignore_rows_without_label(empty_store: FeatureStore) -> None:
     label = of_two(0, 1)
     label[1] = label[2] = None
-    dataset = dataset_of(duckdb_store, pa.array(label, pa.int64()))
+    dataset = dataset_of(empty_store, pa.array(label, pa.int64()))
     rows = ROWS - 2
     assert dataset.class_weights == pytest.approx(
         {0: rows / (2 * (rows - RARE)), 1: rows / (2 * RARE)}
@@ -115,8 +115,8 @@ def test_class_weights_ignore_rows_without_label(duckdb_store: FeatureStore) -> 
     assert (~batch["y_present"]).sum() == 2
 
 
-def test_class_weights_explicit_mapping_is_validated(duckdb_store: FeatureStore) -> None:
-    dataset = dataset_of(duckdb_store, pa.array(of_two(0, 1)))
+def test_class_weights_explicit_mapping_is_validated(empty_store: FeatureStore) -> None:
+    dataset = dataset_of(empty_store, pa.array(of_two(0, 1)))
     for wrong, text in (
         ({0: 1.0, 1: -1.0}, "is not a valid weight"),
         ({0: 1.0, 1: float("nan")}, "is not a valid weight"),
@@ -131,13 +131,11 @@ def test_class_weights_explicit_mapping_is_validated(duckdb_store: FeatureStore)
         list(reader.batches())
 
 
-def test_balanced_class_weights_many_label_values_raise(duckdb_store: FeatureStore) -> None:
+def test_balanced_class_weights_many_label_values_raise(empty_store: FeatureStore) -> None:
     label = pa.array(np.random.default_rng(0).normal(size=ROWS))
-    dataset = dataset_of(duckdb_store, label)
+    dataset = dataset_of(empty_store, label)
     many = pa.table({"id": range(5000), "x": np.zeros(5000), "y": np.arange(5000) / 7})
-    dataset = duckdb_store.create_training_dataset(
-        many, "many", label="y", key="id", progress=False
-    )
+    dataset = empty_store.create_training_dataset(many, "many", label="y", key="id", progress=False)
     with pytest.raises(InvalidArgument, match="too many values to be classes"):
         dataset.reader("train", global_batch_size=8, class_weights="balanced")
 
@@ -157,7 +155,7 @@ def test_balanced_class_weights_many_label_values_raise(duckdb_store: FeatureSto
     ],
 )
 def test_class_only_in_other_split_warns(
-    duckdb_store: FeatureStore, common: tuple[Any, Any], late: Any, warns: bool
+    empty_store: FeatureStore, common: tuple[Any, Any], late: Any, warns: bool
 ) -> None:
     times = pd.date_range("2024-01-01", periods=ROWS, freq="D", tz="UTC")
     labels = [*common] * (38 // len(common)) + [late, late]
@@ -168,18 +166,18 @@ def test_class_only_in_other_split_warns(
     splits = TimeSplit("t", {"train": (None, edge), "test": (edge, None)})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", DataWarning)
-        duckdb_store.create_training_dataset(
+        empty_store.create_training_dataset(
             frame, "late", label="y", key="id", splits=splits, progress=False
         )
     messages = [str(warning.message) for warning in caught]
     assert any("classes in split 'test'" in message for message in messages) == warns, messages
 
 
-def test_nan_labels_warn(duckdb_store: FeatureStore) -> None:
+def test_nan_labels_warn(empty_store: FeatureStore) -> None:
     label = of_two(0.0, 1.0)
     label[3] = float("nan")
     with pytest.warns(DataWarning, match="is NaN in 1 rows"):
-        dataset = dataset_of(duckdb_store, pa.array(label))
+        dataset = dataset_of(empty_store, pa.array(label))
     assert set(dataset.class_weights) == {0.0, 1.0}
 
 
@@ -187,12 +185,12 @@ def test_nan_labels_warn(duckdb_store: FeatureStore) -> None:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_fit_applies_class_weights_for_all_label_kinds(
-    duckdb_store: FeatureStore, tmp_path: Path, case: str, library: str
+    empty_store: FeatureStore, tmp_path: Path, case: str, library: str
 ) -> None:
     pytest.importorskip("tensorflow")
     keras = pytest.importorskip(library)
     label, arguments, classes = CASES[case]
-    dataset = dataset_of(duckdb_store, label, **arguments)
+    dataset = dataset_of(empty_store, label, **arguments)
     inputs = keras.Input((), name="x")
     constant = keras.layers.Dense(1, kernel_initializer="zeros", bias_initializer="ones")
     model = keras.Model({"x": inputs}, constant(keras.layers.Reshape((1,))(inputs)))
@@ -212,10 +210,10 @@ def test_fit_applies_class_weights_for_all_label_kinds(
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("case", CASES)
 def test_tf_dataset_yields_class_weights_as_sample_weights(
-    duckdb_store: FeatureStore, case: str
+    empty_store: FeatureStore, case: str
 ) -> None:
     label, arguments, classes = CASES[case]
-    dataset = dataset_of(duckdb_store, label, **arguments)
+    dataset = dataset_of(empty_store, label, **arguments)
     by_hand = dict(zip(classes, (1.0, 3.0), strict=True))
     reader = dataset.reader("train", global_batch_size=16, remainder="pad", class_weights=by_hand)
     total = sum(float(weight.numpy().sum()) for _, _, weight in reader.tf_dataset())

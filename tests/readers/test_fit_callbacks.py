@@ -74,22 +74,22 @@ def training(store: FeatureStore, folder: Path, *, cut_at: int | None) -> dict[s
 
 
 @pytest.fixture
-def store(duckdb_store: FeatureStore) -> FeatureStore:
+def line_store(empty_store: FeatureStore) -> FeatureStore:
     rng = np.random.default_rng(0)
     x = rng.normal(size=48).astype(np.float32)
-    duckdb_store.create_training_dataset(
+    empty_store.create_training_dataset(
         {"id": range(48), "x": x, "y": 3 * x}, "line", label="y", key="id", progress=False
     )
-    return duckdb_store
+    return empty_store
 
 
 def test_fit_callbacks_resume_from_mid_epoch_checkpoint(
-    store: FeatureStore, tmp_path: Path
+    line_store: FeatureStore, tmp_path: Path
 ) -> None:
-    reference = training(store, tmp_path / "whole", cut_at=None)
+    reference = training(line_store, tmp_path / "whole", cut_at=None)
     with pytest.raises(Cut):
-        training(store, tmp_path / "cut", cut_at=15)  # in the third epoch of six steps
-    resumed = training(store, tmp_path / "cut", cut_at=None)
+        training(line_store, tmp_path / "cut", cut_at=15)  # in the third epoch of six steps
+    resumed = training(line_store, tmp_path / "cut", cut_at=None)
     assert reference["starts"] == resumed["starts"] == ["begin", "end"]
     assert reference["epoch"] == list(range(len(reference["epoch"])))
     assert resumed["epoch"] == reference["epoch"][2:]
@@ -102,11 +102,11 @@ def test_fit_callbacks_resume_from_mid_epoch_checkpoint(
 
 @pytest.mark.parametrize("library", ["keras", "tf_keras"])
 def test_fit_under_strategy_resumes_after_checkpoint(
-    store: FeatureStore, tmp_path: Path, library: str
+    line_store: FeatureStore, tmp_path: Path, library: str
 ) -> None:
     tf = pytest.importorskip("tensorflow")
     keras = pytest.importorskip(library)
-    dataset = store.get_training_dataset("line")
+    dataset = line_store.get_training_dataset("line")
     squares = dataset.read("train").to_pandas()["y"].to_numpy() ** 2
     reader = dataset.reader("train", global_batch_size=10, seed=1)  # drops other rows each time
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
@@ -125,9 +125,11 @@ def test_fit_under_strategy_resumes_after_checkpoint(
     assert history["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_fit_after_early_stopping_trains_no_further(store: FeatureStore, tmp_path: Path) -> None:
-    first = training(store, tmp_path / "run", cut_at=None)
+def test_fit_after_early_stopping_trains_no_further(
+    line_store: FeatureStore, tmp_path: Path
+) -> None:
+    first = training(line_store, tmp_path / "run", cut_at=None)
     assert 0 < first["stopped"] < EPOCHS - 1
-    again = training(store, tmp_path / "run", cut_at=1)  # no step is made
+    again = training(line_store, tmp_path / "run", cut_at=1)  # no step is made
     assert again["epoch"] == []
     assert again["weights"] == first["weights"]

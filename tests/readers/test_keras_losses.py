@@ -26,10 +26,10 @@ LIBRARIES = ("keras", "tf_keras")
 
 
 @pytest.fixture
-def dataset(duckdb_store: FeatureStore) -> TrainingDataset:
+def dataset(empty_store: FeatureStore) -> TrainingDataset:
     rng = np.random.default_rng(0)
     columns = {name: rng.normal(size=ROWS).astype(np.float32) for name in "xyz"}
-    return duckdb_store.create_training_dataset(
+    return empty_store.create_training_dataset(
         {"id": range(ROWS), **columns}, "lines", label=["y", "z"], key="id", progress=False
     )
 

@@ -18,6 +18,8 @@ from featurestore_connectors import parquet
 from tests.readers.conftest import Example
 from tests.readers.example_datasets import make_dataset
 
+pytestmark = pytest.mark.slow
+
 COLUMNS = 10
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +22,8 @@ from featurestore.readers.columns import SAMPLE_WEIGHT
 from featurestore.readers.order import PADDING
 from tests.readers.example_datasets import ROW, make_dataset
 from tests.readers.order_reference import global_batches
+
+pytestmark = pytest.mark.slow
 
 
 @st.composite

@@ -86,9 +86,9 @@ def keyed(store: FeatureStore, rows: int) -> TrainingDataset:
 @pytest.mark.parametrize("remainder", ["keep", "pad"])
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_predict_returns_predictions_by_key(
-    duckdb_store: FeatureStore, remainder: str, shuffle: bool
+    empty_store: FeatureStore, remainder: str, shuffle: bool
 ) -> None:
-    dataset = keyed(duckdb_store, 101)
+    dataset = keyed(empty_store, 101)
     reader = dataset.reader("train", global_batch_size=8, remainder=remainder, shuffle=shuffle)
     predictions = np.concatenate([batch["x"] * 2 for batch in reader.batches(3)])
     keys = reader.keys(epoch=3).column("customer").to_pylist()
@@ -122,10 +122,10 @@ def exact_auc(dataset: TrainingDataset) -> float:
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("name", ["keras", "tf_keras"])
-def test_auc_excludes_padding_rows(duckdb_store: FeatureStore, name: str) -> None:
+def test_auc_excludes_padding_rows(empty_store: FeatureStore, name: str) -> None:
     pytest.importorskip("tensorflow")
     library = pytest.importorskip(name)
-    dataset = keyed(duckdb_store, 130)
+    dataset = keyed(empty_store, 130)
     right = exact_auc(dataset)
     actual = {}
     for remainder in ("pad", "keep"):
@@ -142,11 +142,11 @@ def test_auc_excludes_padding_rows(duckdb_store: FeatureStore, name: str) -> Non
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("remainder", ["drop", "keep", "pad"])
 def test_evaluate_counts_every_row_once_for_any_remainder(
-    duckdb_store: FeatureStore, remainder: str
+    empty_store: FeatureStore, remainder: str
 ) -> None:
     pytest.importorskip("tensorflow")
     keras = pytest.importorskip("keras")
-    dataset = keyed(duckdb_store, 130)
+    dataset = keyed(empty_store, 130)
     reader = dataset.reader("train", global_batch_size=128, remainder=remainder)
     inputs = keras.Input((), name="x")
     column = keras.layers.Reshape((1,))(inputs)
@@ -163,11 +163,11 @@ def test_evaluate_counts_every_row_once_for_any_remainder(
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("name", ["keras", "tf_keras"])
 def test_keras_validation_excludes_padding(
-    duckdb_store: FeatureStore, tmp_path: Path, name: str
+    empty_store: FeatureStore, tmp_path: Path, name: str
 ) -> None:
     pytest.importorskip("tensorflow")
     library = pytest.importorskip(name)
-    dataset = keyed(duckdb_store, 130)
+    dataset = keyed(empty_store, 130)
     reader = dataset.reader("train", global_batch_size=128, remainder="pad")
     inputs = library.Input((), name="x")
     score = library.layers.Dense(1, activation="sigmoid")(library.layers.Reshape((1,))(inputs))
@@ -221,7 +221,7 @@ def test_tf_dataset_logs_padding_notice_once(
 
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("remainder", ["drop", "keep", "pad"])
-def test_weight_column_is_passed_to_loss(duckdb_store: FeatureStore, remainder: str) -> None:
+def test_weight_column_is_passed_to_loss(empty_store: FeatureStore, remainder: str) -> None:
     pytest.importorskip("tensorflow")
     table = pa.table(
         {
@@ -231,7 +231,7 @@ def test_weight_column_is_passed_to_loss(duckdb_store: FeatureStore, remainder: 
             "y": pa.array([0, 1] * 15),
         }
     )
-    dataset = duckdb_store.create_training_dataset(
+    dataset = empty_store.create_training_dataset(
         table, "weighed", label="y", key="id", weight="sample_weight"
     )
     reader = dataset.reader("train", global_batch_size=8, remainder=remainder)

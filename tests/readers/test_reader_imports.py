@@ -9,6 +9,8 @@ import pytest
 
 from tests.readers.conftest import Example
 
+pytestmark = pytest.mark.slow
+
 HEAVY = (
     "sqlalchemy",
     "duckdb",

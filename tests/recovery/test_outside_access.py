@@ -15,6 +15,8 @@ from featurestore.errors import PublicationWarning, StorageError
 from featurestore.storage import files
 from featurestore.store import FeatureStore
 
+pytestmark = pytest.mark.slow
+
 TABLE = pa.table({"x": [1, 2], "y": [0, 1]})
 
 
@@ -63,14 +65,15 @@ def test_connect_to_manipulated_store_removes_nothing_outside(
     assert again.create_featuregroup(TABLE, "g").version == 1
 
 
-def test_delete_featuregroup_does_not_follow_symbolic_link(tmp_path: Path, victim: Path) -> None:
-    store = featurestore.connect(tmp_path / "store")
-    store.create_featuregroup(TABLE, "g")
+def test_delete_featuregroup_does_not_follow_symbolic_link(
+    empty_store: FeatureStore, tmp_path: Path, victim: Path
+) -> None:
+    empty_store.create_featuregroup(TABLE, "g")
     folder = tmp_path / "store" / "featuregroups" / "g"
     shutil.move(folder, victim / "g")
     folder.symlink_to(victim / "g")
     with pytest.warns(PublicationWarning, match="Cannot remove"):
-        store.delete_featuregroup("g", version=1)
+        empty_store.delete_featuregroup("g", version=1)
     assert (victim / "g" / "v1").is_dir()
 
 
@@ -91,21 +94,21 @@ def test_storage_removes_only_below_root(tmp_path: Path, victim: Path) -> None:
     assert (victim / "precious").read_text() == "kept"
 
 
-def test_copied_store_is_independent(tmp_path: Path) -> None:
-    original = featurestore.connect(tmp_path / "one")
-    original.create_featuregroup(TABLE, "g", primary_key="x")
-    group = original.create_training_dataset(original.get_featuregroup("g"), "d", label="y")
-    original.close()
-    shutil.copytree(tmp_path / "one", tmp_path / "two")
+def test_copied_store_is_independent(flights_copy: FeatureStore, tmp_path: Path) -> None:
+    original = Path(flights_copy.location)
+    dataset = flights_copy.get_training_dataset("late_flights")
+    flights_copy.close()
+    shutil.copytree(original, tmp_path / "two")
     copy = featurestore.connect(tmp_path / "two")
-    dataset_copy = copy.get_training_dataset("d")
-    assert dataset_copy.path == str(tmp_path / "two" / "trainingdatasets" / "d" / "v1")
+    dataset_copy = copy.get_training_dataset("late_flights")
+    assert dataset_copy.path == str(tmp_path / "two" / "trainingdatasets" / "late_flights" / "v1")
     assert dataset_copy.verify(recompute=True).ok
     assert [dataset.path for dataset in copy.get_training_datasets()] == [dataset_copy.path]
-    copy.delete_training_dataset("d", version=1)
-    copy.delete_featuregroup("g", version=1)
-    assert group.verify().ok
-    shutil.move(tmp_path / "one", tmp_path / "moved")
+    copy.delete_training_dataset("late_flights", version=1)
+    copy.delete_feature_view("late_flights", version=1)
+    copy.delete_featuregroup("planes", version=1)
+    assert dataset.verify().ok
+    shutil.move(original, tmp_path / "moved")
     moved = featurestore.connect(tmp_path / "moved")
-    assert moved.get_training_dataset("d").read("train").count() == 2
-    assert moved.get_featuregroup("g").count() == 2
+    assert moved.get_training_dataset("late_flights").read("test").count() > 0
+    assert moved.get_featuregroup("planes").count() == 4

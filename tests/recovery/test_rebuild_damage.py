@@ -20,6 +20,8 @@ from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import intents
 from featurestore.store import FeatureStore
 
+pytestmark = pytest.mark.slow
+
 TABLE = pa.table({"x": [1, 2], "y": [0, 1]})
 
 
@@ -145,10 +147,10 @@ def test_rebuild_during_creation_lets_it_complete(tmp_path: Path) -> None:
     assert store.get_featuregroup("g").count() == 2
 
 
-def test_rebuild_keeps_intents_of_running_writes(duckdb_store: FeatureStore) -> None:
-    session = duckdb_store.session
+def test_rebuild_keeps_intents_of_running_writes(empty_store: FeatureStore) -> None:
+    session = empty_store.session
     with in_flight(session, kind="create", name="g", version=1) as run:
-        rebuild(duckdb_store.location)
+        rebuild(empty_store.location)
         with session.registry.reading() as connection:
             assert intents.find(connection, run.intent) is not None
         run.check_intent()

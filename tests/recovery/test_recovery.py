@@ -58,8 +58,8 @@ def left_over(store: FeatureStore) -> list[str]:
         return [intent.run_id for intent in intents.list_all(connection)]
 
 
-def test_recovery_removes_creation_without_rows(duckdb_store: FeatureStore) -> None:
-    store = duckdb_store
+def test_recovery_removes_creation_without_rows(empty_store: FeatureStore) -> None:
+    store = empty_store
     begin(store, "create", "g")
     path = store.session.featuregroup_path("g", 1)
     store.session.engine.create_table(
@@ -74,8 +74,8 @@ def test_recovery_removes_creation_without_rows(duckdb_store: FeatureStore) -> N
     assert again.create_featuregroup(TABLE, "g").version == 1
 
 
-def test_recovery_registers_creation_with_rows(duckdb_store: FeatureStore) -> None:
-    store = duckdb_store
+def test_recovery_registers_creation_with_rows(empty_store: FeatureStore) -> None:
+    store = empty_store
     group = store.create_featuregroup(TABLE, "g", description="Found again", tags={"a": "b"})
     with store.session.registry.transaction() as connection:
         featuregroups.remove(connection, "g", 1)
@@ -92,8 +92,8 @@ def test_recovery_registers_creation_with_rows(duckdb_store: FeatureStore) -> No
     assert group.history()[-1].operation == "create"
 
 
-def test_recovery_registers_unregistered_commit(duckdb_store: FeatureStore) -> None:
-    store = duckdb_store
+def test_recovery_registers_unregistered_commit(empty_store: FeatureStore) -> None:
+    store = empty_store
     group = store.create_featuregroup(TABLE, "g")
     begin(store, "write", "g")
     note = {
@@ -111,8 +111,8 @@ def test_recovery_registers_unregistered_commit(duckdb_store: FeatureStore) -> N
         assert lineage.results(connection, "raw")[0].run_id == "r9"
 
 
-def test_recovery_completes_deletion(duckdb_store: FeatureStore) -> None:
-    store = duckdb_store
+def test_recovery_completes_deletion(empty_store: FeatureStore) -> None:
+    store = empty_store
     group = store.create_featuregroup(TABLE, "g")
     begin(store, "delete", "g")
     again = featurestore.connect(store.location)
@@ -130,8 +130,8 @@ def half_created(store: FeatureStore, *, owner: str | None = None) -> str:
     return path
 
 
-def test_recovery_ignores_writes_of_own_process(duckdb_store: FeatureStore) -> None:
-    store = duckdb_store
+def test_recovery_ignores_writes_of_own_process(empty_store: FeatureStore) -> None:
+    store = empty_store
     path = half_created(store, owner=liveness.owner_of_this_process(store.location))
     featurestore.connect(store.location)
     assert is_delta_table(path)
@@ -151,9 +151,9 @@ with in_flight(store.session, kind="create", name="g", version=1):
 """
 
 
-def test_recovery_waits_for_death_of_other_process(duckdb_store: FeatureStore) -> None:
+def test_recovery_waits_for_death_of_other_process(empty_store: FeatureStore) -> None:
     """Recovery does not use process ids, so it also works for restarted containers."""
-    store = duckdb_store
+    store = empty_store
     with subprocess.Popen(
         [sys.executable, "-c", CREATOR, store.location],
         stdin=subprocess.PIPE,
@@ -209,10 +209,10 @@ def end_container(container: subprocess.Popen[bytes]) -> None:
 
 @pytest.mark.parametrize("same_kernel", [True, False])
 def test_recovery_releases_names_of_killed_container(
-    duckdb_store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_kernel: bool
+    empty_store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_kernel: bool
 ) -> None:
     """The creating process has pid 1 in its container, like its successor."""
-    store = duckdb_store
+    store = empty_store
     boot_id = tmp_path / "boot_id"
     boot_id.write_text("0f0f0f0f-0000-4000-8000-000000000000\n")
     container = in_a_container(CREATOR, store.location, boot_id=None if same_kernel else boot_id)
@@ -236,9 +236,9 @@ def test_recovery_releases_names_of_killed_container(
 
 
 def test_recovery_of_remote_process_depends_on_heartbeat(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = duckdb_store
+    store = empty_store
     elsewhere = another_owner(store, machine="ffffffff")
     with store.session.registry.transaction() as connection:
         intents.record_heartbeat(connection, elsewhere)
@@ -254,20 +254,20 @@ def test_recovery_of_remote_process_depends_on_heartbeat(
 
 
 def test_heartbeat_continues_during_write(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(liveness, "HEARTBEAT_SECONDS", 0.001)
     beats = threading.Semaphore(0)
     monkeypatch.setattr(intents, "record_heartbeat", lambda connection, name: beats.release())
-    with in_flight(duckdb_store.session, kind="write", name="g", version=1):
+    with in_flight(empty_store.session, kind="write", name="g", version=1):
         for _ in range(3):
             assert beats.acquire(timeout=60)
 
 
 def test_write_presumed_dead_publishes_nothing(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = duckdb_store
+    store = empty_store
 
     check_intent = InFlight.check_intent
 
@@ -285,8 +285,8 @@ def test_write_presumed_dead_publishes_nothing(
     assert store.create_featuregroup(TABLE, "g").version == 1
 
 
-def test_forked_child_is_separate_owner(duckdb_store: FeatureStore) -> None:
-    location = duckdb_store.location
+def test_forked_child_is_separate_owner(empty_store: FeatureStore) -> None:
+    location = empty_store.location
     owner = liveness.owner_of_this_process(location)
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKING, location],
@@ -313,9 +313,9 @@ os.waitpid(child, 0)
 
 
 def test_recovery_unresolvable_write_does_not_block_others(
-    duckdb_store: FeatureStore, caplog: pytest.LogCaptureFixture
+    empty_store: FeatureStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = duckdb_store
+    store = empty_store
     group = store.create_featuregroup(TABLE, "damaged")
     begin(store, "write", "damaged", run_id="one")
     path = half_created(store)
@@ -326,10 +326,9 @@ def test_recovery_unresolvable_write_does_not_block_others(
     assert "write of damaged version 1 could not be resolved" in caplog.text
 
 
-def test_recovery_reports_group_without_folder(duckdb_store: FeatureStore) -> None:
+def test_recovery_reports_group_without_folder(flights_copy: FeatureStore) -> None:
     import shutil
 
-    group = duckdb_store.create_featuregroup(TABLE, "g")
-    shutil.rmtree(group.path)
+    shutil.rmtree(flights_copy.featuregroup("planes").path)
     with pytest.raises(featurestore.FeatureStoreError, match="no Delta table at"):
-        duckdb_store.get_featuregroup("g")
+        flights_copy.get_featuregroup("planes")

@@ -56,9 +56,9 @@ def test_remove_files_undeletable_file_is_reported_others_removed(
 
 
 def test_delete_training_dataset_leaving_files_warns(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = duckdb_store
+    store = empty_store
     dataset = store.create_training_dataset(TABLE, "d", label="y", data_format="parquet")
     with (
         refusing(monkeypatch, ending=".parquet"),
@@ -74,9 +74,9 @@ def test_delete_training_dataset_leaving_files_warns(
 
 
 def test_delete_featuregroup_leaving_files_warns(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = duckdb_store
+    store = empty_store
     group = store.create_featuregroup(TABLE, "g")
     with (
         refusing(monkeypatch, ending=".parquet"),
@@ -92,9 +92,9 @@ def test_delete_featuregroup_leaving_files_warns(
 
 
 def test_undeletable_staged_rows_are_recorded_and_write_succeeds(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = duckdb_store
+    store = empty_store
     with refusing(monkeypatch, ending=".parquet"):
         store.create_featuregroup(TABLE, "g", primary_key="x")
     assert store.get_featuregroup("g").count() == 2
@@ -106,9 +106,9 @@ def test_undeletable_staged_rows_are_recorded_and_write_succeeds(
 
 
 def test_undeletable_export_leftovers_keep_version_number_reserved(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = duckdb_store
+    store = empty_store
     leftover = Path(store.location, "trainingdatasets", "d", "v1", "train")
     leftover.mkdir(parents=True)
     (leftover / "shard.left").touch()

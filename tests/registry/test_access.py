@@ -182,9 +182,9 @@ def test_concurrent_access_changes_are_all_saved(tmp_path: Path, registry_url: s
     assert [user["name"] for user in document["users"]] == names == ["ann", "bob"]
 
 
-def test_invalid_access_changes_raise(duckdb_store: FeatureStore) -> None:
-    session = duckdb_store.session
-    fill(duckdb_store)
+def test_invalid_access_changes_raise(empty_store: FeatureStore) -> None:
+    session = empty_store.session
+    fill(empty_store)
     with pytest.raises(UserExists):
         changes.add_user(session, ANN, "ann")
     for name in ("", "Ann", "ann smith", "a" * 128, "<b>"):
@@ -203,12 +203,12 @@ def test_invalid_access_changes_raise(duckdb_store: FeatureStore) -> None:
     for change in (changes.remove_user, lambda *arguments: changes.set_role(*arguments, "reader")):
         with pytest.raises(NotAllowed, match="last admin"):
             change(session, ANN, "ann")
-    with duckdb_store.session.registry.reading() as connection:
+    with empty_store.session.registry.reading() as connection:
         assert len(audit_log.entries(connection, limit=100)) == 5
 
 
-def test_token_expires_after_duration(duckdb_store: FeatureStore) -> None:
-    changes.add_user(duckdb_store.session, ANN, "ann")
+def test_token_expires_after_duration(empty_store: FeatureStore) -> None:
+    changes.add_user(empty_store.session, ANN, "ann")
     for expires, expired in ((timedelta(0), True), ("1d", False), (None, False)):
-        _, token = changes.make_token(duckdb_store.session, ANN, "ann", expires=expires)
+        _, token = changes.make_token(empty_store.session, ANN, "ann", expires=expires)
         assert token.expired is expired

@@ -25,7 +25,7 @@ REMOTE_OWNER = "another-host.1.ffffffff.00000000"
 
 
 @pytest.fixture
-def store(tmp_path: Path, registry_url: str | None) -> Iterator[FeatureStore]:
+def hourly_store(tmp_path: Path, registry_url: str | None) -> Iterator[FeatureStore]:
     with featurestore.connect(tmp_path / "store", registry=registry_url) as store:
         insert(store, 0)
         (tmp_path / "hourly_jobs.py").write_text(JOB)
@@ -81,33 +81,37 @@ def test_heartbeat_of_host_with_wrong_clock_expires(
         assert not is_leased(store)
 
 
-def test_heartbeat_in_future_expires(store: FeatureStore) -> None:
-    lease(store)
-    move(store, DAY)
-    assert is_leased(store)
-    move(store, -HEARTBEAT_TIMEOUT)
-    assert not is_leased(store)
+def test_heartbeat_in_future_expires(hourly_store: FeatureStore) -> None:
+    lease(hourly_store)
+    move(hourly_store, DAY)
+    assert is_leased(hourly_store)
+    move(hourly_store, -HEARTBEAT_TIMEOUT)
+    assert not is_leased(hourly_store)
 
 
-def test_connect_corrects_future_heartbeats(store: FeatureStore) -> None:
-    lease(store)
-    move(store, DAY)
-    url = None if store.session.registry.dialect == "sqlite" else store.session.registry.url
-    featurestore.connect(store.location, registry=url).close()
-    with store.session.registry.reading() as connection:
+def test_connect_corrects_future_heartbeats(hourly_store: FeatureStore) -> None:
+    lease(hourly_store)
+    move(hourly_store, DAY)
+    url = (
+        None
+        if hourly_store.session.registry.dialect == "sqlite"
+        else hourly_store.session.registry.url
+    )
+    featurestore.connect(hourly_store.location, registry=url).close()
+    with hourly_store.session.registry.reading() as connection:
         assert not intents.has_future_heartbeats(connection)
-        assert is_alive(connection, store.location, REMOTE_OWNER)
-    move(store, -HEARTBEAT_TIMEOUT)
-    with store.session.registry.reading() as connection:
-        assert not is_alive(connection, store.location, REMOTE_OWNER)
+        assert is_alive(connection, hourly_store.location, REMOTE_OWNER)
+    move(hourly_store, -HEARTBEAT_TIMEOUT)
+    with hourly_store.session.registry.reading() as connection:
+        assert not is_alive(connection, hourly_store.location, REMOTE_OWNER)
 
 
-def test_lease_survives_clock_set_back(store: FeatureStore) -> None:
-    lease(store)
-    move(store, DAY)
+def test_lease_survives_clock_set_back(hourly_store: FeatureStore) -> None:
+    lease(hourly_store)
+    move(hourly_store, DAY)
     for _ in range(3):
-        assert is_leased(store)
-        with store.session.registry.transaction() as connection:
+        assert is_leased(hourly_store)
+        with hourly_store.session.registry.transaction() as connection:
             intents.record_heartbeat(connection, REMOTE_OWNER)
-        move(store, -HEARTBEAT_TIMEOUT + 10 * SECOND)
-    assert is_leased(store)
+        move(hourly_store, -HEARTBEAT_TIMEOUT + 10 * SECOND)
+    assert is_leased(hourly_store)

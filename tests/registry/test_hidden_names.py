@@ -71,10 +71,11 @@ def test_unlisted_texts_query_registry_once_per_state(filled: FeatureStore) -> N
         assert len(statements) == count
 
 
-def test_unlisted_texts_unreadable_registry_removes_quoted_names(tmp_path: Path) -> None:
-    store = featurestore.connect(tmp_path / "store")
-    store.create_featuregroup([{"k": 1}], "visits", primary_key="k")
-    with NameRedactor(store.session.registry, allowed_names=["trips"]) as without_names:
-        store.close()
-        (tmp_path / "store" / "registry.db").write_bytes(b"damaged" * 100)
-        assert without_names("'visits' of 'trips'") == "[...] of 'trips'"
+def test_unlisted_texts_unreadable_registry_removes_quoted_names(
+    flights_copy: FeatureStore,
+) -> None:
+    registry = flights_copy.session.registry
+    with NameRedactor(registry, allowed_names=["planes"]) as without_names:
+        flights_copy.close()
+        Path(flights_copy.location, "registry.db").write_bytes(b"damaged" * 100)
+        assert without_names("'flights' of 'planes'") == "[...] of 'planes'"

@@ -19,6 +19,8 @@ from featurestore.registry import runs
 from featurestore.store import FeatureStore
 from tests.registry.test_registry_rebuild import DAY
 
+pytestmark = pytest.mark.slow
+
 TABLE = pa.table({"x": [1, 2], "y": [0, 1]})
 BROKEN = ("{", "9" * 5000)
 COLUMNS = {
@@ -33,7 +35,7 @@ COLUMNS = {
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
+def damaged_store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
     store = featurestore.connect(tmp_path_factory.mktemp("rows") / "store")
     store.create_featuregroup(TABLE, "g", primary_key="x")
     store.create_training_dataset(store.get_featuregroup("g"), "d", label="y")
@@ -41,9 +43,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
 
 
 @pytest.mark.filterwarnings("ignore:The training dataset")
-@pytest.mark.parametrize(("table", "column"), [(t, c) for t in COLUMNS for c in COLUMNS[t]])
+@pytest.mark.parametrize("table", COLUMNS)
 def test_damaged_registry_rows_raise_store_errors(
-    store: FeatureStore, table: str, column: str
+    damaged_store: FeatureStore, table: str, subtests: pytest.Subtests
 ) -> None:
     calls: list[Callable[[FeatureStore], object]] = [
         lambda store: store.get_featuregroups(),
@@ -54,33 +56,35 @@ def test_damaged_registry_rows_raise_store_errors(
         lambda store: store.get_training_dataset("d").read("train").count(),
         lambda store: store.vacuum_featuregroup("g", retain="0s"),
     ]
-    for text in BROKEN:
-        with store.session.registry.transaction() as connection:
-            for emptied in ("intents", "owners"):
-                connection.execute(sa.text(f"delete from {emptied}"))
-            fill = "insert into intents values ('r', 'write', 'g', 1, 'nobody', 0)"
-            connection.execute(sa.text(fill))
-            connection.execute(sa.text("insert into owners values ('nobody', 0)"))
-            connection.execute(sa.text(f"update {table} set {column} = :text"), {"text": text})
-        with featurestore.connect(store.location) as again:
-            for call in calls:
-                with contextlib.suppress(FeatureStoreError):
-                    call(again)
-        rebuild(store.location)
-    assert store.get_featuregroup("g").count() == 2
-    assert store.get_training_dataset("d").version == 1
+    for column in COLUMNS[table]:
+        with subtests.test(column):
+            for text in BROKEN:
+                with damaged_store.session.registry.transaction() as connection:
+                    for emptied in ("intents", "owners"):
+                        connection.execute(sa.text(f"delete from {emptied}"))
+                    fill = "insert into intents values ('r', 'write', 'g', 1, 'nobody', 0)"
+                    connection.execute(sa.text(fill))
+                    connection.execute(sa.text("insert into owners values ('nobody', 0)"))
+                    damage = sa.text(f"update {table} set {column} = :text")
+                    connection.execute(damage, {"text": text})
+                with featurestore.connect(damaged_store.location) as again:
+                    for call in calls:
+                        with contextlib.suppress(FeatureStoreError):
+                            call(again)
+                rebuild(damaged_store.location)
+            assert damaged_store.get_featuregroup("g").count() == 2
+            assert damaged_store.get_training_dataset("d").version == 1
 
 
-def test_damaged_group_definition_error_names_group(duckdb_store: FeatureStore) -> None:
-    duckdb_store.create_featuregroup(TABLE, "g")
-    with duckdb_store.session.registry.transaction() as connection:
-        connection.execute(sa.text("update featuregroups set spec = '{'"))
-    with pytest.raises(RegistryError, match="feature group 'g' version 1"):
-        duckdb_store.get_featuregroups()
+def test_damaged_group_definition_error_names_group(flights_copy: FeatureStore) -> None:
+    with flights_copy.session.registry.transaction() as connection:
+        connection.execute(sa.text("update featuregroups set spec = '{' where name = 'planes'"))
+    with pytest.raises(RegistryError, match="feature group 'planes' version 1"):
+        flights_copy.get_featuregroups()
 
 
-def test_run_log_path_stays_inside_store(duckdb_store: FeatureStore) -> None:
-    registry, location = duckdb_store.session.registry, duckdb_store.location
+def test_run_log_path_stays_inside_store(empty_store: FeatureStore) -> None:
+    registry, location = empty_store.session.registry, empty_store.location
     log = os.path.join(location, "_logs", "j", "r.log")
     run = runs.Run("r", "j", 1, Window(DAY, DAY), 1, runs.RUNNING, "nobody", log=log)
     with registry.transaction() as connection:

@@ -21,6 +21,10 @@ from featurestore.errors import (
     UnsupportedLocation,
 )
 from featurestore.registry import open_registry
+from featurestore.store import FeatureStore
+from tests.flights import planes
+
+pytestmark = pytest.mark.slow
 
 TABLE = pa.table({"x": [1, 2], "y": [0, 1], "z": ["a", "b"]})
 SECRET = "hunter2"
@@ -92,17 +96,15 @@ def test_location_with_backslash_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def read_only(tmp_path: Path) -> Iterator[Path]:
+def read_only(flights_copy: FeatureStore, tmp_path: Path) -> Iterator[Path]:
     """A store on a read-only file system."""
-    location = tmp_path / "store"
-    with featurestore.connect(location) as store:
-        store.create_featuregroup(TABLE, "g", primary_key="x")
-        store.create_training_dataset(store.get_featuregroup("g"), "d", label="y")
+    location = flights_copy.location
+    flights_copy.close()
     mount_point = tmp_path / "mounted"
     mount_point.mkdir()
     for command in (["mount", "--bind"], ["mount", "-o", "remount,bind,ro"]):
         result = subprocess.run(
-            [*command, str(location), str(mount_point)], capture_output=True, text=True, check=False
+            [*command, location, str(mount_point)], capture_output=True, text=True, check=False
         )
         if result.returncode:
             subprocess.run(["umount", "-l", str(mount_point)], capture_output=True, check=False)
@@ -115,28 +117,28 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
 
 def test_read_only_store_is_readable(read_only: Path) -> None:
     with featurestore.connect(read_only) as store:
-        assert [group.name for group in store.get_featuregroups()] == ["g"]
-        assert store.get_featuregroup("g").count() == 2
-        assert store.get_features(["g.y"]).to_arrow().num_rows == 2
-        assert len(store.get_featuregroup_history("g")) == 1
-        assert store.featuregroup("g").statistics().rows == 2
-        dataset = store.get_training_dataset("d")
-        assert dataset.read("train").count() == 2
+        names = [group.name for group in store.get_featuregroups()]
+        assert names == ["flights", "planes", "weather"]
+        assert store.get_featuregroup("planes").count() == 4
+        assert store.get_features(["planes.seats"]).to_arrow().num_rows == 4
+        assert len(store.get_featuregroup_history("planes")) == 1
+        assert store.featuregroup("planes").statistics().rows == 4
+        dataset = store.get_training_dataset("late_flights")
+        assert dataset.read("train").count() == dataset.num_rows("train")
         assert dataset.verify().ok
-        assert [dataset.name for dataset in store.get_training_datasets()] == ["d"]
+        assert [dataset.name for dataset in store.get_training_datasets()] == ["late_flights"]
         for write in (
             lambda: store.create_featuregroup(TABLE, "h"),
-            lambda: store.insert_into_featuregroup(TABLE, "g"),
-            lambda: store.delete_featuregroup("g", version=1, force=True),
-            lambda: store.add_featuregroup_tag("g", "a", "b"),
+            lambda: store.insert_into_featuregroup(planes(), "planes"),
+            lambda: store.delete_featuregroup("planes", version=1, force=True),
+            lambda: store.add_featuregroup_tag("planes", "a", "b"),
             lambda: store.create_training_dataset(TABLE, "e"),
-            lambda: store.delete_training_dataset("d", version=1),
+            lambda: store.delete_training_dataset("late_flights", version=1),
         ):
             with pytest.raises(LocationNotWritable, match="cannot be written"):
                 write()
-    assert (
-        featurestore.TrainingDataset.open(read_only / "trainingdatasets" / "d" / "v1").verify().ok
-    )
+    dataset_path = read_only / "trainingdatasets" / "late_flights" / "v1"
+    assert featurestore.TrainingDataset.open(dataset_path).verify().ok
 
 
 def test_connect_unwritable_location_without_store_raises(read_only: Path) -> None:

@@ -129,7 +129,7 @@ def test_coverage_reasons_match_the_definition(store: FeatureStore, ttl: timedel
 
 
 def test_coverage_explains_load_time_as_created_time(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
 ) -> None:
     rows = []
     for number in range(50):
@@ -137,34 +137,34 @@ def test_coverage_explains_load_time_as_created_time(
             {"driver_id": 1001 + number % 5, "event_timestamp": hours(-number), "created": LOADED,
              "conv_rate": number / 100, "acc_rate": 0.5}
         )  # fmt: skip
-    duckdb_store.create_featuregroup(
+    empty_store.create_featuregroup(
         rows, "driver_hourly_stats", primary_key="driver_id", event_time="event_timestamp",
         created_time="created",
     )  # fmt: skip
     entities = [{"driver_id": 1001 + n, "event_timestamp": hours(n), "label": n} for n in range(3)]
     expected = ["driver_hourly_stats.conv_rate", "driver_hourly_stats.acc_rate"]
-    frame = duckdb_store.get_features(expected, labels=entities)
+    frame = empty_store.get_features(expected, labels=entities)
     says = r"has values for 0 of 3 rows(.|\n)*3 not known yet(.|\n)*created_time_filter=False"
     with pytest.warns(CoverageWarning, match=says) as caught_warnings:
         assert frame.to_pandas()["conv_rate"].isna().all()
     assert len(caught_warnings) == 1
     assert caught_warnings[0].filename == __file__
     assert counts(frame.coverage()["driver_hourly_stats"]) == {"not_known_yet": 3}
-    mended = duckdb_store.get_features(expected, labels=entities, created_time_filter=False)
+    mended = empty_store.get_features(expected, labels=entities, created_time_filter=False)
     assert mended.to_pandas()["conv_rate"].notna().all()
 
 
 def test_coverage_explains_event_time_in_key(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     creation = importlib.import_module("featurestore.featuregroups.write")
     monkeypatch.setattr(
         creation, "check_primary_key", lambda declared: None
     )  # as older releases did
     rows = [{"customer": n, "ts": hours(n), "spend": 1.0 * n} for n in range(5)]
-    duckdb_store.create_featuregroup(rows, "spend", primary_key=["customer", "ts"], event_time="ts")
+    empty_store.create_featuregroup(rows, "spend", primary_key=["customer", "ts"], event_time="ts")
     labels = [{"customer": n, "ts": hours(n + 0.5)} for n in range(5)]
-    frame = duckdb_store.get_features("spend.spend", labels=labels)
+    frame = empty_store.get_features("spend.spend", labels=labels)
     with pytest.warns(CoverageWarning, match="'ts' is part of the primary key"):
         frame.to_arrow()
     covered = frame.coverage()["spend"]
@@ -173,38 +173,36 @@ def test_coverage_explains_event_time_in_key(
 
 
 @pytest.mark.parametrize("ttl", [None, "1d"])
-def test_coverage_explains_misread_milliseconds(
-    duckdb_store: FeatureStore, ttl: str | None
-) -> None:
+def test_coverage_explains_misread_milliseconds(empty_store: FeatureStore, ttl: str | None) -> None:
     pd = pytest.importorskip("pandas")
     times = pd.to_datetime([1618491906000, 1618491907000], utc=True)
     rows = pd.DataFrame({"id": [1, 2], "ts": times, "x": [1.0, 2.0]})
     with pytest.warns(SuspiciousTimeWarning):
-        duckdb_store.create_featuregroup(rows, "g", primary_key="id", event_time="ts", ttl=ttl)
+        empty_store.create_featuregroup(rows, "g", primary_key="id", event_time="ts", ttl=ttl)
     labels = [{"id": 1, "t": NOW}, {"id": 2, "t": NOW}]
-    covered = duckdb_store.get_features("g.x", labels=labels).coverage()["g"]
+    covered = empty_store.get_features("g.x", labels=labels).coverage()["g"]
     assert counts(covered) == ({"found": 2} if ttl is None else {"older_than_ttl": 2})
     assert "epoch numbers in 'ms' read as nanoseconds" in covered.advice[-1]
 
 
-def test_export_warns_of_group_without_values(duckdb_store: FeatureStore) -> None:
+def test_export_warns_of_group_without_values(empty_store: FeatureStore) -> None:
     rows = [{"id": n, "at": hours(0), "x": 1.0} for n in range(3)]
-    duckdb_store.create_featuregroup(rows, "g", primary_key="id", event_time="at")
+    empty_store.create_featuregroup(rows, "g", primary_key="id", event_time="at")
     labels = [{"id": n, "t": hours(-1), "y": n % 2} for n in range(3)]
-    frame = duckdb_store.get_features("g.x", labels=labels)
+    frame = empty_store.get_features("g.x", labels=labels)
     with pytest.warns(CoverageWarning, match=r"g@v1 has values for 0 of 3 rows(.|\n)*first row"):
-        duckdb_store.create_training_dataset(frame, "d", label="y", progress=False)
+        empty_store.create_training_dataset(frame, "d", label="y", progress=False)
 
 
 @pytest.mark.parametrize(("hits", "warns"), [(1, False), (0, True)])
 def test_coverage_below_one_percent_warns(
-    duckdb_store: FeatureStore, hits: int, warns: bool
+    empty_store: FeatureStore, hits: int, warns: bool
 ) -> None:
     rows = [{"id": n, "at": hours(0), "x": 1.0} for n in range(2)]
-    duckdb_store.create_featuregroup(rows, "g", primary_key="id", event_time="at")
+    empty_store.create_featuregroup(rows, "g", primary_key="id", event_time="at")
     labels = [{"id": min(1, n), "t": hours(-1)} for n in range(199 - hits)]
     labels += [{"id": 1, "t": hours(1)}] * (1 + hits)
-    frame = duckdb_store.get_features("g.x", labels=labels)
+    frame = empty_store.get_features("g.x", labels=labels)
     with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
         frame.to_arrow()
@@ -212,23 +210,23 @@ def test_coverage_below_one_percent_warns(
     assert [warning.category for warning in caught_warnings] == [CoverageWarning] * warns
 
 
-def test_inner_join_dropping_all_labels_has_reason(duckdb_store: FeatureStore) -> None:
-    duckdb_store.create_featuregroup([{"id": "a", "x": 1.0}], "g", primary_key="id")
+def test_inner_join_dropping_all_labels_has_reason(empty_store: FeatureStore) -> None:
+    empty_store.create_featuregroup([{"id": "a", "x": 1.0}], "g", primary_key="id")
     labels = [{"id": "A "}, {"id": "b"}]
-    frame = duckdb_store.get_features("g.x", labels=labels, join="inner")
+    frame = empty_store.get_features("g.x", labels=labels, join="inner")
     with pytest.warns(CoverageWarning, match=r"dropped every label(.|\n)*'A ' in the labels"):
         assert frame.to_arrow().num_rows == 0
 
 
-def test_chained_retrievals_are_covered_join_by_join(duckdb_store: FeatureStore) -> None:
-    duckdb_store.create_featuregroup([{"id": 1, "x": 5}], "first", primary_key="id")
-    duckdb_store.create_featuregroup([{"x": 5, "z": 1.0}], "second", primary_key="x")
-    frame = duckdb_store.get_features("first.x", labels=[{"id": 1}, {"id": 2}])
-    report = duckdb_store.get_features("second.z", labels=frame).coverage()
+def test_chained_retrievals_are_covered_join_by_join(empty_store: FeatureStore) -> None:
+    empty_store.create_featuregroup([{"id": 1, "x": 5}], "first", primary_key="id")
+    empty_store.create_featuregroup([{"x": 5, "z": 1.0}], "second", primary_key="x")
+    frame = empty_store.get_features("first.x", labels=[{"id": 1}, {"id": 2}])
+    report = empty_store.get_features("second.z", labels=frame).coverage()
     assert [counts(coverage) for coverage in report] == [{"found": 1, "no_such_key": 1}] * 2
     assert "null matches no key" in report["second"].advice[0]
     with pytest.raises(InvalidArgument, match="get_features"):
-        duckdb_store.get_featuregroup("first").coverage()
+        empty_store.get_featuregroup("first").coverage()
     with pytest.raises(InvalidArgument, match=r"Available: first@v1, second@v1"):
         report["third"]
 

@@ -66,60 +66,57 @@ def test_inner_join_reports_dropped_labels(
 
 
 def test_filtered_rows_are_not_reported_as_dropped(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
 ) -> None:
-    frame = fill(duckdb_store).get_features("w.x", labels=labels(), join="inner")
-    filtered = duckdb_store.create_training_dataset(
+    frame = fill(empty_store).get_features("w.x", labels=labels(), join="inner")
+    filtered = empty_store.create_training_dataset(
         frame.filter("y > 0"), "filtered", data_format="parquet"
     )
     assert (filtered.num_rows("train"), filtered.manifest.dropped_rows) == (2, 2)
 
 
 def test_left_join_reports_no_dropped_labels(
-    duckdb_store: FeatureStore, caplog: pytest.LogCaptureFixture
+    empty_store: FeatureStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    frame = fill(duckdb_store).get_features(["w.x", "facts.z"], labels=labels())
+    frame = fill(empty_store).get_features(["w.x", "facts.z"], labels=labels())
     assert frame.to_arrow().num_rows == 5
     assert (frame.drops, frame.dropped(), caplog.messages) == (False, None, [])
-    dataset = duckdb_store.create_training_dataset(frame, "all", data_format="parquet")
+    dataset = empty_store.create_training_dataset(frame, "all", data_format="parquet")
     assert dataset.manifest.dropped_rows is None
 
 
 def test_inner_joins_of_chained_retrievals_are_counted_together(
-    duckdb_store: FeatureStore, caplog: pytest.LogCaptureFixture
+    empty_store: FeatureStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = fill(duckdb_store).get_features("w.x", labels=labels(), join="inner")
-    both = duckdb_store.get_features("facts.z", labels=first, join="inner")
+    first = fill(empty_store).get_features("w.x", labels=labels(), join="inner")
+    both = empty_store.get_features("facts.z", labels=first, join="inner")
     assert both.to_arrow()["y"].to_pylist() == [0, 4]
     assert caplog.messages == [MESSAGE.replace("2", "3")]
     assert both.dropped() == 3
-    assert duckdb_store.get_features("facts.z", labels=first).dropped() == 2
+    assert empty_store.get_features("facts.z", labels=first).dropped() == 2
     assert (
-        duckdb_store.get_features("facts.z", labels=first.filter("y < 4"), join="inner").dropped()
+        empty_store.get_features("facts.z", labels=first.filter("y < 4"), join="inner").dropped()
         == 2 + 1
     )
 
 
-def test_groups_and_relations_as_labels_are_counted_too(duckdb_store: FeatureStore) -> None:
+def test_groups_and_relations_as_labels_are_counted_too(empty_store: FeatureStore) -> None:
     import duckdb
 
-    fill(duckdb_store).create_featuregroup(
-        labels(), "questions", primary_key=["y"], event_time="at"
-    )
-    assert duckdb_store.get_features("w.x", labels="questions", join="inner").dropped() == 2
+    fill(empty_store).create_featuregroup(labels(), "questions", primary_key=["y"], event_time="at")
+    assert empty_store.get_features("w.x", labels="questions", join="inner").dropped() == 2
     table = labels()
-    frame = duckdb_store.get_features("w.x", labels=duckdb.from_arrow(table), join="inner")
+    frame = empty_store.get_features("w.x", labels=duckdb.from_arrow(table), join="inner")
     assert (frame.dropped(), len(frame.to_arrow())) == (2, 3)
     assert (
-        duckdb_store.get_features(["w.x", "facts.z"], join="inner", include_keys=True).dropped()
-        == 1
+        empty_store.get_features(["w.x", "facts.z"], join="inner", include_keys=True).dropped() == 1
     )
 
 
 def test_streams_report_dropped_labels_at_end(
-    duckdb_store: FeatureStore, caplog: pytest.LogCaptureFixture
+    empty_store: FeatureStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    frame = fill(duckdb_store).get_features("w.x", labels=labels(), join="inner")
+    frame = fill(empty_store).get_features("w.x", labels=labels(), join="inner")
     batches = frame.to_batches(rows=1)
     next(batches)
     assert caplog.messages == []
@@ -133,23 +130,21 @@ def test_streams_report_dropped_labels_at_end(
     ]
 
 
-def test_plan_text_mentions_dropped_labels(duckdb_store: FeatureStore) -> None:
-    text = str(fill(duckdb_store).explain_features("w.x", labels=labels(), join="inner"))
+def test_plan_text_mentions_dropped_labels(empty_store: FeatureStore) -> None:
+    text = str(fill(empty_store).explain_features("w.x", labels=labels(), join="inner"))
     assert "rows       at most 5 expected (join=inner)" in text
     assert "label rows without a row in every group are dropped (join='inner')" in text
     assert "frame.dropped()" in text
 
 
-def test_cli_features_get_reports_dropped_labels(
-    duckdb_store: FeatureStore, tmp_path: Path
-) -> None:
+def test_cli_features_get_reports_dropped_labels(empty_store: FeatureStore, tmp_path: Path) -> None:
     from featurestore.cli import app
 
-    fill(duckdb_store)
+    fill(empty_store)
     parquet.write_table(labels(), tmp_path / "labels.parquet")
     words = [
         "--location",
-        duckdb_store.location,
+        empty_store.location,
         "features",
         "get",
         "w.x",

@@ -74,12 +74,12 @@ def test_explain_shows_winner_origin_and_losers(
 
 
 @pytest.fixture
-def small(duckdb_store: FeatureStore) -> FeatureStore:
-    duckdb_store.create_featuregroup(
+def small(empty_store: FeatureStore) -> FeatureStore:
+    empty_store.create_featuregroup(
         rows([1, 1, 1, 1], [0, 2, 2, 2], [0, 2, 5, 5], [0.0, 2.0, 2.5, 2.75]), "g",
         primary_key=["k"], event_time="event", created_time="known", ttl="10h", validation="off",
     )  # fmt: skip
-    return duckdb_store
+    return empty_store
 
 
 def test_explain_gives_reasons_of_losers(small: FeatureStore) -> None:
@@ -124,10 +124,10 @@ def test_explain_refuses_invalid_key(small: FeatureStore, key: object) -> None:
         small.featuregroup("g").explain(key=key, at=to_time(1))
 
 
-def test_explain_refuses_group_without_key(duckdb_store: FeatureStore) -> None:
-    duckdb_store.create_featuregroup(pa.table({"x": [1.0]}), "matrix")
+def test_explain_refuses_group_without_key(empty_store: FeatureStore) -> None:
+    empty_store.create_featuregroup(pa.table({"x": [1.0]}), "matrix")
     with pytest.raises(KeyRequired):
-        duckdb_store.featuregroup("matrix").explain(key=1)
+        empty_store.featuregroup("matrix").explain(key=1)
 
 
 # -- the command line ---------------------------------------------------------------------------

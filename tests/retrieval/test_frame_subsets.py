@@ -37,10 +37,10 @@ def test_sample_selects_low_hashes_on_every_engine(store: FeatureStore) -> None:
 
 
 def test_renamed_features_can_be_filtered(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
 ) -> None:
-    duckdb_store.create_featuregroup(PEOPLE, "people", primary_key=["person", "visit"])
-    frame = duckdb_store.get_features(["people.age as years", "people.visit as nth"])
+    empty_store.create_featuregroup(PEOPLE, "people", primary_key=["person", "visit"])
+    frame = empty_store.get_features(["people.age as years", "people.visit as nth"])
     table = frame.filter("years = 85 and nth < 3").select("nth").to_arrow()
     rows = [row for row in PEOPLE.to_pylist() if row["age"] == 85 and row["visit"] < 3]
     assert sorted(table.column("nth").to_pylist()) == sorted(row["visit"] for row in rows)
@@ -48,9 +48,9 @@ def test_renamed_features_can_be_filtered(
 
 
 def test_sample_keeps_rows_of_equal_keys_together(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
 ) -> None:
-    frame = duckdb_store.create_featuregroup(
+    frame = empty_store.create_featuregroup(
         PEOPLE, "people", primary_key=["person", "visit"]
     ).read()
     persons = frame.sample(fraction=0.3, by="person").to_arrow().column("person").to_pylist()
@@ -62,11 +62,11 @@ def test_sample_keeps_rows_of_equal_keys_together(
     assert set(other_persons) != set(persons)
 
 
-def test_sample_covers_splits_and_is_reproducible(duckdb_store: FeatureStore) -> None:
-    duckdb_store.create_featuregroup(PEOPLE, "people", primary_key=["person", "visit"])
-    frame = duckdb_store.get_featuregroup("people").sample(fraction=0.5)
+def test_sample_covers_splits_and_is_reproducible(empty_store: FeatureStore) -> None:
+    empty_store.create_featuregroup(PEOPLE, "people", primary_key=["person", "visit"])
+    frame = empty_store.get_featuregroup("people").sample(fraction=0.5)
     assert "0.5 of the rows by the hash of person, visit, seed 0" in str(frame.plan)
-    dataset = duckdb_store.create_training_dataset(
+    dataset = empty_store.create_training_dataset(
         frame, "halves", splits={"train": 0.5, "test": 0.5}, data_format="parquet", progress=False
     )
     assert dataset.num_rows("train") > 200
@@ -74,45 +74,46 @@ def test_sample_covers_splits_and_is_reproducible(duckdb_store: FeatureStore) ->
     assert dataset.verify(recompute=True).ok
 
 
-def test_sample_without_keys_hashes_all_columns(duckdb_store: FeatureStore) -> None:
-    frame = duckdb_store.create_featuregroup(PEOPLE, "people").read()
+def test_sample_without_keys_hashes_all_columns(empty_store: FeatureStore) -> None:
+    frame = empty_store.create_featuregroup(PEOPLE, "people").read()
     assert frame.sample(fraction=1.0).to_arrow() == PEOPLE
     assert frame.plan is not None
     assert frame.sample(fraction=0.5).plan.samples[0].by == ("person", "visit", "age")  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("fraction", [0, -1, 1.5, float("nan"), True])
-def test_sample_refuses_invalid_fraction(duckdb_store: FeatureStore, fraction: float) -> None:
-    frame = duckdb_store.create_featuregroup(PEOPLE, "people").read()
+def test_sample_refuses_invalid_fraction(flights_store: FeatureStore, fraction: float) -> None:
+    frame = flights_store.get_featuregroup("flights")
     with pytest.raises(InvalidArgument, match=r"fraction=0\.1"):
         frame.sample(fraction=fraction)
 
 
-def test_drop_removes_columns_by_name(duckdb_store: FeatureStore) -> None:
-    frame = duckdb_store.create_featuregroup(PEOPLE, "people").read()
-    assert frame.drop("age").columns == frame.drop(["age"]).columns == ["person", "visit"]
-    for wrong in (lambda: frame.drop("agee"), lambda: frame.sample(fraction=0.5, by="agee")):
-        with pytest.raises(FeatureNotFound, match="'age'"):
+def test_drop_removes_columns_by_name(flights_store: FeatureStore) -> None:
+    frame = flights_store.get_featuregroup("weather")
+    expected = ["origin", "hour", "temp"]
+    assert frame.drop("wind").columns == frame.drop(["wind"]).columns == expected
+    for wrong in (lambda: frame.drop("winds"), lambda: frame.sample(fraction=0.5, by="winds")):
+        with pytest.raises(FeatureNotFound, match="'wind'"):
             wrong()
     with pytest.raises(InvalidArgument):
-        frame.drop("person", "visit", "age")
+        frame.drop("origin", "hour", "temp", "wind")
 
 
-def test_frame_length_comes_from_the_log(duckdb_store: FeatureStore) -> None:
-    frame = duckdb_store.create_featuregroup(PEOPLE, "people").read()
-    assert len(frame) == 1000
-    assert frame.filter("age > 5")
+def test_frame_length_comes_from_the_log(flights_store: FeatureStore) -> None:
+    frame = flights_store.get_featuregroup("flights")
+    assert len(frame) == 40
+    assert frame.filter("distance > 500")
     with pytest.raises(InvalidArgument, match=r"count\(\)"):
-        len(frame.filter("age > 5"))
+        len(frame.filter("distance > 500"))
 
 
-def test_filter_now_is_evaluated_once(duckdb_store: FeatureStore) -> None:
+def test_filter_now_is_evaluated_once(empty_store: FeatureStore) -> None:
     table = PEOPLE.append_column("at", pa.array([0] * 1000, pa.timestamp("us", tz="UTC")))
-    frame = duckdb_store.create_featuregroup(table, "people").read()
+    frame = empty_store.create_featuregroup(table, "people").read()
     cut = frame.filter("at < now() - interval 1 day")
     assert cut.plan is not None
     assert "now()" not in cut.plan.filters[0]
     assert "now()" in str(cut.plan)
     assert cut.count() == 1000
-    commit = duckdb_store.delete_from_featuregroup("people", "at > now()")
+    commit = empty_store.delete_from_featuregroup("people", "at > now()")
     assert commit.delta_version == 1

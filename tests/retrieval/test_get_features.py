@@ -76,8 +76,8 @@ def fill(store: FeatureStore) -> FeatureStore:
 
 
 @pytest.fixture
-def filled(duckdb_store: FeatureStore) -> FeatureStore:
-    return fill(duckdb_store)
+def filled(empty_store: FeatureStore) -> FeatureStore:
+    return fill(empty_store)
 
 
 EXPECTED = {"y": [0, 1, 2, 3], "temp": [None, 1.0, None, 3.0], "seats": [200, 100, 100, None]}
@@ -148,12 +148,12 @@ def test_naive_label_times_are_utc_with_warning(
 
 
 def test_label_times_are_converted_between_zones(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
 ) -> None:
     eastern = to_pandas(labels())
     eastern["at"] = eastern["at"].dt.tz_convert("America/New_York")
     assert (
-        fill(duckdb_store).get_features(FEATURES, labels=eastern).to_arrow()["temp"].to_pylist()
+        fill(empty_store).get_features(FEATURES, labels=eastern).to_arrow()["temp"].to_pylist()
         == EXPECTED["temp"]
     )
 
@@ -212,18 +212,18 @@ def test_group_joins_in_two_roles_by_chaining(filled: FeatureStore) -> None:
 
 
 def test_chained_retrievals_use_their_label_times(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
 ) -> None:
     rows = pa.table(
         {"k": [1, 1, 2], "seen": hours(0, 0, 0), "known": hours(0, 3, 0), "x": [1.0, 9.0, 2.0]}
     )
     for name in ("a", "b"):
-        duckdb_store.create_featuregroup(
+        empty_store.create_featuregroup(
             rows, name, primary_key=["k"], event_time="seen", created_time="known"
         )
     input_rows = pa.table({"k": [1, 2, 1, 3], "other": [2, 1, 1, None], "at": hours(1, 4, 4, 4)})
-    first = duckdb_store.get_features(["a.x", "b.x as bx"], labels=input_rows)
-    both = duckdb_store.get_features("a.x as ox", labels=first, join_key={"other": "k"}).to_arrow()
+    first = empty_store.get_features(["a.x", "b.x as bx"], labels=input_rows)
+    both = empty_store.get_features("a.x as ox", labels=first, join_key={"other": "k"}).to_arrow()
     assert both.select(["x", "bx", "ox"]).to_pydict() == {
         "x": [1.0, 2.0, 9.0, None], "bx": [1.0, 2.0, 9.0, None], "ox": [2.0, 9.0, 9.0, None],
     }  # fmt: skip
@@ -248,8 +248,8 @@ def test_requests_in_any_order_give_equal_values(filled: FeatureStore) -> None:
 # -- versions ---------------------------------------------------------------------------------
 
 
-def test_as_of_reads_groups_at_that_time(duckdb_store: FeatureStore) -> None:
-    filled = fill(duckdb_store)
+def test_as_of_reads_groups_at_that_time(empty_store: FeatureStore) -> None:
+    filled = fill(empty_store)
     before = filled.get_featuregroup_history("weather")[0].timestamp
     late = pa.table(
         {"origin": ["JFK"], "seen": hours(0.5), "temp": [99.0], "wind": pa.array([9], pa.uint8())}

@@ -58,29 +58,34 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(scratch: Path) -> Iterator[DuckDBEngine]:
+def spilling_engine(scratch: Path) -> Iterator[DuckDBEngine]:
     engine = DuckDBEngine(threads=2, temp_directory=str(scratch))
     yield engine
     engine.close()
 
 
 @pytest.fixture
-def retrieval(engine: DuckDBEngine, tmp_path: Path) -> RetrievalCheck:
-    return RetrievalCheck(engine, tmp_path, engine)
+def retrieval(spilling_engine: DuckDBEngine, tmp_path: Path) -> RetrievalCheck:
+    return RetrievalCheck(spilling_engine, tmp_path, spilling_engine)
 
 
 @settings(max_examples=60, deadline=None)
 @given(shape=SHAPES, count=st.integers(1, 50), seed=st.integers(0, 2**32 - 1))
 def test_every_combination_of_rules_agrees_with_the_oracle(
-    engine: DuckDBEngine, shape: JoinShape, count: int, seed: int
+    spilling_engine: DuckDBEngine, shape: JoinShape, count: int, seed: int
 ) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        check_cases(RetrievalCheck(engine, Path(directory), engine), shape, count=count, seed=seed)
+        check_cases(
+            RetrievalCheck(spilling_engine, Path(directory), spilling_engine),
+            shape,
+            count=count,
+            seed=seed,
+        )
 
 
 @pytest.mark.parametrize("join", ["left", "inner"])
 def test_late_materialization_joins_several_files(
-    retrieval: RetrievalCheck, engine: DuckDBEngine, join: str
+    retrieval: RetrievalCheck, spilling_engine: DuckDBEngine, join: str
 ) -> None:
     random = np.random.default_rng(5)
     hours = random.permutation(400)
@@ -109,7 +114,7 @@ def test_late_materialization_joins_several_files(
     expected = ["readings.text", "readings.list", "readings.place", "prices.price"]
     every = [*expected, "readings.text as again"]
     assert late_materialization.is_worthwhile(
-        engine.database, retrieval.plan(every, "asked", how=join)
+        spilling_engine.database, retrieval.plan(every, "asked", how=join)
     )
     actual = retrieval.check(every, "asked", how=join)
     assert len(actual) == 300 if join == "left" else 0 < len(actual) < 300
@@ -120,13 +125,13 @@ def test_late_materialization_joins_several_files(
 
 
 def test_abandoned_read_removes_spool_files(
-    retrieval: RetrievalCheck, engine: DuckDBEngine, scratch: Path
+    retrieval: RetrievalCheck, spilling_engine: DuckDBEngine, scratch: Path
 ) -> None:
     rows = {"key": list(range(100)), "t": [hours_after_t0(0)] * 100, "x": list(range(100))}
     retrieval.group("rows", rows, unique=True, primary_key=("key",), event_time="t")
     request = {"key": list(range(100)), "asked_at": [hours_after_t0(1)] * 100}
     retrieval.group("asked", request, primary_key=("key",), event_time="asked_at")
-    relation = engine.retrieve(retrieval.plan(["rows.x"], "asked"))
+    relation = spilling_engine.retrieve(retrieval.plan(["rows.x"], "asked"))
     assert isinstance(relation, MappedRelation)
     assert isinstance(relation.source, late_materialization.LateMaterialization)
     batches = relation.source.batches()
@@ -135,7 +140,7 @@ def test_abandoned_read_removes_spool_files(
     assert first.num_rows < 100
     batches.close()  # type: ignore[attr-defined]  # a generator
     assert list(scratch.rglob("*.arrow")) == []
-    assert engine.count(relation) == 100
+    assert spilling_engine.count(relation) == 100
 
 
 def test_late_materialization_exports_equal_bytes(
@@ -195,7 +200,7 @@ def test_late_materialization_is_used_beyond_memory(
 
 
 def test_rows_out_of_file_order_raise(
-    retrieval: RetrievalCheck, engine: DuckDBEngine, monkeypatch: pytest.MonkeyPatch
+    retrieval: RetrievalCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = {"key": list(range(9)), "t": [hours_after_t0(0)] * 9, "x": list(range(9))}
     retrieval.group("rows", rows, unique=True, primary_key=("key",), event_time="t")

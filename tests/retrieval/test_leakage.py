@@ -62,43 +62,43 @@ def make_labels(count: int = 40) -> pa.Table:
     )
 
 
-def test_a_point_in_time_retrieval_does_not_leak(duckdb_store: FeatureStore) -> None:
-    measured(duckdb_store)
-    report = duckdb_store.check_leakage(
-        duckdb_store.get_features(["load.value", "load.note"], labels=make_labels()), sample=25
+def test_a_point_in_time_retrieval_does_not_leak(empty_store: FeatureStore) -> None:
+    measured(empty_store)
+    report = empty_store.check_leakage(
+        empty_store.get_features(["load.value", "load.note"], labels=make_labels()), sample=25
     )
     assert report.ok, str(report)
     assert (report.rows, report.features) == (25, 2)
     assert str(report) == "no leak: 25 rows, 2 features\n"
 
 
-def test_rows_before_created_time_are_a_leak(duckdb_store: FeatureStore) -> None:
-    measured(duckdb_store)
-    frame = duckdb_store.get_features("load.value", labels=make_labels(), created_time_filter=False)
-    report = duckdb_store.check_leakage(frame)
+def test_rows_before_created_time_are_a_leak(empty_store: FeatureStore) -> None:
+    measured(empty_store)
+    frame = empty_store.get_features("load.value", labels=make_labels(), created_time_filter=False)
+    report = empty_store.check_leakage(frame)
     assert not report
     assert [(leak.feature, leak.group) for leak in report.leaks] == [("value", "load@v1")]
     assert "became known after the label's time" in str(report)
 
 
-def test_latest_value_join_is_a_leak(duckdb_store: FeatureStore) -> None:
+def test_latest_value_join_is_a_leak(empty_store: FeatureStore) -> None:
     last = pa.table({"machine": [1, 2], "seen": times([47, 46]), "value": [47.0, 46.0]})
-    duckdb_store.create_featuregroup(last, "last", primary_key=["machine"])
+    empty_store.create_featuregroup(last, "last", primary_key=["machine"])
     labels = pa.table({"machine": [1, 2, 3], "at": times([5, 46.5, 5])})
-    report = duckdb_store.check_leakage(
-        duckdb_store.get_features("last.value", labels=labels, label_time="at")
+    report = empty_store.check_leakage(
+        empty_store.get_features("last.value", labels=labels, label_time="at")
     )
     assert [(leak.feature, leak.rows) for leak in report.leaks] == [("value", 1)]
     assert "no event time" in report.leaks[0].why
     assert "without later rows NULL" in report.leaks[0].examples[0]
 
 
-def test_features_without_times_are_not_a_leak(duckdb_store: FeatureStore) -> None:
-    duckdb_store.create_featuregroup(
+def test_features_without_times_are_not_a_leak(empty_store: FeatureStore) -> None:
+    empty_store.create_featuregroup(
         pa.table({"machine": [1, 2], "size": [1, 2]}), "machines", primary_key=["machine"]
     )
-    report = duckdb_store.check_leakage(
-        duckdb_store.get_features("machines.size", labels=make_labels())
+    report = empty_store.check_leakage(
+        empty_store.get_features("machines.size", labels=make_labels())
     )
     assert report.ok
 
@@ -117,13 +117,13 @@ def traffic(raw: pa.Table, *, stamp: timedelta) -> pa.Table:
 
 @pytest.mark.parametrize(("stamp", "leaks"), [(HOUR, False), (timedelta(0), True)])
 def test_values_stamped_too_early_are_a_leak(
-    duckdb_store: FeatureStore, stamp: timedelta, leaks: bool
+    empty_store: FeatureStore, stamp: timedelta, leaks: bool
 ) -> None:
     random = np.random.default_rng(0)
     raw = pa.table(
         {"machine": random.integers(1, 3, 900), "left": times(random.uniform(0, 48, 900))}
     )
-    duckdb_store.create_featuregroup(
+    empty_store.create_featuregroup(
         traffic(raw, stamp=stamp), "traffic", primary_key=["machine"], event_time="known", ttl="3h"
     )
 
@@ -132,59 +132,59 @@ def test_values_stamped_too_early_are_a_leak(
             raw.filter(pc.less_equal(raw["left"], pa.scalar(cutoff, raw["left"].type))), stamp=stamp
         )
 
-    frame = duckdb_store.get_features("traffic.events", labels=make_labels())
-    assert duckdb_store.check_leakage(frame).ok  # stored rows alone cannot show it
-    report = duckdb_store.check_leakage(frame, recompute={"traffic": until})
+    frame = empty_store.get_features("traffic.events", labels=make_labels())
+    assert empty_store.check_leakage(frame).ok  # stored rows alone cannot show it
+    report = empty_store.check_leakage(frame, recompute={"traffic": until})
     assert report.ok is not leaks
     if leaks:
         assert "computed from later data" in str(report)
 
 
-def test_check_leakage_follows_chained_retrievals(duckdb_store: FeatureStore) -> None:
-    measured(duckdb_store)
-    first = duckdb_store.get_features("load.value", labels=make_labels(), created_time_filter=False)
-    both = duckdb_store.get_features("load.note", labels=first)
-    report = duckdb_store.check_leakage(both)
+def test_check_leakage_follows_chained_retrievals(empty_store: FeatureStore) -> None:
+    measured(empty_store)
+    first = empty_store.get_features("load.value", labels=make_labels(), created_time_filter=False)
+    both = empty_store.get_features("load.note", labels=first)
+    report = empty_store.check_leakage(both)
     assert [leak.feature for leak in report.leaks] == ["value"]
     assert report.features == 2
 
 
-def test_ttl_filters_and_groups_as_labels_are_followed(duckdb_store: FeatureStore) -> None:
-    measured(duckdb_store)
+def test_ttl_filters_and_groups_as_labels_are_followed(empty_store: FeatureStore) -> None:
+    measured(empty_store)
     labels = make_labels().append_column("id", pa.array(range(40)))
-    duckdb_store.create_featuregroup(labels, "questions", primary_key=["id"], event_time="at")
-    frame = duckdb_store.get_features("load.value", labels="questions", join="inner").filter(
+    empty_store.create_featuregroup(labels, "questions", primary_key=["id"], event_time="at")
+    frame = empty_store.get_features("load.value", labels="questions", join="inner").filter(
         "value > 3"
     )
-    assert duckdb_store.check_leakage(frame).ok
-    assert duckdb_store.check_leakage(
+    assert empty_store.check_leakage(frame).ok
+    assert empty_store.check_leakage(
         frame.select("id")
     ).ok  # the filter and the inner join still need the value
 
 
-def test_check_leakage_refuses_unsupported_plans(duckdb_store: FeatureStore) -> None:
-    measured(duckdb_store)
+def test_check_leakage_refuses_unsupported_plans(empty_store: FeatureStore) -> None:
+    measured(empty_store)
     with pytest.raises(InvalidArgument, match="get_features returned"):
-        duckdb_store.check_leakage(duckdb_store.get_featuregroup("load"))
-    frame = duckdb_store.get_features("load.value", labels=make_labels())
+        empty_store.check_leakage(empty_store.get_featuregroup("load"))
+    frame = empty_store.get_features("load.value", labels=make_labels())
     with pytest.raises(InvalidArgument):
-        duckdb_store.check_leakage(frame, sample=0)
+        empty_store.check_leakage(frame, sample=0)
     with pytest.raises(InvalidArgument, match="Unknown feature groups in recompute: 'other'"):
-        duckdb_store.check_leakage(frame, recompute={"other": lambda cutoff: cutoff})
+        empty_store.check_leakage(frame, recompute={"other": lambda cutoff: cutoff})
 
 
-def test_leakage_sample_is_reproducible(duckdb_store: FeatureStore) -> None:
-    measured(duckdb_store)
-    frame = duckdb_store.get_features("load.value", labels=make_labels(), created_time_filter=False)
+def test_leakage_sample_is_reproducible(empty_store: FeatureStore) -> None:
+    measured(empty_store)
+    frame = empty_store.get_features("load.value", labels=make_labels(), created_time_filter=False)
 
     def format_report(seed: int) -> str:
-        return str(duckdb_store.check_leakage(frame, sample=10, seed=seed))
+        return str(empty_store.check_leakage(frame, sample=10, seed=seed))
 
     assert format_report(1) == format_report(1)
     assert format_report(1) != format_report(2)
 
 
-def test_leaking_flights_example_is_detected(duckdb_store: FeatureStore) -> None:
+def test_leaking_flights_example_is_detected(empty_store: FeatureStore) -> None:
     """Departures per hour, with the start of the hour as event time.
 
     A question at 9:30 would see departures until 10:00.
@@ -193,14 +193,14 @@ def test_leaking_flights_example_is_detected(duckdb_store: FeatureStore) -> None
     labels = pa.table({"machine": departures["machine"], "at": departures["scheduled"]})
 
     def frame(stamp: timedelta, name: str) -> Any:
-        duckdb_store.create_featuregroup(
+        empty_store.create_featuregroup(
             traffic(departures, stamp=stamp),
             name,
             primary_key=["machine"],
             event_time="known",
             ttl="3h",
         )
-        return duckdb_store.get_features(f"{name}.events", labels=labels, label_time="at")
+        return empty_store.get_features(f"{name}.events", labels=labels, label_time="at")
 
     def recompute(stamp: timedelta) -> Callable[[datetime], pa.Table]:
         departure_times = departures["left"]
@@ -212,10 +212,8 @@ def test_leaking_flights_example_is_detected(duckdb_store: FeatureStore) -> None
         )
 
     honest, leaking = frame(HOUR, "honest"), frame(timedelta(0), "leaking")
-    assert duckdb_store.check_leakage(honest, recompute={"honest": recompute(HOUR)}).ok
-    assert not duckdb_store.check_leakage(
-        leaking, recompute={"leaking": recompute(timedelta(0))}
-    ).ok
+    assert empty_store.check_leakage(honest, recompute={"honest": recompute(HOUR)}).ok
+    assert not empty_store.check_leakage(leaking, recompute={"leaking": recompute(timedelta(0))}).ok
 
 
 def flights(*, days: int) -> pa.Table:
@@ -252,12 +250,12 @@ def flights(*, days: int) -> pa.Table:
     )
 
 
-def test_check_leakage_reports_groups_without_time(duckdb_store: FeatureStore) -> None:
-    duckdb_store.create_featuregroup(
+def test_check_leakage_reports_groups_without_time(empty_store: FeatureStore) -> None:
+    empty_store.create_featuregroup(
         pa.table({"machine": [1, 2], "size": [1, 2]}), "machines", primary_key=["machine"]
     )
-    report = duckdb_store.check_leakage(
-        duckdb_store.get_features("machines.size", labels=make_labels())
+    report = empty_store.check_leakage(
+        empty_store.get_features("machines.size", labels=make_labels())
     )
     assert report.ok
     assert len(report.unchecked) == 1
@@ -267,21 +265,19 @@ def test_check_leakage_reports_groups_without_time(duckdb_store: FeatureStore) -
 
 @pytest.mark.parametrize("days", [pa.timestamp("us", tz="UTC"), pa.date32()])
 def test_totals_stamped_at_day_start_are_suspicious(
-    duckdb_store: FeatureStore, days: pa.DataType
+    empty_store: FeatureStore, days: pa.DataType
 ) -> None:
     starts = times(np.arange(4) * 24)
     totals = pa.table({"machine": [1] * 4, "day": starts.cast(days), "total": [1, 2, 3, 4]})
-    duckdb_store.create_featuregroup(totals, "daily", primary_key="machine", event_time="day")
-    report = duckdb_store.check_leakage(
-        duckdb_store.get_features("daily.total", labels=make_labels())
+    empty_store.create_featuregroup(totals, "daily", primary_key="machine", event_time="day")
+    report = empty_store.check_leakage(
+        empty_store.get_features("daily.total", labels=make_labels())
     )
     assert "whether rows of daily were known at their 'day'" in str(report)
     assert "00:00 UTC" in str(report)
     known_totals = totals.append_column("known", times(np.arange(4) * 24 + 25))
-    duckdb_store.create_featuregroup(
+    empty_store.create_featuregroup(
         known_totals, "daily", primary_key="machine", event_time="day", created_time="known"
     )
-    again = duckdb_store.check_leakage(
-        duckdb_store.get_features("daily.total", labels=make_labels())
-    )
+    again = empty_store.check_leakage(empty_store.get_features("daily.total", labels=make_labels()))
     assert (again.ok, again.unchecked) == (True, ())

@@ -79,7 +79,7 @@ def fill(location: Path, **options: Any) -> FeatureStore:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Any:
+def planes_store(tmp_path: Path) -> Any:
     with fill(tmp_path / "store") as store:
         yield store
 
@@ -127,26 +127,30 @@ def test_on_demand_expressions_agree_on_engines(
         assert cut == expected
 
 
-def test_on_demand_features_are_inputs_of_later_retrieval(store: FeatureStore) -> None:
-    first = store.get_features(["planes.seats", feature("a", "distance * 2")], labels=FLIGHTS)
-    again = store.get_features([feature("b", "a + 1")], labels=first)
+def test_on_demand_features_are_inputs_of_later_retrieval(planes_store: FeatureStore) -> None:
+    first = planes_store.get_features(
+        ["planes.seats", feature("a", "distance * 2")], labels=FLIGHTS
+    )
+    again = planes_store.get_features([feature("b", "a + 1")], labels=first)
     assert again.to_arrow().column("b").to_pylist() == [2 * n + 1 for n in range(1000, 1040)]
-    alone = store.get_features(feature("b", "distance + 1"), labels=FLIGHTS)
+    alone = planes_store.get_features(feature("b", "distance + 1"), labels=FLIGHTS)
     assert alone.to_arrow().column("b").to_pylist() == list(range(1001, 1041))
     windowed = [featurestore.window("flights.distance", "max", over=None), feature(
         "share", "distance / distance_max"
     )]  # fmt: skip
-    frame = store.get_features(windowed, labels=FLIGHTS, label_time="asked").to_arrow()
+    frame = planes_store.get_features(windowed, labels=FLIGHTS, label_time="asked").to_arrow()
     assert frame.column("share").to_pylist()[:2] == [1.0, 1.0]
 
 
 def test_dataset_records_on_demand_features(
-    store: FeatureStore,
+    planes_store: FeatureStore,
 ) -> None:
     def make(sql: str) -> Any:
-        frame = store.get_features(["planes.seats", feature("far", sql)], labels="flights")
+        frame = planes_store.get_features(["planes.seats", feature("far", sql)], labels="flights")
         chains = {"far": t.cast("float32")}
-        return store.create_training_dataset(frame, "d", label="late", transformations=chains)
+        return planes_store.create_training_dataset(
+            frame, "d", label="late", transformations=chains
+        )
 
     first, same, other_dataset = make("distance > 9"), make("distance > 9"), make("distance > 1010")
     assert first.roles["far"] == "feature"
@@ -162,8 +166,8 @@ def test_dataset_records_on_demand_features(
     )
 
 
-def test_training_and_scoring_share_on_demand_function(store: FeatureStore) -> None:
-    view = store.create_feature_view("f", features=FUNCTIONS, labels="flights", label="late")
+def test_training_and_scoring_share_on_demand_function(planes_store: FeatureStore) -> None:
+    view = planes_store.create_feature_view("f", features=FUNCTIONS, labels="flights", label="late")
     assert view.on_demand["per_seat"].startswith("(CASE WHEN")
     content = view.spec.to_bytes()
     schema = Path(featurestore_schemas.__path__[0]) / "feature_view.schema.json"
@@ -177,28 +181,28 @@ def test_training_and_scoring_share_on_demand_function(store: FeatureStore) -> N
         function.source for function in again.on_demand
     ]
     assert dataset.verify(recompute=True).ok
-    scored = store.get_feature_view("f").get_features(labels=FLIGHTS.slice(1, 2)).to_arrow()
+    scored = planes_store.get_feature_view("f").get_features(labels=FLIGHTS.slice(1, 2)).to_arrow()
     assert scored.column("per_seat").to_pylist() == [1001 / 200, None]
 
 
 def test_explain_coverage_and_leakage_support_on_demand(
-    store: FeatureStore, capsys: pytest.CaptureFixture[str]
+    planes_store: FeatureStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = store.explain_features(FEATURES, labels="flights")
+    plan = planes_store.explain_features(FEATURES, labels="flights")
     printed = capsys.readouterr().out
     assert "on demand  per_seat = distance / seats (double)" in printed
     assert [source.spec.name for source in plan.sources] == ["flights", "planes"]
-    frame = store.get_features(FEATURES, labels="flights")
-    assert not store.check_leakage(frame).leaks
+    frame = planes_store.get_features(FEATURES, labels="flights")
+    assert not planes_store.check_leakage(frame).leaks
     assert [coverage.group for coverage in frame.coverage().groups] == ["planes@v1"]
 
 
-def test_view_on_demand_equals_scoring(store: FeatureStore) -> None:
-    view = store.create_feature_view("v", features=FEATURES, labels="flights", label="late")
+def test_view_on_demand_equals_scoring(planes_store: FeatureStore) -> None:
+    view = planes_store.create_feature_view("v", features=FEATURES, labels="flights", label="late")
     assert view.on_demand["far"] == "distance > 1020 and seats is not null"
     expected = sorted(map(str, map(by_hand, FLIGHTS.to_pylist())))
     columns = list(by_hand(FLIGHTS.to_pylist()[0]))
-    again = store.get_feature_view("v")
+    again = planes_store.get_feature_view("v")
     assert sorted(map(str, again.get_features().select(columns).to_arrow().to_pylist())) == expected
     scored = again.get_features(labels=FLIGHTS.slice(3, 2)).select(columns).to_arrow().to_pylist()
     assert scored == [by_hand(row) for row in FLIGHTS.slice(3, 2).to_pylist()]
@@ -245,14 +249,14 @@ def test_view_on_demand_equals_scoring(store: FeatureStore) -> None:
     ],
 )
 def test_invalid_on_demand_is_refused_before_reading(
-    store: FeatureStore, make_feature: Any, error: type[FeatureStoreError], words: str
+    planes_store: FeatureStore, make_feature: Any, error: type[FeatureStoreError], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        store.get_features(["planes.seats", make_feature()], labels=FLIGHTS)
+        planes_store.get_features(["planes.seats", make_feature()], labels=FLIGHTS)
 
 
-def test_on_demand_without_inputs_is_refused(store: FeatureStore) -> None:
+def test_on_demand_without_inputs_is_refused(planes_store: FeatureStore) -> None:
     with pytest.raises(InvalidArgument, match="no rows to compute from"):
-        store.get_features([feature("x", "seats * 2")])
-    rows = store.get_features(["planes.seats", feature("x", "seats * 2")]).to_arrow()
+        planes_store.get_features([feature("x", "seats * 2")])
+    rows = planes_store.get_features(["planes.seats", feature("x", "seats * 2")]).to_arrow()
     assert sorted(rows.column("x").to_pylist()) == [0, 400]

@@ -25,25 +25,27 @@ def test_integer_division_error_has_equivalent_hint(store: FeatureStore, value: 
 
 
 def test_on_demand_of_on_demand_hints_expression(
-    duckdb_store: FeatureStore,
+    flights_store: FeatureStore,
 ) -> None:
-    duckdb_store.create_featuregroup([{"k": 1, "i": 3}], "g", primary_key="k")
-    labels = duckdb_store.get_featuregroup("g")
-    next_one = featurestore.feature("next_one", "i + 1")
-    double = featurestore.feature("double", "next_one * 2")
-    with pytest.raises(InvalidSql, match=r"write \(i \+ 1\) instead of next_one"):
-        duckdb_store.get_features([next_one, double], labels=labels)
-    chained = duckdb_store.get_features(
-        [double], labels=duckdb_store.get_features([next_one], labels=labels)
+    labels = flights_store.get_featuregroup("planes")
+    with_crew = featurestore.feature("with_crew", "seats + 2")
+    double = featurestore.feature("double", "with_crew * 2")
+    with pytest.raises(InvalidSql, match=r"write \(seats \+ 2\) instead of with_crew"):
+        flights_store.get_features([with_crew, double], labels=labels)
+    chained = flights_store.get_features(
+        [double], labels=flights_store.get_features([with_crew], labels=labels)
     )
-    inline = featurestore.feature("double", "(i + 1) * 2")
-    single_step = duckdb_store.get_features([next_one, inline], labels=labels)
+    inline = featurestore.feature("double", "(seats + 2) * 2")
+    single_step = flights_store.get_features([with_crew, inline], labels=labels)
     for frame in (chained, single_step):
-        assert frame.to_arrow().column("double").to_pylist() == [8]
+        assert sorted(frame.to_arrow().column("double").to_pylist()) == [44, 114, 302, 404]
 
 
 @pytest.mark.parametrize("as_of", [True, False, 2.5, None, [1], b"1"])
-def test_as_of_of_group_must_be_version(duckdb_store: FeatureStore, as_of: object) -> None:
-    duckdb_store.create_featuregroup([{"k": 1, "i": 3}], "g", primary_key="k")
+def test_as_of_of_group_must_be_version(flights_store: FeatureStore, as_of: object) -> None:
     with pytest.raises(InvalidArgument, match="neither a time nor a Delta version"):
-        duckdb_store.get_features("g.i", labels=[{"k": 1}], as_of={"g": as_of})  # type: ignore[dict-item]
+        flights_store.get_features(
+            "planes.seats",
+            labels=[{"tailnum": "N102UW"}],
+            as_of={"planes": as_of},  # type: ignore[dict-item]
+        )

@@ -30,15 +30,12 @@ from featurestore_connectors.duckdb_delta import DuckDBEngine, sorted_merge, tab
 
 
 class TestDuckDB(RetrievalConformance):
-    @pytest.fixture
-    def engine(self) -> Iterator[Engine]:
-        engine = DuckDBEngine()
-        yield engine
-        engine.close()
+    pass
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[DuckDBEngine]:
+def random_case_engine() -> Iterator[Engine]:
+    """One engine for all random cases: hypothesis does not renew fixtures between them."""
     engine = DuckDBEngine()
     yield engine
     engine.close()
@@ -53,7 +50,12 @@ def engine() -> Iterator[DuckDBEngine]:
     is_small=st.booleans(),
 )
 def test_every_combination_of_rules_agrees_with_the_oracle(
-    engine: Engine, shape: JoinShape, count: int, seed: int, is_merged: bool, is_small: bool
+    random_case_engine: Engine,
+    shape: JoinShape,
+    count: int,
+    seed: int,
+    is_merged: bool,
+    is_small: bool,
 ) -> None:
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         # The features of the cases have strings and lists, which are usually joined by a query.
@@ -62,7 +64,8 @@ def test_every_combination_of_rules_agrees_with_the_oracle(
             patch.setattr(sorted_merge, "_MAX_LABELS", -1)
         if not is_small:
             patch.setattr(table_columns, "_SMALL_BYTES", -1)
-        check_cases(RetrievalCheck(engine, Path(directory), engine), shape, count=count, seed=seed)
+        retrieval = RetrievalCheck(random_case_engine, Path(directory), random_case_engine)
+        check_cases(retrieval, shape, count=count, seed=seed)
 
 
 _ROWS = 150

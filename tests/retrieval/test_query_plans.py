@@ -6,7 +6,6 @@ Which columns are read, how often rows are sorted, and what happens when memory 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,8 @@ from featurestore_connectors.duckdb_delta import DuckDBEngine
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
 
+pytestmark = pytest.mark.slow
+
 RANGE_JOINS = (
     "NestedLoopJoin",
     "CartesianProduct",
@@ -35,17 +36,8 @@ RANGE_JOINS = (
 
 
 @pytest.fixture
-def writer() -> Iterator[Engine]:
-    engine = DuckDBEngine()
-    yield engine
-    engine.close()
-
-
-@pytest.fixture
-def spark_retrieval(spark: Any, writer: Engine, tmp_path: Path) -> RetrievalCheck:
-    from featurestore_connectors.spark_delta import SparkEngine
-
-    return RetrievalCheck(SparkEngine(spark), tmp_path, writer)
+def spark_retrieval(spark_engine: Engine, engine: Engine, tmp_path: Path) -> RetrievalCheck:
+    return RetrievalCheck(spark_engine, tmp_path, engine)
 
 
 def physical_plan(retrieval: RetrievalCheck, features: list[str], labels: pa.Table) -> str:
@@ -60,8 +52,8 @@ def count(plan: str, operator: str) -> int:
     return len(re.findall(rf"\b{operator} \(\d+\)", plan.split("\n\n\n")[0]))
 
 
-def test_duckdb_aggregates_only_for_created_time_or_ties(writer: Engine, tmp_path: Path) -> None:
-    retrieval = RetrievalCheck(writer, tmp_path, writer)
+def test_duckdb_aggregates_only_for_created_time_or_ties(engine: Engine, tmp_path: Path) -> None:
+    retrieval = RetrievalCheck(engine, tmp_path, engine)
     rows = {
         "k": [1, 2],
         "t": [hours_after_t0(0), hours_after_t0(1)],
@@ -155,13 +147,13 @@ def test_spark_joins_times_of_any_century(spark_retrieval: RetrievalCheck) -> No
     ["duckdb", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.soak])],
 )
 def test_hot_keys_give_equal_results(
-    engine_kind: str, writer: Engine, tmp_path: Path, request: pytest.FixtureRequest
+    engine_kind: str, engine: Engine, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """One key has nine tenths of the rows and labels; some rows tie, some are corrected."""
     retrieval = (
         request.getfixturevalue("spark_retrieval")
         if engine_kind == "spark"
-        else RetrievalCheck(writer, tmp_path, writer)
+        else RetrievalCheck(engine, tmp_path, engine)
     )
     random = np.random.default_rng(11)
     row_count, label_count = 3_000, 200
@@ -203,7 +195,7 @@ def test_only_requested_columns_are_read_on_each_engine(store: FeatureStore) -> 
     assert "unwanted" not in single_plan
 
 
-def test_retrieval_spills_under_memory_limit(tmp_path: Path, writer: Engine) -> None:
+def test_retrieval_spills_under_memory_limit(tmp_path: Path, engine: Engine) -> None:
     """DuckDB's memory limit is a quarter of the input.
 
     The same rows come back as with all of it.
@@ -217,7 +209,7 @@ def test_retrieval_spills_under_memory_limit(tmp_path: Path, writer: Engine) -> 
     }
     columns |= {f"f{index}": random.random(size) for index in range(wide)}
     table = pa.table(columns)
-    retrieval = RetrievalCheck(writer, tmp_path, writer)
+    retrieval = RetrievalCheck(engine, tmp_path, engine)
     retrieval.group("w", table, primary_key=("k",), event_time="t", unique=True)
     label_times = pa.array(base + random.integers(0, size, 200_000) * 1_000_000, TIMESTAMP)
     labels = pa.table({"k": random.integers(0, 50_000, 200_000), "at": label_times})
@@ -226,7 +218,7 @@ def test_retrieval_spills_under_memory_limit(tmp_path: Path, writer: Engine) -> 
     spilled = tmp_path / "spilled"
     limit = f"{(table.nbytes + labels.nbytes) // 4 // 2**20}MiB"
     short = DuckDBEngine(memory_limit=limit, threads=1, temp_directory=str(spilled))
-    actual = RetrievalCheck(short, tmp_path, writer, retrieval.sources, retrieval.tables).run(
+    actual = RetrievalCheck(short, tmp_path, engine, retrieval.sources, retrieval.tables).run(
         plan, labels
     )
     short.close()

@@ -50,8 +50,8 @@ def fill(store: FeatureStore) -> FeatureStore:
 
 
 @pytest.fixture
-def flights(duckdb_store: FeatureStore) -> FeatureStore:
-    return fill(duckdb_store)
+def flights(empty_store: FeatureStore) -> FeatureStore:
+    return fill(empty_store)
 
 
 @pytest.fixture(scope="module")
@@ -134,9 +134,10 @@ def test_training_dataset_of_query_is_reproducible(flights: FeatureStore) -> Non
     assert derived == ["asked", "late"]
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
+def test_nondeterministic_query_is_marked_in_manifest(
+    shared: FeatureStore, subtests: pytest.Subtests
+) -> None:
+    for text, reason in (
         ("select tail, seats from planes limit 1", "a limit"),
         ("select origin, first(tail) as tail from planes group by origin", "first depends"),
         ("select origin, avg(temp) as temp from weather group by origin", "last bits of avg"),
@@ -144,15 +145,12 @@ def test_training_dataset_of_query_is_reproducible(flights: FeatureStore) -> Non
         ("select distinct on (origin) origin, temp from weather", "distinct on"),
         ("select sum(seats / 3) as s, min(tail) as tail from planes", "last bits of sum"),
         ("select tail, seats from planes using sample 1 rows", "a sample"),
-    ],
-)
-def test_nondeterministic_query_is_marked_in_manifest(
-    shared: FeatureStore, text: str, reason: str
-) -> None:
-    frame = shared.sql(text)
-    dataset = shared.create_training_dataset(frame, "varying", key=frame.columns[0])
-    assert not dataset.manifest.reproducible
-    assert reason in (dataset.manifest.reproducible_reason or "")
+    ):
+        with subtests.test(reason):
+            frame = shared.sql(text)
+            dataset = shared.create_training_dataset(frame, "varying", key=frame.columns[0])
+            assert not dataset.manifest.reproducible
+            assert reason in (dataset.manifest.reproducible_reason or "")
 
 
 def test_duckdb_aggregates_are_classified_as_repeatable() -> None:
@@ -205,16 +203,19 @@ ATTACKS = [
 ]
 
 
-@pytest.mark.parametrize("text", ATTACKS)
-def test_sql_other_than_select_is_refused(shared: FeatureStore, tmp_path: Path, text: str) -> None:
+def test_sql_other_than_select_is_refused(
+    shared: FeatureStore, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     secret = tmp_path / "secret.csv"
-    secret.write_text("word\nsecret\n")
-    before = sorted(path.name for path in tmp_path.iterdir())
-    with pytest.raises(FeatureStoreError) as refused:
-        shared.sql(text.replace("FILE", str(secret)))
-    assert isinstance(refused.value, InvalidSql | FeatureGroupNotFound)
-    assert "secret\n" not in str(refused.value)
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
+    for text in ATTACKS:
+        with subtests.test(text=text):
+            secret.write_text("word\nsecret\n")
+            before = sorted(path.name for path in tmp_path.iterdir())
+            with pytest.raises(FeatureStoreError) as refused:
+                shared.sql(text.replace("FILE", str(secret)))
+            assert isinstance(refused.value, InvalidSql | FeatureGroupNotFound)
+            assert "secret\n" not in str(refused.value)
+            assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
 def test_unknown_group_in_sql_suggests_nearest(flights: FeatureStore) -> None:

@@ -30,23 +30,22 @@ CHANGES = {
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[FeatureStore]:
-    with featurestore.connect(tmp_path / "store") as store:
-        for name in ("salaries", "visits"):
-            store.create_featuregroup([{"who": "a", "pay": 1.0}], name, primary_key="who")
-        for name, role in (("ann", "admin"), ("rea", "reader"), ("non", "none")):
-            changes.add_user(store.session, ROOT, name, role=role, password=PASSWORD)
-        yield store
+def staff_store(empty_store: FeatureStore) -> FeatureStore:
+    for name in ("salaries", "visits"):
+        empty_store.create_featuregroup([{"who": "a", "pay": 1.0}], name, primary_key="who")
+    for name, role in (("ann", "admin"), ("rea", "reader"), ("non", "none")):
+        changes.add_user(empty_store.session, ROOT, name, role=role, password=PASSWORD)
+    return empty_store
 
 
 @pytest.fixture
-def client(store: FeatureStore) -> Iterator[TestClient]:
-    with client_of(store, page=2) as client:
+def client(staff_store: FeatureStore) -> Iterator[TestClient]:
+    with client_of(staff_store, page=2) as client:
         yield client
 
 
 def test_user_without_role_sees_one_sentence_on_every_page(
-    client: TestClient, store: FeatureStore
+    client: TestClient, staff_store: FeatureStore
 ) -> None:
     sign_in(client, "non")
     pages = ["/", "/groups", "/groups/visits/1", "/nothing", "/jobs/none", "/search?q=visits"]
@@ -54,12 +53,12 @@ def test_user_without_role_sees_one_sentence_on_every_page(
         response = client.get(address)
         assert response.status_code == 403, address
         assert "You have no role yet; ask an admin" in response.text
-        for hidden in (store.location, "create_featuregroup", "visits", 'href="/groups"'):
+        for hidden in (staff_store.location, "create_featuregroup", "visits", 'href="/groups"'):
             assert hidden not in response.text, (address, hidden)
     account = client.get("/account")
     assert account.status_code == 200
-    assert store.location not in account.text
-    changes.set_group_role(store.session, ROOT, "visits", "non", "reader")
+    assert staff_store.location not in account.text
+    changes.set_group_role(staff_store.session, ROOT, "visits", "non", "reader")
     assert client.get("/groups/visits/1").status_code == 200
 
 
@@ -75,7 +74,7 @@ def test_reader_of_empty_store_sees_no_creation_code(tmp_path: Path) -> None:
 
 
 def test_admin_pages_manage_users_tokens_and_groups(
-    client: TestClient, store: FeatureStore
+    client: TestClient, staff_store: FeatureStore
 ) -> None:
     sign_in(client, "ann")
     field = {"form_token": field_of(client.get("/admin").text)}
@@ -104,7 +103,7 @@ def test_admin_pages_manage_users_tokens_and_groups(
     assert change("/admin/tokens/revoke", token=identifier) == 303
     assert client.get("/api/v1/store", headers=program).status_code == 401
     assert change("/admin/users/remove", user="new") == 303
-    with store.session.registry.reading() as connection:
+    with staff_store.session.registry.reading() as connection:
         assert [user.name for user in access.list_users(connection)] == ["ann", "non", "rea"]
         assert access.private_groups_of_store(connection) == []
         actions = [entry.action for entry in audit_log.entries(connection, who="ann", limit=None)]
@@ -137,7 +136,9 @@ def test_admin_pages_show_refused_changes(client: TestClient) -> None:
         assert "<h1>Admin</h1>" in response.text
 
 
-def test_admin_changes_need_admin_and_form_token(client: TestClient, store: FeatureStore) -> None:
+def test_admin_changes_need_admin_and_form_token(
+    client: TestClient, staff_store: FeatureStore
+) -> None:
     sign_in(client, "rea")
     assert 'href="/admin"' not in client.get("/groups").text
     field = {"form_token": field_of(client.get("/account").text)}
@@ -149,13 +150,13 @@ def test_admin_changes_need_admin_and_form_token(client: TestClient, store: Feat
     for address, form in CHANGES.items():
         assert client.post(address, data=form).status_code == 403, address
         assert client.post(address, data={**field, **form}).status_code == 403, address
-    with store.session.registry.reading() as connection:
+    with staff_store.session.registry.reading() as connection:
         assert [user.role for user in access.list_users(connection)] == ["admin", "none", "reader"]
         assert access.list_tokens(connection) == []
 
 
-def test_admin_lists_are_paged(client: TestClient, store: FeatureStore) -> None:
-    changes.add_user(store.session, ROOT, "zoe")
+def test_admin_lists_are_paged(client: TestClient, staff_store: FeatureStore) -> None:
+    changes.add_user(staff_store.session, ROOT, "zoe")
     sign_in(client, "ann")
     assert "zoe" not in client.get("/admin").text
     assert "zoe" in client.get("/admin?page=2").text

@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-import featurestore
 from featurestore.errors import ConfigurationError, NotAllowed
 from featurestore.registry.audit_log import Actor
 from featurestore.server import ServerSettings, serve
@@ -53,39 +52,36 @@ def test_responses_have_security_headers(client: TestClient) -> None:
         assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_serve_command_stops_on_sigint(tmp_path: Path) -> None:
-    with featurestore.connect(tmp_path / "store") as store:
-        store.create_featuregroup([{"x": 1}], "numbers")
+def test_serve_command_stops_on_sigint(flights_copy: FeatureStore) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = str(Path(sys.executable).with_name("featurestore"))
-    words = [command, "--location", str(tmp_path / "store")]
+    words = [command, "--location", flights_copy.location]
     process = subprocess.Popen(
         [*words, "serve", "--port", str(port)], stdout=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None
         assert f"http://127.0.0.1:{port}" in process.stdout.readline()
-        assert "numbers" in _read(f"http://127.0.0.1:{port}/groups")
+        assert "planes" in _read(f"http://127.0.0.1:{port}/groups")
     finally:
         os.kill(process.pid, signal.SIGINT)
         process.communicate(timeout=60)
     assert process.returncode == 0
 
 
-def test_serve_network_host_requires_users(tmp_path: Path) -> None:
+def test_serve_network_host_requires_users(empty_store: FeatureStore) -> None:
     settings = ServerSettings(host="0.0.0.0", auth=True)
-    with featurestore.connect(tmp_path / "store") as store:
-        with pytest.raises(NotAllowed, match="has no users"):
-            serve(store, settings)
-        changes.add_user(store.session, Actor("root", "test"), "ann", role="admin")
-        headers = token_of(store, "ann")
+    with pytest.raises(NotAllowed, match="has no users"):
+        serve(empty_store, settings)
+    changes.add_user(empty_store.session, Actor("root", "test"), "ann", role="admin")
+    headers = token_of(empty_store, "ann")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = str(Path(sys.executable).with_name("featurestore"))
-    words = [command, "--location", str(tmp_path / "store"), "serve", "--port", str(port)]
+    words = [command, "--location", empty_store.location, "serve", "--port", str(port)]
     process = subprocess.Popen(
         [*words, "--host", "0.0.0.0", "--auth"], stdout=subprocess.PIPE, text=True
     )
@@ -102,7 +98,7 @@ def test_serve_network_host_requires_users(tmp_path: Path) -> None:
         process.communicate(timeout=60)
 
 
-def test_serve_with_certificate_uses_tls_only(tmp_path: Path) -> None:
+def test_serve_with_certificate_uses_tls_only(empty_store: FeatureStore, tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed: nothing makes a certificate")
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
@@ -114,9 +110,8 @@ def test_serve_with_certificate_uses_tls_only(tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = str(Path(sys.executable).with_name("featurestore"))
-    words = [command, "--location", str(tmp_path / "store"), "serve", "--port", str(port)]
+    words = [command, "--location", empty_store.location, "serve", "--port", str(port)]
     words += ["--tls-certificate", str(certificate), "--tls-key", str(key)]
-    featurestore.connect(tmp_path / "store").close()
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import threading
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -26,18 +25,17 @@ RANGE = {"start": "2024-03-01T12:00Z", "end": "2024-03-01 15:00"}
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[FeatureStore]:
-    with featurestore.connect(tmp_path / "store") as store:
-        rows = []
-        for hour in range(3):
-            timestamp = NOON + timedelta(minutes=30 + 60 * hour)
-            rows.append({"shop": "a", "seen": timestamp, "sales": float(hour)})
-        store.create_featuregroup(rows, "visits", primary_key="shop", event_time="seen")
-        (tmp_path / "shop_jobs.py").write_text(JOBS)
-        store.register_jobs(tmp_path / "shop_jobs.py")
-        for name, role in (("wil", "writer"), ("rea", "reader")):
-            changes.add_user(store.session, ROOT, name, role=role, password=PASSWORD)
-        yield store
+def shop_store(empty_store: FeatureStore, tmp_path: Path) -> FeatureStore:
+    rows = []
+    for hour in range(3):
+        timestamp = NOON + timedelta(minutes=30 + 60 * hour)
+        rows.append({"shop": "a", "seen": timestamp, "sales": float(hour)})
+    empty_store.create_featuregroup(rows, "visits", primary_key="shop", event_time="seen")
+    (tmp_path / "shop_jobs.py").write_text(JOBS)
+    empty_store.register_jobs(tmp_path / "shop_jobs.py")
+    for name, role in (("wil", "writer"), ("rea", "reader")):
+        changes.add_user(empty_store.session, ROOT, name, role=role, password=PASSWORD)
+    return empty_store
 
 
 def page_once_ended(client: TestClient, name: str) -> str:
@@ -51,8 +49,8 @@ def page_once_ended(client: TestClient, name: str) -> str:
     return html.unescape(client.get(f"/jobs/{name}").text)
 
 
-def test_job_backfill_by_writer_shows_plan_then_runs(store: FeatureStore) -> None:
-    with client_of(store) as client:
+def test_job_backfill_by_writer_shows_plan_then_runs(shop_store: FeatureStore) -> None:
+    with client_of(shop_store) as client:
         sign_in(client, "wil")
         field = field_of(client.get("/jobs/doubled").text)
         planned = client.get("/jobs/doubled/backfill", params=RANGE)
@@ -61,26 +59,26 @@ def test_job_backfill_by_writer_shows_plan_then_runs(store: FeatureStore) -> Non
         response = client.post("/jobs/doubled/backfill", data={**RANGE, "form_token": field})
         assert (response.status_code, response.headers["location"]) == (303, "/jobs/doubled")
         assert "3 windows in 1 runs." in page_once_ended(client, "doubled")
-        assert len(store.get_featuregroup("doubled").to_arrow()) == 3
+        assert len(shop_store.get_featuregroup("doubled").to_arrow()) == 3
         client.post("/jobs/doubled/backfill", data={**RANGE, "form_token": field})
         assert "There were no windows to compute." in page_once_ended(client, "doubled")
         backwards = {"start": RANGE["end"], "end": RANGE["start"], "form_token": field}
         assert client.post("/jobs/doubled/backfill", data=backwards).status_code == 400
         client.post("/jobs/doubled/pause", data={"form_token": field})
-        assert store.get_jobs()[0].job.paused
+        assert shop_store.get_jobs()[0].job.paused
         client.post("/jobs/doubled/run", data={"what": "due", "form_token": field})
         assert "There were no windows to compute." in page_once_ended(client, "doubled")
         client.post("/jobs/doubled/resume", data={"form_token": field})
-        assert not store.get_jobs()[0].job.paused
-    with store.session.registry.reading() as connection:
+        assert not shop_store.get_jobs()[0].job.paused
+    with shop_store.session.registry.reading() as connection:
         entries = audit_log.entries(connection, who="wil", text="job", limit=None)
     actions = [(entry.action, entry.subject, entry.how) for entry in entries[::-1]]
     expected = ["backfill job", "backfill job", "pause job", "run job", "resume job"]
     assert actions == [(action, "doubled", "browser") for action in expected]
 
 
-def test_job_changes_by_reader_are_refused(store: FeatureStore) -> None:
-    with client_of(store) as client:
+def test_job_changes_by_reader_are_refused(shop_store: FeatureStore) -> None:
+    with client_of(shop_store) as client:
         sign_in(client, "rea")
         field = field_of(client.get("/account").text)
         assert "<button>Pause" not in client.get("/jobs/doubled").text
@@ -90,7 +88,7 @@ def test_job_changes_by_reader_are_refused(store: FeatureStore) -> None:
         for change in ("pause", "resume", "run", "backfill"):
             actual = {**RANGE, "what": "due", "form_token": field}
             assert client.post(f"/jobs/doubled/{change}", data=actual).status_code == 403
-    assert store.get_runs("doubled") == []
+    assert shop_store.get_runs("doubled") == []
 
 
 def test_job_runs_report_failures_and_run_singly() -> None:

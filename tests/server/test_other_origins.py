@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-import featurestore
 from featurestore.registry import access, jobs
 from featurestore.server import ServerSettings
 from featurestore.store import FeatureStore
@@ -75,10 +74,9 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def guarded_store(browser: Any, tmp_path: Path) -> Iterator[FeatureStore]:
-    with featurestore.connect(tmp_path / "store") as store:
-        fill(store, tmp_path)
-        yield store
+def guarded_store(browser: Any, empty_store: FeatureStore, tmp_path: Path) -> FeatureStore:
+    fill(empty_store, tmp_path)
+    return empty_store
 
 
 def changes_in(store: FeatureStore) -> list[str]:

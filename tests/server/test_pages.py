@@ -296,21 +296,16 @@ def test_icons_of_pages_are_exactly_the_shipped_ones(client: TestClient) -> None
     assert "ISC License" in client.get("/static/lucide.LICENSE").text
 
 
-def test_basket_button_creates_view_of_selected_features(tmp_path: Path) -> None:
-    with (
-        featurestore.connect(tmp_path / "store") as store,
-        TestClient(create_app(store), base_url="http://localhost") as client,
-    ):
-        rows = [{"shop": "a", "sales": 1.0, "staff": 2}]
-        store.create_featuregroup(rows, "shops", primary_key="shop")
-        references = ["shops@v1.sales", "shops@v1.staff"]
+def test_basket_button_creates_view_of_selected_features(flights_copy: FeatureStore) -> None:
+    with TestClient(create_app(flights_copy), base_url="http://localhost") as client:
+        references = ["weather@v1.temp", "weather@v1.wind"]
         basket = client.get("/basket", params={"feature": references}).text
-        assert "one for each row of shops" in basket
-        form = {"name": "trade", "features": "\n".join(references), "description": "Trade"}
+        assert "one for each row of weather" in basket
+        form = {"name": "air", "features": "\n".join(references), "description": "Air"}
         created = client.post("/basket/view", data=form, follow_redirects=False)
-        assert created.headers["location"] == "/views/trade/1"
-        assert list(store.get_feature_view("trade").features) == references
-        unknown = client.post("/basket/view", data={**form, "features": "shops@v1.none"})
+        assert created.headers["location"] == "/views/air/1"
+        assert list(flights_copy.get_feature_view("air").features) == references
+        unknown = client.post("/basket/view", data={**form, "features": "weather@v1.none"})
         assert unknown.status_code == 404
 
 

@@ -54,15 +54,14 @@ def came_back(client: TestClient, following: str = "/groups") -> str:
 
 
 def test_provider_sign_in_creates_session(
-    duckdb_store: FeatureStore, provider: OpenIdProvider
+    flights_copy: FeatureStore, provider: OpenIdProvider
 ) -> None:
-    duckdb_store.create_featuregroup([{"x": 1}], "visits")
-    with client_of(duckdb_store, provider=settings_of(provider)) as client:
+    with client_of(flights_copy, provider=settings_of(provider)) as client:
         assert "Sign in with the office" in client.get("/sign-in").text
         for _ in range(2):
             response = client.get(came_back(client))
             assert (response.status_code, response.headers["location"]) == (303, "/groups")
-            assert "visits" in client.get("/groups").text
+            assert "planes" in client.get("/groups").text
             assert "rea@example.org" in client.get("/account").text
             token = field_of(client.get("/account").text)
             client.post("/sign-out", data={"form_token": token})
@@ -79,31 +78,31 @@ def test_provider_sign_in_creates_session(
     ],
 )
 def test_provider_token_with_wrong_claims_is_refused(
-    duckdb_store: FeatureStore, provider: OpenIdProvider, claims: dict[str, object]
+    empty_store: FeatureStore, provider: OpenIdProvider, claims: dict[str, object]
 ) -> None:
     provider.claims = claims
-    with client_of(duckdb_store, provider=settings_of(provider)) as client:
+    with client_of(empty_store, provider=settings_of(provider)) as client:
         response = client.get(came_back(client))
         assert response.status_code == 401
         assert client.get("/groups").status_code == 303
 
 
 def test_provider_token_with_unknown_key_is_refused(
-    duckdb_store: FeatureStore, provider: OpenIdProvider
+    empty_store: FeatureStore, provider: OpenIdProvider
 ) -> None:
     from joserfc.jwk import RSAKey
 
     provider.signer = RSAKey.generate_key(2048, {"kid": "1"})
-    with client_of(duckdb_store, provider=settings_of(provider)) as client:
+    with client_of(empty_store, provider=settings_of(provider)) as client:
         assert client.get(came_back(client)).status_code == 401
 
 
 def test_provider_callback_from_another_browser_is_refused(
-    duckdb_store: FeatureStore, provider: OpenIdProvider
+    empty_store: FeatureStore, provider: OpenIdProvider
 ) -> None:
     with (
-        client_of(duckdb_store, provider=settings_of(provider)) as client,
-        client_of(duckdb_store, provider=settings_of(provider)) as other_client,
+        client_of(empty_store, provider=settings_of(provider)) as client,
+        client_of(empty_store, provider=settings_of(provider)) as other_client,
     ):
         address = came_back(client)
         assert other_client.get(address).status_code == 401
@@ -114,35 +113,35 @@ def test_provider_callback_from_another_browser_is_refused(
 
 
 def test_provider_unknown_user_without_default_role_is_refused(
-    duckdb_store: FeatureStore, provider: OpenIdProvider
+    empty_store: FeatureStore, provider: OpenIdProvider
 ) -> None:
-    with client_of(duckdb_store, provider=settings_of(provider, role=None)) as client:
+    with client_of(empty_store, provider=settings_of(provider, role=None)) as client:
         response = client.get(came_back(client))
         assert response.status_code == 401
         assert "subject-7" in response.text
         changes.add_user(
-            duckdb_store.session, ROOT, "rea", issuer=provider.issuer, subject="subject-7"
+            empty_store.session, ROOT, "rea", issuer=provider.issuer, subject="subject-7"
         )
         assert client.get(came_back(client)).status_code == 303
         assert ">rea<" in client.get("/account").text
 
 
 def test_provider_existing_user_name_is_not_reused(
-    duckdb_store: FeatureStore, provider: OpenIdProvider
+    empty_store: FeatureStore, provider: OpenIdProvider
 ) -> None:
-    changes.add_user(duckdb_store.session, ROOT, "ann", role="admin", password=PASSWORD)
+    changes.add_user(empty_store.session, ROOT, "ann", role="admin", password=PASSWORD)
     provider.subject, provider.name = "subject-8", "ann"
-    with client_of(duckdb_store, provider=settings_of(provider)) as client:
+    with client_of(empty_store, provider=settings_of(provider)) as client:
         assert client.get(came_back(client)).status_code == 401
         assert client.get("/groups").status_code == 303
 
 
 def test_provider_invalid_settings_raise(
-    duckdb_store: FeatureStore, provider: OpenIdProvider, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, provider: OpenIdProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build_app(issuer: str) -> None:
         provider_settings = Provider(issuer, CLIENT, "env:OIDC_SECRET")
-        create_app(duckdb_store, ServerSettings(auth=True, provider=provider_settings))
+        create_app(empty_store, ServerSettings(auth=True, provider=provider_settings))
 
     with pytest.raises(ConfigurationError, match="not an https URL"):
         build_app("http://login.example.org")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import closing
 from datetime import datetime
 from typing import Any
@@ -24,18 +25,24 @@ def read_state(online: OnlineStore, view: FeatureView) -> ViewState:
 
 
 def wait_until_written(
-    store: FeatureStore, view: FeatureView, *, online: str | None = None
-) -> None:
-    """Wait until a publication of another thread or process begins to write values."""
-    deadline = time.monotonic() + 120
+    store: FeatureStore,
+    view: FeatureView,
+    is_running: Callable[[], bool],
+    *,
+    online: str | None = None,
+) -> bool:
+    """Wait until a publication of another thread or process begins to write values.
+
+    Returns False if the publisher has ended before this could be seen; the test tries again.
+    """
     with closing(open_online_store(store.session, online)) as server:
-        while time.monotonic() < deadline:
+        while is_running():
             state = read_state(server, view)
             is_full = state.lease is not None and state.lease.generation is not None
             if is_full or any(group.target is not None for group in state.groups.values()):
-                return
+                return True
             time.sleep(0.002)
-    raise AssertionError("no publication began")
+    return False
 
 
 def read_values(

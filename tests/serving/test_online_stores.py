@@ -25,27 +25,27 @@ from featurestore.store import FeatureStore
 PASSWORD = "tr0ub4dor&3"
 
 
-def test_online_store_is_registered_listed_and_removed(duckdb_store: FeatureStore) -> None:
-    spec = duckdb_store.add_online_store("cache", "redis://me@127.0.0.1:1/0")
+def test_online_store_is_registered_listed_and_removed(empty_store: FeatureStore) -> None:
+    spec = empty_store.add_online_store("cache", "redis://me@127.0.0.1:1/0")
     assert OnlineStoreSpec.from_text(json.dumps(spec.to_json())) == spec
-    embedded, registered = duckdb_store.get_online_stores()
+    embedded, registered = empty_store.get_online_stores()
     assert (embedded.name, embedded.kind, registered) == ("embedded", "sqlite", spec)
-    duckdb_store.add_online_store("cache", "redis://me@127.0.0.1:1/0")  # as on another machine
+    empty_store.add_online_store("cache", "redis://me@127.0.0.1:1/0")  # as on another machine
     with pytest.raises(OnlineStoreExists, match="already registered"):
-        duckdb_store.add_online_store("cache", "redis://elsewhere:1/0")
+        empty_store.add_online_store("cache", "redis://elsewhere:1/0")
     with pytest.raises(OnlineStoreNotFound, match=r"'cach'\. Available: 'embedded', 'cache'"):
-        duckdb_store.remove_online_store("cach")
-    duckdb_store.remove_online_store("cache")
-    assert duckdb_store.get_online_stores() == [embedded]
+        empty_store.remove_online_store("cach")
+    empty_store.remove_online_store("cache")
+    assert empty_store.get_online_stores() == [embedded]
 
 
-def test_rebuilt_registry_has_the_online_stores(duckdb_store: FeatureStore) -> None:
+def test_rebuilt_registry_has_the_online_stores(empty_store: FeatureStore) -> None:
     specs = [
-        duckdb_store.add_online_store("cache", "redis://127.0.0.1:1/0"),
-        duckdb_store.add_online_store("rows", "postgres://me@db/shop", secret="env:ROWS"),
+        empty_store.add_online_store("cache", "redis://127.0.0.1:1/0"),
+        empty_store.add_online_store("rows", "postgres://me@db/shop", secret="env:ROWS"),
     ]
-    location = Path(duckdb_store.location)
-    duckdb_store.close()
+    location = Path(empty_store.location)
+    empty_store.close()
     (location / "registry.db").unlink()
     (location / "online_stores" / "bad.json").write_text("[[[")
     report = rebuild(str(location))
@@ -73,37 +73,37 @@ def test_rebuilt_registry_has_the_online_stores(duckdb_store: FeatureStore) -> N
         "sqlite://",
     ],
 )
-def test_add_online_store_refuses_invalid_uris(duckdb_store: FeatureStore, uri: str) -> None:
+def test_add_online_store_refuses_invalid_uris(empty_store: FeatureStore, uri: str) -> None:
     with pytest.raises(InvalidArgument) as error:
-        duckdb_store.add_online_store("cache", uri)
+        empty_store.add_online_store("cache", uri)
     assert PASSWORD not in str(error.value)
-    assert len(duckdb_store.get_online_stores()) == 1
+    assert len(empty_store.get_online_stores()) == 1
 
 
 def test_secret_is_sent_only_to_its_registered_address(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CACHE_PASSWORD", PASSWORD)
     with pytest.raises(InvalidArgument) as error:
-        duckdb_store.add_online_store("cache", "redis://127.0.0.1:1/0", secret=PASSWORD)
+        empty_store.add_online_store("cache", "redis://127.0.0.1:1/0", secret=PASSWORD)
     assert PASSWORD not in str(error.value)
-    duckdb_store.add_online_store("cache", "redis://127.0.0.1:1/0", secret="env:CACHE_PASSWORD")
-    config = open_online_store(duckdb_store.session, "cache").config
+    empty_store.add_online_store("cache", "redis://127.0.0.1:1/0", secret="env:CACHE_PASSWORD")
+    config = open_online_store(empty_store.session, "cache").config
     assert PASSWORD not in repr(config.with_resolved_secret())
     assert config.secret is not None
     assert config.secret() == PASSWORD
     # A store that names another address does not get the secret.
     statement = "update online_stores set spec = replace(spec, '127.0.0.1', 'elsewhere')"
-    with duckdb_store.session.registry.transaction() as connection:
+    with empty_store.session.registry.transaction() as connection:
         connection.exec_driver_sql(statement)
     with pytest.raises(ConfigurationError, match="was not registered"):
-        open_online_store(duckdb_store.session, "cache").read([b"a"])
+        open_online_store(empty_store.session, "cache").read([b"a"])
 
 
 def test_online_commands_add_check_list_and_remove(
-    duckdb_store: FeatureStore, command_line: Callable[..., Any], tmp_path: Path
+    empty_store: FeatureStore, command_line: Callable[..., Any], tmp_path: Path
 ) -> None:
-    options = ("--location", duckdb_store.location, "--output", "json")
+    options = ("--location", empty_store.location, "--output", "json")
     uri = f"sqlite:///{tmp_path}/cache.db"
     assert json.loads(command_line("online", "add", "cache", uri, *options).out)["uri"] == uri
     listed = json.loads(command_line("online", "list", *options).out)
@@ -117,12 +117,12 @@ def test_online_commands_add_check_list_and_remove(
     assert "cannot be reached" in command_line("online", "check", "down", *options, code=1).err
 
 
-def test_embedded_store_is_a_file_of_the_local_store(duckdb_store: FeatureStore) -> None:
-    store = open_online_store(duckdb_store.session)
+def test_embedded_store_is_a_file_of_the_local_store(empty_store: FeatureStore) -> None:
+    store = open_online_store(empty_store.session)
     store.write([b"a"], [b"1"])
-    assert Path(duckdb_store.location, "online", "embedded.db").is_file()
+    assert Path(empty_store.location, "online", "embedded.db").is_file()
     with pytest.raises(OnlineStoreNotFound, match=r"Unknown online store 'cache'"):
-        open_online_store(duckdb_store.session, "cache")
+        open_online_store(empty_store.session, "cache")
     clock = StoreClock(store)
     with time_machine.travel("2024-01-01T12:00Z", tick=False) as machine:
         assert clock.now() == datetime(2024, 1, 1, 12, tzinfo=UTC)

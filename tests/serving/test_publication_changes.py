@@ -56,9 +56,9 @@ def history(first: int) -> pa.Table:
 
 @pytest.mark.spark
 def test_publication_on_spark_equals_duckdb(
-    duckdb_store: FeatureStore, spark: object, tmp_path: Path
+    empty_store: FeatureStore, spark: object, tmp_path: Path
 ) -> None:
-    store = duckdb_store
+    store = empty_store
     on_spark = featurestore.connect(store.location, engine="spark")
     for engine in ("duckdb", "spark"):
         store.add_online_store(engine, f"sqlite:///{tmp_path}/{engine}.db")

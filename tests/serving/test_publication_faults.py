@@ -16,6 +16,7 @@ import featurestore
 from featurestore.errors import PublicationSuperseded
 from featurestore.serving.state import Origin, PublisherLease, state_key
 from featurestore.serving.stores import StoreClock, open_online_store
+from tests.on_spark import on_engines
 from tests.serving.online_reads import (
     read_state,
     read_values,
@@ -55,7 +56,7 @@ def stored_view(tmp_path_factory):
 
 
 @pytest.fixture
-def store(stored_view, tmp_path, connect):
+def published_store(stored_view, tmp_path, connect):
     """A copy of the store with a published view; the test runs once per engine."""
     with copy_of(stored_view, tmp_path / "store", connect=connect) as store:
         store.publish("v")
@@ -69,30 +70,30 @@ def assert_published(store):
     assert read_values(store, view, keys, now) == retrieve_values(view, keys, ["id"], now)
 
 
-@pytest.mark.parametrize("mode", ["full", "changes"])
-def test_publish_after_a_killed_publisher_equals_retrieval(store, engine_name, mode):
+@on_engines("mode", ["full", "changes"], spark=["changes"])
+def test_publish_after_a_killed_publisher_equals_retrieval(published_store, engine_name, mode):
     # A publisher on Spark starts its own Java, which takes ten seconds.
     delays = (0.0, 0.25) if engine_name == "duckdb" else (0.25,)
-    view = store.get_feature_view("v")
+    view = published_store.get_feature_view("v")
     for number, seconds in enumerate(delays, 1):
-        store.insert_into_featuregroup(rows_of(np.arange(0, ROWS, number), number), "g")
-        store.delete_from_featuregroup("g", f"id % 7 = {number}")
-        command = [sys.executable, "-c", PUBLISH, store.location, engine_name, mode]
+        published_store.insert_into_featuregroup(rows_of(np.arange(0, ROWS, number), number), "g")
+        published_store.delete_from_featuregroup("g", f"id % 7 = {number}")
+        command = [sys.executable, "-c", PUBLISH, published_store.location, engine_name, mode]
         with subprocess.Popen(command) as publisher:
-            wait_until_written(store, view)
+            wait_until_written(published_store, view, lambda: publisher.poll() is None)
             time.sleep(seconds)
             publisher.kill()
         # Rows that the killed publisher may have written are removed again.
-        store.delete_from_featuregroup("g", f"id % 5 = 0 and x = {number}")
-        store.publish("v")
-        assert_published(store)
+        published_store.delete_from_featuregroup("g", f"id % 5 = 0 and x = {number}")
+        published_store.publish("v")
+        assert_published(published_store)
 
 
-def test_concurrent_publishers_wait_for_each_other(store):
-    store.insert_into_featuregroup(rows_of(np.arange(0, ROWS, 2), 1), "g")
+def test_concurrent_publishers_wait_for_each_other(published_store):
+    published_store.insert_into_featuregroup(rows_of(np.arange(0, ROWS, 2), 1), "g")
     with ThreadPoolExecutor(3) as pool:
         publications = list(
-            pool.map(lambda full: store.publish("v", full=full), (False, False, True))
+            pool.map(lambda full: published_store.publish("v", full=full), (False, False, True))
         )
     assert sorted(publication.mode for publication in publications) == [
         "full",
@@ -100,7 +101,7 @@ def test_concurrent_publishers_wait_for_each_other(store):
         "incremental",
     ]
     assert {publication.delta_versions["g@v1"] for publication in publications} == {2}
-    assert_published(store)
+    assert_published(published_store)
 
 
 def acquire_lease(online, clock):
@@ -119,12 +120,12 @@ def use_expired_lease(online, clock, first):
         first.update(lambda state: replace(state, generation=99))
 
 
-def test_superseded_publisher_cannot_change_the_state(store):
-    with closing(open_online_store(store.session)) as online:
+def test_superseded_publisher_cannot_change_the_state(published_store):
+    with closing(open_online_store(published_store.session)) as online:
         clock = StoreClock(online)
         with (
             pytest.raises(PublicationSuperseded, match="taken over"),
             acquire_lease(online, clock) as first,
         ):
             use_expired_lease(online, clock, first)
-        assert read_state(online, store.get_feature_view("v")).generation == 1
+        assert read_state(online, published_store.get_feature_view("v")).generation == 1

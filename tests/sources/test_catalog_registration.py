@@ -144,9 +144,11 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lake]:
 
 
 @pytest.fixture
-def store(lake: Lake, duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch) -> FeatureStore:
-    connect(duckdb_store, lake, monkeypatch)
-    return duckdb_store
+def lake_store(
+    lake: Lake, empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> FeatureStore:
+    connect(empty_store, lake, monkeypatch)
+    return empty_store
 
 
 def connect(store: FeatureStore, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,115 +174,119 @@ def ids(lake: Lake, name: str) -> list[int]:
         return sorted(row for (row,) in database.read_parquet(files).project("id").fetchall())
 
 
-def test_registered_tables_follow_their_groups(store: FeatureStore, lake: Lake) -> None:
-    add_group(store, "trips", [{"id": 1, "zone": "a"}], description="trips of taxis")
-    add_group(store, "zones", [{"id": 7}])
+def test_registered_tables_follow_their_groups(lake_store: FeatureStore, lake: Lake) -> None:
+    add_group(lake_store, "trips", [{"id": 1, "zone": "a"}], description="trips of taxis")
+    add_group(lake_store, "zones", [{"id": 7}])
     lake.create_table("others")
-    first = store.register_in("lake")
+    first = lake_store.register_in("lake")
     assert first.created == ("featurestore.trips", "featurestore.zones")
     assert sorted(lake.list_tables()) == ["others", "trips", "zones"]
     assert (ids(lake, "trips"), ids(lake, "zones")) == ([1], [7])
-    assert store.register_in("lake").unchanged == first.created
+    assert lake_store.register_in("lake").unchanged == first.created
 
-    store.insert_into_featuregroup([{"id": 2, "zone": "b"}], "trips")
-    second = store.register_in("lake")
+    lake_store.insert_into_featuregroup([{"id": 2, "zone": "b"}], "trips")
+    second = lake_store.register_in("lake")
     assert second.updated == (("featurestore.trips",) if lake.has_versions else ())
     assert ids(lake, "trips") == [1, 2]
-    store.insert_into_featuregroup(
+    lake_store.insert_into_featuregroup(
         [{"id": 3, "zone": "a", "tip": 0.5}], "trips", schema_change="add"
     )
-    assert store.register_in("lake").updated == ("featurestore.trips",)
+    assert lake_store.register_in("lake").updated == ("featurestore.trips",)
     assert lake.list_columns("trips") == ["id", "zone", "tip"]
 
     # Maintenance removes the metadata to which an Iceberg catalog refers.
-    store.compact_featuregroup("trips")
-    store.vacuum_featuregroup("trips", retain="0s")
-    store.register_in("lake")
+    lake_store.compact_featuregroup("trips")
+    lake_store.vacuum_featuregroup("trips", retain="0s")
+    lake_store.register_in("lake")
     assert ids(lake, "trips") == [1, 2, 3]
 
-    store.delete_featuregroup("zones", version=1)
-    third = store.register_in("lake")
+    lake_store.delete_featuregroup("zones", version=1)
+    third = lake_store.register_in("lake")
     assert third.removed == ("featurestore.zones",)
     assert sorted(lake.list_tables()) == ["others", "trips"]
-    assert store.register_in("lake").unchanged == ("featurestore.trips",)
+    assert lake_store.register_in("lake").unchanged == ("featurestore.trips",)
 
 
-def test_requested_versions_are_tables_of_their_own(store: FeatureStore, lake: Lake) -> None:
+def test_requested_versions_are_tables_of_their_own(lake_store: FeatureStore, lake: Lake) -> None:
     for number in (1, 2):
-        add_group(store, "trips", [{"id": number}], version=number)
-    add_group(store, "zones", [{"id": 7}])
-    assert store.register_in("lake", featuregroups="trips@v1").created == ("featurestore.trips_v1",)
-    registered = store.register_in("lake", featuregroups=["trips"])
+        add_group(lake_store, "trips", [{"id": number}], version=number)
+    add_group(lake_store, "zones", [{"id": 7}])
+    assert lake_store.register_in("lake", featuregroups="trips@v1").created == (
+        "featurestore.trips_v1",
+    )
+    registered = lake_store.register_in("lake", featuregroups=["trips"])
     assert registered.created == ("featurestore.trips",)
     assert registered.unchanged == ("featurestore.trips_v1",)
     assert (ids(lake, "trips"), ids(lake, "trips_v1")) == ([2], [1])
-    add_group(store, "trips", [{"id": 3}], version=3)
-    assert store.register_in("lake", featuregroups=[]).updated == ("featurestore.trips",)
+    add_group(lake_store, "trips", [{"id": 3}], version=3)
+    assert lake_store.register_in("lake", featuregroups=[]).updated == ("featurestore.trips",)
     assert ids(lake, "trips") == [3]
-    add_group(store, "trips_v1", [{"id": 9}])
+    add_group(lake_store, "trips_v1", [{"id": 9}])
     with pytest.raises(InvalidArgument, match="'trips@v1' and 'trips_v1' would both be"):
-        store.register_in("lake")
-    store.delete_featuregroup("trips", version=1)
-    assert store.register_in("lake", featuregroups=[]).removed == ("featurestore.trips_v1",)
+        lake_store.register_in("lake")
+    lake_store.delete_featuregroup("trips", version=1)
+    assert lake_store.register_in("lake", featuregroups=[]).removed == ("featurestore.trips_v1",)
     assert sorted(lake.list_tables()) == ["trips"]
 
 
 def test_tables_of_others_are_never_changed(
-    store: FeatureStore, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lake_store: FeatureStore, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake.create_table("trips")
-    add_group(store, "trips", [{"id": 1}])
-    add_group(store, "zones", [{"id": 1}])
+    add_group(lake_store, "trips", [{"id": 1}])
+    add_group(lake_store, "zones", [{"id": 1}])
     with pytest.raises(SourceError, match=r"'featurestore\.trips'\. No table was created"):
-        store.register_in("lake")
+        lake_store.register_in("lake")
     assert lake.list_tables() == ["trips"]
-    store.register_in("lake", featuregroups="zones")
+    lake_store.register_in("lake", featuregroups="zones")
     with featurestore.connect(tmp_path / "second") as second:
         connect(second, lake, monkeypatch)
         add_group(second, "zones", [{"id": 5}])
         add_group(second, "more", [{"id": 6}])
-        with pytest.raises(SourceError, match=rf"zones' \(registered by .*{store.location}\)"):
+        with pytest.raises(SourceError, match=rf"zones' \(registered by .*{lake_store.location}\)"):
             second.register_in("lake")
         assert second.register_in("lake", featuregroups="more").removed == ()
-    assert store.register_in("lake", featuregroups="zones").unchanged == ("featurestore.zones",)
+    assert lake_store.register_in("lake", featuregroups="zones").unchanged == (
+        "featurestore.zones",
+    )
     assert sorted(lake.list_tables()) == ["more", "trips", "zones"]
     assert ids(lake, "zones") == [1]
     # A clone of another user has the mark, but its own files.
     lake.clone_table("zones", "cloned")
-    make_private(store, "zones")
-    assert store.register_in("lake", featuregroups=[]).removed == ("featurestore.zones",)
+    make_private(lake_store, "zones")
+    assert lake_store.register_in("lake", featuregroups=[]).removed == ("featurestore.zones",)
     assert sorted(lake.list_tables()) == ["cloned", "more", "trips"]
 
 
 def test_groups_that_cannot_be_registered_are_named(
-    store: FeatureStore, lake: Lake, tmp_path: Path
+    lake_store: FeatureStore, lake: Lake, tmp_path: Path
 ) -> None:
     pq.write_table(pa.table({"id": [1]}), tmp_path / "rows.parquet")
-    store.add_source("files", str(tmp_path))
-    store.create_external_featuregroup("outside", source="files", path="rows.parquet")
-    store.create_featuregroup([{"id": 1}], "plain")
-    add_group(store, "secret", [{"id": 1}])
-    store.create_featuregroup(store.get_featuregroup("secret"), "derived", iceberg=True)
-    make_private(store, "secret")
-    result = store.register_in("lake")
+    lake_store.add_source("files", str(tmp_path))
+    lake_store.create_external_featuregroup("outside", source="files", path="rows.parquet")
+    lake_store.create_featuregroup([{"id": 1}], "plain")
+    add_group(lake_store, "secret", [{"id": 1}])
+    lake_store.create_featuregroup(lake_store.get_featuregroup("secret"), "derived", iceberg=True)
+    make_private(lake_store, "secret")
+    result = lake_store.register_in("lake")
     assert "outside: its rows are in another source" in result.skipped
     assert {"secret: it is private", "derived: it is private"} <= set(result.skipped)
     assert ("plain: it was not created with iceberg=True" in result.skipped) == lake.has_versions
     with pytest.raises(InvalidArgument, match="'outside' cannot be registered: its rows"):
-        store.register_in("lake", featuregroups=["outside"])
+        lake_store.register_in("lake", featuregroups=["outside"])
     for private in ("secret", "derived"):
         with pytest.raises(InvalidArgument, match=f"'{private}' cannot be registered: it is priv"):
-            store.register_in("lake", featuregroups=private)
+            lake_store.register_in("lake", featuregroups=private)
     with pytest.raises(FeatureGroupNotFound, match="'nothing'"):
-        store.register_in("lake", featuregroups="nothing")
+        lake_store.register_in("lake", featuregroups="nothing")
     with pytest.raises(InvalidArgument, match="is of kind 'file', which is not a catalog"):
-        store.register_in("files")
+        lake_store.register_in("files")
     with pytest.raises(InvalidArgument, match="is not the name of a schema"):
-        store.register_in("lake", schema="a.b")
+        lake_store.register_in("lake", schema="a.b")
 
 
 def test_unity_columns_have_documented_fields(
-    tmp_path: Path, duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = pa.table(
         {
@@ -302,14 +308,14 @@ def test_unity_columns_have_documented_fields(
 
     with serve(Recording) as port:
         lake = Lake(f"unity://127.0.0.1:{port}/main?tls=false", {}, list, print, list, list)
-        connect(duckdb_store, lake, monkeypatch)
-        duckdb_store.create_featuregroup(
+        connect(empty_store, lake, monkeypatch)
+        empty_store.create_featuregroup(
             rows, "trips", partition_by="day", descriptions={"tip": "in dollars"}
         )
-        duckdb_store.register_in("lake", schema="city")
+        empty_store.register_in("lake", schema="city")
         monkeypatch.setenv("LAKE_TOKEN", "wrong-token-0815")
         with pytest.raises(SourceUnavailable) as refused:
-            duckdb_store.register_in("lake", schema="city")
+            empty_store.register_in("lake", schema="city")
         assert "0815" not in f"{refused.value!r} {refused.value}"
     schema, table = bodies
     assert schema == {"name": "city", "catalog_name": "main"}

@@ -75,14 +75,14 @@ def make(spark: Any, name: str, path: Path | str) -> int:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_delta_source_equals_spark_at_every_version(
-    name: str, spark: Any, duckdb_store: FeatureStore, tmp_path: Path
+    name: str, spark: Any, empty_store: FeatureStore, tmp_path: Path
 ) -> None:
     path = tmp_path / "table"
     last = make(spark, name, path)
-    duckdb_store.add_source("table", f"delta+{path}")
+    empty_store.add_source("table", f"delta+{path}")
     for version in range(last + 1):
-        same(duckdb_store, spark, path, version)
-    with featurestore.connect(duckdb_store.location, engine="spark") as store:
+        same(empty_store, spark, path, version)
+    with featurestore.connect(empty_store.location, engine="spark") as store:
         for version in (1, last):
             same(store, spark, path, version)
 
@@ -90,13 +90,13 @@ def test_delta_source_equals_spark_at_every_version(
 @pytest.mark.soak
 @pytest.mark.parametrize("name", TABLES)
 def test_delta_source_on_hdfs_equals_spark(
-    name: str, spark: Any, duckdb_store: FeatureStore, hdfs_server: HdfsServer
+    name: str, spark: Any, empty_store: FeatureStore, hdfs_server: HdfsServer
 ) -> None:
     path = f"{hdfs_server.root}/table-{uuid4().hex[:8]}"
     last = make(spark, name, path)
-    duckdb_store.add_source("table", f"delta+{path}")
+    empty_store.add_source("table", f"delta+{path}")
     for version in range(last + 1):
-        same(duckdb_store, spark, path, version)
+        same(empty_store, spark, path, version)
 
 
 def compact_log(path: Path, first: int, last: int) -> None:
@@ -118,7 +118,7 @@ def compact_log(path: Path, first: int, last: int) -> None:
 
 
 def test_delta_source_reads_compacted_logs(
-    spark: Any, duckdb_store: FeatureStore, tmp_path: Path
+    spark: Any, empty_store: FeatureStore, tmp_path: Path
 ) -> None:
     path = tmp_path / "table"
     spark.sql(f"create table delta.`{path}` using delta as {ROWS}")
@@ -126,44 +126,44 @@ def test_delta_source_reads_compacted_logs(
         spark.sql(f"insert into delta.`{path}` values ({100 + number}, 1, 'more')")
     spark.sql(f"delete from delta.`{path}` where id in (3, 101)")
     compact_log(path, 1, 3)
-    duckdb_store.add_source("table", f"delta+{path}")
+    empty_store.add_source("table", f"delta+{path}")
     for version in range(5):
-        same(duckdb_store, spark, path, version)
-    with featurestore.connect(duckdb_store.location, engine="spark") as store:
+        same(empty_store, spark, path, version)
+    with featurestore.connect(empty_store.location, engine="spark") as store:
         for version in range(5):
             same(store, spark, path, version)
 
 
 def test_delta_source_reads_clones_and_maps(
-    spark: Any, duckdb_store: FeatureStore, tmp_path: Path
+    spark: Any, empty_store: FeatureStore, tmp_path: Path
 ) -> None:
     path, clone = tmp_path / "table", tmp_path / "clone"
     spark.sql(f"create table delta.`{path}` using delta as {ROWS}")
     spark.sql(f"create table delta.`{clone}` shallow clone delta.`{path}`")
     spark.sql(f"insert into delta.`{clone}` values (50, 2, 'of the clone')")
-    duckdb_store.add_source("table", f"delta+{clone}")
-    same(duckdb_store, spark, clone, 0)
-    same(duckdb_store, spark, clone, 1)
-    with featurestore.connect(duckdb_store.location, engine="spark") as store:
+    empty_store.add_source("table", f"delta+{clone}")
+    same(empty_store, spark, clone, 0)
+    same(empty_store, spark, clone, 1)
+    with featurestore.connect(empty_store.location, engine="spark") as store:
         same(store, spark, clone, 0)
         same(store, spark, clone, 1)
     maps = tmp_path / "maps"
     spark.sql(f"create table delta.`{maps}` using delta as select 1 as id, map('a', 1) as m")
-    duckdb_store.add_source("maps", f"delta+{maps}")
-    read = duckdb_store.read_source("maps")
+    empty_store.add_source("maps", f"delta+{maps}")
+    read = empty_store.read_source("maps")
     assert read.to_arrow().to_pylist() == [{"id": 1, "m": [{"key": "a", "value": 1}]}]
 
 
 def test_variant_column_is_refused_only_if_selected(
-    spark: Any, duckdb_store: FeatureStore, tmp_path: Path
+    spark: Any, empty_store: FeatureStore, tmp_path: Path
 ) -> None:
     path = tmp_path / "variants"
     rows_query = """select 1 as id, parse_json('{"a": 1}') as v"""
     spark.sql(f"create table delta.`{path}` using delta as {rows_query}")
     spark.sql(f"insert into delta.`{path}` select 2, parse_json('[2]')")
-    duckdb_store.add_source("variants", f"delta+{path}")
-    with featurestore.connect(duckdb_store.location, engine="spark") as store:
-        for reader in (duckdb_store, store):
+    empty_store.add_source("variants", f"delta+{path}")
+    with featurestore.connect(empty_store.location, engine="spark") as store:
+        for reader in (empty_store, store):
             for version, ids in enumerate([[1], [1, 2]]):
                 frame = reader.read_source("variants", at=version, columns=["id"])
                 assert sorted(frame.to_arrow().column("id").to_pylist()) == ids

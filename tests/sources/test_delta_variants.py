@@ -65,11 +65,11 @@ def write_table(path: Path) -> None:
 
 
 def test_delta_variant_is_refused_only_if_selected(
-    duckdb_store: FeatureStore, tmp_path: Path
+    empty_store: FeatureStore, tmp_path: Path
 ) -> None:
     write_table(tmp_path / "variants")
-    duckdb_store.add_source("variants", f"delta+{tmp_path}/variants")
-    read = duckdb_store.read_source("variants", columns=["id"])
+    empty_store.add_source("variants", f"delta+{tmp_path}/variants")
+    read = empty_store.read_source("variants", columns=["id"])
     assert read.to_arrow().to_pylist() == [{"id": 1}]
     with pytest.raises(UnsupportedType, match=r"'v' \(variant\), 'many' \(variant\)"):
-        duckdb_store.read_source("variants").to_arrow()
+        empty_store.read_source("variants").to_arrow()

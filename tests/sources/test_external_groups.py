@@ -269,7 +269,7 @@ def test_changed_or_removed_source_raises_clear_error(shop: FeatureStore, tmp_pa
 
 @pytest.mark.parametrize("source_type", SOURCE_WRITERS)
 def test_external_group_supports_every_source_kind(
-    duckdb_store: FeatureStore, tmp_path: Path, source_type: str
+    empty_store: FeatureStore, tmp_path: Path, source_type: str
 ) -> None:
     times = [START + timedelta(hours=number, microseconds=number) for number in range(60)]
     rows = pa.table(
@@ -282,8 +282,8 @@ def test_external_group_supports_every_source_kind(
     )
     source, query = SOURCE_WRITERS[source_type](rows, tmp_path)
     config = source._config
-    duckdb_store.add_source("shop", config.uri, options=config.options)
-    duckdb_store.create_external_featuregroup(
+    empty_store.add_source("shop", config.uri, options=config.options)
+    empty_store.create_external_featuregroup(
         "there",
         source="shop",
         table=query.table,
@@ -291,11 +291,11 @@ def test_external_group_supports_every_source_kind(
         primary_key="id",
         event_time="created_at",
     )
-    duckdb_store.create_featuregroup(rows, "here", primary_key="id", event_time="created_at")
+    empty_store.create_featuregroup(rows, "here", primary_key="id", event_time="created_at")
     actual = []
     for group in ("there", "here"):
         features = [f"{group}.customer", f"{group}.total"]
-        frame = duckdb_store.get_features(features, labels=labels(), label_time="at")
+        frame = empty_store.get_features(features, labels=labels(), label_time="at")
         actual.append(frame.to_arrow())
     assert actual[0].equals(actual[1])
     assert actual[0].column("total").null_count == 1

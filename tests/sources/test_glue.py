@@ -88,18 +88,18 @@ def config_of(endpoint: str) -> SourceConfig:
 
 
 @pytest.fixture
-def store(
-    endpoint: str, duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+def lake_store(
+    endpoint: str, empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> FeatureStore:
     monkeypatch.setenv("GLUE_SECRET", SECRET)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "of-the-environment")
     options = {"aws_endpoint_url": endpoint, "aws_access_key_id": KEY}
-    duckdb_store.add_source("lake", f"glue://{REGION}", secret="env:GLUE_SECRET", options=options)
-    return duckdb_store
+    empty_store.add_source("lake", f"glue://{REGION}", secret="env:GLUE_SECRET", options=options)
+    return empty_store
 
 
-def test_glue_tables_are_read_at_their_snapshots(table: Table, store: FeatureStore) -> None:
+def test_glue_tables_are_read_at_their_snapshots(table: Table, lake_store: FeatureStore) -> None:
     name = ".".join(table.name())
     first = table.current_snapshot().snapshot_id
     table.append(ORDERS.slice(0, 1).set_column(0, "id", [[3]]))
@@ -107,15 +107,15 @@ def test_glue_tables_are_read_at_their_snapshots(table: Table, store: FeatureSto
     # writer uses them, so that it cannot read the table after its commit.
     with pytest.raises(OSError, match=r"127\.0\.0\.1:1"), table.transaction() as changes:
         changes.set_properties({"s3.endpoint": "http://127.0.0.1:1"})
-    assert name in [table.name for table in store.check_source("lake").tables]
-    frame = store.read_source("lake", table=name)
+    assert name in [table.name for table in lake_store.check_source("lake").tables]
+    frame = lake_store.read_source("lake", table=name)
     assert sorted(frame.to_arrow()["id"].to_pylist()) == [1, 2, 3]
-    assert store.read_source("lake", table=name, at=first).count() == 2
-    group = store.create_featuregroup(frame, "orders", primary_key="id")
+    assert lake_store.read_source("lake", table=name, at=first).count() == 2
+    group = lake_store.create_featuregroup(frame, "orders", primary_key="id")
     (read,) = group.history()[0].inputs.values()
     assert read["source"] == "source:lake"
     assert read["snapshot"].startswith(f"{name} snapshot ")
-    for path in Path(store.location).rglob("*"):
+    for path in Path(lake_store.location).rglob("*"):
         assert SECRET.encode() not in (path.read_bytes() if path.is_file() else b"")
 
 
@@ -167,7 +167,7 @@ PARQUET = {
 
 
 def test_delta_tables_of_glue_are_read_at_their_versions(
-    endpoint: str, client: GlueCatalog, table: Table, store: FeatureStore, tmp_path: Path
+    endpoint: str, client: GlueCatalog, table: Table, lake_store: FeatureStore, tmp_path: Path
 ) -> None:
     database = table.name()[0]
     warehouse = client.properties["warehouse"]
@@ -181,19 +181,19 @@ def test_delta_tables_of_glue_are_read_at_their_versions(
     path = {"StorageDescriptor": {"SerdeInfo": {"Parameters": {"path": location}}}}
     add_table(client, f"{database}.spark", f"{warehouse}/x-__PLACEHOLDER__", **spark, **path)
     for name in (f"{database}.crawled", f"{database}.spark"):
-        assert name in [table.name for table in store.check_source("lake").tables]
-        assert store.read_source("lake", table=name, columns=["id"]).count() == 3
-        assert store.read_source("lake", table=name, at=0).count() == 2
-    frame = store.read_source("lake", table=f"{database}.spark")
-    group = store.create_featuregroup(frame, "orders")
+        assert name in [table.name for table in lake_store.check_source("lake").tables]
+        assert lake_store.read_source("lake", table=name, columns=["id"]).count() == 3
+        assert lake_store.read_source("lake", table=name, at=0).count() == 2
+    frame = lake_store.read_source("lake", table=f"{database}.spark")
+    group = lake_store.create_featuregroup(frame, "orders")
     (read,) = group.history()[0].inputs.values()
     assert (read["source"], read["snapshot"]) == ("source:lake", f"{database}.spark version 1")
     with pytest.raises(SourceTableNotFound, match=rf"'{database}\.spark'.*version 7"):
-        store.read_source("lake", table=f"{database}.spark", at=7).count()
+        lake_store.read_source("lake", table=f"{database}.spark", at=7).count()
 
 
 def test_parquet_tables_of_glue_have_the_rows_of_registered_partitions(
-    endpoint: str, client: GlueCatalog, table: Table, store: FeatureStore, tmp_path: Path
+    endpoint: str, client: GlueCatalog, table: Table, lake_store: FeatureStore, tmp_path: Path
 ) -> None:
     database = table.name()[0]
     root = f"{client.properties['warehouse']}/parquet"
@@ -211,15 +211,15 @@ def test_parquet_tables_of_glue_have_the_rows_of_registered_partitions(
     registered[f"{root}/late/"] = ["2024-02-01"]
     keys = {"partition_keys": {"day": "date"}, "partitions": registered}
     add_table(client, name, f"{root}/", **keys, **PARQUET)
-    assert name in [table.name for table in store.check_source("lake").tables]
-    frame = store.read_source("lake", table=name)
+    assert name in [table.name for table in lake_store.check_source("lake").tables]
+    frame = lake_store.read_source("lake", table=name)
     assert frame.schema.field("day").type == pa.date32()
     rows = sorted(frame.to_arrow().to_pylist(), key=lambda row: row["id"])
     # The partition day=2024-01-03 is not registered, so its files are not rows of the table.
     assert [(row["id"], str(row["day"])) for row in rows] == [
         (0, "2024-01-01"), (1, "2024-01-02"), (3, "2024-02-01"),
     ]  # fmt: skip
-    group = store.create_featuregroup(frame, "events", primary_key="id", event_time="at")
+    group = lake_store.create_featuregroup(frame, "events", primary_key="id", event_time="at")
     (read,) = group.history()[0].inputs.values()
     assert read["snapshot"].startswith(f"{name} files ")
     snapshot = find_source("glue")(config_of(endpoint)).snapshot()
@@ -228,7 +228,7 @@ def test_parquet_tables_of_glue_have_the_rows_of_registered_partitions(
     assert snapshot.read(query).read_all().to_pydict() == {"id": [0]}
     snapshot.close()
     with pytest.raises(InvalidArgument, match=rf"Table '{database}\.events': at=0: Parquet files"):
-        store.read_source("lake", table=name, at=0).count()
+        lake_store.read_source("lake", table=name, at=0).count()
 
     outside = {f"{client.properties['warehouse']}/elsewhere/d": ["2024-01-01"]}
     add_table(
@@ -238,14 +238,14 @@ def test_parquet_tables_of_glue_have_the_rows_of_registered_partitions(
     with pytest.raises(
         SourceError, match=rf"'{database}\.outside': the partition .*outside of the"
     ):
-        store.read_source("lake", table=f"{database}.outside").count()
+        lake_store.read_source("lake", table=f"{database}.outside").count()
     add_table(client, f"{database}.empty", f"{root}/nothing", **PARQUET)
     with pytest.raises(FeatureStoreError, match=rf"'{database}\.empty'"):
-        store.read_source("lake", table=f"{database}.empty").count()
+        lake_store.read_source("lake", table=f"{database}.empty").count()
 
 
 def test_other_tables_of_glue_are_not_listed(
-    client: GlueCatalog, table: Table, store: FeatureStore
+    client: GlueCatalog, table: Table, lake_store: FeatureStore
 ) -> None:
     namespace = table.name()[0]
     symlinks = {"InputFormat": "org.apache.hadoop.hive.ql.io.SymlinkTextInputFormat"}
@@ -258,37 +258,39 @@ def test_other_tables_of_glue_are_not_listed(
     }
     for name, (_, described) in unlisted_tables.items():
         add_table(client, f"{namespace}.{name}", "s3://bucket/plain", **described)
-    tables = [table.name for table in store.check_source("lake").tables]
+    tables = [table.name for table in lake_store.check_source("lake").tables]
     assert f"{namespace}.orders" in tables
     for name, (table_format, _) in unlisted_tables.items():
         assert f"{namespace}.{name}" not in tables
         shown = "parquet" if name == "links" else table_format
         with pytest.raises(SourceError, match=rf"'{namespace}\.{name}' has the format {shown}"):
-            store.read_source("lake", table=f"{namespace}.{name}")
+            lake_store.read_source("lake", table=f"{namespace}.{name}")
     web = {"StorageDescriptor": {"SerdeInfo": {"Parameters": {"path": "https://evil/table"}}}}
     delta = {"Parameters": {"classification": "delta"}}
     add_table(client, f"{namespace}.web", "s3://bucket/plain", **web, **delta)
     with pytest.raises(SourceError, match=rf"'{namespace}\.web': the location 'https://evil"):
-        store.read_source("lake", table=f"{namespace}.web")
+        lake_store.read_source("lake", table=f"{namespace}.web")
     for name in ("order", "orders.x"):
         with pytest.raises(SourceTableNotFound, match=rf"unknown table '{namespace}\.{name}'"):
-            store.read_source("lake", table=f"{namespace}.{name}")
+            lake_store.read_source("lake", table=f"{namespace}.{name}")
 
 
-def test_feature_groups_are_registered_in_glue(client: GlueCatalog, store: FeatureStore) -> None:
+def test_feature_groups_are_registered_in_glue(
+    client: GlueCatalog, lake_store: FeatureStore
+) -> None:
     schema = f"features_{uuid4().hex[:8]}"
-    store.create_featuregroup([{"id": 1}], "trips", iceberg=True)
-    assert store.register_in("lake", schema=schema).created == (f"{schema}.trips",)
+    lake_store.create_featuregroup([{"id": 1}], "trips", iceberg=True)
+    assert lake_store.register_in("lake", schema=schema).created == (f"{schema}.trips",)
     location = client.glue.get_table(DatabaseName=schema, Name="trips")["Table"]["Parameters"][
         "metadata_location"
     ]
-    store.insert_into_featuregroup([{"id": 2}], "trips")
-    assert store.register_in("lake", schema=schema).updated == (f"{schema}.trips",)
-    assert store.register_in("lake", schema=schema).unchanged == (f"{schema}.trips",)
+    lake_store.insert_into_featuregroup([{"id": 2}], "trips")
+    assert lake_store.register_in("lake", schema=schema).updated == (f"{schema}.trips",)
+    assert lake_store.register_in("lake", schema=schema).unchanged == (f"{schema}.trips",)
     table = client.glue.get_table(DatabaseName=schema, Name="trips")["Table"]
     assert table["Parameters"]["metadata_location"] != location
-    store.delete_featuregroup("trips", version=1)
-    assert store.register_in("lake", schema=schema).removed == (f"{schema}.trips",)
+    lake_store.delete_featuregroup("trips", version=1)
+    assert lake_store.register_in("lake", schema=schema).removed == (f"{schema}.trips",)
     assert client.list_tables(schema) == []
 
 

@@ -65,11 +65,11 @@ def table(catalog: RestCatalogServer) -> Any:
 
 @pytest.fixture
 def lake(
-    catalog: RestCatalogServer, duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    catalog: RestCatalogServer, empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> FeatureStore:
     monkeypatch.setenv("CATALOG_TOKEN", TOKEN)
-    duckdb_store.add_source("lake", f"iceberg+{catalog.uri}", secret="env:CATALOG_TOKEN")
-    return duckdb_store
+    empty_store.add_source("lake", f"iceberg+{catalog.uri}", secret="env:CATALOG_TOKEN")
+    return empty_store
 
 
 def name_of(table: Any) -> str:

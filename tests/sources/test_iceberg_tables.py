@@ -64,19 +64,19 @@ def read(directory: Path, query: SourceQuery = ORDERS, *, version: Any = None) -
 
 
 def test_iceberg_snapshot_is_read_by_id_or_time(
-    duckdb_store: FeatureStore, table: Any, tmp_path: Path
+    empty_store: FeatureStore, table: Any, tmp_path: Path
 ) -> None:
     first, second = table.metadata.snapshots
     assert read(tmp_path, version=first.snapshot_id).num_rows == 10
     when = datetime.fromtimestamp(first.timestamp_ms / 1000, UTC)
     assert read(tmp_path, version=when).num_rows == 10
-    duckdb_store.add_source("lake", uri(tmp_path), options={"catalog": "shop"})
-    frame = duckdb_store.read_source("lake", table="sales.orders", at=first.snapshot_id)
-    group = duckdb_store.create_featuregroup(frame, "orders", primary_key="id")
+    empty_store.add_source("lake", uri(tmp_path), options={"catalog": "shop"})
+    frame = empty_store.read_source("lake", table="sales.orders", at=first.snapshot_id)
+    group = empty_store.create_featuregroup(frame, "orders", primary_key="id")
     (source_read,) = group.history()[0].inputs.values()
     assert source_read["snapshot"] == f"sales.orders snapshot {first.snapshot_id}"
-    assert duckdb_store.check_source("lake").ok
-    latest = duckdb_store.read_source("lake", table="sales.orders")
+    assert empty_store.check_source("lake").ok
+    latest = empty_store.read_source("lake", table="sales.orders")
     assert latest.count() == 20
     assert latest.reads[0].snapshot == f"sales.orders snapshot {second.snapshot_id}"
 
@@ -238,8 +238,8 @@ def test_iceberg_properties_load_no_code(
     "uri",
     ["hive://host", "thrift://host:9083", "iceberg+thrift://host:9083", "iceberg+hive://host"],
 )
-def test_hive_metastore_is_refused_with_alternatives(duckdb_store: FeatureStore, uri: str) -> None:
+def test_hive_metastore_is_refused_with_alternatives(empty_store: FeatureStore, uri: str) -> None:
     with pytest.raises(InvalidArgument, match="Hive Metastore is not supported") as refused:
-        duckdb_store.add_source("lake", uri)
+        empty_store.add_source("lake", uri)
     assert "iceberg+https://host" in str(refused.value)
-    assert duckdb_store.get_sources() == []
+    assert empty_store.get_sources() == []

@@ -24,11 +24,11 @@ def test_concurrent_decide_returns_first_decision(tmp_path: Path) -> None:
         decisions.get("../ab")
 
 
-def test_remove_source_removes_decisions(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+def test_remove_source_removes_decisions(empty_store: FeatureStore, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id\n1\n")
-    duckdb_store.add_source("lake", str(tmp_path / "a.csv"))
-    duckdb_store.read_source("lake")
-    folder = Path(duckdb_store.location) / "sources"
+    empty_store.add_source("lake", str(tmp_path / "a.csv"))
+    empty_store.read_source("lake")
+    folder = Path(empty_store.location) / "sources"
     assert len(list(folder.rglob("*.decisions/*.json"))) == 1
-    duckdb_store.remove_source("lake")
+    empty_store.remove_source("lake")
     assert list(folder.rglob("*.json")) == []

@@ -94,13 +94,13 @@ def test_job_over_source_equals_job_over_group(
 
 
 def test_job_function_gets_rows_of_each_window(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
     tmp_path: Path,
     clock: Clock,  # noqa: F811
     define: Define,  # noqa: F811
 ) -> None:
     del clock
-    duckdb_store.add_source("city", sqlite_of(tmp_path / "city.db", trips(), "trips"))
+    empty_store.add_source("city", sqlite_of(tmp_path / "city.db", trips(), "trips"))
     source = """
 import featurestore
 @featurestore.job(
@@ -113,15 +113,15 @@ def demand(window, trips):
     return trips.aggregate("zone, date_trunc('hour', left_at) + interval 1 hour as hour, "
                            "count(*) as trips, sum(fare) as fares")
 """
-    duckdb_store.register_jobs(define(source))
-    runs = duckdb_store.run_job("demand", due=True)
+    empty_store.register_jobs(define(source))
+    runs = empty_store.run_job("demand", due=True)
     assert {run.state for run in runs} == {"done"}, runs[0].error
-    assert rows(duckdb_store) == expected()
+    assert rows(empty_store) == expected()
 
 
 @pytest.mark.postgres
 def test_job_reads_only_window_and_columns(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
     clock: Clock,  # noqa: F811
     define: Define,  # noqa: F811
     postgres_url: str,  # noqa: F811
@@ -138,11 +138,11 @@ def test_job_reads_only_window_and_columns(
             f"alter database {postgres_url.rsplit('/', 1)[1]} set log_statement = 'all'"
         )
         (data,) = database.execute("show data_directory").fetchone() or ("",)
-    duckdb_store.add_source("city", postgres_url)
-    duckdb_store.register_jobs(define(sql_job(inputs=TRIPS, rules='lookback="30min"')))
-    (run,) = duckdb_store.backfill_job("demand", "2024-01-01T03:00Z", "2024-01-01T04:00Z")
+    empty_store.add_source("city", postgres_url)
+    empty_store.register_jobs(define(sql_job(inputs=TRIPS, rules='lookback="30min"')))
+    (run,) = empty_store.backfill_job("demand", "2024-01-01T03:00Z", "2024-01-01T04:00Z")
     assert run.state == "done", run.error
-    assert rows(duckdb_store) == expected(4, first=3)
+    assert rows(empty_store) == expected(4, first=3)
     log = Path(data).parent.joinpath("log").read_text().splitlines()
     (statement,) = [line for line in log if "COPY" in line and 'FROM "trips"' in line]
     assert "fat" not in statement
@@ -151,26 +151,26 @@ def test_job_reads_only_window_and_columns(
 
 
 def test_failed_source_read_is_retried_by_next_run(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
     tmp_path: Path,
     clock: Clock,  # noqa: F811
     define: Define,  # noqa: F811
 ) -> None:
     del clock
     path = tmp_path / "city.db"
-    duckdb_store.add_source("city", sqlite_of(path, trips(), "trips"))
-    duckdb_store.register_jobs(define(sql_job(inputs=TRIPS)))
+    empty_store.add_source("city", sqlite_of(path, trips(), "trips"))
+    empty_store.register_jobs(define(sql_job(inputs=TRIPS)))
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("alter table trips rename column fare to price")
     with pytest.raises(JobFailed, match="fare"):
-        duckdb_store.run_job("demand", due=True)
+        empty_store.run_job("demand", due=True)
     path.rename(tmp_path / "away.db")
     with pytest.raises(JobFailed, match="does not exist"):
-        duckdb_store.run_job("demand", due=True)
-    assert duckdb_store.get_featuregroups() == []
+        empty_store.run_job("demand", due=True)
+    assert empty_store.get_featuregroups() == []
     sqlite_of(path, trips(), "trips")
-    assert {run.state for run in duckdb_store.run_job("demand", due=True)} == {"done"}
-    assert rows(duckdb_store) == expected()
+    assert {run.state for run in empty_store.run_job("demand", due=True)} == {"done"}
+    assert rows(empty_store) == expected()
 
 
 def customers(*changes: tuple[int, str, bool, int]) -> pa.Table:
@@ -264,7 +264,7 @@ counts = featurestore.sql_job(
 
 
 def test_late_rows_within_lookback_are_read(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
     tmp_path: Path,
     clock: Clock,  # noqa: F811
     define: Define,  # noqa: F811
@@ -273,19 +273,19 @@ def test_late_rows_within_lookback_are_read(
 
     path = tmp_path / "crm.db"
     first = [(1, "ada", False, 0), (2, "bob", False, 3)]
-    duckdb_store.add_source("crm", sqlite_of(path, customers(*first), "customers"))
+    empty_store.add_source("crm", sqlite_of(path, customers(*first), "customers"))
     text = CUSTOMERS.format(time=', time="changed_at"', rules='lookback="2h"')
-    duckdb_store.register_jobs(define(text, COUNTS))
+    empty_store.register_jobs(define(text, COUNTS))
     clock.now = START + timedelta(hours=4)
     for name in ("customers", "counts"):
-        assert {run.state for run in duckdb_store.run_job(name, due=True)} == {"done"}
+        assert {run.state for run in empty_store.run_job(name, due=True)} == {"done"}
     late = [(1, "too late", False, 1), (3, "late", False, 2), (2, "bob again", False, 3)]
     sqlite_of(path, customers(*first[:1], *late, (4, "new", False, 4)), "customers")
     clock.now = START + timedelta(hours=5)
-    runs = duckdb_store.run_job("customers", due=True)
+    runs = empty_store.run_job("customers", due=True)
     assert {run.state for run in runs} == {"done"}, runs[0].error
-    assert read_customers(duckdb_store) == [(1, "ada"), (2, "bob again"), (3, "late"), (4, "new")]
-    (run,) = duckdb_store.run_job("counts", stale=True)
+    assert read_customers(empty_store) == [(1, "ada"), (2, "bob again"), (3, "late"), (4, "new")]
+    (run,) = empty_store.run_job("counts", stale=True)
     actual = (run.window.start - START, run.window.end - START)
     assert actual == (timedelta(hours=2), timedelta(hours=4))
 
@@ -334,7 +334,7 @@ pictures = featurestore.sql_job(
 
 
 def test_encoded_arrays_error_has_decode_hint(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
     define: Define,  # noqa: F811
     clock: Clock,  # noqa: F811
     tmp_path: Path,
@@ -347,9 +347,9 @@ def test_encoded_arrays_error_has_decode_hint(
     images = pa.array([None, cells.getvalue()])
     table = pa.table({"id": [1, 2], "taken_at": times, "image": images})
     pq.write_table(table, tmp_path / "arrays" / "part-0.parquet")
-    duckdb_store.add_source("arrays", str(tmp_path / "arrays"))
-    duckdb_store.register_jobs(define(PICTURES))
+    empty_store.add_source("arrays", str(tmp_path / "arrays"))
+    empty_store.register_jobs(define(PICTURES))
     for _ in range(2):  # the second one meets the group that empty windows have made
         with pytest.raises(JobFailed, match="NdarrayCodec"):
-            duckdb_store.run_job("pictures", due=True)
-        assert duckdb_store.featuregroup("pictures").read().count() == 0
+            empty_store.run_job("pictures", due=True)
+        assert empty_store.featuregroup("pictures").read().count() == 0

@@ -144,10 +144,10 @@ def test_partition_scan_reads_only_its_pages(filled: str) -> None:
     ],
 )
 def test_invalid_partition_options_are_refused(
-    duckdb_store: FeatureStore, options: dict[str, str], words: str
+    empty_store: FeatureStore, options: dict[str, str], words: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=words):
-        duckdb_store.add_source("plant", "postgresql://reader@plant-db/plant", options=options)
+        empty_store.add_source("plant", "postgresql://reader@plant-db/plant", options=options)
 
 
 class TestOnSpark:

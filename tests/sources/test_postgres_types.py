@@ -187,7 +187,7 @@ def test_writes_are_refused_with_server_error(
 
 
 def test_check_source_names_unreadable_tables(
-    url: str, database: Any, duckdb_store: FeatureStore
+    url: str, database: Any, empty_store: FeatureStore
 ) -> None:
     database.execute("create table open (id int)")
     database.execute("insert into open values (7)")
@@ -195,8 +195,8 @@ def test_check_source_names_unreadable_tables(
     database.execute("drop role if exists guest")
     database.execute("create role guest login")
     database.execute("grant select on open to guest")
-    duckdb_store.add_source("shop", url.replace("store@", "guest@"))
-    report = duckdb_store.check_source("shop")
+    empty_store.add_source("shop", url.replace("store@", "guest@"))
+    report = empty_store.check_source("shop")
     assert "The user of the URI may not read the table 'shut'." in report.problems
     assert not report.ok
     readable = [table.name for table in report.tables if table.readable]

@@ -48,7 +48,7 @@ def orders(path: Path, *rows: tuple[Any, ...], columns: str = "id integer, total
 
 
 @pytest.fixture
-def shop(duckdb_store: FeatureStore, tmp_path: Path) -> FeatureStore:
+def shop(empty_store: FeatureStore, tmp_path: Path) -> FeatureStore:
     """A store with a source of two orders."""
     uri = orders(
         tmp_path / "shop.db",
@@ -56,8 +56,8 @@ def shop(duckdb_store: FeatureStore, tmp_path: Path) -> FeatureStore:
         (2, 99.0, "2024-01-01T07:20:00+01:00"),
         columns="id integer, total real, created_at timestamp",
     )
-    duckdb_store.add_source("shop", uri, description="two orders")
-    return duckdb_store
+    empty_store.add_source("shop", uri, description="two orders")
+    return empty_store
 
 
 def test_source_is_registered_listed_and_removed(shop: FeatureStore) -> None:
@@ -150,41 +150,41 @@ def test_source_kind_is_derived_from_uri(uri: str, expected: str) -> None:
     ],
 )
 def test_add_source_refuses_passwords_and_unknown_kinds(
-    duckdb_store: FeatureStore, uri: str
+    empty_store: FeatureStore, uri: str
 ) -> None:
     with pytest.raises(InvalidArgument) as error:
-        duckdb_store.add_source("shop", uri)
+        empty_store.add_source("shop", uri)
     assert "tr0ub4" not in str(error.value)
-    assert duckdb_store.get_sources() == []
+    assert empty_store.get_sources() == []
 
 
-def test_add_source_accepts_secrets_by_reference_only(duckdb_store: FeatureStore) -> None:
+def test_add_source_accepts_secrets_by_reference_only(empty_store: FeatureStore) -> None:
     with pytest.raises(InvalidArgument) as error:
-        duckdb_store.add_source("shop", "postgresql://me@db/shop", secret=PASSWORD)
+        empty_store.add_source("shop", "postgresql://me@db/shop", secret=PASSWORD)
     assert PASSWORD not in str(error.value)
     with pytest.raises(InvalidArgument, match="would be stored"):
-        duckdb_store.add_source("shop", "/data", options={"api_key": PASSWORD})
+        empty_store.add_source("shop", "/data", options={"api_key": PASSWORD})
     uri = "postgresql://me@127.0.0.1/shop"
-    duckdb_store.add_source("shop", uri, secret="env:NOT_THERE")
-    duckdb_store.add_source("shop", uri, secret="env:NOT_THERE")  # as on another machine
+    empty_store.add_source("shop", uri, secret="env:NOT_THERE")
+    empty_store.add_source("shop", uri, secret="env:NOT_THERE")  # as on another machine
     with pytest.raises(SourceExists):
-        duckdb_store.add_source("shop", uri, secret="env:ANOTHER")
+        empty_store.add_source("shop", uri, secret="env:ANOTHER")
     with pytest.raises(ConfigurationError, match="env:NOT_THERE"):
-        duckdb_store.read_source("shop", table="orders")
+        empty_store.read_source("shop", table="orders")
 
 
 def test_secret_grant_depends_on_options(
-    duckdb_store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOP_PASSWORD", PASSWORD)
-    source_spec = duckdb_store.add_source(
+    source_spec = empty_store.add_source(
         "files", str(tmp_path), secret="env:SHOP_PASSWORD", options={"format": "csv"}
     )
 
     def secret_of(spec: SourceSpec) -> str:
         return resolve_secret(
             parse_secret("env:SHOP_PASSWORD"),
-            location=duckdb_store.session.location,
+            location=empty_store.session.location,
             name=grant_name(spec),
             uri=grant_address(spec),
         )
@@ -196,12 +196,12 @@ def test_secret_grant_depends_on_options(
 
 @pytest.mark.postgres
 def test_secret_appears_nowhere_in_plain_text(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
     postgres_url: str,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    store, outputs = duckdb_store, []
+    store, outputs = empty_store, []
     guarded = role_with_password(postgres_url)
     monkeypatch.setenv("SHOP_PASSWORD", PASSWORD)
     outputs.append(repr(store.add_source("shop", guarded, secret="env:SHOP_PASSWORD")))
@@ -266,7 +266,7 @@ def test_dropped_or_changed_column_writes_nothing(shop: FeatureStore, tmp_path: 
 
 
 def test_mixed_types_in_sqlite_column_are_refused(
-    duckdb_store: FeatureStore, tmp_path: Path
+    empty_store: FeatureStore, tmp_path: Path
 ) -> None:
     uri = orders(
         tmp_path / "odd.db",
@@ -274,42 +274,42 @@ def test_mixed_types_in_sqlite_column_are_refused(
         (2, 3, 2.5, None, None),
         columns="id integer, mixed, number numeric, empty, day date",
     )
-    duckdb_store.add_source("odd", uri)
+    empty_store.add_source("odd", uri)
     with pytest.raises(UnsupportedType, match=r"'mixed'.*'empty'") as error:
-        duckdb_store.read_source("odd", table="orders")
+        empty_store.read_source("odd", table="orders")
     assert 'cast("mixed" as text)' in str(error.value)
-    frame = duckdb_store.read_source("odd", table="orders", columns=["id", "number", "day"])
+    frame = empty_store.read_source("odd", table="orders", columns=["id", "number", "day"])
     assert frame.schema.field("number").type == pa.float64()
     assert frame.to_arrow().column("day").to_pylist()[0].isoformat() == "2024-01-01"
 
 
-def test_path_outside_source_folder_is_refused(duckdb_store: FeatureStore, tmp_path: Path) -> None:
+def test_path_outside_source_folder_is_refused(empty_store: FeatureStore, tmp_path: Path) -> None:
     (tmp_path / "lake").mkdir()
     (tmp_path / "lake" / "a.csv").write_text("id\n1\n")
     (tmp_path / "lake" / "b.jsonl").write_text('{"id": 1}\n')
     (tmp_path / "secret.csv").write_text("id\n1\n")
     (tmp_path / "lake" / "out").symlink_to(tmp_path)
-    duckdb_store.add_source("lake", str(tmp_path / "lake"))
+    empty_store.add_source("lake", str(tmp_path / "lake"))
     for path in ("../secret.csv", "out/secret.csv", str(tmp_path / "secret.csv")):
         with pytest.raises(InvalidArgument, match="is outside of the source"):
-            duckdb_store.read_source("lake", path=path)
+            empty_store.read_source("lake", path=path)
     with pytest.raises(InvalidArgument, match="several formats"):
-        duckdb_store.read_source("lake")
+        empty_store.read_source("lake")
     with pytest.raises(SourceTableNotFound, match=r"a\.csv"):
-        duckdb_store.read_source("lake", path="c.csv")
-    assert duckdb_store.read_source("lake", path="b.jsonl").count() == 1
+        empty_store.read_source("lake", path="c.csv")
+    assert empty_store.read_source("lake", path="b.jsonl").count() == 1
 
 
 def test_duckdb_source_sql_cannot_read_other_files(
-    duckdb_store: FeatureStore, tmp_path: Path
+    empty_store: FeatureStore, tmp_path: Path
 ) -> None:
     import duckdb
 
     (tmp_path / "secret.csv").write_text("id\n1\n")
     duckdb.connect(str(tmp_path / "a.duckdb")).close()
-    duckdb_store.add_source("a", f"duckdb:///{tmp_path}/a.duckdb")
+    empty_store.add_source("a", f"duckdb:///{tmp_path}/a.duckdb")
     with pytest.raises(FeatureStoreError):
-        duckdb_store.read_source("a", sql=f"select * from '{tmp_path}/secret.csv'")
+        empty_store.read_source("a", sql=f"select * from '{tmp_path}/secret.csv'")
 
 
 def test_cli_source_commands_add_check_list_read(

@@ -194,7 +194,7 @@ class TestUnity(SourceConformance):
 
 def test_unity_tables_are_read_with_vended_credentials(
     catalog: tuple[str, type[UnityHandler]],
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
     object_server: ObjectServer,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -211,23 +211,23 @@ def test_unity_tables_are_read_with_vended_credentials(
     handler.credentials.update(access_key_id=ACCESS_KEY, secret_access_key=SECRET_KEY)
     monkeypatch.setenv("LAKE_TOKEN", CATALOG_TOKEN)
     options = {"aws_endpoint_url": object_server.endpoint, "aws_region": "us-east-1"}
-    duckdb_store.add_source("lake", uri, secret="env:LAKE_TOKEN", options=options)
-    report = duckdb_store.check_source("lake")
+    empty_store.add_source("lake", uri, secret="env:LAKE_TOKEN", options=options)
+    report = empty_store.check_source("lake")
     assert [table.name for table in report.tables] == ["sales.orders", "sales.other"]
     assert report.problems == ()
-    assert duckdb_store.read_source("lake", table="sales.orders", at=0).count() == 1
-    frame = duckdb_store.read_source("lake", table="sales.orders", columns=["id"])
-    group = duckdb_store.create_featuregroup(frame, "orders", primary_key="id")
+    assert empty_store.read_source("lake", table="sales.orders", at=0).count() == 1
+    frame = empty_store.read_source("lake", table="sales.orders", columns=["id"])
+    group = empty_store.create_featuregroup(frame, "orders", primary_key="id")
     (read,) = group.history()[0].inputs.values()
     assert (read["source"], read["rows"]) == ("source:lake", 2)
     assert read["snapshot"] == "sales.orders version 1"
-    for path in Path(duckdb_store.location).rglob("*"):
+    for path in Path(empty_store.location).rglob("*"):
         content = path.read_bytes() if path.is_file() else b""
         assert SECRET_KEY.encode() not in content
         assert CATALOG_TOKEN.encode() not in content
     handler.credentials["secret_access_key"] = "wrong-vended-secret-0815"
     with pytest.raises(SourceUnavailable, match=r"'sales\.orders'") as caught:
-        duckdb_store.read_source("lake", table="sales.orders")
+        empty_store.read_source("lake", table="sales.orders")
     assert "0815" not in f"{caught.value!r} {caught.value}"
 
 

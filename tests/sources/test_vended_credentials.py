@@ -109,7 +109,7 @@ def test_unity_delta_table_is_read_with_vended_google_token(
     catalog: tuple[str, type[UnityHandler]],
     gcs_server: GcsServer,
     guarded_bucket: str,
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -122,16 +122,16 @@ def test_unity_delta_table_is_read_with_vended_google_token(
     handler.locations["sales.orders"] = f"{bucket}/orders"
     handler.vended["gcp_oauth_token"] = {"oauth_token": GOOGLE_TOKEN}
     options = {"google_base_url": guarded_bucket}
-    duckdb_store.add_source("lake", uri, secret="env:LAKE_TOKEN", options=options)
-    assert duckdb_store.read_source("lake", table="sales.orders", at=0).count() == 1
-    frame = duckdb_store.read_source("lake", table="sales.orders")
-    group = duckdb_store.create_featuregroup(frame, "orders", primary_key="id")
+    empty_store.add_source("lake", uri, secret="env:LAKE_TOKEN", options=options)
+    assert empty_store.read_source("lake", table="sales.orders", at=0).count() == 1
+    frame = empty_store.read_source("lake", table="sales.orders")
+    group = empty_store.create_featuregroup(frame, "orders", primary_key="id")
     (read,) = group.history()[0].inputs.values()
     assert (read["rows"], read["snapshot"]) == (2, "sales.orders version 1")
-    assert_no_secret(duckdb_store, GOOGLE_TOKEN, CATALOG_TOKEN)
+    assert_no_secret(empty_store, GOOGLE_TOKEN, CATALOG_TOKEN)
     handler.vended["gcp_oauth_token"] = {"oauth_token": "wrong-vended-0815"}
     with pytest.raises(SourceUnavailable, match=r"'sales\.orders'") as caught:
-        duckdb_store.read_source("lake", table="sales.orders")
+        empty_store.read_source("lake", table="sales.orders")
     assert "0815" not in f"{caught.value!r} {caught.value}"
 
 
@@ -140,7 +140,7 @@ def test_unity_delta_table_is_read_with_vended_google_token(
 def test_unity_delta_table_is_read_with_vended_azure_sas(
     catalog: tuple[str, type[UnityHandler]],
     azure_server: AzureServer,
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     has_other_key: bool,
@@ -158,18 +158,18 @@ def test_unity_delta_table_is_read_with_vended_azure_sas(
     sas = account_sas()
     handler.vended["azure_user_delegation_sas"] = {"sas_token": sas}
     options = {"azure_endpoint": azure_server.options["endpoint"]}
-    duckdb_store.add_source("lake", uri, secret="env:LAKE_TOKEN", options=options)
-    assert duckdb_store.read_source("lake", table="sales.orders", at=0).count() == 1
-    frame = duckdb_store.read_source("lake", table="sales.orders")
-    group = duckdb_store.create_featuregroup(frame, "orders", primary_key="id")
+    empty_store.add_source("lake", uri, secret="env:LAKE_TOKEN", options=options)
+    assert empty_store.read_source("lake", table="sales.orders", at=0).count() == 1
+    frame = empty_store.read_source("lake", table="sales.orders")
+    group = empty_store.create_featuregroup(frame, "orders", primary_key="id")
     (read,) = group.history()[0].inputs.values()
     assert (read["rows"], read["snapshot"]) == (2, "sales.orders version 1")
     signature = sas.rpartition("sig=")[2]
-    assert_no_secret(duckdb_store, signature, CATALOG_TOKEN)
+    assert_no_secret(empty_store, signature, CATALOG_TOKEN)
     wrong = sas.replace(signature, "d3Jvbmc0815")
     handler.vended["azure_user_delegation_sas"] = {"sas_token": wrong}
     with pytest.raises(SourceUnavailable, match=r"'sales\.orders'") as caught:
-        duckdb_store.read_source("lake", table="sales.orders")
+        empty_store.read_source("lake", table="sales.orders")
     assert "0815" not in f"{caught.value!r} {caught.value}"
 
 
@@ -198,7 +198,7 @@ def add_iceberg_table(
 @pytest.mark.parametrize("path", ["iceberg-rest", "iceberg"])
 def test_unity_iceberg_table_is_read_by_its_rest_service(
     catalog: tuple[str, type[UnityHandler]],
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
     object_server: ObjectServer,
     tmp_path: Path,
     path: str,
@@ -211,22 +211,22 @@ def test_unity_iceberg_table_is_read_by_its_rest_service(
     response = add_iceberg_table(handler, tmp_path, f"{bucket}/lake", {**vended, **server})
     response["config"] = vended
     options = {"aws_endpoint_url": object_server.endpoint, "aws_region": "us-east-1"}
-    duckdb_store.add_source("main", uri, secret="env:LAKE_TOKEN", options=options)
-    report = duckdb_store.check_source("main")
+    empty_store.add_source("main", uri, secret="env:LAKE_TOKEN", options=options)
+    report = empty_store.check_source("main")
     assert ([table.name for table in report.tables], report.problems) == (["sales.orders"], ())
-    frame = duckdb_store.read_source("main", table="sales.orders")
-    group = duckdb_store.create_featuregroup(frame, "orders", primary_key="id")
+    frame = empty_store.read_source("main", table="sales.orders")
+    group = empty_store.create_featuregroup(frame, "orders", primary_key="id")
     (read,) = group.history()[0].inputs.values()
     assert read["rows"] == 2
     assert re.fullmatch(r"sales\.orders snapshot \d+", read["snapshot"])
     snapshot = int(read["snapshot"].split()[-1])
-    assert duckdb_store.read_source("main", table="sales.orders", at=snapshot).count() == 2
+    assert empty_store.read_source("main", table="sales.orders", at=snapshot).count() == 2
     with pytest.raises(SourceTableNotFound, match=r"'sales\.orders' has no snapshot at 7"):
-        duckdb_store.read_source("main", table="sales.orders", at=7)
-    assert_no_secret(duckdb_store, SECRET_KEY, CATALOG_TOKEN)
+        empty_store.read_source("main", table="sales.orders", at=7)
+    assert_no_secret(empty_store, SECRET_KEY, CATALOG_TOKEN)
     response["config"] = {**vended, "s3.secret-access-key": "wrong-0815"}
     with pytest.raises(FeatureStoreError, match=r"'sales\.orders'") as caught:
-        duckdb_store.read_source("main", table="sales.orders").count()
+        empty_store.read_source("main", table="sales.orders").count()
     assert "0815" not in f"{caught.value!r} {caught.value}"
 
 
@@ -235,7 +235,7 @@ def test_unity_iceberg_table_is_read_with_vended_google_token(
     catalog: tuple[str, type[UnityHandler]],
     gcs_server: GcsServer,
     guarded_bucket: str,
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
     tmp_path: Path,
 ) -> None:
     uri, handler = catalog
@@ -248,12 +248,12 @@ def test_unity_iceberg_table_is_read_with_vended_google_token(
     response = add_iceberg_table(handler, tmp_path, f"{bucket}/lake", writer)
     response["config"] = {"gcs.oauth2.token": GOOGLE_TOKEN}
     options = {"google_base_url": guarded_bucket}
-    duckdb_store.add_source("main", uri, secret="env:LAKE_TOKEN", options=options)
-    rows = duckdb_store.read_source("main", table="sales.orders").to_arrow()
+    empty_store.add_source("main", uri, secret="env:LAKE_TOKEN", options=options)
+    rows = empty_store.read_source("main", table="sales.orders").to_arrow()
     assert sorted(rows["id"].to_pylist()) == [1, 2]
     response["config"] = {}
     with pytest.raises(SourceError, match=r"'sales\.orders': the catalog vends no credentials"):
-        duckdb_store.read_source("main", table="sales.orders").count()
+        empty_store.read_source("main", table="sales.orders").count()
 
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9 ._=%-]{0,12}", fullmatch=True)

@@ -65,7 +65,7 @@ class TestFlightSQL(SourceConformance):
 
 
 def test_flight_sql_pushes_columns_and_bound_windows_down(
-    duckdb_server: DuckDBServer, duckdb_store: FeatureStore
+    duckdb_server: DuckDBServer, empty_store: FeatureStore
 ) -> None:
     database = duckdb_server.database
     database.execute("create schema sales")
@@ -91,12 +91,12 @@ def test_flight_sql_pushes_columns_and_bound_windows_down(
         assert "secret_note" not in read
         assert "2024" not in read
     snapshot.close()
-    duckdb_store.add_source("warehouse", uri_of(duckdb_server))
-    report = duckdb_store.check_source("warehouse")
+    empty_store.add_source("warehouse", uri_of(duckdb_server))
+    report = empty_store.check_source("warehouse")
     assert report.ok
     assert "sales.by_date" in [table.name for table in report.tables]
-    frame = duckdb_store.read_source("warehouse", table="sales.by_date")
-    group = duckdb_store.create_featuregroup(frame, "days", primary_key="id", event_time="day")
+    frame = empty_store.read_source("warehouse", table="sales.by_date")
+    group = empty_store.create_featuregroup(frame, "days", primary_key="id", event_time="day")
     (source_read,) = group.history()[0].inputs.values()
     assert (source_read["source"], source_read["kind"], source_read["rows"]) == (
         "source:warehouse",
@@ -106,18 +106,18 @@ def test_flight_sql_pushes_columns_and_bound_windows_down(
 
 
 def test_flight_sql_checks_passwords_and_hides_them(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with flight_sql_server.serving(with_password=True) as server:
         server.database.execute("create table orders as select 1 as id")
         address = f"127.0.0.1:{server.port}?tls=false"
         monkeypatch.setenv("SHOP_PASSWORD", PASSWORD)
-        duckdb_store.add_source("shop", f"flightsql://{USER}@{address}", secret="env:SHOP_PASSWORD")
-        assert duckdb_store.read_source("shop", table="orders").count() == 1
+        empty_store.add_source("shop", f"flightsql://{USER}@{address}", secret="env:SHOP_PASSWORD")
+        assert empty_store.read_source("shop", table="orders").count() == 1
         token = source_of(f"flightsql://{address}", "token-of-reader").snapshot()
         assert [table.name for table in token.tables()] == ["main.orders"]
         token.close()
-        for path in Path(duckdb_store.location).rglob("*"):
+        for path in Path(empty_store.location).rglob("*"):
             assert not path.is_file() or PASSWORD.encode() not in path.read_bytes()
         for user, secret in ((f"{USER}@", "wrong-pass-0815"), ("", "wrong-pass-0815"), ("", None)):
             with pytest.raises(SourceUnavailable, match="rejects the user") as caught:

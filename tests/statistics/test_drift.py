@@ -154,20 +154,20 @@ def test_drift_report_json_and_text_roundtrip() -> None:
 
 
 def test_drift_command_compares_groups_versions_and_delta_versions(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
 ) -> None:
     for seed, mean in ((1, 0.0), (2, 3.0)):
         table = pa.table({"id": range(500), "x": random(seed).normal(mean, 1, 500)})
-        duckdb_store.create_featuregroup(table, "sensor", primary_key=["id"])
-    duckdb_store.create_featuregroup(table, "other", primary_key=["id"])
-    duckdb_store.insert_into_featuregroup(
+        empty_store.create_featuregroup(table, "sensor", primary_key=["id"])
+    empty_store.create_featuregroup(table, "other", primary_key=["id"])
+    empty_store.insert_into_featuregroup(
         table.set_column(1, "x", [[9.0] * 500]), "other", mode="overwrite"
     )
 
     def compare(before: str, after: str) -> DriftReport:
         words = [
             "--location",
-            duckdb_store.location,
+            empty_store.location,
             "--output",
             "json",
             "fg",
@@ -189,10 +189,10 @@ def test_drift_command_compares_groups_versions_and_delta_versions(
     }
 
 
-def test_drift_of_training_dataset_splits(duckdb_store: FeatureStore) -> None:
+def test_drift_of_training_dataset_splits(empty_store: FeatureStore) -> None:
     table = pa.table({"id": range(2_000), "x": random(1).normal(size=2_000)})
     options: dict[str, Any] = {"data_format": "parquet", "key": ["id"]}
-    even = duckdb_store.create_training_dataset(
+    even = empty_store.create_training_dataset(
         table, "even", splits={"train": 0.5, "test": 0.5}, **options
     )
     assert (
@@ -200,7 +200,7 @@ def test_drift_of_training_dataset_splits(duckdb_store: FeatureStore) -> None:
         is False
     )
     moved = table.set_column(1, "x", [random(2).normal(4, 1, 2_000)])
-    moved_dataset = duckdb_store.create_training_dataset(moved, "moved", **options)
+    moved_dataset = empty_store.create_training_dataset(moved, "moved", **options)
     assert (
         compare_statistics(even.statistics("train"), moved_dataset.statistics("train"))
         .feature("x")

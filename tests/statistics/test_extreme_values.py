@@ -21,6 +21,8 @@ from featurestore.statistics import compare_statistics, plots, state_from_bytes,
 from featurestore.statistics.summary import descriptive_stats, finish
 from tests.statistics.example_tables import TIMESTAMP, accumulator_of, count
 
+pytestmark = pytest.mark.slow
+
 FIRST_MICROS, LAST_MICROS = -62_135_596_800_000_000, 253_402_300_799_999_999
 FIRST_DAY, LAST_DAY = -719_162, 2_932_896
 INT64 = np.iinfo(np.int64)

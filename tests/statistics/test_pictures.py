@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
     from featurestore.store import FeatureStore
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def quiet_backend() -> Iterator[None]:
@@ -341,7 +343,7 @@ def test_plots_without_drawable_data_raise() -> None:
 # -- the calls of the talk ----------------------------------------------------------------------------------------
 
 
-def test_module_level_visualize_functions_draw_groups(duckdb_store: FeatureStore) -> None:
+def test_module_level_visualize_functions_draw_groups(empty_store: FeatureStore) -> None:
     featurestore.create_featuregroup(np.random.default_rng(0).random((20, 10)), "eit_school")
     assert featurestore.visualize_featuregroup_correlations("eit_school") is None
     for draw in (
@@ -356,32 +358,30 @@ def test_module_level_visualize_functions_draw_groups(duckdb_store: FeatureStore
 
 
 def test_plot_without_display_logs_how_to_save(
-    duckdb_store: FeatureStore, caplog: pytest.LogCaptureFixture
+    flights_store: FeatureStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    duckdb_store.create_featuregroup(table_of(3), "things")
-    assert duckdb_store.visualize_featuregroup_correlations("things") is None
+    assert flights_store.visualize_featuregroup_correlations("weather") is None
     assert "plot=False and save the figure: figure.savefig('figure.png')" in caplog.text
     caplog.clear()
-    duckdb_store.visualize_featuregroup_correlations("things", plot=False)
+    flights_store.visualize_featuregroup_correlations("weather", plot=False)
     assert not caplog.text
 
 
 def test_group_plots_need_no_engine(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    flights_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    duckdb_store.create_featuregroup(table_of(4), "things")
-    engine = type(duckdb_store.session.engine)
+    engine = type(flights_store.session.engine)
     for name in ("read_table", "aggregate", "stream"):
         monkeypatch.setattr(engine, name, None)
-    assert duckdb_store.visualize_featuregroup_correlations("things", plot=False) is not None
-    assert duckdb_store.visualize_featuregroup_distributions("things", plot=False) is not None
-    assert duckdb_store.visualize_featuregroup_clusters("things", plot=False) is not None
+    assert flights_store.visualize_featuregroup_correlations("weather", plot=False) is not None
+    assert flights_store.visualize_featuregroup_distributions("weather", plot=False) is not None
+    assert flights_store.visualize_featuregroup_clusters("weather", plot=False) is not None
 
 
-def test_correlations_plot_compares_two_group_versions(duckdb_store: FeatureStore) -> None:
-    duckdb_store.create_featuregroup(table_of(4), "things")
-    duckdb_store.create_featuregroup(table_of(4, rows=500), "things")
-    figure = duckdb_store.visualize_featuregroup_correlations(
+def test_correlations_plot_compares_two_group_versions(empty_store: FeatureStore) -> None:
+    empty_store.create_featuregroup(table_of(4), "things")
+    empty_store.create_featuregroup(table_of(4, rows=500), "things")
+    figure = empty_store.visualize_featuregroup_correlations(
         "things", version=1, compare_with=2, plot=False
     )
     assert figure is not None
@@ -392,34 +392,33 @@ def test_correlations_plot_compares_two_group_versions(duckdb_store: FeatureStor
 
 
 def test_training_dataset_plots_by_split_need_no_engine(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    duckdb_store.create_training_dataset(
+    empty_store.create_training_dataset(
         table_of(4), "things", data_format="parquet", splits={"train": 0.7, "test": 0.3}
     )
-    engine = type(duckdb_store.session.engine)
+    engine = type(empty_store.session.engine)
     for name in ("read_files", "read_table", "aggregate", "stream"):
         monkeypatch.setattr(engine, name, None)
     monkeypatch.setattr(TrainingDataset, "read", None)
     calls = (
-        duckdb_store.visualize_training_dataset_correlations,
-        duckdb_store.visualize_training_dataset_distributions,
-        duckdb_store.visualize_training_dataset_clusters,
+        empty_store.visualize_training_dataset_correlations,
+        empty_store.visualize_training_dataset_distributions,
+        empty_store.visualize_training_dataset_clusters,
     )
     for draw in calls:
         assert draw("things", split="test", plot=False) is not None
-    for sample in Path(duckdb_store.get_training_dataset("things").path, "_statistics").iterdir():
+    for sample in Path(empty_store.get_training_dataset("things").path, "_statistics").iterdir():
         content = sample.read_bytes()
         sample.write_bytes(content[:-1] + b"?")
         assert [
-            problem.file
-            for problem in duckdb_store.get_training_dataset("things").verify().problems
+            problem.file for problem in empty_store.get_training_dataset("things").verify().problems
         ] == [f"_statistics/{sample.name}"]
         sample.write_bytes(content)
-    compared = duckdb_store.visualize_training_dataset_correlations(
+    compared = empty_store.visualize_training_dataset_correlations(
         "things", compare_with="test", plot=False
     )
     assert compared is not None
     assert (
-        len(duckdb_store.visualize_training_dataset_descriptive_stats("things", split="train")) == 4
+        len(empty_store.visualize_training_dataset_descriptive_stats("things", split="train")) == 4
     )

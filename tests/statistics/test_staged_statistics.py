@@ -16,6 +16,7 @@ from featurestore.errors import ValidationFailed
 from featurestore.plugins.engine import Accumulator
 from featurestore.statistics import StatisticsState
 from featurestore.statistics.accumulator import StatisticsAccumulator
+from featurestore.store import FeatureStore
 from featurestore_connectors.duckdb_delta import engine as duckdb_engine
 from featurestore_connectors.duckdb_delta import streams
 from tests.statistics.test_statistics_merge import assert_same
@@ -54,30 +55,32 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return row_counts
 
 
-def test_statistics_of_write_need_no_extra_pass(tmp_path: Path, passes: list[int]) -> None:
-    with featurestore.connect(tmp_path, engine="duckdb") as store:
-        store.create_featuregroup(rows(0, 150_000), "g", primary_key="id")
-        store.insert_into_featuregroup(rows(150_000, 90_000), "g")
-        assert passes == []
-        group = store.featuregroup("g")
-        statistics = group.statistics()
-        again = store.update_featuregroup_statistics("g")
-        assert passes == [240_000]
-        assert_same(statistics, again)
-        store.insert_into_featuregroup(rows(0, 10), "g", mode="upsert")
-        store.insert_into_featuregroup(rows(300_000, 10), "g")  # nothing to merge it with
-        assert passes == [240_000]
+def test_statistics_of_write_need_no_extra_pass(
+    empty_store: FeatureStore, passes: list[int]
+) -> None:
+    empty_store.create_featuregroup(rows(0, 150_000), "g", primary_key="id")
+    empty_store.insert_into_featuregroup(rows(150_000, 90_000), "g")
+    assert passes == []
+    group = empty_store.featuregroup("g")
+    statistics = group.statistics()
+    again = empty_store.update_featuregroup_statistics("g")
+    assert passes == [240_000]
+    assert_same(statistics, again)
+    empty_store.insert_into_featuregroup(rows(0, 10), "g", mode="upsert")
+    empty_store.insert_into_featuregroup(rows(300_000, 10), "g")  # nothing to merge it with
+    assert passes == [240_000]
 
 
-def test_statistics_of_write_exclude_quarantined_rows(tmp_path: Path, passes: list[int]) -> None:
-    with featurestore.connect(tmp_path, engine="duckdb") as store:
-        bad = pa.concat_tables([rows(0, 100), rows(0, 100).slice(0, 5)])
-        with pytest.raises(ValidationFailed):
-            store.create_featuregroup(bad, "refused", primary_key="id")
-        group = store.create_featuregroup(bad, "aside", primary_key="id", validation="quarantine")
-        count = store.get_featuregroup("aside").count()
-        assert group.statistics().rows == count < 105
-        assert passes == [count]
+def test_statistics_of_write_exclude_quarantined_rows(
+    empty_store: FeatureStore, passes: list[int]
+) -> None:
+    bad = pa.concat_tables([rows(0, 100), rows(0, 100).slice(0, 5)])
+    with pytest.raises(ValidationFailed):
+        empty_store.create_featuregroup(bad, "refused", primary_key="id")
+    group = empty_store.create_featuregroup(bad, "aside", primary_key="id", validation="quarantine")
+    count = empty_store.get_featuregroup("aside").count()
+    assert group.statistics().rows == count < 105
+    assert passes == [count]
 
 
 def test_failing_stream_leaves_no_thread(tmp_path: Path) -> None:
@@ -98,7 +101,7 @@ def test_failing_stream_leaves_no_thread(tmp_path: Path) -> None:
 
 
 def test_failed_statistics_are_retried_after_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: list[int]
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, passes: list[int]
 ) -> None:
     update, failed = StatisticsAccumulator.update, []
 
@@ -109,7 +112,6 @@ def test_failed_statistics_are_retried_after_commit(
         return update(*args)
 
     monkeypatch.setattr(StatisticsAccumulator, "update", failing_once)
-    with featurestore.connect(tmp_path, engine="duckdb") as store:
-        store.create_featuregroup(rows(0, 1_000), "g", primary_key="id")
-        assert passes == [1_000]
-        assert store.featuregroup("g").statistics().rows == 1_000
+    empty_store.create_featuregroup(rows(0, 1_000), "g", primary_key="id")
+    assert passes == [1_000]
+    assert empty_store.featuregroup("g").statistics().rows == 1_000

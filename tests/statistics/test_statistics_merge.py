@@ -201,10 +201,10 @@ def test_state_size_is_bounded_by_sample() -> None:
 
 
 @pytest.mark.parametrize("copies", [1, 40])
-def test_partition_share_gives_same_sample(duckdb_store: FeatureStore, copies: int) -> None:
+def test_partition_share_gives_same_sample(empty_store: FeatureStore, copies: int) -> None:
     table = pa.table({"x": np.repeat(np.random.default_rng(1).normal(size=2_000), copies)})
-    engine = duckdb_store.session.engine
-    relation = engine.stage(engine.from_arrow(table.to_reader()), f"{duckdb_store.location}/staged")
+    engine = empty_store.session.engine
+    relation = engine.stage(engine.from_arrow(table.to_reader()), f"{empty_store.location}/staged")
     accumulator = statistics_accumulator(table.schema, limit=500)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("featurestore.statistics.accumulator.sample_limit", lambda _: 500)

@@ -85,8 +85,8 @@ def test_group_statistics_on_spark_run_in_one_job(
     assert store.get_featuregroup_statistics("people").rows == 130
 
 
-def test_group_statistics_are_computed_on_write(duckdb_store: FeatureStore) -> None:
-    store = duckdb_store
+def test_group_statistics_are_computed_on_write(empty_store: FeatureStore) -> None:
+    store = empty_store
     group = store.create_featuregroup(people(0, 100), "people", primary_key=["id"])
     statistics = store.get_featuregroup_statistics("people")
     assert (statistics.rows, statistics.column("age").maximum) == (100, 89)
@@ -95,16 +95,16 @@ def test_group_statistics_are_computed_on_write(duckdb_store: FeatureStore) -> N
     assert group.statistics() == statistics
 
 
-def test_group_statistics_disabled_are_computed_on_request(duckdb_store: FeatureStore) -> None:
-    duckdb_store.create_featuregroup(people(0, 10), "people", statistics=False)
+def test_group_statistics_disabled_are_computed_on_request(empty_store: FeatureStore) -> None:
+    empty_store.create_featuregroup(people(0, 10), "people", statistics=False)
     assert not os.path.exists(
-        os.path.join(duckdb_store.location, "featuregroups", "people", "v1_statistics")
+        os.path.join(empty_store.location, "featuregroups", "people", "v1_statistics")
     )
-    assert duckdb_store.get_featuregroup_statistics("people").rows == 10
+    assert empty_store.get_featuregroup_statistics("people").rows == 10
 
 
-def test_group_statistics_of_append_are_merged_on_request(duckdb_store: FeatureStore) -> None:
-    store = duckdb_store
+def test_group_statistics_of_append_are_merged_on_request(empty_store: FeatureStore) -> None:
+    store = empty_store
     store.create_featuregroup(people(0, 100), "people")
     store.insert_into_featuregroup(people(100, 110), "people")
     store.insert_into_featuregroup(people(110, 120), "people")
@@ -118,33 +118,31 @@ def test_group_statistics_of_append_are_merged_on_request(duckdb_store: FeatureS
     assert store.get_featuregroup_statistics("people", delta_version=2).rows == 110
 
 
-def test_group_statistics_restart_after_overwrite(duckdb_store: FeatureStore) -> None:
-    store = duckdb_store
+def test_group_statistics_restart_after_overwrite(empty_store: FeatureStore) -> None:
+    store = empty_store
     store.create_featuregroup(people(0, 100), "people")
     store.insert_into_featuregroup(people(0, 7), "people", mode="overwrite")
     assert store.get_featuregroup_statistics("people").rows == 7
     assert state_files(store) == ["2.state"]
 
 
-def test_group_statistics_are_stale_after_upsert_or_delete(duckdb_store: FeatureStore) -> None:
-    duckdb_store.create_featuregroup(people(0, 100), "people", primary_key=["id"])
-    duckdb_store.insert_into_featuregroup(people(0, 1).assign(age=500), "people", mode="upsert")
-    assert state_files(duckdb_store) == ["1.state"]
-    assert duckdb_store.get_featuregroup_statistics("people").column("age").maximum == 500
-    duckdb_store.delete_from_featuregroup("people", "age = 500")
-    statistics = duckdb_store.get_featuregroup_statistics("people")
+def test_group_statistics_are_stale_after_upsert_or_delete(empty_store: FeatureStore) -> None:
+    empty_store.create_featuregroup(people(0, 100), "people", primary_key=["id"])
+    empty_store.insert_into_featuregroup(people(0, 1).assign(age=500), "people", mode="upsert")
+    assert state_files(empty_store) == ["1.state"]
+    assert empty_store.get_featuregroup_statistics("people").column("age").maximum == 500
+    empty_store.delete_from_featuregroup("people", "age = 500")
+    statistics = empty_store.get_featuregroup_statistics("people")
     assert (statistics.rows, statistics.column("age").maximum) == (99, 89)
 
 
-def test_update_featuregroup_statistics_recomputes(duckdb_store: FeatureStore) -> None:
-    store = duckdb_store
-    store.create_featuregroup(people(0, 50), "people")
-    before = store.get_featuregroup_statistics("people")
-    assert store.update_featuregroup_statistics("people") == before
+def test_update_featuregroup_statistics_recomputes(flights_copy: FeatureStore) -> None:
+    before = flights_copy.get_featuregroup_statistics("weather")
+    assert flights_copy.update_featuregroup_statistics("weather") == before
 
 
-def test_group_statistics_recount_all_rows_after_new_column(duckdb_store: FeatureStore) -> None:
-    store = duckdb_store
+def test_group_statistics_recount_all_rows_after_new_column(empty_store: FeatureStore) -> None:
+    store = empty_store
     store.create_featuregroup(people(0, 50), "people")
     store.insert_into_featuregroup(people(50, 60).assign(height=1.8), "people", schema_change="add")
     statistics = store.get_featuregroup_statistics("people")
@@ -155,8 +153,8 @@ def test_group_statistics_recount_all_rows_after_new_column(duckdb_store: Featur
     ) == (60, 50, 10)
 
 
-def test_group_statistics_unchanged_by_compaction(duckdb_store: FeatureStore) -> None:
-    store = duckdb_store
+def test_group_statistics_unchanged_by_compaction(empty_store: FeatureStore) -> None:
+    store = empty_store
     store.create_featuregroup(people(0, 50), "people")
     store.insert_into_featuregroup(people(50, 60), "people")
     before = store.get_featuregroup_statistics("people")
@@ -165,8 +163,8 @@ def test_group_statistics_unchanged_by_compaction(duckdb_store: FeatureStore) ->
     assert (after.rows, after.columns) == (60, before.columns)
 
 
-def test_group_statistics_lost_files_are_recomputed(duckdb_store: FeatureStore) -> None:
-    store = duckdb_store
+def test_group_statistics_lost_files_are_recomputed(empty_store: FeatureStore) -> None:
+    store = empty_store
     store.create_featuregroup(people(0, 100), "people")
     store.insert_into_featuregroup(people(100, 110), "people")
     folder = os.path.join(store.location, "featuregroups", "people", "v1_statistics")
@@ -175,10 +173,10 @@ def test_group_statistics_lost_files_are_recomputed(duckdb_store: FeatureStore) 
 
 
 def test_group_statistics_long_append_chain_is_merged(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("featurestore.statistics.storage._MAX_CHAIN", 3)
-    store = duckdb_store
+    store = empty_store
     store.create_featuregroup(people(0, 10), "people")
     for start in range(10, 18):
         store.insert_into_featuregroup(people(start, start + 1), "people")
@@ -186,23 +184,14 @@ def test_group_statistics_long_append_chain_is_merged(
     assert store.get_featuregroup_statistics("people").rows == 18
 
 
-def test_group_statistics_state_contains_sample_for_clusters(duckdb_store: FeatureStore) -> None:
-    store = duckdb_store
-    store.create_featuregroup(people(0, 30), "people", primary_key=["id"])
-    state = quality.load_statistics_state(store.session, "people")
-    assert state.sample.rows().num_rows == 30
+def test_group_statistics_state_contains_sample_for_clusters(flights_store: FeatureStore) -> None:
+    state = quality.load_statistics_state(flights_store.session, "weather")
+    assert state.sample.rows().num_rows == 72
 
 
-def test_training_dataset_statistics_cover_every_split(duckdb_store: FeatureStore) -> None:
-    dataset = duckdb_store.create_training_dataset(
-        people(0, 200),
-        "ages",
-        label="age",
-        data_format="parquet",
-        key=["id"],
-        splits={"train": 0.8, "test": 0.2},
-    )
+def test_training_dataset_statistics_cover_every_split(flights_store: FeatureStore) -> None:
+    dataset = flights_store.get_training_dataset("late_flights")
     train, test = dataset.statistics("train"), dataset.statistics("test")
-    assert train.rows + test.rows == 200
+    assert train.rows + test.rows == 40
     assert train.source["split"] == "train"
     assert not featurestore.compare_statistics(train, test).removed

@@ -60,8 +60,8 @@ WORDS = [
 ]
 
 
-def test_foreign_argument_names_raise_with_replacement(duckdb_store: FeatureStore) -> None:
-    for owner in (featurestore, duckdb_store):
+def test_foreign_argument_names_raise_with_replacement(empty_store: FeatureStore) -> None:
+    for owner in (featurestore, empty_store):
         for call, word, says in WORDS:
             with pytest.raises(UnknownArgument) as refused:
                 getattr(owner, call)(**{word: 1})
@@ -72,17 +72,17 @@ def test_foreign_argument_names_raise_with_replacement(duckdb_store: FeatureStor
 
 
 @pytest.fixture
-def dataset(duckdb_store: FeatureStore) -> TrainingDataset:
+def dataset(empty_store: FeatureStore) -> TrainingDataset:
     rows = [{"id": n, "x": float(n)} for n in range(8)]
-    return duckdb_store.create_training_dataset(rows, "d", progress=False)
+    return empty_store.create_training_dataset(rows, "d", progress=False)
 
 
 def test_handles_foreign_argument_names_raise_with_replacement(
-    duckdb_store: FeatureStore, dataset: TrainingDataset
+    empty_store: FeatureStore, dataset: TrainingDataset
 ) -> None:
     reader = dataset.reader("train", global_batch_size=2)
-    group = duckdb_store.create_featuregroup([{"id": 1}], "g", primary_key="id")
-    view = duckdb_store.create_feature_view("v", features="g.id")
+    group = empty_store.create_featuregroup([{"id": 1}], "g", primary_key="id")
+    view = empty_store.create_feature_view("v", features="g.id")
     cases = [
         (dataset.reader, {"batch_size": 8}, "use global_batch_size= instead of batch_size="),
         (
@@ -111,28 +111,28 @@ def test_handles_foreign_argument_names_raise_with_replacement(
 
 
 def test_positional_and_missing_arguments_raise_unknown_argument(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
 ) -> None:
     with pytest.raises(
         UnknownArgument,
         match=r"got 3 positional arguments. Allowed: 'df', 'name'.*\n.*primary_key=..",
     ):
-        duckdb_store.create_featuregroup([{"id": 1}], "g", ["id"])  # type: ignore[misc]
+        empty_store.create_featuregroup([{"id": 1}], "g", ["id"])  # type: ignore[misc]
     with pytest.raises(UnknownArgument, match=r"get_featuregroup\(\) needs 'name'"):
-        duckdb_store.get_featuregroup()  # type: ignore[call-arg]
+        empty_store.get_featuregroup()  # type: ignore[call-arg]
     with pytest.raises(UnknownArgument, match=r"delete_featuregroup\(name, version=\.\.\.\)"):
-        duckdb_store.delete_featuregroup("g")  # type: ignore[call-arg]
+        empty_store.delete_featuregroup("g")  # type: ignore[call-arg]
     with pytest.raises(UnknownArgument, match="got an argument twice"):
-        duckdb_store.get_featuregroup("g", name="g")  # type: ignore[misc]
+        empty_store.get_featuregroup("g", name="g")  # type: ignore[misc]
 
 
-def test_caller_type_error_is_not_replaced(duckdb_store: FeatureStore) -> None:
+def test_caller_type_error_is_not_replaced(empty_store: FeatureStore) -> None:
     def rows() -> Any:
         raise TypeError("of the caller's own code")
         yield
 
     with pytest.raises(TypeError, match="of the caller's own code"):
-        duckdb_store.create_featuregroup(rows(), "g")
+        empty_store.create_featuregroup(rows(), "g")
 
 
 def test_argument_aliases_name_existing_arguments() -> None:
@@ -151,7 +151,7 @@ def test_argument_aliases_name_existing_arguments() -> None:
         assert word not in REPLACEMENTS
 
 
-def test_values_of_other_libraries_are_accepted_or_suggested(duckdb_store: FeatureStore) -> None:
+def test_values_of_other_libraries_are_accepted_or_suggested(empty_store: FeatureStore) -> None:
     values = {**EQUAL_VALUES, **SIMILAR_VALUES}
     for words in values.values():
         # A word of this library keeps its meaning.
@@ -169,47 +169,45 @@ def test_values_of_other_libraries_are_accepted_or_suggested(duckdb_store: Featu
     assert experiments.search.__wrapped__ is not None  # type: ignore[attr-defined]
     for word, direction in EQUAL_VALUES["direction"].items():
         assert with_suggestions(lambda *, direction: direction)(direction=word) == direction
-    duckdb_store.create_featuregroup([{"id": 1}], "g", validation="raise")
-    assert duckdb_store.get_featuregroup("g", dataframe_type="pyarrow").num_rows == 1  # type: ignore[arg-type]
+    empty_store.create_featuregroup([{"id": 1}], "g", validation="raise")
+    assert empty_store.get_featuregroup("g", dataframe_type="pyarrow").num_rows == 1  # type: ignore[arg-type]
 
 
-def test_naive_time_warns_once_per_position(duckdb_store: FeatureStore) -> None:
-    duckdb_store.create_featuregroup([{"id": 1}], "g")
-
+def test_naive_time_warns_once_per_position(flights_store: FeatureStore) -> None:
     def warned(years: Iterable[int]) -> int:
         with warnings.catch_warnings(record=True) as output:
             warnings.simplefilter("always")
             for year in years:
-                duckdb_store.get_featuregroup("g", as_of=f"{year}-01-01")
+                flights_store.get_featuregroup("planes", as_of=f"{year}-01-01")
         return sum(warning.category is NaiveTimeWarning for warning in output)
 
     assert [warned(range(2100, 2105)), warned([2100])] == [1, 0]
     with pytest.warns(NaiveTimeWarning):
-        duckdb_store.get_featuregroup("g", as_of="2100-01-01")
+        flights_store.get_featuregroup("planes", as_of="2100-01-01")
 
 
-def test_versioned_group_name_raises_with_reference(duckdb_store: FeatureStore) -> None:
+def test_versioned_group_name_raises_with_reference(empty_store: FeatureStore) -> None:
     rows = [{"team_id": 1, "team_budget": 2.0}]
-    duckdb_store.create_featuregroup(rows, "teams_features", primary_key="team_id")
+    empty_store.create_featuregroup(rows, "teams_features", primary_key="team_id")
     with pytest.raises(FeatureGroupNotFound, match=r"'teams_features@v1\.team_budget'"):
-        duckdb_store.get_features(["teams_features_1.team_budget"])
+        empty_store.get_features(["teams_features_1.team_budget"])
     with pytest.raises(FeatureGroupNotFound, match=r"'teams_features@v1'"):
-        duckdb_store.get_featuregroup("teams_features_1")
-    for call in (duckdb_store.get_featuregroup, duckdb_store.get_featuregroup_statistics):
+        empty_store.get_featuregroup("teams_features_1")
+    for call in (empty_store.get_featuregroup, empty_store.get_featuregroup_statistics):
         with pytest.raises(FeatureGroupNotFound, match="did you mean 'teams_features'"):
             call("team_features")
     with pytest.raises(FeatureGroupNotFound, match=r"'teams_features\.team_budget'"):
-        duckdb_store.get_features("team_features.team_budget")
+        empty_store.get_features("team_features.team_budget")
 
 
 def test_versioned_training_dataset_name_raises_with_call(
-    duckdb_store: FeatureStore, dataset: TrainingDataset
+    empty_store: FeatureStore, dataset: TrainingDataset
 ) -> None:
-    assert duckdb_store.get_latest_training_dataset_version("d") == 1
-    assert duckdb_store.get_latest_training_dataset_version("new") == 0
-    assert duckdb_store.get_latest_featuregroup_version("new") == 0
+    assert empty_store.get_latest_training_dataset_version("d") == 1
+    assert empty_store.get_latest_training_dataset_version("new") == 0
+    assert empty_store.get_latest_featuregroup_version("new") == 0
     with pytest.raises(TrainingDatasetNotFound, match=r"get_training_dataset\('d', version=1\)"):
-        duckdb_store.get_training_dataset("d_1")
+        empty_store.get_training_dataset("d_1")
 
 
 def test_foreign_dataframe_methods_raise_with_replacement(frame: FeatureFrame) -> None:
@@ -237,13 +235,13 @@ def test_frame_names_members_of_its_group(frame: FeatureFrame) -> None:
 
 @pytest.mark.parametrize("value", [3, None, b"x > 1", ["x > 1"], len], ids=repr)
 def test_text_arguments_of_other_types_are_named(
-    duckdb_store: FeatureStore, frame: FeatureFrame, value: Any
+    empty_store: FeatureStore, frame: FeatureFrame, value: Any
 ) -> None:
     calls: list[tuple[Any, str]] = [
         (lambda: frame.filter(value), "sql"),
         (lambda: featurestore.sql_job("j", sql=value, primary_key="id", schedule="@daily"), "sql"),
-        (lambda: duckdb_store.delete_from_featuregroup("g", where=value), "where"),
-        (lambda: duckdb_store.sql(value), "query"),
+        (lambda: empty_store.delete_from_featuregroup("g", where=value), "where"),
+        (lambda: empty_store.sql(value), "query"),
         (lambda: featurestore.feature("z", value).sql or featurestore.feature("z", 3), "'z'"),
     ]
     if value is not None:
@@ -255,7 +253,7 @@ def test_text_arguments_of_other_types_are_named(
 
 @pytest.mark.parametrize("value", [3, b"x=1", "x=1", ["x"], ("x", 1)], ids=repr)
 def test_dict_arguments_of_other_types_are_named(
-    duckdb_store: FeatureStore, dataset: TrainingDataset, value: Any
+    empty_store: FeatureStore, dataset: TrainingDataset, value: Any
 ) -> None:
     job: dict[str, Any] = {"schedule": "@daily", "primary_key": "id", "event_time": "t"}
     for name in ("metrics", "limits", "drift", "tags"):
@@ -265,7 +263,7 @@ def test_dict_arguments_of_other_types_are_named(
         with pytest.raises(InvalidArgument, match=f"{name} is a dict, not"):
             featurestore.sql_job("j", sql="select 1 as id", **job, **{name: value})
     calls: list[tuple[Any, str]] = [
-        (lambda: duckdb_store.get_features(["g.id"], versions=value), "versions"),
+        (lambda: empty_store.get_features(["g.id"], versions=value), "versions"),
         (lambda: featurestore.TrainingDataset.open(dataset.path, storage_options=value), "storage"),
         (lambda: experiments.launch(print, dataset=dataset, name="e", environment=value), "env"),
         (lambda: experiments.launch(print, dataset=dataset, name="e", params=value), "params"),
@@ -289,10 +287,10 @@ def test_groups_and_datasets_name_the_call_that_reads_rows(
 
 
 @pytest.fixture
-def frame(duckdb_store: FeatureStore) -> FeatureFrame:
+def frame(empty_store: FeatureStore) -> FeatureFrame:
     rows = [{"id": 1, "word": "a long word of more than twenty letters"}]
-    duckdb_store.create_featuregroup(rows, "g", primary_key="id")
-    result: FeatureFrame = duckdb_store.get_featuregroup("g")
+    empty_store.create_featuregroup(rows, "g", primary_key="id")
+    result: FeatureFrame = empty_store.get_featuregroup("g")
     return result
 
 

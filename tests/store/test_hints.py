@@ -27,6 +27,7 @@ from tests.hint_checks import (
     find_recorded_problems,
     source_trees,
 )
+from tests.store_copies import copy_of
 
 
 def text_of(node: ast.expr) -> str | None:
@@ -65,28 +66,26 @@ def test_hints_use_existing_functions_arguments_and_commands() -> None:
     assert [problem for problem in problems if len(problem) > 1] == []
 
 
-@pytest.mark.parametrize(
-    ("hint", "problem"),
-    [
-        ("primary_key=['id']", None),
-        ("df['c'] = df['c'].astype('float64'); primary_key=['id']", None),
-        ("store.compact_featuregroup('g')", None),
-        ("featurestore fg list", None),
-        ("key={'k': <string>}", "is not valid Python"),
-        ("primary_keys=['id']", "unknown argument primary_keys="),
-        ("store.compact_group('g')", "unknown function compact_group()"),
-        ("compact_featuregroup('g', all=True)", "unknown arguments"),
-        ("featurestore fg compact --all", "unknown options"),
-        ("featurestore group list", "unknown command group"),
-    ],
-)
-def test_recorded_hints_name_existing_functions(
-    tmp_path: Path, hint: str, problem: str | None
-) -> None:
-    line = json.dumps(["featurestore.module:1", hint, None])
-    (tmp_path / "1.jsonl").write_text(line + "\n")
-    problems = find_recorded_problems(tmp_path)
-    assert [problem in message for message in problems] == ([] if problem is None else [True])
+def test_recorded_hints_name_existing_functions(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    hint_problems = {
+        "primary_key=['id']": None,
+        "df['c'] = df['c'].astype('float64'); primary_key=['id']": None,
+        "store.compact_featuregroup('g')": None,
+        "featurestore fg list": None,
+        "key={'k': <string>}": "is not valid Python",
+        "primary_keys=['id']": "unknown argument primary_keys=",
+        "store.compact_group('g')": "unknown function compact_group()",
+        "compact_featuregroup('g', all=True)": "unknown arguments",
+        "featurestore fg compact --all": "unknown options",
+        "featurestore group list": "unknown command group",
+    }
+    for hint, problem in hint_problems.items():
+        with subtests.test(hint):
+            line = json.dumps(["featurestore.module:1", hint, None])
+            (tmp_path / "1.jsonl").write_text(line + "\n")
+            problems = find_recorded_problems(tmp_path)
+            expected = [] if problem is None else [True]
+            assert [problem in message for message in problems] == expected
 
 
 NOON = datetime(2024, 1, 31, 12, tzinfo=UTC)
@@ -160,25 +159,28 @@ MISTAKES: list[tuple[Call, dict[str, Any]]] = [
 
 
 @pytest.mark.filterwarnings("ignore:inputs with a distinct value in every row")
-@pytest.mark.parametrize(
-    ("call", "wrong"), MISTAKES, ids=[f"{call.__name__} {wrong}" for call, wrong in MISTAKES]
-)
 def test_argument_hints_work_when_pasted(
-    duckdb_store: FeatureStore, call: Call, wrong: dict[str, Any]
+    empty_store: FeatureStore, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    duckdb_store.create_featuregroup(table(), "g", primary_key="k", event_time="t")
-    with pytest.raises(FeatureStoreError) as refused:
-        call(duckdb_store, **wrong)
-    hint = str(refused.value.hint)
-    pasted = re.search(r"\w+=(?:\{.*?\}|\[.*?\]|\(.*?\)|'[^']*'|\"[^\"]*\"|\w+)", hint)
-    assert pasted is not None, hint
-    arguments = eval(f"dict({pasted[0]})")
-    assert set(arguments) <= set(wrong), hint
-    call(duckdb_store, **{**wrong, **arguments})
+    empty_store.create_featuregroup(table(), "g", primary_key="k", event_time="t")
+    for number, (call, wrong) in enumerate(MISTAKES):
+        copy = copy_of(Path(empty_store.location), tmp_path / str(number))
+        with subtests.test(f"{call.__name__} {wrong}"), copy as store:
+            with pytest.raises(FeatureStoreError) as refused:
+                call(store, **wrong)
+            hint = str(refused.value.hint)
+            pasted = re.search(r"\w+=(?:\{.*?\}|\[.*?\]|\(.*?\)|'[^']*'|\"[^\"]*\"|\w+)", hint)
+            assert pasted is not None, hint
+            arguments = eval(f"dict({pasted[0]})")
+            assert set(arguments) <= set(wrong), hint
+            call(store, **{**wrong, **arguments})
 
 
-@pytest.mark.parametrize("argument", ["primary_key", "partition_by"])
-def test_number_as_column_names_raises(duckdb_store: FeatureStore, argument: str) -> None:
-    with pytest.raises(FeatureStoreError, match="is not a list of names") as refused:
-        create(duckdb_store, **{argument: 5})
-    assert refused.value.hint == f"{argument}=['id']"
+def test_number_as_column_names_raises(
+    empty_store: FeatureStore, subtests: pytest.Subtests
+) -> None:
+    for argument in ("primary_key", "partition_by"):
+        with subtests.test(argument):
+            with pytest.raises(FeatureStoreError, match="is not a list of names") as refused:
+                create(empty_store, **{argument: 5})
+            assert refused.value.hint == f"{argument}=['id']"

@@ -165,16 +165,16 @@ CALLS: dict[str, tuple[Call, list[str]]] = {
 
 
 @pytest.fixture
-def filled(duckdb_store: FeatureStore, tmp_path: Any) -> FeatureStore:
-    duckdb_store.create_featuregroup(table(), "g", primary_key="k", event_time="t")
-    duckdb_store.create_training_dataset(
-        duckdb_store.get_featuregroup("g").drop("k", "t", "p"), "d", label="b"
+def filled(empty_store: FeatureStore, tmp_path: Any) -> FeatureStore:
+    empty_store.create_featuregroup(table(), "g", primary_key="k", event_time="t")
+    empty_store.create_training_dataset(
+        empty_store.get_featuregroup("g").drop("k", "t", "p"), "d", label="b"
     )
     folder = tmp_path / "files"
     folder.mkdir()
     (folder / "rows.csv").write_text("k,a\nNA,1\nx,-\n")
-    duckdb_store.add_source("files", folder.as_uri())
-    return duckdb_store
+    empty_store.add_source("files", folder.as_uri())
+    return empty_store
 
 
 def remove_results(store: FeatureStore) -> None:
@@ -187,21 +187,26 @@ def remove_results(store: FeatureStore) -> None:
             remove()
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_collections_of_any_library_are_lists_of_names(filled: FeatureStore, name: str) -> None:
-    call, names = CALLS[name]
-    expected = call(filled, names)
-    for collection_type, convert in COLLECTIONS.items():
-        remove_results(filled)
-        assert str(call(filled, convert(list(names)))) == str(expected), collection_type
+def test_collections_of_any_library_are_lists_of_names(
+    filled: FeatureStore, subtests: pytest.Subtests
+) -> None:
+    for title, (call, names) in CALLS.items():
+        with subtests.test(title):
+            remove_results(filled)
+            expected = call(filled, names)
+            for collection_type, convert in COLLECTIONS.items():
+                remove_results(filled)
+                assert str(call(filled, convert(list(names)))) == str(expected), collection_type
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_other_values_than_lists_of_names_raise(filled: FeatureStore, name: str) -> None:
-    call, _ = CALLS[name]
-    for value in NOT_LISTS.values():
-        with pytest.raises(FeatureStoreError):
-            call(filled, value)
+def test_other_values_than_lists_of_names_raise(
+    filled: FeatureStore, subtests: pytest.Subtests
+) -> None:
+    for title, (call, _) in CALLS.items():
+        with subtests.test(title):
+            for value in NOT_LISTS.values():
+                with pytest.raises(FeatureStoreError):
+                    call(filled, value)
 
 
 def public_functions() -> Iterator[tuple[str, Any]]:
@@ -226,13 +231,18 @@ def test_each_list_of_names_is_converted() -> None:
         assert declared <= set(list_arguments(function)), name
 
 
-@pytest.mark.parametrize("value", [5, b"jobs.py", ["jobs.py"], True, "", " ", "a\0b"], ids=repr)
-def test_each_path_is_checked(value: Any) -> None:
-    names = []
-    for name, function in public_functions():
-        for parameter in inspect.signature(function).parameters.values():
-            if "os.PathLike" in str(parameter.annotation):
-                names.append(name)
-                with pytest.raises(InvalidArgument, match=f"^{parameter.name}=.* is not a path"):
-                    function(**{parameter.name: value})
-    assert len(names) > 8
+def test_each_path_is_checked(subtests: pytest.Subtests) -> None:
+    path_arguments = [
+        (name, function, parameter.name)
+        for name, function in public_functions()
+        for parameter in inspect.signature(function).parameters.values()
+        if "os.PathLike" in str(parameter.annotation)
+    ]
+    assert len(path_arguments) > 8
+    for name, function, argument in path_arguments:
+        for value in (5, b"jobs.py", ["jobs.py"], True, "", " ", "a\0b"):
+            with (
+                subtests.test(f"{name}, {value!r}"),
+                pytest.raises(InvalidArgument, match=f"^{argument}=.* is not a path"),
+            ):
+                function(**{argument: value})

@@ -293,31 +293,22 @@ TABLES = {
 }
 
 
-def rows() -> list[Any]:
-    result = []
-    for topic, mistakes in TABLES.items():
-        for title, *row in mistakes:
-            result.append(pytest.param(*row, id=f"{topic}: {title}"))
-    return result
-
-
 @pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")  # printed with the error
-@pytest.mark.parametrize(("mistake", "error_type", "words"), rows())
+@pytest.mark.parametrize("topic", TABLES)
 def test_invalid_call_raises_with_hint_and_changes_nothing(
-    world: World,
-    mistake: Callable[[World], object],
-    error_type: type[Exception],
-    words: tuple[str, ...],
+    world: World, topic: str, subtests: pytest.Subtests
 ) -> None:
-    before = world.files()
-    with pytest.raises(error_type) as error:
-        mistake(world)
-    assert isinstance(error.value, FeatureStoreError)
-    text = str(error.value)
-    assert [word for word in words if word not in text] == [], text
-    assert [word for word in INTERNAL if word in text] == [], text
-    assert "featurestore fg" not in text, text
-    assert world.files() == before
+    for title, mistake, error_type, words in TABLES[topic]:
+        before = world.files()
+        with subtests.test(title):
+            with pytest.raises(error_type) as error:
+                mistake(world)
+            assert isinstance(error.value, FeatureStoreError)
+            text = str(error.value)
+            assert [word for word in words if word not in text] == [], text
+            assert [word for word in INTERNAL if word in text] == [], text
+            assert "featurestore fg" not in text, text
+            assert world.files() == before
 
 
 def test_refused_registry_connection_names_host_and_user(tmp_path: Path) -> None:
@@ -346,30 +337,32 @@ LOSSLESS_INPUTS = {
 }
 
 
-@pytest.mark.parametrize("name", LOSSLESS_INPUTS)
-def test_lossless_inputs_are_accepted(tmp_path: Path, name: str) -> None:
-    with featurestore.connect(tmp_path) as store:
-        group = store.create_featuregroup(LOSSLESS_INPUTS[name], "made")
-        assert group.schema.names == ["a"]
-        assert group.read().count() == {"typed and empty": 0, "dates": 1, "decimals": 1}.get(
-            name, 2
-        )
+def test_lossless_inputs_are_accepted(empty_store: FeatureStore, subtests: pytest.Subtests) -> None:
+    row_counts = {"typed and empty": 0, "dates": 1, "decimals": 1}
+    for title, rows in LOSSLESS_INPUTS.items():
+        with subtests.test(title):
+            group = empty_store.create_featuregroup(rows, title.replace(" ", "_"))
+            assert group.schema.names == ["a"]
+            assert group.read().count() == row_counts.get(title, 2)
 
 
-@pytest.mark.parametrize("name", ["Parquet", "TFRecord", "CSV"])
-def test_data_format_ignores_case(tmp_path: Path, name: str) -> None:
-    with featurestore.connect(tmp_path) as store:
-        dataset = store.create_training_dataset(table(), "made", label="y", data_format=name)
-        assert dataset.manifest.data_format == name.lower()
+def test_data_format_ignores_case(empty_store: FeatureStore, subtests: pytest.Subtests) -> None:
+    for data_format in ("Parquet", "TFRecord", "CSV"):
+        with subtests.test(data_format):
+            dataset = empty_store.create_training_dataset(
+                table(), f"made_{data_format.lower()}", label="y", data_format=data_format
+            )
+            assert dataset.manifest.data_format == data_format.lower()
 
 
-@pytest.mark.parametrize(("data_format", "codec"), [("parquet", "zstd"), ("tfrecord", "Gzip")])
-def test_compression_ignores_case(tmp_path: Path, data_format: str, codec: str) -> None:
-    with featurestore.connect(tmp_path) as store:
-        dataset = store.create_training_dataset(
-            table(), "made", label="y", data_format=data_format, compression=codec
-        )
-        assert codec.upper() in dataset.manifest.layout.values()
+def test_compression_ignores_case(empty_store: FeatureStore, subtests: pytest.Subtests) -> None:
+    for data_format, codec in (("parquet", "zstd"), ("tfrecord", "Gzip")):
+        with subtests.test(codec):
+            dataset = empty_store.create_training_dataset(
+                table(), f"made_{data_format}", label="y", data_format=data_format,
+                compression=codec,
+            )  # fmt: skip
+            assert codec.upper() in dataset.manifest.layout.values()
 
 
 def test_explain_unknown_key_suggests_near_keys(world: World) -> None:
@@ -409,10 +402,9 @@ def test_data_warning_points_to_caller_once(
     assert len(str(output[0].message).splitlines()) == 1
 
 
-def test_insert_reordered_rows_does_not_warn(tmp_path: Path) -> None:
-    with featurestore.connect(tmp_path) as store:
-        group = store.create_featuregroup(frame(a=[1, 2, 3]), "made")
-        assert record_warnings(lambda: group.insert(frame(a=[3, 2, 1]))) == []
+def test_insert_reordered_rows_does_not_warn(empty_store: FeatureStore) -> None:
+    group = empty_store.create_featuregroup(frame(a=[1, 2, 3]), "made")
+    assert record_warnings(lambda: group.insert(frame(a=[3, 2, 1]))) == []
 
 
 @pytest.mark.parametrize("as_of", ["2101-01-01", datetime(2101, 1, 1)])
@@ -432,21 +424,21 @@ def test_deleted_group_error_names_time_and_process(tmp_path: Path) -> None:
         assert store.create_featuregroup(table(), "made").read().count() == 20
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["fg", "show", "gg"], "did you mean g?"),
-        (["td", "show", "made_bfore"], "did you mean made_before?"),
-        (["fg", "show", "g@v7"], "the latest is g@v1"),
-        (["job", "run", "nightly"], "featurestore job register path/to/jobs.py"),
-    ],
-)
 def test_command_line_hints_use_command_syntax(
-    world: World, command_line: Callable[..., Any], words: list[str], message: str
+    world: World, command_line: Callable[..., Any], subtests: pytest.Subtests
 ) -> None:
-    output = command_line(*words, "--location", str(world.folder / "store"), code=1)
-    assert f"hint: {message}" in output.err
-    assert "featurestore." not in output.err
+    hints = {
+        "fg show gg": "did you mean g?",
+        "td show made_bfore": "did you mean made_before?",
+        "fg show g@v7": "the latest is g@v1",
+        "job run nightly": "featurestore job register path/to/jobs.py",
+    }
+    for command, hint in hints.items():
+        with subtests.test(command):
+            words = [*command.split(), "--location", str(world.folder / "store")]
+            output = command_line(*words, code=1)
+            assert f"hint: {hint}" in output.err
+            assert "featurestore." not in output.err
 
 
 def test_command_line_wrong_location_creates_no_store(
@@ -458,21 +450,21 @@ def test_command_line_wrong_location_creates_no_store(
     assert not (world.folder / "stroe").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("import featurestore\nimport no_such_thing\n", "line 2: ModuleNotFoundError"),
-        ("x = 1\n\n1 / 0\n", "line 3: ZeroDivisionError: division by zero"),
-        ("def x(:\n", "line 1: SyntaxError"),
-    ],
-)
 def test_job_register_import_error_names_line(
-    world: World, command_line: Callable[..., Any], tmp_path: Path, text: str, message: str
+    world: World, command_line: Callable[..., Any], tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    file = tmp_path / "jobs.py"
-    file.write_text(text)
-    output = command_line(
-        "job", "register", str(file), "--location", str(world.folder / "store"), code=1
-    )
-    assert f"error: {file} cannot be loaded, {message}" in output.err
-    assert len(output.err.splitlines()) <= 2
+    messages = {
+        "import featurestore\nimport no_such_thing\n": "line 2: ModuleNotFoundError",
+        "x = 1\n\n1 / 0\n": "line 3: ZeroDivisionError: division by zero",
+        "def x(:\n": "line 1: SyntaxError",
+    }
+    for number, (text, message) in enumerate(messages.items()):
+        with subtests.test(message):
+            file = tmp_path / str(number) / "jobs.py"
+            file.parent.mkdir()
+            file.write_text(text)
+            output = command_line(
+                "job", "register", str(file), "--location", str(world.folder / "store"), code=1
+            )
+            assert f"error: {file} cannot be loaded, {message}" in output.err
+            assert len(output.err.splitlines()) <= 2

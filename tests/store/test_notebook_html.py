@@ -31,11 +31,11 @@ def warm(window, weather):
 
 
 @pytest.fixture
-def store(tmp_path: Path, duckdb_store: FeatureStore) -> FeatureStore:
+def hostile_store(tmp_path: Path, empty_store: FeatureStore) -> FeatureStore:
     rows = pa.table(
         {"origin": [HOSTILE, "LGA"], "t": [DAY] * 2, "temp": [0.5, 1.5], "word": [HOSTILE] * 2}
     )
-    duckdb_store.create_featuregroup(
+    empty_store.create_featuregroup(
         rows,
         "weather",
         primary_key="origin",
@@ -43,17 +43,17 @@ def store(tmp_path: Path, duckdb_store: FeatureStore) -> FeatureStore:
         description=HOSTILE,
         tags={"team": HOSTILE},
     )
-    duckdb_store.create_training_dataset(
-        duckdb_store.get_featuregroup("weather"),
+    empty_store.create_training_dataset(
+        empty_store.get_featuregroup("weather"),
         "days",
         data_format="parquet",
         description=HOSTILE,
         label="temp",
     )
     (tmp_path / "hot_jobs.py").write_text(JOBS)
-    duckdb_store.register_jobs(tmp_path / "hot_jobs.py")
-    duckdb_store.run_job("warm", window=DAY)
-    return duckdb_store
+    empty_store.register_jobs(tmp_path / "hot_jobs.py")
+    empty_store.run_job("warm", window=DAY)
+    return empty_store
 
 
 def shown(store: FeatureStore) -> dict[str, Any]:
@@ -80,8 +80,8 @@ def shown(store: FeatureStore) -> dict[str, Any]:
     }
 
 
-def test_repr_html_of_handles_escapes_texts(store: FeatureStore) -> None:
-    for name, handle in shown(store).items():
+def test_repr_html_of_handles_escapes_texts(hostile_store: FeatureStore) -> None:
+    for name, handle in shown(hostile_store).items():
         page = Page(handle._repr_html_())
         assert page.tags <= TAGS, name
         assert page.tags & {"table", "pre"}, name
@@ -89,8 +89,10 @@ def test_repr_html_of_handles_escapes_texts(store: FeatureStore) -> None:
         assert "\x1b" not in page.text, name
 
 
-def test_repr_html_contains_expected_texts(store: FeatureStore) -> None:
-    actual = {name: Page(handle._repr_html_()).text for name, handle in shown(store).items()}
+def test_repr_html_contains_expected_texts(hostile_store: FeatureStore) -> None:
+    actual = {
+        name: Page(handle._repr_html_()).text for name, handle in shown(hostile_store).items()
+    }
     texts = {
         "group": ("weather v1", "origin", "team=<script>", "event time", "word"),
         "groups": ("warm", "weather"),
@@ -108,8 +110,8 @@ def test_repr_html_contains_expected_texts(store: FeatureStore) -> None:
             assert text in actual[name], (name, text)
 
 
-def test_listing_behaves_like_list(store: FeatureStore) -> None:
-    history = store.get_featuregroup_history("weather")
+def test_listing_behaves_like_list(hostile_store: FeatureStore) -> None:
+    history = hostile_store.get_featuregroup_history("weather")
     assert isinstance(history, Listing)
     assert history == list(history)
     assert pickle.loads(pickle.dumps(history)) == history

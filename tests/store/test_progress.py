@@ -98,17 +98,17 @@ def test_progress_of_write_export_read_and_download(
 
 @pytest.mark.parametrize("switch", ["argument", "variable", "short call", "pipe", "thread"])
 def test_progress_is_off(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
     terminal: Terminal,
     monkeypatch: pytest.MonkeyPatch,
     switch: str,
 ) -> None:
     def write() -> None:
-        duckdb_store.create_featuregroup(chunks(1), "points", primary_key="id")
+        empty_store.create_featuregroup(chunks(1), "points", primary_key="id")
 
     monkeypatch.setattr(sys, "stderr", terminal.file)
     if switch == "argument":
-        featurestore.connect(duckdb_store.location, progress=False)
+        featurestore.connect(empty_store.location, progress=False)
     elif switch == "variable":
         monkeypatch.setenv(progress.SETTING, "off")
     elif switch == "short call":
@@ -124,20 +124,20 @@ def test_progress_is_off(
     assert terminal.text() == ""
 
 
-def test_progress_that_is_off_costs_microseconds(duckdb_store: FeatureStore) -> None:
-    bare: Callable[[object], str] = type(duckdb_store).get_latest_featuregroup_version
+def test_progress_that_is_off_costs_microseconds(empty_store: FeatureStore) -> None:
+    bare: Callable[[object], str] = type(empty_store).get_latest_featuregroup_version
     assert bare.__wrapped__ is not None  # type: ignore[attr-defined]
     assert timeit.timeit(lambda: progress.advance(1), number=10_000) < 0.1
     assert timeit.timeit(progress._is_enabled, number=10_000) < 0.5
 
 
 def test_progress_survives_closed_terminal(
-    duckdb_store: FeatureStore, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stderr", terminal.file)
     monkeypatch.setattr(progress, "_setting", True)
     terminal.text()
-    group = duckdb_store.create_featuregroup(chunks(2), "points", primary_key="id")
+    group = empty_store.create_featuregroup(chunks(2), "points", primary_key="id")
     assert group.version == 1
 
 

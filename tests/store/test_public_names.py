@@ -162,19 +162,20 @@ ELSEWHERE = [
 ]
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_store_methods_and_module_functions_share_arguments(name: str) -> None:
-    method = inspect.signature(getattr(FeatureStore, name))
-    function = inspect.signature(getattr(featurestore, name))
-    assert list(method.parameters)[1:] == list(function.parameters)
-    positional, _, keywords = PARAMETERS[name].partition("*")
-    actual = function.parameters
-    for argument in [*positional.split(), *keywords.split()]:
-        assert argument in actual, argument
-    for argument in keywords.split():
-        assert actual[argument].kind is inspect.Parameter.KEYWORD_ONLY, argument
-    assert list(actual)[: len(positional.split())] == positional.split()
-    assert getattr(featurestore, name).__doc__
+def test_store_methods_and_module_functions_share_arguments(subtests: pytest.Subtests) -> None:
+    for name, arguments in PARAMETERS.items():
+        with subtests.test(name):
+            method = inspect.signature(getattr(FeatureStore, name))
+            function = inspect.signature(getattr(featurestore, name))
+            assert list(method.parameters)[1:] == list(function.parameters)
+            positional, _, keywords = arguments.partition("*")
+            actual = function.parameters
+            for argument in [*positional.split(), *keywords.split()]:
+                assert argument in actual, argument
+            for argument in keywords.split():
+                assert actual[argument].kind is inspect.Parameter.KEYWORD_ONLY, argument
+            assert list(actual)[: len(positional.split())] == positional.split()
+            assert getattr(featurestore, name).__doc__
 
 
 def test_module_dir_lists_public_names() -> None:
@@ -230,10 +231,13 @@ def test_connect_resolves_location_and_engine(
         assert repr(store) == f"FeatureStore(location='{tmp_path}/argument', engine='duckdb')"
 
 
-@pytest.mark.parametrize("location", ["viewfs://x/y", "dbfs:/x", "ftp://x/y"])
-def test_connect_unsupported_file_system_raises(location: str) -> None:
-    with pytest.raises(featurestore.errors.UnsupportedLocation, match="mount point"):
-        connect(location)
+def test_connect_unsupported_file_system_raises(subtests: pytest.Subtests) -> None:
+    for location in ("viewfs://x/y", "dbfs:/x", "ftp://x/y"):
+        with (
+            subtests.test(location),
+            pytest.raises(featurestore.errors.UnsupportedLocation, match="mount point"),
+        ):
+            connect(location)
 
 
 def test_connect_unknown_engine_lists_available(tmp_path: Path) -> None:
@@ -260,24 +264,21 @@ featurestore.visualize_featuregroup_correlations("eit_school")
     assert "col_9" in process.stdout
 
 
-@pytest.mark.parametrize(
-    ("call", "request_type", "extra_arguments"),
-    [
+def test_request_fields_match_call_arguments(subtests: pytest.Subtests) -> None:
+    requests: list[tuple[Any, type[Any], set[str]]] = [
         (featurestore.job, FeatureJobRequest, set()),
         (featurestore.sql_job, FeatureJobRequest, {"sql"}),
         (featurestore.training_job, TrainingJobRequest, set()),
         (FeatureStore.create_training_dataset, TrainingDatasetRequest, {"data", "progress"}),
-    ],
-    ids=["job", "sql_job", "training_job", "create_training_dataset"],
-)
-def test_request_fields_match_call_arguments(
-    call: Any, request_type: type[Any], extra_arguments: set[str]
-) -> None:
-    parameters = inspect.signature(call).parameters
-    fields = {field.name: field for field in dataclasses.fields(request_type)}
-    assert set(parameters) - {"self", *extra_arguments} == set(fields)
-    filled_in = {"name", "featuregroup"}  # by the function's name, or by the job's
-    for name in set(fields) - filled_in:
-        default = fields[name].default
-        missing = default is dataclasses.MISSING
-        assert parameters[name].default == (inspect.Parameter.empty if missing else default), name
+    ]
+    for call, request_type, extra_arguments in requests:
+        with subtests.test(call.__name__):
+            parameters = inspect.signature(call).parameters
+            fields = {field.name: field for field in dataclasses.fields(request_type)}
+            assert set(parameters) - {"self", *extra_arguments} == set(fields)
+            filled_in = {"name", "featuregroup"}  # by the function's name, or by the job's
+            for name in set(fields) - filled_in:
+                default = fields[name].default
+                if default is dataclasses.MISSING:
+                    default = inspect.Parameter.empty
+                assert parameters[name].default == default, name

@@ -60,48 +60,46 @@ def public_records() -> list[type]:
     return list(records)
 
 
-@pytest.mark.parametrize(
-    "record_type", public_records(), ids=lambda record_type: record_type.__name__
-)
-def test_public_record_prints_within_100_columns(record_type: type) -> None:
-    assert not is_generated(record_type)
-    if record_type.__repr__ is not display.record_repr:
-        return  # tests/store/test_notebook_html.py prints these records
-    for value in ("x" * 500, "line\n" * 50, ["name"] * 200, {"key": "\x1b[31m" * 60}):
-        record = object.__new__(record_type)
-        for field in dataclasses.fields(record_type):
-            object.__setattr__(record, field.name, value)
-        lines = repr(record).splitlines()
-        assert max(map(len, lines)) <= WIDTH
-        assert "\x1b" not in repr(record)
-
-
-def test_public_records_are_found() -> None:
-    names = {record_type.__name__ for record_type in public_records()}
+def test_public_records_print_within_100_columns(subtests: pytest.Subtests) -> None:
+    record_types = public_records()
+    for record_type in record_types:
+        with subtests.test(record_type.__name__):
+            assert not is_generated(record_type)
+            if record_type.__repr__ is not display.record_repr:
+                continue  # tests/store/test_notebook_html.py prints these records
+            for value in ("x" * 500, "line\n" * 50, ["name"] * 200, {"key": "\x1b[31m" * 60}):
+                record = object.__new__(record_type)
+                for field in dataclasses.fields(record_type):
+                    object.__setattr__(record, field.name, value)
+                lines = repr(record).splitlines()
+                assert max(map(len, lines)) <= WIDTH
+                assert "\x1b" not in repr(record)
+    names = {record_type.__name__ for record_type in record_types}
     assert names >= {"Commit", "Run", "JobStatus", "SourceSpec", "ValidationReport", "Match"}
 
 
-def test_lists_print_as_tables(duckdb_store: FeatureStore) -> None:
+def test_lists_print_as_tables(empty_store: FeatureStore) -> None:
     rows = [{"key": 1, "x": 0.5}]
     for number in range(3):
-        duckdb_store.create_featuregroup(rows, f"group{number}", description="long " * 50)
-    duckdb_store.add_source("shop", "sqlite:///shop.db")
-    duckdb_store.add_alert_channel("ops", "log")
+        empty_store.create_featuregroup(rows, f"group{number}", description="long " * 50)
+    empty_store.add_source("shop", "sqlite:///shop.db")
+    empty_store.add_alert_channel("ops", "log")
     for records in (
-        duckdb_store.get_featuregroups(),
-        duckdb_store.get_featuregroup_history("group0"),
-        duckdb_store.get_sources(),
-        duckdb_store.get_alert_channels(),
-        duckdb_store.search("group"),
+        empty_store.get_featuregroups(),
+        empty_store.get_featuregroup_history("group0"),
+        empty_store.get_sources(),
+        empty_store.get_alert_channels(),
+        empty_store.search("group"),
     ):
         lines = repr(records).splitlines()
         assert len(lines) == len(records) + 2
         assert set(lines[1]) == {"-", " "}
         assert max(map(len, lines)) <= WIDTH
-    assert repr(duckdb_store.get_alerts()) == "[]"
+    assert repr(empty_store.get_alerts()) == "[]"
 
 
-@pytest.mark.parametrize("module", [transform, experiments, featurestore])
-def test_module_lists_public_names_only(module: Any) -> None:
-    assert dir(module) == sorted(module.__all__)
-    assert all(getattr(module, name) is not None for name in module.__all__)
+def test_module_lists_public_names_only(subtests: pytest.Subtests) -> None:
+    for module in (transform, experiments, featurestore):
+        with subtests.test(module.__name__):
+            assert dir(module) == sorted(module.__all__)
+            assert all(getattr(module, name) is not None for name in module.__all__)

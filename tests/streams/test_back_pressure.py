@@ -40,7 +40,7 @@ def test_backlog_is_read_in_bounded_micro_batches(
 
 
 def test_backlog_of_long_records_stays_within_memory_bound(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
     broker: Broker,
     job_file: JobFile,
     landings: Landings,
@@ -51,10 +51,10 @@ def test_backlog_of_long_records_stays_within_memory_bound(
     monkeypatch.setattr(consumer, "_MAX_MESSAGES", call)
     topic = broker.topic(2)
     broker.send(topic, [click(number, more="x" * long) for number in range(300)])
-    duckdb_store.add_source("events", broker.uri)
-    duckdb_store.register_jobs(job_file(job(topic)))
+    empty_store.add_source("events", broker.uri)
+    empty_store.register_jobs(job_file(job(topic)))
     allocated_before = pa.total_allocated_bytes()
-    (run,) = duckdb_store.run_job("clicks")
+    (run,) = empty_store.run_job("clicks")
     assert run.rows == 300
     most = bound + call * 2 * long
     assert max(landings.bytes) <= most

@@ -84,16 +84,16 @@ EXPECTED = {
 
 @pytest.mark.parametrize("op", ["c", "r", "u"])
 def test_change_event_with_schema_keeps_exact_values(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, op: str
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, op: str
 ) -> None:
     event = json_event({"id": 1}, envelope(op, None, ROW, NOON), TYPES)
-    run(monkeypatch, duckdb_store, job(), MemoryTopics([[event]]))
-    assert quarantined(duckdb_store, "customers") == []
-    assert rows_of(duckdb_store, "customers") == [EXPECTED]
+    run(monkeypatch, empty_store, job(), MemoryTopics([[event]]))
+    assert quarantined(empty_store, "customers") == []
+    assert rows_of(empty_store, "customers") == [EXPECTED]
 
 
 def test_mysql_event_without_schema_reads_unambiguous_values(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = job(schema={"id": "int64", "name": "string", "seen": "timestamp"})
     row = {"id": 1, "name": "Ann", "seen": "2024-04-24T23:06:40Z"}
@@ -101,15 +101,15 @@ def test_mysql_event_without_schema_reads_unambiguous_values(
     events = []
     for after in (row, number):
         events.append(json_event({"id": after["id"]}, envelope("c", None, after, NOON, MYSQL)))
-    run(monkeypatch, duckdb_store, spec, MemoryTopics([events]))
-    (stored_row,) = rows_of(duckdb_store, "customers")
+    run(monkeypatch, empty_store, spec, MemoryTopics([events]))
+    (stored_row,) = rows_of(empty_store, "customers")
     assert stored_row["seen"] == datetime(2024, 4, 24, 23, 6, 40, tzinfo=UTC)
-    (bad,) = quarantined(duckdb_store, "customers")
+    (bad,) = quarantined(empty_store, "customers")
     assert "seen is a number" in bad["reasons"][0]
 
 
 def test_avro_change_events_are_read_by_registered_schema(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     columns: list[dict[str, Any]] = [
         {"name": "id", "type": ["null", "int"]},
@@ -140,13 +140,13 @@ def test_avro_change_events_are_read_by_registered_schema(
     ]
     with schema_registry(schemas) as address:
         spec = job(schema_registry=address)
-        run(monkeypatch, duckdb_store, spec, MemoryTopics([events]))
-    assert quarantined(duckdb_store, "customers") == []
-    assert rows_of(duckdb_store, "customers") == [EXPECTED]
+        run(monkeypatch, empty_store, spec, MemoryTopics([events]))
+    assert quarantined(empty_store, "customers") == []
+    assert rows_of(empty_store, "customers") == [EXPECTED]
 
 
 def test_delete_events_and_tombstones_remove_rows(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key_only = {"id": 1, "name": None, "born": None, "seen": None, "price": None}
     events: list[Record] = [
@@ -157,16 +157,16 @@ def test_delete_events_and_tombstones_remove_rows(
         (json_event({"id": 1}, {}, TYPES)[0], None),
     ]
     topics = MemoryTopics([events[:3]])
-    run(monkeypatch, duckdb_store, job(), topics)
-    names = [row["name"] for row in rows_of(duckdb_store, "customers")]
+    run(monkeypatch, empty_store, job(), topics)
+    names = [row["name"] for row in rows_of(empty_store, "customers")]
     assert sorted(names) == ["Ann", "Ann", "Bea"]
-    run(monkeypatch, duckdb_store, job(), MemoryTopics([events], [1]))
-    assert [row["id"] for row in rows_of(duckdb_store, "customers")] == [2]
-    assert quarantined(duckdb_store, "customers") == []
+    run(monkeypatch, empty_store, job(), MemoryTopics([events], [1]))
+    assert [row["id"] for row in rows_of(empty_store, "customers")] == [2]
+    assert quarantined(empty_store, "customers") == []
 
 
 def test_invalid_change_events_are_quarantined_with_reason(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = {**ROW, "name": "__debezium_unavailable_value"}
     events: list[Record] = [
@@ -176,8 +176,8 @@ def test_invalid_change_events_are_quarantined_with_reason(
         (b'{"id": 1}', b'{"id": 1}'),
         (b'{"id": 1}', b"no JSON"),
     ]
-    run(monkeypatch, duckdb_store, job(), MemoryTopics([events]))
-    reasons = [row["reasons"][0] for row in quarantined(duckdb_store, "customers")]
+    run(monkeypatch, empty_store, job(), MemoryTopics([events]))
+    reasons = [row["reasons"][0] for row in quarantined(empty_store, "customers")]
     assert reasons == [
         "the change event truncates the table (op 't')",
         "the change event has no 'after'",
@@ -207,7 +207,7 @@ UNAVAILABLE_FORMS: list[tuple[Any, Any]] = [
 
 @pytest.mark.parametrize("has_schema", [True, False])
 def test_unchanged_large_value_is_quarantined_in_each_form(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, has_schema: bool
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, has_schema: bool
 ) -> None:
     schema: dict[str, Any] = {"id": "int64"}
     types: dict[str, dict[str, Any]] = {"id": {"type": "int32"}}
@@ -224,8 +224,8 @@ def test_unchanged_large_value_is_quarantined_in_each_form(
         payload = envelope("u", None, row, NOON)
         events.append(json_event({"id": number}, payload, types if has_schema else None))
     spec = job(schema=schema)
-    run(monkeypatch, duckdb_store, spec, MemoryTopics([events]))
-    assert [row["reasons"][0] for row in quarantined(duckdb_store, "customers")] == [
+    run(monkeypatch, empty_store, spec, MemoryTopics([events]))
+    assert [row["reasons"][0] for row in quarantined(empty_store, "customers")] == [
         f"large{number} did not change and is not in the event (REPLICA IDENTITY FULL includes it)"
         for number in range(len(UNAVAILABLE_FORMS))
     ]
@@ -233,7 +233,7 @@ def test_unchanged_large_value_is_quarantined_in_each_form(
 
 @pytest.mark.parametrize("has_schema", [True, False])
 def test_values_that_connectors_write_as_strings_are_converted(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, has_schema: bool
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, has_schema: bool
 ) -> None:
     """Floats that JSON does not have, and dates and decimals of connectors configured for strings."""
     schema = {
@@ -268,9 +268,9 @@ def test_values_that_connectors_write_as_strings_are_converted(
     for row in rows:
         payload = envelope("c", None, row, NOON)
         events.append(json_event({"id": row["id"]}, payload, types if has_schema else None))
-    run(monkeypatch, duckdb_store, job(schema=schema), MemoryTopics([events]))
-    assert quarantined(duckdb_store, "customers") == []
-    first, second = rows_of(duckdb_store, "customers")
+    run(monkeypatch, empty_store, job(schema=schema), MemoryTopics([events]))
+    assert quarantined(empty_store, "customers") == []
+    first, second = rows_of(empty_store, "customers")
     assert math.isnan(first["ratio"])
     assert first["small"] == math.inf
     assert first["day"] == date(2024, 2, 29)
@@ -283,7 +283,7 @@ def test_values_that_connectors_write_as_strings_are_converted(
 
 @pytest.mark.parametrize("has_schema", [True, False])
 def test_tombstone_with_key_of_strings_deletes_row(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, has_schema: bool
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, has_schema: bool
 ) -> None:
     types: dict[str, Any] = {
         "day": {"type": "string", "name": "io.debezium.time.IsoDate"},
@@ -297,9 +297,9 @@ def test_tombstone_with_key_of_strings_deletes_row(
         )
     events.append((events[0][0], None))
     spec = job(schema={"day": "date", "price": pa.decimal128(10, 2)}, primary_key=("day", "price"))
-    run(monkeypatch, duckdb_store, spec, MemoryTopics([events]))
-    assert quarantined(duckdb_store, "customers") == []
-    assert [row["price"] for row in rows_of(duckdb_store, "customers")] == [Decimal("2.5")]
+    run(monkeypatch, empty_store, spec, MemoryTopics([events]))
+    assert quarantined(empty_store, "customers") == []
+    assert [row["price"] for row in rows_of(empty_store, "customers")] == [Decimal("2.5")]
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_tombstone_with_key_of_strings_deletes_row(
     [("1234", True, Decimal(1234)), ("1234", False, None), ("NAN", True, None), ("", True, None)],
 )
 def test_decimal_string_without_point_needs_schema(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
     monkeypatch: pytest.MonkeyPatch,
     text: str,
     has_schema: bool,
@@ -317,11 +317,11 @@ def test_decimal_string_without_point_needs_schema(
     types = {"id": {"type": "int32"}, "price": {"type": "string"}} if has_schema else None
     event = json_event({"id": 1}, envelope("c", None, {"id": 1, "price": text}, NOON), types)
     spec = job(schema={"id": "int64", "price": pa.decimal128(10, 2)})
-    run(monkeypatch, duckdb_store, spec, MemoryTopics([[event]]))
-    assert [row["price"] for row in rows_of(duckdb_store, "customers")] == (
+    run(monkeypatch, empty_store, spec, MemoryTopics([[event]]))
+    assert [row["price"] for row in rows_of(empty_store, "customers")] == (
         [] if expected is None else [expected]
     )
-    assert len(quarantined(duckdb_store, "customers")) == (expected is None)
+    assert len(quarantined(empty_store, "customers")) == (expected is None)
 
 
 @pytest.mark.parametrize("engine", ["duckdb", pytest.param("spark", marks=pytest.mark.spark)])
@@ -450,7 +450,7 @@ def decoded_changes(lines: list[str]) -> list[Record]:
 
 @pytest.mark.postgres
 def test_decoded_postgres_log_reproduces_table(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, postgres_server: str
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, postgres_server: str
 ) -> None:
     import psycopg
 
@@ -474,10 +474,10 @@ def test_decoded_postgres_log_reproduces_table(
         assert event[0] is not None
         partitions[json.loads(event[0])["id"] % 2].append(event)
     spec = job(schema={"id": "int64", "name": "string"}, created_time=None)
-    run(monkeypatch, duckdb_store, spec, MemoryTopics(partitions, [7, 30, 1]))
-    assert quarantined(duckdb_store, "customers") == []
+    run(monkeypatch, empty_store, spec, MemoryTopics(partitions, [7, 30, 1]))
+    assert quarantined(empty_store, "customers") == []
     latest: dict[int, tuple[datetime, str]] = {}
-    for row in rows_of(duckdb_store, "customers"):
+    for row in rows_of(empty_store, "customers"):
         latest[row["id"]] = max(
             latest.get(row["id"], (utc_time(0), "")), (row["changed_at"], row["name"])
         )

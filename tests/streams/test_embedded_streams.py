@@ -40,23 +40,23 @@ def quarantined(store: FeatureStore, name: str = "clicks") -> list[dict[str, Any
 
 
 def test_stream_run_reads_new_records_only(
-    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
+    empty_store: FeatureStore, broker: Broker, job_file: JobFile
 ) -> None:
     topic = broker.topic(3)
     broker.send(topic, clicks(0, 50))
-    registered(duckdb_store, broker, job_file(job(topic, batch_records=20)))
-    (run,) = duckdb_store.run_job("clicks")
+    registered(empty_store, broker, job_file(job(topic, batch_records=20)))
+    (run,) = empty_store.run_job("clicks")
     assert (run.state, run.rows) == ("done", 50)
-    assert ids(duckdb_store) == list(range(50))
-    assert duckdb_store.run_job("clicks") == []
+    assert ids(empty_store) == list(range(50))
+    assert empty_store.run_job("clicks") == []
     broker.send(topic, clicks(50, 60))
-    (run,) = duckdb_store.run_job("clicks")
+    (run,) = empty_store.run_job("clicks")
     assert run.rows == 10
-    assert ids(duckdb_store) == list(range(60))
+    assert ids(empty_store) == list(range(60))
 
 
 def test_unreadable_records_are_quarantined_with_offset_and_reason(
-    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
+    empty_store: FeatureStore, broker: Broker, job_file: JobFile
 ) -> None:
     topic = broker.topic(1)
     poison = [
@@ -70,10 +70,10 @@ def test_unreadable_records_are_quarantined_with_offset_and_reason(
         None,
     ]
     broker.send(topic, [click(0), *poison, click(1, more="left alone"), click(2, user=None)])
-    registered(duckdb_store, broker, job_file(job(topic)))
-    duckdb_store.run_job("clicks")
-    assert ids(duckdb_store) == [0, 1, 2]
-    actual = sorted(quarantined(duckdb_store), key=lambda row: row["record_offset"])
+    registered(empty_store, broker, job_file(job(topic)))
+    empty_store.run_job("clicks")
+    assert ids(empty_store) == [0, 1, 2]
+    actual = sorted(quarantined(empty_store), key=lambda row: row["record_offset"])
     assert [row["record_offset"] for row in actual] == list(range(1, 9))
     assert {(row["record_topic"], row["record_partition"]) for row in actual} == {(topic, 0)}
     assert [row["record_value"] for row in actual] == poison
@@ -102,7 +102,7 @@ def test_unreadable_records_are_quarantined_with_offset_and_reason(
     ],
 )
 def test_invalid_stream_job_is_refused_before_writing(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
     broker: Broker,
     job_file: JobFile,
     arguments: dict[str, Any],
@@ -110,40 +110,40 @@ def test_invalid_stream_job_is_refused_before_writing(
     words: str,
 ) -> None:
     file = job_file(job(**{"topic": broker.topic(1), **arguments}))
-    duckdb_store.add_source("events", broker.uri)
+    empty_store.add_source("events", broker.uri)
     with pytest.raises(error) as raised:
-        duckdb_store.register_jobs(file)
+        empty_store.register_jobs(file)
     assert words in str(raised.value)
-    assert duckdb_store.get_jobs() == []
-    assert duckdb_store.get_featuregroups() == []
+    assert empty_store.get_jobs() == []
+    assert empty_store.get_featuregroups() == []
 
 
 def test_unreachable_broker_error_names_address(
-    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, broker: Broker, job_file: JobFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("featurestore_connectors.kafka.consumer.TIMEOUT_SECONDS", 0.5)
-    duckdb_store.add_source("events", "kafka://127.0.0.1:9")
+    empty_store.add_source("events", "kafka://127.0.0.1:9")
     with pytest.raises(SourceUnavailable, match=r"127\.0\.0\.1:9"):
-        duckdb_store.register_jobs(job_file(job("clicks")))
+        empty_store.register_jobs(job_file(job("clicks")))
 
 
 def test_lost_offsets_and_recreated_topics_fail_run(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
     broker: Broker,
     job_file: JobFile,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     topic = broker.topic(1)
     broker.send(topic, clicks(0, 10))
-    registered(duckdb_store, broker, job_file(job(topic)))
-    duckdb_store.run_job("clicks")
+    registered(empty_store, broker, job_file(job(topic)))
+    empty_store.run_job("clicks")
     broker.send(topic, clicks(10, 20))
     broker.cut(topic, 0, 15)
     with pytest.raises(JobFailed, match="10 to 14 of partition 0 were removed"):
-        duckdb_store.run_job("clicks")
-    duckdb_store.register_jobs(job_file(job(topic, on_lost="skip")))
-    duckdb_store.run_job("clicks")
-    assert ids(duckdb_store) == [*range(10), *range(15, 20)]
+        empty_store.run_job("clicks")
+    empty_store.register_jobs(job_file(job(topic, on_lost="skip")))
+    empty_store.run_job("clicks")
+    assert ids(empty_store) == [*range(10), *range(15, 20)]
 
     broker.delete(topic)
     broker.topic(1, name=topic)
@@ -151,44 +151,44 @@ def test_lost_offsets_and_recreated_topics_fail_run(
     with monkeypatch.context() as brokers:  # that are too old to tell the id of a topic
         brokers.setattr(KafkaStream, "_topic_id", lambda self, name: None)
         with pytest.raises(JobFailed, match="ends at offset 3, but was read up to 20"):
-            duckdb_store.run_job("clicks")
+            empty_store.run_job("clicks")
     broker.send(topic, clicks(103, 130))  # more offsets than were read, yet another topic
     with pytest.raises(JobFailed, match="recreated"):
-        duckdb_store.run_job("clicks")
-    assert len(ids(duckdb_store)) == 15
-    duckdb_store.register_jobs(job_file(job(topic, on_lost="skip", generation=2)))
-    duckdb_store.run_job("clicks")
-    assert ids(duckdb_store)[-30:] == list(range(100, 130))
+        empty_store.run_job("clicks")
+    assert len(ids(empty_store)) == 15
+    empty_store.register_jobs(job_file(job(topic, on_lost="skip", generation=2)))
+    empty_store.run_job("clicks")
+    assert ids(empty_store)[-30:] == list(range(100, 130))
 
 
 def test_added_partitions_are_read_from_first_record(
-    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
+    empty_store: FeatureStore, broker: Broker, job_file: JobFile
 ) -> None:
     topic = broker.topic(1)
     broker.send(topic, clicks(0, 10))
-    registered(duckdb_store, broker, job_file(job(topic, begin="latest")))
-    duckdb_store.run_job("clicks")
-    assert ids(duckdb_store) == []
+    registered(empty_store, broker, job_file(job(topic, begin="latest")))
+    empty_store.run_job("clicks")
+    assert ids(empty_store) == []
     broker.add_partitions(topic, 3)
     broker.send(topic, clicks(10, 40))
-    duckdb_store.run_job("clicks")
-    assert ids(duckdb_store) == list(range(10, 40))
+    empty_store.run_job("clicks")
+    assert ids(empty_store) == list(range(10, 40))
 
 
 def test_run_of_bad_records_fails_and_alerts(
-    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
+    empty_store: FeatureStore, broker: Broker, job_file: JobFile
 ) -> None:
     topic = broker.topic(1)
     broker.send(topic, [click(number, user=number) for number in range(120)])
-    duckdb_store.add_alert_channel("ops", "log")
-    registered(duckdb_store, broker, job_file(job(topic, alert=["ops"])))
+    empty_store.add_alert_channel("ops", "log")
+    registered(empty_store, broker, job_file(job(topic, alert=["ops"])))
     with pytest.raises(JobFailed, match=r"120 of 120 .* \(120 records\): user is a number"):
-        duckdb_store.run_job("clicks")
-    assert len(quarantined(duckdb_store)) == 120
-    (message,) = duckdb_store.get_alerts()
+        empty_store.run_job("clicks")
+    assert len(quarantined(empty_store)) == 120
+    (message,) = empty_store.get_alerts()
     assert (message.alert.event, message.alert.job) == ("begin", "clicks")
     broker.send(topic, clicks(200, 210))
-    duckdb_store.run_job("clicks")
-    events = sorted(message.alert.event for message in duckdb_store.get_alerts())
+    empty_store.run_job("clicks")
+    events = sorted(message.alert.event for message in empty_store.get_alerts())
     assert events == ["begin", "end"]
-    assert ids(duckdb_store) == list(range(200, 210))
+    assert ids(empty_store) == list(range(200, 210))

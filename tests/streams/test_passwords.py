@@ -26,14 +26,14 @@ def options(mechanism: str, user: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(("mechanism", "user"), [("PLAIN", USER), ("SCRAM-SHA-256", "scram")])
 def test_stream_authenticates_with_referenced_secret(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
     broker: Broker,
     job_file: JobFile,
     monkeypatch: pytest.MonkeyPatch,
     mechanism: str,
     user: str,
 ) -> None:
-    store, topic = duckdb_store, broker.topic(2)
+    store, topic = empty_store, broker.topic(2)
     broker.send(topic, clicks(0, 20))
     broker.add_user("scram", PASSWORD)
     monkeypatch.setenv("EVENTS_PASSWORD", PASSWORD)
@@ -53,16 +53,16 @@ def test_stream_authenticates_with_referenced_secret(
 
 
 def test_wrong_password_error_omits_password(
-    duckdb_store: FeatureStore, broker: Broker, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumer, "TIMEOUT_SECONDS", 2.0)
     monkeypatch.setenv("EVENTS_PASSWORD", "wr0ng&guess")
-    duckdb_store.add_source(
+    empty_store.add_source(
         "events",
         f"kafka://{broker.secured}",
         secret="env:EVENTS_PASSWORD",
         options=options("PLAIN", USER),
     )
     with pytest.raises(SourceUnavailable, match="reject the user") as caught:
-        duckdb_store.read_source("events", table="clicks")
+        empty_store.read_source("events", table="clicks")
     assert "wr0ng&guess" not in f"{caught.value!r} {caught.value}"

@@ -208,21 +208,21 @@ def _comparable(value: Any) -> Any:
 
 
 def test_real_change_events_reproduce_postgres_table(
-    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile, shop: Connect
+    empty_store: FeatureStore, broker: Broker, job_file: JobFile, shop: Connect
 ) -> None:
     key = ("region", "id")
-    duckdb_store.add_source("events", broker.uri)
+    empty_store.add_source("events", broker.uri)
     with psycopg.connect(shop.database, autocommit=True) as connection:
 
         def check(types: Mapping[str, str]) -> None:
             shop.wait()
             jobs = [job(shop.topic(name, "things"), name, types, key) for name in CONNECTORS]
-            duckdb_store.register_jobs(job_file("\n".join(jobs)))
+            empty_store.register_jobs(job_file("\n".join(jobs)))
             expected = rows_of_table(connection, "things")
             for name in CONNECTORS:
-                duckdb_store.run_job(name)
-                assert quarantined(duckdb_store, name) == []
-                assert current_rows(duckdb_store, name, key) == expected
+                empty_store.run_job(name)
+                assert quarantined(empty_store, name) == []
+                assert current_rows(empty_store, name, key) == expected
 
         shop.wait_for_slots()
         # Some of these changes are committed while the connectors read their snapshots.
@@ -246,10 +246,10 @@ def test_real_change_events_reproduce_postgres_table(
 
 
 def test_unchanged_large_values_need_full_replica_identity(
-    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile, shop: Connect
+    empty_store: FeatureStore, broker: Broker, job_file: JobFile, shop: Connect
 ) -> None:
     """An event without a value of its row is quarantined, for each type of column."""
-    duckdb_store.add_source("events", broker.uri)
+    empty_store.add_source("events", broker.uri)
     shop.wait()
     with psycopg.connect(shop.database, autocommit=True) as connection:
         for number, (name, value) in enumerate(LARGE.items()):
@@ -262,15 +262,15 @@ def test_unchanged_large_values_need_full_replica_identity(
         jobs = []
         for name in CONNECTORS:
             jobs.append(job(shop.topic(name, "documents"), name, DOCUMENT_TYPES, "id"))
-        duckdb_store.register_jobs(job_file("\n".join(jobs)))
+        empty_store.register_jobs(job_file("\n".join(jobs)))
         for name in CONNECTORS:
-            duckdb_store.run_job(name)
+            empty_store.run_job(name)
             columns = [column for column in LARGE if column not in NULL_IF_UNCHANGED[name]]
-            reasons = [row["reasons"][0] for row in quarantined(duckdb_store, name)]
+            reasons = [row["reasons"][0] for row in quarantined(empty_store, name)]
             assert {reason.split(" (")[0] for reason in reasons} == {
                 f"{column} did not change and is not in the event" for column in columns
             }
-            rows = current_rows(duckdb_store, name, ("id",))
+            rows = current_rows(empty_store, name, ("id",))
             assert [row["id"] for row in rows if row["note"] is None] == [
                 number for number, column in enumerate(LARGE) if column in columns
             ]
@@ -279,7 +279,7 @@ def test_unchanged_large_values_need_full_replica_identity(
         expected = rows_of_table(connection, "documents")
         shop.wait()
         for name in CONNECTORS:
-            duckdb_store.run_job(name)
-            bad = quarantined(duckdb_store, name)
+            empty_store.run_job(name)
+            bad = quarantined(empty_store, name)
             assert len(bad) == len(LARGE) - len(NULL_IF_UNCHANGED[name])
-            assert current_rows(duckdb_store, name, ("id",)) == expected
+            assert current_rows(empty_store, name, ("id",)) == expected

@@ -65,18 +65,18 @@ def values(*records: bytes | None) -> list[Record]:
 
 
 def test_bad_records_are_quarantined_without_failing_run(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics = MemoryTopics([values(*BAD, GOOD)], [4])
-    run(monkeypatch, duckdb_store, job(partition_by="kind"), topics)
-    assert [row["id"] for row in rows_of(duckdb_store, "g")] == [1]
-    actual = quarantined(duckdb_store, "g")
+    run(monkeypatch, empty_store, job(partition_by="kind"), topics)
+    assert [row["id"] for row in rows_of(empty_store, "g")] == [1]
+    actual = quarantined(empty_store, "g")
     assert [row["record_value"] for row in actual] == BAD
     assert all(row["reasons"][0] for row in actual)
 
 
 def test_records_with_oversized_cells_are_quarantined(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEATURESTORE_CELL_BYTES", "64")
     texts = {1: "k" * 64, 2: "k" * 65, 3: "k", 4: "\u00e4" * 33}
@@ -84,9 +84,9 @@ def test_records_with_oversized_cells_are_quarantined(
         json.dumps({"id": key, "at": "2024-01-01T00:00:00Z", "kind": text}).encode()
         for key, text in texts.items()
     ]
-    run(monkeypatch, duckdb_store, job(), MemoryTopics([values(*records)], [4]))
-    assert sorted(row["id"] for row in rows_of(duckdb_store, "g")) == [1, 3]
-    assert [row["reasons"] for row in quarantined(duckdb_store, "g")] == [
+    run(monkeypatch, empty_store, job(), MemoryTopics([values(*records)], [4]))
+    assert sorted(row["id"] for row in rows_of(empty_store, "g")) == [1, 3]
+    assert [row["reasons"] for row in quarantined(empty_store, "g")] == [
         ["kind has more than 64 bytes"]
     ] * 2
 
@@ -212,21 +212,21 @@ def test_out_of_range_instants_are_bad_records() -> None:
 
 
 def test_run_with_mostly_bad_records_fails(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = [b'{"id": "one"}'] * 60
     good = [json.dumps({"id": n, "at": "2024-01-01T00:00:00Z"}).encode() for n in range(40)]
     topics = MemoryTopics([values(*good, *bad)], [1000])
     with pytest.raises(BadRecord, match=r"60 of 100 records .* \(60 records\): id is a string"):
-        run(monkeypatch, duckdb_store, job(), topics)
-    assert len(rows_of(duckdb_store, "g")) == 40
-    assert len(quarantined(duckdb_store, "g")) == 60
+        run(monkeypatch, empty_store, job(), topics)
+    assert len(rows_of(empty_store, "g")) == 40
+    assert len(quarantined(empty_store, "g")) == 60
     lenient = featurestore.stream_job("h", most_bad=0.6, **arguments_of(job())).spec
-    assert run(monkeypatch, duckdb_store, lenient, topics).bad == 60
+    assert run(monkeypatch, empty_store, lenient, topics).bad == 60
     few = MemoryTopics([values(*bad)], [1000])
     assert (
         run(
-            monkeypatch, duckdb_store, featurestore.stream_job("i", **arguments_of(job())).spec, few
+            monkeypatch, empty_store, featurestore.stream_job("i", **arguments_of(job())).spec, few
         ).bad
         == 60
     )
@@ -248,20 +248,20 @@ def arguments_of(spec: JobSpec) -> dict[str, Any]:
     ],
 )
 def test_incompatible_stream_columns_create_next_version(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
     monkeypatch: pytest.MonkeyPatch,
     columns: dict[str, str],
     version: int,
 ) -> None:
     first = {"id": "int64", "at": "timestamp", "x": "int64"}
     topics = MemoryTopics([values(b'{"id": 1, "at": "2024-01-01T00:00:00Z", "x": 1}')])
-    run(monkeypatch, duckdb_store, job(schema=first), topics)
+    run(monkeypatch, empty_store, job(schema=first), topics)
     changed = job(schema=columns)
     assert changed.stream is not None
-    group = open_group(duckdb_store.session, "g").spec
+    group = open_group(empty_store.session, "g").spec
     assert bool(describe_column_changes(changed.stream, group)) == (version == 2)
     more = b'{"id": 2, "at": "2024-01-02T00:00:00Z", "x": 2}'
     topics = MemoryTopics([[*topics.partitions[0], (b"k", more)]])
-    progress = run(monkeypatch, duckdb_store, changed, topics)
+    progress = run(monkeypatch, empty_store, changed, topics)
     assert (progress.version, progress.bad) == (version, 0)
-    assert sorted(row["id"] for row in rows_of(duckdb_store, "g")) == [1, 2]
+    assert sorted(row["id"] for row in rows_of(empty_store, "g")) == [1, 2]

@@ -117,36 +117,36 @@ def test_stream_rows_are_independent_of_batch_boundaries(
 
 @pytest.mark.parametrize("size", [1, 100])
 def test_duplicate_record_is_written_once(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, size: int
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     topics = MemoryTopics([[record(1, 0, 5), record(1, 0, 5), record(2, 0, 6)]], [size])
-    run(monkeypatch, duckdb_store, job("g"), topics)
-    assert [(row["id"], row["x"]) for row in rows_of(duckdb_store, "g")] == [(1, 5), (2, 6)]
-    assert quarantined(duckdb_store, "g") == []
+    run(monkeypatch, empty_store, job("g"), topics)
+    assert [(row["id"], row["x"]) for row in rows_of(empty_store, "g")] == [(1, 5), (2, 6)]
+    assert quarantined(empty_store, "g") == []
 
 
 def test_quarantined_duplicate_has_offset_value_and_reason(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics = MemoryTopics([[record(1, 0, 5), record(1, 0, 6)]], [2])
-    run(monkeypatch, duckdb_store, job("g", on_duplicates="quarantine"), topics)
-    (row,) = quarantined(duckdb_store, "g")
+    run(monkeypatch, empty_store, job("g", on_duplicates="quarantine"), topics)
+    (row,) = quarantined(empty_store, "g")
     assert (row["record_offset"], row["x"]) == (1, 6)
     assert (row["record_key"], row["record_value"]) == record(1, 0, 6)
     assert row["reasons"] == ["another record has the same key and times"]
 
 
 def test_tombstone_deletes_earlier_rows_only(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = [record(1, 0, 1), record(1, 1, 2), record(2, 0, 3), tombstone(1)]
     topics = MemoryTopics([records], [3])
-    run(monkeypatch, duckdb_store, job("g", mode="upsert"), topics)
-    assert [row["id"] for row in rows_of(duckdb_store, "g")] == [2]
+    run(monkeypatch, empty_store, job("g", mode="upsert"), topics)
+    assert [row["id"] for row in rows_of(empty_store, "g")] == [2]
     topics = MemoryTopics([[*records, record(1, 0, 9), (b"x", None), (None, None)]], [3])
-    run(monkeypatch, duckdb_store, job("g", mode="upsert"), topics)
-    assert [(row["id"], row["x"]) for row in rows_of(duckdb_store, "g")] == [(1, 9), (2, 3)]
-    reasons = [row["reasons"][0] for row in quarantined(duckdb_store, "g")]
+    run(monkeypatch, empty_store, job("g", mode="upsert"), topics)
+    assert [(row["id"], row["x"]) for row in rows_of(empty_store, "g")] == [(1, 9), (2, 3)]
+    reasons = [row["reasons"][0] for row in quarantined(empty_store, "g")]
     assert reasons == [
         "the key: id is a string ('x'), which is not int64",
         "the record has neither key nor value",

@@ -98,20 +98,20 @@ def killed(
 
 @pytest.mark.slow
 def test_three_kills_write_each_record_once(
-    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
+    empty_store: FeatureStore, broker: Broker, job_file: JobFile
 ) -> None:
-    killed(duckdb_store, broker, job_file, records=4000, kills=3, batch_records=150)
+    killed(empty_store, broker, job_file, records=4000, kills=3, batch_records=150)
 
 
 @pytest.mark.soak
 def test_hundred_kills_write_each_record_once(
-    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
+    empty_store: FeatureStore, broker: Broker, job_file: JobFile
 ) -> None:
-    killed(duckdb_store, broker, job_file, records=200_000, kills=100, batch_records=200)
+    killed(empty_store, broker, job_file, records=200_000, kills=100, batch_records=200)
 
 
 @pytest.mark.soak
 def test_hundred_kills_with_shared_partitions_write_records_once(
-    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
+    empty_store: FeatureStore, broker: Broker, job_file: JobFile
 ) -> None:
-    killed_in_turns(duckdb_store, broker, job_file, records=200_000, kills=100, batch=200)
+    killed_in_turns(empty_store, broker, job_file, records=200_000, kills=100, batch=200)

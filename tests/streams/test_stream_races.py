@@ -39,7 +39,7 @@ def read(store: FeatureStore) -> int:
 
 
 def test_overtaken_reader_writes_no_duplicates(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
     broker: Broker,
     job_file: JobFile,
     monkeypatch: pytest.MonkeyPatch,
@@ -48,9 +48,9 @@ def test_overtaken_reader_writes_no_duplicates(
 
     topic = broker.topic(2)
     broker.send(topic, clicks(0, 40))
-    duckdb_store.add_source("events", broker.uri)
-    duckdb_store.register_jobs(job_file(job(topic, batch_records=10)))
-    second_store = featurestore.connect(duckdb_store.location, engine="duckdb")
+    empty_store.add_source("events", broker.uri)
+    empty_store.register_jobs(job_file(job(topic, batch_records=10)))
+    second_store = featurestore.connect(empty_store.location, engine="duckdb")
     overtaken = []
 
     def land(*args: Any, **kwargs: Any) -> Any:
@@ -60,34 +60,34 @@ def test_overtaken_reader_writes_no_duplicates(
             broker.send(topic, clicks(40, 45))
         return micro_batches.commit_micro_batch(*args, **kwargs)
 
-    read(duckdb_store)  # makes the group
+    read(empty_store)  # makes the group
     broker.send(topic, clicks(45, 60))
     monkeypatch.setattr(loop, "commit_micro_batch", land)
-    read(duckdb_store)
+    read(empty_store)
     monkeypatch.undo()
-    read(duckdb_store)
+    read(empty_store)
     assert overtaken
-    rows = duckdb_store.get_featuregroup("clicks").to_arrow()
+    rows = empty_store.get_featuregroup("clicks").to_arrow()
     assert sorted(rows.column("id").to_pylist()) == list(range(60))
     second_store.close()
 
 
 def test_consumer_group_runners_share_partitions(
-    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
+    empty_store: FeatureStore, broker: Broker, job_file: JobFile
 ) -> None:
     topic = broker.topic(4)
     broker.send(topic, clicks(0, 400))
-    duckdb_store.add_source("events", broker.uri)
+    empty_store.add_source("events", broker.uri)
     text = job(topic, batch_records=20, consumer_group=f"{topic}-readers", statistics=False)
-    duckdb_store.register_jobs(job_file(text))
-    second_store = featurestore.connect(duckdb_store.location, engine="duckdb")
+    empty_store.register_jobs(job_file(text))
+    second_store = featurestore.connect(empty_store.location, engine="duckdb")
     actual: list[Run] = []
     helper = threading.Thread(target=lambda: actual.extend(second_store.run_job("clicks")))
     helper.start()
-    actual += duckdb_store.run_job("clicks")
+    actual += empty_store.run_job("clicks")
     helper.join()
-    actual += duckdb_store.run_job("clicks")
+    actual += empty_store.run_job("clicks")
     assert sum(run.rows or 0 for run in actual) == 400
-    rows = duckdb_store.get_featuregroup("clicks").to_arrow()
+    rows = empty_store.get_featuregroup("clicks").to_arrow()
     assert sorted(rows.column("id").to_pylist()) == list(range(400))
     second_store.close()

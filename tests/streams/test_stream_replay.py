@@ -42,46 +42,46 @@ def registered(
 
 
 def test_stream_quarantine_has_record_positions(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics = MemoryTopics([[record(id=1, x=1), (b"key", b"not json")]])
-    run(monkeypatch, duckdb_store, job(), topics)
-    columns = duckdb_store.get_featuregroup_quarantine("g").columns
+    run(monkeypatch, empty_store, job(), topics)
+    columns = empty_store.get_featuregroup_quarantine("g").columns
     assert columns == [
         *("id", "at", "x", "reasons", "record_topic", "record_partition"),
         *("record_offset", "record_timestamp", "record_key", "record_value"),
     ]
-    table = duckdb_store.get_featuregroup_quarantine("g").to_arrow().to_pylist()
+    table = empty_store.get_featuregroup_quarantine("g").to_arrow().to_pylist()
     assert (table[0]["record_topic"], table[0]["record_offset"]) == ("events", 1)
     assert (table[0]["record_key"], table[0]["record_value"]) == (b"key", b"not json")
 
 
 def test_replay_writes_readable_records_and_keeps_others(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = [record(id=1, x=1), record(id=2, x=2.5), record(id="three"), record(id=4, x=7.5)]
     rule = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "x", "max_value": 4}}
     first = job(expectations=[rule])
     topics = MemoryTopics([records])
-    run(monkeypatch, duckdb_store, first, topics)
-    assert [row["id"] for row in rows_of(duckdb_store, "g")] == [1]
+    run(monkeypatch, empty_store, first, topics)
+    assert [row["id"] for row in rows_of(empty_store, "g")] == [1]
     fixed = job(schema={"id": "int64", "at": "timestamp", "x": "int64", "y": "string"})
-    registered(duckdb_store, monkeypatch, fixed, topics)
-    actual = duckdb_store.replay_quarantine("g")
+    registered(empty_store, monkeypatch, fixed, topics)
+    actual = empty_store.replay_quarantine("g")
     assert (actual.rows, actual.left) == (0, 3)
     monkeypatch.setattr(
         MemoryTopics, "decoder", lambda self, spec, request: _rounding(spec, request)
     )
-    actual = duckdb_store.replay_quarantine("g")
+    actual = empty_store.replay_quarantine("g")
     assert actual.rows == 1
     assert dict(actual.reasons) == {
         "id is a string ('three'), which is not int64": 1,
         "the row fails validation, or the group already has a row with its key and times": 1,
     }
-    assert sorted(row["id"] for row in rows_of(duckdb_store, "g")) == [1, 2]
-    assert [row["record_offset"] for row in quarantined(duckdb_store, "g")] == [2, 3]
-    assert duckdb_store.replay_quarantine("g").rows == 0
-    assert len(rows_of(duckdb_store, "g")) == 2
+    assert sorted(row["id"] for row in rows_of(empty_store, "g")) == [1, 2]
+    assert [row["record_offset"] for row in quarantined(empty_store, "g")] == [2, 3]
+    assert empty_store.replay_quarantine("g").rows == 0
+    assert len(rows_of(empty_store, "g")) == 2
 
 
 def _rounding(spec: Any, request: Any) -> Any:
@@ -104,12 +104,12 @@ def _rounding(spec: Any, request: Any) -> Any:
 
 @pytest.mark.parametrize("key", ["id", ()])
 def test_replay_interrupted_between_commits_writes_no_duplicates(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, key: Any
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch, key: Any
 ) -> None:
     topics = MemoryTopics([[record(id=1, x=1.5), record(id=2, x=2.5), record(id="three")]])
     spec = job(primary_key=key)
-    run(monkeypatch, duckdb_store, spec, topics)
-    registered(duckdb_store, monkeypatch, spec, topics)
+    run(monkeypatch, empty_store, spec, topics)
+    registered(empty_store, monkeypatch, spec, topics)
     monkeypatch.setattr(
         MemoryTopics, "decoder", lambda self, spec, request: _rounding(spec, request)
     )
@@ -120,47 +120,47 @@ def test_replay_interrupted_between_commits_writes_no_duplicates(
     with monkeypatch.context() as patched:
         patched.setattr(replays, "_remove_records", dies)
         with pytest.raises(KeyboardInterrupt):
-            duckdb_store.replay_quarantine("g")
-    assert len(rows_of(duckdb_store, "g")) == 2
-    assert len(quarantined(duckdb_store, "g")) == 3
-    result = duckdb_store.replay_quarantine("g")
+            empty_store.replay_quarantine("g")
+    assert len(rows_of(empty_store, "g")) == 2
+    assert len(quarantined(empty_store, "g")) == 3
+    result = empty_store.replay_quarantine("g")
     assert (result.rows, result.left) == (0, 1)
-    assert len(rows_of(duckdb_store, "g")) == 2
-    assert len(quarantined(duckdb_store, "g")) == 1
+    assert len(rows_of(empty_store, "g")) == 2
+    assert len(quarantined(empty_store, "g")) == 1
 
 
 def test_replay_does_not_replace_newer_rows(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics = MemoryTopics([[record(id=1, x=1.5), record(id=1, x=9)]])
-    run(monkeypatch, duckdb_store, job(), topics)
-    registered(duckdb_store, monkeypatch, job(), topics)
+    run(monkeypatch, empty_store, job(), topics)
+    registered(empty_store, monkeypatch, job(), topics)
     monkeypatch.setattr(
         MemoryTopics, "decoder", lambda self, spec, request: _rounding(spec, request)
     )
-    actual = duckdb_store.replay_quarantine("g")
+    actual = empty_store.replay_quarantine("g")
     assert (actual.rows, actual.left) == (0, 1)
-    assert [row["x"] for row in rows_of(duckdb_store, "g")] == [9]
+    assert [row["x"] for row in rows_of(empty_store, "g")] == [9]
 
 
 def test_replay_without_group_is_refused(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registered(duckdb_store, monkeypatch, job(), MemoryTopics([[]]))
+    registered(empty_store, monkeypatch, job(), MemoryTopics([[]]))
     with pytest.raises(InvalidJob, match="no feature group with its current columns yet"):
-        duckdb_store.replay_quarantine("g")
+        empty_store.replay_quarantine("g")
 
 
 def test_replay_command_prints_counts_and_reasons(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics = MemoryTopics([[record(id=1, x=1.5), record(id="two")]])
-    run(monkeypatch, duckdb_store, job(), topics)
-    registered(duckdb_store, monkeypatch, job(), topics)
+    run(monkeypatch, empty_store, job(), topics)
+    registered(empty_store, monkeypatch, job(), topics)
     monkeypatch.setattr(
         MemoryTopics, "decoder", lambda self, spec, request: _rounding(spec, request)
     )
-    result = CliRunner().invoke(app, ["--location", duckdb_store.location, "stream", "replay", "g"])
+    result = CliRunner().invoke(app, ["--location", empty_store.location, "stream", "replay", "g"])
     assert result.exit_code == 0, result.output
     assert result.output.splitlines() == [
         "1 records written, 1 remain in quarantine",

@@ -41,17 +41,17 @@ def invoke_json(location: str, *words: str) -> object:
 
 
 def test_stream_status_is_shown_in_lists_and_metrics(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
     broker: Broker,
     job_file: JobFile,
 ) -> None:
     topic = broker.topic(2)
     broker.send(topic, [*clicks(0, 20), b"poison"])
-    duckdb_store.add_source("events", broker.uri)
-    duckdb_store.register_jobs(job_file(job(topic)))
-    assert duckdb_store.get_jobs()[0].stream is None
-    duckdb_store.run_job("clicks")
-    (status,) = duckdb_store.get_jobs()
+    empty_store.add_source("events", broker.uri)
+    empty_store.register_jobs(job_file(job(topic)))
+    assert empty_store.get_jobs()[0].stream is None
+    empty_store.run_job("clicks")
+    (status,) = empty_store.get_jobs()
     assert status.stream is not None
     assert (status.stream.lag, status.stream.bad_records) == (0, 1)
     assert status.stream.rows_per_second
@@ -59,27 +59,27 @@ def test_stream_status_is_shown_in_lists_and_metrics(
         (0, 11),
         (1, 10),
     ]
-    assert 'stream_lag_records{job="clicks"} 0.0' in duckdb_store.get_metrics()
-    (line,) = invoke_json(duckdb_store.location, "job", "list")  # type: ignore[misc]
+    assert 'stream_lag_records{job="clicks"} 0.0' in empty_store.get_metrics()
+    (line,) = invoke_json(empty_store.location, "job", "list")  # type: ignore[misc]
     assert (line["lag"], line["schedule"]) == (0, "every 10s")
-    shown = invoke_json(duckdb_store.location, "fg", "show", "clicks")
+    shown = invoke_json(empty_store.location, "fg", "show", "clicks")
     assert shown["stream"]["bad_records"] == 1  # type: ignore[index]
 
 
 def test_scheduler_runs_stream_after_trigger_interval(
-    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, broker: Broker, job_file: JobFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from featurestore.model import times
 
     topic = broker.topic(1)
     broker.send(topic, clicks(0, 5))
-    duckdb_store.add_source("events", broker.uri)
-    duckdb_store.register_jobs(job_file(job(topic, trigger="30s")))
-    scheduler = duckdb_store.scheduler(Options())
+    empty_store.add_source("events", broker.uri)
+    empty_store.register_jobs(job_file(job(topic, trigger="30s")))
+    scheduler = empty_store.scheduler(Options())
     scheduler.run_due()
     broker.send(topic, clicks(5, 9))
     scheduler.run_due()
-    group = duckdb_store.featuregroup("clicks")
+    group = empty_store.featuregroup("clicks")
     assert group.read().count() == 5
     real = times.utc_now
     monkeypatch.setattr(times, "utc_now", lambda: real() + timedelta(seconds=31))
@@ -88,27 +88,27 @@ def test_scheduler_runs_stream_after_trigger_interval(
 
 
 def test_late_records_mark_windows_stale(
-    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
+    empty_store: FeatureStore, broker: Broker, job_file: JobFile
 ) -> None:
     topic = broker.topic(1)
     broker.send(topic, clicks(0, 3600))
-    duckdb_store.add_source("events", broker.uri)
-    duckdb_store.register_jobs(job_file(job(topic) + HOURLY))
-    duckdb_store.run_job("clicks")
-    duckdb_store.backfill_job("clicks_hourly", "2024-01-01T00:00Z", "2024-01-01T02:00Z")
-    assert duckdb_store.run_job("clicks_hourly", stale=True) == []
-    watermark = {status.name: status.job.watermark for status in duckdb_store.get_jobs()}
+    empty_store.add_source("events", broker.uri)
+    empty_store.register_jobs(job_file(job(topic) + HOURLY))
+    empty_store.run_job("clicks")
+    empty_store.backfill_job("clicks_hourly", "2024-01-01T00:00Z", "2024-01-01T02:00Z")
+    assert empty_store.run_job("clicks_hourly", stale=True) == []
+    watermark = {status.name: status.job.watermark for status in empty_store.get_jobs()}
     assert watermark["clicks_hourly"] == datetime.fromisoformat("2024-01-01T02:00Z")
     broker.send(topic, [record.replace(b'"id": ', b'"id": 99') for record in clicks(0, 10)])
-    duckdb_store.run_job("clicks")
-    (run,) = duckdb_store.run_job("clicks_hourly", stale=True)
+    empty_store.run_job("clicks")
+    (run,) = empty_store.run_job("clicks_hourly", stale=True)
     assert run.window.start == datetime.fromisoformat("2024-01-01T00:00Z")
-    rows = duckdb_store.get_featuregroup("clicks_hourly").to_arrow().to_pylist()
+    rows = empty_store.get_featuregroup("clicks_hourly").to_arrow().to_pylist()
     assert rows[0]["clicks"] == 3610
 
 
 def test_stream_status_is_rebuilt_from_commits(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
     broker: Broker,
     job_file: JobFile,
 ) -> None:
@@ -116,12 +116,12 @@ def test_stream_status_is_rebuilt_from_commits(
 
     topic = broker.topic(2)
     broker.send(topic, [*clicks(0, 20), b"poison"])
-    duckdb_store.add_source("events", broker.uri)
+    empty_store.add_source("events", broker.uri)
     file = job_file(job(topic))
-    duckdb_store.register_jobs(file)
-    duckdb_store.run_job("clicks")
-    location = duckdb_store.location
-    duckdb_store.close()
+    empty_store.register_jobs(file)
+    empty_store.run_job("clicks")
+    location = empty_store.location
+    empty_store.close()
     for path in Path(location).glob("registry*"):
         path.unlink()
     invoke_json(location, "registry", "rebuild")

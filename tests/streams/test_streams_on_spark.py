@@ -24,7 +24,6 @@ from featurestore.model.stream import StreamSpec
 from featurestore.plugins.source import SourceConfig
 from featurestore.store import FeatureStore
 from featurestore_connectors.kafka import spark_stream
-from tests.on_spark import QUICK_JAVA
 from tests.streams import kafka_server
 from tests.streams.conftest import Landings
 from tests.streams.kafka_server import PASSWORD, USER
@@ -127,12 +126,11 @@ import sys, featurestore
 from pyspark.sql import SparkSession
 from featurestore.streams import loop
 from featurestore_connectors.spark_delta import configure_session
-location, jars, commits, quick_java = sys.argv[1:]
+location, jars, commits = sys.argv[1:]
 builder = SparkSession.builder.master("local[1]").config("spark.jars", jars)
 for key, value in {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1",
                    "spark.sql.shuffle.partitions": "1",
                    "spark.databricks.delta.snapshotPartitions": "1",
-                   "spark.driver.extraJavaOptions": quick_java,
                    }.items():
     builder = builder.config(key, value)
 configure_session(builder).getOrCreate().sparkContext.setLogLevel("ERROR")
@@ -160,7 +158,7 @@ class SparkRunner:
         self._commits = commits
         jars = ",".join(map(str, kafka_server.spark_jars()))
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _RUNNER, store.location, jars, str(commits), QUICK_JAVA],
+            [sys.executable, "-c", _RUNNER, store.location, jars, str(commits)],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -269,15 +267,15 @@ def kill_runners(
 
 @pytest.mark.slow
 def test_killed_spark_stream_writes_each_record_once(
-    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile
+    empty_store: FeatureStore, broker: Broker, job_file: JobFile
 ) -> None:
-    kill_runners(duckdb_store, broker, job_file, records=4000, kills=1, batch=200)
+    kill_runners(empty_store, broker, job_file, records=4000, kills=1, batch=200)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("ten", range(1, 11))
 def test_hundred_killed_spark_streams_write_records_once(
-    duckdb_store: FeatureStore, broker: Broker, job_file: JobFile, ten: int
+    empty_store: FeatureStore, broker: Broker, job_file: JobFile, ten: int
 ) -> None:
     del ten  # each ten of the hundred has a store and a topic of its own
-    kill_runners(duckdb_store, broker, job_file, records=20_000, kills=10, batch=500)
+    kill_runners(empty_store, broker, job_file, records=20_000, kills=10, batch=500)

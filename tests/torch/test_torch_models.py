@@ -7,7 +7,7 @@ import json
 import os
 import pickle
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
-import featurestore
 from featurestore import experiments
 from featurestore.errors import InvalidArgument, ModelDamaged, UntrustedModel
 from featurestore.experiments import catalog
@@ -68,19 +67,13 @@ def export(module: torch.nn.Module, *shapes: tuple[int, ...]) -> Any:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[FeatureStore]:
-    with featurestore.connect(tmp_path / "store") as store:
-        yield store
-
-
-@pytest.fixture
-def dataset(store: FeatureStore) -> TrainingDataset:
+def dataset(empty_store: FeatureStore) -> TrainingDataset:
     shops = [{"shop": 1, "size": 10.0, "temp": 3.0}, {"shop": 2, "size": 20.0, "temp": -1.0}]
-    store.create_featuregroup(shops, "shops", primary_key="shop")
+    empty_store.create_featuregroup(shops, "shops", primary_key="shop")
     now = datetime.now(UTC)
     labels = [{"shop": shop, "at": now, "good": 1.0} for shop in (1, 2)]
-    store.create_featuregroup(labels, "labels", primary_key="shop", event_time="at")
-    view = store.create_feature_view(
+    empty_store.create_featuregroup(labels, "labels", primary_key="shop", event_time="at")
+    view = empty_store.create_feature_view(
         "sales", features=["shops.size", "shops.temp"], labels="labels", label="good"
     )
     return view.create_training_dataset("sales", progress=False)
@@ -105,12 +98,12 @@ def a_run(store: FeatureStore, dataset: TrainingDataset, model: Any) -> Run:
 
 @pytest.mark.parametrize("layout", ["columns", "matrix"])
 def test_torch_program_predicts_by_score_and_rest(
-    store: FeatureStore, dataset: TrainingDataset, layout: str
+    empty_store: FeatureStore, dataset: TrainingDataset, layout: str
 ) -> None:
     module = Columns() if layout == "columns" else torch.nn.Linear(2, 1)
     program = export(module, *{"columns": [(3,), (3,)], "matrix": [(3, 2)]}[layout])
     arrays: Any = layout if layout == "columns" else None
-    model = experiments.register_model(a_run(store, dataset, program), "net", arrays=arrays)
+    model = experiments.register_model(a_run(empty_store, dataset, program), "net", arrays=arrays)
     rows = torch.tensor([[10.0, 3.0], [20.0, -1.0]])
     with torch.no_grad():
         outputs = module(*rows.T) if layout == "columns" else {"": module(rows)[:, 0]}
@@ -119,10 +112,12 @@ def test_torch_program_predicts_by_score_and_rest(
     }
     assert (model.flavor, model.outputs) == ("torch", tuple(expected))
     labels = [{"shop": 1}, {"shop": 2}]
-    scored = store.score(model, labels=labels, label_time=datetime.now(UTC)).to_arrow().to_pydict()
+    scored = (
+        empty_store.score(model, labels=labels, label_time=datetime.now(UTC)).to_arrow().to_pydict()
+    )
     assert {name: scored[name] for name in expected} == pytest.approx(expected)
-    store.publish("sales")
-    client = TestClient(create_app(store), base_url="http://localhost")
+    empty_store.publish("sales")
+    client = TestClient(create_app(empty_store), base_url="http://localhost")
     body = {"entities": [{"shop": 1}, {"shop": 2}]}
     response = client.post("/api/v1/models/net/predict", json=body).json()
     assert response.pop("rows") == [
@@ -145,9 +140,9 @@ def test_torch_program_predicts_by_score_and_rest(
 
 
 def test_state_dict_and_fixed_batch_are_refused_with_export(
-    store: FeatureStore, dataset: TrainingDataset
+    empty_store: FeatureStore, dataset: TrainingDataset
 ) -> None:
-    run = a_run(store, dataset, torch.nn.Linear(2, 1))
+    run = a_run(empty_store, dataset, torch.nn.Linear(2, 1))
     with pytest.raises(InvalidArgument, match="state dict has the tensors") as refused:
         experiments.register_model(run, "net")
     names: dict[str, Any] = {"torch": torch, "module": torch.nn.Linear(2, 1)}

@@ -46,9 +46,9 @@ def create_dataset(store: FeatureStore, data_format: str, **options: Any) -> Tra
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "petastorm", "parquet", "csv"])
 def test_array_shapes_preserved_in_every_format(
-    duckdb_store: FeatureStore, data_format: str
+    empty_store: FeatureStore, data_format: str
 ) -> None:
-    dataset = create_dataset(duckdb_store, data_format)
+    dataset = create_dataset(empty_store, data_format)
     kinds = {column.name: type_from_json(column.type) for column in dataset.manifest.columns}
     assert {name: array_shape(kinds[name]) for name in SHAPES} == SHAPES
     names = ["id", *SHAPES]
@@ -70,10 +70,10 @@ def test_array_shapes_preserved_in_every_format(
 
 
 @pytest.mark.tensorflow
-def test_array_shapes_static_in_tf_dataset(duckdb_store: FeatureStore) -> None:
+def test_array_shapes_static_in_tf_dataset(empty_store: FeatureStore) -> None:
     import tensorflow as tf
 
-    dataset = create_dataset(duckdb_store, "tfrecord")
+    dataset = create_dataset(empty_store, "tfrecord")
     spec, _ = dataset.reader("train", global_batch_size=20).tf_dataset().element_spec
     assert {name: tuple(spec[name].shape) for name in SHAPES} == {
         name: (20, *shape) for name, shape in SHAPES.items()
@@ -87,9 +87,9 @@ def test_array_shapes_static_in_tf_dataset(duckdb_store: FeatureStore) -> None:
         np.testing.assert_array_equal(parsed[name].numpy(), COLUMNS[name][order])
 
 
-def test_array_shapes_preserved_by_petastorm_reader(duckdb_store: FeatureStore) -> None:
+def test_array_shapes_preserved_by_petastorm_reader(empty_store: FeatureStore) -> None:
     pytest.importorskip("petastorm")
-    dataset = create_dataset(duckdb_store, "petastorm")
+    dataset = create_dataset(empty_store, "petastorm")
     count = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -103,9 +103,9 @@ def test_array_shapes_preserved_by_petastorm_reader(duckdb_store: FeatureStore) 
     assert count == ROWS
 
 
-def test_array_nulls_masked_in_shape(duckdb_store: FeatureStore) -> None:
+def test_array_nulls_masked_in_shape(empty_store: FeatureStore) -> None:
     images = [None if row % 5 == 0 else COLUMNS["image"][row] for row in range(ROWS)]
-    new_dataset = duckdb_store.create_training_dataset(
+    new_dataset = empty_store.create_training_dataset(
         {"id": range(ROWS), "image": images}, "gaps", key="id"
     )
     reader = new_dataset.reader(
@@ -118,12 +118,12 @@ def test_array_nulls_masked_in_shape(duckdb_store: FeatureStore) -> None:
     assert not batch["image"][~present].any()
 
 
-def test_array_shapes_preserved_in_dataframes(duckdb_store: FeatureStore) -> None:
-    create_dataset(duckdb_store, "parquet")
-    frame = duckdb_store.get_featuregroup("pictures")
+def test_array_shapes_preserved_in_dataframes(empty_store: FeatureStore) -> None:
+    create_dataset(empty_store, "parquet")
+    frame = empty_store.get_featuregroup("pictures")
     images = frame.select("image").to_numpy()
     assert images.shape == (ROWS, 4, 6)
     assert frame.select("image", "frame").to_numpy().shape == (ROWS, 4 * 6 + 2 * 3 * 1)
     assert frame.to_polars()["frame"].dtype.shape == (2, 3, 1)
-    again = duckdb_store.create_featuregroup(images, "again")
+    again = empty_store.create_featuregroup(images, "again")
     assert array_shape(again.schema.field("col_0").type) == (4, 6)

@@ -14,6 +14,7 @@ from featurestore.errors import DatasetDamaged, InvalidArgument, InvalidSplit
 from featurestore.recovery.rebuild import rebuild
 from featurestore.storage.manifests import ANNOTATIONS_FILE
 from featurestore.training.dataset import TrainingDataset
+from tests.flights import planes
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
@@ -29,8 +30,8 @@ def export(store: FeatureStore, **options: Any) -> TrainingDataset:
     return store.create_training_dataset(rows(), "d", progress=False, key="id", **options)
 
 
-def test_path_of_split_is_readable_by_pyarrow(duckdb_store: FeatureStore) -> None:
-    dataset = export(duckdb_store, data_format="parquet", splits=SPLITS)
+def test_path_of_split_is_readable_by_pyarrow(empty_store: FeatureStore) -> None:
+    dataset = export(empty_store, data_format="parquet", splits=SPLITS)
     for split in dataset.splits:
         read = pq.read_table(dataset.path_of(split))
         assert read.num_rows == dataset.num_rows(split)
@@ -42,9 +43,9 @@ def test_path_of_split_is_readable_by_pyarrow(duckdb_store: FeatureStore) -> Non
 
 @pytest.mark.petastorm
 @pytest.mark.filterwarnings("ignore")
-def test_petastorm_opens_url_of_split_but_not_parent_directory(duckdb_store: FeatureStore) -> None:
+def test_petastorm_opens_url_of_split_but_not_parent_directory(empty_store: FeatureStore) -> None:
     petastorm = pytest.importorskip("petastorm")
-    dataset = export(duckdb_store, data_format="petastorm")
+    dataset = export(empty_store, data_format="petastorm")
     with petastorm.make_reader(
         dataset.url_of("train"), reader_pool_type="dummy", num_epochs=1
     ) as reader:
@@ -54,51 +55,52 @@ def test_petastorm_opens_url_of_split_but_not_parent_directory(duckdb_store: Fea
         petastorm.make_reader(Path(dataset.path).as_uri(), reader_pool_type="dummy")
 
 
-def test_missing_dataset_statistics_are_computed_on_demand(duckdb_store: FeatureStore) -> None:
-    dataset = export(duckdb_store, splits=SPLITS)
-    bare = export(duckdb_store, splits=SPLITS, statistics=False)
+def test_missing_dataset_statistics_are_computed_on_demand(empty_store: FeatureStore) -> None:
+    dataset = export(empty_store, splits=SPLITS)
+    bare = export(empty_store, splits=SPLITS, statistics=False)
     assert not bare.manifest.statistics
     for split in bare.splits:
         actual, expected = bare.statistics(split), dataset.statistics(split)
         assert actual.rows == expected.rows == bare.num_rows(split)
         assert actual.column("x").mean == expected.column("x").mean
         assert actual.column("x").quantiles == expected.column("x").quantiles
-    frame = duckdb_store.visualize_training_dataset_descriptive_stats("d", version=2)
+    frame = empty_store.visualize_training_dataset_descriptive_stats("d", version=2)
     assert "x" in frame.index
 
 
-def test_tags_and_descriptions_are_editable_after_export(duckdb_store: FeatureStore) -> None:
-    dataset = export(duckdb_store, description="first", tags={"team": "sky"})
+def test_tags_and_descriptions_are_editable_after_export(flights_copy: FeatureStore) -> None:
+    dataset = flights_copy.get_training_dataset("late_flights")
     manifest = Path(dataset.path, "manifest.json").read_bytes()
-    assert (dataset.description, dataset.tags) == ("first", {"team": "sky"})
-    duckdb_store.add_training_dataset_tag("d", "owner", "ops")
-    duckdb_store.remove_training_dataset_tag("d", "team")
-    duckdb_store.update_training_dataset("d", description="second")
-    assert duckdb_store.get_training_dataset_tags("d") == {"owner": "ops"}
+    assert (dataset.description, dataset.tags) == ("Departures of one day", {"team": "sky"})
+    flights_copy.add_training_dataset_tag("late_flights", "owner", "ops")
+    flights_copy.remove_training_dataset_tag("late_flights", "team")
+    flights_copy.update_training_dataset("late_flights", description="second")
+    assert flights_copy.get_training_dataset_tags("late_flights") == {"owner": "ops"}
     assert (dataset.description, dataset.tags) == ("second", {"owner": "ops"})
     reopened_dataset = TrainingDataset.open(dataset.path)
     assert (reopened_dataset.description, reopened_dataset.tags) == ("second", {"owner": "ops"})
     assert Path(dataset.path, "manifest.json").read_bytes() == manifest
     assert dataset.verify().ok
     with pytest.raises(InvalidArgument, match=r"no tag 'team'\. Available: 'owner'"):
-        duckdb_store.remove_training_dataset_tag("d", "team")
+        flights_copy.remove_training_dataset_tag("late_flights", "team")
     with pytest.raises(InvalidArgument, match="not a pair of strings"):
-        duckdb_store.add_training_dataset_tag("d", "owner", 1)  # type: ignore[arg-type]
+        flights_copy.add_training_dataset_tag("late_flights", "owner", 1)  # type: ignore[arg-type]
 
 
-def test_rebuilt_registry_restores_tags_and_descriptions(duckdb_store: FeatureStore) -> None:
+def test_rebuilt_registry_restores_tags_and_descriptions(flights_copy: FeatureStore) -> None:
     from featurestore.registry import artifacts, training_datasets
 
-    dataset = export(duckdb_store)
-    duckdb_store.add_training_dataset_tag("d", "owner", "ops")
-    duckdb_store.update_training_dataset("d", description="later")
-    session = duckdb_store.session
+    dataset = flights_copy.get_training_dataset("late_flights")
+    flights_copy.add_training_dataset_tag("late_flights", "owner", "ops")
+    flights_copy.update_training_dataset("late_flights", description="later")
+    session = flights_copy.session
     with session.registry.transaction() as connection:
-        training_datasets.remove(connection, "d", 1)
+        training_datasets.remove(connection, "late_flights", 1)
     rebuild(session.location)
     with session.registry.reading() as connection:
-        assert training_datasets.get(connection, "d").description == "later"
-        assert artifacts.tags_of(connection, training_datasets.KIND, "d", 1) == {"owner": "ops"}
+        assert training_datasets.get(connection, "late_flights").description == "later"
+        tags = artifacts.tags_of(connection, training_datasets.KIND, "late_flights", 1)
+        assert tags == {"owner": "ops", "team": "sky"}
     Path(dataset.path, ANNOTATIONS_FILE).write_text('{"description": 1}')
     with pytest.raises(DatasetDamaged, match=ANNOTATIONS_FILE):
         _ = dataset.tags
@@ -119,17 +121,17 @@ def test_featuregroup_partitions_are_read_from_log(store: FeatureStore) -> None:
 
 
 @pytest.mark.tensorflow
-def test_record_schema_of_dataframe_equals_that_of_dataset(duckdb_store: FeatureStore) -> None:
+def test_record_schema_of_dataframe_equals_that_of_dataset(empty_store: FeatureStore) -> None:
     table = [
         {"id": n, "x": None if n == 3 else float(n), "word": "w" * n, "items": [1] * n}
         for n in range(5)
     ]
     table_of_vectors = np.arange(6.0).reshape(3, 2)
     for df in (table, table_of_vectors):
-        dataset = duckdb_store.create_training_dataset(df, "d", progress=False)
-        assert duckdb_store.get_dataframe_tf_record_schema(df) == dataset.tf_feature_spec()
+        dataset = empty_store.create_training_dataset(df, "d", progress=False)
+        assert empty_store.get_dataframe_tf_record_schema(df) == dataset.tf_feature_spec()
 
 
-def test_python_dataframe_type_returns_dicts(duckdb_store: FeatureStore) -> None:
-    duckdb_store.create_featuregroup([{"id": 1, "x": 2.0}], "g", primary_key="id")
-    assert duckdb_store.get_featuregroup("g", dataframe_type="python") == [{"id": 1, "x": 2.0}]
+def test_python_dataframe_type_returns_dicts(flights_store: FeatureStore) -> None:
+    rows = flights_store.get_featuregroup("planes", dataframe_type="python")
+    assert rows == planes().to_pylist()

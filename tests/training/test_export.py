@@ -55,10 +55,10 @@ def as_set(rows: list[dict[str, object]]) -> set[str]:
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet", "petastorm", "csv"])
 def test_export_writes_equal_shards_in_hash_order(
-    duckdb_store: FeatureStore, data_format: str, example: Example
+    empty_store: FeatureStore, data_format: str, example: Example
 ) -> None:
     table = example()
-    dataset = duckdb_store.create_training_dataset(
+    dataset = empty_store.create_training_dataset(
         table,
         "all",
         data_format=data_format,
@@ -80,14 +80,14 @@ def test_export_writes_equal_shards_in_hash_order(
 
 
 def test_export_same_rows_give_same_bytes_in_any_batches(
-    duckdb_store: FeatureStore, tmp_path: Path, example: Example
+    empty_store: FeatureStore, tmp_path: Path, example: Example
 ) -> None:
     table = example(3000)
-    first = duckdb_store.create_training_dataset(
+    first = empty_store.create_training_dataset(
         table, "one", splits={"train": 0.8, "test": 0.2}, key=["user", "at"], shards=4
     )
     shuffled = table.take(pa.array(np.random.default_rng(0).permutation(table.num_rows)))
-    second = duckdb_store.create_training_dataset(
+    second = empty_store.create_training_dataset(
         shuffled, "two", splits={"train": 0.8, "test": 0.2}, key=["user", "at"], shards=4
     )
     assert first.manifest.content_hash == second.manifest.content_hash
@@ -102,22 +102,22 @@ def test_export_same_rows_give_same_bytes_in_any_batches(
 
 
 def test_export_added_rows_keep_splits_of_earlier_rows(
-    duckdb_store: FeatureStore, example: Example
+    empty_store: FeatureStore, example: Example
 ) -> None:
     table = example(2000)
     splits = {"train": 0.6, "validation": 0.2, "test": 0.2}
-    small = duckdb_store.create_training_dataset(
+    small = empty_store.create_training_dataset(
         table.slice(0, 1000), "small", splits=splits, key=["user", "at"]
     )
-    large = duckdb_store.create_training_dataset(table, "large", splits=splits, key=["user", "at"])
+    large = empty_store.create_training_dataset(table, "large", splits=splits, key=["user", "at"])
     for split in splits:
         assert as_set(rows_of(small, split)) <= as_set(rows_of(large, split))
 
 
 def test_split_by_keeps_rows_of_one_user_together(
-    duckdb_store: FeatureStore, example: Example
+    empty_store: FeatureStore, example: Example
 ) -> None:
-    dataset = duckdb_store.create_training_dataset(
+    dataset = empty_store.create_training_dataset(
         example(), "users", splits={"train": 0.5, "test": 0.5}, split_by="user", key=["user", "at"]
     )
     users = [{row["user"] for row in rows_of(dataset, split)} for split in dataset.splits]
@@ -148,13 +148,13 @@ def test_stratify_is_exact_to_one_row_per_class(store: FeatureStore, example: Ex
 
 
 def test_time_split_is_half_open_and_counts_excluded_rows(
-    duckdb_store: FeatureStore, example: Example
+    empty_store: FeatureStore, example: Example
 ) -> None:
     middle = START + timedelta(minutes=500)
     split = TimeSplit(
         "at", {"train": (START + timedelta(minutes=10), middle), "test": (middle, None)}
     )
-    dataset = duckdb_store.create_training_dataset(example(), "times", splits=split, key=["at"])
+    dataset = empty_store.create_training_dataset(example(), "times", splits=split, key=["at"])
     assert max(row["at"] for row in rows_of(dataset, "train")) == middle - timedelta(minutes=1)  # type: ignore[type-var]
     assert min(row["at"] for row in rows_of(dataset, "test")) == middle  # type: ignore[type-var]
     assert dataset.manifest.uncovered_rows == 10
@@ -162,11 +162,11 @@ def test_time_split_is_half_open_and_counts_excluded_rows(
     assert dataset.verify().ok
 
 
-def test_rows_of_one_key_are_ordered_by_canonical_bytes(duckdb_store: FeatureStore) -> None:
+def test_rows_of_one_key_are_ordered_by_canonical_bytes(empty_store: FeatureStore) -> None:
     table = pa.table(
         {"k": pa.array([1, 1, 1, 2, 2, 3] * 50, pa.int64()), "v": pa.array(range(300), pa.int64())}
     )
-    dataset = duckdb_store.create_training_dataset(
+    dataset = empty_store.create_training_dataset(
         table, "ties", key="k", shards=7, statistics=False
     )
     actual_table = dataset.read("train").to_arrow()
@@ -178,10 +178,10 @@ def test_rows_of_one_key_are_ordered_by_canonical_bytes(duckdb_store: FeatureSto
 
 
 def test_label_counts_and_class_weights_match_rows(
-    duckdb_store: FeatureStore, example: Example
+    empty_store: FeatureStore, example: Example
 ) -> None:
     table = example()
-    dataset = duckdb_store.create_training_dataset(table, "counted", label="label", key=["at"])
+    dataset = empty_store.create_training_dataset(table, "counted", label="label", key=["at"])
     counts = dataset.manifest.split("train").label_counts["label"]
     assert counts == {
         "0": table["label"].to_pylist().count(0),
@@ -197,7 +197,7 @@ def test_label_counts_and_class_weights_match_rows(
     }
 
 
-def test_label_counts_omit_non_class_labels(duckdb_store: FeatureStore) -> None:
+def test_label_counts_omit_non_class_labels(empty_store: FeatureStore) -> None:
     vectors = pa.array([[1.0, 2.0], [1.0, 2.0], None], pa.list_(pa.float32(), 2))
     table = pa.table(
         {
@@ -207,22 +207,22 @@ def test_label_counts_omit_non_class_labels(duckdb_store: FeatureStore) -> None:
             "raw": pa.array([b"a", b"b", None]),
         }
     )
-    dataset = duckdb_store.create_training_dataset(
+    dataset = empty_store.create_training_dataset(
         table, "d", label=["vector", "ragged", "raw"], key="x"
     )
     assert dataset.manifest.split("train").label_counts == {}
     many = pa.table({"x": pa.array(range(5000)), "price": pa.array([n / 7 for n in range(5000)])})
-    dataset = duckdb_store.create_training_dataset(many, "many", label="price", key="x")
+    dataset = empty_store.create_training_dataset(many, "many", label="price", key="x")
     assert dataset.manifest.split("train").label_counts == {}, "thousands of values are no classes"
 
 
 @pytest.mark.parametrize(("values", "has_counts"), [(999, True), (1000, False)])
 def test_label_counts_cover_1000_values_including_null(
-    duckdb_store: FeatureStore, values: int, has_counts: bool
+    empty_store: FeatureStore, values: int, has_counts: bool
 ) -> None:
     labels = [n % values / 7 for n in range(3_000)]
     table = pa.table({"x": pa.array(range(3_010)), "y": pa.array([*labels, *[None] * 10])})
-    dataset = duckdb_store.create_training_dataset(table, "d", label="y", key="x", shards=1)
+    dataset = empty_store.create_training_dataset(table, "d", label="y", key="x", shards=1)
     counts = dataset.manifest.split("train").label_counts
     assert bool(counts) == has_counts
     if has_counts:
@@ -231,10 +231,10 @@ def test_label_counts_cover_1000_values_including_null(
 
 
 def test_label_proportions_are_reported_per_split(
-    duckdb_store: FeatureStore, example: Example
+    empty_store: FeatureStore, example: Example
 ) -> None:
     rules = {"splits": {"train": 0.5, "test": 0.5}, "label": ["label", "word"], "key": "at"}
-    dataset = duckdb_store.create_training_dataset(example(), "d", **rules)  # type: ignore[arg-type]
+    dataset = empty_store.create_training_dataset(example(), "d", **rules)  # type: ignore[arg-type]
     for split in dataset.splits:
         rows = rows_of(dataset, split)
         for label in ("label", "word"):
@@ -246,19 +246,19 @@ def test_label_proportions_are_reported_per_split(
 
 
 def test_write_shards_rows_differing_from_counts_raises(
-    duckdb_store: FeatureStore, example: Example
+    empty_store: FeatureStore, example: Example
 ) -> None:
     """Also if every shard received its number of rows."""
-    rows, engine = example(200), duckdb_store.session.engine
+    rows, engine = example(200), empty_store.session.engine
     splits = {"train": 0.5, "test": 0.5}
     requested = TrainingDatasetRequest(
         name="d", data_format="parquet", splits=splits, split_by="user", key="at", shards=2
     )
     request = check_request(requested, schema=rows.schema)
     relation = engine.from_arrow(pa.RecordBatchReader.from_batches(rows.schema, rows.to_batches()))
-    directory = str(Path(duckdb_store.location, "made"))
+    directory = str(Path(empty_store.location, "made"))
     hashed = hash_rows(
-        engine, relation, request, plan=None, directory=str(Path(duckdb_store.location, "rows"))
+        engine, relation, request, plan=None, directory=str(Path(empty_store.location, "rows"))
     )
     plan = plan_shards(engine, hashed, request)
     summaries = write_shards(engine, hashed, request, plan, directory=directory)
@@ -273,10 +273,8 @@ def test_write_shards_rows_differing_from_counts_raises(
         write_shards(engine, HashedRows(changed, None, request), request, plan, directory=directory)
 
 
-def test_killed_task_attempt_files_are_removed(
-    duckdb_store: FeatureStore, example: Example
-) -> None:
-    folder = Path(duckdb_store.location, "trainingdatasets", "d", "v1", "train")
+def test_killed_task_attempt_files_are_removed(empty_store: FeatureStore, example: Example) -> None:
+    folder = Path(empty_store.location, "trainingdatasets", "d", "v1", "train")
     leftover = folder / ".tfrecord-00000-of-00001.0123456789abcdef.tmp"
 
     def leave(phase: str, count: int, total: int) -> None:
@@ -284,7 +282,7 @@ def test_killed_task_attempt_files_are_removed(
             folder.mkdir()
             leftover.write_bytes(b"half a shard")
 
-    dataset = duckdb_store.create_training_dataset(example(50), "d", key="at", progress=leave)
+    dataset = empty_store.create_training_dataset(example(50), "d", key="at", progress=leave)
     assert [file.name for file in folder.iterdir()] == ["tfrecord-00000-of-00001"]
     leftover.write_bytes(b"an attempt that ended after the export")
     assert dataset.verify().ok, "readers see no such file"
@@ -302,7 +300,7 @@ def test_killed_task_attempt_files_are_removed(
     ],
 )
 def test_shard_count_targets_128_mib_in_multiples_of_8(
-    duckdb_store: FeatureStore, rows: int, bytes_per_row: int, expected: int
+    empty_store: FeatureStore, rows: int, bytes_per_row: int, expected: int
 ) -> None:
     requested = TrainingDatasetRequest(name="d", data_format="parquet")
     request = check_request(requested, schema=pa.schema([("x", pa.int64())]))
@@ -310,7 +308,7 @@ def test_shard_count_targets_128_mib_in_multiples_of_8(
     assert replace(request, rows_per_shard=7).choose_shard_count(50, bytes_per_row=1) == 8
 
 
-def test_digit_images_export_in_every_format(duckdb_store: FeatureStore) -> None:
+def test_digit_images_export_in_every_format(empty_store: FeatureStore) -> None:
     from sklearn.datasets import load_digits  # takes longer to import than the other tests
 
     digits = load_digits()
@@ -328,7 +326,7 @@ def test_digit_images_export_in_every_format(duckdb_store: FeatureStore) -> None
         }
     )
     for data_format in ("tfrecord", "petastorm", "parquet"):
-        dataset = duckdb_store.create_training_dataset(
+        dataset = empty_store.create_training_dataset(
             table, data_format, label="digit", key="number", data_format=data_format, shards=2
         )
         assert dataset.verify().ok
@@ -348,14 +346,14 @@ def test_digit_images_export_in_every_format(duckdb_store: FeatureStore) -> None
 
 @pytest.mark.tensorflow
 def test_tensorflow_reads_dataset_with_feature_spec_alone(
-    duckdb_store: FeatureStore, example: Example
+    empty_store: FeatureStore, example: Example
 ) -> None:
     import tensorflow as tf
 
-    dataset = duckdb_store.create_training_dataset(
+    dataset = empty_store.create_training_dataset(
         example(300), "plain", key="at", label="label", shards=3
     )
-    spec = duckdb_store.get_training_dataset_tf_record_schema("plain")
+    spec = empty_store.get_training_dataset_tf_record_schema("plain")
     assert spec == dataset.tf_feature_spec()
     files = sorted(str(path) for path in Path(dataset.path, "train").glob("tfrecord-*"))
     parsed = next(
@@ -374,8 +372,8 @@ def test_tensorflow_reads_dataset_with_feature_spec_alone(
     assert 'name: "word"' in Path(dataset.path, "schema.pbtxt").read_text()
 
 
-def test_manifest_matches_json_schema(duckdb_store: FeatureStore, example: Example) -> None:
-    dataset = duckdb_store.create_training_dataset(example(), "schema", label="label", key=["at"])
+def test_manifest_matches_json_schema(empty_store: FeatureStore, example: Example) -> None:
+    dataset = empty_store.create_training_dataset(example(), "schema", label="label", key=["at"])
     schema = json.loads(
         (Path(featurestore_schemas.__path__[0]) / "manifest.schema.json").read_text()
     )
@@ -385,18 +383,18 @@ def test_manifest_matches_json_schema(duckdb_store: FeatureStore, example: Examp
 
 
 def test_dataset_versions_increment_and_are_never_overwritten(
-    duckdb_store: FeatureStore, example: Example
+    empty_store: FeatureStore, example: Example
 ) -> None:
     table = example(50)
-    assert duckdb_store.create_training_dataset(table, "d", key=["at"]).version == 1
-    assert duckdb_store.create_training_dataset(table, "d", key=["at"]).version == 2
+    assert empty_store.create_training_dataset(table, "d", key=["at"]).version == 1
+    assert empty_store.create_training_dataset(table, "d", key=["at"]).version == 2
     with pytest.raises(TrainingDatasetExists):
-        duckdb_store.create_training_dataset(table, "d", key=["at"], version=2)
-    duckdb_store.delete_training_dataset("d", version=2)
-    assert duckdb_store.get_latest_training_dataset_version("d") == 1
-    assert [dataset.version for dataset in duckdb_store.get_training_datasets()] == [1]
+        empty_store.create_training_dataset(table, "d", key=["at"], version=2)
+    empty_store.delete_training_dataset("d", version=2)
+    assert empty_store.get_latest_training_dataset_version("d") == 1
+    assert [dataset.version for dataset in empty_store.get_training_datasets()] == [1]
     with pytest.raises(TrainingDatasetNotFound, match="d"):
-        duckdb_store.get_training_dataset("d", version=2)
+        empty_store.get_training_dataset("d", version=2)
 
 
 @pytest.mark.parametrize(
@@ -424,16 +422,16 @@ def test_dataset_versions_increment_and_are_never_overwritten(
     ],
 )
 def test_export_invalid_arguments_raise_without_writing(
-    duckdb_store: FeatureStore, change: dict[str, object], error: type[Exception], example: Example
+    empty_store: FeatureStore, change: dict[str, object], error: type[Exception], example: Example
 ) -> None:
     arguments: dict[str, object] = {"name": "d", **change}
     name = arguments.pop("name")
     with pytest.raises(error):
-        duckdb_store.create_training_dataset(example(20), name, **arguments)  # type: ignore[arg-type]
-    assert not os.path.exists(os.path.join(duckdb_store.location, "trainingdatasets", "d", "v1"))
+        empty_store.create_training_dataset(example(20), name, **arguments)  # type: ignore[arg-type]
+    assert not os.path.exists(os.path.join(empty_store.location, "trainingdatasets", "d", "v1"))
 
 
-def test_export_unsupported_types_raise_together(duckdb_store: FeatureStore) -> None:
+def test_export_unsupported_types_raise_together(empty_store: FeatureStore) -> None:
     table = pa.table(
         {
             "a": pa.array([{"x": 1}], pa.struct([("x", pa.int64())])),
@@ -442,7 +440,7 @@ def test_export_unsupported_types_raise_together(duckdb_store: FeatureStore) -> 
         }
     )
     with pytest.raises(UnsupportedType, match=r"a.*b|b.*a"):
-        duckdb_store.create_training_dataset(table, "nested", data_format="csv")
+        empty_store.create_training_dataset(table, "nested", data_format="csv")
 
 
 @pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")
@@ -456,22 +454,22 @@ def test_export_empty_data_creates_empty_dataset(store: FeatureStore, example: E
 
 
 def test_verify_recompute_of_store_features_gives_same_bytes(
-    duckdb_store: FeatureStore, example: Example
+    empty_store: FeatureStore, example: Example
 ) -> None:
     table = example(400)
-    duckdb_store.create_featuregroup(
+    empty_store.create_featuregroup(
         table.select(["user", "at", "label"]), "clicks", primary_key=["user"], event_time="at"
     )
     facts = table.select(["user", "at", "x", "n", "word"])
-    duckdb_store.create_featuregroup(facts, "facts", primary_key=["user"], event_time="at")
-    frame = duckdb_store.get_features(["facts.x", "facts.n", "facts.word"], labels="clicks")
-    dataset = duckdb_store.create_training_dataset(
+    empty_store.create_featuregroup(facts, "facts", primary_key=["user"], event_time="at")
+    frame = empty_store.get_features(["facts.x", "facts.n", "facts.word"], labels="clicks")
+    dataset = empty_store.create_training_dataset(
         frame, "proof", label="label", splits={"train": 0.8, "test": 0.2}, shards=2
     )
     assert dataset.manifest.reproducible
     assert dataset.manifest.key == ("user", "at")
     assert {source["featuregroup"] for source in dataset.manifest.sources} == {"clicks", "facts"}
-    duckdb_store.insert_into_featuregroup(
+    empty_store.insert_into_featuregroup(
         facts.slice(0, 5), "facts"
     )  # later data does not change the past
     report = dataset.verify(recompute=True)
@@ -479,20 +477,20 @@ def test_verify_recompute_of_store_features_gives_same_bytes(
 
 
 def test_dataframe_labels_have_irreproducible_reason(
-    duckdb_store: FeatureStore, example: Example
+    empty_store: FeatureStore, example: Example
 ) -> None:
     table = example(100)
-    duckdb_store.create_featuregroup(
+    empty_store.create_featuregroup(
         table.select(["user", "at", "x"]),
         "facts",
         primary_key=["user"],
         event_time="at",
         validation="off",
     )
-    frame = duckdb_store.get_features(
+    frame = empty_store.get_features(
         ["facts.x"], labels=table.select(["user", "at", "label"]), label_time="at"
     )
-    dataset = duckdb_store.create_training_dataset(frame, "d", label="label")
+    dataset = empty_store.create_training_dataset(frame, "d", label="label")
     assert not dataset.manifest.reproducible
     assert (
         dataset.manifest.reproducible_reason == "the labels were a dataframe, not a feature group"
@@ -509,9 +507,9 @@ def test_dataframe_labels_have_irreproducible_reason(
 
 
 def test_plain_dataframe_has_irreproducible_reason(
-    duckdb_store: FeatureStore, example: Example
+    empty_store: FeatureStore, example: Example
 ) -> None:
-    dataset = duckdb_store.create_training_dataset(example(20), "loose", key=["at"])
+    dataset = empty_store.create_training_dataset(example(20), "loose", key=["at"])
     assert not dataset.manifest.reproducible
     assert "dataframe" in (dataset.manifest.reproducible_reason or "")
     assert not dataset.verify(recompute=True).ok

@@ -26,6 +26,8 @@ from featurestore.recovery.in_flight import in_flight
 from featurestore.storage import local
 from featurestore.storage.manifests import is_finished
 
+pytestmark = pytest.mark.slow
+
 Example = Callable[..., pa.Table]
 SPLITS = {"train": 0.8, "test": 0.2}
 EXPORTER = """
@@ -127,26 +129,26 @@ def test_export_full_disk_raises_and_leaves_no_dataset(small_disk: Path, example
 
 @pytest.mark.parametrize("directory", ["trainingdatasets/d", "_staging"])
 def test_export_unwritable_directory_raises_with_path(
-    duckdb_store: FeatureStore, example: Example, directory: str
+    empty_store: FeatureStore, example: Example, directory: str
 ) -> None:
-    path = Path(duckdb_store.location, directory)
+    path = Path(empty_store.location, directory)
     if path.is_dir():
         path.rmdir()
     path.parent.mkdir(exist_ok=True)
     path.write_text("in the way")
     with pytest.raises(StorageError, match=rf"Cannot write '.*{directory}'"):
-        duckdb_store.create_training_dataset(example(100), "d", key=["at"])
-    assert duckdb_store.get_training_datasets() == []
+        empty_store.create_training_dataset(example(100), "d", key=["at"])
+    assert empty_store.get_training_datasets() == []
 
 
 def test_concurrent_exports_of_one_name_create_two_versions(
-    duckdb_store: FeatureStore, example: Example
+    empty_store: FeatureStore, example: Example
 ) -> None:
-    duckdb_store.create_featuregroup(example(2000), "facts", primary_key=["user", "at"])
+    empty_store.create_featuregroup(example(2000), "facts", primary_key=["user", "at"])
     versions: list[int] = []
 
     def export() -> None:
-        store = featurestore.connect(duckdb_store.location)
+        store = featurestore.connect(empty_store.location)
         frame = store.get_featuregroup("facts")
         versions.append(store.create_training_dataset(frame, "d", label="label").version)
         store.close()
@@ -157,11 +159,11 @@ def test_concurrent_exports_of_one_name_create_two_versions(
     for thread in threads:
         thread.join()
     assert sorted(versions) == [1, 2]
-    assert all(dataset.verify().ok for dataset in duckdb_store.get_training_datasets())
+    assert all(dataset.verify().ok for dataset in empty_store.get_training_datasets())
 
 
-def test_running_export_keeps_its_version_reserved(duckdb_store: FeatureStore) -> None:
-    session = duckdb_store.session
+def test_running_export_keeps_its_version_reserved(empty_store: FeatureStore) -> None:
+    session = empty_store.session
 
     def export(version: int | None = None) -> Any:
         return in_flight(session, kind="export", name="d", version=version)
@@ -171,14 +173,14 @@ def test_running_export_keeps_its_version_reserved(duckdb_store: FeatureStore) -
             pass
         with export() as second:
             assert (running.version, second.version) == (1, 2)
-            featurestore.connect(duckdb_store.location)
+            featurestore.connect(empty_store.location)
             assert os.path.isdir(session.training_dataset_path("d", 1))
     with export() as third:
         assert third.version == 1
 
 
 def test_export_failed_sync_after_manifest_warns(
-    duckdb_store: FeatureStore, example: Example, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, example: Example, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sync_directory = local._sync_directory
 
@@ -189,9 +191,9 @@ def test_export_failed_sync_after_manifest_warns(
 
     monkeypatch.setattr(local, "_sync_directory", failing)
     with pytest.warns(PublicationWarning, match="became visible, but"):
-        dataset = duckdb_store.create_training_dataset(example(100), "d", key=["at"])
+        dataset = empty_store.create_training_dataset(example(100), "d", key=["at"])
     assert dataset.verify().ok
-    assert [dataset.version for dataset in duckdb_store.get_training_datasets()] == [1]
+    assert [dataset.version for dataset in empty_store.get_training_datasets()] == [1]
 
 
 class InterruptAt:
@@ -222,12 +224,12 @@ class InterruptAt:
 
 
 def test_export_interrupted_leaves_complete_dataset_or_none(
-    duckdb_store: FeatureStore, example: Example
+    empty_store: FeatureStore, example: Example
 ) -> None:
     rows = example(50)
 
     def create() -> None:
-        duckdb_store.create_training_dataset(rows, "d", label="label", key=["at"], splits=SPLITS)
+        empty_store.create_training_dataset(rows, "d", label="label", key=["at"], splits=SPLITS)
 
     create()  # the first one imports
     counter = InterruptAt()
@@ -242,12 +244,12 @@ def test_export_interrupted_leaves_complete_dataset_or_none(
             InterruptAt(number).run(create)
         except KeyboardInterrupt:
             interrupted = True
-        datasets = duckdb_store.get_training_datasets()
+        datasets = empty_store.get_training_datasets()
         assert len(datasets) in (finished, finished + 1), number
         landed += interrupted and len(datasets) > finished
         finished = len(datasets)
         assert all(dataset.verify().ok for dataset in datasets[-2:]), number
     assert landed, "no interrupt came after the manifest"
     create()
-    versions = Path(duckdb_store.location, "trainingdatasets", "d")
+    versions = Path(empty_store.location, "trainingdatasets", "d")
     assert len(list(versions.glob("v*"))) == finished + 1, "what interrupted exports left is gone"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,16 @@ from featurestore.model.json_object import MalformedJson, _checksum, _serialize
 from featurestore.model.manifest import Manifest
 from featurestore.training.dataset import TrainingDataset
 
+pytestmark = pytest.mark.slow
+
 Example = Callable[..., pa.Table]
 
 
 @pytest.fixture
-def dataset(duckdb_store: FeatureStore, example: Example) -> TrainingDataset:
-    duckdb_store.create_featuregroup(example(60), "facts", primary_key=["user", "at"])
-    frame = duckdb_store.get_featuregroup("facts")
-    return duckdb_store.create_training_dataset(
+def dataset(empty_store: FeatureStore, example: Example) -> TrainingDataset:
+    empty_store.create_featuregroup(example(60), "facts", primary_key=["user", "at"])
+    frame = empty_store.get_featuregroup("facts")
+    return empty_store.create_training_dataset(
         frame, "d", label="label", splits={"train": 0.8, "test": 0.2}, tags={"team": "risk"}
     )
 
@@ -68,30 +71,32 @@ def sealed(data: dict[str, Any]) -> bytes:
 OUTSIDE = ("/etc/passwd", "../../other/v1/train/x", "train/../../x", "", "train//x", "./x", "a\0b")
 
 
-@pytest.mark.parametrize("outside", OUTSIDE)
-@pytest.mark.parametrize("target", ["shard", "sidecar", "file", "statistics", "sample", "split"])
 def test_manifest_path_outside_dataset_raises(
-    dataset: TrainingDataset, target: str, outside: str
+    dataset: TrainingDataset, subtests: pytest.Subtests
 ) -> None:
     path = Path(dataset.path, "manifest.json")
-    data = json.loads(path.read_text())
-    split = data["splits"][0]
-    shard, entry = split["shards"][0], {"path": outside, "bytes": 1, "sha256": "0" * 64}
-    if target == "shard":
-        shard["path"] = outside
-    elif target == "sidecar":
-        shard["sidecars"] = [entry]
-    elif target == "file":
-        data["files"].append(entry)
-    elif target == "split":
-        split["name"] = outside
-    elif target == "sample":
-        data["statistics"]["train"]["sample"] = entry
-    else:
-        data["statistics"]["train"]["path"] = outside
-    path.write_bytes(sealed(data))
-    with pytest.raises(DatasetDamaged, match=r"not (a path below|the name of)"):
-        TrainingDataset.open(dataset.path)
+    content = path.read_text()
+    targets = ("shard", "sidecar", "file", "statistics", "sample", "split")
+    for target, outside in product(targets, OUTSIDE):
+        with subtests.test(target, outside=outside):
+            data = json.loads(content)
+            split = data["splits"][0]
+            shard, entry = split["shards"][0], {"path": outside, "bytes": 1, "sha256": "0" * 64}
+            if target == "shard":
+                shard["path"] = outside
+            elif target == "sidecar":
+                shard["sidecars"] = [entry]
+            elif target == "file":
+                data["files"].append(entry)
+            elif target == "split":
+                split["name"] = outside
+            elif target == "sample":
+                data["statistics"]["train"]["sample"] = entry
+            else:
+                data["statistics"]["train"]["path"] = outside
+            path.write_bytes(sealed(data))
+            with pytest.raises(DatasetDamaged, match=r"not (a path below|the name of)"):
+                TrainingDataset.open(dataset.path)
 
 
 def test_dataset_symbolic_links_raise(dataset: TrainingDataset, tmp_path: Path) -> None:
@@ -109,9 +114,11 @@ def test_dataset_symbolic_links_raise(dataset: TrainingDataset, tmp_path: Path) 
     assert "symbolic link" in str(dataset.verify())
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
+def test_manifest_values_out_of_bounds_raise(
+    dataset: TrainingDataset, subtests: pytest.Subtests
+) -> None:
+    content = Path(dataset.path, "manifest.json").read_text()
+    for field, value in (
         ("block_rows", 0),
         ("version", 0),
         ("seed", -1),
@@ -125,15 +132,12 @@ def test_dataset_symbolic_links_raise(dataset: TrainingDataset, tmp_path: Path) 
         ("columns.0.role", "king"),
         ("name", "../x"),
         ("sources.0.delta_version", "1"),
-    ],
-)
-def test_manifest_values_out_of_bounds_raise(
-    dataset: TrainingDataset, field: str, value: object
-) -> None:
-    data = json.loads(Path(dataset.path, "manifest.json").read_text())
-    replace_in(data, field.split("."), value)
-    with pytest.raises(DatasetDamaged, match=r"manifest\.json"):
-        Manifest.from_bytes(sealed(data), path="manifest.json")
+    ):
+        with subtests.test(field):
+            data = json.loads(content)
+            replace_in(data, field.split("."), value)
+            with pytest.raises(DatasetDamaged, match=r"manifest\.json"):
+                Manifest.from_bytes(sealed(data), path="manifest.json")
 
 
 def replace_in(data: Any, keys: list[str], value: object) -> None:
@@ -175,18 +179,18 @@ def test_manifest_random_values_raise_only_store_errors(
 
 
 def test_damaged_manifest_does_not_affect_other_datasets(
-    duckdb_store: FeatureStore, dataset: TrainingDataset, example: Example
+    empty_store: FeatureStore, dataset: TrainingDataset, example: Example
 ) -> None:
-    duckdb_store.create_training_dataset(example(20), "other", key=["at"])
-    duckdb_store.create_featuregroup(example(20), "apart", primary_key=["user", "at"])
+    empty_store.create_training_dataset(example(20), "other", key=["at"])
+    empty_store.create_featuregroup(example(20), "apart", primary_key=["user", "at"])
     path = Path(dataset.path, "manifest.json")
     path.write_bytes(path.read_bytes().replace(b'"seed": 0', b'"seed": 1'))
     with pytest.warns(UserWarning, match=r"training dataset d version 1 .*manifest\.json"):
-        listed = duckdb_store.get_training_datasets()
+        listed = empty_store.get_training_datasets()
     assert [dataset.name for dataset in listed] == ["other"]
-    duckdb_store.vacuum_featuregroup("apart", retain="0s")
-    duckdb_store.vacuum_featuregroup("facts", retain="0s")  # the registry knows what is pinned
+    empty_store.vacuum_featuregroup("apart", retain="0s")
+    empty_store.vacuum_featuregroup("facts", retain="0s")  # the registry knows what is pinned
     with pytest.raises(DatasetDamaged):
-        duckdb_store.get_training_dataset("d")
-    duckdb_store.delete_training_dataset("d", version=1)
-    assert [dataset.name for dataset in duckdb_store.get_training_datasets()] == ["other"]
+        empty_store.get_training_dataset("d")
+    empty_store.delete_training_dataset("d", version=1)
+    assert [dataset.name for dataset in empty_store.get_training_datasets()] == ["other"]

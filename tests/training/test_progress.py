@@ -17,10 +17,10 @@ Example = Callable[..., pa.Table]
 
 
 def test_progress_listener_receives_phases_and_row_counts(
-    duckdb_store: FeatureStore, example: Example
+    empty_store: FeatureStore, example: Example
 ) -> None:
     reports: list[tuple[str, int, int]] = []
-    duckdb_store.create_training_dataset(
+    empty_store.create_training_dataset(
         example(500), "d", key="at", progress=lambda *report: reports.append(report)
     )
     assert list(dict.fromkeys(phase for phase, _, _ in reports)) == [
@@ -67,7 +67,7 @@ def test_progress_bar_shows_rate_and_remaining_time(
 
 
 def test_progress_without_terminal_prints_nothing(
-    duckdb_store: FeatureStore, example: Example, capsys: pytest.CaptureFixture[str]
+    empty_store: FeatureStore, example: Example, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    duckdb_store.create_training_dataset(example(20), "d", key="at")
+    empty_store.create_training_dataset(example(20), "d", key="at")
     assert capsys.readouterr().err == ""

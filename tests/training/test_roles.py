@@ -44,13 +44,13 @@ def matches() -> pa.Table:
 
 
 @pytest.fixture
-def store(duckdb_store: FeatureStore) -> FeatureStore:
+def matches_store(empty_store: FeatureStore) -> FeatureStore:
     """A store with matches, teams with times, and divisions without times."""
-    duckdb_store.create_featuregroup(
+    empty_store.create_featuregroup(
         matches(), "matches", primary_key="match_id", event_time="played_at"
     )
     teams = {"team": list(range(4)), "at": [START] * 4, "goals": [3, 1, 2, 2]}
-    duckdb_store.create_featuregroup(
+    empty_store.create_featuregroup(
         pa.table(teams).cast(
             pa.schema(
                 [("team", pa.int64()), ("at", pa.timestamp("us", "UTC")), ("goals", pa.int64())]
@@ -61,8 +61,8 @@ def store(duckdb_store: FeatureStore) -> FeatureStore:
         event_time="at",
     )
     divisions = pa.table({"division": pa.array([0, 1], pa.int64()), "level": [1.0, 2.0]})
-    duckdb_store.create_featuregroup(divisions, "divisions", primary_key="division")
-    return duckdb_store
+    empty_store.create_featuregroup(divisions, "divisions", primary_key="division")
+    return empty_store
 
 
 def by_name(store: FeatureStore) -> FeatureFrame:
@@ -101,8 +101,8 @@ WAYS = pytest.mark.parametrize("way", [by_name, chained, with_dataframe])
 
 
 @WAYS
-def test_roles_inputs_are_requested_features(store: FeatureStore, way: Any) -> None:
-    dataset = store.create_training_dataset(way(store), "won", label="won")
+def test_roles_inputs_are_requested_features(matches_store: FeatureStore, way: Any) -> None:
+    dataset = matches_store.create_training_dataset(way(matches_store), "won", label="won")
     roles = dataset.roles
     assert sorted(roles.inputs) == sorted(INPUTS)
     assert roles.labels == ("won",)
@@ -115,8 +115,10 @@ def test_roles_inputs_are_requested_features(store: FeatureStore, way: Any) -> N
 
 
 @WAYS
-def test_roles_unused_columns_are_stored_and_readable(store: FeatureStore, way: Any) -> None:
-    dataset = store.create_training_dataset(way(store), "won", label="won")
+def test_roles_unused_columns_are_stored_and_readable(
+    matches_store: FeatureStore, way: Any
+) -> None:
+    dataset = matches_store.create_training_dataset(way(matches_store), "won", label="won")
     reader = dataset.reader("train", global_batch_size=ROWS, columns=["match_id", "amount"])
     batch = next(reader.batches())
     assert sorted(batch["match_id"].tolist()) == list(range(ROWS))
@@ -124,9 +126,11 @@ def test_roles_unused_columns_are_stored_and_readable(store: FeatureStore, way: 
 
 
 @WAYS
-def test_roles_features_adds_and_exclude_removes_inputs(store: FeatureStore, way: Any) -> None:
-    dataset = store.create_training_dataset(
-        way(store),
+def test_roles_features_adds_and_exclude_removes_inputs(
+    matches_store: FeatureStore, way: Any
+) -> None:
+    dataset = matches_store.create_training_dataset(
+        way(matches_store),
         "won",
         label="won",
         features=["amount", "division"],
@@ -137,72 +141,74 @@ def test_roles_features_adds_and_exclude_removes_inputs(store: FeatureStore, way
     assert "level" in dataset.roles.unused
 
 
-def test_roles_requested_join_key_is_input(store: FeatureStore) -> None:
-    frame = store.get_features(["matches.division", "divisions.level", "matches.won"])
-    dataset = store.create_training_dataset(frame, "won", label="won")
+def test_roles_requested_join_key_is_input(matches_store: FeatureStore) -> None:
+    frame = matches_store.get_features(["matches.division", "divisions.level", "matches.won"])
+    dataset = matches_store.create_training_dataset(frame, "won", label="won")
     assert dataset.roles.inputs == ("division", "level")
 
 
-def test_roles_window_aggregates_are_inputs(store: FeatureStore) -> None:
-    spending(store)
+def test_roles_window_aggregates_are_inputs(matches_store: FeatureStore) -> None:
+    spending(matches_store)
     labels = matches().rename_columns(["customer", *matches().column_names[1:]])
-    frame = store.get_features(
+    frame = matches_store.get_features(
         [featurestore.window("spending.spent", "sum", over="30d"), "divisions.level"],
         labels=labels,
         label_time="played_at",
     )
-    roles = store.create_training_dataset(frame, "spent", label="won").roles
+    roles = matches_store.create_training_dataset(frame, "spent", label="won").roles
     assert set(roles.inputs) == {"spent_sum_30d", "level"}
     assert set(roles.key) == {"customer", "division"}
 
 
-def test_roles_preserved_by_frame_selection(store: FeatureStore) -> None:
-    frame = by_name(store).select("amount", "home_goals", "won").filter("amount > 2")
-    roles = store.create_training_dataset(frame, "won", label="won").roles
+def test_roles_preserved_by_frame_selection(matches_store: FeatureStore) -> None:
+    frame = by_name(matches_store).select("amount", "home_goals", "won").filter("amount > 2")
+    roles = matches_store.create_training_dataset(frame, "won", label="won").roles
     assert (roles.inputs, roles.unused) == (("home_goals",), ("amount",))
 
 
-def test_roles_dataframe_inputs_exclude_key_time_label_and_weight(store: FeatureStore) -> None:
+def test_roles_dataframe_inputs_exclude_key_time_label_and_weight(
+    matches_store: FeatureStore,
+) -> None:
     table = matches().drop(["booked_at"])
-    dataset = store.create_training_dataset(
+    dataset = matches_store.create_training_dataset(
         table, "won", label="won", key="match_id", weight="amount"
     )
     roles = dataset.roles
     assert roles.inputs == ("home", "away", "division")
     assert (roles.key, roles.time, roles.weight) == (("match_id",), "played_at", "amount")
-    second_dataset = store.create_training_dataset(
+    second_dataset = matches_store.create_training_dataset(
         table, "won", label="won", features=["home", "away"]
     )
     assert second_dataset.roles.inputs == ("home", "away")
     assert set(second_dataset.roles.unused) == {"match_id", "division", "amount"}
 
 
-def test_roles_group_inputs_exclude_key_and_times(store: FeatureStore) -> None:
-    frame = store.get_featuregroup("matches")
-    roles = store.create_training_dataset(frame, "won", label="won").roles
+def test_roles_group_inputs_exclude_key_and_times(matches_store: FeatureStore) -> None:
+    frame = matches_store.get_featuregroup("matches")
+    roles = matches_store.create_training_dataset(frame, "won", label="won").roles
     assert roles.inputs == ("home", "away", "division", "amount")
     assert (roles.key, roles.time, roles.unused) == (("match_id",), "played_at", ("booked_at",))
 
 
-def test_roles_time_split_column_is_time(store: FeatureStore) -> None:
+def test_roles_time_split_column_is_time(matches_store: FeatureStore) -> None:
     middle = START + timedelta(hours=20)
     splits = TimeSplit("booked_at", {"train": (None, middle), "test": (middle, None)})
-    dataset = store.create_training_dataset(
+    dataset = matches_store.create_training_dataset(
         matches(), "won", label="won", key="match_id", splits=splits
     )
     assert (dataset.roles.time, dataset.roles.unused) == ("booked_at", ("played_at",))
 
 
 def test_roles_are_printed_once_with_features_hint(
-    store: FeatureStore, capsys: pytest.CaptureFixture[str]
+    matches_store: FeatureStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
-    frame = store.get_features(
+    frame = matches_store.get_features(
         "teams.goals",
         labels=matches().drop(["booked_at", "away", "division"]),
         join_key={"teams": {"home": "team"}},
     )
-    dataset = store.create_training_dataset(frame, "won", label="won")
+    dataset = matches_store.create_training_dataset(frame, "won", label="won")
     printed = capsys.readouterr().out
     assert printed.splitlines()[1:] == [
         "inputs:   goals",
@@ -217,11 +223,13 @@ def test_roles_are_printed_once_with_features_hint(
     assert "match_id, amount; list them in features= to use them" in again.roles._repr_html_()
 
 
-def test_roles_input_with_unique_values_warns(store: FeatureStore) -> None:
+def test_roles_input_with_unique_values_warns(matches_store: FeatureStore) -> None:
     with pytest.warns(UserWarning, match="distinct value in every row.*'match_id'") as record:
-        store.create_training_dataset(matches(), "won", label="won")
+        matches_store.create_training_dataset(matches(), "won", label="won")
     assert record[0].filename == __file__
-    dataset = store.create_training_dataset(matches(), "won", label="won", exclude="match_id")
+    dataset = matches_store.create_training_dataset(
+        matches(), "won", label="won", exclude="match_id"
+    )
     assert "match_id" in dataset.roles.unused
 
 
@@ -241,51 +249,55 @@ def spending(store: FeatureStore) -> None:
     store.create_featuregroup(table, "spending", primary_key="customer", event_time="at")
 
 
-def test_label_time_date_column_is_not_inferred(store: FeatureStore) -> None:
-    spending(store)
-    store.create_featuregroup(customers(), "customers", primary_key="customer")
+def test_label_time_date_column_is_not_inferred(matches_store: FeatureStore) -> None:
+    spending(matches_store)
+    matches_store.create_featuregroup(customers(), "customers", primary_key="customer")
     for labels in ("customers", customers()):
         with pytest.raises(LabelTimeRequired, match=r"candidates: 'born'"):
-            store.get_features("spending.spent", labels=labels)
-        frame = store.get_features("spending.spent", labels=labels, label_time=START)
-        dataset = store.create_training_dataset(frame, "buyers", label="bought")
+            matches_store.get_features("spending.spent", labels=labels)
+        frame = matches_store.get_features("spending.spent", labels=labels, label_time=START)
+        dataset = matches_store.create_training_dataset(frame, "buyers", label="bought")
         assert dataset.roles.time is None
         assert "born" not in dataset.manifest.key
         assert dataset.roles["born"] == "unused"
         assert sorted(dataset.read("train").to_pandas()["spent"]) == [5.0, 7.0]
 
 
-def test_label_time_undeclared_group_timestamp_is_not_inferred(store: FeatureStore) -> None:
-    spending(store)
+def test_label_time_undeclared_group_timestamp_is_not_inferred(matches_store: FeatureStore) -> None:
+    spending(matches_store)
     joined = customers().append_column(
         "joined", pa.array([START, START], pa.timestamp("us", "UTC"))
     )
-    store.create_featuregroup(joined, "customers", primary_key="customer")
+    matches_store.create_featuregroup(joined, "customers", primary_key="customer")
     with pytest.raises(LabelTimeRequired, match="'customers' declares no event time"):
-        store.get_features("spending.spent", labels="customers")
-    assert store.get_features("spending.spent", labels=joined).plan.time == "joined"
+        matches_store.get_features("spending.spent", labels="customers")
+    assert matches_store.get_features("spending.spent", labels=joined).plan.time == "joined"
 
 
-def test_label_time_not_inferred_when_no_group_needs_time(store: FeatureStore) -> None:
+def test_label_time_not_inferred_when_no_group_needs_time(matches_store: FeatureStore) -> None:
     labels = matches().select(["division", "played_at", "won"])
-    frame = store.get_features("divisions.level", labels=labels)
+    frame = matches_store.get_features("divisions.level", labels=labels)
     assert frame.plan is not None
     assert frame.plan.time is None
     # A later retrieval that needs a label time uses this column.
-    later = store.get_features(
+    later = matches_store.get_features(
         "teams.goals", labels=frame, join_key={"teams": {"division": "team"}}
     )
     assert later.plan.time == "played_at"
 
 
-def test_roles_statistics_and_plots_cover_inputs_and_labels_only(store: FeatureStore) -> None:
-    dataset = store.create_training_dataset(with_dataframe(store), "won", label="won")
+def test_roles_statistics_and_plots_cover_inputs_and_labels_only(
+    matches_store: FeatureStore,
+) -> None:
+    dataset = matches_store.create_training_dataset(
+        with_dataframe(matches_store), "won", label="won"
+    )
     statistics = dataset.statistics("train")
     assert {column.name: column.role for column in statistics.columns} == dict(dataset.roles)
     assert set(statistics.pearson.columns) == {*INPUTS, "won"}
-    figure = store.visualize_training_dataset_distributions("won", plot=False)
+    figure = matches_store.visualize_training_dataset_distributions("won", plot=False)
     assert sum(bool(axis.get_title()) for axis in figure.axes) == len([*INPUTS, "won"])
-    clusters = store.visualize_training_dataset_clusters("won", plot=False)
+    clusters = matches_store.visualize_training_dataset_clusters("won", plot=False)
     assert "match_id" not in str(
         [text.get_text() for text in clusters.findobj() if hasattr(text, "get_text")]
     )
@@ -336,8 +348,8 @@ def test_roles_random_columns_have_one_role(**given_roles: Any) -> None:
     ],
 )
 def test_roles_conflicting_arguments_raise_without_writing(
-    store: FeatureStore, arguments: dict[str, Any], message: str
+    matches_store: FeatureStore, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        store.create_training_dataset(matches(), "won", label="won", **arguments)
-    assert store.get_training_datasets() == []
+        matches_store.create_training_dataset(matches(), "won", label="won", **arguments)
+    assert matches_store.get_training_datasets() == []

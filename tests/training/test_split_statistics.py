@@ -129,14 +129,14 @@ def test_split_statistics_independent_of_row_order(tmp_path: Path, example: Exam
 
 
 def test_split_statistics_of_writers_equal_separate_pass(
-    duckdb_store: FeatureStore, example: Example, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, example: Example, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if duplicates make a sample too small and all rows are counted again."""
     rows = pa.concat_tables([example(900)] * 3)
     options = {"splits": {"train": 0.6, "test": 0.4}, "key": "at", "shards": 3, "label": "label"}
 
     def exported(name: str) -> list[dict[str, object]]:
-        dataset = duckdb_store.create_training_dataset(rows, name, **options)  # type: ignore[arg-type]
+        dataset = empty_store.create_training_dataset(rows, name, **options)  # type: ignore[arg-type]
         results = []
         for split in dataset.splits:
             results.append({**dataset.statistics(split).to_json(), "source": None})
@@ -156,7 +156,7 @@ def test_split_statistics_of_writers_equal_separate_pass(
 
 
 def test_separate_pass_runs_while_shards_are_written(
-    duckdb_store: FeatureStore, example: Example, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, example: Example, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counting = threading.Event()
     plain_count, plain_write = split_statistics.count_splits, create.write_shards
@@ -171,12 +171,12 @@ def test_separate_pass_runs_while_shards_are_written(
 
     monkeypatch.setattr(split_statistics, "count_splits", count)
     monkeypatch.setattr(create, "write_shards", write)
-    dataset = duckdb_store.create_training_dataset(example(900), "a", key="at", shards=3)
+    dataset = empty_store.create_training_dataset(example(900), "a", key="at", shards=3)
     assert dataset.statistics("train").rows == 900
 
 
 def test_failing_separate_pass_publishes_no_dataset(
-    duckdb_store: FeatureStore, example: Example, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, example: Example, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise StorageError("the disk is full")
@@ -184,14 +184,14 @@ def test_failing_separate_pass_publishes_no_dataset(
     with monkeypatch.context() as patched:
         patched.setattr(split_statistics, "count_splits", fail)
         with pytest.raises(StorageError, match="the disk is full"):
-            duckdb_store.create_training_dataset(example(900), "a", key="at", shards=3)
-    assert not duckdb_store.get_training_datasets()
-    dataset = duckdb_store.create_training_dataset(example(900), "a", key="at", shards=3)
+            empty_store.create_training_dataset(example(900), "a", key="at", shards=3)
+    assert not empty_store.get_training_datasets()
+    dataset = empty_store.create_training_dataset(example(900), "a", key="at", shards=3)
     assert (dataset.version, dataset.verify().ok) == (1, True)
 
 
 def test_split_statistics_of_worker_processes_are_returned(
-    duckdb_store: FeatureStore, example: Example, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, example: Example, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = DuckDBEngine.write_shards
 
@@ -199,7 +199,7 @@ def test_split_statistics_of_worker_processes_are_returned(
         return plain(engine, relation, write=pickle.loads(pickle.dumps(write)), **options)
 
     def exported(name: str) -> list[object]:
-        dataset = duckdb_store.create_training_dataset(
+        dataset = empty_store.create_training_dataset(
             example(900), name, splits={"train": 0.6, "test": 0.4}, key="at", shards=3
         )
         return [dataset.statistics(split).to_json()["columns"] for split in dataset.splits]

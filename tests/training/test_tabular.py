@@ -29,8 +29,8 @@ def table(rows: int = 30, **more: Any) -> pa.Table:
 
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet", "petastorm"])
-def test_matrix_contains_inputs_in_row_order(duckdb_store: FeatureStore, data_format: str) -> None:
-    dataset = duckdb_store.create_training_dataset(
+def test_matrix_contains_inputs_in_row_order(empty_store: FeatureStore, data_format: str) -> None:
+    dataset = empty_store.create_training_dataset(
         table(),
         "pixels",
         label="y",
@@ -51,9 +51,9 @@ def test_matrix_contains_inputs_in_row_order(duckdb_store: FeatureStore, data_fo
         assert y.tolist() == rows.column("y").to_pylist()
 
 
-def test_matrix_equals_reader_values(duckdb_store: FeatureStore) -> None:
+def test_matrix_equals_reader_values(empty_store: FeatureStore) -> None:
     words = pa.array(["a", "b", None] * 10)
-    dataset = duckdb_store.create_training_dataset(
+    dataset = empty_store.create_training_dataset(
         table(city=words),
         "coded",
         label="y",
@@ -80,8 +80,8 @@ def test_matrix_equals_reader_values(duckdb_store: FeatureStore) -> None:
         assert np.isnan(raw_matrix.x).sum() == dataset.read(split).to_arrow()["age"].null_count
 
 
-def test_matrix_with_named_columns_and_several_labels(duckdb_store: FeatureStore) -> None:
-    dataset = duckdb_store.create_training_dataset(table(), "two", label=["y", "member"], key="id")
+def test_matrix_with_named_columns_and_several_labels(empty_store: FeatureStore) -> None:
+    dataset = empty_store.create_training_dataset(table(), "two", label=["y", "member"], key="id")
     x, y, names = dataset.matrix("train", columns=["id", "age"])
     assert (names, x.shape) == (("id", "age"), (30, 2))
     assert y is not None
@@ -89,9 +89,9 @@ def test_matrix_with_named_columns_and_several_labels(duckdb_store: FeatureStore
     assert sorted(x[:, 0].tolist()) == list(range(30))
 
 
-def test_matrix_non_numeric_columns_raise_with_names(duckdb_store: FeatureStore) -> None:
+def test_matrix_non_numeric_columns_raise_with_names(empty_store: FeatureStore) -> None:
     words = pa.array(["a", "b", "c"] * 10)
-    dataset = duckdb_store.create_training_dataset(table(city=words), "words", label="y", key="id")
+    dataset = empty_store.create_training_dataset(table(city=words), "words", label="y", key="id")
     with pytest.raises(UnsupportedType, match=r"city \(string\)") as refused:
         dataset.matrix("train")
     assert "columns=['age', 'member', 'image']" in str(refused.value)
@@ -109,15 +109,15 @@ def test_matrix_non_numeric_columns_raise_with_names(duckdb_store: FeatureStore)
     ],
 )
 def test_class_weights_are_keyed_by_transformed_values(
-    duckdb_store: FeatureStore, label: pa.Array, classes: dict[Any, float]
+    empty_store: FeatureStore, label: pa.Array, classes: dict[Any, float]
 ) -> None:
     data = pa.table({"x": [1.0, 2.0, 3.0, 4.0], "y": label})
-    dataset = duckdb_store.create_training_dataset(data, "classes", label="y")
+    dataset = empty_store.create_training_dataset(data, "classes", label="y")
     assert dataset.class_weights == pytest.approx(classes)
     assert list(map(type, dataset.class_weights)) == list(map(type, classes))
 
 
-def test_class_weights_without_classes_raise(duckdb_store: FeatureStore) -> None:
-    dataset = duckdb_store.create_training_dataset(pa.table({"x": [1.0, 2.0]}), "alone")
+def test_class_weights_without_classes_raise(empty_store: FeatureStore) -> None:
+    dataset = empty_store.create_training_dataset(pa.table({"x": [1.0, 2.0]}), "alone")
     with pytest.raises(InvalidArgument, match="has no label"):
         _ = dataset.class_weights

@@ -13,6 +13,8 @@ import pytest
 import featurestore
 from featurestore import transform as t
 
+pytestmark = pytest.mark.slow
+
 Example = Callable[..., pa.Table]
 Run = Callable[..., Any]
 RULES = {"label": "label", "splits": {"train": 0.8, "test": 0.2}, "seed": 1, "shards": 2}

@@ -22,8 +22,8 @@ MEBIBYTE = 2**20
 
 
 @pytest.fixture
-def dataset(duckdb_store: FeatureStore, example: Example) -> TrainingDataset:
-    return duckdb_store.create_training_dataset(
+def dataset(empty_store: FeatureStore, example: Example) -> TrainingDataset:
+    return empty_store.create_training_dataset(
         example(),
         "proof",
         splits={"train": 0.8, "test": 0.2},
@@ -53,9 +53,9 @@ def test_verify_flipped_bit_reports_file_and_offset(dataset: TrainingDataset) ->
 @pytest.mark.petastorm
 @pytest.mark.parametrize("data_format", ["parquet", "petastorm", "csv", "tfrecord"])
 def test_verify_long_file_reports_first_damaged_mebibyte(
-    duckdb_store: FeatureStore, example: Example, data_format: str
+    empty_store: FeatureStore, example: Example, data_format: str
 ) -> None:
-    dataset = duckdb_store.create_training_dataset(
+    dataset = empty_store.create_training_dataset(
         example(120_000), "long", key="at", data_format=data_format, shards=1, statistics=False
     )
     (entry,) = dataset.manifest.split("train").shards
@@ -75,9 +75,9 @@ def test_verify_long_file_reports_first_damaged_mebibyte(
 
 
 def test_verify_damaged_metadata_files_are_reported(
-    duckdb_store: FeatureStore, example: Example
+    empty_store: FeatureStore, example: Example
 ) -> None:
-    dataset = duckdb_store.create_training_dataset(example(100), "beside", key="at")
+    dataset = empty_store.create_training_dataset(example(100), "beside", key="at")
     for name in ("schema.pbtxt", "_statistics/train.json"):
         path = Path(dataset.path, name)
         content = path.read_bytes()
@@ -134,9 +134,9 @@ def test_verify_swapped_shards_are_reported(dataset: TrainingDataset) -> None:
 
 
 def test_verify_rows_in_wrong_split_or_order_are_reported(
-    duckdb_store: FeatureStore, example: Example
+    empty_store: FeatureStore, example: Example
 ) -> None:
-    dataset = duckdb_store.create_training_dataset(
+    dataset = empty_store.create_training_dataset(
         example(300),
         "d",
         splits={"train": 0.5, "test": 0.5},
@@ -177,12 +177,12 @@ def rewritten(dataset: TrainingDataset, **changes: Any) -> TrainingDataset:
     return TrainingDataset.open(dataset.path)
 
 
-def test_verify_unverifiable_rules_are_noted(duckdb_store: FeatureStore) -> None:
+def test_verify_unverifiable_rules_are_noted(empty_store: FeatureStore) -> None:
     table = pa.table(
         {"x": pa.array([n / 7 for n in range(50)]), "label": pa.array([n % 2 for n in range(50)])}
     )
     splits = {"train": 0.5, "test": 0.5}
-    lossy = duckdb_store.create_training_dataset(table, "lossy", splits=splits, stratify="label")
+    lossy = empty_store.create_training_dataset(table, "lossy", splits=splits, stratify="label")
     report = lossy.verify()
     assert report.ok
     assert [note.split(":")[0] for note in report.notes] == [
@@ -190,9 +190,9 @@ def test_verify_unverifiable_rules_are_noted(duckdb_store: FeatureStore) -> None
         "splits not compared row by row",
     ]
     assert all("(x)" in note for note in report.notes)
-    packed = duckdb_store.create_training_dataset(table, "packed", key="label", compression="GZIP")
+    packed = empty_store.create_training_dataset(table, "packed", key="label", compression="GZIP")
     assert "GZIP" in packed.verify().notes[0]
-    exact = duckdb_store.create_training_dataset(
+    exact = empty_store.create_training_dataset(
         table, "exact", splits=splits, stratify="label", data_format="parquet"
     )
     assert exact.verify().notes == ()
@@ -204,16 +204,16 @@ def test_verify_unexpected_file_is_reported(dataset: TrainingDataset) -> None:
 
 
 def test_diff_counts_added_removed_and_changed_rows(
-    duckdb_store: FeatureStore, example: Example
+    empty_store: FeatureStore, example: Example
 ) -> None:
     table = example(100)
-    before = duckdb_store.create_training_dataset(table, "d", key=["at"])
+    before = empty_store.create_training_dataset(table, "d", key=["at"])
     changed = table.set_column(
         table.schema.get_field_index("label"),
         "label",
         pa.array([5, *table["label"].to_pylist()[1:]], pa.int64()),
     )
-    after = duckdb_store.create_training_dataset(changed.slice(0, 90), "d", key=["at"])
+    after = empty_store.create_training_dataset(changed.slice(0, 90), "d", key=["at"])
     report = before.diff(after)
     findings = report.splits["train"]
     assert (findings.added, findings.removed, findings.changed, findings.unchanged) == (
@@ -227,21 +227,19 @@ def test_diff_counts_added_removed_and_changed_rows(
 
 
 def test_diff_contains_columns_sources_rules_labels_and_drift(
-    duckdb_store: FeatureStore, example: Example
+    empty_store: FeatureStore, example: Example
 ) -> None:
     table = example(600)
-    duckdb_store.create_featuregroup(table, "facts", primary_key=["user", "at"])
+    empty_store.create_featuregroup(table, "facts", primary_key=["user", "at"])
     rules = {"label": "label", "splits": {"train": 0.8, "test": 0.2}}
-    first = duckdb_store.create_training_dataset(
-        duckdb_store.get_featuregroup("facts"), "d", **rules
-    )  # type: ignore[arg-type]
+    first = empty_store.create_training_dataset(empty_store.get_featuregroup("facts"), "d", **rules)  # type: ignore[arg-type]
     moved = table.set_column(
         2, "x", pa.array([value + 5 for value in table["x"].to_pylist()], pa.float32())
     )
     moved = moved.set_column(5, "label", pa.array([1] * 600, pa.int64()))
-    duckdb_store.insert_into_featuregroup(moved, "facts", mode="overwrite")
-    frame = duckdb_store.get_featuregroup("facts").select("user", "at", "x", "n", "label")
-    second = duckdb_store.create_training_dataset(frame, "d", seed=5, **rules)  # type: ignore[arg-type]
+    empty_store.insert_into_featuregroup(moved, "facts", mode="overwrite")
+    frame = empty_store.get_featuregroup("facts").select("user", "at", "x", "n", "label")
+    second = empty_store.create_training_dataset(frame, "d", seed=5, **rules)  # type: ignore[arg-type]
     report = first.diff(second)
     assert report.columns == ("column 'word' removed",)
     assert report.sources == ("source facts@v1: Delta version 1 -> 2",)

@@ -14,6 +14,7 @@ import pytest
 import featurestore
 from featurestore import transform as t
 from featurestore.errors import InvalidArgument
+from featurestore.store import FeatureStore
 from featurestore.transform.images import decode_images, reshape_raw_images
 
 Image = pytest.importorskip("PIL.Image")
@@ -146,11 +147,10 @@ def test_raw_images_wrong_size_raises() -> None:
         t.decode_image(8, encoding="png")
 
 
-def test_decode_image_invalid_column_or_options_raises(tmp_path: Path) -> None:
-    store = featurestore.connect(tmp_path)
+def test_decode_image_invalid_column_or_options_raises(empty_store: FeatureStore) -> None:
     rows = pa.table({"text": ["a", "b"], "y": [0, 1]})
     with pytest.raises(InvalidArgument, match=r"decode_image\(\) accepts bytes, not strings"):
-        store.create_training_dataset(
+        empty_store.create_training_dataset(
             rows, "texts", label="y", transformations={"text": t.decode_image(8)}
         )
     with pytest.raises(InvalidArgument, match="channels=2"):
@@ -178,12 +178,11 @@ def test_reader_raw_images_with_nulls_and_padding(
 
 
 @pytest.mark.tensorflow
-def test_tf_dataset_large_raw_images_equal_stored(tmp_path: Path) -> None:
+def test_tf_dataset_large_raw_images_equal_stored(empty_store: FeatureStore) -> None:
     large = np.random.default_rng(1).integers(0, 256, (40, 128, 96, 3), dtype=np.uint8)
-    store = featurestore.connect(tmp_path)
     rows = pa.table({"id": range(40), "image": [image.tobytes() for image in large]})
     chains = {"image": t.decode_image((128, 96), encoding="raw")}
-    dataset = store.create_training_dataset(
+    dataset = empty_store.create_training_dataset(
         rows, "large", features=["image"], label="id", progress=False, transformations=chains
     )
     for remainder, sizes in (("drop", [32]), ("keep", [32, 8]), ("pad", [32, 32])):

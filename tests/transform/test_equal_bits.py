@@ -93,8 +93,8 @@ class OfFrames(TransformConformance):
 
 class TestDuckDB(OfFrames):
     @pytest.fixture(autouse=True)
-    def _store(self, duckdb_store: FeatureStore) -> None:
-        self.store = duckdb_store
+    def _store(self, empty_store: FeatureStore) -> None:
+        self.store = empty_store
 
 
 class TestSpark(OfFrames):

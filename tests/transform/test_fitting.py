@@ -76,24 +76,24 @@ def fitted_of(dataset: TrainingDataset) -> Transformations:
     return result
 
 
-def test_fit_is_independent_of_other_splits(duckdb_store: FeatureStore) -> None:
-    first = make(duckdb_store, rows())
+def test_fit_is_independent_of_other_splits(empty_store: FeatureStore) -> None:
+    first = make(empty_store, rows())
     train = first.read("train").to_arrow().column("id").to_numpy()
     other_rows = np.setdiff1d(np.arange(ROWS), train)
-    second = make(duckdb_store, rows(other_rows), "changed")
+    second = make(empty_store, rows(other_rows), "changed")
     assert second.read("test").to_arrow().column("x").to_pylist().count(1e6) == len(other_rows)
     assert fitted_of(second).columns == fitted_of(first).columns
-    third = make(duckdb_store, rows(train[:5]), "other_train")
+    third = make(empty_store, rows(train[:5]), "other_train")
     assert fitted_of(third).columns != fitted_of(first).columns
 
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet"])
 def test_fit_from_statistics_export_and_files_agree(
-    duckdb_store: FeatureStore, data_format: str
+    empty_store: FeatureStore, data_format: str
 ) -> None:
-    with_statistics = make(duckdb_store, rows(), data_format=data_format)
-    passed = make(duckdb_store, rows(), "passed", data_format=data_format, statistics=False)
-    later = make(duckdb_store, rows(), "later", data_format=data_format, transformations=None)
+    with_statistics = make(empty_store, rows(), data_format=data_format)
+    passed = make(empty_store, rows(), "passed", data_format=data_format, statistics=False)
+    later = make(empty_store, rows(), "later", data_format=data_format, transformations=None)
     assert later.transformations is None
     if data_format == "parquet":
         # Statistics are of values before a format rounds them, which TFRecord does.
@@ -103,7 +103,7 @@ def test_fit_from_statistics_export_and_files_agree(
 
 @pytest.mark.parametrize("length", [119, 120, 121, 256])
 def test_fit_long_strings_from_statistics_equals_fit_from_rows(
-    duckdb_store: FeatureStore, length: int
+    empty_store: FeatureStore, length: int
 ) -> None:
     words = ["é" * (length - 1) + end for end in "ab"] + ["…"]
     data = pa.table(
@@ -114,7 +114,7 @@ def test_fit_long_strings_from_statistics_equals_fit_from_rows(
     for statistics in (True, False):
         datasets.append(
             make(
-                duckdb_store,
+                empty_store,
                 data,
                 f"words_{statistics}".lower(),
                 transformations=chains,
@@ -137,9 +137,9 @@ def test_engines_fit_equal_transformations(spark: Any, tmp_path: Path) -> None:
     assert datasets[0].manifest.content_hash == datasets[1].manifest.content_hash
 
 
-def test_transformations_do_not_change_dataset_files(duckdb_store: FeatureStore) -> None:
-    with_some = make(duckdb_store, rows())
-    without = make(duckdb_store, rows(), transformations=None)
+def test_transformations_do_not_change_dataset_files(empty_store: FeatureStore) -> None:
+    with_some = make(empty_store, rows())
+    without = make(empty_store, rows(), transformations=None)
     assert with_some.manifest.content_hash == without.manifest.content_hash
     raw = with_some.reader("train", global_batch_size=64, transformed=False, nulls="mask")
     plain = without.reader("train", global_batch_size=64, nulls="mask")
@@ -149,10 +149,10 @@ def test_transformations_do_not_change_dataset_files(duckdb_store: FeatureStore)
 
 @pytest.mark.parametrize("data_format", ["tfrecord", "parquet", "csv"])
 def test_reader_equals_transformed_frame_and_arrays(
-    duckdb_store: FeatureStore, data_format: str
+    empty_store: FeatureStore, data_format: str
 ) -> None:
-    dataset = make(duckdb_store, rows(), data_format=data_format)
-    frame = duckdb_store.transform(rows(), dataset).to_arrow()
+    dataset = make(empty_store, rows(), data_format=data_format)
+    frame = empty_store.transform(rows(), dataset).to_arrow()
     table = frame.take(np.argsort(frame.column("id").to_numpy()))
     reader = dataset.reader(
         "test", global_batch_size=64, remainder="keep", columns=[*TRANSFORMATIONS, "id"]
@@ -170,8 +170,8 @@ def test_reader_equals_transformed_frame_and_arrays(
     assert checked == dataset.num_rows("test")
 
 
-def test_reader_state_resumes_with_same_transformations(duckdb_store: FeatureStore) -> None:
-    dataset = make(duckdb_store, rows(), transformations=None)
+def test_reader_state_resumes_with_same_transformations(empty_store: FeatureStore) -> None:
+    dataset = make(empty_store, rows(), transformations=None)
     fitted = dataset.fit({"z": t.impute(0) | t.standardize(), "x": t.bins([1, 2])})
     reader = dataset.reader("train", global_batch_size=64, transformed=fitted)
     state = json.loads(json.dumps(reader.state(epoch=2, step=3)))
@@ -184,8 +184,8 @@ def test_reader_state_resumes_with_same_transformations(duckdb_store: FeatureSto
         dataset.resume(state)
 
 
-def test_dataset_keeps_several_transformation_sets(duckdb_store: FeatureStore) -> None:
-    dataset = make(duckdb_store, rows())
+def test_dataset_keeps_several_transformation_sets(empty_store: FeatureStore) -> None:
+    dataset = make(empty_store, rows())
     manifest = (Path(dataset.path) / "manifest.json").read_bytes()
     sets = [
         fitted_of(dataset),
@@ -213,8 +213,8 @@ def test_dataset_keeps_several_transformation_sets(duckdb_store: FeatureStore) -
     assert steps > 5
 
 
-def test_verify_changed_transformations_reports_damage(duckdb_store: FeatureStore) -> None:
-    dataset = make(duckdb_store, rows())
+def test_verify_changed_transformations_reports_damage(empty_store: FeatureStore) -> None:
+    dataset = make(empty_store, rows())
     later = dataset.fit({"x": t.robust()})
     assert dataset.verify().ok
     for fitted in (fitted_of(dataset), later):
@@ -230,8 +230,8 @@ def test_verify_changed_transformations_reports_damage(duckdb_store: FeatureStor
         dataset.reader("train", global_batch_size=64)
 
 
-def test_transformations_file_matches_schema(duckdb_store: FeatureStore) -> None:
-    dataset = make(duckdb_store, rows())
+def test_transformations_file_matches_schema(empty_store: FeatureStore) -> None:
+    dataset = make(empty_store, rows())
     folder = Path(featurestore_schemas.__path__[0])
     for name, path in (
         ("transformations", Path(dataset.path) / fitted_of(dataset).path),
@@ -291,8 +291,8 @@ def test_missing_and_unseen_texts_are_transformed(chain: Any, expected: Any) -> 
     assert actual.tolist() == expected
 
 
-def test_reader_remaining_nulls_need_policy(duckdb_store: FeatureStore) -> None:
-    dataset = make(duckdb_store, rows(), transformations={"z": t.standardize()})
+def test_reader_remaining_nulls_need_policy(empty_store: FeatureStore) -> None:
+    dataset = make(empty_store, rows(), transformations={"z": t.standardize()})
     with pytest.raises(NullsInColumns, match="z"):
         dataset.reader("train", global_batch_size=64)
     reader = dataset.reader("train", global_batch_size=64, nulls="mask", remainder="pad")
@@ -301,11 +301,11 @@ def test_reader_remaining_nulls_need_policy(duckdb_store: FeatureStore) -> None:
         assert (batch["z"][~batch["z_present"]] == 0).all()
 
 
-def test_fit_on_empty_column_publishes_nothing(duckdb_store: FeatureStore) -> None:
+def test_fit_on_empty_column_publishes_nothing(empty_store: FeatureStore) -> None:
     data = rows().append_column("empty", pa.nulls(ROWS, pa.float64()))
     with pytest.raises(InvalidArgument, match=r"Column 'empty'.*cannot be fitted"):
-        make(duckdb_store, data, transformations={"empty": t.standardize()})
-    assert duckdb_store.get_training_datasets() == []
+        make(empty_store, data, transformations={"empty": t.standardize()})
+    assert empty_store.get_training_datasets() == []
 
 
 @pytest.mark.parametrize(
@@ -321,20 +321,20 @@ def test_fit_on_empty_column_publishes_nothing(duckdb_store: FeatureStore) -> No
     ],
 )
 def test_invalid_transformations_raise_before_writing(
-    duckdb_store: FeatureStore, transformations: Any, error: type[Exception], words: str
+    empty_store: FeatureStore, transformations: Any, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        make(duckdb_store, rows(), transformations=transformations)
-    assert not (Path(duckdb_store.location) / "trainingdatasets" / "made").exists()
+        make(empty_store, rows(), transformations=transformations)
+    assert not (Path(empty_store.location) / "trainingdatasets" / "made").exists()
 
 
-def test_fit_on_unknown_split_lists_available(duckdb_store: FeatureStore) -> None:
+def test_fit_on_unknown_split_lists_available(empty_store: FeatureStore) -> None:
     with pytest.raises(InvalidSplit, match=r"'train', 'test'"):
-        make(duckdb_store, rows(), fit_on="training")
+        make(empty_store, rows(), fit_on="training")
 
 
-def test_reader_transformations_of_another_dataset_raise(duckdb_store: FeatureStore) -> None:
-    dataset, second_dataset = make(duckdb_store, rows()), make(duckdb_store, rows(), "other")
+def test_reader_transformations_of_another_dataset_raise(empty_store: FeatureStore) -> None:
+    dataset, second_dataset = make(empty_store, rows()), make(empty_store, rows(), "other")
     with pytest.raises(InvalidArgument, match="fitted on 'made' version 1"):
         second_dataset.reader("train", global_batch_size=64, transformed=fitted_of(dataset))
 
@@ -348,10 +348,10 @@ def average(values: Any, counts: Any) -> float:
 
 
 def test_function_is_identified_by_source_hash(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = {"x": t.function(above, fitted=average)}
-    dataset = make(duckdb_store, rows(), transformations=request)
+    dataset = make(empty_store, rows(), transformations=request)
     batch = next(dataset.reader("train", global_batch_size=64, columns=["x"]).batches())
     assert batch["x"].shape == (64, 2)
     step = fitted_of(dataset)["x"].chain.steps[0]
@@ -386,8 +386,8 @@ def test_fit_is_independent_of_order_and_batches(
     assert fit_chains(pa.concat_tables(chunks), request).columns == expected.columns
 
 
-def test_transformations_from_damaged_bytes_raises(duckdb_store: FeatureStore) -> None:
-    content = fitted_of(make(duckdb_store, rows())).to_bytes()
+def test_transformations_from_damaged_bytes_raises(empty_store: FeatureStore) -> None:
+    content = fitted_of(make(empty_store, rows())).to_bytes()
     random = np.random.default_rng(0)
     for position in random.integers(0, len(content), 200).tolist():
         damaged = bytearray(content)

@@ -6,14 +6,14 @@ import io
 import struct
 import sys
 import zlib
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-import featurestore
+from featurestore import FeatureStore
 from featurestore import transform as t
 from featurestore.errors import InvalidArgument
 from featurestore.transform.fitted import RULES
@@ -23,17 +23,16 @@ from featurestore.transform.steps import Step
 Image = pytest.importorskip("PIL.Image")
 
 HEIGHT, WIDTH = 8, 6
-LOSSLESS = {
-    "1": ("PNG", "BMP", "GIF"),
-    "L": ("PNG", "BMP", "GIF"),
-    "LA": ("PNG",),
-    "P": ("PNG", "BMP", "GIF"),
+LOSSLESS = [
+    *product(("1", "L", "P"), ("PNG", "BMP", "GIF")),
+    ("LA", "PNG"),
     # A palette whose entries have alpha values.
-    "PA": ("PNG",),
-    "RGB": ("PNG", "BMP", "WEBP"),
-    "RGBA": ("PNG", "WEBP"),
-}
-LOSSY = {"L": ("JPEG",), "RGB": ("JPEG", "WEBP"), "CMYK": ("JPEG",)}
+    ("PA", "PNG"),
+    *product(("RGB",), ("PNG", "BMP", "WEBP")),
+    *product(("RGBA",), ("PNG", "WEBP")),
+]
+LOSSY = [("L", "JPEG"), ("RGB", "JPEG"), ("RGB", "WEBP"), ("CMYK", "JPEG")]
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 DECODERS = ("pillow", "imagecodecs")
 
 
@@ -92,64 +91,54 @@ def png16(samples: Any, color_type: int, more: tuple[bytes, bytes] | None = None
     return b"\x89PNG\r\n\x1a\n" + body
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4])
-@pytest.mark.parametrize(
-    ("mode", "file_format"),
-    [
-        (mode, file_format)
-        for mode, file_formats in LOSSLESS.items()
-        for file_format in file_formats
-    ],
-)
 def test_lossless_images_of_every_mode_decode_exactly(
-    decoder: str, mode: str, file_format: str, channels: int
+    decoder: str, subtests: pytest.Subtests
 ) -> None:
-    image = image_of(mode)
-    target_mode = {1: "L", 3: "RGB", 4: "RGBA"}[channels]
-    expected = np.asarray(image.convert(target_mode)).reshape(HEIGHT, WIDTH, channels)
-    cell = saved(image, file_format)
-    assert (decode(cell, channels=channels) == expected).all()
-    deep = decode(cell, channels=channels, dtype="uint16")
-    assert deep.dtype == np.uint16
-    assert (deep == expected.astype(int) * 257).all()
-    small = decode(cell, (4, 3), channels=channels)
-    assert (
-        decode(cell, (4, 3), channels=channels, dtype="uint16") == small.astype(int) * 257
-    ).all()
+    for (mode, file_format), channels in product(LOSSLESS, MODES):
+        with subtests.test(f"{mode} {file_format}", channels=channels):
+            image = image_of(mode)
+            expected = np.asarray(image.convert(MODES[channels])).reshape(HEIGHT, WIDTH, channels)
+            cell = saved(image, file_format)
+            assert (decode(cell, channels=channels) == expected).all()
+            deep = decode(cell, channels=channels, dtype="uint16")
+            assert deep.dtype == np.uint16
+            assert (deep == expected.astype(int) * 257).all()
+            small = decode(cell, (4, 3), channels=channels)
+            small_deep = decode(cell, (4, 3), channels=channels, dtype="uint16")
+            assert (small_deep == small.astype(int) * 257).all()
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4])
-@pytest.mark.parametrize(
-    ("mode", "file_format"),
-    [(mode, file_format) for mode, file_formats in LOSSY.items() for file_format in file_formats],
-)
 def test_lossy_images_decode_equally_by_both_decoders(
-    monkeypatch: pytest.MonkeyPatch, mode: str, file_format: str, channels: int
+    monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:
     pytest.importorskip("imagecodecs")
-    cell = saved(image_of(mode), file_format)
-    first = decode(cell, channels=channels)
-    monkeypatch.setitem(sys.modules, "imagecodecs", None)
-    assert (decode(cell, channels=channels) == first).all()
-    assert len(np.unique(first)) > 10
+    for (mode, file_format), channels in product(LOSSY, MODES):
+        with subtests.test(f"{mode} {file_format}", channels=channels):
+            cell = saved(image_of(mode), file_format)
+            first = decode(cell, channels=channels)
+            with monkeypatch.context() as patched:
+                patched.setitem(sys.modules, "imagecodecs", None)
+                assert (decode(cell, channels=channels) == first).all()
+            assert len(np.unique(first)) > 10
 
 
-@pytest.mark.parametrize("channels", [1, 3, 4])
-def test_16_bit_gray_is_scaled_without_clipping(decoder: str, channels: int) -> None:
+def test_16_bit_gray_is_scaled_without_clipping(decoder: str, subtests: pytest.Subtests) -> None:
     values = np.linspace(0, 65535, HEIGHT * WIDTH).astype(np.uint16).reshape(HEIGHT, WIDTH)
     cell = saved(gray16(values), "PNG")
-    colors = min(channels, 3)
-    scaled = decode(cell, channels=channels)
-    assert (scaled[..., :colors] == (values >> 8)[..., None]).all()
-    exact = decode(cell, channels=channels, dtype="uint16")
-    assert (exact[..., :colors] == values[..., None]).all()
-    if channels == 4:
-        assert (scaled[..., 3] == 255).all()
-        assert (exact[..., 3] == 65535).all()
-    small = decode(cell, (4, 3), channels=channels, dtype="uint16")
-    assert (decode(cell, (4, 3), channels=channels) == small >> 8).all()
-    expected = values.reshape(4, 2, 3, 2).mean(axis=(1, 3))
-    assert abs(small[..., 0] - expected).max() < 65535 / HEIGHT
+    for channels in (1, 3, 4):
+        with subtests.test(channels=channels):
+            colors = min(channels, 3)
+            scaled = decode(cell, channels=channels)
+            assert (scaled[..., :colors] == (values >> 8)[..., None]).all()
+            exact = decode(cell, channels=channels, dtype="uint16")
+            assert (exact[..., :colors] == values[..., None]).all()
+            if channels == 4:
+                assert (scaled[..., 3] == 255).all()
+                assert (exact[..., 3] == 65535).all()
+            small = decode(cell, (4, 3), channels=channels, dtype="uint16")
+            assert (decode(cell, (4, 3), channels=channels) == small >> 8).all()
+            expected = values.reshape(4, 2, 3, 2).mean(axis=(1, 3))
+            assert abs(small[..., 0] - expected).max() < 65535 / HEIGHT
 
 
 def test_16_bit_transparent_gray_has_alpha(decoder: str) -> None:
@@ -160,31 +149,33 @@ def test_16_bit_transparent_gray_has_alpha(decoder: str) -> None:
     assert (alpha == np.where(values == 5000, 0, 255)).all()
 
 
-@pytest.mark.parametrize(("mode", "transparent"), [("L", 7), ("RGB", (1, 2, 3))])
-def test_png_transparency_chunk_keeps_colors(decoder: str, mode: str, transparent: Any) -> None:
-    image = image_of(mode)
-    image.putpixel((2, 1), transparent)
-    cell = saved(image, "PNG", transparency=transparent)
-    channels = len(mode)
-    expected = np.asarray(image).reshape(HEIGHT, WIDTH, channels)
-    assert (decode(cell, channels=channels) == expected).all()
-    assert decode(cell, channels=4)[1, 2, 3] == 0
+def test_png_transparency_chunk_keeps_colors(decoder: str, subtests: pytest.Subtests) -> None:
+    for mode, transparent in (("L", 7), ("RGB", (1, 2, 3))):
+        with subtests.test(mode):
+            image = image_of(mode)
+            image.putpixel((2, 1), transparent)
+            cell = saved(image, "PNG", transparency=transparent)
+            channels = len(mode)
+            expected = np.asarray(image).reshape(HEIGHT, WIDTH, channels)
+            assert (decode(cell, channels=channels) == expected).all()
+            assert decode(cell, channels=4)[1, 2, 3] == 0
 
 
-@pytest.mark.parametrize(("color_type", "samples"), [(2, 3), (4, 2), (6, 4)])
 def test_16_bit_colors_are_scaled_and_refused_as_uint16(
-    decoder: str, color_type: int, samples: int
+    decoder: str, subtests: pytest.Subtests
 ) -> None:
-    shape = (HEIGHT, WIDTH, samples)
-    values = np.random.default_rng(color_type).integers(0, 65536, shape, dtype=np.uint16)
-    cell = png16(values, color_type)
-    pixels = decode(cell, channels=4)
-    if samples == 2:
-        values = values[..., [0, 0, 0, 1]]
-    assert (pixels[..., : values.shape[-1]] == values >> 8).all()
-    with pytest.raises(InvalidArgument, match=r"Row 0 .* 16-bit colors") as refusal:
-        decode(cell, channels=3, dtype="uint16")
-    assert 't.decode_image(64, dtype="uint8")' in str(refusal.value)
+    for color_type, samples in ((2, 3), (4, 2), (6, 4)):
+        with subtests.test(color_type=color_type, samples=samples):
+            shape = (HEIGHT, WIDTH, samples)
+            values = np.random.default_rng(color_type).integers(0, 65536, shape, dtype=np.uint16)
+            cell = png16(values, color_type)
+            pixels = decode(cell, channels=4)
+            if samples == 2:
+                values = values[..., [0, 0, 0, 1]]
+            assert (pixels[..., : values.shape[-1]] == values >> 8).all()
+            with pytest.raises(InvalidArgument, match=r"Row 0 .* 16-bit colors") as refusal:
+                decode(cell, channels=3, dtype="uint16")
+            assert 't.decode_image(64, dtype="uint8")' in str(refusal.value)
 
 
 def stored_with(image: Any, file_format: str, orientation: int) -> bytes:
@@ -193,95 +184,95 @@ def stored_with(image: Any, file_format: str, orientation: int) -> bytes:
     return saved(image, file_format, exif=exif)
 
 
-@pytest.mark.parametrize("file_format", ["PNG", "JPEG", "WEBP", "gray16"])
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_is_applied_unless_stored(
-    decoder: str, file_format: str, orientation: int
-) -> None:
+def test_exif_orientation_is_applied_unless_stored(decoder: str, subtests: pytest.Subtests) -> None:
     from PIL import ImageOps
 
-    image = gray16(np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) * 1000)
-    if file_format != "gray16":
-        image = image_of("RGB")
-    cell = stored_with(image, file_format.replace("gray16", "PNG"), orientation)
-    with Image.open(io.BytesIO(cell)) as file:
-        expected = np.asarray(ImageOps.exif_transpose(file))
-        stored_pixels = np.asarray(file)
-    if file_format == "gray16":
-        expected, stored_pixels = (pixels[..., None] >> 8 for pixels in (expected, stored_pixels))
-    channels = stored_pixels.shape[2]
-    upright = decode(cell, expected.shape[:2], channels=channels)
-    assert (upright == expected).all()
-    as_stored = decode(cell, (HEIGHT, WIDTH), channels=channels, orientation="stored")
-    assert (as_stored == stored_pixels).all()
+    gray = gray16(np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) * 1000)
+    for file_format, orientation in product(("PNG", "JPEG", "WEBP", "gray16"), range(1, 9)):
+        with subtests.test(file_format, orientation=orientation):
+            image = gray if file_format == "gray16" else image_of("RGB")
+            cell = stored_with(image, file_format.replace("gray16", "PNG"), orientation)
+            with Image.open(io.BytesIO(cell)) as file:
+                expected = np.asarray(ImageOps.exif_transpose(file))
+                stored_pixels = np.asarray(file)
+            if file_format == "gray16":
+                expected, stored_pixels = expected[..., None] >> 8, stored_pixels[..., None] >> 8
+            channels = stored_pixels.shape[2]
+            upright = decode(cell, expected.shape[:2], channels=channels)
+            assert (upright == expected).all()
+            as_stored = decode(cell, (HEIGHT, WIDTH), channels=channels, orientation="stored")
+            assert (as_stored == stored_pixels).all()
 
 
-@pytest.mark.parametrize(
-    "exif", [b"Exif\0\0damaged", b"II*\0", b"", b"Exif\0\0MM\0*\0\0\0\x08\0\x01"]
-)
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_malformed_exif_leaves_pixels_as_stored(decoder: str, exif: bytes) -> None:
+def test_malformed_exif_leaves_pixels_as_stored(decoder: str, subtests: pytest.Subtests) -> None:
     image = image_of("RGB")
-    cell = saved(image, "PNG", exif=exif)
-    assert (decode(cell, channels=3) == np.asarray(image)).all()
+    for exif in (b"Exif\0\0damaged", b"II*\0", b"", b"Exif\0\0MM\0*\0\0\0\x08\0\x01"):
+        with subtests.test(exif=exif):
+            cell = saved(image, "PNG", exif=exif)
+            assert (decode(cell, channels=3) == np.asarray(image)).all()
 
 
-@pytest.mark.parametrize("is_compressed", [False, True])
-@pytest.mark.parametrize("keyword", ["Raw profile type exif", "XML:com.adobe.xmp"])
-def test_orientation_in_png_text_is_applied(
-    decoder: str, keyword: str, is_compressed: bool
-) -> None:
+def test_orientation_in_png_text_is_applied(decoder: str, subtests: pytest.Subtests) -> None:
     from PIL import PngImagePlugin
 
     exif = Image.Exif()
     exif[0x0112] = 3
     body = exif.tobytes()
-    chunks = PngImagePlugin.PngInfo()
-    chunks.add_text("Software", "camera")
-    if keyword.startswith("Raw"):
-        profile = f"\nexif\n{len(body):8}\n{body.hex()}\n"
-        chunks.add_text(keyword, profile, zip=is_compressed)
-    else:
-        chunks.add_itxt(keyword, '<x tiff:Orientation="3"/>', zip=is_compressed)
     image = image_of("RGB")
-    cell = saved(image, "PNG", pnginfo=chunks)
-    assert (decode(cell, channels=3) == np.asarray(image)[::-1, ::-1]).all()
-    assert (decode(cell, channels=3, orientation="stored") == np.asarray(image)).all()
+    for keyword, is_compressed in product(
+        ("Raw profile type exif", "XML:com.adobe.xmp"), (False, True)
+    ):
+        with subtests.test(keyword, is_compressed=is_compressed):
+            chunks = PngImagePlugin.PngInfo()
+            chunks.add_text("Software", "camera")
+            if keyword.startswith("Raw"):
+                profile = f"\nexif\n{len(body):8}\n{body.hex()}\n"
+                chunks.add_text(keyword, profile, zip=is_compressed)
+            else:
+                chunks.add_itxt(keyword, '<x tiff:Orientation="3"/>', zip=is_compressed)
+            cell = saved(image, "PNG", pnginfo=chunks)
+            assert (decode(cell, channels=3) == np.asarray(image)[::-1, ::-1]).all()
+            assert (decode(cell, channels=3, orientation="stored") == np.asarray(image)).all()
 
 
-@pytest.mark.parametrize("file_format", ["GIF", "WEBP", "PNG"])
-def test_animated_image_decodes_first_frame(decoder: str, file_format: str) -> None:
+def test_animated_image_decodes_first_frame(decoder: str, subtests: pytest.Subtests) -> None:
     frames = [image_of("RGB", seed).quantize(64).convert("RGB") for seed in range(3)]
-    cell = saved(frames[0], file_format, save_all=True, append_images=frames[1:])
-    with Image.open(io.BytesIO(cell)) as file:
-        assert file.n_frames == 3
-    assert (decode(cell, channels=3) == np.asarray(frames[0])).all()
+    for file_format in ("GIF", "WEBP", "PNG"):
+        with subtests.test(file_format):
+            cell = saved(frames[0], file_format, save_all=True, append_images=frames[1:])
+            with Image.open(io.BytesIO(cell)) as file:
+                assert file.n_frames == 3
+            assert (decode(cell, channels=3) == np.asarray(frames[0])).all()
 
 
-@pytest.mark.parametrize("data_format", ["tfrecord", "parquet"])
-@pytest.mark.parametrize("encoding", ["file", "raw"])
-def test_reader_decodes_16_bit_images(tmp_path: Path, data_format: str, encoding: str) -> None:
+def test_reader_decodes_16_bit_images(empty_store: FeatureStore, subtests: pytest.Subtests) -> None:
     values = np.random.default_rng(3).integers(0, 65536, (20, HEIGHT, WIDTH), dtype=np.uint16)
-    cells = [
-        saved(gray16(image), "PNG") if encoding == "file" else image.tobytes() for image in values
-    ]
-    dataset = featurestore.connect(tmp_path).create_training_dataset(
-        pa.table({"id": range(20), "image": pa.array(cells, pa.binary())}),
-        "scans",
-        features=["image"],
-        label="id",
-        data_format=data_format,
-        progress=False,
-        transformations={
-            "image": t.decode_image((HEIGHT, WIDTH), channels=1, encoding=encoding, dtype="uint16")
-        },
-    )
-    batch = next(dataset.reader("train", global_batch_size=24, remainder="pad", seed=1).batches())
-    assert batch["image"].dtype == np.uint16
-    real = batch["sample_weight"] > 0
-    assert real.sum() == 20
-    assert (batch["image"][real][..., 0] == values[batch["id"][real]]).all()
-    assert not batch["image"][~real].any()
+    encoded_cells = {
+        "file": [saved(gray16(image), "PNG") for image in values],
+        "raw": [image.tobytes() for image in values],
+    }
+    for data_format, (encoding, cells) in product(("tfrecord", "parquet"), encoded_cells.items()):
+        with subtests.test(data_format, encoding=encoding):
+            decode_image = t.decode_image(
+                (HEIGHT, WIDTH), channels=1, encoding=encoding, dtype="uint16"
+            )
+            dataset = empty_store.create_training_dataset(
+                pa.table({"id": range(20), "image": pa.array(cells, pa.binary())}),
+                f"scans_{data_format}_{encoding}",
+                features=["image"],
+                label="id",
+                data_format=data_format,
+                progress=False,
+                transformations={"image": decode_image},
+            )
+            reader = dataset.reader("train", global_batch_size=24, remainder="pad", seed=1)
+            batch = next(reader.batches())
+            assert batch["image"].dtype == np.uint16
+            real = batch["sample_weight"] > 0
+            assert real.sum() == 20
+            assert (batch["image"][real][..., 0] == values[batch["id"][real]]).all()
+            assert not batch["image"][~real].any()
 
 
 def test_raw_16_bit_rows_of_bytes_are_little_endian() -> None:
@@ -304,7 +295,7 @@ def test_steps_without_new_options_keep_stored_orientation() -> None:
     assert (pixels[0] == np.asarray(image)).all()
 
 
-@pytest.mark.parametrize("options", [{"dtype": "float32"}, {"orientation": "left"}])
-def test_decode_image_unknown_options_raise(options: dict[str, str]) -> None:
-    with pytest.raises(InvalidArgument, match=f"{next(iter(options))}="):
-        t.decode_image(8, **options)
+def test_decode_image_unknown_options_raise(subtests: pytest.Subtests) -> None:
+    for name, value in (("dtype", "float32"), ("orientation", "left")):
+        with subtests.test(name), pytest.raises(InvalidArgument, match=f"{name}="):
+            t.decode_image(8, **{name: value})

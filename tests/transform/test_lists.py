@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import featurestore
 from featurestore import transform as t
 from featurestore.errors import FeatureNotFound, InvalidArgument, UnsupportedType
+from featurestore.store import FeatureStore
 from featurestore.transform.apply import to_lists
 from featurestore.transform.ops import pad_rows
 
@@ -58,18 +59,17 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(params=WAYS)
-def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    with featurestore.connect(tmp_path / "store") as store:
-        yield store.create_training_dataset(
-            lists(ROWS),
-            "lists",
-            label="y",
-            key="id",
-            **WAYS[request.param],
-            splits={"train": 0.8, "test": 0.2},
-            progress=False,
-            transformations=CHAINS,
-        )
+def dataset(request: pytest.FixtureRequest, empty_store: FeatureStore) -> Any:
+    return empty_store.create_training_dataset(
+        lists(ROWS),
+        "lists",
+        label="y",
+        key="id",
+        **WAYS[request.param],
+        splits={"train": 0.8, "test": 0.2},
+        progress=False,
+        transformations=CHAINS,
+    )
 
 
 @given(st.lists(st.lists(st.integers(-9, 9), max_size=6)), st.integers(1, 7), st.booleans())
@@ -100,29 +100,27 @@ def test_max_lengths_keep_fixed_records_and_lists(
 
 
 def test_values_over_max_lengths_are_refused_before_writing(
-    tmp_path: Path,
+    empty_store: FeatureStore,
 ) -> None:
-    with featurestore.connect(tmp_path / "store") as store:
+    def make(lengths: Any) -> None:
+        empty_store.create_training_dataset(
+            lists(ROWS), "lists", label="y", data_format="parquet", max_lengths=lengths
+        )
 
-        def make(lengths: Any) -> None:
-            store.create_training_dataset(
-                lists(ROWS), "lists", label="y", data_format="parquet", max_lengths=lengths
-            )
-
-        with pytest.raises(InvalidArgument, match=r"'words' \(5, declared 4\)") as refused:
-            make({"words": 4, "ids": 9})
-        assert "max_lengths={'words': 5, 'ids': 9}" in str(refused.value)
-        for lengths, words in (
-            (["words"], "not a mapping"),
-            ({"y": 3}, "have a fixed length"),
-            ({"words": 0}, "not a positive integer"),
-            ({"words": True}, "not a positive integer"),
-        ):
-            with pytest.raises(InvalidArgument, match=words):
-                make(lengths)
-        with pytest.raises(FeatureNotFound, match="'wrods'"):
-            make({"wrods": 4})
-        assert store.get_training_datasets() == []
+    with pytest.raises(InvalidArgument, match=r"'words' \(5, declared 4\)") as refused:
+        make({"words": 4, "ids": 9})
+    assert "max_lengths={'words': 5, 'ids': 9}" in str(refused.value)
+    for lengths, words in (
+        (["words"], "not a mapping"),
+        ({"y": 3}, "have a fixed length"),
+        ({"words": 0}, "not a positive integer"),
+        ({"words": True}, "not a positive integer"),
+    ):
+        with pytest.raises(InvalidArgument, match=words):
+            make(lengths)
+    with pytest.raises(FeatureNotFound, match="'wrods'"):
+        make({"wrods": 4})
+    assert empty_store.get_training_datasets() == []
 
 
 def test_reader_lists_are_padded_to_length(dataset: Any) -> None:

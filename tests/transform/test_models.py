@@ -17,7 +17,7 @@ ROWS = 600
 
 
 @pytest.fixture
-def dataset(duckdb_store: FeatureStore) -> TrainingDataset:
+def dataset(empty_store: FeatureStore) -> TrainingDataset:
     random = np.random.default_rng(5)
     table = pa.table(
         {
@@ -34,7 +34,7 @@ def dataset(duckdb_store: FeatureStore) -> TrainingDataset:
         "carrier": t.one_hot(),
     }
     splits = {"train": 0.5, "test": 0.5}
-    return duckdb_store.create_training_dataset(
+    return empty_store.create_training_dataset(
         table,
         "late",
         label="late",

@@ -28,6 +28,8 @@ from tests.usersql.edge_values import EDGES, TABLE, plain_values
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.slow
+
 _KINDS = [name for name in EDGES if name != "list"]
 _CONSTANTS = {
     "integer": ["0", "-1", "10", "9223372036854775807", "0.5", "1e3"],

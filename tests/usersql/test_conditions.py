@@ -6,6 +6,7 @@ import contextlib
 import pathlib
 import re
 from datetime import UTC, datetime
+from itertools import product
 
 import duckdb
 import pyarrow as pa
@@ -29,9 +30,8 @@ SCHEMA = pa.schema(
 NOW = datetime(2024, 5, 1, 12, tzinfo=UTC)
 
 
-@pytest.mark.parametrize(
-    ("text", "in_duckdb", "in_spark"),
-    [
+def test_predicate_renders_sql_for_each_dialect(subtests: pytest.Subtests) -> None:
+    for text, in_duckdb, in_spark in (
         (
             "speed >= 10 and zone = 'A'",
             '(("speed" >= CAST(10 AS DOUBLE)) AND ("Zone" = \'A\'))',
@@ -50,16 +50,14 @@ NOW = datetime(2024, 5, 1, 12, tzinfo=UTC)
             "(\"at\" < TIMESTAMPTZ '2020-01-01 00:00:00.000000+00:00')",
             "(`at` < TIMESTAMP '2020-01-01 00:00:00.000000+00:00')",
         ),
-    ],
-)
-def test_predicate_renders_sql_for_each_dialect(text: str, in_duckdb: str, in_spark: str) -> None:
-    assert predicate(text, schema=SCHEMA, dialect="duckdb") == in_duckdb
-    assert predicate(text, schema=SCHEMA, dialect="spark") == in_spark
+    ):
+        with subtests.test(text=text):
+            assert predicate(text, schema=SCHEMA, dialect="duckdb") == in_duckdb
+            assert predicate(text, schema=SCHEMA, dialect="spark") == in_spark
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_predicate_not_a_row_condition_raises(subtests: pytest.Subtests) -> None:
+    for text in (
         "",
         "speed >",
         "speed > 1; drop table x",
@@ -87,17 +85,14 @@ def test_predicate_renders_sql_for_each_dialect(text: str, in_duckdb: str, in_sp
         "seats::varchar::blob = 'x'::blob",
         "zone collate nocase = 'a'",
         "list_filter([1], x -> x > 0)[1] = 1",
-    ],
-)
-def test_predicate_not_a_row_condition_raises(text: str) -> None:
-    for dialect in ("duckdb", "spark"):
-        with pytest.raises(InvalidSql):
-            predicate(text, schema=SCHEMA, dialect=dialect)
+    ):
+        for dialect in ("duckdb", "spark"):
+            with subtests.test(dialect, text=text), pytest.raises(InvalidSql):
+                predicate(text, schema=SCHEMA, dialect=dialect)
 
 
-@pytest.mark.parametrize(
-    ("text", "write"),
-    [
+def test_predicate_engine_dependent_sql_raises_with_replacement(subtests: pytest.Subtests) -> None:
+    for text, replacement in (
         ("hash(seats) % 10 = 0", "sample"),
         ("random() < 0.1", "sample"),
         ("log(speed) > 3", "constant"),
@@ -115,24 +110,24 @@ def test_predicate_not_a_row_condition_raises(text: str) -> None:
         ("at + interval 1 month > at", "days"),
         ("getvariable('x') = 'a'", "supported functions"),
         ("read_text('/etc/passwd') = 'a'", "supported functions"),
-    ],
-)
-def test_predicate_engine_dependent_sql_raises_with_replacement(text: str, write: str) -> None:
-    for dialect in ("duckdb", "spark"):
-        with pytest.raises(InvalidSql, match=rf"(?s)Hint:.*{write}"):
-            predicate(text, schema=SCHEMA, dialect=dialect)
+    ):
+        hint = rf"(?s)Hint:.*{replacement}"
+        for dialect in ("duckdb", "spark"):
+            with subtests.test(dialect, text=text), pytest.raises(InvalidSql, match=hint):
+                predicate(text, schema=SCHEMA, dialect=dialect)
 
 
-@pytest.mark.parametrize("unit", ["weeks", "days", "hours", "minutes", "seconds"])
-@pytest.mark.parametrize("sign", ["", "-"])
-@pytest.mark.parametrize("time", ["at", "timestamptz '2024-01-01'", "date '2024-01-01'"])
-def test_predicate_interval_of_any_length_is_valid_or_raises(
-    unit: str, sign: str, time: str
-) -> None:
-    for digits in range(1, 10):
-        text = f"{time} + interval '{sign}{'9' * digits}' {unit} > at"
-        with contextlib.suppress(InvalidSql):
-            predicate(text, schema=SCHEMA, dialect="duckdb")
+def test_predicate_interval_of_any_length_is_valid_or_raises(subtests: pytest.Subtests) -> None:
+    for unit, sign, time in product(
+        ("weeks", "days", "hours", "minutes", "seconds"),
+        ("", "-"),
+        ("at", "timestamptz '2024-01-01'", "date '2024-01-01'"),
+    ):
+        with subtests.test(unit, sign=sign, time=time):
+            for digits in range(1, 10):
+                text = f"{time} + interval '{sign}{'9' * digits}' {unit} > at"
+                with contextlib.suppress(InvalidSql):
+                    predicate(text, schema=SCHEMA, dialect="duckdb")
     with pytest.raises(InvalidSql, match="years 1 to 9999"):
         predicate("at + interval 999999999 weeks > at", schema=SCHEMA, dialect="duckdb")
 
@@ -142,9 +137,8 @@ def test_predicate_unknown_column_raises_with_known_columns() -> None:
         predicate("sped > 1 and speed > 2", schema=SCHEMA, dialect="duckdb")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_predicate_errors_name_available_names_and_types(subtests: pytest.Subtests) -> None:
+    for text, message in (
         ("sped > 1", "did you mean speed"),
         ("address.town = 'x'", "no field 'town'. Available: 'street'"),
         ("starts_wit(zone, 'A')", "did you mean starts_with()"),
@@ -153,12 +147,13 @@ def test_predicate_unknown_column_raises_with_known_columns() -> None:
         ("cast(seats as json) = 1", "unsupported type json. Available: 'boolean', 'bigint'"),
         ("cast(zone as bigint) = 1", "use a column of the type integer"),
         ("cast(seats as date) > at", "Available types for integer: 'double', 'varchar'"),
-    ],
-)
-def test_predicate_errors_name_available_names_and_types(text: str, message: str) -> None:
-    for dialect in ("duckdb", "spark"):
-        with pytest.raises(InvalidSql, match=re.escape(message)):
-            predicate(text, schema=SCHEMA, dialect=dialect)
+    ):
+        for dialect in ("duckdb", "spark"):
+            with (
+                subtests.test(dialect, text=text),
+                pytest.raises(InvalidSql, match=re.escape(message)),
+            ):
+                predicate(text, schema=SCHEMA, dialect=dialect)
 
 
 def test_predicate_double_quoted_text_raises() -> None:

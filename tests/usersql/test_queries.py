@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import duckdb
@@ -16,13 +16,6 @@ from featurestore.usersql.queries import _duckdb_functions
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 
 TRIPS = pa.table({"id": pa.array([1, 2, 3]), "zone": ["a", "b", "a"]})
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[DuckDBEngine]:
-    engine = DuckDBEngine()
-    yield engine
-    engine.close()
 
 
 def test_query_for_duckdb_is_unchanged() -> None:
@@ -46,19 +39,17 @@ def test_query_keeps_named_parameters() -> None:
     assert "$window_start" in query(text, tables=["trips"], dialect="duckdb")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_query_reading_only_its_tables_passes(subtests: pytest.Subtests) -> None:
+    for text in (
         "with fast as (select * from trips) select * from fast join trips as t using (id), range(3)",
         "with recursive n as (select 1 as i union all select i + 1 from n where i < 3) from n",
         "select zone, sum(x) filter (where x > 1) over (partition by zone) from trips, unnest([1]) u(x)",
         "select * from (pivot trips on zone using count(*))",
         "select list_transform([1], x -> x + 1), {'a': 1}.a, quantile_cont(id, 0.5) from trips group by all",
         "select max(t.id) from trips t asof join trips u on t.zone = u.zone and t.id >= u.id",
-    ],
-)
-def test_query_reading_only_its_tables_passes(text: str) -> None:
-    assert query(text, tables=["trips"], dialect="duckdb") == text
+    ):
+        with subtests.test(text=text):
+            assert query(text, tables=["trips"], dialect="duckdb") == text
 
 
 ATTACKS = [
@@ -106,22 +97,22 @@ ATTACKS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ATTACKS)
-def test_query_beyond_its_tables_raises(text: str) -> None:
-    for dialect in ("duckdb", "spark"):
-        with pytest.raises(InvalidSql):
+def test_query_beyond_its_tables_raises(subtests: pytest.Subtests) -> None:
+    for text, dialect in product(ATTACKS, ("duckdb", "spark")):
+        with subtests.test(dialect, text=text), pytest.raises(InvalidSql):
             query(text, tables=["trips"], dialect=dialect)
 
 
-@pytest.mark.parametrize("text", [text for text in ATTACKS if "FILE" in text or "glob" in text])
 def test_user_sql_file_access_raises_in_duckdb(
-    engine: DuckDBEngine, tmp_path: Path, text: str
+    engine: DuckDBEngine, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     secret = tmp_path / "secret.csv"
     secret.write_text("word\nsecret\n", encoding="utf-8")
-    tables = {"trips": engine.from_arrow(TRIPS.to_reader())}
-    with pytest.raises(FeatureStoreError):
-        engine.user_sql(text.replace("FILE", str(secret)), tables=tables, parameters={})
+    for text in ATTACKS:
+        if "FILE" in text or "glob" in text:
+            tables = {"trips": engine.from_arrow(TRIPS.to_reader())}
+            with subtests.test(text=text), pytest.raises(FeatureStoreError):
+                engine.user_sql(text.replace("FILE", str(secret)), tables=tables, parameters={})
 
 
 def test_user_sql_python_variable_as_table_raises(engine: DuckDBEngine) -> None:
@@ -149,21 +140,20 @@ def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-@pytest.mark.parametrize(
-    "call",
-    ["now()", "current_timestamp", "current_date", "today()", "localtimestamp", "current_time",
-     "get_current_timestamp()", "transaction_timestamp()"],
-)  # fmt: skip
-def test_query_clock_functions_raise_with_window_hint(call: str) -> None:
-    for dialect in ("duckdb", "spark"):
-        with pytest.raises(InvalidSql, match="window_end"):
+CLOCKS = ["now()", "current_timestamp", "current_date", "today()", "localtimestamp", "current_time",
+          "get_current_timestamp()", "transaction_timestamp()"]  # fmt: skip
+
+
+def test_query_clock_functions_raise_with_window_hint(subtests: pytest.Subtests) -> None:
+    for call, dialect in product(CLOCKS, ("duckdb", "spark")):
+        with subtests.test(call, dialect=dialect), pytest.raises(InvalidSql, match="window_end"):
             query(f"select {call} as t from trips", tables=["trips"], dialect=dialect)
 
 
-@pytest.mark.parametrize("call", ["random()", "uuid()", "gen_random_uuid()", "nextval('s')"])
-def test_query_random_functions_raise(call: str) -> None:
-    with pytest.raises(InvalidSql, match="arguments alone"):
-        query(f"select {call} as t from trips", tables=["trips"], dialect="duckdb")
+def test_query_random_functions_raise(subtests: pytest.Subtests) -> None:
+    for call in ("random()", "uuid()", "gen_random_uuid()", "nextval('s')"):
+        with subtests.test(call), pytest.raises(InvalidSql, match="arguments alone"):
+            query(f"select {call} as t from trips", tables=["trips"], dialect="duckdb")
 
 
 def test_duckdb_functions_are_deterministic() -> None:
@@ -179,9 +169,8 @@ def test_duckdb_functions_are_deterministic() -> None:
     assert len(_duckdb_functions() & set(stable)) > 400
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_query_duckdb_only_sql_raises_on_spark(subtests: pytest.Subtests) -> None:
+    for text in (
         "select id::int as i from trips",
         "select id::varchar as i from trips",
         "select * from trips, range(3)",
@@ -190,12 +179,11 @@ def test_duckdb_functions_are_deterministic() -> None:
         "select * from trips where zone ~ 'a'",
         "select * from (pivot trips on zone using count(*))",
         "select id // 2 as i from trips",
-    ],
-)
-def test_query_duckdb_only_sql_raises_on_spark(text: str) -> None:
-    assert query(text, tables=["trips"], dialect="duckdb") == text
-    with pytest.raises(InvalidSql, match="Hint: use Spark DataFrames"):
-        query(text, tables=["trips"], dialect="spark")
+    ):
+        with subtests.test(text=text):
+            assert query(text, tables=["trips"], dialect="duckdb") == text
+            with pytest.raises(InvalidSql, match="Hint: use Spark DataFrames"):
+                query(text, tables=["trips"], dialect="spark")
 
 
 def test_query_uncompared_function_raises_on_spark() -> None:
@@ -205,9 +193,8 @@ def test_query_uncompared_function_raises_on_spark() -> None:
         query(text, tables=["trips"], dialect="spark")
 
 
-@pytest.mark.parametrize(
-    ("text", "read"),
-    [
+def test_columns_read_returns_named_columns(subtests: pytest.Subtests) -> None:
+    for text, columns in (
         ("select max(ID) as id from trips", ["id"]),
         ("select count(*) from trips where zone = 'a'", ["zone"]),
         ("select count(*) from trips", ["id"]),
@@ -219,10 +206,9 @@ def test_query_uncompared_function_raises_on_spark() -> None:
         ("select columns('f.*') from trips", ["id", "zone", "fare"]),
         ("select 1 from trips natural join other", ["id", "zone", "fare"]),
         ("select count(distinct fare) from trips", ["fare"]),
-    ],
-)
-def test_columns_read_returns_named_columns(text: str, read: list[str]) -> None:
-    assert find_columns(text, ["id", "zone", "fare"]) == read
+    ):
+        with subtests.test(text=text):
+            assert find_columns(text, ["id", "zone", "fare"]) == columns
 
 
 def test_query_errors_name_available_names() -> None:

@@ -16,6 +16,8 @@ from tests.usersql.edge_values import TABLE, plain_values
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+pytestmark = pytest.mark.slow
+
 _TIMES = ("year", "quarter", "month", "day", "dayofmonth", "dayofyear")
 _CALLS = [
     *(f"{name}(a_{column})" for name in _TIMES for column in ("date", "timestamp")),

@@ -131,8 +131,8 @@ def test_own_feature_includes_rows_of_the_write(store: FeatureStore) -> None:
     assert store.validate_featuregroup("staff").success
 
 
-def test_invalid_comparisons_are_refused_before_the_write(duckdb_store: FeatureStore) -> None:
-    store = duckdb_store
+def test_invalid_comparisons_are_refused_before_the_write(empty_store: FeatureStore) -> None:
+    store = empty_store
     store.create_featuregroup(customers(1), "customers", primary_key="key")
     store.create_featuregroup([{"word": "a"}], "words")
     rows = orders([(1, "paid")])

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, date, datetime
 from importlib.resources import files
+from itertools import product
 from typing import Any
 
 import jsonschema
@@ -50,86 +51,88 @@ def rule(expectation: str, **kwargs: Any) -> dict[str, Any]:
     return {"type": f"expect_{expectation}", "kwargs": kwargs}
 
 
-@pytest.mark.parametrize(
-    ("expectation", "failing", "checked"),
-    [
-        (rule("column_values_to_be_between", column="n", max_value=100), [3], 3),
-        (rule("column_values_to_not_be_null", column="x"), [1, 2], 4),
-        (rule("column_values_to_be_in_set", column="word", value_set=["x", "y"]), [3], 3),
-        (rule("column_values_to_match_regex", column="word", regex="^[xy]$"), [3], 3),
-        (rule("column_value_lengths_to_be_between", column="word", max_value=1), [3], 3),
-        (
-            rule("column_values_to_be_between", column="at", min_value="2020-01-01T00:00:00Z"),
-            [0, 1, 2],
-            3,
+# An expectation, the rows that fail, and the number of checked rows.
+ROW_LEVEL: list[tuple[dict[str, Any], list[int], int]] = [
+    (rule("column_values_to_be_between", column="n", max_value=100), [3], 3),
+    (rule("column_values_to_not_be_null", column="x"), [1, 2], 4),
+    (rule("column_values_to_be_in_set", column="word", value_set=["x", "y"]), [3], 3),
+    (rule("column_values_to_match_regex", column="word", regex="^[xy]$"), [3], 3),
+    (rule("column_value_lengths_to_be_between", column="word", max_value=1), [3], 3),
+    (
+        rule("column_values_to_be_between", column="at", min_value="2020-01-01T00:00:00Z"),
+        [0, 1, 2],
+        3,
+    ),
+    (rule("column_values_to_be_between", column="day", min_value="2021-01-01"), [0, 1, 2], 3),
+    (rule("column_values_to_be_in_set", column="day", value_set=["2020-01-01"]), [], 3),
+    (rule("column_values_to_be_in_set", column="flag", value_set=[True]), [2], 3),
+    (rule("column_values_to_be_between", column="big", max_value=10), [0], 3),
+    (rule("column_values_to_be_between", column="money", max_value=2), [2], 3),
+    (rule("column_pair_values_a_to_be_greater_than_b", column_A="n", column_B="x"), [0, 1], 3),
+    (rule("multicolumn_sum_to_equal", column_list=["n", "x"], sum_total=2.5), [1, 3], 3),
+    (
+        rule(
+            "column_values_to_be_between",
+            column="n",
+            max_value=10,
+            row_condition='col("x") > 2',
+            condition_parser="great_expectations",
         ),
-        (rule("column_values_to_be_between", column="day", min_value="2021-01-01"), [0, 1, 2], 3),
-        (rule("column_values_to_be_in_set", column="day", value_set=["2020-01-01"]), [], 3),
-        (rule("column_values_to_be_in_set", column="flag", value_set=[True]), [2], 3),
-        (rule("column_values_to_be_between", column="big", max_value=10), [0], 3),
-        (rule("column_values_to_be_between", column="money", max_value=2), [2], 3),
-        (rule("column_pair_values_a_to_be_greater_than_b", column_A="n", column_B="x"), [0, 1], 3),
-        (rule("multicolumn_sum_to_equal", column_list=["n", "x"], sum_total=2.5), [1, 3], 3),
-        (
-            rule(
-                "column_values_to_be_between",
-                column="n",
-                max_value=10,
-                row_condition='col("x") > 2',
-                condition_parser="great_expectations",
-            ),
-            [3],
-            1,
+        [3],
+        1,
+    ),
+    (
+        rule(
+            "column_values_to_be_between",
+            column="n",
+            max_value=10,
+            row_condition="x > 2",
+            condition_parser="pandas",
         ),
-        (
-            rule(
-                "column_values_to_be_between",
-                column="n",
-                max_value=10,
-                row_condition="x > 2",
-                condition_parser="pandas",
-            ),
-            [3],
-            1,
-        ),
-    ],
-)
+        [3],
+        1,
+    ),
+]
+# An expectation, whether it holds, and its columns.
+TABLE_LEVEL: list[tuple[dict[str, Any], bool, tuple[str, ...]]] = [
+    (rule("column_mean_to_be_between", column="x", max_value=2), False, ("x",)),
+    (rule("column_values_to_be_unique", column="n"), True, ("n",)),
+    (rule("compound_columns_to_be_unique", column_list=["n", "word"]), True, ("n", "word")),
+    (rule("table_row_count_to_equal", value=4), True, ()),
+    (rule("table_columns_to_match_set", column_set=["n"], exact_match=False), True, ()),
+    (rule("column_to_exist", column="n"), True, ()),
+    (rule("column_values_to_be_increasing", column="n"), True, ("n",)),
+]
+
+
 def test_validator_check_reports_failing_rows(
-    validator: Validator, expectation: dict[str, Any], failing: list[int], checked: int
+    validator: Validator, subtests: pytest.Subtests
 ) -> None:
-    (plain,) = validator.normalize(expectation)
-    assert validator.is_row_level(plain)
-    (outcome,) = validator.check(TABLE.select(list(validator.columns(plain))), [plain])
-    assert outcome.result.success == (not failing)
-    assert outcome.result.unexpected == len(failing)
-    assert outcome.checked == checked
-    assert (outcome.failing is None) == (not failing)
-    if outcome.failing is not None:
-        assert np.flatnonzero(outcome.failing).tolist() == failing
-    assert validator.holds(plain, checked=checked, unexpected=len(failing)) == (not failing)
+    for expectation, failing, checked in ROW_LEVEL:
+        with subtests.test(expectation["type"], **expectation["kwargs"]):
+            (plain,) = validator.normalize(expectation)
+            assert validator.is_row_level(plain)
+            (outcome,) = validator.check(TABLE.select(list(validator.columns(plain))), [plain])
+            assert outcome.result.success == (not failing)
+            assert outcome.result.unexpected == len(failing)
+            assert outcome.checked == checked
+            assert (outcome.failing is None) == (not failing)
+            if outcome.failing is not None:
+                assert np.flatnonzero(outcome.failing).tolist() == failing
+            assert validator.holds(plain, checked=checked, unexpected=len(failing)) == (not failing)
 
 
-@pytest.mark.parametrize(
-    ("expectation", "success", "columns"),
-    [
-        (rule("column_mean_to_be_between", column="x", max_value=2), False, ("x",)),
-        (rule("column_values_to_be_unique", column="n"), True, ("n",)),
-        (rule("compound_columns_to_be_unique", column_list=["n", "word"]), True, ("n", "word")),
-        (rule("table_row_count_to_equal", value=4), True, ()),
-        (rule("table_columns_to_match_set", column_set=["n"], exact_match=False), True, ()),
-        (rule("column_to_exist", column="n"), True, ()),
-        (rule("column_values_to_be_increasing", column="n"), True, ("n",)),
-    ],
-)
 def test_table_level_expectations_report_no_rows(
-    validator: Validator, expectation: dict[str, Any], success: bool, columns: tuple[str, ...]
+    validator: Validator, subtests: pytest.Subtests
 ) -> None:
-    (plain,) = validator.normalize(expectation)
-    assert not validator.is_row_level(plain)
-    assert validator.columns(plain) == columns
-    (outcome,) = validator.check(TABLE.select(["n", "x", "word"]), [plain])
-    assert outcome.result.success == success
-    assert outcome.failing is None
+    for expectation, success, columns in TABLE_LEVEL:
+        with subtests.test(expectation["type"]):
+            (plain,) = validator.normalize(expectation)
+            assert not validator.is_row_level(plain)
+            assert validator.columns(plain) == columns
+            (outcome,) = validator.check(TABLE.select(["n", "x", "word"]), [plain])
+            assert outcome.result.success == success
+            assert outcome.failing is None
 
 
 def test_normalize_accepts_objects_suites_dicts_and_lists(validator: Validator) -> None:
@@ -175,9 +178,10 @@ def test_noncritical_severity_is_warning(validator: Validator) -> None:
     assert (outcome.result.success, outcome.result.warning) == (False, True)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
+def test_normalize_invalid_expectation_raises(
+    validator: Validator, subtests: pytest.Subtests
+) -> None:
+    for wrong, message in (
         (
             rule("colum_values_to_be_null", column="a"),
             "did you mean 'expect_column_values_to_be_null'",
@@ -196,13 +200,9 @@ def test_noncritical_severity_is_warning(validator: Validator) -> None:
             },
             "runs SQL",
         ),
-    ],
-)
-def test_normalize_invalid_expectation_raises(
-    validator: Validator, wrong: object, message: str
-) -> None:
-    with pytest.raises(InvalidExpectation, match=message):
-        validator.normalize(wrong)
+    ):
+        with subtests.test(message), pytest.raises(InvalidExpectation, match=message):
+            validator.normalize(wrong)
 
 
 def test_uncomputable_expectation_raises_invalid_expectation(validator: Validator) -> None:
@@ -332,41 +332,39 @@ COLLECTIONS: dict[str, Callable[[list[Any]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("collection_type", COLLECTIONS)
-@pytest.mark.parametrize(
-    ("expectation", "argument", "values"),
-    [
-        (rule("column_values_to_be_in_set", column="word"), "value_set", ["x", "y"]),
-        (rule("column_values_to_be_in_set", column="n"), "value_set", [1, 2]),
-        (rule("column_distinct_values_to_equal_set", column="x"), "value_set", [0.5, 1.5]),
-        (rule("column_values_to_match_regex_list", column="word"), "regex_list", ["x", "y"]),
-        (rule("compound_columns_to_be_unique"), "column_list", ["n", "x"]),
-        (rule("table_columns_to_match_set"), "column_set", ["n", "x"]),
-    ],
-    ids=lambda value: value if isinstance(value, str) else None,
-)
+# An expectation, its argument that is a list of values, and values.
+LIST_ARGUMENTS: list[tuple[dict[str, Any], str, list[Any]]] = [
+    (rule("column_values_to_be_in_set", column="word"), "value_set", ["x", "y"]),
+    (rule("column_values_to_be_in_set", column="n"), "value_set", [1, 2]),
+    (rule("column_distinct_values_to_equal_set", column="x"), "value_set", [0.5, 1.5]),
+    (rule("column_values_to_match_regex_list", column="word"), "regex_list", ["x", "y"]),
+    (rule("compound_columns_to_be_unique"), "column_list", ["n", "x"]),
+    (rule("table_columns_to_match_set"), "column_set", ["n", "x"]),
+]
+
+
 def test_collections_of_any_library_are_lists_of_values(
-    validator: Validator,
-    expectation: dict[str, Any],
-    argument: str,
-    values: list[Any],
-    collection_type: str,
+    validator: Validator, subtests: pytest.Subtests
 ) -> None:
-    def normalize(collection: Any) -> Any:
+    def normalize(expectation: dict[str, Any], argument: str, collection: Any) -> Any:
         kwargs = {**expectation["kwargs"], argument: collection}
         return validator.normalize([{**expectation, "kwargs": kwargs}])
 
-    normalized = normalize(COLLECTIONS[collection_type](values))
-    assert json.dumps(normalized) == json.dumps(normalize(values))
+    for (expectation, argument, values), collection_type in product(LIST_ARGUMENTS, COLLECTIONS):
+        with subtests.test(f"{expectation['type']} {collection_type}", values=values):
+            collection = COLLECTIONS[collection_type](values)
+            normalized = json.dumps(normalize(expectation, argument, collection))
+            assert normalized == json.dumps(normalize(expectation, argument, values))
 
 
-@pytest.mark.parametrize(
-    "values", [pd.DataFrame({"a": ["x"]}), np.array([["x"]]), pa.table({"a": ["x"]})]
-)
-def test_table_as_value_set_raises(validator: Validator, values: Any) -> None:
-    wrong = rule("column_values_to_be_in_set", column="word", value_set=values)
-    with pytest.raises(InvalidExpectation, match=r"value_set is a .*, not a list") as raised:
-        validator.normalize([wrong])
-    assert raised.value.hint is not None
-    pasted = eval(f"dict({raised.value.hint})")
-    validator.normalize([rule("column_values_to_be_in_set", column="word", **pasted)])
+def test_table_as_value_set_raises(validator: Validator, subtests: pytest.Subtests) -> None:
+    for values in (pd.DataFrame({"a": ["x"]}), np.array([["x"]]), pa.table({"a": ["x"]})):
+        with subtests.test(type(values).__name__):
+            wrong = rule("column_values_to_be_in_set", column="word", value_set=values)
+            with pytest.raises(
+                InvalidExpectation, match=r"value_set is a .*, not a list"
+            ) as raised:
+                validator.normalize([wrong])
+            assert raised.value.hint is not None
+            pasted = eval(f"dict({raised.value.hint})")
+            validator.normalize([rule("column_values_to_be_in_set", column="word", **pasted)])

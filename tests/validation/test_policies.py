@@ -138,8 +138,8 @@ def test_validation_policies_write_expected_rows(store: FeatureStore) -> None:
     ]
 
 
-def test_upsert_quarantines_failing_rows_before_merge(duckdb_store: FeatureStore) -> None:
-    store = duckdb_store
+def test_upsert_quarantines_failing_rows_before_merge(empty_store: FeatureStore) -> None:
+    store = empty_store
     create(store, expectations=[AGE])
     changes = people([1, 2, 3], [31, 999, 32])
     commit = store.insert_into_featuregroup(
@@ -157,26 +157,26 @@ def test_upsert_quarantines_failing_rows_before_merge(duckdb_store: FeatureStore
 
 
 @pytest.mark.parametrize("policy", ["strict", "warn", "off"])
-def test_upsert_duplicate_keys_raises(duckdb_store: FeatureStore, policy: str) -> None:
-    create(duckdb_store, expectations=None)
+def test_upsert_duplicate_keys_raises(empty_store: FeatureStore, policy: str) -> None:
+    create(empty_store, expectations=None)
     with pytest.raises(DuplicateKeys, match=r"id('?: |=)1"):
-        duckdb_store.insert_into_featuregroup(
+        empty_store.insert_into_featuregroup(
             people([1, 1], [5, 6]), "people", mode="upsert", validation=policy
         )
-    assert {row["age"] for row in rows(duckdb_store)} == {30}
+    assert {row["age"] for row in rows(empty_store)} == {30}
 
 
-def test_upsert_on_duplicates_last_keeps_last_row(duckdb_store: FeatureStore) -> None:
-    create(duckdb_store)
-    duckdb_store.insert_into_featuregroup(
+def test_upsert_on_duplicates_last_keeps_last_row(empty_store: FeatureStore) -> None:
+    create(empty_store)
+    empty_store.insert_into_featuregroup(
         people([1, 1], [5, 6]), "people", mode="upsert", on_duplicates="last"
     )
-    assert rows(duckdb_store)[1]["age"] == 6
+    assert rows(empty_store)[1]["age"] == 6
 
 
-def test_quarantine_table_level_failure_raises(duckdb_store: FeatureStore) -> None:
+def test_quarantine_table_level_failure_raises(empty_store: FeatureStore) -> None:
     create(
-        duckdb_store,
+        empty_store,
         expectations=[
             AGE,
             {
@@ -186,33 +186,33 @@ def test_quarantine_table_level_failure_raises(duckdb_store: FeatureStore) -> No
         ],
     )
     with pytest.raises(ValidationFailed, match=r"expect_column_mean_to_be_between.*observed 40"):
-        duckdb_store.insert_into_featuregroup(
+        empty_store.insert_into_featuregroup(
             people([200, 201], [40, 999]), "people", validation="quarantine"
         )
-    assert len(rows(duckdb_store)) == 100
-    assert quarantined(duckdb_store) == []
+    assert len(rows(empty_store)) == 100
+    assert quarantined(empty_store) == []
     # The mean is over the rows to be committed.
-    duckdb_store.insert_into_featuregroup(
+    empty_store.insert_into_featuregroup(
         people([200, 201], [34, 999]), "people", validation="quarantine"
     )
-    assert len(rows(duckdb_store)) == 101
+    assert len(rows(empty_store)) == 101
 
 
-def test_quarantine_batch_of_failing_rows_commits_no_rows(duckdb_store: FeatureStore) -> None:
-    create(duckdb_store)
-    commit = duckdb_store.insert_into_featuregroup(
+def test_quarantine_batch_of_failing_rows_commits_no_rows(empty_store: FeatureStore) -> None:
+    create(empty_store)
+    commit = empty_store.insert_into_featuregroup(
         people([200, 201], [998, 999]), "people", validation="quarantine"
     )
     assert commit.rows == 100
-    assert len(quarantined(duckdb_store)) == 2
+    assert len(quarantined(empty_store)) == 2
 
 
 @pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")
-def test_future_event_times_are_warning(duckdb_store: FeatureStore) -> None:
-    create(duckdb_store)
+def test_future_event_times_are_warning(empty_store: FeatureStore) -> None:
+    create(empty_store)
     future_rows = people([500], [30], hours=24 * 365 * 100)
-    duckdb_store.insert_into_featuregroup(future_rows, "people")
-    report = duckdb_store.get_validation_history("people")[-1]
+    empty_store.insert_into_featuregroup(future_rows, "people")
+    report = empty_store.get_validation_history("people")[-1]
     future = next(
         result for result in report.results if result.expectation["type"] == "no_future_event_times"
     )
@@ -225,16 +225,16 @@ def test_future_event_times_are_warning(duckdb_store: FeatureStore) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")
-def test_event_times_within_tolerance_pass(duckdb_store: FeatureStore) -> None:
+def test_event_times_within_tolerance_pass(empty_store: FeatureStore) -> None:
     now = datetime.now(UTC)
     frame = pd.DataFrame(
         {"id": [1, 2], "age": [30, 30], "at": [now + timedelta(minutes=4), now + timedelta(days=2)]}
     )
-    group = duckdb_store.create_featuregroup(
+    group = empty_store.create_featuregroup(
         frame, "people", primary_key=["id"], event_time="at", event_time_tolerance="5min"
     )
     assert group.spec.event_time_tolerance == timedelta(minutes=5)
-    duckdb_store.validate_featuregroup("people")
+    empty_store.validate_featuregroup("people")
     findings = [
         (
             result.expectation["kwargs"]["tolerance"],
@@ -242,49 +242,47 @@ def test_event_times_within_tolerance_pass(duckdb_store: FeatureStore) -> None:
             result.success,
             result.warning,
         )
-        for report in duckdb_store.get_validation_history("people")
+        for report in empty_store.get_validation_history("people")
         for result in report.results
         if result.expectation["type"] == "no_future_event_times"
     ]
     assert findings == [("5min", 1, False, True)] * 2
-    assert len(rows(duckdb_store)) == 2
+    assert len(rows(empty_store)) == 2
 
 
-def test_event_time_tolerance_invalid_raises(duckdb_store: FeatureStore) -> None:
+def test_event_time_tolerance_invalid_raises(empty_store: FeatureStore) -> None:
     inputs = people([1], [30])
     with pytest.raises(KeyRequired, match="event_time_tolerance needs an event_time"):
-        duckdb_store.create_featuregroup(inputs, "people", event_time_tolerance="5min")
+        empty_store.create_featuregroup(inputs, "people", event_time_tolerance="5min")
     with pytest.raises(InvalidArgument, match="event_time_tolerance='soon' is not a duration"):
-        duckdb_store.create_featuregroup(
+        empty_store.create_featuregroup(
             inputs, "people", event_time="at", event_time_tolerance="soon"
         )
 
 
-def test_validation_off_skips_checks(duckdb_store: FeatureStore) -> None:
-    create(duckdb_store)
-    duckdb_store.insert_into_featuregroup(
-        people([200, 200], [999, 999]), "people", validation="off"
-    )
-    assert len(rows(duckdb_store)) == 102
-    assert len(duckdb_store.get_validation_history("people")) == 1
+def test_validation_off_skips_checks(empty_store: FeatureStore) -> None:
+    create(empty_store)
+    empty_store.insert_into_featuregroup(people([200, 200], [999, 999]), "people", validation="off")
+    assert len(rows(empty_store)) == 102
+    assert len(empty_store.get_validation_history("people")) == 1
 
 
 def test_mostly_counts_rows_of_all_chunks(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("featurestore.validation.checks._CHUNK_ROWS", 10)
     mostly = {**AGE, "kwargs": {**AGE["kwargs"], "mostly": 0.9}}  # type: ignore[dict-item]
-    create(duckdb_store, expectations=[mostly])
+    create(empty_store, expectations=[mostly])
     batch = people(range(200, 300), [999] * 10 + [30] * 90)
-    duckdb_store.insert_into_featuregroup(batch, "people")
+    empty_store.insert_into_featuregroup(batch, "people")
     with pytest.raises(ValidationFailed, match="11 of 100 rows"):
-        duckdb_store.insert_into_featuregroup(
+        empty_store.insert_into_featuregroup(
             batch.assign(id=range(400, 500), age=[999] * 11 + [30] * 89), "people"
         )
 
 
-def test_validate_featuregroup_reports_failures(duckdb_store: FeatureStore) -> None:
-    store = duckdb_store
+def test_validate_featuregroup_reports_failures(empty_store: FeatureStore) -> None:
+    store = empty_store
     create(store)
     assert store.validate_featuregroup("people").success
     store.insert_into_featuregroup(people([200], [999]), "people", validation="warn")
@@ -302,22 +300,20 @@ def test_validate_featuregroup_reports_failures(duckdb_store: FeatureStore) -> N
     assert len(store.get_validation_history("people")) == 5
 
 
-def test_fg_validate_command_prints_failures(duckdb_store: FeatureStore) -> None:
+def test_fg_validate_command_prints_failures(empty_store: FeatureStore) -> None:
     older = {
         "type": "expect_column_mean_to_be_between",
         "kwargs": {"column": "age", "min_value": 60},
     }
-    create(duckdb_store, expectations=[AGE, older], validation="warn")
-    call = CliRunner().invoke(
-        app, ["--location", duckdb_store.location, "fg", "validate", "people"]
-    )
+    create(empty_store, expectations=[AGE, older], validation="warn")
+    call = CliRunner().invoke(app, ["--location", empty_store.location, "fg", "validate", "people"])
     assert call.exit_code == 1
     text = " ".join(call.output.split())
     assert "expect_column_values_to_be_between" in text
     assert "observed 30" in text
     arguments = [
         "--location",
-        duckdb_store.location,
+        empty_store.location,
         "--output",
         "json",
         "fg",
@@ -327,10 +323,10 @@ def test_fg_validate_command_prints_failures(duckdb_store: FeatureStore) -> None
     document = json.loads(CliRunner().invoke(app, arguments).stdout)
     failures = [result["expectation"] for result in document["results"] if not result["success"]]
     assert failures == [older]
-    assert len(duckdb_store.get_validation_history("people")) == 3
+    assert len(empty_store.get_validation_history("people")) == 3
 
 
-def test_expectations_of_all_forms_are_stored(duckdb_store: FeatureStore) -> None:
+def test_expectations_of_all_forms_are_stored(empty_store: FeatureStore) -> None:
     import great_expectations as gx
 
     inputs = [
@@ -340,28 +336,28 @@ def test_expectations_of_all_forms_are_stored(duckdb_store: FeatureStore) -> Non
         ),
         AGE,
     ]
-    create(duckdb_store, expectations=inputs)
+    create(empty_store, expectations=inputs)
     expected = [
         {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "age"}},
         {"type": "expect_column_to_exist", "kwargs": {"column": "id"}},
         AGE,
     ]
-    assert list(duckdb_store.featuregroup("people").spec.expectations) == expected
+    assert list(empty_store.featuregroup("people").spec.expectations) == expected
     with pytest.raises(
         ValidationFailed, match=r"expect_column_values_to_not_be_null\(column='age'\): 1 of 2 rows"
     ):
-        duckdb_store.insert_into_featuregroup(people([200, 201], [40, None]), "people")
+        empty_store.insert_into_featuregroup(people([200, 201], [40, None]), "people")
 
 
 def test_validation_reads_needed_columns_in_chunks(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {
         "primary_key": ["id"],
         "event_time": "at",
         "expectations": [AGE, FEW],
     }
-    duckdb_store.create_featuregroup(people([1], [30]).assign(unnamed=1.5), "people", **options)
+    empty_store.create_featuregroup(people([1], [30]).assign(unnamed=1.5), "people", **options)
     monkeypatch.setattr("featurestore.validation.checks._CHUNK_ROWS", 20_000)
     validator = type(find_validator())
     check, looked_at = validator.check, []
@@ -375,7 +371,7 @@ def test_validation_reads_needed_columns_in_chunks(
     stream = pa.RecordBatchReader.from_batches(
         more.schema, iter(more.to_batches(max_chunksize=5_000))
     )
-    duckdb_store.insert_into_featuregroup(stream, "people", validation="warn")
+    empty_store.insert_into_featuregroup(stream, "people", validation="warn")
     assert sum(rows for rows, _ in looked_at) == 200_000
     # Buffered rows are checked once they fill a chunk; an engine batch is checked as one.
     assert max(rows for rows, _ in looked_at) < 100_000
@@ -384,19 +380,19 @@ def test_validation_reads_needed_columns_in_chunks(
 
 
 def test_validate_featuregroup_repeated_keys_are_warning(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
 ) -> None:
-    create(duckdb_store)
-    duckdb_store.insert_into_featuregroup(people([1], [30]), "people")
-    report = duckdb_store.validate_featuregroup("people")
+    create(empty_store)
+    empty_store.insert_into_featuregroup(people([1], [30]), "people")
+    report = empty_store.validate_featuregroup("people")
     repeated = next(
         result for result in report.results if result.expectation["type"] == "no_duplicate_keys"
     )
     assert (report.success, repeated.success, repeated.unexpected) == (True, False, 1)
 
 
-def test_expectation_of_missing_column_raises(duckdb_store: FeatureStore) -> None:
+def test_expectation_of_missing_column_raises(empty_store: FeatureStore) -> None:
     absent = {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "height"}}
     with pytest.raises(InvalidExpectation, match=r"'height'.*'age'"):
-        create(duckdb_store, expectations=[absent])
-    assert duckdb_store.get_featuregroups() == []
+        create(empty_store, expectations=[absent])
+    assert empty_store.get_featuregroups() == []

@@ -175,7 +175,7 @@ def test_normalize_nested_non_finite_numbers_raise(value: Any) -> None:
 
 
 def test_expectation_objects_with_nan_are_refused_before_storing(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
 ) -> None:
     kinds = import_library().expectations
     inputs = [
@@ -188,8 +188,8 @@ def test_expectation_objects_with_nan_are_refused_before_storing(
     ]
     for expectations in inputs:
         with pytest.raises(InvalidExpectation, match="not a finite number"):
-            duckdb_store.create_featuregroup(TABLE, "numbers", expectations=expectations)
-    assert duckdb_store.get_featuregroups() == []
+            empty_store.create_featuregroup(TABLE, "numbers", expectations=expectations)
+    assert empty_store.get_featuregroups() == []
 
 
 def test_row_condition_non_finite_numbers_raise() -> None:

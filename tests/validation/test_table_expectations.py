@@ -24,6 +24,8 @@ from featurestore.validation.tables import check_table
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
 
+pytestmark = pytest.mark.slow
+
 TIMESTAMP = pa.timestamp("us", "UTC")
 
 
@@ -155,10 +157,10 @@ def test_check_table_engine_equals_library_results(
 
 
 @pytest.mark.parametrize("rows", [0, 1])
-def test_check_table_few_rows_equals_library_results(duckdb_store: FeatureStore, rows: int) -> None:
+def test_check_table_few_rows_equals_library_results(empty_store: FeatureStore, rows: int) -> None:
     validator = find_validator()
     table = varied().slice(0, rows).select(["x", "n"])
-    engine, relation = staged(duckdb_store, table)
+    engine, relation = staged(empty_store, table)
     rules = validator.normalize([*bounds("x", "n"), rule("column_values_to_be_unique", column="n")])
     actual = check_table(
         relation,
@@ -187,10 +189,10 @@ class Loads:
 
 
 @pytest.fixture
-def thousands(duckdb_store: FeatureStore) -> tuple[Any, Relation, Validator]:
+def thousands(empty_store: FeatureStore) -> tuple[Any, Relation, Validator]:
     random = np.random.default_rng(1)
     engine, relation = staged(
-        duckdb_store,
+        empty_store,
         pa.table(
             {
                 "x": random.normal(size=50_000),

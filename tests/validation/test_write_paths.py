@@ -147,20 +147,20 @@ def test_quarantine_commits_first_in_same_transaction(
 
 
 def test_quarantine_without_caller_transaction_uses_run_id(
-    duckdb_store: FeatureStore,
+    empty_store: FeatureStore,
 ) -> None:
-    create(duckdb_store)
+    create(empty_store)
     inputs = people([3, 4], [31, REJECTED], hours=1)
-    commit = duckdb_store.insert_into_featuregroup(inputs, "people", validation="quarantine")
-    session = duckdb_store.session
+    commit = empty_store.insert_into_featuregroup(inputs, "people", validation="quarantine")
+    session = empty_store.session
     for path in (session.quarantine_path("people", 1), session.featuregroup_path("people", 1)):
         assert transaction_version(path, f"write/{commit.run_id}") == 0
 
 
 def test_write_interrupted_between_commits_is_completed_by_retry(
-    duckdb_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = duckdb_store
+    store = empty_store
     create(store)
     changes = people([1, 2], [31, REJECTED], hours=1)
     engine = type(store.session.engine)
@@ -204,53 +204,49 @@ def checked_job(store: FeatureStore, folder: Path, policy: str) -> None:
     store.register_jobs(file)
 
 
-def test_job_with_quarantine_writes_passing_rows(
-    duckdb_store: FeatureStore, tmp_path: Path
-) -> None:
-    checked_job(duckdb_store, tmp_path, "quarantine")
-    duckdb_store.run_job("oldest", window=START)
-    assert duckdb_store.get_featuregroup("oldest").to_arrow()["id"].to_pylist() == [1]
-    path = duckdb_store.session.quarantine_path("oldest", 1)
-    assert duckdb_store.session.engine.count(duckdb_store.session.engine.read_table(path)) == 1
+def test_job_with_quarantine_writes_passing_rows(empty_store: FeatureStore, tmp_path: Path) -> None:
+    checked_job(empty_store, tmp_path, "quarantine")
+    empty_store.run_job("oldest", window=START)
+    assert empty_store.get_featuregroup("oldest").to_arrow()["id"].to_pylist() == [1]
+    path = empty_store.session.quarantine_path("oldest", 1)
+    assert empty_store.session.engine.count(empty_store.session.engine.read_table(path)) == 1
 
 
-def test_job_with_failing_rows_creates_no_group(duckdb_store: FeatureStore, tmp_path: Path) -> None:
-    checked_job(duckdb_store, tmp_path, "strict")
+def test_job_with_failing_rows_creates_no_group(empty_store: FeatureStore, tmp_path: Path) -> None:
+    checked_job(empty_store, tmp_path, "strict")
     with pytest.raises(JobFailed, match="max_value=120"):
-        duckdb_store.run_job("oldest", window=START)
-    assert [group.name for group in duckdb_store.get_featuregroups()] == ["people"]
+        empty_store.run_job("oldest", window=START)
+    assert [group.name for group in empty_store.get_featuregroups()] == ["people"]
 
 
-def test_create_training_dataset_validates_rows(duckdb_store: FeatureStore) -> None:
+def test_create_training_dataset_validates_rows(empty_store: FeatureStore) -> None:
     table = pa.table({"id": range(50), "age": [30] * 49 + [REJECTED]})
     options: dict[str, Any] = {"data_format": "parquet", "key": ["id"], "expectations": [AGE]}
     with pytest.raises(ValidationFailed, match="1 of 50 rows"):
-        duckdb_store.create_training_dataset(table, "ages", **options)
-    assert duckdb_store.get_training_datasets() == []
-    dataset = duckdb_store.create_training_dataset(
-        table, "ages", validation="quarantine", **options
-    )
+        empty_store.create_training_dataset(table, "ages", **options)
+    assert empty_store.get_training_datasets() == []
+    dataset = empty_store.create_training_dataset(table, "ages", validation="quarantine", **options)
     assert dataset.read("train").to_arrow()["age"].to_pylist() == [30] * 49
 
 
-def test_training_dataset_validation_warn_keeps_rows(duckdb_store: FeatureStore) -> None:
+def test_training_dataset_validation_warn_keeps_rows(empty_store: FeatureStore) -> None:
     table = pa.table({"id": range(50), "age": [30] * 49 + [REJECTED]})
-    dataset = duckdb_store.create_training_dataset(
+    dataset = empty_store.create_training_dataset(
         table, "ages", data_format="parquet", key=["id"], expectations=[AGE], validation="warn"
     )
     assert sorted(dataset.read("train").to_arrow()["age"].to_pylist()) == [30] * 49 + [REJECTED]
 
 
-def test_create_featuregroup_quarantines_failing_rows(duckdb_store: FeatureStore) -> None:
+def test_create_featuregroup_quarantines_failing_rows(empty_store: FeatureStore) -> None:
     inputs = people([1, 2], [30, REJECTED])
     options: dict[str, Any] = {"primary_key": ["id"], "event_time": "at", "expectations": [AGE]}
     with pytest.raises(ValidationFailed):
-        duckdb_store.create_featuregroup(inputs, "people", **options)
-    assert duckdb_store.get_featuregroups() == []
-    assert quarantined(duckdb_store) == []
-    duckdb_store.create_featuregroup(inputs, "people", validation="quarantine", **options)
-    assert ages(duckdb_store) == {1: 30}
-    (put_aside,) = quarantined(duckdb_store)
+        empty_store.create_featuregroup(inputs, "people", **options)
+    assert empty_store.get_featuregroups() == []
+    assert quarantined(empty_store) == []
+    empty_store.create_featuregroup(inputs, "people", validation="quarantine", **options)
+    assert ages(empty_store) == {1: 30}
+    (put_aside,) = quarantined(empty_store)
     assert (put_aside["id"], put_aside["age"], put_aside["at"]) == (2, REJECTED, START)
     assert put_aside["reasons"] == [
         "expect_column_values_to_be_between(column='age', min_value=0, max_value=120)"

@@ -61,8 +61,8 @@ def fill(store: FeatureStore) -> FeatureStore:
 
 
 @pytest.fixture
-def flights(duckdb_store: FeatureStore) -> FeatureStore:
-    return fill(duckdb_store)
+def flights(empty_store: FeatureStore) -> FeatureStore:
+    return fill(empty_store)
 
 
 def test_view_training_and_scoring_give_same_features(store: FeatureStore) -> None:
@@ -213,19 +213,17 @@ def test_view_export_accepts_all_export_arguments() -> None:
     assert set(of_view) - set(of_store) == {"labels", "label_time", "as_of"}
 
 
-def test_view_transformations_apply_to_training_datasets(duckdb_store: FeatureStore) -> None:
-    rows = [{"id": number, "x": float(number), "late": number % 2} for number in range(20)]
-    duckdb_store.create_featuregroup(rows, "numbers", primary_key=["id"])
-    duckdb_store.create_feature_view(
+def test_view_transformations_apply_to_training_datasets(flights_copy: FeatureStore) -> None:
+    flights_copy.create_feature_view(
         "scaled",
-        features=["numbers.x", "numbers.late"],
-        label="late",
-        transformations={"x": t.impute("mean") | t.min_max()},
+        features=["weather.temp", "weather.wind"],
+        label="wind",
+        transformations={"temp": t.impute("mean") | t.min_max()},
     )
-    view = duckdb_store.get_feature_view("scaled")
+    view = flights_copy.get_feature_view("scaled")
     dataset = view.create_training_dataset("scaled", progress=False)
-    batch = next(dataset.reader("train", global_batch_size=20).batches())
-    assert (batch["x"].min(), batch["x"].max()) == (0.0, 1.0)
+    batch = next(dataset.reader("train", global_batch_size=72).batches())
+    assert (batch["temp"].min(), batch["temp"].max()) == (0.0, 1.0)
     plain = view.create_training_dataset("plain", transformations={}, progress=False)
     assert plain.transformations is None
     schema = Path(featurestore_schemas.__path__[0]) / "feature_view.schema.json"
@@ -234,10 +232,9 @@ def test_view_transformations_apply_to_training_datasets(duckdb_store: FeatureSt
     )
 
 
-def test_view_invalid_transformations_raise(duckdb_store: FeatureStore) -> None:
-    duckdb_store.create_featuregroup([{"id": 1, "x": "text"}], "words", primary_key=["id"])
+def test_view_invalid_transformations_raise(flights_store: FeatureStore) -> None:
     with pytest.raises(InvalidArgument, match="vocabulary"):
-        duckdb_store.create_feature_view(
-            "wrong", features=["words.x"], transformations={"x": t.standardize()}
+        flights_store.create_feature_view(
+            "wrong", features=["flights.tailnum"], transformations={"tailnum": t.standardize()}
         )
-    assert duckdb_store.get_feature_views() == []
+    assert [view.name for view in flights_store.get_feature_views()] == ["late_flights"]

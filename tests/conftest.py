@@ -356,7 +356,10 @@ def _write_times(terminalreporter: Any) -> None:
     seconds: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():
         for report in reports:
-            if hasattr(report, "duration") and hasattr(report, "nodeid"):
+            # The duration of a test includes its subtests.
+            if isinstance(report, pytest.TestReport) and not isinstance(
+                report, pytest.SubtestReport
+            ):
                 seconds[report.nodeid] += report.duration
     folders: Counter[str] = Counter()
     for name, duration in seconds.items():

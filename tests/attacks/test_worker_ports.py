@@ -20,6 +20,8 @@ from featurestore.experiments.trials import Message, TrialServer
 from featurestore.plugins import worker_port
 from featurestore.plugins.worker_port import WorkerPort, connect_to_driver
 
+pytestmark = pytest.mark.services
+
 STRANGERS = {
     "brackets": b"[" * 100_000 + b"\n",
     "the old protocol": b'{"token": "x", "worker": 0, "kind": "next"}\n',

@@ -34,6 +34,8 @@ from featurestore.store import FeatureStore
 from featurestore.training import TrainingDataset
 from tests.experiments import training_functions
 
+pytestmark = pytest.mark.services
+
 
 def test_launch_records_request_reads_and_result(
     empty_store: FeatureStore, sums: TrainingDataset, monkeypatch: pytest.MonkeyPatch, capsys: Any

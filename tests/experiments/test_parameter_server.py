@@ -21,6 +21,8 @@ from featurestore.store import FeatureStore
 from featurestore.training import TrainingDataset
 from tests.experiments.test_tensorflow_runs import ENVIRONMENT
 
+pytestmark = pytest.mark.services
+
 CODES = 40_000
 # When worker 2 is killed behind step 7, the calls of the steps 8 to 14 have been scheduled. It may
 # have computed any of them and still hold the result, or be at it: those are computed once more.

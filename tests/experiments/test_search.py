@@ -22,6 +22,8 @@ from featurestore.store import FeatureStore
 from featurestore.training import TrainingDataset
 from tests.experiments import training_functions
 
+pytestmark = pytest.mark.services
+
 pytest.importorskip("optuna")
 
 SPACE = {"x": experiments.uniform(-1, 1), "units": [8, 16]}

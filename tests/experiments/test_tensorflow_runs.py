@@ -17,7 +17,7 @@ from featurestore.training import TrainingDataset
 
 if find_spec("tensorflow") is None:  # this process does not import it
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
+pytestmark = [pytest.mark.services, pytest.mark.tensorflow, pytest.mark.slow]
 
 ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "-1",

@@ -28,6 +28,8 @@ from featurestore.errors import RegistryError
 from tests.faults import writes
 from tests.faults.conftest import Server
 
+pytestmark = pytest.mark.services
+
 SEED = 20_261_122
 KILL, INTERRUPT = int(signal.SIGKILL), int(signal.SIGINT)
 FULL, BROKEN = -errno.ENOSPC, -errno.EIO

@@ -28,6 +28,8 @@ from tests.faults.conftest import Server
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
 
+pytestmark = pytest.mark.services
+
 WRITES = ("create", "append", "upsert", "overwrite")
 SEED = 20_240_101
 

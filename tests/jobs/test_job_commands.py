@@ -19,7 +19,7 @@ from featurestore.errors import JobFailed
 from featurestore.store import FeatureStore
 from tests.jobs.conftest import expected, python_job, rows, sql_job
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.services, pytest.mark.slow]
 
 Define = Callable[..., Path]
 

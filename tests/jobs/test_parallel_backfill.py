@@ -19,7 +19,7 @@ from tests.forked_processes import kill, start
 from tests.jobs import killed_jobs
 from tests.jobs.conftest import HOURS, START, expected, python_job, rows, sql_job
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.services, pytest.mark.slow]
 
 Define = Callable[..., Path]
 HOUR = timedelta(hours=1)

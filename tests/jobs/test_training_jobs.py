@@ -16,7 +16,7 @@ from tests.forked_processes import start
 from tests.jobs import killed_jobs
 from tests.jobs.conftest import HOURS, START, Clock, trips
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.services, pytest.mark.slow]
 
 Define = Callable[..., Path]
 DAY = timedelta(days=1)

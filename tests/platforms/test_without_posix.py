@@ -7,6 +7,10 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.services
+
 HOLDER = """
 import sys
 from featurestore.storage import locks

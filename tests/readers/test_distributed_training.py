@@ -27,7 +27,7 @@ from tests.readers.conftest import Example
 
 if find_spec("tensorflow") is None:  # this process does not import it
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
+pytestmark = [pytest.mark.services, pytest.mark.tensorflow, pytest.mark.slow]
 
 PROGRAM = Path(__file__).with_name("worker_program.py")
 EPOCHS = 2

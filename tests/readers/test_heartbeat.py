@@ -15,6 +15,8 @@ import pytest
 from featurestore.errors import WorkerStalled
 from featurestore.readers.heartbeat import EXIT_STALLED, Heartbeat, read_steps
 
+pytestmark = pytest.mark.services
+
 
 class Clock:
     def __init__(self) -> None:

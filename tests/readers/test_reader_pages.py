@@ -24,6 +24,8 @@ from tests.forking import ForkServer
 from tests.readers.conftest import Example
 from tests.readers.test_reader_order import GOLDEN_VECTORS
 
+pytestmark = pytest.mark.services
+
 Start = Callable[[str, int], "subprocess.Popen[bytes]"]
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -20,7 +20,7 @@ from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import intents
 from featurestore.store import FeatureStore
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.services, pytest.mark.slow]
 
 TABLE = pa.table({"x": [1, 2], "y": [0, 1]})
 

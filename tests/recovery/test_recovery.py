@@ -28,6 +28,8 @@ from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.registry import featuregroups, intents
 from featurestore.store import FeatureStore
 
+pytestmark = pytest.mark.services
+
 TABLE = pa.table({"x": [1, 2]})
 
 

@@ -20,6 +20,8 @@ import pytest
 import featurestore
 from featurestore.errors import FeatureStoreError
 
+pytestmark = pytest.mark.services
+
 ROWS = 5_000
 WRITERS = 2
 

@@ -25,6 +25,8 @@ from tests.serving.online_reads import (
 )
 from tests.store_copies import copy_of
 
+pytestmark = pytest.mark.services
+
 ROWS = 20_000
 START = datetime(2024, 1, 1, tzinfo=UTC)
 PUBLISH = """

@@ -3,57 +3,118 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
+import pandas as pd
+import pytest
+
+import featurestore
 from featurestore.store import FeatureStore
+from tests import forked_processes
 from tests.object_server import ROOT
 from tests.on_spark import Append
-from tests.storage.stores import StoreLocation
+from tests.storage.trip_jobs import RANGE
 from tests.streams import kafka_server
 
-WRITER = """
-import sys
-import pandas as pd
-import featurestore
-location, registry, number = sys.argv[1:]
-with featurestore.connect(location, registry=registry) as store:
-    print("ready", flush=True)
-    sys.stdin.readline()
-    for turn in range(4):
-        ids = range(1000 * (int(number) + 1) + 10 * turn, 1000 * (int(number) + 1) + 10 * turn + 10)
-        store.insert_into_featuregroup(pd.DataFrame({"id": ids}), "g")
-        print(turn, flush=True)
-"""
+if TYPE_CHECKING:
+    from tests.storage.stores import StoreLocation
 
-EXPORT = """
-import sys
-import featurestore
-location, registry = sys.argv[1:]
-with featurestore.connect(location, registry=registry) as store:
+# Writes to a store, and yields after each write.
+Program = Callable[..., Iterator[None]]
+
+
+def append_batches(store: FeatureStore, number: int) -> Iterator[None]:
+    """Append four batches of ten rows, whose ids are those of this writer."""
+    for turn in range(4):
+        first = 1000 * (number + 1) + 10 * turn
+        store.insert_into_featuregroup(pd.DataFrame({"id": range(first, first + 10)}), "g")
+        yield
+
+
+def export_datasets(store: FeatureStore) -> Iterator[None]:
+    """Create versions of a training dataset without end."""
     frame = store.get_featuregroup("weather").select("id", "x", "late")
-    print("ready", flush=True)
-    sys.stdin.readline()
     while True:
         store.create_training_dataset(frame, "d", label="late", key="id", shards=40)
-        print("done", flush=True)
-"""
+        yield
 
-BACKFILL = """
-import sys
-import featurestore
-location, registry = sys.argv[1:]
-with featurestore.connect(location, registry=registry) as store:
-    print("ready", flush=True)
-    sys.stdin.readline()
-    store.backfill_job("tips", "2024-01-01T00:00Z", "2024-01-01T08:00Z")
-"""
+
+def backfill_tips(store: FeatureStore) -> Iterator[None]:
+    store.backfill_job("tips", *RANGE)
+    yield
+
+
+@dataclass(frozen=True)
+class RunningProgram:
+    """The process of a program, which waits for its start signal."""
+
+    process: BaseProcess
+    messages: Connection
+
+    def begin(self) -> None:
+        """Wait until the program has opened its store, and send the start signal."""
+        assert self.messages.recv() == "ready"
+        self.messages.send("go")
+
+    def killed_after(self, seconds: float) -> int:
+        """Start the program, kill it after some seconds, and return the number of its writes."""
+        self.begin()
+        time.sleep(seconds)
+        forked_processes.kill(self.process)
+        writes = 0
+        with suppress(EOFError):
+            while self.messages.recv() == "done":
+                writes += 1
+        return writes
+
+
+@contextmanager
+def running(
+    program: Program,
+    store: FeatureStore,
+    cache: Path,
+    store_location: StoreLocation,
+    *arguments: object,
+) -> Iterator[RunningProgram]:
+    """Run a program on a store; it is killed at the end of the block."""
+    messages, messages_of_child = forked_processes.server.Pipe()
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in store_location.environment.items():
+            environment.setenv(name, value)
+        registry = f"sqlite:///{cache}"
+        process = forked_processes.start(
+            _run, program, store.location, registry, messages_of_child, arguments
+        )
+    messages_of_child.close()
+    try:
+        yield RunningProgram(process, messages)
+    finally:
+        forked_processes.kill(process)
+        messages.close()
+
+
+def _run(
+    program: Program,
+    location: str,
+    registry: str,
+    messages: Connection,
+    arguments: tuple[object, ...],
+) -> None:
+    with featurestore.connect(location, registry=registry) as store:
+        messages.send("ready")
+        messages.recv()
+        for _ in program(store, *arguments):
+            messages.send("done")
+
 
 # Append a row per commit for each number on standard input.
 APPENDER = """
@@ -112,41 +173,3 @@ def appender(engine_name: str, path: str, environment: Mapping[str, str]) -> Ite
         wait_for("ready")
         yield append
         child_input.close()
-
-
-@contextmanager
-def running(
-    program: str, store: FeatureStore, cache: Path, store_location: StoreLocation, *words: str
-) -> Iterator[Any]:
-    """Run a program on a store up to its start signal; it is killed at the end of the block."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, store.location, f"sqlite:///{cache}", *words],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, **store_location.environment},
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        while process.stdout.readline() != "ready\n":
-            assert process.poll() is None, "the program ended"
-        yield process
-    finally:
-        process.kill()
-        process.communicate(timeout=60)
-
-
-def begin(process: Any) -> None:
-    """Send the start signal to a program."""
-    process.stdin.write("go\n")
-    process.stdin.flush()
-
-
-def killed_after(process: Any, seconds: float) -> str:
-    """Start a program, kill it after some seconds, and return its output so far."""
-    begin(process)
-    time.sleep(seconds)
-    process.send_signal(signal.SIGKILL)
-    output: str = process.communicate(timeout=60)[0]
-    return output

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -16,12 +17,17 @@ from featurestore.storage.connections import object_store_for
 from featurestore.store import FeatureStore
 from featurestore.training.dataset import TrainingDataset
 from featurestore_connectors.hdfs import HdfsStorage
+from tests.conftest import FIXTURE_GROUPS, SKIPPED_CLOUDS, SKIPPED_STORAGE
+from tests.streams import kafka_server
 
 Connect = Callable[..., FeatureStore]
-# For tests of ``store_location`` that other tests cover on HDFS: there they run in `make soak`.
-hdfs_in_soak = pytest.mark.parametrize(
-    "store_location", ["s3", pytest.param("hdfs", marks=pytest.mark.soak)], indirect=True
-)
+# The fixtures of servers by the scheme of their URIs.
+SERVERS = {
+    "s3": "object_server",
+    "hdfs": "hdfs_server",
+    "gs": "gcs_server",
+    "az": "azure_server",
+}
 # Table tests about values, which do not depend on the storage.
 ABOUT_VALUES = frozenset(
     {
@@ -41,10 +47,61 @@ POSITIVE = {"type": "expect_column_values_to_be_between", "kwargs": {"column": "
 
 @dataclass(frozen=True)
 class StoreLocation:
-    """The location of a test store, and the environment that other processes need to reach it."""
+    """An empty bucket or folder of test stores.
 
-    connect: Connect
+    Args:
+        scheme: The scheme of its URI.
+        folder: Its URI.
+        options: The ``storage_options=`` of a client.
+        environment: The environment variables of a client.
+        secrets: The values that must not be stored or shown.
+        connect: Opens a store in the folder.
+    """
+
+    scheme: str
+    folder: str
+    options: Mapping[str, str]
     environment: Mapping[str, str]
+    secrets: tuple[str, ...]
+    connect: Connect
+
+
+def on_servers(*schemes: str, soak: Collection[str] = ()) -> pytest.MarkDecorator:
+    """Run a test of ``store_location`` once per server, in the process that has the server.
+
+    Args:
+        schemes: The servers of every run.
+        soak: Further servers, on which the test runs in ``make soak``.
+    """
+    parameters = []
+    for scheme in (*schemes, *soak):
+        marks = [pytest.mark.services]
+        if SERVERS[scheme] in FIXTURE_GROUPS:
+            marks.append(pytest.mark.xdist_group(FIXTURE_GROUPS[SERVERS[scheme]]))
+        if scheme in soak:
+            marks.append(pytest.mark.soak)
+        parameters.append(pytest.param(scheme, marks=marks))
+    return pytest.mark.parametrize("store_location", parameters, indirect=True)
+
+
+def spark_on_servers(*schemes: str) -> pytest.MarkDecorator:
+    """Run a test once per server, always in the process of the Spark session."""
+    return pytest.mark.parametrize("store_location", schemes, indirect=True)
+
+
+def skip_without_spark_client(scheme: str) -> None:
+    """Skip the current test if the client of a server for Spark was not fetched."""
+    from featurestore_connectors.spark_delta.jars import gcs_connector
+
+    if scheme == "s3" and not kafka_server.spark_jars(kafka_server.S3A):
+        pytest.skip(f"{SKIPPED_STORAGE}: the jars of hadoop-aws were not fetched")
+    if scheme == "gs" and not gcs_connector().exists():
+        pytest.skip(f"{SKIPPED_CLOUDS}: Google's connector of Hadoop was not fetched")
+
+
+def new_name() -> str:
+    """Return an unused name of a bucket or folder."""
+    return f"test-{uuid.uuid4().hex[:12]}"
 
 
 def rows(first: int, count: int, *, x: float | None = None) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Training datasets at a URI equal local ones byte for byte, despite faults."""
+"""Training datasets on S3: requests of readers, downloads, leases, faults, and the cache of shards."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
 
 import featurestore
@@ -19,10 +17,8 @@ from featurestore.errors import (
     DatasetDamaged,
     InvalidArgument,
     StorageError,
-    TrainingDatasetExists,
     TrainingDatasetNotFound,
     UnsupportedLocation,
-    ValidationFailed,
     WriteConflict,
 )
 from featurestore.recovery import liveness
@@ -32,7 +28,7 @@ from featurestore.training.catalog import clean_all
 from featurestore.training.dataset import TrainingDataset
 from tests.object_server import ObjectServer, options_for
 from tests.storage.faulty_proxy import faulty
-from tests.storage.stores import Connect, export, labeled
+from tests.storage.stores import Connect, export, labeled, names_below
 
 
 @pytest.fixture(autouse=True)
@@ -47,49 +43,6 @@ def batches_of(dataset: TrainingDataset, **options: Any) -> list[list[Any]]:
     for batch in reader.batches(1, **options):
         result.append([(name, values.tolist()) for name, values in sorted(batch.items())])
     return result
-
-
-def files_below(server: ObjectServer, dataset_or_folder: str) -> list[str]:
-    folder = server.root / dataset_or_folder.removeprefix("s3://")
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-@pytest.mark.parametrize("data_format", ["tfrecord", "parquet", "csv"])
-def test_s3_dataset_equals_local_dataset(
-    connect: Connect, object_server: ObjectServer, tmp_path: Path, data_format: str
-) -> None:
-    store = connect()
-    with featurestore.connect(tmp_path / "disk") as disk:
-        datasets = []
-        for target in (disk, store):
-            target.create_featuregroup(labeled(), "weather", primary_key="id", event_time="at")
-            datasets.append(export(target, data_format=data_format, transformations=None))
-        remote, local = datasets[1], datasets[0]
-        assert remote.manifest.content_hash == local.manifest.content_hash
-        assert batches_of(remote) == batches_of(local)
-        assert batches_of(remote, start_step=5) == batches_of(local)[5:]
-        assert files_below(object_server, remote.path) == sorted(
-            str(file.relative_to(local.path))
-            for file in Path(local.path).rglob("*")
-            if file.is_file()
-        )
-        assert remote.read("test").to_pandas().equals(local.read("test").to_pandas())
-        assert remote.statistics("train").columns == local.statistics("train").columns
-        assert "the same rows" in str(local.diff(remote))
-    assert remote.verify(recompute=True).problems == ()
-    assert remote.url_of("train") == remote.path + "/train"
-    dataset = TrainingDataset.open(remote.path)
-    assert dataset.manifest == remote.manifest
-    _, epoch, step = dataset.resume(
-        remote.reader("train", global_batch_size=32, seed=3).state(1, 5)
-    )
-    assert (epoch, step) == (1, 5)
-    with pytest.raises(UnsupportedLocation, match="download"):
-        remote.petastorm_reader("train")
-    store.delete_training_dataset("d", version=1)
-    assert files_below(object_server, os.path.dirname(remote.path)) == []
-    with pytest.raises(TrainingDatasetNotFound):
-        TrainingDataset.open(remote.path)
 
 
 def test_s3_reader_batches_equal_local_batches(
@@ -142,96 +95,49 @@ def test_s3_reader_batches_equal_local_batches(
         assert proxy.requests.total() <= 3 * len(shards)
 
 
-@pytest.mark.parametrize("data_format", ["tfrecord", "csv"])
 def test_dataset_download_resumes_after_interruption(
-    connect: Connect, object_server: ObjectServer, tmp_path: Path, data_format: str
+    connect: Connect, object_server: ObjectServer, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     store = connect()
     store.create_featuregroup(labeled(), "weather", primary_key="id")
-    remote = export(store, data_format=data_format, transformations={"x": t.standardize()})
-    directory = tmp_path / "here"
-    folder = object_server.root / remote.path.removeprefix("s3://")
-    shard = folder / remote.manifest.split("test").shards[1].path
-    sound = shard.read_bytes()
-    shard.write_bytes(sound[:-1] + b"?")
-    with pytest.raises(DatasetDamaged, match="SHA-256"):
-        remote.download(directory)
-    with pytest.raises(TrainingDatasetNotFound):
-        TrainingDataset.open(directory)
-    shard.write_bytes(sound)
-    first = directory / remote.manifest.split("train").shards[0].path
-    write_time = first.stat().st_mtime_ns
-    copy = remote.download(directory)
-    assert first.stat().st_mtime_ns == write_time
-    assert copy.verify().ok
-    assert not list(directory.rglob(".*"))
-    assert batches_of(copy) == batches_of(remote)
-    other_dataset = export(store, "other")
+    for data_format in ("tfrecord", "csv"):
+        with subtests.test(data_format):
+            scaled = {"transformations": {"x": t.standardize()}}
+            remote = export(store, data_format, data_format=data_format, **scaled)
+            directory = tmp_path / data_format
+            folder = object_server.root / remote.path.removeprefix("s3://")
+            shard = folder / remote.manifest.split("test").shards[1].path
+            sound = shard.read_bytes()
+            shard.write_bytes(sound[:-1] + b"?")
+            with pytest.raises(DatasetDamaged, match="SHA-256"):
+                remote.download(directory)
+            with pytest.raises(TrainingDatasetNotFound):
+                TrainingDataset.open(directory)
+            shard.write_bytes(sound)
+            first = directory / remote.manifest.split("train").shards[0].path
+            write_time = first.stat().st_mtime_ns
+            copy = remote.download(directory)
+            assert first.stat().st_mtime_ns == write_time
+            assert copy.verify().ok
+            assert not list(directory.rglob(".*"))
+            assert batches_of(copy) == batches_of(remote)
+
+
+def test_download_refuses_other_datasets_and_files(connect: Connect, tmp_path: Path) -> None:
+    store = connect()
+    store.create_featuregroup(labeled(60), "weather", primary_key="id")
+    dataset = export(store)
+    dataset.download(tmp_path / "here")
     with pytest.raises(InvalidArgument, match="another training dataset"):
-        other_dataset.download(directory)
+        export(store, "other").download(tmp_path / "here")
     with pytest.raises(UnsupportedLocation):
-        remote.download("s3://bucket/folder")
+        dataset.download("s3://bucket/folder")
     user_folder = tmp_path / "mine"
     user_folder.mkdir()
     (user_folder / "thesis.tex").write_text("mine")
     with pytest.raises(InvalidArgument, match="thesis"):
-        remote.download(user_folder)
+        dataset.download(user_folder)
     assert [file.name for file in user_folder.iterdir()] == ["thesis.tex"]
-
-
-def test_verify_s3_dataset_reports_damage(connect: Connect, object_server: ObjectServer) -> None:
-    store = connect()
-    store.create_featuregroup(labeled(), "weather", primary_key="id")
-    dataset = export(store)
-    folder = object_server.root / dataset.path.removeprefix("s3://")
-    shard, truncated_shard = sorted((folder / "train").iterdir())[:2]
-    damaged = bytearray(shard.read_bytes())
-    damaged[100] ^= 1
-    shard.write_bytes(damaged)
-    truncated_shard.write_bytes(truncated_shard.read_bytes()[:-1])
-    (folder / "train" / "more").write_bytes(b"")
-    problems = {problem.file: problem.message for problem in dataset.verify().problems}
-    assert "SHA-256" in problems[f"train/{shard.name}"]
-    assert "in the manifest" in problems[f"train/{truncated_shard.name}"]
-    assert problems["train/more"] == "is not in the manifest"
-    with pytest.raises(DatasetDamaged, match=truncated_shard.name):
-        dataset.reader("train", global_batch_size=32)
-
-
-def test_failed_export_leaves_no_files_or_version(
-    connect: Connect, object_server: ObjectServer, bucket: str
-) -> None:
-    store = connect()
-    store.create_featuregroup(labeled(), "weather", primary_key="id")
-    below = {
-        "type": "expect_column_values_to_be_between",
-        "kwargs": {"column": "x", "max_value": 9},
-    }
-    with pytest.raises(ValidationFailed):
-        export(store, expectations=[below])
-    folder = f"{bucket}/team a/store/trainingdatasets"
-    assert files_below(object_server, folder) == []
-    assert export(store).version == 1
-    with pytest.raises(TrainingDatasetExists):
-        export(store, version=1)
-
-
-def test_concurrent_exports_of_registries_get_distinct_versions(
-    connect: Connect, object_server: ObjectServer, bucket: str
-) -> None:
-    first, second = connect("first"), connect("second")
-    first.create_featuregroup(labeled(), "weather", primary_key="id")
-    versions = []
-
-    def export_meanwhile(phase: str, count: int, total: int) -> None:
-        if phase == "plan shards":
-            frame = pd.DataFrame({"x": np.arange(50.0), "late": np.arange(50) % 2})
-            versions.append(second.create_training_dataset(frame, "d", label="late").version)
-            assert clean_all(second.session) == []
-
-    assert export(first, progress=export_meanwhile).version == 1
-    assert versions == [2]
-    assert first.get_training_dataset("d", version=1).verify().ok
 
 
 def make_old(file: Path, *, minutes: int) -> None:
@@ -285,13 +191,8 @@ def test_long_export_renews_lease(
     assert not [path for path in folder.rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize("phase", ["plan shards", "fit transformations"])
 def test_revoked_export_publishes_nothing(
-    connect: Connect,
-    object_server: ObjectServer,
-    bucket: str,
-    monkeypatch: pytest.MonkeyPatch,
-    phase: str,
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
 ) -> None:
     """The export resumes before or after writing its shards, and cannot publish."""
     first, second = connect("first"), connect("second")
@@ -303,11 +204,14 @@ def test_revoked_export_publishes_nothing(
                 impatient.setattr(liveness, "LEASE_TIMEOUT", timedelta(seconds=-5))
                 clean_all(second.session)
 
-    with pytest.raises((WriteConflict, StorageError)):
-        export(first, progress=give_up, transformations={"x": t.standardize()})
-    folder = f"{bucket}/team a/store/trainingdatasets/d"
-    assert not [name for name in files_below(object_server, folder) if "manifest" in name]
-    assert export(first).verify().ok
+    for phase in ("plan shards", "fit transformations"):
+        name = phase.replace(" ", "_")
+        with subtests.test(phase):
+            with pytest.raises((WriteConflict, StorageError)):
+                export(first, name, progress=give_up, transformations={"x": t.standardize()})
+            written = names_below(f"{first.location}/trainingdatasets/{name}")
+            assert not [file_name for file_name in written if "manifest" in file_name]
+            assert export(first, name).verify().ok
 
 
 @pytest.mark.parametrize(
@@ -372,14 +276,21 @@ def test_shard_cache_stays_within_max_bytes(
     )
 
 
-@pytest.mark.parametrize("data_format", ["parquet", "csv"])
-def test_shard_cache_keeps_open_copies(connect: Connect, tmp_path: Path, data_format: str) -> None:
-    """Readers in many threads share a cache with room for one shard."""
+def test_shard_cache_keeps_open_copies(
+    connect: Connect, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
     store = connect()
     store.create_featuregroup(labeled(), "weather", primary_key="id")
-    dataset = export(store, data_format=data_format)
+    for data_format in ("parquet", "csv"):
+        with subtests.test(data_format):
+            dataset = export(store, data_format, data_format=data_format)
+            check_open_copies(dataset, tmp_path / data_format)
+
+
+def check_open_copies(dataset: TrainingDataset, directory: Path) -> None:
+    """Readers in many threads share a cache with room for one shard."""
     expected = batches_of(dataset)
-    cache = ShardCache(str(tmp_path / "small"), max_bytes=1)
+    cache = ShardCache(str(directory), max_bytes=1)
     shards = [shard for split in dataset.manifest.splits for shard in split.shards]
     with cache.locked_copy(dataset.path, shards[0]) as copy:
         for shard in shards[1:]:
@@ -392,7 +303,7 @@ def test_shard_cache_keeps_open_copies(connect: Connect, tmp_path: Path, data_fo
 
     def epoch(_: int) -> list[list[Any]]:
         reader = dataset.reader(
-            "train", global_batch_size=32, seed=3, cache=tmp_path / "small", cache_bytes=1
+            "train", global_batch_size=32, seed=3, cache=directory, cache_bytes=1
         )
         batches = []
         for batch in reader.batches(1):
@@ -401,15 +312,3 @@ def test_shard_cache_keeps_open_copies(connect: Connect, tmp_path: Path, data_fo
 
     with ThreadPoolExecutor(6) as pool:
         assert all(batches == expected for batches in pool.map(epoch, range(24)))
-
-
-def test_feature_views_on_s3_are_created_and_deleted(
-    connect: Connect, object_server: ObjectServer
-) -> None:
-    store = connect()
-    store.create_featuregroup(labeled(), "weather", primary_key="id", event_time="at")
-    view = store.create_feature_view("v", features=["weather.x", "weather.late"])
-    assert connect().get_feature_view("v").name == view.name
-    assert store.create_feature_view("v", features=["weather.late"]).version == 2
-    store.delete_feature_view("v", version=1)
-    assert [view.version for view in store.get_feature_views()] == [2]

@@ -10,42 +10,63 @@ from typing import Any
 
 import pytest
 
-from featurestore.storage import connections, failures
+from featurestore.storage import connections, failures, files
 from featurestore.storage.objects import ObjectStorage
 from tests.hdfs_server import HdfsServer
 from tests.object_server import SECRET_KEY, ObjectServer, free_port
+from tests.storage.stores import StoreLocation, on_servers
+
+# The text about a Spark session of each location.
+SPARK_WORDS = {
+    "s3": ("org.apache.hadoop:hadoop-aws:", "featurestore.delta.S3LogStore", ".jar"),
+    "gs": ("gcs-connector", "featurestore.delta.GcsLogStore", ".jar"),
+    "hdfs": (),
+}
+
+
+@on_servers("s3", "hdfs", "gs", "az")
+def test_doctor_by_uri_checks_required_operations(
+    store_location: StoreLocation,
+    command_line: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Connections of this test do not outlast its environment.
+    monkeypatch.setattr(connections, "_connections", {})
+    for name, value in store_location.environment.items():
+        monkeypatch.setenv(name, value)
+    location = f"{store_location.folder}/team a"
+    registry = f"sqlite:///{tmp_path}/cache.db"
+    words = ("--location", location, "--registry", registry, "--output", "json", "doctor")
+    document = {entry["check"]: entry for entry in json.loads(command_line(*words).out)}
+    # Settings for Spark, if it is installed and supports the location.
+    sessions = document.pop("location: spark sessions", None)
+    states = {
+        name: entry["state"] for name, entry in document.items() if name.startswith("location: ")
+    }
+    names = ("reach", "write", "conditional put", "clock", "delete")
+    assert states == {f"location: {name}": "ok" for name in names}
+    if store_location.scheme == "hdfs":
+        assert document["hdfs-native"]["state"] == "ok"
+    storage, folder = connections.object_store_for(location)
+    assert list(storage.list(folder)) == []
+    if importlib.util.find_spec("delta") is not None and store_location.scheme in SPARK_WORDS:
+        assert sessions is not None
+        assert sessions["state"] == "ok"
+        for word in SPARK_WORDS[store_location.scheme]:
+            assert word in sessions["detail"]
+    # Executors on other machines get the settings of this environment.
+    (options,) = connections.options_of_connections().values()
+    for name in store_location.environment:
+        monkeypatch.delenv(name)
+    connections.use_options(location, options)
+    assert files.list_directory(location) == []
 
 
 @pytest.fixture
 def environment(object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
     for key, value in object_server.options.items():
         monkeypatch.setenv(key.upper(), value)
-
-
-def test_doctor_s3_checks_required_operations(
-    bucket: str, environment: None, command_line: Callable[..., Any], tmp_path: Path
-) -> None:
-    location = f"{bucket}/team a"
-    registry = f"sqlite:///{tmp_path}/cache.db"
-    words = ("--location", location, "--registry", registry, "--output", "json", "doctor")
-    document = {entry["check"]: entry for entry in json.loads(command_line(*words).out)}
-    sessions = document.pop("location: spark sessions", None)
-    tried = {
-        name: entry["state"] for name, entry in document.items() if name.startswith("location")
-    }
-    assert tried == {
-        "location: reach": "ok",
-        "location: write": "ok",
-        "location: conditional put": "ok",
-        "location: clock": "ok",
-        "location: delete": "ok",
-    }
-    storage, folder = connections.object_store_for(location)
-    assert list(storage.list(folder)) == []
-    if importlib.util.find_spec("delta") is not None:
-        assert sessions is not None
-        for word in ("org.apache.hadoop:hadoop-aws:", "featurestore.delta.S3LogStore", ".jar"):
-            assert word in sessions["detail"]
 
 
 def test_doctor_s3_wrong_credentials_prints_hint(
@@ -71,20 +92,6 @@ def test_doctor_reports_missing_conditional_put(
     actual = {check.check: check for check in connections.check_location(f"{bucket}/a")}
     assert not actual["conditional put"].passed
     assert "If-None-Match" in str(actual["conditional put"].hint)
-
-
-def test_doctor_hdfs_checks_required_operations(
-    hdfs_folder: str, command_line: Callable[..., Any], tmp_path: Path
-) -> None:
-    registry = f"sqlite:///{tmp_path}/cache.db"
-    words = ("--location", hdfs_folder, "--registry", registry, "--output", "json", "doctor")
-    document = {entry["check"]: entry["state"] for entry in json.loads(command_line(*words).out)}
-    tried = [state for name, state in document.items() if name.startswith("location: ")]
-    with_spark = importlib.util.find_spec("pyspark") is not None
-    assert tried == ["ok"] * (6 if with_spark else 5)
-    assert document["hdfs-native"] == "ok"
-    storage, folder = connections.object_store_for(hdfs_folder)
-    assert list(storage.list(folder)) == []
 
 
 def test_doctor_hdfs_reports_problems(

@@ -1,4 +1,4 @@
-"""Particularities of HDFS: names with a dot, forks, namenode responses and user names."""
+"""Particularities of HDFS: unfinished files, blocks, forks, renames, namenode responses, settings."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+import featurestore
 from featurestore.errors import ConfigurationError, StorageError
 from featurestore.storage import failures
+from featurestore.storage.connections import object_store_for
 from featurestore_connectors.hdfs import HdfsStorage, client
 from tests.hdfs_server import HdfsServer
 from tests.object_server import ROOT, free_port
+from tests.storage.stores import Connect, export, labeled, names_below, rows
 
 
 @pytest.fixture
@@ -28,14 +32,8 @@ def folder(hdfs_folder: str) -> str:
     return hdfs_folder.rpartition("/")[2]
 
 
-def names_below(storage: HdfsStorage, folder: str) -> list[str]:
-    """Return all files below a folder, as listed by the namenode."""
-    listed = storage._client.list_status(f"/{folder}", recursive=True)
-    return sorted(status.path[1:] for status in listed if not status.isdir)
-
-
 def test_killed_hdfs_writer_leaves_no_listed_files(
-    storage: HdfsStorage, folder: str, hdfs_server: HdfsServer
+    storage: HdfsStorage, folder: str, hdfs_folder: str, hdfs_server: HdfsServer
 ) -> None:
     storage.put(f"{folder}/inner/kept", b"1")
     program = (
@@ -50,18 +48,18 @@ def test_killed_hdfs_writer_leaves_no_listed_files(
         [sys.executable, "-c", program, hdfs_server.root, folder], timeout=60, check=False
     )
     assert killed.returncode == -9
-    (unfinished_name,) = (name for name in names_below(storage, folder) if "/alone/" in name)
+    (unfinished_name,) = (name for name in names_below(hdfs_folder) if name.startswith("alone/"))
     assert unfinished_name.rpartition("/")[2].startswith(".")
     assert storage.children(folder) == ["inner"]
     assert [entry.name for entry in storage.list(folder)] == [f"{folder}/inner/kept"]
     now = datetime.now(UTC)
     assert storage.remove_unfinished(folder, before=now - timedelta(hours=1)) == 0
-    assert unfinished_name in names_below(storage, folder)
+    assert unfinished_name in names_below(hdfs_folder)
     assert storage.remove_unfinished(folder, before=now + timedelta(hours=1)) == 1
-    assert names_below(storage, folder) == [f"{folder}/inner/kept"]
+    assert names_below(hdfs_folder) == ["inner/kept"]
     assert storage.remove_below(folder) == 1
     with pytest.raises(FileNotFoundError):
-        names_below(storage, folder)
+        list(storage._client.list_status(f"/{folder}"))
 
 
 def test_hdfs_ranges_across_blocks_are_read(storage: HdfsStorage, folder: str) -> None:
@@ -75,16 +73,17 @@ def test_hdfs_ranges_across_blocks_are_read(storage: HdfsStorage, folder: str) -
     assert actual == [data[start : start + length] for start, length in request]
 
 
-@pytest.mark.parametrize("case_name", ["reads_and_writes", "collects_no_garbage_of_its_parent"])
-def test_forked_child_uses_hdfs(hdfs_folder: str, case_name: str) -> None:
+def test_forked_child_uses_hdfs(hdfs_folder: str, subtests: pytest.Subtests) -> None:
     """The parent is a separate process, since a child inherits the garbage of all libraries."""
-    program = [sys.executable, "-m", "tests.storage.forked_child", case_name, hdfs_folder]
-    ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert ended.returncode == 0, ended.stderr
+    for case_name in ("reads_and_writes", "collects_no_garbage_of_its_parent"):
+        program = [sys.executable, "-m", "tests.storage.forked_child", case_name, hdfs_folder]
+        with subtests.test(case_name):
+            ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=240)
+            assert ended.returncode == 0, ended.stderr
 
 
 def test_hdfs_rename_with_lost_response_succeeds(
-    storage: HdfsStorage, folder: str, monkeypatch: pytest.MonkeyPatch
+    storage: HdfsStorage, folder: str, hdfs_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client retries; the namenode reports a missing source or an existing target."""
     rename = storage._client.rename
@@ -103,11 +102,11 @@ def test_hdfs_rename_with_lost_response_succeeds(
         writer.write(b"22")
     assert storage.read(f"{folder}/claim") == b"mine"
     assert storage.read(f"{folder}/object") == b"22"
-    assert names_below(storage, folder) == [f"{folder}/claim", f"{folder}/object"]
+    assert names_below(hdfs_folder) == ["claim", "object"]
 
 
 def test_hdfs_transient_failures_are_retried(
-    storage: HdfsStorage, folder: str, monkeypatch: pytest.MonkeyPatch
+    storage: HdfsStorage, folder: str, hdfs_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(failures, "_FIRST_PAUSE", 0.002)
     failed: list[str] = []
@@ -131,7 +130,7 @@ def test_hdfs_transient_failures_are_retried(
     assert storage.remove(f"{folder}/a")
     assert len(failed) == 5
     monkeypatch.undo()
-    assert names_below(storage, folder) == [f"{folder}/b"]
+    assert names_below(hdfs_folder) == ["b"]
 
 
 def test_hdfs_errors_name_object_action_and_hint(
@@ -188,3 +187,54 @@ def test_hdfs_settings_are_read_from_hadoop_conf_dir(
     (tmp_path / "hdfs-site.xml").write_text(hdfs_server.site("cluster"))
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     assert client.open_client("hdfs://cluster", {}).get_file_info("/").isdir
+
+
+def test_hdfs_group_partitioned_by_time_is_read(connect_hdfs: Connect) -> None:
+    store = connect_hdfs()
+    store.create_featuregroup(rows(0, 30), "weather", primary_key="id", partition_by="at")
+    table = store.get_featuregroup("weather").to_pandas()
+    assert sorted(table["at"]) == sorted(rows(0, 30)["at"])
+
+
+def test_vacuum_on_hdfs_removes_day_old_temporary_files(connect_hdfs: Connect) -> None:
+    store = connect_hdfs()
+    store.create_featuregroup(rows(0, 5), "weather")
+    table = f"{store.location}/featuregroups/weather/v1"
+    storage, name = object_store_for(table)
+    hdfs_client = storage._client  # type: ignore[attr-defined]
+    two_days_ago = int((time.time() - 2 * 86_400) * 1000)
+    for digit in ("a", "b"):
+        path = f"/{name}/city=x/.{digit * 32}.tmp"
+        hdfs_client.create(path).close()
+        if digit == "a":
+            hdfs_client.set_times(path, two_days_ago, two_days_ago)
+    store.vacuum_featuregroup("weather", version=1, retain=timedelta(0))
+    temporary_files = [file for file in names_below(table) if file.endswith(".tmp")]
+    assert temporary_files == [f"city=x/.{'b' * 32}.tmp"]
+    assert store.get_featuregroup("weather").count() == 5
+
+
+def test_hdfs_storage_option_values_are_never_stored(
+    connect_hdfs: Connect, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    secret = "91bc44de-a7f3"
+    store = connect_hdfs(storage_options={"hadoop.security.some.password": secret})
+    store.create_featuregroup(labeled(50), "weather", primary_key="id")
+    export(store)
+    with pytest.raises(ConfigurationError, match="not a Hadoop setting") as refused:
+        featurestore.connect(
+            "hdfs://elsewhere/store",
+            registry=f"sqlite:///{tmp_path / 'elsewhere.db'}",
+            storage_options={"some.password": secret},
+        )
+    texts = [caplog.text, repr(store), repr(store.session), str(refused.value)]
+    storage, _ = object_store_for(store.location)
+    for name in names_below(store.location):
+        path = f"{object_store_for(store.location)[1]}/{name}"
+        texts.append(storage.read(path).decode("latin-1"))
+    for folder in (tmp_path, Path(os.environ["XDG_STATE_HOME"])):
+        for file in folder.rglob("*"):
+            if file.is_file():
+                texts.append(file.read_bytes().decode("latin-1"))
+    assert len(texts) > 15
+    assert not [text[:200] for text in texts if secret in text]

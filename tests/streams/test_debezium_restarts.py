@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import psycopg
 
 psycopg = pytest.importorskip("psycopg")
-pytestmark = [pytest.mark.postgres, pytest.mark.soak]
+pytestmark = [pytest.mark.services, pytest.mark.postgres, pytest.mark.soak]
 assert postgres_server
 
 TYPES = {"id": "int64", "name": "string", "balance": "decimal(12, 2)", "seen": "timestamp"}

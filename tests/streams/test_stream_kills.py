@@ -14,6 +14,8 @@ from tests.forked_processes import kill
 from tests.streams.killed_streams import count_click_ids, start
 from tests.streams.topics import Broker, click, job
 
+pytestmark = pytest.mark.services
+
 JobFile = Callable[[str], Path]
 
 

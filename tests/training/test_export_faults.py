@@ -26,7 +26,7 @@ from featurestore.recovery.in_flight import in_flight
 from featurestore.storage import local
 from featurestore.storage.manifests import is_finished
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.services, pytest.mark.slow]
 
 Example = Callable[..., pa.Table]
 SPLITS = {"train": 0.8, "test": 0.2}

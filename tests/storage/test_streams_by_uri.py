@@ -10,7 +10,7 @@ import pytest
 
 from featurestore.recovery.rebuild import rebuild
 from featurestore.store import FeatureStore
-from tests.storage.stores import StoreLocation, hdfs_in_soak
+from tests.storage.stores import StoreLocation, on_servers
 from tests.streams.conftest import broker, job_file
 from tests.streams.topics import Broker, clicks, job
 
@@ -19,7 +19,7 @@ __all__ = ["broker", "job_file"]
 pytest.importorskip("croniter")
 
 
-@hdfs_in_soak
+@on_servers("s3", soak=["hdfs"])
 def test_stream_from_two_machines_writes_each_record_once(
     store_location: StoreLocation,
     broker: Broker,

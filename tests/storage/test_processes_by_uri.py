@@ -9,14 +9,15 @@ import pandas as pd
 import pytest
 
 from featurestore.recovery.rebuild import rebuild
-from tests.storage.jobs_at_a_uri import RANGE, filled
-from tests.storage.programs import BACKFILL, EXPORT, WRITER, begin, killed_after, running
-from tests.storage.stores import StoreLocation, export, hdfs_in_soak, labeled, names_below
+from tests.storage.programs import append_batches, backfill_tips, export_datasets, running
+from tests.storage.stores import StoreLocation, export, labeled, names_below, on_servers
+from tests.storage.trip_jobs import RANGE, filled
 
 pytestmark = pytest.mark.slow
 KILLS = pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
 
 
+@on_servers("s3", "hdfs")
 @pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.soak)])
 def test_concurrent_processes_append_each_row_once(
     store_location: StoreLocation, tmp_path: Path, count: int
@@ -29,13 +30,13 @@ def test_concurrent_processes_append_each_row_once(
         writers = []
         for number in range(count):
             cache = tmp_path / ("first.db" if number % 2 else "second.db")
-            writer = running(WRITER, store, cache, store_location, str(number))
+            writer = running(append_batches, store, cache, store_location, number)
             writers.append(stack.enter_context(writer))
-        for process in writers:
-            begin(process)
-        for process in writers:
-            process.communicate(timeout=120)
-            assert process.returncode == 0
+        for writer in writers:
+            writer.begin()
+        for writer in writers:
+            writer.process.join(120)
+            assert writer.process.exitcode == 0
     ids = store.get_featuregroup("g").to_pandas()["id"]
     assert ids.is_unique
     assert len(ids) == 1 + count * 4 * 10
@@ -43,6 +44,7 @@ def test_concurrent_processes_append_each_row_once(
 
 
 @KILLS
+@on_servers("s3", "hdfs")
 def test_killed_writer_leaves_old_or_new_state(
     store_location: StoreLocation, tmp_path: Path, kills: int
 ) -> None:
@@ -50,9 +52,10 @@ def test_killed_writer_leaves_old_or_new_state(
     store.create_featuregroup(pd.DataFrame({"id": [0]}), "g", primary_key="id")
     acknowledged = 0
     for number in range(kills):
-        with running(WRITER, store, tmp_path / "cache.db", store_location, str(number)) as writer:
-            output = killed_after(writer, 0.02 + 0.3 * number / kills)
-            acknowledged += len(output.split())
+        with running(
+            append_batches, store, tmp_path / "cache.db", store_location, number
+        ) as writer:
+            acknowledged += writer.killed_after(0.02 + 0.3 * number / kills)
     again = store_location.connect()  # settles what was left
     ids = again.get_featuregroup("g").to_pandas()["id"]
     assert ids.is_unique
@@ -65,7 +68,7 @@ def test_killed_writer_leaves_old_or_new_state(
 
 
 @KILLS
-@hdfs_in_soak
+@on_servers("s3", soak=["hdfs"])
 def test_killed_export_leaves_complete_dataset_or_nothing(
     store_location: StoreLocation, tmp_path: Path, kills: int
 ) -> None:
@@ -73,9 +76,8 @@ def test_killed_export_leaves_complete_dataset_or_nothing(
     store.create_featuregroup(labeled(600), "weather", primary_key="id")
     acknowledged = 0
     for number in range(kills):
-        with running(EXPORT, store, tmp_path / "cache.db", store_location) as process:
-            output = killed_after(process, 0.15 + 0.6 * number / kills)
-            acknowledged += output.count("done")
+        with running(export_datasets, store, tmp_path / "cache.db", store_location) as exporter:
+            acknowledged += exporter.killed_after(0.15 + 0.6 * number / kills)
     again = store_location.connect()  # settles what was left
     actual = again.get_training_datasets()
     assert acknowledged <= len(actual) <= acknowledged + kills
@@ -91,15 +93,15 @@ def test_killed_export_leaves_complete_dataset_or_nothing(
 
 
 @KILLS
-@hdfs_in_soak
+@on_servers("s3", soak=["hdfs"])
 def test_killed_backfill_computes_each_window_once(
     store_location: StoreLocation, tmp_path: Path, kills: int
 ) -> None:
     pytest.importorskip("croniter")
     store = filled(store_location.connect(), tmp_path / "jobs")
     for number in range(kills):
-        with running(BACKFILL, store, tmp_path / "cache.db", store_location) as process:
-            killed_after(process, 0.1 + 0.8 * number / kills)
+        with running(backfill_tips, store, tmp_path / "cache.db", store_location) as backfill:
+            backfill.killed_after(0.1 + 0.8 * number / kills)
     again = store_location.connect()
     again.backfill_job("tips", *RANGE)
     rows = again.get_featuregroup("tips").to_pandas()

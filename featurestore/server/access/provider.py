@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _TIMEOUT_SECONDS = 10
 _SCOPE = "openid profile email"
 _LEEWAY_SECONDS = 60
+# OpenID Connect Core 1.0, section 2: "sub" has at most 255 characters.
+_LONGEST_SUBJECT = 255
 # Excludes "none" (no signature) and HS256, which would accept the client secret as a key.
 _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA", "Ed25519")
 _SECRET_CONTEXT_NAME = "sign-in provider"
@@ -174,11 +176,14 @@ class ProviderClient:
         claims = CodeIDToken(decoded.claims, decoded.header, required_claims, request_values)
         # The clocks of the provider and this machine may differ.
         claims.validate(leeway=_LEEWAY_SECONDS)
+        subject = claims["sub"]
+        if not isinstance(subject, str) or not 0 < len(subject) <= _LONGEST_SUBJECT:
+            raise ValueError(f"sub has not 1 to {_LONGEST_SUBJECT} characters")
         return dict(claims)
 
     def _find_or_add_user(self, claims: dict[str, Any]) -> str:
         """Return the name of the user that an ID token identifies."""
-        issuer, subject = str(claims["iss"]), str(claims["sub"])
+        issuer, subject = str(claims["iss"]), claims["sub"]
         with self._session.registry.reading() as connection:
             # OpenID Connect guarantees only the pair of issuer and subject to be stable and unique.
             known_user = access.find_identity(connection, issuer, subject)

@@ -206,8 +206,10 @@ def serve() -> None:
     """Answer requests until the input ends."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in IMPORTED:
-            importlib.import_module(name)
+        modules = {name: importlib.import_module(name) for name in IMPORTED}
+    # The graphs of tests run a few times, so optimizing them takes longer than they do.
+    optimizer: Any = modules["tensorflow"].config.optimizer
+    optimizer.set_experimental_options({"disable_meta_optimizer": True})
     # Threads would not survive a fork, but nothing has been computed yet, so there are none.
     for line in sys.stdin:
         document = json.loads(line)

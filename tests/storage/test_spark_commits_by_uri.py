@@ -86,7 +86,7 @@ def test_s3_log_store_never_replaces_objects(
 def test_log_store_has_one_winner_per_name(spark_folder: UriPath, put: Callable[..., bool]) -> None:
     storage, name = object_store_for(spark_folder)
     writers, files = 4, 6
-    start = Barrier(writers)
+    start = Barrier(writers, timeout=60)
 
     def put_new(file_name: str) -> bool:
         try:

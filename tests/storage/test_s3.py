@@ -63,7 +63,8 @@ def test_connect_invalid_location_raises_with_reason(
                 featurestore.connect(location, **{**arguments, **overrides})
             for secret in ("key:secret", ACCESS_KEY, SECRET_KEY):
                 assert secret not in str(caught.value)
-    featurestore.connect(tmp_path / "disk", storage_options={}).close()
+    registry = f"sqlite:///{tmp_path}/cache.db"
+    featurestore.connect(tmp_path / "disk", registry=registry, storage_options={}).close()
 
 
 def test_s3_credentials_are_read_from_environment_and_profile(

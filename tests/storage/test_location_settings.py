@@ -13,6 +13,7 @@ from featurestore.storage.settings import store_settings
 from featurestore_connectors.spark_delta.buckets import hadoop_options
 
 SECRET = "S3 cret"
+PROXY_LOGIN = "u:p%40ss"
 INVALID_SETTINGS = (
     ("az://c/a", {}, ConfigurationError, "AZURE_STORAGE_ACCOUNT_NAME"),
     ("az://c/a", {"account_name": "a", "account_key": SECRET}, ConfigurationError, "Access Key"),
@@ -40,7 +41,7 @@ GOOGLE_CONNECTOR = (
         },
     ),
     (
-        {"anonymous": "true", "proxy_url": "http://u:p%40ss@proxy:3128"},
+        {"anonymous": "true", "proxy_url": f"http://{PROXY_LOGIN}@proxy:3128"},
         {
             "auth.type": "UNAUTHENTICATED",
             "proxy.address": "proxy:3128",

@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 CORE := aggregates cli deltalog engines featuregroups formats hashing ingest jobs model readers recovery registry retrieval
 CORE += statistics store training usersql validation
 CORE := $(CORE:%=tests/%) $(wildcard tests/test_house_*.py)
-NOT_IN_CHECK := services or spark or soak or slow or hypothesis or tensorflow or petastorm or postgres
+NOT_IN_CHECK := services or soak or slow or hypothesis or tensorflow or petastorm
 export PYTHON BENCH
 # Without bytecode files, every process that a test starts would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE

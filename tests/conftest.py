@@ -76,15 +76,16 @@ FIXTURE_GROUPS = {
     "gcs_server": "gs",
     "hdfs_server": "hdfs",
 }
-# Tests that request one of these fixtures get the marker ``services``; tests that start or kill
-# processes in another way have it in their file.
-SERVICES = frozenset(
+# Tests with one of these fixtures or markers get the marker ``services``. Others have it in their file:
+# tests that start or kill processes, or whose parameters choose the server.
+SERVICE_FIXTURES = frozenset(
     {
         *FIXTURE_GROUPS,
-        *("browser", "cluster", "durable_redis", "fork_server", "forked_workers", "mariadb_port"),
-        *("object_server", "postgres_server", "ray_cluster", "redis_server", "spark"),
+        *("browser", "cluster", "durable_redis", "fork_server", "forked_workers"),
+        *("object_server", "ray_cluster", "redis_server"),
     }
 )
+SERVICE_MARKERS = ("spark", "postgres", "mariadb")
 
 # Two processes share two cores with a JVM, so the duration of an example is not checked; pytest-timeout
 # limits each test.
@@ -280,7 +281,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = set(getattr(item, "fixturenames", ()))
         if "spark" in fixtures and item.get_closest_marker("spark") is None:
             item.add_marker(pytest.mark.spark)
-        if fixtures & SERVICES or item.get_closest_marker("spark") is not None:
+        if fixtures & SERVICE_FIXTURES or any(map(item.get_closest_marker, SERVICE_MARKERS)):
             item.add_marker(pytest.mark.services)
         group = _group(item)
         if group is not None:

@@ -146,6 +146,7 @@ def test_spark_page_code_runs(
     run_page(ROOT / name)
 
 
+@pytest.mark.services
 @pytest.mark.parametrize("name", sorted(S3))
 def test_s3_page_code_runs(
     name: str, empty_folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch

@@ -24,6 +24,7 @@ from featurestore_connectors.online.connections import ConnectionPool
 from tests.serving import redis_server as servers
 from tests.serving.cut_proxy import CutProxy, crash_postgres, cutting
 
+pytestmark = pytest.mark.services
 PASSWORD = "tr0ub4dor&3"
 KEYS = [b"key%d" % number for number in range(50)]
 

@@ -31,6 +31,7 @@ from tests.serving import redis_server as servers
 from tests.serving.cut_proxy import crash_postgres, cutting
 from tests.serving.online_reads import wait_until_written
 
+pytestmark = pytest.mark.services
 ROWS = 10_000
 SAMPLE = [{"id": number} for number in range(0, ROWS, 397)]
 START = datetime(2024, 1, 1, tzinfo=UTC)

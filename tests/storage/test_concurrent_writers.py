@@ -11,11 +11,10 @@ import pytest
 from featurestore.storage.connections import use_options
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 from featurestore_connectors.spark_delta import SparkEngine
-from tests.conftest import SKIPPED_STORAGE
 from tests.on_spark import APPENDED, appending, assert_appends_at_once_all_land
 from tests.storage.programs import appender
+from tests.storage.stores import skip_without_spark_client
 from tests.storage.uri_path import UriPath
-from tests.streams import kafka_server
 
 pytestmark = [pytest.mark.spark, pytest.mark.soak]
 
@@ -27,8 +26,7 @@ def shared(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[st
         return str(tmp_path / "table"), {}
     if request.param == "hdfs":
         return UriPath(request.getfixturevalue("hdfs_folder")) / "table", {}
-    if not kafka_server.spark_jars(kafka_server.S3A):
-        pytest.skip(f"{SKIPPED_STORAGE}: the jars of hadoop-aws were not fetched")
+    skip_without_spark_client("s3")
     bucket, server = (request.getfixturevalue(name) for name in ("bucket", "object_server"))
     use_options(bucket, server.options)
     environment = {key.upper(): value for key, value in server.options.items()}

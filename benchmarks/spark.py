@@ -203,7 +203,9 @@ def export(rows: int, columns: int, trials: int, *, tfrecord_source: bool) -> No
     column = f"{rows:,} x {columns}" + ("" if master.startswith("local") else ", cluster")
     REPORT.add("export", "by hand", column, hand.clock, "s")
     for data_format, limit in FORMATS.items():
-        print(f"  {data_format:<22} {_ratio(costs[data_format], hand)} of it (limit {limit})")
+        print(
+            f"  {data_format:<22} {_ratio(costs[data_format], hand)} of that time (limit {limit})"
+        )
         _add_ratio(
             "export", f"{data_format} / by hand", column, costs[data_format], hand, at_most=limit
         )

@@ -137,7 +137,7 @@ def bench_statistics(rows: int, trials: int, folder: Path) -> None:
     our_seconds, summarize = in_turns(trials, ours, lambda: by_sql(paths))
     counting_seconds = seconds(lambda: count_statistics(engine, relation, relation.schema))
     print(
-        f"statistics of {rows:,} rows x 20 columns: {our_seconds:.2f} s ({counting_seconds:.2f} s of it counting)"
+        f"statistics of {rows:,} rows x 20 columns: {our_seconds:.2f} s (counting {counting_seconds:.2f} s)"
     )
     print(
         f"  SUMMARIZE and pairwise corr in SQL: {summarize:.2f} s; ratio {our_seconds / summarize:.2f} (limit 1.00)"

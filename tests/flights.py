@@ -38,7 +38,7 @@ def planes() -> pa.Table:
 
 
 def flights() -> pa.Table:
-    """Return 40 departures, half an hour apart from one o'clock, of which every third was late."""
+    """Return 40 departures, every 30 minutes from one o'clock; every third one was late."""
     numbers = range(40)
     return pa.table(
         {
@@ -53,7 +53,7 @@ def flights() -> pa.Table:
 
 
 def fill_flights(store: FeatureStore) -> None:
-    """Create three groups, the view ``late_flights`` and a dataset of it with the same name."""
+    """Create three groups, a view and its dataset, both with the name ``late_flights``."""
     store.create_featuregroup(
         weather(),
         "weather",

@@ -20,7 +20,7 @@ import pytest
 # No prefix of the library or of Spark: tests remove such variables from the environment.
 VARIABLE = "PYTEST_RUN_ID"
 _SECONDS_TO_EXIT = 5
-_watchers: list[subprocess.Popen[bytes]] = []
+_WATCHER = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,16 +32,15 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[VARIABLE] = run_id
     command = [sys.executable, "-I", __file__, run_id]
     # A session of its own: an interrupt of the terminal is not for the watcher.
-    watcher = subprocess.Popen(
+    config.stash[_WATCHER] = subprocess.Popen(
         command, stdin=subprocess.PIPE, env=environment, start_new_session=True
     )
-    _watchers.append(watcher)
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
     """Let the watcher end what is left, and wait for it."""
-    while _watchers:
-        _watchers.pop().communicate()
+    if _WATCHER in config.stash:
+        config.stash[_WATCHER].communicate()
 
 
 def find_processes(run_id: str) -> Iterator[int]:

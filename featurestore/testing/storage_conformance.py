@@ -36,6 +36,8 @@ ODD_NAMES = (
 )
 # Large enough for an upload in several parts, which have at least 5 MiB on S3.
 _MULTIPART_BYTES = 20 << 20
+# 3 MiB, whose period is prime, so that a range at a wrong offset has other bytes.
+_LARGE_OBJECT = bytes(range(251)) * 12_533
 _RACERS = 8
 
 
@@ -137,8 +139,7 @@ class StorageConformance:
     # -- ranges -------------------------------------------------------------------------
 
     def test_ranges_returns_requested_bytes(self, storage: ObjectStore) -> None:
-        data = bytes(range(251)) * 12_533  # 3 MiB
-        # The period of the data is prime, so that a range at a wrong offset has other bytes.
+        data = _LARGE_OBJECT
         storage.put("ranged", data)
         ranges = [(5, 10), (0, 1), (len(data) - 7, 7), (1 << 20, 70_000), (8, 3), (2 << 20, 0)]
         contents = storage.ranges("ranged", ranges)
@@ -152,7 +153,7 @@ class StorageConformance:
                 storage.ranges("short", [(0, 1), (start, length)])
 
     def test_read_into_fills_buffers_from_offset(self, storage: ObjectStore) -> None:
-        data = bytes(range(251)) * 12_533  # 3 MiB
+        data = _LARGE_OBJECT
         storage.put("filled", data)
         lengths = (7, 1 << 20, 1, 900_000)
         targets = [bytearray(length) for length in lengths]

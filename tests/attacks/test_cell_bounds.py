@@ -72,7 +72,7 @@ def test_the_first_cell_above_a_bound_is_named(
         if cell_bytes(array.slice(row, 1)) > most:
             too_long.append(row)
     if "cell" not in variable_size_columns(pa.schema([("cell", array.type)]), max_bytes=most):
-        assert not too_long or cell_type == "array"  # whose mask of nulls is no part of a cell
+        assert not too_long or cell_type == "array"  # a cell does not include its mask of nulls
         return
     assert find_oversized(array, max_bytes=most) == (too_long[0] if too_long else None)
 

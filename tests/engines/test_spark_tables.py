@@ -184,7 +184,7 @@ CONCURRENT_WRITES = [
 
 
 def widening_cases() -> list[Any]:
-    """Return each write at each step, staged and not; a third of them in every run."""
+    """Return each write at each step, staged and not; every run has a third."""
     steps = ["before the rows", "before the transaction"]
     cases = []
     combinations = product(CONCURRENT_WRITES, steps, [False, True])

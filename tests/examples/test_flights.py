@@ -169,9 +169,8 @@ def test_flights_example_runs_on_slice(run_main: RunMain, tmp_path: Path) -> Non
     "engines",
     [
         ("duckdb", "spark"),
-        pytest.param(
-            ("spark", "duckdb"), marks=pytest.mark.soak
-        ),  # CI runs `make demo ENGINE=spark`
+        # CI runs `make demo ENGINE=spark` in a new store.
+        pytest.param(("spark", "duckdb"), marks=pytest.mark.soak),
     ],
 )
 def test_flights_example_runs_again_on_the_other_engine(

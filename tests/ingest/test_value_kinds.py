@@ -93,7 +93,7 @@ def test_cell_values_are_stored_or_refused(form: str, subtests: pytest.Subtests)
     for case in CELLS:
         with subtests.test(case.title):
             if form == "polars" and case.title == "Enum":
-                pytest.skip("polars cannot hold them beside nulls")
+                pytest.skip("polars cannot store them together with nulls")
             values = list(case.values)
             if case.is_taken:
                 assert arrived(FORMS[form](case.cells), column) == (case.type, values)

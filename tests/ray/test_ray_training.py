@@ -187,7 +187,7 @@ def test_ray_workers_end_with_killed_driver(
         "ray.init(address=sys.argv[1], log_to_driver=False)\n"
         "featurestore.connect(sys.argv[2])\n"
         "experiments.collective_all_reduce("
-        "training.with_grandchildren, workers=2, on='ray', name='killed')\n"
+        "training_functions.with_grandchildren, workers=2, on='ray', name='killed')\n"
     )
     driver = subprocess.Popen(
         [sys.executable, str(program), ray_cluster, sums.session.location],

@@ -57,7 +57,8 @@ def cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pat.is_null(array.type) or pat.is_null(kind):
         return _cast_nulls(array, kind)
     if pat.is_dictionary(array.type):
-        return cast_array(array.dictionary_decode(), kind)
+        # Each distinct value is cast once; Arrow cannot decode dictionaries of views.
+        return take_values(cast_array(array.dictionary, kind), array.indices)
     if str(array.type).startswith("run_end_encoded"):
         return _decode_runs(array, kind)
     if is_nested(kind) and is_nested(array.type):

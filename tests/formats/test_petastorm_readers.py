@@ -187,9 +187,7 @@ def test_row_groups_are_equal_in_every_shard(tmp_path: Path) -> None:
 
 
 def test_images_are_read_by_all_readers(tmp_path: Path) -> None:
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
+    digits = pytest.importorskip("sklearn.datasets").load_digits()
     pixels = pa.array(digits.images.astype(np.uint8).reshape(-1))
     images = pa.FixedSizeListArray.from_arrays(pa.FixedSizeListArray.from_arrays(pixels, 8), 8)
     table = pa.table({"image": images, "digit": digits.target})

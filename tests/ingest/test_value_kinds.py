@@ -351,3 +351,12 @@ def test_view_run_end_and_dictionary_arrays_keep_values(array: pa.Array) -> None
     table.validate(full=True)
     assert table.schema.types == [feature_type(array.type)]
     assert table["c"].to_pylist() == array.to_pylist()
+
+
+@pytest.mark.skipif(not hasattr(pa, "string_view"), reason="the installed release has no such type")
+def test_runs_of_dictionaries_of_views_keep_values() -> None:
+    texts = pa.array(["a", None], pa.string_view())
+    dictionary = pa.DictionaryArray.from_arrays(pa.array([1, None, 0], pa.int32()), texts)
+    runs = pa.RunEndEncodedArray.from_arrays([2, 3, 5], dictionary)
+    rows = to_reader(pa.table({"c": runs})).read_all()
+    assert rows["c"].to_pylist() == [None, None, None, "a", "a"]

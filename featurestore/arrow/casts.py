@@ -178,15 +178,20 @@ def _cast_struct(array: pa.Array, kind: pa.DataType) -> pa.Array:
     fields = list(map(kind.field, range(kind.num_fields)))
     source_indices = {array.type.field(index).name: index for index in range(array.type.num_fields)}
     target_names = [field.name for field in fields]
-    # Fields are matched by name, since their order may differ.
-    if set(source_indices) != set(target_names):
+    # Fields are matched by name, since their order may differ; a missing field is null.
+    required_names = {field.name for field in fields if not field.nullable}
+    if not required_names <= set(source_indices) <= set(target_names):
         raise pa.ArrowInvalid(
             f"struct has fields {sorted(source_indices)}, expected {target_names}"
         )
     children = array.flatten()  # unlike ``field``, applies the struct's nulls to its fields
-    cast_children = [
-        cast_array(children[source_indices[field.name]], field.type) for field in fields
-    ]
+    cast_children = []
+    for field in fields:
+        if field.name in source_indices:
+            child = cast_array(children[source_indices[field.name]], field.type)
+        else:
+            child = pa.nulls(len(array), field.type)
+        cast_children.append(child)
     nulls = array.is_null() if array.null_count else None
     return pa.StructArray.from_arrays(cast_children, fields=fields, mask=nulls)
 

@@ -12,6 +12,7 @@ float, integer      it is whole and within the range; no NaN, no infinity
 float64, float32    float32 has the same value; NaN and infinities do
 list, fixed size    it has that many items, and each item fits
 fixed size, list    each of its items fits
+struct, struct      each field fits the field of that name; fields that it lacks are null
 ==================  ===========================================================
 """
 
@@ -55,6 +56,11 @@ def cast_exactly(array: pa.Array, target: pa.DataType) -> pa.Array:
         value = find_inexact_value(array, target)
         if value is not None:
             raise InexactValueError(f"{value} does not fit", value)
+        try:
+            return cast_array(array, target)
+        # Arrays inside structs may have another shape.
+        except pa.ArrowInvalid as error:
+            raise InexactValueError(str(error)) from error
     return cast_array(array, target)
 
 
@@ -64,9 +70,13 @@ def find_inexact_value(array: pa.Array, target: pa.DataType) -> Any:
     >>> find_inexact_value(pa.array([1.0, 2.5, 3.5]), pa.int64())
     2.5
     """
+    if can_widen(array.type, target):
+        return None
     while is_nested(array.type):
         if array.null_count == len(array):
             return None
+        if pat.is_struct(array.type):
+            return _find_inexact_field(array, target)
         array, target = array.flatten(), target.value_type
     # Nulls fit every type.
     array = pc.drop_null(array)
@@ -77,6 +87,17 @@ def find_inexact_value(array: pa.Array, target: pa.DataType) -> Any:
     if not len(inexact_rows):
         return None
     return values[inexact_rows[0]].item()
+
+
+def _find_inexact_field(array: pa.Array, target: pa.DataType) -> Any:
+    """Return the first number without an equal in the fields of structs."""
+    children = pc.drop_null(array).flatten()
+    for index, child in enumerate(children):
+        field = target.field(array.type.field(index).name)
+        value = find_inexact_value(child, field.type)
+        if value is not None:
+            return value
+    return None
 
 
 def cast_label_keys(array: pa.Array, target: pa.DataType) -> pa.Array:

@@ -56,6 +56,8 @@ def can_fit(source: pa.DataType, target: pa.DataType) -> bool:
         return True
     if is_exact(source) and is_exact(target):
         return True
+    if pat.is_struct(source) and pat.is_struct(target):
+        return _fits_struct(source, target)
     if not (is_list_type(source) and is_list_type(target)):
         return False
     are_fixed = pat.is_fixed_size_list(source) and pat.is_fixed_size_list(target)
@@ -153,6 +155,16 @@ def _widens_struct(narrow: pa.DataType, wide: pa.DataType) -> bool:
         if not can_widen(field.type, wide_field.type):
             return False
     return True
+
+
+def _fits_struct(source: pa.DataType, target: pa.DataType) -> bool:
+    """Return whether the target has each field of the source, and only nullable fields besides."""
+    source_types = {field.name: field.type for field in _fields(source)}
+    for field in _fields(target):
+        kind = source_types.pop(field.name, None)
+        if not (field.nullable if kind is None else can_fit(kind, field.type)):
+            return False
+    return not source_types
 
 
 def _is_numeric(kind: pa.DataType) -> bool:

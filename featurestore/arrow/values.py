@@ -1,0 +1,208 @@
+"""The conversion of Python and foreign values to typed Arrow values, exactly or not at all.
+
+Group writes infer the type of a column of Python values, and cast it to the type of the group's
+column if every value has an equal there. Single values take the same way: ``to_array``,
+``to_scalar`` and ``to_value`` accept what a write to a column of that type accepts, and refuse what
+it refuses. ``pa.scalar(value, kind)`` and ``pa.array(values, kind)`` truncate instead: 1.7 to 1,
+a datetime to its date, 1e300 to infinity, 2**53 + 1 to 2**53.
+
+Command lines and JSON have no times, dates, decimals and bytes. ``from_text`` and ``from_json``
+read the text forms of these types, and the nearest float of a decimal number.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.arrow.casts import cast_array
+from featurestore.arrow.cells import cells_to_array
+from featurestore.arrow.exact_casts import InexactValueError, cast_exactly
+from featurestore.arrow.fitting import can_fit
+from featurestore.arrow.json_text import short_repr
+from featurestore.arrow.text_values import TextRules, parse_texts
+from featurestore.arrow.types import describe, feature_schema, is_list_type
+from featurestore.arrow.unstorable import CONVERSION_ERRORS
+from featurestore.arrow.untyped import replace_null_types
+from featurestore.errors import UnsupportedType
+
+Convert = Callable[[Any], Any]
+_EXACT_IN_FLOAT64 = 2**53
+_INT64 = -(2**63), 2**63 - 1
+
+
+class ConversionError(ValueError):
+    """Error for a value that has no equal in a type.
+
+    ``value`` is the value, ``kind`` the Arrow type, and ``reason`` the rest of the sentence
+    that begins with the value.
+    """
+
+    def __init__(self, value: Any, kind: pa.DataType, reason: str = "") -> None:
+        self.value = value
+        self.kind = kind
+        self.reason = reason or f"of type {type(value).__name__} does not fit {describe(kind)}"
+        super().__init__(f"{short_repr(value)} {self.reason}")
+
+
+def to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Convert Python values, None for null, to an array of a type.
+
+    >>> to_array([1, 2.0, None], pa.int8()).to_pylist()
+    [1, 2, None]
+
+    Raises:
+        ConversionError: A value has no equal in the type; has the first such value.
+    """
+    array = _convert(values, kind)
+    if array is not None:
+        return array
+    # All values may have fitting types, and still have no common type.
+    return pa.concat_arrays(
+        [pa.array([], kind), *[to_scalar_array(value, kind) for value in values]]
+    )
+
+
+def to_scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
+    """Convert a Python value, None for null, to a scalar of a type.
+
+    >>> to_scalar(1.0, pa.int8())
+    <pyarrow.Int8Scalar: 1>
+
+    Raises:
+        ConversionError: The value has no equal in the type.
+    """
+    return to_scalar_array(value, kind)[0]
+
+
+def to_value(value: Any, kind: pa.DataType) -> Any:
+    """Convert a value to the Python value that a column of a type returns for it.
+
+    >>> to_value(np.datetime64("2024-01-31"), pa.date32())
+    datetime.date(2024, 1, 31)
+
+    Raises:
+        ConversionError: The value has no equal in the type.
+    """
+    return to_scalar(value, kind).as_py()
+
+
+def value_converter(kind: pa.DataType) -> Convert:
+    """Return a function that equals ``to_value`` for a type, and is fast for common types.
+
+    >>> value_converter(pa.int64())(1.0)
+    1
+    """
+    if pat.is_string(kind):
+        plain_type: type = str
+    elif pat.is_int64(kind):
+        plain_type = int
+    elif pat.is_float64(kind):
+        plain_type = float
+    elif pat.is_boolean(kind):
+        plain_type = bool
+    else:
+        return lambda value: to_value(value, kind)
+    low, high = _INT64
+
+    def convert(value: Any) -> Any:
+        if type(value) is plain_type and (plain_type is not int or low <= value <= high):
+            return value
+        return to_value(value, kind)
+
+    return convert
+
+
+def from_text(text: str, kind: pa.DataType) -> Any:
+    """Convert the text form of a value, as on a command line, to its Python value.
+
+    Times and dates are ISO 8601, booleans ``true`` or ``false``, and bytes base64.
+
+    >>> from_text("2024-01-31", pa.date32()), from_text("1.50", pa.decimal128(5, 2))
+    (datetime.date(2024, 1, 31), Decimal('1.50'))
+
+    Raises:
+        ConversionError: The text is not a value of the type.
+    """
+    if pat.is_string(kind):
+        return text
+    if pat.is_binary(kind):
+        try:
+            return base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise ConversionError(text, kind, "is not base64") from error
+    values, reasons = parse_texts(pa.array([text]), kind, TextRules(declared=True))
+    if reasons:
+        raise ConversionError(text, kind, f"is not {describe(kind)}")
+    return values[0].as_py()
+
+
+def from_json(value: Any, kind: pa.DataType) -> Any:
+    """Convert a value of a JSON document to its Python value.
+
+    Times, dates, decimals and bytes have text forms. A number becomes the nearest float of a
+    floating-point type, unless it is an integer that the type cannot represent.
+
+    >>> from_json("1.50", pa.decimal128(5, 2)), from_json(0.1, pa.float32())
+    (Decimal('1.50'), 0.10000000149011612)
+
+    Raises:
+        ConversionError: The value is not one of the type.
+    """
+    if isinstance(value, str) and _has_text_form(kind):
+        return from_text(value, kind)
+    if isinstance(value, list) and is_list_type(kind):
+        value = [from_json(item, kind.value_type) for item in value]
+    elif isinstance(value, dict) and pat.is_struct(kind):
+        fields = {field.name: field.type for field in map(kind.field, range(kind.num_fields))}
+        value = {
+            name: from_json(item, fields[name]) if name in fields else item
+            for name, item in value.items()
+        }
+    elif isinstance(value, float) and pat.is_float32(kind) and math.isfinite(value):
+        with np.errstate(over="ignore"):
+            nearest = float(np.float32(value))
+        value = nearest if math.isfinite(nearest) else value
+    return to_value(value, kind)
+
+
+def to_scalar_array(value: Any, kind: pa.DataType) -> pa.Array:
+    """Convert a Python value to an array of one row.
+
+    >>> to_scalar_array(None, pa.int8()).null_count
+    1
+
+    Raises:
+        ConversionError: The value has no equal in the type.
+    """
+    array = _convert([value], kind)
+    if array is None:
+        raise ConversionError(value, kind)
+    return array
+
+
+def _has_text_form(kind: pa.DataType) -> bool:
+    has_time = pat.is_timestamp(kind) or pat.is_date(kind)
+    return bool(has_time or pat.is_decimal(kind) or pat.is_binary(kind))
+
+
+def _convert(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
+    """Convert values as a write to a column does; return None if a value may not fit."""
+    try:
+        inferred = cells_to_array(values, name="values", language="rows")
+        if pat.is_null(inferred.type):
+            return pa.nulls(len(values), kind)
+        source = feature_schema(pa.schema([("values", inferred.type)])).field(0).type
+        source = replace_null_types(source, kind)
+        if not can_fit(source, kind):
+            return None
+        return cast_exactly(cast_array(inferred, source), kind)
+    except (UnsupportedType, InexactValueError, *CONVERSION_ERRORS):
+        return None

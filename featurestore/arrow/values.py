@@ -34,8 +34,6 @@ from featurestore.arrow.untyped import replace_null_types
 from featurestore.errors import UnsupportedType
 
 Convert = Callable[[Any], Any]
-_EXACT_IN_FLOAT64 = 2**53
-_INT64 = -(2**63), 2**63 - 1
 
 
 class ConversionError(ValueError):
@@ -110,10 +108,10 @@ def value_converter(kind: pa.DataType) -> Convert:
         plain_type = bool
     else:
         return lambda value: to_value(value, kind)
-    low, high = _INT64
+    is_int64 = plain_type is int
 
     def convert(value: Any) -> Any:
-        if type(value) is plain_type and (plain_type is not int or low <= value <= high):
+        if type(value) is plain_type and (not is_int64 or -(2**63) <= value < 2**63):
             return value
         return to_value(value, kind)
 

@@ -99,7 +99,7 @@ def value_converter(kind: pa.DataType) -> Convert:
     1
     """
     if pat.is_string(kind):
-        plain_type: type = str
+        plain_type: Any = str
     elif pat.is_int64(kind):
         plain_type = int
     elif pat.is_float64(kind):

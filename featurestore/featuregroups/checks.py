@@ -47,6 +47,7 @@ from featurestore.model.validation import ValidationReport
 from featurestore.plugins.engine import Accumulator, Engine, Relation
 from featurestore.storage import files
 from featurestore.validation.checks import EARLY_TIMES, FUTURE_TIMES
+from featurestore.validation.duplicate_hints import DuplicateRows, duplicate_keys_hint
 
 # The maximum length of a file name in bytes on common file systems.
 _MAX_FOLDER_NAME_BYTES = 255
@@ -261,7 +262,13 @@ def check_unique_keys(relation: Relation, spec: FeatureGroupSpec, *, engine: Eng
         raise DuplicateKeys(
             f"{count} keys ({', '.join(spec.upsert_key)}) occur more than once in the rows for "
             f"{spec.name!r}, for example {shown}.",
-            hint="on_duplicates='last' keeps the last row of each key",
+            hint=duplicate_keys_hint(
+                DuplicateRows(
+                    relation, relation.schema, spec.upsert_key, spec.event_time, spec.name
+                ),
+                engine=engine,
+                library="pandas",
+            ),
         )
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from featurestore.arrow.column_lines import deduplicate_line
 from featurestore.errors import (
     DuplicateKeys,
     InvalidArgument,
@@ -47,6 +46,7 @@ from featurestore.validation.comparisons import (
     distinct_comparisons,
     mark_existing_values,
 )
+from featurestore.validation.duplicate_hints import DuplicateRows, duplicate_keys_hint
 from featurestore.validation.quarantine import QuarantineSplit, split_rows
 from featurestore.validation.tables import check_table
 
@@ -206,7 +206,9 @@ def _run_audit(
     report = replace(report, rows=rows, results=tuple(results))
     if quarantined is not None:
         report = replace(report, rows_quarantined=audit_plan.engine.count(quarantined))
-    _raise_if_rejected(report, mode=report.details["mode"], row_failures=failed, library=library)
+    failures = _select_rejecting(report, mode=report.details["mode"], row_failures=failed)
+    if failures:
+        raise _rejection(audit_plan, relation, report, failures, library=library)
     unique = None
     if audit_plan.subject.key:
         # All rows with a duplicate key are quarantined.
@@ -328,14 +330,10 @@ def _split_failing_rows(
     )
 
 
-def _raise_if_rejected(
-    report: ValidationReport,
-    *,
-    mode: str,
-    row_failures: Sequence[ExpectationResult],
-    library: str,
-) -> None:
-    """Raise an error if a failed check prevents the commit under the policy of the report."""
+def _select_rejecting(
+    report: ValidationReport, *, mode: str, row_failures: Sequence[ExpectationResult]
+) -> list[ExpectationResult]:
+    """Return the failed checks that prevent the commit under the policy of the report."""
     failures = []
     for result in report.failed:
         if report.validation == "strict":
@@ -349,14 +347,25 @@ def _raise_if_rejected(
         # reported.
         elif mode == "upsert" and _has_type(result, DUPLICATE_KEYS):
             failures.append(result)
-    if not failures:
-        return
+    return failures
+
+
+def _rejection(
+    audit_plan: _AuditPlan,
+    relation: Relation,
+    report: ValidationReport,
+    failures: Sequence[ExpectationResult],
+    *,
+    library: str,
+) -> ValidationFailed:
+    """Return the error for failed checks that prevent the commit."""
     message = _format_failures(report, failures)
     if all(_has_type(result, DUPLICATE_KEYS) for result in failures):
-        hint = "on_duplicates='last' keeps the last row of each key"
-        if mode == "create":  # which has no such argument
-            hint = deduplicate_line(library, failures[0].expectation["kwargs"]["columns"])
-        raise DuplicateKeys(message, report=report, hint=hint)
+        subject = audit_plan.subject
+        name = None if report.details["mode"] == "create" else subject.name
+        rows = DuplicateRows(relation, subject.schema, subject.key, subject.event_time, name)
+        hint = duplicate_keys_hint(rows, engine=audit_plan.engine, library=library)
+        return DuplicateKeys(message, report=report, hint=hint)
     hint = (
         "fix the rows, or validation='quarantine' writes the valid rows and quarantines the others "
         "with their reasons"
@@ -366,7 +375,7 @@ def _raise_if_rejected(
             "a table-level expectation cannot be met by quarantining rows; validation='warn' "
             "writes all rows"
         )
-    raise ValidationFailed(message, report=report, hint=hint)
+    return ValidationFailed(message, report=report, hint=hint)
 
 
 def _format_failures(report: ValidationReport, failures: Sequence[ExpectationResult]) -> str:

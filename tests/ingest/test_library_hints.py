@@ -130,22 +130,99 @@ def test_stored_label_key_type_hint_names_type(empty_store: FeatureStore) -> Non
     assert refused.value.hint == "convert the column 'key' to int64 first"
 
 
-def test_duplicate_keys_hint_keeps_one_row(
+# Rows with the primary key col_0, and the definition that stores all of them.
+DAYS = [NOON + datetime.timedelta(days=day) for day in range(3)]
+REPEATED: dict[str, tuple[dict[str, list[Any]], dict[str, Any]]] = {
+    "time": (
+        {"col_0": [1, 1, 2], "col_1": [1.0, 2.0, 3.0], "col_2": [DAYS[0], DAYS[1], DAYS[0]]},
+        {"event_time": "col_2"},
+    ),
+    "day": (
+        {"col_0": [1, 1, 2], "col_1": ["a", "b", "a"], "col_2": [DAY, DAY.replace(day=1), DAY]},
+        {"event_time": "col_2"},
+    ),
+    "text": (
+        {"col_0": [1, 1, 2], "col_1": ["a", "b", "a"], "col_2": [DAYS[0]] * 3},
+        {"primary_key": ["col_0", "col_1"]},
+    ),
+    "time with nulls": (
+        {"col_0": [1, 1, 2], "col_1": ["a", "b", "a"], "col_2": [DAYS[0], DAYS[1], None]},
+        {"primary_key": ["col_0", "col_1"]},
+    ),
+    "text and time": (
+        {
+            "col_0": [1, 1, 1],
+            "col_1": ["a", "b", "b"],
+            "col_2": [DAYS[0], DAYS[0], DAYS[1]],
+        },
+        {"primary_key": ["col_0", "col_1"], "event_time": "col_2"},
+    ),
+    "floats only": ({"col_0": [1, 1, 2], "col_1": [1.0, 2.0, 3.0]}, {"primary_key": ()}),
+    "equal rows": ({"col_0": [1, 1, 2], "col_1": [1.0, 1.0, 3.0]}, {}),
+}
+
+
+def row_set(rows: list[dict[str, Any]]) -> set[tuple[Any, ...]]:
+    return {tuple(row[name] for name in sorted(row)) for row in rows}
+
+
+def test_duplicate_keys_hint_stores_all_values(
     empty_store: FeatureStore, subtests: pytest.Subtests
 ) -> None:
-    table = pa.table({"col_0": [1, 2, 1], "col_1": ["a", "b", "a"], "col_2": [1.0, 2.0, 3.0]})
-    key = ["col_0", "col_1"]
-    for number, library in enumerate(LIBRARIES):
-        with subtests.test(library):
-            df = in_library(table, library)
+    for number, (title, (columns, definition)) in enumerate(REPEATED.items()):
+        table = pa.table(columns)
+        for library in LIBRARIES:
+            with subtests.test(f"{title}, {library}"):
+                df, name = in_library(table, library), f"g{number}_{LIBRARIES.index(library)}"
+                with pytest.raises(DuplicateKeys) as refused:
+                    empty_store.create_featuregroup(df, name, primary_key="col_0")
+                hint = str(refused.value.hint)
+                arguments: dict[str, Any] = {}
+                if not definition:
+                    df = pasted(df, hint.partition("; all rows")[0])
+                elif definition == {"primary_key": ()}:
+                    assert hint.startswith("omit primary_key= to store every row, or ")
+                    arguments = definition
+                else:
+                    arguments = eval(f"dict({hint.removesuffix(' stores every row')})")
+                    assert arguments == definition
+                group = empty_store.create_featuregroup(
+                    df, name, **{"primary_key": "col_0", **arguments}
+                )
+                stored = group.read().to_arrow().to_pylist()
+                assert row_set(stored) == row_set(table.to_pylist())
+                assert len(stored) == len(row_set(table.to_pylist()))
+
+
+def test_duplicate_keys_hint_of_insert_stores_all_values(
+    empty_store: FeatureStore, subtests: pytest.Subtests
+) -> None:
+    check_inserts(empty_store, subtests)
+
+
+def test_duplicate_keys_hint_of_insert_stores_all_values_on_spark(
+    spark: SparkSession, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    check_inserts(featurestore.connect(tmp_path, engine="spark"), subtests)
+
+
+def check_inserts(store: FeatureStore, subtests: pytest.Subtests) -> None:
+    for number, (title, (columns, definition)) in enumerate(REPEATED.items()):
+        df, name = pd.DataFrame(columns), f"g{number}"
+        store.create_featuregroup(df.drop_duplicates("col_0"), name, primary_key="col_0")
+        with subtests.test(title):
             with pytest.raises(DuplicateKeys) as refused:
-                empty_store.create_featuregroup(df, f"g{number}", primary_key=key)
-            df = pasted(df, str(refused.value.hint))
-            group = empty_store.create_featuregroup(df, f"g{number}", primary_key=key)
-            rows = {(row["col_0"], row["col_2"]) for row in group.read().to_arrow().to_pylist()}
-            assert len(rows) == 2
-            # Rows of a database have no order.
-            assert library == "duckdb" or rows == {(1, 3.0), (2, 2.0)}
+                store.insert_into_featuregroup(df, name, mode="upsert")
+            hint = str(refused.value.hint)
+            line = hint.partition(" creates a version")[0]
+            if definition in ({}, {"primary_key": ()}):
+                assert hint.startswith("on_duplicates='last' keeps the last row of each key")
+                assert ("all rows of a key are equal" in hint) == (definition == {})
+                continue
+            group = eval(f"store.{line}", {"store": store, "df": df})
+            stored = group.read().to_arrow().to_pylist()
+            assert group.version == 2
+            assert row_set(stored) == row_set(pa.Table.from_pandas(df).to_pylist())
 
 
 @pytest.mark.filterwarnings("ignore:string columns that contain dates")

@@ -187,7 +187,7 @@ GROUPS: list[Row] = [
      ("df['t'] = pd.to_datetime(df['t'], utc=True)",)),
     ("float key", lambda w: w.create(table(), primary_key="x"), InvalidArgument, ("double", "keys are integers")),
     ("duplicate keys at creation", lambda w: w.create(table(), primary_key="k"), DuplicateKeys,
-     ("'a'", "df = df.drop_duplicates(['k'], keep='last')")),
+     ("'a'", "event_time='t' stores every row")),
     ("duplicate keys of an insert", lambda w: w.store.insert_into_featuregroup(
         pd.concat([table()] * 2), "g"), DuplicateKeys, ("on_duplicates='last'",)),
     ("policy", lambda w: w.create(table(), validation="strickt"), InvalidArgument, ("validation='strict'",)),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.arrow.cast_lines import can_be_epoch, conversion_hint, infer_epoch_unit
@@ -328,6 +329,33 @@ def _single_timestamp_column(
     raise _ambiguous_label_time_error(labels, timed_specs, timestamps or list(time_columns))
 
 
+def _joined_columns(plan: FeaturePlan | None) -> set[str]:
+    """Return the names of all features that a chain of retrievals has joined."""
+    names: set[str] = set()
+    while plan is not None:
+        for join in plan.all_joins:
+            names.update(output.name for output in join.outputs)
+        plan = plan.left_plan
+    return names
+
+
+def _sort_by_time(labels: LabelSide, time_columns: Sequence[str]) -> list[str]:
+    """Return time columns without nulls first, and of these the earliest first.
+
+    A label has the times of the request and of its outcome. The features of the later time may
+    contain the outcome.
+    """
+    if labels.peek is None or len(time_columns) < 2:
+        return list(time_columns)
+    rows = labels.peek()
+
+    def rank(name: str) -> tuple[bool, float]:
+        times = rows.column(name).cast(pa.timestamp("us")).cast(pa.int64())
+        return times.null_count > 0, pc.mean(times).as_py() or 0.0
+
+    return sorted(time_columns, key=rank)
+
+
 def _ambiguous_label_time_error(
     labels: LabelSide, timed_specs: Sequence[FeatureGroupSpec], time_columns: Sequence[str]
 ) -> LabelTimeRequired:
@@ -335,11 +363,16 @@ def _ambiguous_label_time_error(
     groups = listing([spec.name for spec in timed_specs])
     reason, hint = "has no time column", "label_time=datetime(...), one time for all rows"
     numeric_column = _find_epoch_column(labels)
-    if time_columns:
+    # The times of joined features are not times of the labels.
+    joined_columns = _joined_columns(labels.plan)
+    time_columns = [name for name in time_columns if name not in joined_columns]
+    own_columns = _sort_by_time(labels, time_columns)
+    if own_columns:
         reason = f"has no unique timestamp column (candidates: {listing(time_columns)})"
-        hint = (
-            f"label_time={time_columns[0]!r} if the features are needed at these times, or {hint}"
-        )
+        named_time = f"label_time={own_columns[0]!r} if the features are needed at these times"
+        # Dates may be birthdays.
+        is_timestamp = pat.is_timestamp(labels.schema.field(own_columns[0]).type)
+        hint = f"{named_time}, or {hint}" if is_timestamp else f"{hint}, or {named_time}"
     elif numeric_column is not None:
         reason = f"has no time column, but {numeric_column!r} looks like numbers since 1970"
         hint = labels.time_hint(numeric_column)

@@ -6,7 +6,8 @@ References, names, keys and times are settled, or refused, before anything is re
 from __future__ import annotations
 
 import ast
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -330,6 +331,39 @@ def test_several_time_columns_need_label_time() -> None:
         plan("weather.temp", labels=labels)
     assert plan("weather.temp", labels=labels, label_time="landed").left_time == "landed"
     assert plan("planes.seats", labels=labels).left_time is None
+
+
+def test_label_time_hint_prefers_earliest_time_of_labels() -> None:
+    def column(*days: int | None) -> pa.Array:
+        times = [None if day is None else datetime(2024, 1, day, tzinfo=UTC) for day in days]
+        return pa.array(times, TIMESTAMP)
+
+    columns = {
+        "settled": column(9, 9), "maybe": column(1, None), "asked": column(2, 3),
+        "born": pa.array([date(1980, 1, 1)] * 2),
+    }  # fmt: skip
+    expected_hints = {
+        ("settled", "maybe", "asked", "born"): "label_time='asked' if",
+        ("settled", "maybe"): "label_time='settled' if",
+        ("born",): "label_time=datetime(...), one time for all rows, or label_time='born' if",
+    }
+    for names, hint in expected_hints.items():
+        table = pa.table({"origin": ["a", "b"], **{name: columns[name] for name in names}})
+        labels = LabelSide(table.schema, peek=partial(table.slice, 0))
+        features = resolve(["weather.temp"], specs=SPECS)
+        with pytest.raises(LabelTimeRequired) as refused:
+            plan_with_labels(features, labels=labels, options=RetrievalOptions(), source=source)
+        assert str(refused.value.hint).startswith(hint)
+
+
+def test_label_time_hint_omits_times_of_joined_features() -> None:
+    first = plan("weather.temp", "weather.seen as seen_at", "weather.seen as last_seen",
+                 labels=LABELS.remove(3), label_time=datetime(2024, 1, 1, tzinfo=UTC))  # fmt: skip
+    labels = LabelSide(first.schema, plan=first)
+    features = resolve(["weather.wind"], specs=SPECS)
+    with pytest.raises(LabelTimeRequired) as refused:
+        plan_with_labels(features, labels=labels, options=RetrievalOptions(), source=source)
+    assert refused.value.hint == "label_time=datetime(...), one time for all rows"
 
 
 def test_labels_without_time_need_label_time() -> None:

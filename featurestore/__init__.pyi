@@ -492,6 +492,7 @@ def create_training_dataset(
     statistics: bool = True,
     transformations: Mapping[str, Chain] | None = None,
     fit_on: str = "train",
+    missing_labels: str = "error",
     progress: bool | Callable[[str, int, int], None] | None = None,
 ) -> TrainingDataset: ...
 def get_training_dataset(name: str, *, version: int | None = None) -> TrainingDataset: ...

@@ -43,6 +43,11 @@ _CONTENT_FIELDS = (
 )  # fmt: skip
 
 
+# The policies of ``missing_labels=``.
+DROP, WEIGHT_ZERO = "drop", "weight_zero"
+MISSING_LABELS = ("error", DROP, WEIGHT_ZERO)
+
+
 @dataclass(frozen=True)
 class ManifestColumn:
     """A column of the dataset files.
@@ -88,7 +93,8 @@ class ManifestSplit:
     """A split of a dataset.
 
     ``nulls`` counts the null cells of columns that contain nulls, ``label_counts`` counts the rows
-    of each label value by label column, and ``label_weights`` are the derived class weights.
+    of each label value by label column, and ``label_weights`` are the derived class weights. Missing
+    labels are only in ``nulls``: a label text "null" is a value.
     """
 
     name: str
@@ -100,6 +106,42 @@ class ManifestSplit:
     label_weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     __repr__ = display.record_repr
+
+    def value_counts(self, label: str) -> dict[str, int] | None:
+        """Return the row count of each label value, None if the label has too many values.
+
+        >>> split = ManifestSplit("train", 4, 0, (), {"y": 1}, {"y": {"a": 1, "null": 3}})
+        >>> split.value_counts("y")  # of an earlier release
+        {'a': 1, 'null': 2}
+        """
+        if label not in self.label_counts:
+            return None
+        counts = dict(self.label_counts[label])
+        nulls = self.nulls.get(label, 0)
+        # Earlier releases counted missing labels as "null", too, so that all rows were counted.
+        if nulls and sum(counts.values()) == self.rows:
+            counts["null"] -= nulls
+        return {value: count for value, count in counts.items() if count}
+
+
+@dataclass(frozen=True)
+class MissingLabels:
+    """The policy of an export for rows without label, "drop" or "weight_zero", and their number.
+
+    >>> print(MissingLabels("drop", 1200))
+    1,200 rows without label were dropped (missing_labels='drop')
+    """
+
+    policy: str
+    rows: int
+
+    def __str__(self) -> str:
+        rows = f"{self.rows:,} rows" if self.rows != 1 else "1 row"
+        verb = "were" if self.rows != 1 else "was"
+        result = f"{verb} dropped"
+        if self.policy == WEIGHT_ZERO:
+            result = "have weight 0" if self.rows != 1 else "has weight 0"
+        return f"{rows} without label {result} (missing_labels={self.policy!r})"
 
 
 @dataclass(frozen=True)
@@ -114,7 +156,8 @@ class Manifest:
     digits of the SHA-256 of the first 1, 2, ... MiB of each file longer than a MiB, which
     ``verify`` uses to locate damage. ``transformations`` is the path and SHA-256 of the
     transformations file. ``reads`` are the reads of registered sources, for labels and external
-    feature groups. ``max_lengths`` are the declared maximum lengths.
+    feature groups. ``max_lengths`` are the declared maximum lengths. ``missing_labels`` is the
+    policy for rows without label, unless it is "error", and the number of such rows.
     """
 
     name: str
@@ -147,6 +190,7 @@ class Manifest:
     transformations: Mapping[str, str] | None = None
     reads: tuple[Mapping[str, Any], ...] = ()
     max_lengths: Mapping[str, int] = field(default_factory=dict)
+    missing_labels: MissingLabels | None = None
 
     __repr__ = display.record_repr
 
@@ -188,7 +232,7 @@ class Manifest:
         """Convert to a JSON object, the inverse of ``from_json``."""
         data = {"format": MANIFEST_FORMAT, **_to_plain_json(self)}
         # Fields that were added later are absent when they are empty, as in earlier manifests.
-        for name in ("view", "transformations", "reads", "max_lengths"):
+        for name in ("view", "transformations", "reads", "max_lengths", "missing_labels"):
             if not data[name]:
                 del data[name]
         return data
@@ -278,6 +322,9 @@ def _parse_manifest(data: JsonObject) -> Manifest:
     max_lengths: Mapping[str, int] = {}
     if "max_lengths" in data:
         max_lengths = data.object("max_lengths").read_values(JsonObject.number)
+    missing_labels = None
+    if "missing_labels" in data:
+        missing_labels = _parse_missing_labels(data.object("missing_labels"))
     transformations = None
     if "transformations" in data:
         file = data.object("transformations")
@@ -314,7 +361,15 @@ def _parse_manifest(data: JsonObject) -> Manifest:
         transformations=transformations,
         reads=reads,
         max_lengths=max_lengths,
+        missing_labels=missing_labels,
     )
+
+
+def _parse_missing_labels(data: JsonObject) -> MissingLabels:
+    policy = data.text("policy")
+    if policy not in (DROP, WEIGHT_ZERO):
+        raise data.wrong_type_error("policy", f"{DROP} or {WEIGHT_ZERO}")
+    return MissingLabels(policy, data.number("rows"))
 
 
 def _parse_source_read(data: JsonObject) -> Mapping[str, Any]:

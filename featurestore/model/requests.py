@@ -47,6 +47,7 @@ class TrainingDatasetRequest:
     statistics: bool = True
     transformations: Mapping[str, Any] | None = None
     fit_on: str = "train"
+    missing_labels: str = "error"
 
 
 @dataclass(frozen=True, kw_only=True)

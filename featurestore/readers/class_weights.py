@@ -1,16 +1,20 @@
-"""Class weights, which become sample weights according to the label of each row."""
+"""Sample weights that depend on the label: class weights, and the weight 0 of missing labels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import date
+from decimal import Decimal
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.schemas import type_from_json
+from featurestore.arrow.values import ConversionError, from_text, to_array
 from featurestore.errors import InvalidArgument, ReaderConfigError, listing
 from featurestore.model.manifest import Manifest, ManifestColumn
 from featurestore.readers.batches import Arrays
@@ -19,11 +23,10 @@ from featurestore.readers.columns import (
     PRESENT,
     SAMPLE_WEIGHT,
     SelectedColumn,
+    to_numpy,
 )
 from featurestore.readers.transformed import Transform, zero_based_label_codes
 
-# Label values in manifests that are not classes.
-_NON_CLASSES = ("null", "nan")
 BALANCED = "balanced"
 ByClass: TypeAlias = Mapping[Any, float]
 # "balanced", {class: weight}, or {label: one of these}.
@@ -53,6 +56,11 @@ class LabelWeights:
         if is_unknown.any():
             known_classes = [_to_python_value(class_value) for class_value in self.classes]
             value = _to_python_value(values[is_unknown][0])
+            if value != value:
+                raise ReaderConfigError(
+                    f"The label {self.label!r} is NaN in some rows, which is not a class.",
+                    hint="remove these rows before the dataset is created",
+                )
             example = dict.fromkeys([*known_classes, value], 1.0)
             raise ReaderConfigError(
                 f"The label {self.label!r} has the value {value!r}, which has "
@@ -64,10 +72,14 @@ class LabelWeights:
 
 @dataclass(frozen=True)
 class ClassWeighting:
-    """A function that multiplies the weight column by class weights, or adds such a column."""
+    """A function that multiplies the weight column by class weights, or adds such a column.
+
+    ``masked_labels`` are the labels whose missing values have the weight 0; their masks are removed.
+    """
 
     labels: tuple[LabelWeights, ...]
     weight: str | None
+    masked_labels: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -75,27 +87,30 @@ class ClassWeighting:
         return self.weight or SAMPLE_WEIGHT
 
     def __call__(self, arrays: Arrays) -> Arrays:
-        """Return the columns with row weights, which are 0 for padding rows and null labels."""
+        """Return the columns with row weights, which are 0 for padding rows and missing labels."""
         result = dict(arrays)
-        total: Any = np.float32(1)
+        real = np.ones(len(next(iter(arrays.values()))), dtype=np.bool_)
         padding = arrays.get(PADDING_WEIGHT)
+        if padding is not None:
+            real &= padding > 0
+        for label in self.masked_labels:
+            real &= result.pop(label + PRESENT)
+        total: Any = real.astype(np.float32)
         for label_weights in self.labels:
-            values = arrays[label_weights.label]
-            real = np.ones(len(values), dtype=np.bool_)
-            if padding is not None:
-                real &= padding > 0
-            present = arrays.get(label_weights.label + PRESENT)
-            if present is not None:
-                real &= present
-            total = total * label_weights.row_weights(values, real)
+            total = total * label_weights.row_weights(arrays[label_weights.label], real)
         if self.weight is not None:
-            total = total * arrays[self.weight].astype(np.float32)
+            # A weight that is NaN must not reach the rows that do not count.
+            total = np.where(real, total * arrays[self.weight].astype(np.float32), np.float32(0))
         result[self.name] = total.astype(np.float32)
         return result
 
     def columns(self, selected: tuple[SelectedColumn, ...]) -> tuple[SelectedColumn, ...]:
         """Return the selected columns, with the weight column appended or replaced."""
-        other_columns = tuple(column for column in selected if column.name != self.name)
+        other_columns = tuple(
+            replace(column, masked=False) if column.name in self.masked_labels else column
+            for column in selected
+            if column.name != self.name
+        )
         weight = SelectedColumn(self.name, np.dtype(np.float32), (), weight=True)
         return (*other_columns, weight)
 
@@ -103,48 +118,55 @@ class ClassWeighting:
 def build_class_weighting(
     manifest: Manifest,
     selected: tuple[SelectedColumn, ...],
-    class_weights: ClassWeights,
+    class_weights: ClassWeights | None,
     *,
     transform: Transform | None,
     label_values: Mapping[str, npt.NDArray[Any]] | None = None,
-) -> ClassWeighting:
+) -> ClassWeighting | None:
     """Build the class weighting for the ``class_weights=`` argument of a reader.
 
     "balanced" weights are computed from the training split. If a reader reads only part of a split,
-    they are computed from ``label_values``, the labels of those rows.
+    they are computed from ``label_values``, the labels of those rows. Without class weights, only
+    missing labels need weights; None if no label may be missing.
 
     Raises:
         InvalidArgument: No label is read, the label has no classes, or a weight is not a number.
     """
     labels = [column.name for column in selected if column.label]
+    masked_labels = tuple(column.name for column in selected if column.label and column.masked)
+    if class_weights is None and not masked_labels:
+        return None
     if not labels:
         raise InvalidArgument(
             "class_weights= needs a label among the columns that are read.",
             hint="create_training_dataset(..., label='column')",
         )
-    by_label = _weights_by_label(class_weights, labels)
     weight = next((column.name for column in selected if column.weight), None)
     if weight is None and any(column.name == SAMPLE_WEIGHT for column in selected):
+        reason = "class_weights= adds" if class_weights is not None else "rows without label need"
         raise ReaderConfigError(
-            f"Column {SAMPLE_WEIGHT!r} conflicts with the weight column that class_weights= adds.",
+            f"Column {SAMPLE_WEIGHT!r} conflicts with the weight column that {reason}.",
             hint="create the dataset with weight='sample_weight', or read without this column",
         )
+    if class_weights is None:
+        return ClassWeighting((), weight, masked_labels)
     label_weights = []
-    for name, each in by_label.items():
+    for name, requested in _weights_by_label(class_weights, labels).items():
         values = (label_values or {}).get(name)
-        if isinstance(each, str) and values is not None:
+        if isinstance(requested, str) and values is not None:
             weights: ByClass = _balanced_class_weights(values)
         else:
-            weights = _class_weights_for_label(manifest, name, each, transform=transform)
+            weights = _class_weights_for_label(manifest, name, requested, transform=transform)
         label_weights.append(_build_label_weights(name, weights))
-    return ClassWeighting(tuple(label_weights), weight)
+    return ClassWeighting(tuple(label_weights), weight, masked_labels)
 
 
 def _balanced_class_weights(values: npt.NDArray[Any]) -> dict[Any, float]:
-    """Compute balanced class weights from yielded label values."""
+    """Compute balanced class weights from yielded label values; NaN is not a class."""
+    if values.dtype.kind == "f":
+        values = values[~np.isnan(values)] + values.dtype.type(0)  # -0.0 is the class 0.0
     classes, counts = np.unique(values, return_counts=True)
-    weights = counts.sum() / (len(classes) * counts)
-    return dict(zip(map(_to_python_value, classes), weights.tolist(), strict=True))
+    return _balance(zip(map(_to_python_value, classes), counts.tolist(), strict=True))
 
 
 def compute_balanced_weights(
@@ -152,18 +174,25 @@ def compute_balanced_weights(
 ) -> dict[Any, float]:
     """Compute ``{class: rows / (classes * rows of the class)}`` for the training split.
 
-    Classes are yielded label values: 0 and 1 for booleans, and codes from 0 for a label with a
-    vocabulary. Rows with a null or NaN label are ignored.
+    Classes are yielded label values: 0 and 1 for booleans, days since 1970 for dates, float64 as
+    the files store it, and codes from 0 for a label with a vocabulary. Rows with a null or NaN
+    label are ignored.
 
     Raises:
         InvalidArgument: The label has too many values to be classes.
     """
-    column = manifest.column(label)
     counts = _class_counts(manifest, label)
-    rows = sum(counts.values())
-    weights = {text: rows / (len(counts) * count) for text, count in counts.items()}
-    values = _yielded_values(column, list(weights), transform)
-    return dict(sorted(zip(values, weights.values(), strict=True)))
+    values = _yielded_values(manifest.column(label), list(counts), transform)
+    return _balance(zip(values, counts.values(), strict=True))
+
+
+def _balance(counts: Iterable[tuple[Any, int]]) -> dict[Any, float]:
+    """Return the balanced weight of each class; different labels may be read as one class."""
+    totals: dict[Any, int] = {}
+    for value, count in counts:
+        totals[value] = totals.get(value, 0) + count
+    rows = sum(totals.values())
+    return {value: rows / (len(totals) * totals[value]) for value in sorted(totals)}
 
 
 def _class_counts(manifest: Manifest, label: str) -> dict[str, int]:
@@ -172,24 +201,23 @@ def _class_counts(manifest: Manifest, label: str) -> dict[str, int]:
         (manifest_split for manifest_split in manifest.splits if manifest_split.name == "train"),
         manifest.splits[0],
     )
-    counts = split.label_counts.get(label)
+    counts = split.value_counts(label)
+    kind = type_from_json(manifest.column(label).type)
     # Manifests count the values only of labels with few distinct values.
     if counts is None:
-        kind = type_from_json(manifest.column(label).type)
         raise InvalidArgument(
             f"The label {label!r} ({kind}) has too many values to be classes.",
             hint=f"explicit class_weights={{value: weight}}, or bins: "
             f"transformations={{{label!r}: t.quantile_bins(4)}}",
         )
-    present = {
-        text: count for text, count in counts.items() if count and text.lower() not in _NON_CLASSES
-    }
-    if not present:
+    if pat.is_floating(kind):
+        counts = {text: count for text, count in counts.items() if text != "nan"}
+    if not counts:
         raise InvalidArgument(
             f"The label {label!r} has no value in split {split.name!r}.",
             hint="class_weights={value: weight}",
         )
-    return present
+    return counts
 
 
 def _yielded_values(
@@ -197,21 +225,50 @@ def _yielded_values(
 ) -> list[Any]:
     """Convert label values from the manifest to the values that a reader yields."""
     kind = type_from_json(column.type)
-    if pat.is_boolean(kind):
-        label_values: npt.NDArray[Any] = np.array([text == "true" for text in strings])
-    elif pat.is_integer(kind):
-        label_values = np.array([int(text) for text in strings])
-    elif pat.is_floating(kind):
-        label_values = np.array([float(text) for text in strings])
-    else:
-        label_values = np.array([text.encode() for text in strings], dtype=object)
+    parsed = to_array([from_text(string, kind) for string in strings], kind)
+    label_values = _stored_values(parsed, column)
     if transform is not None and transform.form(column.name) is not None:
         label_values = zero_based_label_codes(
             transform, column.name, transform.apply_chain(column.name, label_values, None)
         )
     if label_values.dtype == np.bool_:
         label_values = label_values.astype(np.int64)
+    elif label_values.dtype.kind == "f":
+        label_values = label_values + label_values.dtype.type(0)  # -0.0 is the class 0.0
     return [_to_python_value(label_value) for label_value in label_values]
+
+
+def _stored_values(values: pa.Array, column: ManifestColumn) -> npt.NDArray[Any]:
+    """Convert values of a column to numpy, rounded as the files store them."""
+    stored, _ = to_numpy(values, name=column.name)
+    if column.loss is not None and stored.dtype.kind == "f":
+        # The reader yields the type of the column.
+        stored = stored.astype(np.float32).astype(stored.dtype)
+    return stored
+
+
+def _requested_class(value: Any, column: ManifestColumn, transform: Transform | None) -> Any:
+    """Convert a class that the caller wrote to a value that the reader yields.
+
+    Dates, times and decimals are values of the label's type; floats are rounded to it. Other
+    values are already those that the reader yields, such as codes.
+
+    Raises:
+        InvalidArgument: The label's type has no such value.
+    """
+    kind = type_from_json(column.type)
+    is_encoded = transform is not None and transform.form(column.name) is not None
+    is_typed = isinstance(value, (date, Decimal, np.datetime64))  # a datetime is a date
+    if is_encoded or not (is_typed or (isinstance(value, float) and pat.is_floating(kind))):
+        return value
+    try:
+        if not is_typed:
+            return _to_python_value(_stored_values(pa.array([value], kind), column)[0])
+        return _to_python_value(_stored_values(to_array([value], kind), column)[0])
+    except ConversionError as error:
+        raise InvalidArgument(
+            f"class_weights= has the class {value!r}, but the label {column.name!r} is {kind}."
+        ) from error
 
 
 def _class_weights_for_label(
@@ -231,7 +288,11 @@ def _class_weights_for_label(
                 f"class_weights={{{value!r}: {weight!r}}} is not a valid weight.",
                 hint=f"class_weights={{{value!r}: 1.0}}: a finite number of at least 0",
             )
-    return class_weights
+    column = manifest.column(label)
+    return {
+        _requested_class(value, column, transform): weight
+        for value, weight in class_weights.items()
+    }
 
 
 def _weights_by_label(class_weights: ClassWeights, labels: list[str]) -> dict[str, str | ByClass]:

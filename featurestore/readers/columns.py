@@ -6,7 +6,7 @@ of arrays internally and are yielded as ``Ragged``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -21,7 +21,7 @@ from featurestore.arrow.casts import cast_bytes
 from featurestore.arrow.schemas import type_from_json
 from featurestore.arrow.types import numpy_type
 from featurestore.errors import InvalidArgument, NullsInColumns, UnsupportedType, listing
-from featurestore.model.manifest import Manifest, ManifestSplit
+from featurestore.model.manifest import WEIGHT_ZERO, Manifest, ManifestSplit
 
 Values = tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]
 _STRING_TYPES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
@@ -77,7 +77,9 @@ def select_columns(
 ) -> tuple[SelectedColumn, ...]:
     """Select the columns of a reader; None selects the inputs, the labels and the weight.
 
-    ``null_handling`` columns need no null policy, since a transformation replaces their nulls.
+    ``null_handling`` columns need no null policy, since a transformation replaces their nulls. A
+    null policy never applies to a label: rows without label have weight 0 if the dataset was
+    created with ``missing_labels="weight_zero"``, and the label is then masked.
     Transformations pad the lists in ``padded`` columns to a fixed length. Other columns with
     variable-length lists are selected only if ``columns`` includes them.
 
@@ -87,12 +89,16 @@ def select_columns(
         NullsInColumns: Columns have nulls and no policy covers them.
     """
     names = _column_names(manifest, columns)
-    fills = _fill_values(nulls, names)
+    labels = {column.name for column in manifest.columns if column.role == "label"}
+    fills = _fill_values(nulls, names, labels=labels)
     masked: set[str] = set()
     if nulls == "mask":
         # Use the same masks for all splits, so that a model can read every split.
         for manifest_split in manifest.splits:
             masked.update(name for name, count in manifest_split.nulls.items() if count)
+    masked -= labels
+    if has_zero_weights(manifest):
+        masked |= labels
     selected = []
     for name in names:
         column = manifest.column(name)
@@ -118,8 +124,10 @@ def select_columns(
             )
         )
     _refuse_ragged(selected)
+    _refuse_missing_labels(split, [name for name in names if name in labels - masked])
     if nulls != "mask":
-        _refuse_nulls(split, [name for name in names if name not in (*fills, *null_handling)])
+        handled = {*fills, *null_handling, *labels}
+        _refuse_nulls(split, [name for name in names if name not in handled])
     return tuple(map(_cast_fill_value, selected))
 
 
@@ -146,7 +154,13 @@ def _column_names(manifest: Manifest, columns: Sequence[str] | None) -> list[str
     return list(columns)
 
 
-def _fill_values(nulls: Nulls, names: Sequence[str]) -> dict[str, Any]:
+def has_zero_weights(manifest: Manifest) -> bool:
+    """Return whether rows without label are read with the weight 0."""
+    policy = manifest.missing_labels
+    return policy is not None and policy.policy == WEIGHT_ZERO
+
+
+def _fill_values(nulls: Nulls, names: Sequence[str], *, labels: Collection[str]) -> dict[str, Any]:
     """Return the fill value of each column, after checking ``nulls=``."""
     if not isinstance(nulls, Mapping):
         if nulls not in ("error", "mask"):
@@ -160,6 +174,12 @@ def _fill_values(nulls: Nulls, names: Sequence[str]) -> dict[str, Any]:
         raise InvalidArgument(
             f"nulls= contains columns that are not read: {listing(unknown)}. "
             f"Available: {listing(names)}."
+        )
+    filled_labels = [name for name in nulls if name in labels]
+    if filled_labels:
+        raise InvalidArgument(
+            f"nulls= contains the label {listing(filled_labels)}. A missing label is never filled.",
+            hint='create_training_dataset(..., missing_labels="drop"), or "weight_zero"',
         )
     return dict(nulls)
 
@@ -197,6 +217,18 @@ def _refuse_ragged(columns: Sequence[SelectedColumn]) -> None:
             f"columns={[*regular, *ragged]} reads lists as values and row splits, columns={regular} "
             "omits them",
         )
+
+
+def _refuse_missing_labels(split: ManifestSplit, labels: Sequence[str]) -> None:
+    for name in labels:
+        count = split.nulls.get(name)
+        if count:
+            raise NullsInColumns(
+                f"The label {name!r} is null in {count:,} of {split.rows:,} rows of split "
+                f"{split.name!r}.",
+                hint="create the dataset again with "
+                'create_training_dataset(..., missing_labels="drop"), or "weight_zero"',
+            )
 
 
 def _refuse_nulls(split: ManifestSplit, names: Sequence[str]) -> None:

@@ -93,6 +93,8 @@ def _evaluate_keras(
         worker_position,
     )
 
+    if reader.weighing is not None and reader.weighing.masked_labels:
+        refuse_metrics_over_padding(reader, model)
     options = {"verbose": 0, **options, "return_dict": True}
     strategy = multi_replica_strategy(model)
     replicas = 1 if strategy is None else strategy.num_replicas_in_sync
@@ -237,7 +239,7 @@ def _leaves_replica_empty(rows: int, replicas: int, replica_batch: int) -> bool:
 
 
 def refuse_metrics_over_padding(reader: Reader, model: Any) -> None:
-    """Refuse a model whose metrics would include padding rows.
+    """Refuse a model whose metrics would include padding rows, or rows without label.
 
     Keras applies sample weights to the loss and to ``weighted_metrics=``, but not to ``metrics=``.
     """
@@ -246,7 +248,14 @@ def refuse_metrics_over_padding(reader: Reader, model: Any) -> None:
     for attribute in ("_compile_metrics", "compiled_metrics"):
         for metric in getattr(getattr(model, attribute, None), "_user_metrics", None) or ():
             names.append(getattr(metric, "name", metric))
-    if reader.order.remainder == "pad" and names:
+    if not names:
+        return
+    if reader.weighing is not None and reader.weighing.masked_labels:
+        raise ReaderConfigError(
+            f"metrics= of the model ({listing(names)}) would include the rows without label.",
+            hint=f"model.compile(..., weighted_metrics=[{', '.join(map(repr, names))}])",
+        )
+    if reader.order.remainder == "pad":
         raise ReaderConfigError(
             f'metrics= of the model ({listing(names)}) would include the padding rows of remainder="pad".',
             hint=f"model.compile(..., weighted_metrics=[{', '.join(map(repr, names))}])",

@@ -53,6 +53,7 @@ from featurestore.readers.transformed import (
     TransformedRecords,
     TransformedWindows,
     plan_transformed_columns,
+    zero_based_label_codes,
 )
 from featurestore.storage import storage_for
 from featurestore.storage.shards import ShardCache
@@ -630,20 +631,20 @@ class Reader:
         >>> next(reader.weighed({0: 1.0, 1: 3.0}).batches())["sample_weight"].tolist()
         [1.0, 3.0]
         """
-        if self.weighing is not None:
+        if self.weighing is not None and self.weighing.labels:
             raise ReaderConfigError(
                 "The reader already has class weights.", hint="omit class_weights= in fit"
             )
         transform = None if self.transform is None else self.transform.transform
-        labels = _yielded_labels(self.files(), self.columns, self.row_ranges, transform)
+        selected = self.file_columns or self.columns
+        labels = _yielded_labels(self.files(), selected, self.row_ranges, transform)
         weighing = build_class_weighting(
-            self.manifest, self.columns, class_weights, transform=transform, label_values=labels
+            self.manifest, selected, class_weights, transform=transform, label_values=labels
         )
+        if weighing is None:
+            return self
         return replace(
-            self,
-            columns=weighing.columns(self.columns),
-            weighing=weighing,
-            file_columns=self.columns,
+            self, columns=weighing.columns(selected), weighing=weighing, file_columns=selected
         )
 
     @cached_property
@@ -815,7 +816,7 @@ def _yielded_labels(
         array, present = to_numpy(table[name], name=name)
         if transform is not None and transform.form(name) is not None:
             codes = transform.apply_chain(name, array, present)
-            array = codes - codes.dtype.type(transform.label_offset(name))
+            array = zero_based_label_codes(transform, name, codes, real=present)
         values[name] = array if present is None else array[present]
     return values
 
@@ -891,17 +892,15 @@ def open_reader(
     if transform is not None:
         transformed = plan_transformed_columns(selected, transform)
         selected = transformed.columns
-    file_columns, weighing = selected, None
+    file_columns, label_values = selected, {}
     if class_weights is not None:
-        weighing = build_class_weighting(
-            manifest,
-            selected,
-            class_weights,
-            transform=transform,
-            label_values=_yielded_labels(
-                shard_files(path, manifest, manifest_split), selected, rows, transform
-            ),
+        label_values = _yielded_labels(
+            shard_files(path, manifest, manifest_split), selected, rows, transform
         )
+    weighing = build_class_weighting(
+        manifest, selected, class_weights, transform=transform, label_values=label_values
+    )
+    if weighing is not None:
         selected = weighing.columns(selected)
     check_at_least_one("global_batch_size", global_batch_size)
     if lanes is None:

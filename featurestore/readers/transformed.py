@@ -91,9 +91,10 @@ class TransformedColumns:
             present = arrays.get(column.name + PRESENT)
             values = self._values(column, arrays[column.name], present)
             if column.label and self.transform.form(column.name) is not None:
-                values = zero_based_label_codes(
-                    self.transform, column.name, values, padding=padding
-                )
+                real = None if padding is None else padding > 0
+                if present is not None and column.masked:  # rows with weight 0
+                    real = present if real is None else real & present
+                values = zero_based_label_codes(self.transform, column.name, values, real=real)
             result[column.name] = values
             if column.masked and present is not None:
                 result[column.name + PRESENT] = present
@@ -120,9 +121,11 @@ def zero_based_label_codes(
     name: str,
     codes: npt.NDArray[Any],
     *,
-    padding: npt.NDArray[Any] | None = None,
+    real: npt.NDArray[np.bool_] | None = None,
 ) -> npt.NDArray[Any]:
-    """Shift label codes so that they start at 0, as loss functions require; padding rows get 0.
+    """Shift label codes so that they start at 0, as loss functions require.
+
+    Rows that ``real`` excludes (padding, and rows with weight 0) get the code 0.
 
     Raises:
         ReaderConfigError: A label is missing or is not in the vocabulary.
@@ -132,14 +135,14 @@ def zero_based_label_codes(
         return codes
     shifted_codes = codes - codes.dtype.type(offset)
     is_outside = shifted_codes < 0
-    if padding is not None:
-        shifted_codes = np.where(padding > 0, shifted_codes, codes.dtype.type(0))
-        is_outside &= padding > 0
+    if real is not None:
+        shifted_codes = np.where(real, shifted_codes, codes.dtype.type(0))
+        is_outside &= real
     if is_outside.any():
         raise ReaderConfigError(
             f"{int(is_outside.sum())} rows have a label {name!r} that is null or not in the vocabulary "
             "that was fitted on the training split.",
-            hint=f"remove these rows: frame.filter('{name} is not null'), or "
+            hint='create_training_dataset(..., missing_labels="drop"), or '
             f"stratify={name!r}, so that every class is in the training split",
         )
     return shifted_codes

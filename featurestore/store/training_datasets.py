@@ -49,6 +49,7 @@ class TrainingDatasetCalls(StoreBase):
         statistics: bool = True,
         transformations: Mapping[str, Chain] | None = None,
         fit_on: str = "train",
+        missing_labels: str = "error",
         progress: bool | Callable[[str, int, int], None] | None = None,
     ) -> TrainingDataset:
         """Export rows as an immutable, versioned training dataset with splits and equal shards.
@@ -90,12 +91,17 @@ class TrainingDatasetCalls(StoreBase):
             transformations: ``{column: chain of featurestore.transform}``, fitted on one split and
                 applied by readers; the files contain the untransformed values.
             fit_on: The split on which transformations are fitted.
+            missing_labels: The policy for rows whose label is null: "error" refuses them with the
+                line that removes them; "drop" omits them from the files; "weight_zero" stores them,
+                and readers yield them with the weight 0. The number of rows is printed and is in
+                ``dataset.manifest.missing_labels``.
             progress: True displays a progress bar, None does so on a terminal; a function is called
                 with (phase, completed rows, total rows).
 
         Raises:
             UnsupportedType: The format does not support some columns; the message lists them.
             ValidationFailed: Rows violate the expectations; nothing was written.
+            InvalidArgument: Rows have no label.
 
         >>> frame = store.get_features(["weather.temp", "planes.seats"], labels="questions")
         >>> splits = {"train": 0.5, "test": 0.5}
@@ -139,12 +145,15 @@ class TrainingDatasetCalls(StoreBase):
             statistics=statistics,
             transformations=transformations,
             fit_on=fit_on,
+            missing_labels=missing_labels,
         )
         dataset = create(self._session, data, request, progress=progress)
         dataset_label = f"Training dataset {name!r} version {dataset.version}"
         # The dataset is published, so a closed standard output must not raise an error.
         with warn_after_publication(dataset_label):
             sys.stdout.write(f"{dataset_label}\n{dataset.roles!r}\n")
+            if dataset.manifest.missing_labels is not None:
+                sys.stdout.write(f"{dataset.manifest.missing_labels}\n")
         return dataset
 
     def transform(

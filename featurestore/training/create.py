@@ -21,7 +21,7 @@ from featurestore import progress as calls
 from featurestore.arrow.column_lines import detect_language
 from featurestore.errors import InvalidArgument, InvalidExpectation, WriteConflict
 from featurestore.model.featuregroup import VALIDATION_POLICIES
-from featurestore.model.manifest import Manifest
+from featurestore.model.manifest import WEIGHT_ZERO, Manifest, MissingLabels
 from featurestore.model.names import check_name
 from featurestore.model.plan import Source
 from featurestore.model.requests import TrainingDatasetRequest
@@ -40,7 +40,12 @@ from featurestore.storage import files, storage_for
 from featurestore.storage.failures import warn_after_publication
 from featurestore.storage.manifests import write_manifest
 from featurestore.training.dataset import TrainingDataset
-from featurestore.training.export.hashed_rows import HashedRows, hash_rows
+from featurestore.training.export.hashed_rows import (
+    HashedRows,
+    handle_missing_labels,
+    hash_rows,
+    missing_labels_predicate,
+)
 from featurestore.training.export.manifest import (
     build_manifest,
     check_labels,
@@ -181,6 +186,9 @@ def export(
         dropped_rows = data.dropped_rows(engine.count(rows.source))
     if dropped_rows:
         progress.begin_phase(f"compute rows, {dropped_rows:,} label rows dropped by join='inner'")
+    rows, unlabeled = handle_missing_labels(engine, rows)
+    if unlabeled:
+        progress.begin_phase(f"compute rows, {unlabeled:,} rows without label dropped")
     rows, audited = _audit_rows(engine, rows, request, checks)
     progress.begin_phase("plan shards")
     plan = plan_shards(engine, rows, request)
@@ -212,12 +220,18 @@ def export(
         run_id=run.run_id,
         provenance=data.provenance,
         dropped_rows=dropped_rows,
+        unlabeled_rows=unlabeled,
     )
     # Nulls were counted by the shard writers, so the warning needs no pass of its own.
     if data.warn_of_nulls is not None:
         nulls: Counter[str] = sum((Counter(split.nulls) for split in manifest.splits), Counter())
         data.warn_of_nulls(sum(plan.rows), nulls)
-    check_labels(manifest, request.labels)
+    if request.missing_labels == WEIGHT_ZERO and len(request.labels) > 1:
+        # Nulls are counted by column, and a row may lack several labels.
+        missing = missing_labels_predicate(engine, request.labels)
+        unlabeled = engine.count(engine.filter(rows.source, missing))
+        manifest = replace(manifest, missing_labels=MissingLabels(WEIGHT_ZERO, unlabeled))
+    check_labels(manifest, request, language=data.language)
     if audited is not None and audited.quarantined is not None:
         _write_quarantined(engine, audited.quarantined, directory=directory)
         # The plan returns the rows before validation, so recomputation would not match the shards.

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.schemas import type_from_json
-from featurestore.errors import InvalidArgument, UnsupportedType, listing
+from featurestore.errors import InvalidArgument, NullsInColumns, UnsupportedType, listing
 from featurestore.model.manifest import Manifest, ManifestColumn, ManifestShard
 from featurestore.model.paths import TRAININGDATASETS
 from featurestore.plugins.engine import find_engine
@@ -267,9 +267,9 @@ def _fill_inputs(
 def _label(array: Any, name: str, transform: Transformations | None) -> npt.NDArray[Any]:
     """Convert label values to numpy, with codes from 0 for a transformed label."""
     if array.null_count:
-        raise InvalidArgument(
-            f"The label {name!r} has nulls.",
-            hint=f"filter these rows: frame.filter('{name} is not null')",
+        raise NullsInColumns(
+            f"The label {name!r} has nulls, and a matrix has no weights.",
+            hint='create_training_dataset(..., missing_labels="drop")',
         )
     if transform is not None and name in transform:
         values = transform.apply_chain(name, to_numpy(array, name=name)[0], None)

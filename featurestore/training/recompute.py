@@ -41,7 +41,7 @@ from featurestore.retrieval.execution import infer_feature_types, run_query
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.training.export.assignment import SplitRule
-from featurestore.training.export.hashed_rows import hash_rows
+from featurestore.training.export.hashed_rows import handle_missing_labels, hash_rows
 from featurestore.training.export.manifest import build_manifest
 from featurestore.training.export.request import ExportRequest, Provenance
 from featurestore.training.export.shard_plan import plan_shards
@@ -99,6 +99,7 @@ def _export_again(session: Session, manifest: Manifest, *, staging: str) -> Mani
     request = _request(manifest)
     rows = os.path.join(staging, "rows")
     hashed = hash_rows(session.engine, frame.relation, request, plan=plan, directory=rows)
+    hashed, _ = handle_missing_labels(session.engine, hashed)
     # The shard counts come from the manifest, so that a changed default does not change the shards.
     shards = [len(split.shards) for split in manifest.splits]
     shard_plan = plan_shards(session.engine, hashed, request, shard_counts=shards)
@@ -118,6 +119,7 @@ def _request(manifest: Manifest) -> ExportRequest:
         roles[column.name] = column.role
         if column.role == "label":
             labels.append(column.name)
+    missing_labels = manifest.missing_labels
     # Every field that determines bytes comes from the manifest, not from current defaults.
     return ExportRequest(
         name=manifest.name,
@@ -133,6 +135,7 @@ def _request(manifest: Manifest) -> ExportRequest:
         rows_per_shard=None,
         block_rows=manifest.block_rows,
         max_lengths=manifest.max_lengths,
+        missing_labels="error" if missing_labels is None else missing_labels.policy,
     )
 
 

@@ -222,13 +222,15 @@ class FeatureView(ServedView):
         statistics: bool = True,
         transformations: Mapping[str, Chain] | None = None,
         fit_on: str = "train",
+        missing_labels: str = "error",
         progress: bool | Callable[[str, int, int], None] | None = None,
     ) -> TrainingDataset:
         """Export the rows of the view as a training dataset whose manifest names the view.
 
         ``get_features`` describes ``labels``, ``label_time`` and ``as_of``;
         ``FeatureStore.create_training_dataset`` describes the other arguments. The view determines
-        the label, and by default the transformations.
+        the label, and by default the transformations. Rows without label are refused, unless
+        ``missing_labels`` is "drop" or "weight_zero".
 
         >>> view = store.get_feature_view("late_flights")
         >>> dataset = view.create_training_dataset("delays", progress=False)
@@ -266,6 +268,7 @@ class FeatureView(ServedView):
             statistics=statistics,
             transformations=transformations,
             fit_on=fit_on,
+            missing_labels=missing_labels,
         )
         frame = self._rows(labels, label_time, as_of)
         # Labels of the caller may lack the label column of the view.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import warnings
-from datetime import date
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,9 @@ import pytest
 
 from featurestore import FeatureStore
 from featurestore import transform as t
-from featurestore.errors import DataWarning, InvalidArgument, ReaderConfigError
+from featurestore.errors import DataWarning, InvalidArgument, NullsInColumns, ReaderConfigError
+from featurestore.model.manifest import MissingLabels
+from featurestore.readers import open_reader
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -104,15 +110,117 @@ def test_reader_with_class_weights_resumes_state(empty_store: FeatureStore) -> N
 def test_class_weights_ignore_rows_without_label(empty_store: FeatureStore) -> None:
     label = of_two(0, 1)
     label[1] = label[2] = None
-    dataset = dataset_of(empty_store, pa.array(label, pa.int64()))
+    dataset = dataset_of(empty_store, pa.array(label, pa.int64()), missing_labels="weight_zero")
     rows = ROWS - 2
     assert dataset.class_weights == pytest.approx(
         {0: rows / (2 * (rows - RARE)), 1: rows / (2 * RARE)}
     )
     reader = dataset.reader("train", global_batch_size=ROWS, nulls="mask", class_weights="balanced")
     (batch,) = reader.batches()
-    assert (batch["sample_weight"][~batch["y_present"]] == 0).all()
-    assert (~batch["y_present"]).sum() == 2
+    assert set(batch) == {"x", "y", "sample_weight"}
+    assert sorted(batch["x"][batch["sample_weight"] == 0].tolist()) == [1.0, 2.0]
+
+
+def test_classes_are_label_values_as_read(empty_store: FeatureStore, subtests: Any) -> None:
+    days = (date(2024, 2, 29), date(1969, 12, 31))
+    instants = (datetime(2024, 1, 1, 1, 2, 3, 4, tzinfo=UTC), datetime(1969, 7, 20, tzinfo=UTC))
+    decimals = (Decimal("0E-10"), Decimal("1000.5"))
+    cases = {
+        "texts of missing values": (("null", "NaN", "nan"), pa.string()),
+        "zeros": ((0.0, -0.0, 1.0), pa.float64()),
+        "float32": ((0.1, 0.7), pa.float32()),
+        "float64": ((0.1, 0.7), pa.float64()),
+        "dates": (days, pa.date32()),
+        "times": (instants, pa.timestamp("us", "UTC")),
+        "decimals": (decimals, pa.decimal128(20, 10)),
+        "booleans": ((True, False), pa.bool_()),
+    }
+    for data_format in ("tfrecord", "parquet", "csv"):
+        for name, (values, kind) in cases.items():
+            with subtests.test(data_format=data_format, label=name):
+                labels = [values[row % 7 % len(values)] for row in range(ROWS)]
+                arrow = pa.array(labels, kind)
+                dataset = dataset_of(empty_store, arrow, data_format=data_format)
+                # In Python, equal values are one key: 0.0 and -0.0.
+                rows = Counter(labels)
+                weights = {value: ROWS / (len(rows) * count) for value, count in rows.items()}
+                for request in ("balanced", dataset.class_weights, weights):
+                    reader = dataset.reader(
+                        "train", global_batch_size=ROWS, class_weights=request, shuffle=False
+                    )
+                    (batch,) = reader.batches()
+                    expected = [weights[labels[int(x)]] for x in batch["x"]]
+                    np.testing.assert_allclose(batch["sample_weight"], expected, rtol=1e-6)
+                # The hint of a missing class works when it is pasted.
+                value, weight = next(iter(dataset.class_weights.items()))
+                reader = dataset.reader(
+                    "train", global_batch_size=ROWS, class_weights={value: weight}
+                )
+                with pytest.raises(ReaderConfigError, match="has no class weight") as refused:
+                    list(reader.batches())
+                hinted = ast.literal_eval(
+                    str(refused.value.hint).removeprefix("class_weights=").rsplit(", with", 1)[0]
+                )
+                assert set(hinted) <= set(dataset.class_weights)
+                assert len(hinted) == 2
+
+
+def test_missing_labels_have_weight_zero_in_readers(
+    empty_store: FeatureStore, subtests: Any
+) -> None:
+    labels = [None if row % 4 == 0 else f"c{row % 3}" for row in range(ROWS)]
+    weights = np.linspace(0.5, 2.0, ROWS).astype(np.float32)
+    chains: dict[str, Any] = {"none": {}, "vocabulary": {"transformations": {"y": t.vocabulary()}}}
+    for data_format in ("tfrecord", "parquet", "csv"):
+        for chain, arguments in chains.items():
+            for weight in (None, "w"):
+                with subtests.test(data_format=data_format, chain=chain, weight=weight):
+                    dataset = dataset_of(
+                        empty_store,
+                        pa.array(labels),
+                        data_format=data_format,
+                        weight=weight,
+                        missing_labels="weight_zero",
+                        **arguments,
+                    )
+                    assert dataset.manifest.missing_labels == MissingLabels("weight_zero", 10)
+                    reader = dataset.reader("train", global_batch_size=16, remainder="pad")
+                    again, _, _ = dataset.resume(reader.state(0, 0))
+                    assert again.columns == reader.columns
+                    seen: list[int] = []
+                    for step, batch in enumerate(reader.batches()):
+                        assert set(batch) == {"x", "y", weight or "sample_weight"}
+                        real = reader.rows(0, step) >= 0
+                        for x, value in zip(
+                            batch["x"][real], batch[weight or "sample_weight"][real], strict=True
+                        ):
+                            row = int(x)
+                            base = weights[row] if weight else 1.0
+                            assert value == pytest.approx(0.0 if labels[row] is None else base)
+                            seen.append(row)
+                        assert (batch[weight or "sample_weight"][~real] == 0).all()
+                    assert sorted(seen) == list(range(ROWS))
+                    doubled = reader.weighed("balanced")
+                    total = sum(
+                        float(batch["sample_weight"].sum())
+                        for batch in doubled.batches()
+                        if not weight
+                    )
+                    assert weight or total == pytest.approx(30)
+                    with pytest.raises(NullsInColumns, match="matrix has no weights"):
+                        dataset.matrix("train")
+
+
+def test_null_policies_never_apply_to_labels(empty_store: FeatureStore) -> None:
+    labels = [None if row % 4 == 0 else 1 for row in range(ROWS)]
+    dataset = dataset_of(empty_store, pa.array(labels), missing_labels="weight_zero")
+    with pytest.raises(InvalidArgument, match="A missing label is never filled"):
+        dataset.reader("train", global_batch_size=8, nulls={"y": 0})
+    # A manifest of an earlier release has no policy for missing labels.
+    manifest = replace(dataset.manifest, missing_labels=None)
+    for nulls in ("error", "mask"):
+        with pytest.raises(NullsInColumns, match="null in 10 of 40 rows"):
+            open_reader(dataset.path, manifest, split="train", global_batch_size=8, nulls=nulls)
 
 
 def test_class_weights_explicit_mapping_is_validated(empty_store: FeatureStore) -> None:

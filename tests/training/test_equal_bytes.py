@@ -17,6 +17,7 @@ import pytest
 
 import featurestore
 from featurestore import FeatureStore
+from featurestore.model.manifest import MissingLabels
 from featurestore.retrieval import FeatureFrame
 from featurestore.training.dataset import TrainingDataset
 from featurestore_connectors.duckdb_delta import DuckDBEngine
@@ -177,6 +178,44 @@ def test_export_bytes_independent_of_threads_and_input_order(
         dataset = export(store, shuffled, "d", **WAYS[way])
     assert hashes(dataset) == hashes(expected)
     assert dataset.manifest.content_hash == expected.manifest.content_hash
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore:the label 'number':featurestore.errors.DataWarning")
+def test_spark_handles_missing_labels_as_duckdb(
+    embedded: FeatureStore, cluster: FeatureStore, subtests: Any
+) -> None:
+    rows = table()
+    texts = [("null", "NaN", None, "a")[n % 4] for n in range(ROWS)]
+    numbers = [(-0.0, 0.0, None, 1.5, float("nan"))[n % 5] for n in range(ROWS)]
+    rows = rows.append_column("text", pa.array(texts)).append_column("number", pa.array(numbers))
+    shuffled = in_partitions(cluster, rows, 7)
+    for data_format in ("tfrecord", "csv"):
+        for policy in ("drop", "weight_zero"):
+            with subtests.test(data_format=data_format, policy=policy):
+                arguments = {
+                    "label": ["text", "number"],
+                    "key": ["user", "at"],
+                    "splits": {"train": 0.75, "test": 0.25},
+                    "shards": 3,
+                    "statistics": False,
+                    "data_format": data_format,
+                    "missing_labels": policy,
+                }
+                name = f"missing_{policy}_{data_format}"
+                expected = embedded.create_training_dataset(rows, name, **arguments)
+                dataset = cluster.create_training_dataset(shuffled, name, **arguments)
+                assert hashes(dataset) == hashes(expected)
+                assert dataset.manifest.content_hash == expected.manifest.content_hash
+                missing = sum(
+                    text is None or number is None
+                    for text, number in zip(texts, numbers, strict=True)
+                )
+                assert dataset.manifest.missing_labels == MissingLabels(policy, missing)
+                assert expected.manifest.missing_labels == MissingLabels(policy, missing)
+                for split in dataset.manifest.splits:
+                    assert set(split.label_counts["text"]) == {"null", "NaN", "a"}
+                    assert set(split.label_counts["number"]) == {"0.0", "1.5", "nan"}
 
 
 @pytest.mark.spark

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -30,6 +31,7 @@ from featurestore.errors import (
     UnsupportedType,
 )
 from featurestore.hashing import canonical_bytes, row_hash
+from featurestore.model.manifest import MissingLabels
 from featurestore.model.requests import TimeSplit, TrainingDatasetRequest
 from featurestore.training.dataset import TrainingDataset
 from featurestore.training.export.hashed_rows import HashedRows, hash_rows
@@ -208,7 +210,7 @@ def test_label_counts_omit_non_class_labels(empty_store: FeatureStore) -> None:
         }
     )
     dataset = empty_store.create_training_dataset(
-        table, "d", label=["vector", "ragged", "raw"], key="x"
+        table, "d", label=["vector", "ragged", "raw"], key="x", missing_labels="weight_zero"
     )
     assert dataset.manifest.split("train").label_counts == {}
     many = pa.table({"x": pa.array(range(5000)), "price": pa.array([n / 7 for n in range(5000)])})
@@ -216,33 +218,111 @@ def test_label_counts_omit_non_class_labels(empty_store: FeatureStore) -> None:
     assert dataset.manifest.split("train").label_counts == {}, "thousands of values are no classes"
 
 
-@pytest.mark.parametrize(("values", "has_counts"), [(999, True), (1000, False)])
-def test_label_counts_cover_1000_values_including_null(
+@pytest.mark.parametrize(("values", "has_counts"), [(1000, True), (1001, False)])
+def test_label_counts_cover_1000_values(
     empty_store: FeatureStore, values: int, has_counts: bool
 ) -> None:
     labels = [n % values / 7 for n in range(3_000)]
     table = pa.table({"x": pa.array(range(3_010)), "y": pa.array([*labels, *[None] * 10])})
-    dataset = empty_store.create_training_dataset(table, "d", label="y", key="x", shards=1)
-    counts = dataset.manifest.split("train").label_counts
-    assert bool(counts) == has_counts
+    dataset = empty_store.create_training_dataset(
+        table, "d", label="y", key="x", shards=1, missing_labels="weight_zero"
+    )
+    split = dataset.manifest.split("train")
+    assert bool(split.label_counts) == has_counts
+    assert split.nulls == {"y": 10}
     if has_counts:
-        assert (len(counts["y"]), counts["y"]["null"]) == (1000, 10)
-        assert sum(counts["y"].values()) == 3_010
+        assert (len(split.label_counts["y"]), sum(split.label_counts["y"].values())) == (
+            1000,
+            3_000,
+        )
+
+
+def test_missing_labels_are_refused_dropped_or_weighted(
+    empty_store: FeatureStore, capsys: pytest.CaptureFixture[str], subtests: Any
+) -> None:
+    rows = [{"id": n, "x": n / 2, "y": n % 5 or None, "order": n % 7 or None} for n in range(70)]
+    empty_store.create_featuregroup(rows, "events", primary_key="id")
+    table = pa.Table.from_pylist(rows)
+    arguments: dict[str, Any] = {"key": "id", "splits": {"train": 0.5, "test": 0.5}}
+    forms: dict[str, Any] = {
+        "frame": lambda: empty_store.get_featuregroup("events"),
+        "df": table.to_pandas,
+        "stream": lambda: pa.RecordBatchReader.from_batches(table.schema, table.to_batches(9)),
+    }
+    for form, make in forms.items():
+        for label, missing in (("y", 14), ("order", 10), (["y", "order"], 22)):
+            for data_format in ("tfrecord", "parquet", "csv"):
+                with subtests.test(form=form, label=label, data_format=data_format):
+                    options = {**arguments, "label": label, "data_format": data_format}
+                    before = empty_store.get_latest_training_dataset_version("d")
+                    with pytest.raises(
+                        InvalidArgument, match=r"is null in 1\d of 70 rows"
+                    ) as refused:
+                        empty_store.create_training_dataset(make(), "d", **options)
+                    assert empty_store.get_latest_training_dataset_version("d") == before
+                    if form != "stream" and isinstance(label, str):
+                        variables = {form: make()}
+                        exec(str(refused.value.hint).split(", or ")[0], variables)
+                        dataset = empty_store.create_training_dataset(
+                            variables[form], "d", **options
+                        )
+                        assert sum(map(dataset.num_rows, dataset.splits)) == 70 - missing
+                    capsys.readouterr()
+                    dropped = empty_store.create_training_dataset(
+                        make(), "d", missing_labels="drop", **options
+                    )
+                    assert f"{missing} rows without label were dropped" in capsys.readouterr().out
+                    assert dropped.manifest.missing_labels == MissingLabels("drop", missing)
+                    ids = [
+                        n
+                        for split in dropped.splits
+                        for n in dropped.read(split).to_arrow()["id"].to_pylist()
+                    ]
+                    labels = [label] if isinstance(label, str) else label
+                    assert sorted(ids) == [
+                        row["id"] for row in rows if all(row[name] is not None for name in labels)
+                    ]
+                    weighted = empty_store.create_training_dataset(
+                        make(), "d", missing_labels="weight_zero", **options
+                    )
+                    assert f"{missing} rows without label have weight 0" in capsys.readouterr().out
+                    assert sum(map(weighted.num_rows, weighted.splits)) == 70
+                    if form == "frame":
+                        assert dropped.verify(recompute=True).ok
+                        assert weighted.verify(recompute=True).ok
+
+
+def test_missing_labels_policy_is_checked(empty_store: FeatureStore) -> None:
+    table = pa.table({"x": [1.0, 2.0], "y": pa.array([None, None], pa.int64())})
+    for arguments, text in (
+        ({"label": "x", "missing_labels": "dorp"}, "missing_labels='drop'"),
+        ({"missing_labels": "drop"}, "needs a label"),
+        ({"label": "y", "missing_labels": "drop"}, "null in all 2 rows"),
+        ({"label": "y", "missing_labels": "weight_zero"}, "null in all 2 rows"),
+        ({"label": "y"}, "null in all 2 rows"),
+    ):
+        with pytest.raises(InvalidArgument, match=text):
+            empty_store.create_training_dataset(table, "d", **arguments)  # type: ignore[arg-type]
 
 
 def test_label_proportions_are_reported_per_split(
     empty_store: FeatureStore, example: Example
 ) -> None:
     rules = {"splits": {"train": 0.5, "test": 0.5}, "label": ["label", "word"], "key": "at"}
-    dataset = empty_store.create_training_dataset(example(), "d", **rules)  # type: ignore[arg-type]
+    dataset = empty_store.create_training_dataset(
+        example(),
+        "d",
+        missing_labels="weight_zero",
+        **rules,  # type: ignore[arg-type]
+    )
     for split in dataset.splits:
         rows = rows_of(dataset, split)
         for label in ("label", "word"):
             shares = dataset.label_proportions[split][label]
             assert sum(shares.values()) == pytest.approx(1)
-            for value in {row[label] for row in rows}:
-                expected = sum(row[label] == value for row in rows) / len(rows)
-                assert shares["null" if value is None else str(value)] == pytest.approx(expected)
+            values = [row[label] for row in rows if row[label] is not None]
+            expected = {str(value): values.count(value) / len(values) for value in set(values)}
+            assert shares == pytest.approx(expected)
 
 
 def test_write_shards_rows_differing_from_counts_raises(

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from featurestore.arrow.casts import cast_batch
 from featurestore.hashing import row_hash
+from featurestore.model.manifest import DROP
 from featurestore.model.plan import FeaturePlan
 from featurestore.model.requests import FractionSplit
 from featurestore.plugins.engine import Accumulator, BatchFunction, Engine, HoldsRows, Relation
@@ -40,6 +41,7 @@ from featurestore.training.export.boundaries import (
     to_sortable,
 )
 from featurestore.training.export.request import ExportRequest
+from featurestore.usersql.text import quote
 
 _SPLIT_HASH = "__fs_split_hash"
 _INSIDE = "__fs_chosen"
@@ -217,6 +219,27 @@ def hash_rows(
     if is_pinned_group and not relation.single_use:
         return hashed
     return HashedRows(engine.stage(rows, directory), None, request)
+
+
+def handle_missing_labels(engine: Engine, rows: HashedRows) -> tuple[HashedRows, int]:
+    """Drop the rows that lack a label if the request says so; return the rows and their number."""
+    if rows.request.missing_labels != DROP:
+        return rows, 0
+    missing = missing_labels_predicate(engine, rows.request.labels)
+    dropped = engine.count(engine.filter(rows.source, missing))
+    if not dropped:
+        return rows, 0
+    labeled = engine.filter(rows.source, f"NOT ({missing})")
+    unhashed = rows.unhashed
+    if unhashed is not None:
+        unhashed = engine.filter(unhashed, f"NOT ({missing})")
+    return replace(rows, source=labeled, unhashed=unhashed), dropped
+
+
+def missing_labels_predicate(engine: Engine, labels: Sequence[str]) -> str:
+    """Return the SQL condition of rows that lack any of the labels."""
+    names = [quote(name, dialect=engine.dialect) for name in labels]
+    return " OR ".join(f"{name} IS NULL" for name in names)
 
 
 def _hash_function(request: ExportRequest) -> HashRows:

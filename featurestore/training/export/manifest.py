@@ -17,15 +17,17 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.schemas import type_from_json, type_to_json
-from featurestore.errors import DataWarning, InvalidArgument, listing
+from featurestore.errors import DataWarning, FeatureStoreError, InvalidArgument, listing
 from featurestore.ingest import open_relation, peek_language
 from featurestore.model.arguments import warn_caller
 from featurestore.model.manifest import (
+    WEIGHT_ZERO,
     Manifest,
     ManifestColumn,
     ManifestFile,
     ManifestShard,
     ManifestSplit,
+    MissingLabels,
 )
 from featurestore.model.roles import Role
 from featurestore.model.times import utc_now
@@ -40,8 +42,15 @@ from featurestore.training.export.request import (
 )
 from featurestore.training.export.shard_plan import ShardPlan
 from featurestore.training.export.shards import ShardSummary, summaries_by_split
+from featurestore.usersql import predicate
+from featurestore.usersql.text import DIALECT, quote
 
 _ROWS_PER_CLASS = 10  # average from which on contiguous numbers count as class codes
+# Lines that remove rows without label, by dataframe library.
+_DROP_NULLS = {
+    "pandas": "df = df.dropna(subset=[{!r}])",
+    "polars": "df = df.drop_nulls([{!r}])",
+}
 _LIBRARIES = ("featurestore", "numpy", "pyarrow", "petastorm")
 
 
@@ -54,8 +63,18 @@ def build_manifest(
     run_id: str,
     provenance: Provenance,
     dropped_rows: int | None = None,
+    unlabeled_rows: int = 0,
 ) -> Manifest:
-    """Build the manifest of a dataset from the summaries of its shards."""
+    """Build the manifest of a dataset from the summaries of its shards.
+
+    ``unlabeled_rows`` were dropped, because they lack a label.
+    """
+    splits = _splits(request, plan, summaries)
+    missing_labels = None
+    if request.missing_labels != "error":
+        if request.missing_labels == WEIGHT_ZERO:
+            unlabeled_rows = sum(split.nulls.get(request.labels[0], 0) for split in splits)
+        missing_labels = MissingLabels(request.missing_labels, unlabeled_rows)
     written_files: list[WrittenFile] = []
     for summary in summaries:
         written_files += [summary.shard.file, *summary.shard.sidecars]
@@ -70,7 +89,7 @@ def build_manifest(
         compression=request.compression,
         columns=_columns(request.schema, request.format.encodings(plan.layout), request.roles),
         layout=plan.layout,
-        splits=_splits(request, plan, summaries),
+        splits=splits,
         files=(),
         plan=provenance.plan,
         plan_hash=provenance.plan_hash,
@@ -88,6 +107,7 @@ def build_manifest(
         view=provenance.view,
         reads=tuple(read.to_json() for read in provenance.reads),
         max_lengths=request.max_lengths,
+        missing_labels=missing_labels,
     )
 
 
@@ -172,7 +192,12 @@ def _splits(
                 shards=shards,
                 nulls=nulls,
                 label_counts=labels,
-                label_weights=class_weights(labels),
+                label_weights=class_weights(
+                    {
+                        name: _class_values(counts, request.schema.field(name).type)
+                        for name, counts in labels.items()
+                    }
+                ),
             )
         )
     return tuple(splits)
@@ -226,31 +251,41 @@ def _sum_counts(all_counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(sorted(total.items()))
 
 
-def check_labels(manifest: Manifest, labels: tuple[str, ...]) -> None:
-    """Refuse labels that are null in every row, and warn about labels that no model can learn.
+def _class_values(counts: Mapping[str, int], kind: pa.DataType) -> dict[str, int]:
+    """Return the counts of classes: all label values, except the NaN of a floating-point type."""
+    return {
+        value: count
+        for value, count in counts.items()
+        if not (value == "nan" and pat.is_floating(kind))
+    }
+
+
+def check_labels(manifest: Manifest, request: ExportRequest, *, language: str | None) -> None:
+    """Refuse rows without label, and warn about labels that no model can learn.
 
     Warnings concern datasets without rows, labels with a single class or NaN, and classes that are
-    missing in the training split.
+    missing in the training split. ``language`` is the dataframe library of the rows, None for a
+    FeatureFrame.
 
     Raises:
-        InvalidArgument: A label is null in every row.
+        InvalidArgument: A label is null in every row, or in some rows without a policy for them.
     """
     rows = sum(split.rows for split in manifest.splits)
     if not rows:
+        dropped = 0 if manifest.missing_labels is None else manifest.missing_labels.rows
+        if dropped:
+            raise _empty_label_error(listing(request.labels), dropped)
         warn_caller(f"training dataset {manifest.name!r} has no rows", DataWarning)
         return
-    for label in labels:
+    for label in request.labels:
         nulls = sum(split.nulls.get(label, 0) for split in manifest.splits)
         if nulls == rows:
-            raise InvalidArgument(
-                f"The label {label!r} is null in all {rows:,} rows.",
-                hint=f"inspect the column: df[{label!r}].value_counts(dropna=False)",
-            )
-        counts: Counter[str] = Counter()
-        for split in manifest.splits:
-            counts.update(split.label_counts.get(label, {}))
-        if len(counts) == 1 and nulls == 0:
-            (value,) = counts
+            raise _empty_label_error(repr(label), rows)
+        if nulls and request.missing_labels == "error":
+            raise _missing_label_error(request, label, f"{nulls:,} of {rows:,} rows", language)
+        classes = _total_classes(manifest, label)
+        if len(classes) == 1 and nulls == 0:
+            (value,) = classes
             warn_caller(
                 f"the label {label!r} of training dataset {manifest.name!r} has a single value: "
                 f"{value} in {rows:,} rows",
@@ -259,18 +294,48 @@ def check_labels(manifest: Manifest, labels: tuple[str, ...]) -> None:
         _warn_about_classes(manifest, label)
 
 
+def _empty_label_error(label: str, rows: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"The label {label} is null in all {rows:,} rows.",
+        hint="check the name of the label and the join that computes it",
+    )
+
+
+def _missing_label_error(
+    request: ExportRequest, label: str, rows: str, language: str | None
+) -> InvalidArgument:
+    """Return the error for rows without label, with the line that removes them."""
+    line = ""
+    if language is None:
+        condition = f"{label} is not null"
+        try:
+            predicate(condition, schema=request.schema, dialect=DIALECT)
+        except FeatureStoreError:  # a reserved word of SQL
+            condition = f"{quote(label)} is not null"
+        line = f"frame = frame.filter({condition!r}), or "
+    elif language in _DROP_NULLS:
+        line = f"{_DROP_NULLS[language].format(label)}, or "
+    return InvalidArgument(
+        f"The label {label!r} is null in {rows}, and a model would learn them as zeros.",
+        hint=f'{line}missing_labels="drop", or missing_labels="weight_zero" to store these rows '
+        "with the weight 0",
+    )
+
+
+def _total_classes(manifest: Manifest, label: str) -> Counter[str]:
+    """Return the row count of each label value, NaN included, over all splits."""
+    totals: Counter[str] = Counter()
+    for split in manifest.splits:
+        totals.update(split.value_counts(label) or {})
+    return totals
+
+
 def _warn_about_classes(manifest: Manifest, label: str) -> None:
     """Warn about NaN labels, and about classes that are missing in the training split."""
-    nan_count = 0
-    training_classes: set[str] | None = None
-    training_split = next(
-        (each for each in manifest.splits if each.name == "train"), manifest.splits[0]
-    )
-    for split in manifest.splits:
-        counts = split.label_counts.get(label, {})
-        nan_count += sum(count for value, count in counts.items() if value.lower() == "nan")
-        if split is training_split:
-            training_classes = {value for value, count in counts.items() if count}
+    kind = type_from_json(manifest.column(label).type)
+    totals = _total_classes(manifest, label)
+    classes = _class_values(totals, kind)
+    nan_count = sum(totals.values()) - sum(classes.values())
     if nan_count:
         warn_caller(
             f"the label {label!r} of training dataset {manifest.name!r} is NaN in {nan_count:,} rows: "
@@ -278,17 +343,15 @@ def _warn_about_classes(manifest: Manifest, label: str) -> None:
             "removes them",
             DataWarning,
         )
-    totals: Counter[str] = Counter()
-    for split in manifest.splits:
-        totals.update(split.label_counts.get(label, {}))
-    kind = type_from_json(manifest.column(label).type)
-    if not training_classes or pat.is_temporal(kind) or not _are_class_values(totals):
+    training_split = next(
+        (split for split in manifest.splits if split.name == "train"), manifest.splits[0]
+    )
+    training_classes = training_split.value_counts(label)
+    if not training_classes or pat.is_temporal(kind) or not _are_class_values(classes):
         return
     for split in manifest.splits:
-        counts = split.label_counts.get(label, {})
-        missing_classes = sorted(
-            value for value, count in counts.items() if count and value not in training_classes
-        )
+        split_classes = _class_values(split.value_counts(label) or {}, kind)
+        missing_classes = sorted(value for value in split_classes if value not in training_classes)
         if missing_classes:
             warn_caller(
                 f"the label {label!r} of training dataset {manifest.name!r} has classes in split "
@@ -305,7 +368,7 @@ def _are_class_values(counts: Mapping[str, int]) -> bool:
     too, since a test split normally has some values that the training split lacks.
     """
     try:
-        codes = sorted({float(value) for value in counts if value.lower() != "nan"})
+        codes = sorted({float(value) for value in counts})
     except ValueError:
         return True
     contiguous = bool(codes) and codes[0] in (0, 1) and codes[-1] - codes[0] == len(codes) - 1

@@ -11,14 +11,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow.column_lines import detect_language
 from featurestore.arrow.column_names import check_feature_names
 from featurestore.arrow.untyped import format_sql_casts, format_typing_lines, refuse_untyped
-from featurestore.errors import InvalidArgument
+from featurestore.errors import InvalidArgument, did_you_mean, listing
 from featurestore.external import LiveSource, find_live_sources, take_snapshot
 from featurestore.external.groups import get_external_rows
 from featurestore.ingest import to_relation
 from featurestore.model import display
 from featurestore.model.featuregroup import check_tags, normalize_tags
+from featurestore.model.manifest import DROP, MISSING_LABELS
 from featurestore.model.names import check_name
 from featurestore.model.plan import FeaturePlan, Source
 from featurestore.model.requests import TimeSplit, TrainingDatasetRequest
@@ -66,6 +68,7 @@ class ExportRequest:
     transformations: tuple[ColumnChain, ...] = ()
     fit_on: str = "train"
     max_lengths: Mapping[str, int] = field(default_factory=dict)
+    missing_labels: str = "error"
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -147,7 +150,24 @@ def check_request(
         transformations=transformations,
         fit_on=options.fit_on,
         max_lengths=check_max_lengths(options.max_lengths or {}, schema),
+        missing_labels=_check_missing_labels(options.missing_labels, labels),
     )
+
+
+def _check_missing_labels(policy: str, labels: Sequence[str]) -> str:
+    """Return the policy for rows without label, after checking it."""
+    if policy not in MISSING_LABELS:
+        raise InvalidArgument(
+            f"missing_labels={policy!r} is not one of {listing(MISSING_LABELS)}.",
+            hint=did_you_mean(str(policy), MISSING_LABELS, write="missing_labels={!r}")
+            or f"missing_labels={DROP!r}",
+        )
+    if policy != "error" and not labels:
+        raise InvalidArgument(
+            f"missing_labels={policy!r} needs a label.",
+            hint="create_training_dataset(..., label='column')",
+        )
+    return policy
 
 
 def _check_numbers(options: TrainingDatasetRequest) -> None:
@@ -205,6 +225,7 @@ class ExportData:
 
     ``dropped_rows`` computes from the row count how many label rows inner joins dropped; it is None
     without such a join. ``warn_of_nulls`` receives the row count and the null count of each column.
+    ``language`` is the dataframe library, None for a FeatureFrame.
     """
 
     relation: Callable[[], Relation]
@@ -215,6 +236,7 @@ class ExportData:
     roles: RoleRequest = field(default_factory=RoleRequest)
     dropped_rows: Callable[[int], int | None] | None = None
     warn_of_nulls: Callable[[int, Mapping[str, int]], None] | None = None
+    language: str | None = None
 
     @property
     def sources(self) -> list[Source]:
@@ -250,6 +272,7 @@ def export_data(session: Session, data: object, *, reads: Sequence[SourceRead] =
     """
     if isinstance(data, FeatureFrame) and data.plan is not None:
         return _planned_data(data, data.plan, reads)
+    language = None if isinstance(data, FeatureFrame) else detect_language(data)
     relation = to_relation(data, engine=session.engine)
     # A stream can be read once only, so its times are checked while it is exported.
     if not relation.single_use and not isinstance(data, FeatureFrame):
@@ -259,7 +282,7 @@ def export_data(session: Session, data: object, *, reads: Sequence[SourceRead] =
         reason = "the data was read from a source without a stored snapshot"
         reads = data.reads
     provenance = Provenance(reproducible=False, reproducible_reason=reason, reads=reads)
-    return ExportData(lambda: relation, relation.schema, provenance)
+    return ExportData(lambda: relation, relation.schema, provenance, language=language)
 
 
 def refuse_untyped_columns(schema: pa.Schema, *, language: str) -> None:

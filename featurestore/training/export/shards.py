@@ -307,8 +307,9 @@ class ShardCounts:
             self._labels[name] = None
             return
         for pair in pc.value_counts(array).to_pylist():
-            value = format_label_value(pair["values"])
-            counts[value] = counts.get(value, 0) + int(pair["counts"])
+            if pair["values"] is not None:  # counted among the nulls
+                value = format_label_value(pair["values"])
+                counts[value] = counts.get(value, 0) + int(pair["counts"])
         if len(counts) > MAX_LABEL_VALUES:
             self._labels[name] = None
 
@@ -322,13 +323,13 @@ def _has_many_values(array: Any) -> bool:
 def format_label_value(value: object) -> str:
     """Format a label value as a string, which is the key of its count.
 
-    >>> format_label_value(None), format_label_value(True), format_label_value(3)
-    ('null', 'true', '3')
+    >>> format_label_value(True), format_label_value(3), format_label_value(-0.0)
+    ('true', '3', '0.0')
     """
-    if value is None:
-        return "null"
     if isinstance(value, bool):
         return str(value).lower()
+    if value == 0 and isinstance(value, float):
+        return "0.0"  # -0.0 is the same class
     return str(value)
 
 
@@ -467,8 +468,9 @@ def _label_counts(pairs: Sequence[tuple[Any, int]] | None) -> dict[str, int] | N
         return None
     counts: dict[str, int] = {}
     for value, rows in pairs:
-        label = format_label_value(value)
-        counts[label] = counts.get(label, 0) + rows
+        if value is not None:
+            label = format_label_value(value)
+            counts[label] = counts.get(label, 0) + rows
     if len(counts) > MAX_LABEL_VALUES:
         return None
     return counts

@@ -104,6 +104,16 @@ def all_match(strings: pa.Array, type_name: str, rules: TextRules) -> bool:
     return not _parse(strings, arrow_type(type_name), _inference_rules(type_name, rules))[1]
 
 
+def is_typed_value(string: str, *type_names: str) -> bool:
+    """Return whether a string has one of the types, by default any type that is not a string.
+
+    >>> is_typed_value("2.5"), is_typed_value("2024-01-31"), is_typed_value("total")
+    (True, True, False)
+    """
+    names = type_names or INFERRED
+    return bool(string) and any(all_match(pa.array([string]), name, TextRules()) for name in names)
+
+
 def has_finite_number(strings: pa.Array) -> bool:
     """Return whether strings that fit "double" include a number other than ``nan`` and ``inf``."""
     return bool(pc.any(pc.match_substring_regex(strings, "[0-9]")).as_py())

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.column_names import check_feature_names, suggest_renames
+from featurestore.arrow.text_values import is_typed_value
 from featurestore.errors import InvalidArgument, InvalidName, listing
 from featurestore.external.groups import create_scratch_directory
 from featurestore.external.reading import has_parts, open_snapshot, read_batches, stage_partitions
@@ -31,6 +32,15 @@ from featurestore.session import Session
 from featurestore.sources.registration import check_folder_options, get, options_to_strings
 from featurestore.storage import files
 
+# The types of strings that a header field must have to be a value of a column; other types are read
+# only from their own strings.
+_TEXT_TYPES = {
+    "bool": ("boolean",),
+    "int64": ("double",),
+    "double": ("double",),
+    "date32": ("date",),
+    "timestamp": ("timestamp", "timestamp with zone"),
+}
 _BAD_ROWS = pa.schema(
     [
         ("file", pa.string()),
@@ -256,7 +266,10 @@ def source_schema(
         description = snapshot.description(query)
     finally:
         snapshot.close()
-    check_names(spec, query, schema.names)
+    header_types = {} if description is None else description["columns"]
+    if description is not None and not description["dialect"].get("header"):
+        header_types = {}
+    check_names(spec, query, schema.names, header_types=header_types)
     if description is not None and description["unread"]:
         unread = description["unread"]
         warn_caller(
@@ -268,8 +281,17 @@ def source_schema(
     return schema
 
 
-def check_names(spec: SourceSpec, query: SourceQuery, names: Sequence[str]) -> None:
-    """Raise an error for invalid feature names; the hint shows a call that renames the columns."""
+def check_names(
+    spec: SourceSpec,
+    query: SourceQuery,
+    names: Sequence[str],
+    *,
+    header_types: Mapping[str, str] | None = None,
+) -> None:
+    """Raise an error for invalid feature names; the hint shows a call that names the columns.
+
+    ``header_types`` are the types of the columns below a header line, by the names in this line.
+    """
     try:
         check_feature_names(names)
     except InvalidName as error:
@@ -286,11 +308,38 @@ def check_names(spec: SourceSpec, query: SourceQuery, names: Sequence[str]) -> N
         originals = {new: old for old, new in renames.items()}
         for name, new in suggest_renames(names).items():
             renames[originals.get(name, name)] = new
-        arguments.append(f"rename={renames!r}")
-        raise InvalidName(
-            error.message,
-            hint=f"read_source({', '.join(arguments)}) renames them; rename='snake_case' renames all",
-        ) from error
+        rename_argument = f"rename={renames!r}"
+        renaming_call = f"read_source({', '.join([*arguments, rename_argument])})"
+        hint = f"{renaming_call} renames them; rename='snake_case' renames all"
+        # With a header, the values of this line would be lost.
+        if header_types and _is_data_line(header_types):
+            new_names = [f"column_{number}" for number in range(1, len(header_types) + 1)]
+            arguments += ["header=False", f"names={new_names!r}"]
+            hint = (
+                f"read_source({', '.join(arguments)}) reads line 1 as data; if it is the header: "
+                f"{rename_argument}"
+            )
+        raise InvalidName(error.message, hint=hint) from error
+
+
+def _is_data_line(types: Mapping[str, str]) -> bool:
+    """Return whether each field of a header line has the type of the values below it."""
+    typed_columns = {name: kind for name, kind in types.items() if kind != "string"}
+    if not typed_columns:
+        return any(is_typed_value(name) for name in types)
+    for name, kind in typed_columns.items():
+        word = kind.partition("[")[0]
+        if not is_typed_value(name, *_TEXT_TYPES.get(word, ())):
+            return False
+    return len(typed_columns) == 1 or not _are_consecutive_years(list(typed_columns))
+
+
+def _are_consecutive_years(names: Sequence[str]) -> bool:
+    """Return whether names are those of a table with one column per year."""
+    if not all(name.isdecimal() and 1900 <= int(name) <= 2100 for name in names):
+        return False
+    first = int(names[0])
+    return [int(name) for name in names] == list(range(first, first + len(names)))
 
 
 def check_time(spec: SourceSpec, query: SourceQuery, schema: pa.Schema, time: str) -> None:

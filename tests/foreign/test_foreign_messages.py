@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +61,52 @@ def test_hint_calls_read_the_files(
             assert call is not None, hint
             frame = eval(f"store.{call[0]}", {"store": empty_store})
             frame.to_arrow()
+
+
+# The bytes of a file, and the values of its cells in every line that is not a header or title.
+CELLS: list[tuple[bytes, list[list[str]]]] = [
+    ("id,x\n1,Zürich\n".encode("utf-16"), [["1", "Zürich"]]),
+    (codecs.BOM_UTF16_BE + "id,x\n1,Zürich\n".encode("utf-16-be"), [["1", "Zürich"]]),
+    ("id,x\n1,Zurich\n".encode("utf-16-le"), [["1", "Zurich"]]),
+    ("id,x\n1,Zürich\n".encode("utf-16-be"), [["1", "Zürich"]]),
+    ("id,x\n1,Zürich €\n".encode("utf-32"), [["1", "Zürich €"]]),
+    ("id,x\n1,“Zürich” … 5 €\n".encode("cp1252"), [["1", "“Zürich” … 5 €"]]),
+    ("id,x\n1,Zürich\n".encode("latin-1"), [["1", "Zürich"]]),
+    (b"id,x\n1,\x81\n", [["1", "\x81"]]),
+    (b"1,2.5\n2,3.5\n", [["1", "2.5"], ["2", "3.5"]]),
+    (b"1,2.5\n2,3\n", [["1", "2.5"], ["2", "3.0"]]),
+    (b"1,1\n2,3\n", [["1", "1"], ["2", "3"]]),
+    (b"alice,30\nbob,31\n", [["alice", "30"], ["bob", "31"]]),
+    (b"alice,1990\nbob,1991\n", [["alice", "1990"], ["bob", "1991"]]),
+    (b"a b,true\nc d,false\n", [["a b", "True"], ["c d", "False"]]),
+    (b"2024-01-01,5\n2024-01-02,6\n", [["2024-01-01", "5"], ["2024-01-02", "6"]]),
+    (b"country,2020,2021\nFR,1,2\n", [["FR", "1", "2"]]),
+    ("Total €,1978\n1,2\n".encode(), [["1", "2"]]),
+    (b"x,x\n1,2\n", [["1", "2"]]),
+    (b"Report of 2024\nid,x\n1,2\n", [["1", "2"]]),
+]
+
+
+def test_hint_calls_lose_no_values(
+    lake: Lake, empty_store: FeatureStore, subtests: pytest.Subtests
+) -> None:
+    for data, rows in CELLS:
+        with subtests.test(f"{data!r}"):
+            with pytest.raises(FeatureStoreError) as refusal:
+                lake({"a.csv": data}).to_arrow()
+            call = re.match(r"read_source\(.*\)(?= (reads|renames))", str(refusal.value.hint))
+            assert call is not None, refusal.value.hint
+            table = eval(f"store.{call[0]}", {"store": empty_store}).to_arrow()
+            cells = [[str(cell) for cell in row.values()] for row in table.to_pylist()]
+            assert cells == rows
+
+
+def test_first_data_line_is_never_skipped_as_title(lake: Lake, subtests: pytest.Subtests) -> None:
+    for text in ("alice,nyc\nbob,paris,x\ncarl,rome\n", "carl\nbob,paris\nada,rome\n"):
+        with subtests.test(text):
+            with pytest.raises(FeatureStoreError) as refusal:
+                lake({"a.csv": text}).to_arrow()
+            assert "skip_rows" not in str(refusal.value.hint)
 
 
 def test_option_hints_name_valid_options(empty_store: FeatureStore, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import io
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NoReturn, TextIO
 
 import numpy as np
@@ -22,8 +23,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
-from featurestore.errors import FeatureStoreError
+from featurestore.errors import FeatureStoreError, InvalidSourceFile
 from featurestore.plugins.source import BadRow
+from featurestore_connectors.sources.folders.encodings import detect_encoding, undecodable_line
 from featurestore_connectors.sources.folders.listing import FolderFile
 from featurestore_connectors.sources.folders.tables import (
     BadRows,
@@ -73,7 +75,11 @@ class CsvFileParser:
             self._raise_parse_error(error, None)
         if batch is None or batch.num_rows == 0:
             return None
-        return [column[0].as_py() or "" for column in batch.columns]
+        fields = [column[0].as_py() or "" for column in batch.columns]
+        # Latin letters in UTF-16 without a byte order mark are also UTF-8.
+        if any("\0" in field for field in fields):
+            raise self._encoding_error()
+        return fields
 
     def batches(self, width: int, columns: Sequence[int]) -> Iterator[pa.RecordBatch]:
         """Yield the columns at the indices ``columns`` as strings, without the header.
@@ -202,19 +208,25 @@ class CsvFileParser:
 
     def _report_ragged(self, width: int) -> None:
         """Add the records with another number of fields to the bad rows."""
-        hint = None
-        for number, (line, fields) in enumerate(self._strictly(width)):
+        hint = self._title_hint(width)
+        for line, fields in self._strictly(width):
             if len(fields) == width:
                 continue
-            # If the first record has another width than the header, the header may be on a later
-            # line.
-            if number == 0 and self.dialect.header and _can_be_header(fields):
-                call = self._bad_rows.table.call(skip_rows=line - 1)
-                hint = f"{call} reads line {line} as the header"
             text = self.dialect.delimiter.join(fields)
             reason = f"{_count_phrase(len(fields))}, but the first line has {width}"
             row = BadRow(self.file.name, line, None, f"{reason}: {truncate_text(text)!r}", text)
             self._bad_rows.add(row, hint=hint)
+
+    def _title_hint(self, width: int) -> str | None:
+        """Return the hint for a title above the header, or None if the first line may be data."""
+        (line, fields), *others = [*islice(self._strictly(width), 2)] or [(0, [])]
+        if not self.dialect.header or width > 1 or not _can_be_header(fields):
+            return None
+        # The line after a header has a value that is not a name.
+        if any(len(row) != len(fields) or _can_be_header(row) for _, row in others):
+            return None
+        call = self._bad_rows.table.call(skip_rows=line - 1)
+        return f"{call} reads line {line} as the header"
 
     def _strictly(self, width: int) -> Iterator[tuple[int, list[str]]]:
         try:
@@ -228,6 +240,20 @@ class CsvFileParser:
         call = self._bad_rows.table.call(quote="")
         return f"{call} reads quotes as ordinary characters"
 
+    def _encoding_error(self) -> InvalidSourceFile:
+        """Return the error for bytes that are not text in the declared encoding."""
+        declared, table = self.dialect.encoding, self._bad_rows.table
+        encoding = detect_encoding(self.file, declared)
+        line = undecodable_line(self.file, declared)
+        position = "" if line is None else f" line {line[0]}"
+        hint = f"{table.call(encoding=encoding)} reads every byte"
+        if line is not None and not encoding.startswith("utf"):
+            text = truncate_text(line[1].decode(encoding).rstrip("\r"))
+            hint = f"{hint}, and this line as {text!r}"
+        return table.invalid_file_error(
+            f"{self.file.name}{position}: the bytes are not {declared}.", hint=hint
+        )
+
     def _raise_parse_error(self, error: Exception, width: int | None) -> NoReturn:
         """Raise an error with the number of the line that Arrow's parser rejected."""
         table = self._bad_rows.table
@@ -240,12 +266,7 @@ class CsvFileParser:
                 f"{self.file.name} line {error.line}: {error}.", hint=self._dialect_hint()
             ) from None
         if isinstance(error, UnicodeDecodeError) or "UTF8" in str(error):
-            line = undecodable_line(self.file, self.dialect)
-            position = "" if line is None else f" line {line}"
-            raise table.invalid_file_error(
-                f"{self.file.name}{position}: the bytes are not {self.dialect.encoding}.",
-                hint=f"{table.call(encoding='latin-1')} reads every byte",
-            ) from None
+            raise self._encoding_error() from None
         if width is not None:
             self._report_ragged(width)
         if "straddling" in str(error):
@@ -456,28 +477,3 @@ def _short_message(message: str) -> str:
     if "expected after" in message:
         return "text follows a closing quote"
     return message
-
-
-def undecodable_line(file: FolderFile, dialect: CsvDialect) -> int | None:
-    """Return the number of the first undecodable line, or None for 16-bit and 32-bit encodings."""
-    # In these encodings, the byte of a line feed also occurs in other characters.
-    if dialect.encoding.startswith(("utf-16", "utf-32")):
-        return None
-    number = 0
-    with file.open() as stream:
-        remainder = b""
-        while chunk := stream.read(1 << 20):
-            *lines, remainder = (remainder + chunk).split(b"\n")
-            for each in lines:
-                number += 1
-                if not _is_decodable(each, dialect.encoding):
-                    return number
-    return None if _is_decodable(remainder, dialect.encoding) else number + 1
-
-
-def _is_decodable(line: bytes, encoding: str) -> bool:
-    try:
-        line.decode(encoding)
-    except UnicodeDecodeError:
-        return False
-    return True

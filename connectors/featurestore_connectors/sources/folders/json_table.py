@@ -14,7 +14,7 @@ from featurestore.arrow.types import is_nested
 from featurestore.errors import FeatureStoreError, InvalidSourceFile
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import BadRow
-from featurestore_connectors.sources.folders.csv_parsers import CsvDialect, undecodable_line
+from featurestore_connectors.sources.folders.encodings import undecodable_line
 from featurestore_connectors.sources.folders.listing import FolderFile
 from featurestore_connectors.sources.folders.options import TableName
 from featurestore_connectors.sources.folders.scan import JsonScan
@@ -268,7 +268,8 @@ def parse_document(file: FolderFile, table: TableName, *, exact: bool) -> Iterat
                     batch = JsonObjects([], [], [], [])
     except UnicodeDecodeError:
         # The decoder does not report the line, so it is searched in a second pass.
-        line_number = undecodable_line(file, CsvDialect())
+        line = undecodable_line(file, "utf-8")
+        line_number = None if line is None else line[0]
         raise table.invalid_file_error(
             f"{file.name} line {line_number}: the bytes are not UTF-8."
         ) from None

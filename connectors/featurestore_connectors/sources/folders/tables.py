@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featurestore.arrow.schemas import type_from_json, type_to_json
-from featurestore.arrow.text_values import TextRules, arrow_type, parse_texts
+from featurestore.arrow.text_values import TextRules, arrow_type, is_typed_value, parse_texts
 from featurestore.errors import (
     InvalidArgument,
     InvalidSourceFile,
@@ -249,9 +249,12 @@ def check_names(names: Sequence[str], table: TableName, file: FolderFile, *, lin
     duplicates = sorted({name for name in names if names.count(name) > 1})
     if duplicates:
         renamed = [f"column_{number}" for number in range(1, len(names) + 1)]
+        hint = f"{table.call(header=False, skip_rows=line, names=renamed)} renames them"
+        if any(is_typed_value(name) for name in duplicates):
+            call = table.call(header=False, names=renamed)
+            hint = f"{call} reads line {line} as data; if it is the header, add skip_rows={line}"
         raise table.invalid_file_error(
-            f"{file.name} line {line}: duplicate columns {listing(duplicates)}.",
-            hint=f"{table.call(header=False, skip_rows=line, names=renamed)} renames them",
+            f"{file.name} line {line}: duplicate columns {listing(duplicates)}.", hint=hint
         )
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from featurestore.arrow.batches import is_item_rows
 from featurestore.errors import NullsInColumns
 from featurestore.plugins.format import Plane
-from featurestore.readers.columns import PADDING_WEIGHT, PRESENT, SelectedColumn, Values
+from featurestore.readers.columns import PADDING_WEIGHT, SelectedColumn, Values
 from featurestore.readers.order import PADDING, EpochOrder, ReaderOrder, Rows
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -233,7 +233,7 @@ class Packing:
         for column in self.columns:
             result[column.name] = column.dtype, column.shape
             if column.masked:
-                result[column.name + PRESENT] = np.dtype(np.bool_), ()
+                result[column.mask] = np.dtype(np.bool_), ()
         if self.has_padding_weights:
             result[PADDING_WEIGHT] = np.dtype(np.float32), ()
         return result
@@ -259,7 +259,7 @@ class Packing:
         planes_by_output: dict[str, Plane] = {}
         for column in self.columns:
             if column.masked:
-                planes_by_output[column.name + PRESENT] = Plane(column.name, presence=True)
+                planes_by_output[column.mask] = Plane(column.name, presence=True)
         for column in self.columns:
             planes_by_output[column.name] = Plane(column.name)
         return [list(map(planes_by_output.get, names)) for names in self.groups.values()]
@@ -344,5 +344,5 @@ def add_masks(columns: tuple[SelectedColumn, ...], values: Mapping[str, Values])
         if column.masked:
             if present is None:
                 present = np.ones(len(array), dtype=np.bool_)
-            arrays[column.name + PRESENT] = present
+            arrays[column.mask] = present
     return arrays

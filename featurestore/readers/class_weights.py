@@ -20,7 +20,6 @@ from featurestore.model.manifest import Manifest, ManifestColumn
 from featurestore.readers.batches import Arrays
 from featurestore.readers.columns import (
     PADDING_WEIGHT,
-    PRESENT,
     SAMPLE_WEIGHT,
     SelectedColumn,
     to_numpy,
@@ -79,7 +78,7 @@ class ClassWeighting:
 
     labels: tuple[LabelWeights, ...]
     weight: str | None
-    masked_labels: tuple[str, ...] = ()
+    masked_labels: tuple[SelectedColumn, ...] = ()
 
     @property
     def name(self) -> str:
@@ -94,7 +93,7 @@ class ClassWeighting:
         if padding is not None:
             real &= padding > 0
         for label in self.masked_labels:
-            real &= result.pop(label + PRESENT)
+            real &= result.pop(label.mask)
         total: Any = real.astype(np.float32)
         for label_weights in self.labels:
             total = total * label_weights.row_weights(arrays[label_weights.label], real)
@@ -107,7 +106,7 @@ class ClassWeighting:
     def columns(self, selected: tuple[SelectedColumn, ...]) -> tuple[SelectedColumn, ...]:
         """Return the selected columns, with the weight column appended or replaced."""
         other_columns = tuple(
-            replace(column, masked=False) if column.name in self.masked_labels else column
+            replace(column, masked=False) if column.label else column
             for column in selected
             if column.name != self.name
         )
@@ -133,7 +132,7 @@ def build_class_weighting(
         InvalidArgument: No label is read, the label has no classes, or a weight is not a number.
     """
     labels = [column.name for column in selected if column.label]
-    masked_labels = tuple(column.name for column in selected if column.label and column.masked)
+    masked_labels = tuple(column for column in selected if column.label and column.masked)
     if class_weights is None and not masked_labels:
         return None
     if not labels:

@@ -21,6 +21,12 @@ from featurestore.arrow.casts import cast_bytes
 from featurestore.arrow.schemas import type_from_json
 from featurestore.arrow.types import numpy_type
 from featurestore.errors import InvalidArgument, NullsInColumns, UnsupportedType, listing
+from featurestore.model.derived_names import (
+    PRESENT,
+    NamedColumn,
+    check_distinct_names,
+    mask_name,
+)
 from featurestore.model.manifest import WEIGHT_ZERO, Manifest, ManifestSplit
 
 Values = tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]
@@ -30,7 +36,7 @@ Nulls: TypeAlias = Literal["error", "mask"] | Mapping[str, Any]
 SAMPLE_WEIGHT = "sample_weight"
 # Internal name of the padding weights. It is not a valid column name.
 PADDING_WEIGHT = "__fs_weight"
-PRESENT = "_present"
+_LABEL_MASK = "__fs_present_"
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,11 @@ class SelectedColumn:
     masked: bool = False
     byte_rows: bool = False
     items: np.dtype[Any] | None = None
+
+    @property
+    def mask(self) -> str:
+        """The name of the mask; that of a label is internal, since readers do not yield it."""
+        return _LABEL_MASK + self.name if self.label else mask_name(self.name)
 
     @property
     def zero(self) -> Any:
@@ -87,6 +98,7 @@ def select_columns(
         InvalidArgument: A column or the null policy is unknown.
         UnsupportedType: Columns have no fixed shape; the message lists all of them.
         NullsInColumns: Columns have nulls and no policy covers them.
+        ColumnConflict: A column has the name of a mask.
     """
     names = _column_names(manifest, columns)
     labels = {column.name for column in manifest.columns if column.role == "label"}
@@ -124,6 +136,7 @@ def select_columns(
             )
         )
     _refuse_ragged(selected)
+    _check_mask_names(selected)
     _refuse_missing_labels(split, [name for name in names if name in labels - masked])
     if nulls != "mask":
         handled = {*fills, *null_handling, *labels}
@@ -203,6 +216,21 @@ def value_dtype_and_shape(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, 
     return numpy_type(kind), shape
 
 
+def _check_mask_names(columns: Sequence[SelectedColumn]) -> None:
+    """Refuse a column that has the name of the mask of another column."""
+    names = [NamedColumn(column.name, f"column {column.name!r}") for column in columns]
+    masks = []
+    for column in columns:
+        if column.masked:
+            masks.append(NamedColumn(column.mask, f"the mask of column {column.name!r}"))
+
+    def hint(mask: NamedColumn) -> str:
+        others = [column.name for column in columns if column.name.lower() != mask.name.lower()]
+        return f"columns={others}, or rename the column before the dataset is created"
+
+    check_distinct_names([*names, *masks], hint=hint)
+
+
 def _refuse_ragged(columns: Sequence[SelectedColumn]) -> None:
     ragged: list[str] = []
     regular: list[str] = []
@@ -240,7 +268,7 @@ def _refuse_nulls(split: ManifestSplit, names: Sequence[str]) -> None:
     if columns_with_nulls:
         raise NullsInColumns(
             f"These columns have nulls: {', '.join(columns_with_nulls)}.",
-            hint='nulls="mask" adds <column>_present, nulls={column: value} fills them',
+            hint=f'nulls="mask" adds <column>{PRESENT}, nulls={{column: value}} fills them',
         )
 
 

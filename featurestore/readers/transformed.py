@@ -19,7 +19,6 @@ from featurestore.readers.batches import Arrays, Packing, StepRange
 from featurestore.readers.blocks import RecordBlocks, WindowBlocks
 from featurestore.readers.columns import (
     PADDING_WEIGHT,
-    PRESENT,
     Nulls,
     SelectedColumn,
     select_columns,
@@ -87,8 +86,8 @@ class TransformedColumns:
         """Return decoded arrays with the transformation applied."""
         result: Arrays = {}
         padding = arrays.get(PADDING_WEIGHT)
-        for column in self.columns:
-            present = arrays.get(column.name + PRESENT)
+        for column, file_column in zip(self.columns, self.file_columns, strict=True):
+            present = arrays[column.mask] if file_column.masked else None
             values = self._values(column, arrays[column.name], present)
             if column.label and self.transform.form(column.name) is not None:
                 real = None if padding is None else padding > 0
@@ -97,7 +96,7 @@ class TransformedColumns:
                 values = zero_based_label_codes(self.transform, column.name, values, real=real)
             result[column.name] = values
             if column.masked and present is not None:
-                result[column.name + PRESENT] = present
+                result[column.mask] = present
         for name, array in arrays.items():
             if name not in result and not self._is_mask(name):
                 result[name] = array  # padding weights
@@ -113,7 +112,7 @@ class TransformedColumns:
         return result
 
     def _is_mask(self, name: str) -> bool:
-        return any(name == column.name + PRESENT for column in self.file_columns if column.masked)
+        return any(name == column.mask for column in self.file_columns if column.masked)
 
 
 def zero_based_label_codes(
@@ -232,5 +231,5 @@ def feature_forms(
         if column.items is not None:
             forms[column.name] = column.items, (None,)
         if column.masked:
-            forms[column.name + PRESENT] = np.dtype(np.bool_), ()
+            forms[column.mask] = np.dtype(np.bool_), ()
     return forms

@@ -9,7 +9,8 @@ from functools import partial
 
 import pyarrow as pa
 
-from featurestore.errors import ColumnConflict, InvalidArgument, InvalidSql, NoJoinKey, listing
+from featurestore.errors import InvalidArgument, InvalidSql, NoJoinKey, listing
+from featurestore.model.derived_names import NamedColumn, check_distinct_names
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Source, WindowJoin, WindowOutput
 from featurestore.model.window_features import WindowFeature
@@ -113,15 +114,10 @@ def matched_spec(feature: Feature, window: WindowFeature) -> FeatureGroupSpec:
 
 
 def _check_names(requested: Sequence[RequestedWindow], *, labels: LabelSide) -> None:
-    owners_by_name = {name.lower(): f"the left column {name!r}" for name in labels.schema.names}
-    for _, window in requested:
-        folded = window.name.lower()
-        if folded in owners_by_name:
-            raise ColumnConflict(
-                f"{window} has the same output name {window.name!r} as {owners_by_name[folded]}.",
-                hint="name='...' in window(...)",
-            )
-        owners_by_name[folded] = str(window)
+    """Refuse windows with the name of another column."""
+    columns = [NamedColumn(name, f"the left column {name!r}") for name in labels.schema.names]
+    columns += [NamedColumn(window.name, str(window)) for _, window in requested]
+    check_distinct_names(columns, hint=lambda column: "name='...' in window(...)")
 
 
 def _matched_columns(

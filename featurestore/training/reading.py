@@ -17,6 +17,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import InvalidArgument, NullsInColumns, UnsupportedType, listing
+from featurestore.model.derived_names import NamedColumn, cell_names, check_distinct_names
 from featurestore.model.manifest import Manifest, ManifestColumn, ManifestShard
 from featurestore.model.paths import TRAININGDATASETS
 from featurestore.plugins.engine import find_engine
@@ -124,12 +125,14 @@ def matrix(
         UnsupportedType: Inputs are strings or times, which cannot be float32; the message lists all
             of them.
         NullsInColumns: Labels or list items are null.
+        ColumnConflict: An input has the name of an element of another input.
     """
     inputs = [
         _Input(column, _value_form(column, transform))
         for column in _input_columns(manifest, columns)
     ]
     _check_numeric(inputs)
+    _check_names(inputs)
     labels = [column for column in manifest.columns if column.role == "label"]
     rows = manifest.split(split).rows
     # One allocation of the final size: concatenating batches would need twice the memory.
@@ -182,7 +185,7 @@ class _Input:
         """The names of the matrix columns for this input."""
         if not self.form[1]:
             return [self.column.name]
-        return [f"{self.column.name}_{cell}" for cell in range(self.cells)]
+        return cell_names(self.column.name, self.cells)
 
     @property
     def is_number(self) -> bool:
@@ -237,6 +240,28 @@ def _check_numeric(inputs: Sequence[_Input]) -> None:
             hint=f"matrix(split, columns={numeric_names}), or convert them to numbers: "
             f"transformations={{{unsupported[0].split(' ')[0]!r}: t.one_hot()}}",
         )
+
+
+def _check_names(inputs: Sequence[_Input]) -> None:
+    """Refuse an input that has the name of an element of another input."""
+    # Single columns first, so that the error names the element.
+    by_size = sorted(inputs, key=lambda input_column: bool(input_column.form[1]))
+    columns = []
+    for input_column in by_size:
+        name = f"column {input_column.column.name!r}"
+        for cell, cell_name in enumerate(input_column.names):
+            description = f"element {cell} of {name}" if input_column.form[1] else name
+            columns.append(NamedColumn(cell_name, description))
+
+    def hint(conflict: NamedColumn) -> str:
+        others = [
+            input_column.column.name
+            for input_column in inputs
+            if input_column.column.name.lower() != conflict.name.lower()
+        ]
+        return f"matrix(split, columns={others}), or rename the column before the export"
+
+    check_distinct_names(columns, hint=hint)
 
 
 def _fill_inputs(

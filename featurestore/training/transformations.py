@@ -25,6 +25,7 @@ from featurestore.errors import (
     did_you_mean,
     listing,
 )
+from featurestore.model.derived_names import NamedColumn, check_distinct_names, mask_name
 from featurestore.model.manifest import Manifest
 from featurestore.model.statistics import ColumnStatistics, Statistics
 from featurestore.storage import files
@@ -59,6 +60,7 @@ def check_transformations(
         InvalidSplit: The split to fit on does not exist.
         InvalidArgument: A chain does not support its column, or the column is not an input or
             label.
+        ColumnConflict: An input has the name of the mask of a transformed column.
     """
     columns = check_chains(chains, schema)
     if columns and fit_on not in splits:
@@ -76,7 +78,23 @@ def check_transformations(
             f"Transformations apply to inputs and labels, not to {listing(wrong_roles)}.",
             hint=f"features={[name.split(' ')[0] for name in wrong_roles]} makes them inputs",
         )
+    _check_mask_names([column.name for column in columns], schema, roles)
     return columns
+
+
+def _check_mask_names(names: Sequence[str], schema: pa.Schema, roles: Mapping[str, str]) -> None:
+    """Refuse an input that preprocessors would read as the mask of a transformed column."""
+    inputs = [name for name in schema.names if roles[name] == "feature"]
+    columns = [NamedColumn(name, f"column {name!r}") for name in inputs]
+    columns += [NamedColumn(mask_name(name), f"the mask of column {name!r}") for name in names]
+
+    def hint(mask: NamedColumn) -> str:
+        return (
+            f"rename the column before the dataset is created: '{mask.name} as {mask.name}_2' in "
+            "get_features"
+        )
+
+    check_distinct_names(columns, hint=hint)
 
 
 def fit_columns(

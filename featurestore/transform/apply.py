@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from featurestore.arrow.batches import is_item_rows, split_item_rows
 from featurestore.errors import FeatureNotFound, InvalidArgument, UnsupportedType, listing
-from featurestore.readers.columns import PRESENT, Ragged, to_numpy
+from featurestore.model.derived_names import mask_name
+from featurestore.readers.columns import Ragged, to_numpy
 from featurestore.transform.ops import LEAST_FLOAT32, Lists, Ops, Value, flush_to_float32
 from featurestore.transform.rules import RULES
 from featurestore.transform.steps import Chain, Form, Kind, arrow_type, form_of
@@ -43,7 +44,7 @@ def transform_columns(
             column = transformations[name]
             data, present = read(column, values)
             values = _transform_column(
-                ops, column, data, _combine_masks(ops, batch.get(name + PRESENT), present)
+                ops, column, data, _combine_masks(ops, batch.get(mask_name(name)), present)
             )
         result[name] = values
     return result
@@ -245,7 +246,7 @@ def apply_to_arrays(transformations: Transformations, batch: Mapping[str, Any]) 
             result[name] = values
             continue
         data, present = decode_column(transformations[name], values)
-        mask = batch.get(name + PRESENT)
+        mask = batch.get(mask_name(name))
         if mask is not None:
             mask = np.asarray(mask, dtype=np.bool_)
             present = mask if present is None else present & mask

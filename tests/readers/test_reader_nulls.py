@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from featurestore.errors import InvalidArgument, NullsInColumns
-from featurestore.readers.columns import PRESENT, SAMPLE_WEIGHT
+from featurestore import FeatureStore
+from featurestore import transform as t
+from featurestore.errors import ColumnConflict, InvalidArgument, NullsInColumns
+from featurestore.model.derived_names import PRESENT
+from featurestore.readers.columns import SAMPLE_WEIGHT
 from tests.readers.conftest import Example, plain
 from tests.readers.test_reader_contract import open_example
 
@@ -69,6 +73,53 @@ def test_nulls_fill_values_leave_padding_unfilled(example_with_nulls: Example) -
                 if row < 0:
                     assert value == ([0.0] * 4 if name == "vector" else reader_zero(reader, name))
         assert batch[SAMPLE_WEIGHT].sum() == sum(row >= 0 for row in rows)
+
+
+def test_masks_never_replace_columns(empty_store: FeatureStore, subtests: Any) -> None:
+    coupons = [None if row % 3 == 0 else row / 2 for row in range(30)]
+    flags = [row % 2 for row in range(30)]
+    labels = [row % 2 if row % 5 else None for row in range(30)]
+    columns = {"id": list(range(30)), "coupon": coupons, "y": labels}
+    for data_format in ("tfrecord", "parquet", "csv"):
+        for name in ("coupon_present", "Coupon_Present"):
+            with subtests.test(data_format=data_format, name=name):
+                table = pa.table({**columns, name: flags, "y_present": flags})
+                dataset = empty_store.create_training_dataset(
+                    table, "d", label="y", key="id", data_format=data_format,
+                    missing_labels="weight_zero", progress=False,
+                )  # fmt: skip
+                with pytest.raises(ColumnConflict, match="mask of column 'coupon'"):
+                    dataset.reader("train", global_batch_size=30, nulls="mask")
+                with pytest.raises(ColumnConflict, match="mask of column 'coupon'"):
+                    dataset.keras_inputs(nulls="mask")
+                for more in (
+                    {
+                        "nulls": {"coupon": -1.0},
+                        "columns": ["id", "coupon", name, "y_present", "y"],
+                    },
+                    {"nulls": "mask", "columns": ["id", name, "y_present", "y"]},
+                ):
+                    (batch,) = dataset.reader("train", global_batch_size=30, **more).batches()
+                    rows = batch["id"]
+                    # The internal mask of a label never replaces the column y_present.
+                    assert batch[name].tolist() == [flags[row] for row in rows]
+                    assert batch["y_present"].tolist() == [flags[row] for row in rows]
+                    weights = [float(labels[row] is not None) for row in rows]
+                    assert batch["sample_weight"].tolist() == weights
+                with pytest.raises(ColumnConflict, match="mask of column 'coupon'") as refused:
+                    dataset.fit({"coupon": t.impute(0)})
+                assert "coupon_present as coupon_present_2" in str(refused.value.hint)
+                names = [f"{name}_2" if name == other else other for other in table.column_names]
+                renamed = table.rename_columns(names)
+                again = empty_store.create_training_dataset(
+                    renamed, "d", label="y", key="id", data_format=data_format,
+                    missing_labels="weight_zero", transformations={"coupon": t.impute(0)},
+                    progress=False,
+                )  # fmt: skip
+                reader = again.reader("train", global_batch_size=30, nulls="mask")
+                assert set(next(reader.batches())) == {
+                    "coupon", "coupon_present", "y", f"{name}_2", "y_present", "sample_weight"
+                }  # fmt: skip
 
 
 @pytest.mark.parametrize(

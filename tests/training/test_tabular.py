@@ -10,7 +10,7 @@ import pytest
 
 from featurestore import FeatureStore
 from featurestore import transform as t
-from featurestore.errors import InvalidArgument, UnsupportedType
+from featurestore.errors import ColumnConflict, InvalidArgument, UnsupportedType
 
 
 def table(rows: int = 30, **more: Any) -> pa.Table:
@@ -78,6 +78,19 @@ def test_matrix_equals_reader_values(empty_store: FeatureStore) -> None:
         assert names[-2:] == ("city_0", "city_1")
         raw_matrix = dataset.matrix(split, columns=["age"], transformed=False)
         assert np.isnan(raw_matrix.x).sum() == dataset.read(split).to_arrow()["age"].null_count
+
+
+def test_matrix_names_are_distinct(empty_store: FeatureStore) -> None:
+    data = table(city=pa.array(["a", "b", None] * 10), city_0=pa.array([1, 2, 3] * 10))
+    dataset = empty_store.create_training_dataset(
+        data, "coded", label="y", key="id", transformations={"city": t.one_hot()}
+    )
+    with pytest.raises(ColumnConflict, match=r"element 0 of column 'city'.*'city_0'") as refused:
+        dataset.matrix("train")
+    line = str(refused.value.hint).split(", or ")[0]
+    matrix = eval(f"dataset.{line}", {"dataset": dataset, "split": "train"})
+    assert matrix.names[-2:] == ("city_0", "city_1")
+    assert matrix.x.shape[1] == len(set(matrix.names))
 
 
 def test_matrix_with_named_columns_and_several_labels(empty_store: FeatureStore) -> None:

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.readers.columns import PRESENT, item_dtype, to_numpy, to_ragged
+from featurestore.model.derived_names import PRESENT
+from featurestore.readers.columns import item_dtype, to_numpy, to_ragged
 from featurestore.store import FeatureStore
 from featurestore.testing import transform_conformance as conformance
 from featurestore.testing.transform_conformance import TransformConformance

@@ -122,6 +122,56 @@ def test_unsupported_values_are_refused_by_column(snapshot: SourceSnapshot, sql:
         snapshot.read(SourceQuery(sql=f"select 1 as id, {sql} as odd")).read_all()
 
 
+# Values without a feature type, and the value of the column that the hint reads.
+READABLE = [
+    ("'0.00123'::numeric", "0.00123"),
+    ("'123456789012345678901234567890.0000000000000000000001'::numeric",
+     "123456789012345678901234567890.0000000000000000000001"),
+    ("'92233720368547758.07'::money", Decimal("92233720368547758.070")),
+    ("'-92233720368547758.08'::money", Decimal("-92233720368547758.080")),
+    ("4294967295::oid", 4294967295),
+    ("'1 month'::interval", "1 mon"),
+    ("'30 days 00:00:00.000001'::interval", "30 days 00:00:00.000001"),
+    ("'23:59:59.999999'::time", 86399.999999),
+    ("'12:00:00.000001+01'::timetz", "12:00:00.000001+01"),
+]  # fmt: skip
+
+
+def test_casts_of_unsupported_types_keep_values(
+    snapshot: SourceSnapshot, subtests: pytest.Subtests
+) -> None:
+    for sql, value in READABLE:
+        with subtests.test(sql):
+            with pytest.raises(UnsupportedType) as error:
+                snapshot.schema(SourceQuery(sql=f"select {sql} as odd"))
+            expression = str(error.value.hint).split("sql='select ")[1].split(", ...'")[0]
+            query = SourceQuery(sql=f"select {expression} from (select {sql} as odd) as t")
+            assert snapshot.read(query).read_all().to_pylist() == [{"odd": value}]
+
+
+def test_out_of_range_times_hint_keeps_or_omits_values(
+    snapshot: SourceSnapshot, subtests: pytest.Subtests
+) -> None:
+    texts = ("infinity", "-infinity", "0044-03-15 BC", "10000-01-01")
+    for kind in ("date", "timestamp", "timestamptz"):
+        for text in texts:
+            rows = f"(values ('{text}'::{kind}), ('2024-02-29'), ('0001-01-01'), ('9999-12-31')) as t(odd)"
+            with subtests.test(f"{text} {kind}"):
+                with pytest.raises(UnsupportedType) as error:
+                    snapshot.read(SourceQuery(sql=f"select odd from {rows}")).read_all()
+                line, _, condition = str(error.value.hint).partition(" reads them as strings; ")
+                strings = eval(line.removeprefix("sql=")).replace(", ...", f" from {rows}")
+                cells = snapshot.read(SourceQuery(sql=strings)).read_all()["odd"].to_pylist()
+                assert cells[0].startswith(text.split()[0])
+                assert cells[0].endswith("BC") == text.endswith("BC")
+                expression = condition.removesuffix(" makes them null")
+                query = SourceQuery(sql=f"select {expression} as odd from {rows}")
+                times = snapshot.read(query).read_all()["odd"].to_pylist()
+                assert [time and (time.year, time.month) for time in times] == [
+                    None, (2024, 2), (1, 1), (9999, 12),
+                ]  # fmt: skip
+
+
 def test_read_sends_only_columns_and_window(
     url: str,
     database: Any,

@@ -43,9 +43,9 @@ _TABLES = """
 _BATCH_ROWS = 65_536
 # Maximum number of characters of a DuckDB message in an error.
 _SHOWN = 500
-# Casts for the hint about unreadable columns. Other types are cast to varchar.
+# Casts for the hint about unreadable columns. Other types are cast to varchar, which keeps the months
+# of intervals.
 _CASTS = {
-    "INTERVAL": "epoch({})",
     "TIME": "epoch({})",
     "UHUGEINT": "{}::varchar",
 }

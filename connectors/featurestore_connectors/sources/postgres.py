@@ -67,11 +67,12 @@ _SNAPSHOT = (
 )
 # Types that the driver returns as opaque bytes. Their text representation is lossless.
 _AS_TEXT = ("uuid", "inet", "cidr", "macaddr", "macaddr8", "xml")
+# Casts for the hint about unreadable columns, which keep every value. Other types are cast to text:
+# numeric without precision has any number of digits, and months of intervals differ in length.
 _CASTS = {
-    "money": "{}::numeric(18, 2)",
+    # 64 bits, of which the locale makes at most three decimal digits.
+    "money": "{}::numeric(22, 3)",
     "oid": "{}::bigint",
-    "numeric": "{}::numeric(18, 2)",
-    "interval": "extract(epoch from {})::float8",
     "time": "extract(epoch from {})::float8",
     "timetz": "{}::text",
 }

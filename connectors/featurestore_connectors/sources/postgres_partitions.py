@@ -32,7 +32,11 @@ from featurestore.plugins.engine import Engine, Relation
 from featurestore.plugins.source import SourceConfig, SourceQuery
 from featurestore_connectors.sources import sqltext
 from featurestore_connectors.sources.drivers import to_single_line
-from featurestore_connectors.sources.typed_columns import SourceColumn, schema_of
+from featurestore_connectors.sources.typed_columns import (
+    SourceColumn,
+    out_of_range_times_error,
+    schema_of,
+)
 
 OPTIONS = ("partitions", "partition_column")
 # The column of the query that contains the partition key.
@@ -333,10 +337,7 @@ def _convert_error(config: SourceConfig, error: Exception, secret: str | None) -
             f"Column {name!r} has arrays with several axes, which cannot be read without loss.",
             hint=f"sql='select {sqltext.quote(name)}::text ...', or unnest them",
         )
-    return UnsupportedType(
-        f"Column {name!r} has infinite times, or times outside of the years 1 to 9999.",
-        hint=f"sql='select nullif({sqltext.quote(name)}, 'infinity') ...' makes infinite times null",
-    )
+    return out_of_range_times_error(name)
 
 
 def _jdbc_address(config: SourceConfig) -> tuple[str, dict[str, str]]:

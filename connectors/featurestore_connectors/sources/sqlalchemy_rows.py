@@ -67,7 +67,6 @@ _CASTS = {
     "BIT": "CAST({} AS UNSIGNED)",
     "GEOMETRY": "ST_AsText({})",
     "NULL": "CAST({} AS SIGNED)",
-    "TIME": "TIME_TO_SEC({})",
 }
 BATCH_ROWS = 8192
 _SHOWN = 100

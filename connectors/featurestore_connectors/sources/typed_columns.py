@@ -164,10 +164,19 @@ def _check_bounds(array: pa.Array, name: str) -> None:
     if low is None or high is None:
         return
     if low < _FIRST_DAY * unit or high >= (_LAST_DAY + 1) * unit:
-        raise UnsupportedType(
-            f"Column {name!r} has infinite times, or times outside of the years 1 to 9999.",
-            hint=f"sql='select nullif({quote(name)}, 'infinity') ...' makes infinite times null",
-        )
+        raise out_of_range_times_error(name)
+
+
+def out_of_range_times_error(name: str) -> UnsupportedType:
+    """Return the error for infinite times and times outside of the years 1 to 9999."""
+    column = quote(name)
+    strings = f"select CAST({column} AS VARCHAR) AS {column}, ..."
+    condition = f"{column} >= '0001-01-01' AND {column} < '10000-01-01'"
+    return UnsupportedType(
+        f"Column {name!r} has infinite times, or times outside of the years 1 to 9999.",
+        hint=f"sql={strings!r} reads them as strings; CASE WHEN {condition} THEN {column} END makes "
+        "them null",
+    )
 
 
 def _min_max(array: pa.Array) -> tuple[int | None, int | None]:

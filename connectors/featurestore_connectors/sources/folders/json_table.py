@@ -268,8 +268,8 @@ def parse_document(file: FolderFile, table: TableName, *, exact: bool) -> Iterat
                     batch = JsonObjects([], [], [], [])
     except UnicodeDecodeError:
         # The decoder does not report the line, so it is searched in a second pass.
-        line = undecodable_line(file, "utf-8")
-        line_number = None if line is None else line[0]
+        undecodable = undecodable_line(file, "utf-8")
+        line_number = None if undecodable is None else undecodable[0]
         raise table.invalid_file_error(
             f"{file.name} line {line_number}: the bytes are not UTF-8."
         ) from None

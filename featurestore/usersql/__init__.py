@@ -7,6 +7,7 @@ and functions that are not on an allow-list are rejected.
 from __future__ import annotations
 
 from featurestore.usersql.conditions import fix_clock, predicate
+from featurestore.usersql.constants import number_literal
 from featurestore.usersql.expressions import (
     MEAN_PARTS,
     Merge,
@@ -29,5 +30,5 @@ from featurestore.usersql.text import DIALECT, quote
 __all__ = [
     "DIALECT", "MEAN_PARTS", "Merge", "check_column_expression", "column_expression",
     "expression_columns", "find_columns", "find_nondeterminism", "find_tables", "fix_clock", "mean_part_name",
-    "merge_method", "metrics_query", "parameters", "predicate", "query", "quote",
+    "merge_method", "metrics_query", "number_literal", "parameters", "predicate", "query", "quote",
 ]  # fmt: skip

@@ -22,6 +22,13 @@ import pyarrow.types as pat
 
 from featurestore.errors import InvalidSql, did_you_mean, listing
 from featurestore.model.runtime import check_time
+from featurestore.usersql.constants import (
+    MIRRORED,
+    Number,
+    is_narrowed,
+    narrow_comparison,
+    to_number,
+)
 from featurestore.usersql.functions import (
     ALIASES,
     CASTS,
@@ -218,8 +225,8 @@ class _Writer:
         check_time()
         kind = type(node)
         if kind in self._comparisons:
-            left, right = self._to_comparable([self.write(node.this), self.write(node.expression)])
-            return TypedSql(f"({left} {self._comparisons[kind]} {right})", "boolean")
+            left, right = self.write(node.this), self.write(node.expression)
+            return self._write_comparison(self._comparisons[kind], left, right)
         if kind in self._operators:
             return self._write_operator(self._operators[kind], node)
         if kind in self._writers:
@@ -297,8 +304,11 @@ class _Writer:
 
     def _write_negative(self, node: exp.Expr) -> TypedSql:
         operand = self.write(node.this)
-        if isinstance(operand.constant, int | Decimal) and operand.kind in ("integer", "decimal"):
-            return TypedSql(f"-{operand.sql}", operand.kind, constant=-operand.constant)
+        if isinstance(operand.constant, int | Decimal) and operand.kind in _NUMERIC:
+            constant = operand.constant
+            # The negation of a decimal would be rounded to 28 digits.
+            negated = -constant if isinstance(constant, int) else constant.copy_negate()
+            return TypedSql(f"-{operand.sql}", operand.kind, constant=negated)
         # The negative of the smallest 64-bit integer does not exist. A subtraction returns null for
         # it, like other integer arithmetic.
         if operand.kind == "integer":
@@ -316,6 +326,52 @@ class _Writer:
 
     def _write_date(self, value: date) -> TypedSql:
         return TypedSql(f"DATE '{value.isoformat()}'", "date", constant=value)
+
+    # -- comparisons with constants -------------------------------------------------------
+
+    def _write_comparison(self, sign: str, left: TypedSql, right: TypedSql) -> TypedSql:
+        """Write a comparison; constants are converted to the type of a numeric column."""
+        if _is_constant_of(right, left):
+            return self._compare_column(sign, left, right)
+        if _is_constant_of(left, right):
+            return self._compare_column(MIRRORED.get(sign, sign), right, left)
+        left_sql, right_sql = self._to_comparable([left, right])
+        return TypedSql(f"({left_sql} {sign} {right_sql})", "boolean")
+
+    def _compare_column(self, sign: str, column: TypedSql, constant: TypedSql) -> TypedSql:
+        """Compare a numeric column with a constant, by value."""
+        number, kind = _number_of(constant), column.arrow
+        if sign not in MIRRORED:  # IS [NOT] DISTINCT FROM
+            value = to_number(number, kind)
+            if value is None:
+                return TypedSql("FALSE" if "NOT" in sign else "TRUE", "boolean")
+            return TypedSql(
+                f"({column.sql} {sign} {self._write_number(value, constant, kind)})", "boolean"
+            )
+        narrowed = narrow_comparison(MIRRORED[MIRRORED[sign]], number, kind)
+        if isinstance(narrowed, bool):
+            return self._decide(column, narrowed)
+        narrowed_sign, value = narrowed
+        literal = self._write_number(value, constant, kind)
+        return TypedSql(f"({column.sql} {narrowed_sign} {literal})", "boolean")
+
+    def _decide(self, column: TypedSql, result: bool) -> TypedSql:
+        """Write a condition with one result for all values, and null for null."""
+        if result:
+            return TypedSql(f"({column.sql} IS NOT NULL OR CAST(NULL AS BOOLEAN))", "boolean")
+        return TypedSql(f"({column.sql} IS NULL AND CAST(NULL AS BOOLEAN))", "boolean")
+
+    def _write_number(self, value: Number, constant: TypedSql, kind: pa.DataType) -> str:
+        """Return a number of the type of a column as a literal."""
+        if pat.is_decimal(kind):
+            return f"CAST('{value:f}' AS DECIMAL({kind.precision}, {kind.scale}))"
+        if isinstance(value, int):
+            return str(value)
+        if not pat.is_float64(kind):
+            return f"CAST('{value!r}' AS FLOAT)"
+        if value == float(_number_of(constant)):
+            return self._convert_to_number(constant)
+        return f"CAST('{value!r}' AS DOUBLE)"
 
     # -- logic ----------------------------------------------------------------------------
 
@@ -361,16 +417,29 @@ class _Writer:
         for name, argument in node.args.items():
             if argument and name not in ("this", "expressions"):
                 raise self._unsupported_error(node)
-        value, *choices = self._to_comparable(
-            [self.write(node.this), *map(self.write, choice_nodes)]
-        )
+        column, constants = self.write(node.this), list(map(self.write, choice_nodes))
+        if all(_is_constant_of(constant, column) for constant in constants):
+            choices = []
+            for constant in constants:
+                number = to_number(_number_of(constant), column.arrow)
+                if number is not None:
+                    choices.append(self._write_number(number, constant, column.arrow))
+            if not choices:
+                return self._decide(column, False)
+            return TypedSql(f"({column.sql} IN ({', '.join(choices)}))", "boolean")
+        value, *choices = self._to_comparable([column, *constants])
         return TypedSql(f"({value} IN ({', '.join(choices)}))", "boolean")
 
     def _write_between(self, node: exp.Expr) -> TypedSql:
         if node.args.get("symmetric"):
             raise self._unsupported_error(node)
-        operands = map(self.write, (node.this, node.args["low"], node.args["high"]))
-        value, low, high = self._to_comparable(list(operands))
+        operands = list(map(self.write, (node.this, node.args["low"], node.args["high"])))
+        column, *bounds = operands
+        if all(_is_constant_of(bound, column) for bound in bounds):
+            first = self._compare_column(">=", column, bounds[0])
+            last = self._compare_column("<=", column, bounds[1])
+            return TypedSql(f"({first.sql} AND {last.sql})", "boolean")
+        value, low, high = self._to_comparable(operands)
         return TypedSql(f"({value} BETWEEN {low} AND {high})", "boolean")
 
     def _write_like(self, node: exp.Expr) -> TypedSql:
@@ -749,6 +818,22 @@ class _Writer:
         return InvalidSql(
             f"{shorten_sql(self._sql)}: {name} does not support the types {kinds}.", hint=hint
         )
+
+
+def _is_constant_of(operand: TypedSql, column: TypedSql) -> bool:
+    """Return whether an operand is a number that is compared with a numeric column."""
+    if column.constant is not None or not is_narrowed(column.arrow):
+        return False
+    # Like DuckDB: a constant with an exponent is a double, with which float32 is compared exactly.
+    if column.kind == "float" and operand.kind == "number":
+        return False
+    return isinstance(operand.constant, int | Decimal)
+
+
+def _number_of(constant: TypedSql) -> int | Decimal:
+    if not isinstance(constant.constant, int | Decimal):
+        raise TypeError(f"{constant.sql} is not a number")
+    return constant.constant
 
 
 def _cast_hint(kinds: Sequence[Kind]) -> str:

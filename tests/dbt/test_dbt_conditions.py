@@ -15,6 +15,7 @@ from featurestore.dbt.conditions import UnsupportedCondition, to_row_condition
 from featurestore.dbt.expectations import Columns, NotConvertible, to_expectation
 from featurestore.dbt.manifest import DbtTest
 from featurestore_connectors.great_expectations.conditions import parse_condition
+from featurestore_connectors.great_expectations.predicates import evaluate
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 NUMBERS = [None, -2, 0, 1, 3]
@@ -80,8 +81,8 @@ def test_row_condition_selects_the_rows_of_where(sql_condition: str) -> None:
         ).fetchall()
     condition = parse_condition(to_row_condition(sql_condition, COLUMNS))
     assert condition is not None
-    frame = ROWS.to_pandas()
-    assert frame["row"][condition.rows(frame)].tolist() == [row for (row,) in selected]
+    (mask,) = evaluate(ROWS, [condition.sql(ROWS.schema)])
+    assert ROWS["row"].filter(mask).to_pylist() == [row for (row,) in selected]
 
 
 def test_other_conditions_are_not_converted(subtests: pytest.Subtests) -> None:

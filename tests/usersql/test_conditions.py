@@ -40,8 +40,8 @@ def test_predicate_renders_sql_for_each_dialect(subtests: pytest.Subtests) -> No
         ("ZONE in ('a', 'b')", "(\"Zone\" IN ('a', 'b'))", "(`Zone` IN ('a', 'b'))"),
         (
             "not seats between 1 and 2",
-            '(NOT ("seats" BETWEEN 1 AND 2))',
-            "(NOT (`seats` BETWEEN 1 AND 2))",
+            '(NOT (("seats" >= 1) AND ("seats" <= 2)))',
+            "(NOT ((`seats` >= 1) AND (`seats` <= 2)))",
         ),
         ("address.street = 'x'", '("address"."street" = \'x\')', "(`address`.`street` = 'x')"),
         ("zone is null -- a comment", '("Zone" IS NULL)', "(`Zone` IS NULL)"),

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -23,6 +22,7 @@ from featurestore.errors import InvalidExpectation
 from featurestore.plugins.validator import Validator, find_validator
 from featurestore_connectors.great_expectations.aggregates import to_frame
 from featurestore_connectors.great_expectations.conditions import parse_condition
+from featurestore_connectors.great_expectations.predicates import evaluate
 
 TABLE = pa.table(
     {
@@ -278,11 +278,13 @@ _CONDITIONS = st.recursive(
 @settings(max_examples=30, deadline=None)
 @given(_CONDITIONS)
 def test_parse_condition_equals_pandas_query(text: str) -> None:
-    frame = to_frame(TABLE.select(["n", "m", "x", "word"]))
+    table = TABLE.select(["n", "m", "x", "word"])
+    frame = to_frame(table)
     condition = parse_condition(text)
     assert condition is not None
     expected = frame.index.isin(frame.query(text, engine="python").index)
-    assert condition.rows(frame).tolist() == expected.tolist()
+    (mask,) = evaluate(table, [condition.sql(table.schema)])
+    assert mask.tolist() == expected.tolist()
 
 
 _TEXTS = st.text(max_size=30) | st.lists(
@@ -305,10 +307,10 @@ _JSON = st.recursive(
 @settings(max_examples=75, deadline=None)
 @given(_TEXTS | _JSON)
 def test_parse_condition_random_text_parses_or_raises(given_condition: object) -> None:
-    frame = pd.DataFrame({"n": [1.0, None], "x": ["a", None]})
+    table = pa.table({"n": [1.0, None], "x": ["a", None]})
     try:
         condition = parse_condition(given_condition)
         if condition is not None:
-            assert len(condition.rows(frame)) == 2
+            assert len(evaluate(table, [condition.sql(table.schema)])[0]) == 2
     except InvalidExpectation:
         pass

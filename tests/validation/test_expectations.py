@@ -6,12 +6,15 @@ Every form of expectation, counts and failing rows.
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, date, datetime
+from decimal import Decimal
+from fractions import Fraction
 from importlib.resources import files
 from itertools import product
 from typing import Any
@@ -120,6 +123,99 @@ def test_validator_check_reports_failing_rows(
             if outcome.failing is not None:
                 assert np.flatnonzero(outcome.failing).tolist() == failing
             assert validator.holds(plain, checked=checked, unexpected=len(failing)) == (not failing)
+
+
+# Values of each numeric type, and constants as JSON has them.
+NUMBERS: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.decimal128(5, 2), [Decimal(text) for text in ("0.10", "3.30", "-999.99", "2.00")]),
+    (pa.decimal128(38, 0), [Decimal("9" * 38), Decimal(2)]),
+    (pa.int8(), [-128, 0, 2, 3]),
+    (pa.int64(), [2**53, 2**53 + 1, -(2**63), 3]),
+    (pa.uint64(), [0, 2**63, 2**64 - 1]),
+    (pa.float64(), [0.1, 3.3, 2.0**53, float("inf")]),
+]
+CONSTANTS: list[Any] = [0.1, 3.3, 2, 2.0, 2.5, -999.99, 0.001, 2**53, 2**53 + 1, 2**64, 1e300, -1]
+
+
+DECIMALS = ["0.10", "3.30", "12345678901234567890.12", "-7"]
+
+
+def test_decimal_arguments_are_stored_without_loss(
+    validator: Validator, subtests: pytest.Subtests
+) -> None:
+    numbers = list(map(Decimal, DECIMALS))
+    table = pa.table({"c": pa.array(numbers, pa.decimal128(30, 2))})
+    for number in numbers:
+        with subtests.test(number=number):
+            equal = rule(
+                "column_values_to_be_between", column="c", min_value=number, max_value=number
+            )
+            member = rule("column_values_to_be_in_set", column="c", value_set=[number])
+            stored = json.loads(json.dumps(validator.normalize([equal, member])))
+            for outcome in validator.check(table, stored):
+                assert outcome.failing.tolist() == [each != number for each in numbers]
+
+
+def exact(value: Any) -> Any:
+    """Return a number by value; a float of JSON is the decimal number that is written."""
+    is_finite_float = isinstance(value, float) and math.isfinite(value)
+    return Fraction(repr(value)) if is_finite_float else value
+
+
+def test_limits_and_sets_compare_numbers_by_value(
+    validator: Validator, subtests: pytest.Subtests
+) -> None:
+    for (dtype, values), constant in product(NUMBERS, CONSTANTS):
+        table = pa.table({"c": pa.array([*map(str, values), None]).cast(dtype)})
+        if pa.types.is_floating(dtype):
+            table = pa.table({"c": pa.array([*values, None], dtype)})
+        numbers, limit = list(map(exact, values)), exact(constant)
+        for name, expected, arguments in (
+            ("be_between", [n < limit for n in numbers], {"min_value": constant}),
+            ("be_between", [n > limit for n in numbers], {"max_value": constant}),
+            (
+                "be_between",
+                [n <= limit for n in numbers],
+                {"min_value": constant, "strict_min": True},
+            ),
+            ("be_in_set", [n != limit for n in numbers], {"value_set": [constant]}),
+            ("not_be_in_set", [n == limit for n in numbers], {"value_set": [constant]}),
+        ):
+            with subtests.test(name, dtype=str(dtype), **arguments):
+                checked = rule(f"column_values_to_{name}", column="c", **arguments)
+                (plain,) = validator.normalize(checked)
+                (outcome,) = validator.check(table, [plain])
+                failing = [] if outcome.failing is None else outcome.failing.tolist()
+                assert (failing or [False] * len(table))[:-1] == expected
+                assert outcome.checked == len(values)
+
+
+def test_decimals_of_tables_compare_as_decimals(
+    validator: Validator, subtests: pytest.Subtests
+) -> None:
+    money = pa.array([Decimal("0.10"), Decimal("3.30"), None], pa.decimal128(5, 2))
+    table = pa.table({"c": money, "other": [1, 1, 2]})
+    values = [0.1, 3.3]
+    for name, arguments in (
+        ("column_max_to_be_between", {"max_value": 3.3}),
+        ("column_min_to_be_between", {"min_value": 0.1}),
+        ("column_sum_to_be_between", {"min_value": 3.4, "max_value": 3.4}),
+        ("column_distinct_values_to_be_in_set", {"value_set": values}),
+        ("column_distinct_values_to_contain_set", {"value_set": values}),
+        ("column_distinct_values_to_equal_set", {"value_set": values}),
+        ("column_most_common_value_to_be_in_set", {"value_set": values, "ties_okay": True}),
+    ):
+        for condition in ({}, {"row_condition": "other > 0 and c <= 3.3 and c >= 0.1"}):
+            with subtests.test(name, **condition):
+                (plain,) = validator.normalize(rule(name, column="c", **arguments, **condition))
+                measures = validator.measures(plain, table.schema)
+                if measures is None:
+                    (outcome,) = validator.check(table, [plain])
+                    assert outcome.result.success
+                    continue
+                results = {"max": Decimal("3.30"), "min": Decimal("0.10"), "sum": Decimal("3.40")}
+                measured = {each: results.get(each.kind, 3) for each in measures}
+                assert validator.evaluate(plain, table.schema, measured=measured).success
 
 
 def test_table_level_expectations_report_no_rows(

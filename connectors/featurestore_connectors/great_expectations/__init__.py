@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,13 +12,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featurestore.errors import InvalidExpectation
-from featurestore.model.validation import ExpectationResult, ValidationReport, describe
+from featurestore.model.validation import (
+    IN_FEATURE,
+    ExpectationResult,
+    ValidationReport,
+    describe,
+)
 from featurestore.plugins.validator import CheckOutcome, Measure
 from featurestore_connectors.great_expectations import aggregates
-from featurestore_connectors.great_expectations.aggregates import parse_time_arguments, to_frame
-from featurestore_connectors.great_expectations.conditions import Condition
+from featurestore_connectors.great_expectations.aggregates import to_frame
 from featurestore_connectors.great_expectations.forms import (
     build_expectation,
+    convert_to_marker,
     data_frame_batch,
     import_library,
     is_row_level,
@@ -25,6 +31,12 @@ from featurestore_connectors.great_expectations.forms import (
     normalize_expectations,
     row_condition,
     suppress_output,
+)
+from featurestore_connectors.great_expectations.predicates import (
+    comparison_sql,
+    evaluate,
+    is_comparable,
+    typed_arguments,
 )
 
 if TYPE_CHECKING:
@@ -67,18 +79,30 @@ class GreatExpectationsValidator:
     def check(
         self, table: pa.Table, expectations: Sequence[Mapping[str, Any]]
     ) -> list[CheckOutcome]:
-        frame = to_frame(table)
-        # Expectations with the same row condition share one filtered data frame.
-        by_condition: dict[Condition | None, list[int]] = {}
+        compared = {}
         for index, expectation in enumerate(expectations):
-            by_condition.setdefault(row_condition(expectation), []).append(index)
-        outcomes: dict[int, CheckOutcome] = {}
+            comparison = expectation
+            if expectation["type"] == IN_FEATURE:
+                comparison = convert_to_marker(expectation)
+            if is_comparable(comparison, table.schema):
+                compared[index] = comparison
+        outcomes = self._check_comparisons(table, expectations, compared)
+        # The library checks the other expectations. Those with the same row condition share one
+        # filtered data frame.
+        by_condition: dict[str | None, list[int]] = {}
+        for index, expectation in enumerate(expectations):
+            if index not in compared:
+                by_condition.setdefault(_condition_sql(expectation, table), []).append(index)
+        if not by_condition:
+            return [outcomes[index] for index in range(len(expectations))]
+        frame = to_frame(table)
         for condition, members in by_condition.items():
             selected = [expectations[index] for index in members]
             if condition is None:
                 condition_outcomes = _check_frame(frame, table.schema, selected)
             else:
-                matching_rows = np.flatnonzero(condition.rows(frame))
+                (mask,) = evaluate(table, [condition])
+                matching_rows = np.flatnonzero(mask)
                 # The library reports failing rows by index, which must be the row number.
                 matching = frame.iloc[matching_rows].reset_index(drop=True)
                 matching_outcomes = _check_frame(matching, table.schema, selected)
@@ -88,6 +112,39 @@ class GreatExpectationsValidator:
                 ]
             outcomes |= dict(zip(members, condition_outcomes, strict=True))
         return [outcomes[index] for index in range(len(expectations))]
+
+    def _check_comparisons(
+        self,
+        table: pa.Table,
+        expectations: Sequence[Mapping[str, Any]],
+        compared: Mapping[int, Mapping[str, Any]],
+    ) -> dict[int, CheckOutcome]:
+        """Return the outcomes of comparisons with limits and sets, which need no library."""
+        predicates = []
+        for comparison in compared.values():
+            # The arguments are untrusted.
+            build_expectation(comparison)
+            present, valid = comparison_sql(comparison, table.schema)
+            condition = _condition_sql(comparison, table)
+            selected = present if condition is None else f"({present}) and ({condition})"
+            predicates += [selected, f"({selected}) and not ({valid})"]
+        masks = evaluate(table, predicates)
+        outcomes = {}
+        for number, index in enumerate(compared):
+            checked, failing = masks[2 * number], masks[2 * number + 1]
+            counts = {"checked": int(checked.sum()), "unexpected": int(failing.sum())}
+            result = ExpectationResult(
+                expectation=expectations[index],
+                success=self.holds(expectations[index], **counts),
+                rows=table.num_rows,
+                unexpected=counts["unexpected"],
+                row_level=True,
+                warning=_is_warning(expectations[index]),
+            )
+            outcomes[index] = CheckOutcome(
+                result, counts["checked"], failing if counts["unexpected"] else None
+            )
+        return outcomes
 
     def measures(
         self, expectation: Mapping[str, Any], schema: pa.Schema
@@ -110,11 +167,17 @@ class GreatExpectationsValidator:
         return to_html(report)
 
 
+def _condition_sql(expectation: Mapping[str, Any], table: pa.Table) -> str | None:
+    """Return the row condition of an expectation in SQL, or None if it applies to all rows."""
+    condition = row_condition(expectation)
+    return None if condition is None else condition.sql(table.schema)
+
+
 def _check_frame(
     frame: pd.DataFrame, schema: pa.Schema, expectations: Sequence[Mapping[str, Any]]
 ) -> list[CheckOutcome]:
     """Return the outcomes of expectations without row conditions on a data frame."""
-    converted = [parse_time_arguments(each, schema) for each in expectations]
+    converted = [typed_arguments(each, schema) for each in expectations]
     results = _validate(frame, converted, {"result_format": "BASIC", "partial_unexpected_count": 0})
     # A second run, of the failed expectations only, returns the failing rows.
     failing, rerun = [], []
@@ -127,6 +190,10 @@ def _check_frame(
     outcomes = []
     for index, (expectation, each) in enumerate(zip(expectations, results, strict=True)):
         result = _convert_result(expectation, each, len(frame))
+        # The library converts limits to floats, with which decimals are not compared.
+        if isinstance(result.observed, Decimal) and not result.row_level:
+            is_met = aggregates.is_between(converted[index], result.observed)
+            result = replace(result, success=is_met)
         missing = int(each.result.get("missing_count") or 0)
         checked = int(each.result.get("element_count", len(frame))) - missing
         outcomes.append(CheckOutcome(result, checked, failing_rows.get(index)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ from featurestore.arrow.types import is_nested
 from featurestore.errors import InvalidExpectation
 from featurestore.model.validation import ExpectationResult
 from featurestore.plugins.validator import Measure, MeasureKind
+from featurestore_connectors.great_expectations.predicates import typed_arguments
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,7 +100,7 @@ def evaluate(
     if kind in (_UNIQUE, _COMPOUND_UNIQUE):
         return _evaluate_uniqueness(expectation, columns, measured=measured, warning=warning)
     observed = _observed_value(kind, columns, measured)
-    is_met = _is_between(parse_time_arguments(expectation, schema), observed)
+    is_met = is_between(typed_arguments(expectation, schema), observed)
     return ExpectationResult(
         expectation, is_met, measured[ROWS], row_level=False, observed=observed, warning=warning
     )
@@ -154,7 +155,7 @@ def _fraction(count: int, total: int) -> float:
     return count / total if total else 0.0
 
 
-def _is_between(expectation: Mapping[str, Any], observed: Any) -> bool:
+def is_between(expectation: Mapping[str, Any], observed: Any) -> bool:
     """Return whether an observed value satisfies the bounds of an expectation."""
     kwargs = expectation["kwargs"]
     # NaN is not equal to itself.
@@ -212,36 +213,3 @@ def _nullable_dtype(kind: pa.DataType) -> Any:
     if pat.is_unsigned_integer(kind):
         return pd.UInt64Dtype()
     return pd.Int64Dtype()
-
-
-def parse_time_arguments(expectation: Mapping[str, Any], schema: pa.Schema) -> Mapping[str, Any]:
-    """Convert ISO strings in an expectation's arguments to times if its column contains times."""
-    kwargs = expectation["kwargs"]
-    name = kwargs.get("column")
-    if name is None or name not in schema.names:
-        return expectation
-    kind = schema.field(name).type
-    if not (pat.is_timestamp(kind) or pat.is_date(kind)):
-        return expectation
-    converted = dict(kwargs)
-    for key in ("min_value", "max_value", "value_set"):
-        if key in kwargs:
-            converted[key] = _parse_times(kwargs[key], kind)
-    return {**expectation, "kwargs": converted}
-
-
-def _parse_times(value: Any, kind: pa.DataType) -> Any:
-    """Convert an ISO string, or each string in a list, to a time of the column type."""
-    if isinstance(value, list | tuple | set):
-        return [_parse_times(each, kind) for each in value]
-    if not isinstance(value, str):
-        return value
-    try:
-        time = datetime.fromisoformat(value)
-    except ValueError:
-        return value
-    if pat.is_date(kind):
-        return datetime(time.year, time.month, time.day)
-    if time.tzinfo is None:
-        return time.replace(tzinfo=UTC)
-    return time

@@ -1,8 +1,8 @@
-"""Row conditions: parser and evaluator for a small grammar of comparisons.
+"""Row conditions: a small grammar of comparisons, translated to the SQL of conditions.
 
 Great Expectations passes the string ``row_condition`` to ``DataFrame.query``, which executes calls
-in it. Expectations are stored with a table, so their conditions are untrusted: they are parsed and
-evaluated here, and never passed to the library.
+in it. Expectations are stored with a table, so their conditions are untrusted: they are parsed
+here, and never passed to the library. ``predicates`` runs the SQL.
 
     condition   = conjunction {("or" | "|") conjunction}
     conjunction = negation {("and" | "&") negation}
@@ -16,43 +16,39 @@ evaluated here, and never passed to the library.
 
 ``~`` is only allowed before brackets, a column or a null test: before a comparison, pandas inverts
 the bits of the column. As in pandas, comparisons with missing values are false, except for ``!=``
-and ``not in``, which are true.
+and ``not in``, which are true. NaN is a missing value.
 """
 
 from __future__ import annotations
 
 import math
-import operator
 import re
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from decimal import Decimal
+from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pat
 
 from featurestore.errors import InvalidExpectation, listing
+from featurestore.usersql import quote
+from featurestore_connectors.great_expectations.predicates import (
+    constant_sql,
+    has_value,
+    in_set,
+    is_true,
+)
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-Mask = npt.NDArray[np.bool_]
-Literal = str | int | float | bool
+Literal = str | int | float | Decimal | bool
 
 # Conditions are untrusted. The limits bound the parser, its recursion and numbers.
 _MAX_LENGTH = 10_000
 _MAX_DEPTH = 50
 _MAX_DIGITS = 100
-_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+# The comparisons of row conditions in SQL.
+_COMPARISONS = {"==": "=", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 _MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _SYNONYMS = {"&": "and", "|": "or"}
 _TRUTH = {"true": True, "false": False}
@@ -80,8 +76,8 @@ class Condition(Protocol):
         """Return the names of the columns that the condition reads."""
         ...
 
-    def rows(self, frame: pd.DataFrame) -> Mask:
-        """Return a mask of the rows that satisfy the condition.
+    def sql(self, schema: pa.Schema) -> str:
+        """Return the condition in SQL, which is true or false for each row of a table.
 
         Raises:
             InvalidExpectation: Values cannot be compared because of their types.
@@ -95,14 +91,14 @@ class Column:
 
     name: str
 
-    def values(self, frame: pd.DataFrame) -> pd.Series:
-        """Return the values of the column in a data frame."""
-        if self.name not in frame.columns:
+    def type(self, schema: pa.Schema) -> pa.DataType:
+        """Return the type of the column in a table."""
+        if self.name not in schema.names:
             raise InvalidExpectation(
                 f"A row_condition uses the unknown column {self.name!r}. Available: "
-                f"{listing(frame.columns)}."
+                f"{listing(schema.names)}."
             )
-        return frame[self.name]
+        return schema.field(self.name).type
 
 
 @dataclass(frozen=True)
@@ -118,25 +114,29 @@ class Comparison:
             return self.column.name, self.operand.name
         return (self.column.name,)
 
-    def rows(self, frame: pd.DataFrame) -> Mask:
-        values = self.column.values(frame)
-        present = _present_mask(values)
+    def sql(self, schema: pa.Schema) -> str:
+        # For missing values != is true, so that it is the negation of ==.
+        if self.sign == "!=":
+            return f"not {Comparison(self.column, '==', self.operand).sql(schema)}"
+        kind, sign = self.column.type(schema), _COMPARISONS[self.sign]
+        name = quote(self.column.name)
+        tests = [has_value(self.column.name, kind)]
         if isinstance(self.operand, Column):
-            operand_values = self.operand.values(frame)
-            present &= _present_mask(operand_values)
-            operand: Any = operand_values[present]
-        else:
-            operand = _convert_literal(self.operand, values)
-        # Missing values are not compared, since nullable types would return NA.
-        mask = np.full(len(frame), self.sign == "!=")
-        try:
-            mask[present] = _COMPARISONS[self.sign](values[present], operand)
-        except (TypeError, ValueError, OverflowError) as error:
+            tests.append(has_value(self.operand.name, self.operand.type(schema)))
+            tests.append(f"{name} {sign} {quote(self.operand.name)}")
+            return is_true(" and ".join(tests))
+        constant = self._constant(self.operand, kind)
+        if constant is None and sign == "=":
+            return "false"
+        if constant is None:
             raise InvalidExpectation(
-                f"A row_condition compares {self.column.name!r} ({values.dtype}) by {self.sign!r} "
-                f"with an incompatible value: {error}."
-            ) from error
-        return mask
+                f"A row_condition compares {self.column.name!r} ({kind}) by {self.sign!r} with an "
+                f"incompatible value: {self.operand!r}."
+            )
+        return is_true(" and ".join([*tests, f"{name} {sign} {constant}"]))
+
+    def _constant(self, value: Literal, kind: pa.DataType) -> str | None:
+        return _time_or_constant(self.column.name, value, kind)
 
 
 @dataclass(frozen=True)
@@ -149,10 +149,10 @@ class Membership:
     def columns(self) -> tuple[str, ...]:
         return (self.column.name,)
 
-    def rows(self, frame: pd.DataFrame) -> Mask:
-        column = self.column.values(frame)
-        allowed = [_convert_literal(value, column) for value in self.values]
-        return _present_mask(column) & np.asarray(column.isin(allowed), dtype=np.bool_)
+    def sql(self, schema: pa.Schema) -> str:
+        kind = self.column.type(schema)
+        constants = [_time_or_constant(self.column.name, value, kind) for value in self.values]
+        return in_set(self.column.name, constants)
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,8 @@ class Missing:
     def columns(self) -> tuple[str, ...]:
         return (self.column.name,)
 
-    def rows(self, frame: pd.DataFrame) -> Mask:
-        return ~_present_mask(self.column.values(frame))
+    def sql(self, schema: pa.Schema) -> str:
+        return f"not ({has_value(self.column.name, self.column.type(schema))})"
 
 
 @dataclass(frozen=True)
@@ -177,19 +177,13 @@ class Flag:
     def columns(self) -> tuple[str, ...]:
         return (self.column.name,)
 
-    def rows(self, frame: pd.DataFrame) -> Mask:
-        values = self.column.values(frame)
-        present = _present_mask(values)
-        mask = np.zeros(len(frame), dtype=np.bool_)
-        flags = values[present]
-        # A column of booleans with nulls has the dtype object, so the values are checked.
-        if not all(isinstance(value, bool | np.bool_) for value in flags):
+    def sql(self, schema: pa.Schema) -> str:
+        if not pat.is_boolean(self.column.type(schema)):
             raise InvalidExpectation(
                 f"A row_condition uses {self.column.name!r} as a condition, which is not boolean.",
                 hint=_GRAMMAR,
             )
-        mask[present] = flags.astype(bool)
-        return mask
+        return is_true(quote(self.column.name))
 
 
 @dataclass(frozen=True)
@@ -201,8 +195,8 @@ class Negation:
     def columns(self) -> tuple[str, ...]:
         return self.condition.columns()
 
-    def rows(self, frame: pd.DataFrame) -> Mask:
-        return ~self.condition.rows(frame)
+    def sql(self, schema: pa.Schema) -> str:
+        return f"not ({self.condition.sql(schema)})"
 
 
 @dataclass(frozen=True)
@@ -216,11 +210,19 @@ class Combination:
         names = [name for each in self.conditions for name in each.columns()]
         return tuple(dict.fromkeys(names))
 
-    def rows(self, frame: pd.DataFrame) -> Mask:
-        masks = [each.rows(frame) for each in self.conditions]
-        if self.word == "and":
-            return np.logical_and.reduce(masks)
-        return np.logical_or.reduce(masks)
+    def sql(self, schema: pa.Schema) -> str:
+        return f" {self.word} ".join(f"({each.sql(schema)})" for each in self.conditions)
+
+
+def _time_or_constant(name: str, value: Literal, kind: pa.DataType) -> str | None:
+    """Return a value in SQL; None if no value of the type equals it."""
+    constant = constant_sql(value, kind)
+    if constant is None and isinstance(value, str) and pat.is_temporal(kind):
+        raise InvalidExpectation(
+            f"A row_condition compares the times of {name!r} with {value!r}, which is not a time.",
+            hint="write ISO 8601, such as '2024-01-31T12:00:00Z'",
+        )
+    return constant
 
 
 def parse_condition(condition: object) -> Condition | None:
@@ -415,13 +417,12 @@ class _Parser:
             return None
         return _TRUTH.get(word.lower(), Column(word))
 
-    def _parse_number(self) -> int | float:
+    def _parse_number(self) -> int | Decimal:
         text = self._tokens[self._position][1]
-        if text.isdecimal() and len(text) <= _MAX_DIGITS:
-            return int(self._next_text())
-        if text.isdecimal() or math.isinf(float(text)):
+        if len(text) > _MAX_DIGITS or math.isinf(float(text)):
             raise self._unexpected_token()
-        return float(self._next_text())
+        self._position += 1
+        return int(text) if text.isdecimal() else Decimal(text)
 
     def _parse_call(self, word: str) -> Column | Literal:
         """Parse ``col("x")`` or ``date("2024-01-01")``; reject other calls."""
@@ -484,30 +485,6 @@ def _unescape(token: str) -> str:
     return re.sub(
         r"\\(.)", lambda match: escapes.get(match[1], match[1]), token[1:-1], flags=re.DOTALL
     )
-
-
-def _present_mask(values: pd.Series) -> Mask:
-    return np.array(values.notna(), dtype=np.bool_)
-
-
-def _convert_literal(value: Literal, column: pd.Series) -> Any:
-    """Convert a string to a time if the column contains times; naive times are in UTC."""
-    if not isinstance(value, str) or column.dtype.kind != "M":
-        return value
-    try:
-        time = datetime.fromisoformat(value)
-    except ValueError as error:
-        raise InvalidExpectation(
-            f"A row_condition compares the times of {column.name!r} with {value!r}, which is not a "
-            "time.",
-            hint="write ISO 8601, such as '2024-01-31T12:00:00Z'",
-        ) from error
-    if time.tzinfo is None:
-        time = time.replace(tzinfo=UTC)
-    # pandas does not compare times with and without a zone.
-    if getattr(column.dtype, "tz", None) is None:
-        return time.astimezone(UTC).replace(tzinfo=None)
-    return time
 
 
 # -- JSON of great_expectations.expectations.row_conditions ------------------------------

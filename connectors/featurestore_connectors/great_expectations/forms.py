@@ -350,8 +350,7 @@ def _normalize(expectation: Mapping[str, Any]) -> dict[str, Any]:
         normalized["kwargs"] = {name: kwargs[name] for name in ("column", "feature")}
         del parsed["kwargs"]["column"], parsed["kwargs"]["value_set"]
     for key, value in parsed["kwargs"].items():
-        # The library converts 3 to 3.0, so the argument is kept as written.
-        normalized["kwargs"][key] = kwargs[key] if kwargs.get(key) == value else value
+        normalized["kwargs"][key] = _as_written(kwargs.get(key), value)
     if row_condition(plain) is not None:
         normalized["kwargs"]["row_condition"] = kwargs["row_condition"]
     for key in _STORED_KEYS:
@@ -362,7 +361,7 @@ def _normalize(expectation: Mapping[str, Any]) -> dict[str, Any]:
 
 def parse_lists(kind: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of an expectation with plain lists for the collections in them."""
-    arguments: dict[str, Any] = to_plain_lists(kwargs)
+    arguments: dict[str, Any] = _to_json_numbers(to_plain_lists(kwargs))
     for name, value in arguments.items():
         # Great Expectations would compare the values of a table or matrix as one value.
         if isinstance(value, Sized) and not isinstance(value, list | str | bytes | Mapping):
@@ -379,6 +378,26 @@ def parse_lists(kind: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
             hint="column_list=['first', 'second']",
         )
     return arguments
+
+
+def _to_json_numbers(value: Any) -> Any:
+    """Return arguments with the decimals as numbers of JSON, or as text if floats round them."""
+    if isinstance(value, Mapping):
+        return {name: _to_json_numbers(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return list(map(_to_json_numbers, value))
+    if not isinstance(value, Decimal) or not value.is_finite():
+        return value
+    if value == int(value):
+        return int(value)
+    return float(value) if Decimal(repr(float(value))) == value else str(value)
+
+
+def _as_written(written: Any, parsed: Any) -> Any:
+    """Return an argument as written if it equals that of the library, which has floats for numbers."""
+    if isinstance(written, int | str) and isinstance(parsed, float):
+        return written
+    return written if written == parsed else parsed
 
 
 def _suggest_type(kind: str) -> str:

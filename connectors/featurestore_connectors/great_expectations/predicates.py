@@ -1,0 +1,240 @@
+"""Predicates of expectations: row conditions, limits and sets as SQL, run by DuckDB on Arrow rows.
+
+The SQL is that of conditions on rows (``featurestore.usersql``). It compares a column with typed
+constants, so that decimals are compared as decimals. Both engines call the validator with chunks of
+rows, so predicates have the same result on both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.errors import InvalidExpectation, InvalidSql
+from featurestore.model.validation import describe
+from featurestore.usersql import number_literal, predicate, quote
+
+Mask = npt.NDArray[np.bool_]
+_BETWEEN = "expect_column_values_to_be_between"
+_IN_SET = "expect_column_values_to_be_in_set"
+_NOT_IN_SET = "expect_column_values_to_not_be_in_set"
+# A thread per process, since Spark runs a process for each core.
+_CONFIG: Mapping[str, str | bool | int | float | list[str]] = {
+    "threads": 1,
+    "autoinstall_known_extensions": False,
+}
+
+
+def evaluate(table: pa.Table, predicates: Sequence[str]) -> list[Mask]:
+    """Return the rows for which predicates are true, as a mask for each predicate.
+
+    Raises:
+        InvalidExpectation: A predicate cannot be evaluated.
+    """
+    if not predicates:
+        return []
+    try:
+        columns = [
+            f"coalesce({predicate(sql, schema=table.schema, dialect='duckdb')}, false) as p{number}"
+            for number, sql in enumerate(predicates)
+        ]
+        with duckdb.connect(":memory:", config=dict(_CONFIG)) as connection:
+            connection.execute("set TimeZone = 'UTC'")
+            # The rows of an Arrow table keep their order.
+            connection.register("checked_rows", table)
+            query = f"select {', '.join(columns)} from checked_rows"
+            masks = connection.sql(query).to_arrow_table()
+    except (InvalidSql, duckdb.Error) as error:
+        reason = error.message if isinstance(error, InvalidSql) else str(error)
+        raise InvalidExpectation(
+            f"An expectation cannot be evaluated: {reason}",
+            hint="compare a column with values of its type",
+        ) from error
+    return [np.asarray(column.to_numpy(), dtype=np.bool_) for column in masks.itercolumns()]
+
+
+# -- parts of predicates ---------------------------------------------------------------------------
+
+
+def is_true(sql: str) -> str:
+    """Return a condition that is false instead of null."""
+    return f"coalesce({sql}, false)"
+
+
+def has_value(name: str, kind: pa.DataType) -> str:
+    """Return the condition that a column is neither null nor NaN."""
+    column = quote(name)
+    if pat.is_floating(kind):
+        return f"{column} is not null and not isnan({column})"
+    return f"{column} is not null"
+
+
+def in_set(name: str, constants: Sequence[str | None]) -> str:
+    """Return the condition that a value is one of some constants; None is never equal."""
+    choices = [constant for constant in constants if constant is not None]
+    if not choices:
+        return "false"
+    return is_true(f"{quote(name)} in ({', '.join(choices)})")
+
+
+def constant_sql(value: object, kind: pa.DataType) -> str | None:
+    """Return a constant that is compared with a column, in SQL.
+
+    Returns None if the types are never equal. ``usersql`` converts numbers to the type of the
+    column. JSON has no times and decimals, so text is converted to them.
+
+    >>> constant_sql(0.1, pa.decimal128(5, 2)), constant_sql("2024-01-31", pa.date32())
+    ('0.1', "'2024-01-31'")
+    """
+    if isinstance(value, bool) or pat.is_boolean(kind):
+        return _boolean_sql(value, kind)
+    if _is_number(kind):
+        return _number_sql(value, kind)
+    if isinstance(value, str) and (pat.is_string(kind) or pat.is_large_string(kind)):
+        return _text_sql(value)
+    if pat.is_timestamp(kind) or pat.is_date(kind):
+        return _time_sql(value)
+    return None
+
+
+def _boolean_sql(value: object, kind: pa.DataType) -> str | None:
+    """Return a boolean as a constant. As in Python, true equals 1."""
+    if isinstance(value, bool | int | float | Decimal) and value in (0, 1):
+        if pat.is_boolean(kind):
+            return str(bool(value)).lower()
+        if _is_number(kind):
+            return str(int(value))
+    return None
+
+
+def _number_sql(value: object, kind: pa.DataType) -> str | None:
+    if isinstance(value, str) and pat.is_decimal(kind):
+        try:
+            value = Decimal(value)
+        except ArithmeticError:
+            return None
+    if not isinstance(value, int | float | Decimal):
+        return None
+    try:
+        return number_literal(value) if math.isfinite(float(value)) else None
+    except OverflowError:  # no column has such integers
+        return None
+
+
+def _text_sql(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _time_sql(value: object) -> str | None:
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value) if len(value) > 10 else date.fromisoformat(value)
+        except ValueError:
+            return None
+    if isinstance(value, datetime) and value.tzinfo is None:
+        value = value.replace(tzinfo=UTC)
+    return f"'{value.isoformat()}'" if isinstance(value, date) else None
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind))
+
+
+# -- limits and sets -------------------------------------------------------------------------------
+
+
+def is_comparable(expectation: Mapping[str, Any], schema: pa.Schema) -> bool:
+    """Return whether an expectation is a comparison of a column with limits or a set."""
+    kind, kwargs = expectation["type"], expectation["kwargs"]
+    name = kwargs.get("column")
+    if kind not in (_BETWEEN, _IN_SET, _NOT_IN_SET) or name not in schema.names:
+        return False
+    column_type = schema.field(name).type
+    is_text = pat.is_string(column_type) or pat.is_large_string(column_type)
+    is_time = pat.is_timestamp(column_type) or pat.is_date(column_type)
+    if not (_is_number(column_type) or is_text or is_time or pat.is_boolean(column_type)):
+        return False
+    if kind == _BETWEEN:
+        return not (kwargs.get("min_value") is None and kwargs.get("max_value") is None)
+    return isinstance(kwargs.get("value_set"), list) and bool(kwargs["value_set"])
+
+
+def comparison_sql(expectation: Mapping[str, Any], schema: pa.Schema) -> tuple[str, str]:
+    """Return the rows with a value, and those that meet the limits or the set, in SQL.
+
+    Raises:
+        InvalidExpectation: A limit cannot be compared with the column.
+    """
+    kwargs = expectation["kwargs"]
+    name = kwargs["column"]
+    kind = schema.field(name).type
+    present = has_value(name, kind)
+    if expectation["type"] != _BETWEEN:
+        member = in_set(name, [constant_sql(value, kind) for value in kwargs["value_set"]])
+        return present, member if expectation["type"] == _IN_SET else f"not {member}"
+    tests = []
+    for argument, strict, sign in (
+        ("min_value", "strict_min", ">"),
+        ("max_value", "strict_max", "<"),
+    ):
+        value = kwargs.get(argument)
+        if value is None:
+            continue
+        constant = constant_sql(value, kind)
+        if constant is None:
+            raise InvalidExpectation(
+                f"{describe(expectation)} cannot be computed: {argument}={value!r} cannot be "
+                f"compared with {name!r} ({kind})",
+                hint="compare the expectation with the types of the columns",
+            )
+        tests.append(f"{quote(name)} {sign if kwargs.get(strict) else sign + '='} {constant}")
+    return present, " and ".join(tests)
+
+
+def typed_arguments(expectation: Mapping[str, Any], schema: pa.Schema) -> Mapping[str, Any]:
+    """Convert limits and sets to the type of their column, for expectations of the library.
+
+    Numbers become decimals if the column has decimals, and ISO strings become times. A value
+    without an equal in the type is compared by value.
+    """
+    kwargs = expectation["kwargs"]
+    name = kwargs.get("column")
+    if name is None or name not in schema.names:
+        return expectation
+    kind = schema.field(name).type
+    if not (pat.is_timestamp(kind) or pat.is_date(kind) or pat.is_decimal(kind)):
+        return expectation
+    converted = dict(kwargs)
+    for key in ("min_value", "max_value", "value_set"):
+        if key in kwargs:
+            converted[key] = _to_comparable(kwargs[key], kind)
+    return {**expectation, "kwargs": converted}
+
+
+def _to_comparable(value: Any, kind: pa.DataType) -> Any:
+    """Convert a value, or each value of a list, to one that pandas compares with the column."""
+    if isinstance(value, list | tuple | set):
+        return [_to_comparable(each, kind) for each in value]
+    if pat.is_decimal(kind):
+        is_number = isinstance(value, int | float | str) and not isinstance(value, bool)
+        constant = _number_sql(value, kind) if is_number else None
+        return value if constant is None else Decimal(constant)
+    if not isinstance(value, str):
+        return value
+    try:
+        time = datetime.fromisoformat(value)
+    except ValueError:
+        return value
+    if pat.is_date(kind):
+        # Data frames have times instead of dates.
+        return time.replace(tzinfo=None)
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time

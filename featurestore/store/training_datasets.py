@@ -99,7 +99,8 @@ class TrainingDatasetCalls(StoreBase):
                 with (phase, completed rows, total rows).
 
         Raises:
-            UnsupportedType: The format does not support some columns; the message lists them.
+            UnsupportedType: The format does not support some columns, or inputs are timestamps; the
+                message lists them.
             ValidationFailed: Rows violate the expectations; nothing was written.
             InvalidArgument: Rows have no label.
 

@@ -447,13 +447,19 @@ class TrainingDataset(ModelInputs):
         ``transformed``: None applies the transformations that the dataset was created with, if any;
         False returns the stored values; a result of ``fit`` applies these transformations.
 
+        An input that is a timestamp, in a dataset of an earlier release, is refused unless a
+        transformation converts it.
+
         >>> dataset = store.get_training_dataset("late_flights")
         >>> dataset.reader("train", global_batch_size=2).steps_per_epoch
         2
         """
         from featurestore.readers import open_reader
+        from featurestore.training.reading import check_reader_inputs
         from featurestore.training.transformations import resolve_transformations
 
+        transform = resolve_transformations(self, transformed)
+        check_reader_inputs(self.manifest, columns, transform)
         return open_reader(
             self.path,
             self.manifest,
@@ -466,7 +472,7 @@ class TrainingDataset(ModelInputs):
             nulls=nulls,
             lanes=lanes,
             window_rows=window_rows,
-            transform=resolve_transformations(self, transformed),
+            transform=transform,
             cache=open_cache(cache, cache_bytes),
             class_weights=class_weights,
         )

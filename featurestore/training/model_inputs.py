@@ -127,14 +127,12 @@ class ModelInputs:
         {'temp': ((None,), 'float64'), 'seats': ((None,), 'int64')}
         """
         from featurestore.readers.transformed import feature_forms
+        from featurestore.training.reading import check_reader_inputs
         from featurestore.training.transformations import resolve_transformations
         from featurestore.transform.keras import input_layers
 
         dataset = cast("TrainingDataset", self)
-        forms = feature_forms(
-            dataset.manifest,
-            columns=columns,
-            nulls=nulls,
-            transform=resolve_transformations(dataset, transformed),
-        )
+        transform = resolve_transformations(dataset, transformed)
+        check_reader_inputs(dataset.manifest, columns, transform)
+        forms = feature_forms(dataset.manifest, columns=columns, nulls=nulls, transform=transform)
         return input_layers(forms, framework)

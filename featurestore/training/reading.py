@@ -20,6 +20,7 @@ from featurestore.errors import InvalidArgument, NullsInColumns, UnsupportedType
 from featurestore.model.derived_names import NamedColumn, cell_names, check_distinct_names
 from featurestore.model.manifest import Manifest, ManifestColumn, ManifestShard
 from featurestore.model.paths import TRAININGDATASETS
+from featurestore.model.timestamp_inputs import refuse_timestamp_inputs
 from featurestore.plugins.engine import find_engine
 from featurestore.plugins.format import find_format
 from featurestore.readers.class_weights import compute_balanced_weights
@@ -131,7 +132,7 @@ def matrix(
         _Input(column, _value_form(column, transform))
         for column in _input_columns(manifest, columns)
     ]
-    _check_numeric(inputs)
+    _check_numeric(inputs, time=_time_column(manifest))
     _check_names(inputs)
     labels = [column for column in manifest.columns if column.role == "label"]
     rows = manifest.split(split).rows
@@ -148,6 +149,35 @@ def matrix(
         start = stop
     names = [name for input_column in inputs for name in input_column.names]
     return Matrix(x, _stack_labels(list(label_batches.values())), tuple(names))
+
+
+def check_reader_inputs(
+    manifest: Manifest, columns: Sequence[str] | None, transform: Transformations | None
+) -> None:
+    """Refuse timestamps among the inputs that a reader yields.
+
+    Keys, times and unused columns that ``columns`` names are not model inputs. Nor are the stored
+    values of a dataset with transformations: they are inputs of its preprocessor.
+
+    Raises:
+        UnsupportedType: Inputs are timestamps; the message lists all of them.
+    """
+    if transform is None and manifest.transformations is not None:
+        return
+    inputs = {}
+    for column in manifest.columns:
+        if column.role == "feature" and (columns is None or column.name in columns):
+            inputs[column.name] = type_from_json(column.type)
+    refuse_timestamp_inputs(
+        inputs,
+        transformed=[name for name in inputs if transform is not None and name in transform],
+        time=_time_column(manifest),
+        without="columns",
+    )
+
+
+def _time_column(manifest: Manifest) -> str | None:
+    return next((column.name for column in manifest.columns if column.role == "time"), None)
 
 
 def class_weights(manifest: Manifest, transform: Transformations | None) -> dict[Any, Any]:
@@ -224,7 +254,7 @@ def _input_columns(manifest: Manifest, columns: Sequence[str] | None) -> list[Ma
     return [columns_by_name[name] for name in columns]
 
 
-def _check_numeric(inputs: Sequence[_Input]) -> None:
+def _check_numeric(inputs: Sequence[_Input], *, time: str | None) -> None:
     """Reject strings, times and variable-length lists; the error lists all such inputs."""
     unsupported = [
         f"{input_column.column.name} ({type_from_json(input_column.column.type)})"
@@ -235,6 +265,15 @@ def _check_numeric(inputs: Sequence[_Input]) -> None:
         numeric_names = [
             input_column.column.name for input_column in inputs if input_column.is_number
         ]
+        refuse_timestamp_inputs(
+            {
+                input_column.column.name: type_from_json(input_column.column.type)
+                for input_column in inputs
+            },
+            transformed=numeric_names,
+            time=time,
+            without="columns",
+        )
         raise UnsupportedType(
             f"A float32 matrix does not support {listing(unsupported, limit=50)}.",
             hint=f"matrix(split, columns={numeric_names}), or convert them to numbers: "

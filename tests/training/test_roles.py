@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -14,7 +16,8 @@ from hypothesis import strategies as st
 
 import featurestore
 from featurestore import FeatureStore
-from featurestore.errors import InvalidArgument, LabelTimeRequired
+from featurestore import transform as t
+from featurestore.errors import InvalidArgument, LabelTimeRequired, UnsupportedType
 from featurestore.model.requests import TimeSplit
 from featurestore.model.roles import DatasetRoles, RoleRequest, assign_roles
 from featurestore.retrieval.frame import FeatureFrame
@@ -353,3 +356,68 @@ def test_roles_conflicting_arguments_raise_without_writing(
     with pytest.raises(InvalidArgument, match=message):
         matches_store.create_training_dataset(matches(), "won", label="won", **arguments)
     assert matches_store.get_training_datasets() == []
+
+
+def test_timestamps_are_refused_as_inputs_with_working_hints(
+    empty_store: FeatureStore, subtests: Any
+) -> None:
+    start = datetime(2024, 1, 1, tzinfo=UTC)
+    rows = [
+        {"user": n, "at": start, "seen": start - timedelta(hours=n), "amount": n / 2}
+        for n in range(20)
+    ]
+    empty_store.create_featuregroup(rows, "visits", primary_key="user", event_time="at")
+    labels = [{"user": n, "asked": start + timedelta(days=n), "y": n % 2} for n in range(20)]
+
+    def frame(*more: Any) -> Any:
+        return empty_store.get_features(
+            ["visits.amount", "visits.seen", *more], labels=labels, label_time="asked"
+        )
+
+    def export(data: Any, **arguments: Any) -> Any:
+        return empty_store.create_training_dataset(
+            data, "d", label="y", progress=False, **arguments
+        )
+
+    for arguments in ({}, {"features": ["seen", "amount"]}):
+        with pytest.raises(UnsupportedType, match="model inputs: 'seen'") as refused:
+            export(frame(), **arguments)
+    computed, encoded, omitted = str(refused.value.hint).split(", or ")
+    feature = eval(computed.split(" in get_features")[0], {"featurestore": featurestore})
+    dataset = export(frame(feature), exclude="seen")
+    seconds = dataset.read("train").to_arrow().to_pylist()
+    assert {row["user"]: row["seen_seconds"] for row in seconds} == {
+        n: n * 86_400.0 + n * 3_600.0 for n in range(20)
+    }
+    dataset = export(frame(), **eval(f"dict({encoded.split(' encodes')[0]})", {"t": t}))
+    hours = {row["user"]: row["seen"].hour for row in dataset.read("train").to_arrow().to_pylist()}
+    (batch,) = dataset.reader("train", global_batch_size=20, columns=["user", "seen"]).batches()
+    for user, values in zip(batch["user"].tolist(), batch["seen"].tolist(), strict=True):
+        angle = 2 * math.pi * hours[user] / 24
+        assert values == pytest.approx([math.sin(angle), math.cos(angle)], abs=1e-5)
+    dataset = export(frame(), **eval(f"dict({omitted.split(' omits')[0]})"))
+    assert dataset.roles.inputs == ("amount",)
+    # A dataset of an earlier release, whose input is a timestamp.
+    columns = tuple(
+        replace(column, role="feature" if column.name == "seen" else column.role)
+        for column in dataset.manifest.columns
+    )
+    earlier = replace(dataset, manifest=replace(dataset.manifest, columns=columns))
+    doors = {
+        "reader": lambda **more: earlier.reader("train", global_batch_size=20, **more),
+        "keras_inputs": earlier.keras_inputs,
+        "matrix": lambda **more: earlier.matrix("train", **more),
+    }
+    for name, door in doors.items():
+        with subtests.test(door=name):
+            with pytest.raises(UnsupportedType, match="model inputs: 'seen'") as refused:
+                door()
+            line = str(refused.value.hint).split(", or ")[-1].split(" omits")[0]
+            assert eval(f"dict({line})")["columns"] == ["amount"]
+            if name != "keras_inputs":
+                door(columns=["amount"])
+            with pytest.raises(UnsupportedType, match="model inputs: 'seen'"):
+                door(columns=["amount", "seen"])
+    # Keys and times are read when they are named.
+    reader = earlier.reader("train", global_batch_size=20, columns=["asked", "amount"])
+    assert set(next(reader.batches())) == {"asked", "amount"}

@@ -26,6 +26,7 @@ from featurestore.model.plan import FeaturePlan, Source
 from featurestore.model.requests import TimeSplit, TrainingDatasetRequest
 from featurestore.model.roles import Role, RoleRequest, assign_roles
 from featurestore.model.source import SourceRead, SourceReads
+from featurestore.model.timestamp_inputs import refuse_timestamp_inputs
 from featurestore.plugins.engine import Relation
 from featurestore.plugins.format import DatasetFormat, find_format
 from featurestore.retrieval import FeatureFrame
@@ -127,6 +128,12 @@ def check_request(
     roles = assign_roles(schema, _resolve_roles(options, schema, known_roles or RoleRequest()))
     transformations = check_transformations(
         options.transformations or {}, schema, roles=roles, fit_on=options.fit_on, splits=rule.names
+    )
+    refuse_timestamp_inputs(
+        {field.name: field.type for field in schema if roles[field.name] == "feature"},
+        transformed=[column.name for column in transformations],
+        time=next((name for name, role in roles.items() if role == "time"), None),
+        without="exclude",
     )
     tags = normalize_tags(options.tags)
     check_tags(tags)

@@ -186,6 +186,29 @@ def to_scalar_array(value: Any, kind: pa.DataType) -> pa.Array:
     return array
 
 
+def cast_column(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast an Arrow array as a write casts a column.
+
+    >>> cast_column(pa.array([1.0, None]), pa.int8()).to_pylist()
+    [1, None]
+
+    Raises:
+        ConversionError: A value has no equal in the type; has the first such value.
+    """
+    try:
+        column = _cast(array, kind)
+    except InexactValueError as error:
+        # Arrays of another shape have no value.
+        reason = str(error) if error.value is None else ""
+        raise ConversionError(error.value, kind, reason) from error
+    except (UnsupportedType, *CONVERSION_ERRORS) as error:
+        raise ConversionError(None, kind, f"in {describe(array.type)}: {error}") from error
+    if column is None:
+        (value, *_) = array.drop_null().slice(0, 1).to_pylist() or [None]
+        raise ConversionError(value, kind)
+    return column
+
+
 def _has_text_form(kind: pa.DataType) -> bool:
     has_time = pat.is_timestamp(kind) or pat.is_date(kind)
     return bool(has_time or pat.is_decimal(kind) or pat.is_binary(kind))
@@ -194,13 +217,17 @@ def _has_text_form(kind: pa.DataType) -> bool:
 def _convert(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
     """Convert values as a write to a column does; return None if a value may not fit."""
     try:
-        inferred = cells_to_array(values, name="values", language="rows")
-        if pat.is_null(inferred.type):
-            return pa.nulls(len(values), kind)
-        source = feature_schema(pa.schema([("values", inferred.type)])).field(0).type
-        source = replace_null_types(source, kind)
-        if not can_fit(source, kind):
-            return None
-        return cast_exactly(cast_array(inferred, source), kind)
+        return _cast(cells_to_array(values, name="values", language="rows"), kind)
     except (UnsupportedType, InexactValueError, *CONVERSION_ERRORS):
         return None
+
+
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array | None:
+    """Cast an array by way of its feature type; return None if the types do not fit."""
+    if pat.is_null(array.type):
+        return pa.nulls(len(array), kind)
+    source = feature_schema(pa.schema([("values", array.type)])).field(0).type
+    source = replace_null_types(source, kind)
+    if not can_fit(source, kind):
+        return None
+    return cast_exactly(cast_array(array, source), kind)

@@ -30,6 +30,7 @@ from featurestore.errors import (
     missing_extra,
 )
 from featurestore.experiments.models import keras_files, torch_files
+from featurestore.experiments.models.conversion import refuse_inexact_integers
 from featurestore.ingest import to_relation
 from featurestore.model.registered_model import (
     LABEL_TIME,
@@ -259,7 +260,9 @@ def _signature_predictor(model: Any) -> Predict:
         for name, values in model_input.items():
             tensors[name] = library.constant(values)
             if name in input_specs:  # unlike Keras, a signature does not convert types
-                tensors[name] = library.cast(tensors[name], input_specs[name].dtype)
+                dtype = input_specs[name].dtype
+                refuse_inexact_integers(name, values, np.dtype(dtype.as_numpy_dtype))
+                tensors[name] = library.cast(tensors[name], dtype)
         outputs = {name: values.numpy() for name, values in signature(**tensors).items()}
         return outputs if len(outputs) > 1 else _named_outputs(next(iter(outputs.values())))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.arrow.schemas import type_to_json
+from featurestore.arrow.schemas import type_from_json, type_to_json
 from featurestore.errors import (
     FeatureStoreError,
     InvalidArgument,
@@ -21,7 +21,13 @@ from featurestore.errors import (
 from featurestore.experiments import catalog as run_catalog
 from featurestore.experiments import run_files
 from featurestore.experiments.models import catalog, loading, torch_files
-from featurestore.experiments.models.scoring import to_columns, to_model_input
+from featurestore.experiments.models.conversion import (
+    check_output_types,
+    parse_reader_fill,
+    to_columns,
+    to_stored_fill,
+)
+from featurestore.experiments.models.scoring import to_model_input
 from featurestore.experiments.run import Run
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.json_object import JsonObject
@@ -228,11 +234,7 @@ def _model_inputs(
     manifest = dataset.manifest
     if columns is None:
         columns = [column.name for column in manifest.columns if column.role == "feature"]
-    masked: set[str] = set()
-    # The reader uses the same masks for all splits.
-    if nulls == "mask":
-        for split in manifest.splits:
-            masked.update(name for name, count in split.nulls.items() if count)
+    masked = _masked_columns(manifest) if nulls == "mask" else set()
     inputs = []
     for name in columns:
         column = manifest.column(name)
@@ -241,10 +243,39 @@ def _model_inputs(
         # The training files store this column as float32, so scoring must round its inputs as well.
         narrow = column.tf_type == "float32"
         fill = None if isinstance(nulls, str) else nulls.get(name)
+        if fill is not None:
+            kind = type_from_json(column.type)
+            # Readers take other forms of dates and times, and round to float32.
+            value = parse_reader_fill(fill, kind) if request.nulls is None else fill
+            fill = to_stored_fill(name, value, kind)
         inputs.append(ModelInput(name, column.type, narrow, name in masked, fill))
     if not inputs:
         raise InvalidArgument(f"Training dataset {manifest.name!r} has no inputs.")
+    _check_nulls(request.nulls, [model_input.name for model_input in inputs])
     return tuple(inputs)
+
+
+def _masked_columns(manifest: Manifest) -> set[str]:
+    """Return the columns with nulls; the reader uses the same masks for all splits."""
+    masked: set[str] = set()
+    for split in manifest.splits:
+        masked.update(name for name, count in split.nulls.items() if count)
+    return masked
+
+
+def _check_nulls(nulls: str | Mapping[str, Any] | None, inputs: Sequence[str]) -> None:
+    """Check that a null policy is known, and that its columns are inputs."""
+    if isinstance(nulls, str) and nulls not in ("error", "mask"):
+        raise InvalidArgument(
+            f"nulls={nulls!r} is not supported.", hint='nulls="error", "mask" or {input: value}'
+        )
+    if isinstance(nulls, Mapping):
+        unknown = [name for name in nulls if name not in inputs]
+        if unknown:
+            raise InvalidArgument(
+                f"nulls= contains columns that are not inputs: {listing(unknown)}. "
+                f"Available: {listing(inputs)}."
+            )
 
 
 def _libraries(run: Run) -> Mapping[str, str]:
@@ -274,8 +305,11 @@ def _trial_outputs(
         else:
             model = loading.load_object(path, spec.flavor)
             model_outputs = _predict(spec, model, _to_model_input(spec, fitted, rows))
-        columns = to_columns(model_outputs, rows.num_rows).items()
-        return tuple(ModelOutput(name, type_to_json(column.type)) for name, column in columns)
+        columns = to_columns(model_outputs, rows.num_rows)
+        check_output_types(columns)
+        return tuple(
+            ModelOutput(name, type_to_json(column.type)) for name, column in columns.items()
+        )
     raise InvalidArgument(
         f"Training dataset {dataset.name!r} has no rows for the trial prediction."
     )

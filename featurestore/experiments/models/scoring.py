@@ -9,34 +9,38 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.types as pat
 
+from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.schemas import type_from_json
 from featurestore.arrow.types import TIMESTAMP
+from featurestore.arrow.values import to_scalar
 from featurestore.errors import (
-    ColumnConflict,
     FeatureNotFound,
-    InvalidArgument,
     NullsInColumns,
     listing,
 )
 from featurestore.experiments.models import loading
+from featurestore.experiments.models.conversion import (
+    check_input_types,
+    convert_input,
+    convert_outputs,
+    fill_array,
+)
 from featurestore.experiments.models.loading import load_predictor
 from featurestore.featuregroups import Declaration, FeatureGroup, Write, create, insert
 from featurestore.ingest import adopt_native, library_name, to_reader, to_relation
+from featurestore.model.derived_names import NamedColumn, check_distinct_names, mask_name
 from featurestore.model.names import parse_group_reference
 from featurestore.model.registered_model import (
     LABEL_TIME,
     MODEL_VERSION,
-    PREDICTION,
     ModelInput,
     ModelSpec,
     model_lineage_name,
 )
-from featurestore.model.times import to_micros
+from featurestore.model.times import from_micros, to_micros
 from featurestore.plugins.engine import Relation
-from featurestore.readers.columns import PRESENT, to_numpy
+from featurestore.readers.columns import to_numpy
 from featurestore.registry import featuregroups
 from featurestore.retrieval import FeatureFrame
 from featurestore.retrieval.labels import typed_relation, typed_schema, typed_table
@@ -72,63 +76,22 @@ class PredictBatch:
         spec = ModelSpec.from_bytes(self.content, path=self.directory)
         columns = {name: batch.column(name) for name in self.label_columns}
         columns.update(self._predictions(spec, batch))
-        columns[MODEL_VERSION] = pa.repeat(pa.scalar(spec.version, pa.int64()), batch.num_rows)
+        columns[MODEL_VERSION] = pa.repeat(to_scalar(spec.version, pa.int64()), batch.num_rows)
         if self.label_time is not None:
-            kind = self.schema.field(LABEL_TIME).type
-            columns[LABEL_TIME] = pa.repeat(pa.scalar(self.label_time, kind), batch.num_rows)
-        arrays = [columns[field.name].cast(field.type) for field in self.schema]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+            label_time = to_scalar(from_micros(self.label_time), TIMESTAMP)
+            columns[LABEL_TIME] = pa.repeat(label_time, batch.num_rows)
+        arrays = [columns[name] for name in self.schema.names]
+        return cast_batch(pa.RecordBatch.from_arrays(arrays, self.schema.names), self.schema)
 
     def _predictions(self, spec: ModelSpec, batch: pa.RecordBatch) -> dict[str, pa.Array]:
         """Return the prediction columns of a batch."""
         if not batch.num_rows:
             types = {output.name: type_from_json(output.type) for output in spec.outputs}
-            return {name: pa.array([], kind) for name, kind in types.items()}
+            return {name: pa.nulls(0, kind) for name, kind in types.items()}
         # Loaded once per process: engines call this object for many batches.
         predict = load_predictor(self.directory, self.content)
         model_outputs = predict(to_model_input(spec, self.fitted, batch))
-        columns = to_columns(model_outputs, batch.num_rows)
-        missing_outputs = [output.name for output in spec.outputs if output.name not in columns]
-        if missing_outputs:
-            raise InvalidArgument(
-                f"Model {spec.name!r} version {spec.version} did not return "
-                f"{listing(missing_outputs)}. Its outputs: {listing(columns)}.",
-                hint="register it again",
-            )
-        return columns
-
-
-def output_name(name: str) -> str:
-    """Return the column name of an output: ``prediction`` or ``prediction_<name>``."""
-    return f"{PREDICTION}_{name}" if name else PREDICTION
-
-
-def to_columns(model_outputs: Mapping[str, npt.NDArray[Any]], rows: int) -> dict[str, pa.Array]:
-    """Convert outputs to columns: (rows,) and (rows, 1) to scalars, (rows, n, ...) to lists.
-
-    Raises:
-        InvalidArgument: The number of rows differs from the input, or the type is unsupported.
-    """
-    columns = {}
-    for name, values in model_outputs.items():
-        if values.shape[:1] != (rows,):
-            raise InvalidArgument(
-                f"The model returned an array of shape {values.shape} for {rows} rows.",
-                hint="a model must return one row for each input row",
-            )
-        if values.shape[1:] == (1,):
-            values = values[:, 0]
-        try:
-            array = pa.array(np.ascontiguousarray(values).reshape(-1))
-        except pa.ArrowException as error:
-            raise InvalidArgument(
-                f"The model returned values of the unsupported type {values.dtype}.",
-                hint="a model must return numbers, strings or lists of one size",
-            ) from error
-        for size in reversed(values.shape[1:]):
-            array = pa.FixedSizeListArray.from_arrays(array, size)
-        columns[output_name(name)] = array
-    return columns
+        return convert_outputs(spec, model_outputs, batch.num_rows)
 
 
 def to_model_input(spec: ModelSpec, fitted: Transformations | None, batch: pa.RecordBatch) -> Any:
@@ -137,12 +100,13 @@ def to_model_input(spec: ModelSpec, fitted: Transformations | None, batch: pa.Re
     The arrays equal the arrays that the training dataset's reader returns for the same values.
 
     Raises:
+        InvalidArgument: A value does not fit the type of its input.
         NullsInColumns: Inputs contain nulls that the model cannot handle.
     """
     arrays: dict[str, npt.NDArray[Any]] = {}
     nulls = []
     for each in spec.inputs:
-        data, present = _to_masked_array(each, batch.column(each.name))
+        data, present = _to_masked_array(spec, each, batch.column(each.name))
         handles_nulls = False
         if fitted is not None and each.name in fitted:
             handles_nulls = each.name in fitted.null_handling
@@ -155,7 +119,7 @@ def to_model_input(spec: ModelSpec, fitted: Transformations | None, batch: pa.Re
         arrays[each.name] = data
         if each.masked:
             is_present = np.ones(len(data), dtype=np.bool_) if present is None else present
-            arrays[each.name + PRESENT] = is_present
+            arrays[mask_name(each.name)] = is_present
     if nulls:
         raise NullsInColumns(
             f"Model {spec.name!r} version {spec.version} was trained without nulls. Inputs with "
@@ -170,17 +134,16 @@ def to_model_input(spec: ModelSpec, fitted: Transformations | None, batch: pa.Re
 
 
 def _to_masked_array(
-    model_input: ModelInput, column: pa.Array
+    spec: ModelSpec, model_input: ModelInput, column: pa.Array
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
     """Convert a column to numpy as the training files store it, with a mask of non-null values."""
-    column = column.cast(model_input.kind)
-    if model_input.fill is not None:
-        column = pc.fill_null(column, pa.scalar(model_input.fill, model_input.kind))
+    column = convert_input(spec, model_input, column)
     data, present = to_numpy(column, name=model_input.name)
-    if model_input.narrow and pat.is_floating(model_input.kind):
-        # Round as the training files do, but keep the type that the reader yields.
-        data = data.astype(np.float32).astype(data.dtype)
-    return data, present
+    if model_input.fill is None or present is None:
+        return data, present
+    filled = data.copy()
+    filled[~present] = fill_array(spec, model_input)[0]
+    return filled, None
 
 
 def get_model_features(
@@ -194,6 +157,7 @@ def get_model_features(
 
     Raises:
         FeatureNotFound: The labels lack inputs that no group provides.
+        InvalidArgument: An input has a type whose values do not fit.
     """
     session, spec = model.session, model.spec
     if spec.features.steps:
@@ -219,6 +183,7 @@ def get_model_features(
             f"{listing(missing_inputs)}. Columns of the labels: {listing(frame.columns, limit=30)}.",
             hint=f"labels need the columns {list(spec.label_columns)}",
         )
+    check_input_types(spec, frame.schema)
     return frame
 
 
@@ -252,12 +217,11 @@ def score(
         fields.append(pa.field(LABEL_TIME, TIMESTAMP))
     schema = pa.schema(fields)
     inputs = [{"source": model_lineage_name(spec.name), "version": spec.version}, *frame.inputs]
-    duplicate_names = [name for name in schema.names if schema.names.count(name) > 1]
-    if duplicate_names:
-        raise ColumnConflict(
-            f"The label columns {listing(sorted(set(duplicate_names)))} have the same names as predictions.",
-            hint="rename these label columns",
-        )
+    columns = [NamedColumn(name, f"the label column {name!r}") for name in label_columns]
+    columns += [
+        NamedColumn(field.name, "a column of the predictions") for field in fields[len(columns) :]
+    ]
+    check_distinct_names(columns, hint=lambda column: f"rename the label column {column.name!r}")
     if spec.flavor == "spark":
         # Spark loads the files itself; for other formats ``load_predictor`` checks them.
         loading.check_files(model.path, spec)

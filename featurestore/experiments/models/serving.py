@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from featurestore.errors import InvalidArgument
 from featurestore.experiments.models import loading
-from featurestore.experiments.models.scoring import to_columns, to_model_input
+from featurestore.experiments.models.conversion import convert_outputs
+from featurestore.experiments.models.scoring import to_model_input
 from featurestore.serving.server import VectorServer
 from featurestore.serving.stores import open_online_store
 from featurestore.serving.vectors import Entities, Status, VectorForm, entity_rows
@@ -88,8 +89,7 @@ class ModelServer:
             raise InvalidArgument("predict needs at least one entity.", hint="predict([{...}])")
         served = self.vectors.read_batch(rows)
         outputs = self._predict(to_model_input(self._spec, self._fitted, served.batch))
-        columns = to_columns(outputs, served.batch.num_rows)
-        table = pa.table({output.name: columns[output.name] for output in self._spec.outputs})
+        table = pa.table(convert_outputs(self._spec, outputs, served.batch.num_rows))
         return Predictions(
             model=self._spec.name,
             model_version=self._spec.version,

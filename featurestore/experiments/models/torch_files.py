@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, ModelDamaged, listing
+from featurestore.experiments.models.conversion import refuse_inexact_integers
 from featurestore.storage import files
 
 # Entries that contain numbers or constant texts.
@@ -162,19 +163,29 @@ def make_predictor(program: Any) -> Callable[[Any], Mapping[str, npt.NDArray[Any
                 hint="name the parameters of forward() like the columns, or export a program with "
                 'one matrix and use arrays="matrix"',
             )
-        tensors = [
-            torch.from_numpy(np.ascontiguousarray(arrays[name])).to(types.get(name))
-            for name in names
-        ]
+        tensors = []
+        for name in names:
+            values, dtype = np.ascontiguousarray(arrays[name]), types.get(name)
+            if dtype is not None and not dtype.is_floating_point:
+                refuse_inexact_integers(name, values, np.dtype(str(dtype).removeprefix("torch.")))
+            tensors.append(torch.from_numpy(values).to(dtype))
         with torch.inference_mode():
             outputs = module(*tensors)
         if isinstance(outputs, Mapping):
-            return {str(name): values.numpy() for name, values in outputs.items()}
+            return {str(name): _to_numpy(values) for name, values in outputs.items()}
         if isinstance(outputs, list | tuple):
-            return {str(index): values.numpy() for index, values in enumerate(outputs)}
-        return {"": outputs.numpy()}
+            return {str(index): _to_numpy(values) for index, values in enumerate(outputs)}
+        return {"": _to_numpy(outputs)}
 
     return predict
+
+
+def _to_numpy(tensor: Any) -> npt.NDArray[Any]:
+    """Convert a tensor to numpy; half-precision numbers become float32, since numpy has no bfloat16."""
+    if tensor.is_floating_point() and tensor.element_size() < 4:
+        tensor = tensor.float()
+    values: npt.NDArray[Any] = tensor.numpy()
+    return values
 
 
 def _read_entries(path: str, *, only: Container[str] | None = None) -> dict[str, bytes]:

@@ -1,0 +1,321 @@
+"""Exact conversion of model inputs, fill values and model outputs.
+
+Inputs and outputs are converted like the columns of a write (``arrow.values``): a value without an
+equal in the type is refused. Training files may store floating-point columns as float32; inputs are
+then rounded to float32 like the rows of the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import date, timedelta
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.arrow.casts import cast_array
+from featurestore.arrow.cells import cells_to_array
+from featurestore.arrow.fitting import can_fit, can_widen
+from featurestore.arrow.json_text import short_repr
+from featurestore.arrow.schemas import type_from_json
+from featurestore.arrow.types import describe, feature_schema, is_list_type
+from featurestore.arrow.values import ConversionError, cast_column, from_json, to_array, to_value
+from featurestore.errors import InvalidArgument, UnsupportedType, listing
+from featurestore.model.registered_model import PREDICTION, ModelInput, ModelSpec
+from featurestore.model.times import from_micros
+from featurestore.model.window_features import value_from_json, value_to_json
+from featurestore.readers.columns import to_numpy
+
+_EPOCH_DAY = date(1970, 1, 1)
+
+
+def model_title(spec: ModelSpec) -> str:
+    """Return a model version as the subject of a message."""
+    return f"Model {spec.name!r} version {spec.version}"
+
+
+def convert_input(spec: ModelSpec, model_input: ModelInput, column: pa.Array) -> pa.Array:
+    """Convert a column to the type of an input, rounded to float32 if the training files are.
+
+    Raises:
+        InvalidArgument: A value has no equal in the type, or is too large for float32.
+    """
+    kind = model_input.kind
+    is_rounded = model_input.narrow and pat.is_float64(_item_type(kind))
+    narrow_type = _with_item_type(kind, pa.float32())
+    try:
+        if pat.is_float64(_item_type(column.type)) and pat.is_float32(_item_type(kind)):
+            return _round_to_float32(column, kind)
+        if is_rounded:
+            # The reader yields the rounded values with the type of the column.
+            return cast_column(_round_to_float32(column, narrow_type), kind)
+        return cast_column(column, kind)
+    except ConversionError as error:
+        trained_type = describe(kind)
+        hint = (
+            f"pass {model_input.name!r} as {trained_type}, or train with a dataset in which it is "
+        )
+        hint += describe(column.type)
+        if is_rounded and can_widen(column.type, kind):
+            trained_type += f" stored as {describe(narrow_type)}"
+            hint = 'create_training_dataset(..., data_format="parquet") stores doubles'
+        raise InvalidArgument(
+            f"{model_title(spec)} was trained with {model_input.name!r} as {trained_type}, and the "
+            f"input {error}.",
+            hint=hint,
+        ) from error
+
+
+def check_input_types(spec: ModelSpec, schema: pa.Schema) -> None:
+    """Check before rows are read that the inputs may fit; the values are checked as they are read.
+
+    Raises:
+        InvalidArgument: No value of an input's type fits; lists all such inputs.
+    """
+    misfits = []
+    for model_input in spec.inputs:
+        column_type = schema.field(model_input.name).type
+        if not can_fit(column_type, model_input.kind):
+            misfits.append(
+                f"{model_input.name!r} is {describe(column_type)} instead of "
+                f"{describe(model_input.kind)}"
+            )
+    if misfits:
+        raise InvalidArgument(
+            f"{model_title(spec)} was trained with other types: {'; '.join(misfits)}.",
+            hint="pass the types of the training dataset, "
+            f"store.get_training_dataset({spec.dataset['name']!r}, "
+            f"version={spec.dataset['version']}).schema",
+        )
+
+
+def to_stored_fill(name: str, value: Any, kind: pa.DataType) -> Any:
+    """Convert a fill value of ``nulls=`` to its JSON form in ``model.json``.
+
+    One value fills all items of an array.
+
+    Raises:
+        InvalidArgument: The type has no such value, or null lists cannot be filled.
+    """
+    if value is None:
+        return None
+    if pat.is_nested(kind) and not pat.is_fixed_size_list(kind):
+        raise InvalidArgument(
+            f"nulls={{{name!r}: {short_repr(value)}}}: null lists cannot be filled.",
+            hint=f"transformations={{{name!r}: t.pad(8)}} reads them as empty lists",
+        )
+    try:
+        return value_to_json(to_value(_repeat_in_array(value, kind), kind))
+    except ConversionError as error:
+        hint = f"a value of the type {describe(kind)}, without rounding"
+        if pat.is_float32(kind) and isinstance(value, float) and _is_in_float32(value):
+            hint = f"nulls={{{name!r}: np.float32({value!r})}}"
+        raise InvalidArgument(
+            f"nulls={{{name!r}: {short_repr(value)}}} is not a value of the input {name!r}, which is "
+            f"{describe(kind)}.",
+            hint=hint,
+        ) from error
+
+
+def parse_reader_fill(value: Any, kind: pa.DataType) -> Any:
+    """Convert a fill value of a reader, or one in ``model.json``, to a value of the type.
+
+    Readers yield dates as days and times as microseconds since 1970, and take fills in this form.
+
+    Raises:
+        ConversionError: The type has no such value.
+    """
+    value = _repeat_in_array(value_from_json(value), kind)
+    if isinstance(value, int) and not isinstance(value, bool):
+        if pat.is_date(kind):
+            return _EPOCH_DAY + timedelta(days=value)
+        if pat.is_timestamp(kind):
+            return from_micros(value)
+    if isinstance(value, str) and pat.is_binary(kind):
+        return value.encode()
+    return from_json(value, kind)
+
+
+def fill_array(spec: ModelSpec, model_input: ModelInput) -> npt.NDArray[Any]:
+    """Return the fill value of an input as an array of shape (1, ...), as the reader yields it.
+
+    Raises:
+        InvalidArgument: An older release registered a value that the type does not have.
+    """
+    kind = model_input.kind
+    try:
+        values = to_array([parse_reader_fill(model_input.fill, kind)], kind)
+    except ConversionError as error:
+        raise InvalidArgument(
+            f"{model_title(spec)} fills nulls of {model_input.name!r}, which is {describe(kind)}, "
+            f"with a value that does not fit: {error}.",
+            hint=f"register it again with nulls={{{model_input.name!r}: ...}}",
+        ) from error
+    data, _ = to_numpy(values, name=model_input.name)
+    return data
+
+
+def output_name(name: str) -> str:
+    """Return the column name of an output: ``prediction`` or ``prediction_<name>``."""
+    return f"{PREDICTION}_{name}" if name else PREDICTION
+
+
+def to_columns(model_outputs: Mapping[str, npt.NDArray[Any]], rows: int) -> dict[str, pa.Array]:
+    """Convert outputs to columns: (rows,) and (rows, 1) to scalars, (rows, n, ...) to lists.
+
+    Half-precision numbers (float16, bfloat16) become float32, which has all their values.
+
+    Raises:
+        InvalidArgument: The number of rows differs from the input, or the type is unsupported.
+    """
+    columns = {}
+    for name, values in model_outputs.items():
+        if values.shape[:1] != (rows,):
+            raise InvalidArgument(
+                f"The model returned an array of shape {values.shape} for {rows} rows.",
+                hint="a model must return one row for each input row",
+            )
+        if values.shape[1:] == (1,):
+            values = values[:, 0]
+        array = _to_feature_array(np.ascontiguousarray(values).reshape(-1))
+        for size in reversed(values.shape[1:]):
+            array = pa.FixedSizeListArray.from_arrays(array, size)
+        columns[output_name(name)] = array
+    return columns
+
+
+def check_output_types(columns: Mapping[str, pa.Array]) -> None:
+    """Check that each output of a trial prediction has a type.
+
+    Raises:
+        InvalidArgument: An output has only nulls.
+    """
+    untyped = [name for name, column in columns.items() if pat.is_null(_item_type(column.type))]
+    if untyped:
+        raise InvalidArgument(
+            f"The model returned only nulls in {listing(untyped)} for the first rows of its "
+            "dataset, so the type is unknown.",
+            hint="return NaN instead of None for missing predictions",
+        )
+
+
+def convert_outputs(
+    spec: ModelSpec, model_outputs: Mapping[str, npt.NDArray[Any]], rows: int
+) -> dict[str, pa.Array]:
+    """Convert outputs to columns of the registered types.
+
+    Raises:
+        InvalidArgument: The model did not return an output, or a value of another type.
+    """
+    columns = to_columns(model_outputs, rows)
+    missing_outputs = [output.name for output in spec.outputs if output.name not in columns]
+    if missing_outputs:
+        raise InvalidArgument(
+            f"{model_title(spec)} did not return {listing(missing_outputs)}. "
+            f"Its outputs: {listing(columns)}.",
+            hint="register it again",
+        )
+    converted = {}
+    for output in spec.outputs:
+        kind = type_from_json(output.type)
+        column = columns[output.name]
+        try:
+            converted[output.name] = cast_column(column, kind)
+        except ConversionError as error:
+            raise InvalidArgument(
+                f"{model_title(spec)} returned {describe(column.type)} in {output.name!r}, which is "
+                f"{describe(kind)} since its registration: {error}.",
+                hint="return one type for all rows, such as float64, and register the model again",
+            ) from error
+    return converted
+
+
+def refuse_inexact_integers(name: str, values: npt.NDArray[Any], dtype: np.dtype[Any]) -> None:
+    """Refuse numbers without an equal in the integer type of a model's tensor.
+
+    Models round to their floating-point types, as in training.
+
+    Raises:
+        InvalidArgument: A number would be truncated; the message names the first one.
+    """
+    if dtype.kind not in "iu" or values.dtype.kind not in "iuf":
+        return
+    try:
+        cast_column(pa.array(values.reshape(-1)), pa.from_numpy_dtype(dtype))
+    except ConversionError as error:
+        raise InvalidArgument(
+            f"The model takes {name!r} as {dtype}, and the input {error}.",
+            hint=f"export the model with a floating-point input {name!r}",
+        ) from error
+
+
+def _to_feature_array(values: npt.NDArray[Any]) -> pa.Array:
+    """Convert the values of an output to an array of a feature type."""
+    # bfloat16 has the kind "V" in numpy.
+    is_half = values.dtype.kind in "fV" and values.dtype.itemsize < 4
+    if is_half and np.can_cast(values.dtype, np.float32):
+        values = values.astype(np.float32)
+    try:
+        if values.dtype == object:
+            array = cells_to_array(values.tolist(), name=PREDICTION, language="rows")
+        else:
+            array = pa.array(values)
+        kind = feature_schema(pa.schema([(PREDICTION, array.type)])).field(0).type
+        if not pat.is_null(kind):
+            return cast_column(array, kind)
+    except (pa.ArrowException, UnsupportedType, ConversionError) as error:
+        raise InvalidArgument(
+            f"The model returned values of the unsupported type {values.dtype}: {error}",
+            hint="a model must return numbers, strings or lists of one size",
+        ) from error
+    return array
+
+
+def _round_to_float32(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Convert a column to a type of float32 numbers; raise ConversionError beyond their range."""
+    column = cast_column(column, _with_item_type(kind, pa.float64()))
+    rounded = cast_array(column, kind)
+    numbers = _to_numbers(column)
+    too_large = np.flatnonzero(np.isfinite(numbers) & np.isinf(_to_numbers(rounded)))
+    if len(too_large):
+        raise ConversionError(numbers[too_large[0]].item(), kind)
+    return rounded
+
+
+def _to_numbers(column: pa.Array) -> npt.NDArray[Any]:
+    """Return the numbers of a column, also of lists, without nulls."""
+    while is_list_type(column.type):
+        column = column.flatten()
+    numbers: npt.NDArray[Any] = column.drop_null().to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def _item_type(kind: pa.DataType) -> pa.DataType:
+    """Return the innermost item type of lists, or the type itself."""
+    while is_list_type(kind):
+        kind = kind.value_type
+    return kind
+
+
+def _with_item_type(kind: pa.DataType, item: pa.DataType) -> pa.DataType:
+    """Return a type with another innermost item type."""
+    if not is_list_type(kind):
+        return item
+    # -1 is the size of a variable-size list in pyarrow.
+    size = kind.list_size if pat.is_fixed_size_list(kind) else -1
+    return pa.list_(_with_item_type(kind.value_type, item), size)
+
+
+def _repeat_in_array(value: Any, kind: pa.DataType) -> Any:
+    """Return the array of a fixed shape whose items are one value; other values are unchanged."""
+    if pat.is_fixed_size_list(kind) and not isinstance(value, list | tuple | np.ndarray):
+        return [_repeat_in_array(value, kind.value_type)] * kind.list_size
+    return value
+
+
+def _is_in_float32(value: float) -> bool:
+    with np.errstate(over="ignore"):
+        return not np.isinf(np.float32(value))

@@ -11,6 +11,13 @@ import pyarrow.types as pat
 
 from featurestore.arrow import types
 from featurestore.arrow.column_lines import TEXT, cell_line, quoted
+from featurestore.arrow.time_lines import (
+    FORM_TITLES,
+    detect_number_form,
+    detect_text_formats,
+    number_line,
+    text_line,
+)
 from featurestore.arrow.types import (
     array_item_type,
     array_shape,
@@ -50,6 +57,7 @@ _ROUNDED_ITEMS = 'np.clip(np.round({v}), {low}, {high}).astype("{t}")'
 # Earlier times cause a warning: numbers read in a wrong unit result in times in 1970.
 PLAUSIBLE_START = datetime(1980, 1, 1, tzinfo=UTC)
 _PLAUSIBLE_END = datetime(2100, 1, 1, tzinfo=UTC)
+_UNIT_TITLES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 
 _PANDAS_EPOCH = "df[{c!r}] = pd.to_datetime(df[{c!r}], unit={u!r}, utc=True)"
@@ -71,7 +79,7 @@ _EPOCH_FACTORS = {
         "s": "F.timestamp_seconds({c!r})",
         "ms": "F.timestamp_millis({c!r})",
         "us": "F.timestamp_micros({c!r})",
-        "ns": "F.timestamp_micros((F.col({c!r}) / 1000).cast('long'))",
+        "ns": "F.expr('timestamp_micros(`{c}` div 1000)')",
     },
 }
 # The same for Python objects.
@@ -187,33 +195,56 @@ def misread_hint(times: Iterable[datetime]) -> str:
     >>> misread_hint([datetime(1970, 1, 1, 0, 26, 58, tzinfo=UTC)])
     "were epoch numbers in 'ms' read as nanoseconds? pd.to_datetime(numbers, unit='ms', utc=True)"
     """
+    times = list(times)
+    # Days and years are tested first: few epoch numbers are such numbers of whole seconds.
+    for read_unit, per_second in _PER_SECOND.items():
+        form = detect_number_form(round(time.timestamp() * per_second, 6) for time in times)
+        if form is not None:
+            line = number_line("pandas", "numbers", form).partition(" = ")[2]
+            line = line.replace("df['numbers']", "numbers")
+            return f"were {FORM_TITLES[form]} read as {_UNIT_TITLES[read_unit]} since 1970? {line}"
     unit = infer_misread_unit(times)
-    if unit is None:
-        return "convert epoch numbers with their unit: pd.to_datetime(numbers, unit='s')"
+    if unit is not None:
+        return (
+            f"were epoch numbers in {unit!r} read as nanoseconds? "
+            f"pd.to_datetime(numbers, unit={unit!r}, utc=True)"
+        )
     return (
-        f"were epoch numbers in {unit!r} read as nanoseconds? "
-        f"pd.to_datetime(numbers, unit={unit!r}, utc=True)"
+        "convert epoch numbers with their unit: pd.to_datetime(numbers, unit=...), and days such as "
+        "20240131 with format='%Y%m%d'"
     )
 
 
 def conversion_hint(
-    column: str, kind: pa.DataType, values: Iterable[float | None] = (), *, library: str = "pandas"
+    column: str,
+    kind: pa.DataType,
+    values: Iterable[float | str | None] = (),
+    *,
+    library: str = "pandas",
 ) -> str:
     """Return the code snippet that converts a column of numbers or strings to times.
 
+    A comment states which form or unit of the numbers was assumed. ``values`` are some values of the column;
     ``library`` is the kind of dataframe that determines the syntax (``column_lines.detect_language``).
 
     >>> conversion_hint("ts", pa.int64(), [1618491906])
-    "df['ts'] = pd.to_datetime(df['ts'], unit='s', utc=True)"
+    "df['ts'] = pd.to_datetime(df['ts'], unit='s', utc=True)  # assumed: seconds since 1970"
     """
     if not can_be_epoch(kind):
+        patterns = detect_text_formats(value for value in values if isinstance(value, str))
+        if patterns:
+            return text_line(library, column, patterns)
         line = cast_line(library, column, pa.string(), types.TIMESTAMP) or ""
         if library == "duckdb":  # where double quotes are SQL's
             return line
         return line.replace(f'"{column}"', repr(column))
-    unit = infer_epoch_unit(values)
+    numbers = [value for value in values if value is not None and not isinstance(value, str)]
+    form = detect_number_form(numbers)
+    if form is not None:
+        return f"{number_line(library, column, form)}  # assumed: {FORM_TITLES[form]}"
+    unit = infer_epoch_unit(numbers)
     if unit is not None:
-        return _epoch_line(library, column, unit)
+        return f"{_epoch_line(library, column, unit)}  # assumed: {_UNIT_TITLES[unit]} since 1970"
     line = _epoch_line(library, column, "s")
     return f"{line}  # if the unit is seconds since 1970; otherwise 'ms' or 'us'"
 

@@ -63,8 +63,9 @@ _NO_ROWS = "no rows"
 def check_time_types(rows: Relation, declared: Declaration, *, df: object, engine: Engine) -> None:
     """Reject time columns that contain numbers or strings.
 
-    The hint shows code of the dataframe library that converts numbers, with the time unit inferred
-    from their magnitude. ``rows`` may be a stream: it is read only if an error is raised.
+    The hint shows code of the dataframe library that converts the values. The unit of numbers and the
+    format of strings are inferred from the first values. ``rows`` may be a stream: it is read only
+    if an error is raised.
     """
     for name in (declared.event_time, declared.created_time):
         if name is None or name not in rows.schema.names:
@@ -72,9 +73,9 @@ def check_time_types(rows: Relation, declared: Declaration, *, df: object, engin
         kind = rows.schema.field(name).type
         if pat.is_timestamp(kind) or pat.is_date(kind):
             continue
-        values: list[float | None] = []
-        if can_be_epoch(kind):
-            values = _read_first_numbers(rows, name, engine=engine)
+        values: list[float | str | None] = []
+        if can_be_epoch(kind) or pat.is_string(kind):
+            values = _read_first_values(rows, name, engine=engine)
         raise InvalidArgument(
             f"Time column {name!r} has type {kind}; times are timestamps or dates.",
             hint=conversion_hint(name, kind, values, library=peek_language(df)[1]),
@@ -90,17 +91,17 @@ def check_time_numbers(
             continue
         kind = rows.schema.field(name).type
         if can_be_epoch(kind):
-            values = _read_first_numbers(rows, name, engine=engine)
+            values = _read_first_values(rows, name, engine=engine)
             raise SchemaMismatch(
                 f"Time column {name!r} of feature group {spec.name!r} has type {kind} in these rows.",
                 hint=conversion_hint(name, kind, values, library=peek_language(df)[1]),
             )
 
 
-def _read_first_numbers(rows: Relation, name: str, *, engine: Engine) -> list[float | None]:
+def _read_first_values(rows: Relation, name: str, *, engine: Engine) -> list[float | str | None]:
     column = engine.select(rows, {name: name})
     table = engine.stream(column, batch_rows=_PEEK_ROWS, limit=_PEEK_ROWS).read_all()
-    values: list[float | None] = table.column(0).to_pylist()
+    values: list[float | str | None] = table.column(0).to_pylist()
     return values
 
 

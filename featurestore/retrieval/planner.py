@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.arrow.cast_lines import can_be_epoch, conversion_hint, infer_epoch_unit
+from featurestore.arrow.time_lines import detect_number_form
 from featurestore.errors import (
     ColumnConflict,
     FeatureNotFound,
@@ -48,9 +49,9 @@ class LabelSide:
     def time_hint(self, column: str) -> str:
         """Return a code hint that converts a column of numbers or strings to times."""
         kind = self.schema.field(column).type
-        values: list[float | None] = []
-        # The first rows are only read to infer the unit of an epoch.
-        if can_be_epoch(kind) and self.peek is not None:
+        values: list[float | str | None] = []
+        # The first rows are only read to infer the unit of numbers or the format of strings.
+        if (can_be_epoch(kind) or pat.is_string(kind)) and self.peek is not None:
             values = self.peek().column(column).to_pylist()
         return conversion_hint(column, kind, values, library=self.library)
 
@@ -374,7 +375,7 @@ def _ambiguous_label_time_error(
         is_timestamp = pat.is_timestamp(labels.schema.field(own_columns[0]).type)
         hint = f"{named_time}, or {hint}" if is_timestamp else f"{hint}, or {named_time}"
     elif numeric_column is not None:
-        reason = f"has no time column, but {numeric_column!r} looks like numbers since 1970"
+        reason = f"has no time column, but {numeric_column!r} looks like numbers of times"
         hint = labels.time_hint(numeric_column)
     if labels.source is not None:
         reason += f"; {labels.source.spec.name!r} declares no event time"
@@ -385,7 +386,7 @@ def _ambiguous_label_time_error(
 
 
 def _find_epoch_column(labels: LabelSide) -> str | None:
-    """Return the first integer column whose values look like times since 1970, or None."""
+    """Return the first integer column that looks like times since 1970 or like days, or None."""
     if labels.peek is None:
         return None
     rows = labels.peek()
@@ -393,6 +394,8 @@ def _find_epoch_column(labels: LabelSide) -> str | None:
         if pat.is_integer(field.type):
             values = rows.column(field.name).drop_null().to_pylist()
             if values and infer_epoch_unit(values) == infer_epoch_unit([min(values)]) is not None:
+                return str(field.name)
+            if detect_number_form(values) == "YYYYMMDD":
                 return str(field.name)
     return None
 

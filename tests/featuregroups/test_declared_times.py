@@ -15,8 +15,9 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from featurestore.arrow.cast_lines import conversion_hint, infer_epoch_unit
+from featurestore.arrow.cast_lines import conversion_hint, infer_epoch_unit, misread_hint
 from featurestore.errors import InvalidArgument, InvalidJob, LabelTimeRequired, SchemaMismatch
+from featurestore.ingest import to_reader
 from featurestore.jobs import sql_job
 from featurestore.model.times import SuspiciousTimeWarning
 
@@ -72,10 +73,111 @@ def test_numeric_time_hint_uses_spark_functions_for_spark(
         store.create_featuregroup(df, "g", primary_key="id", event_time="ts")
 
 
-def test_numeric_time_hint_for_ambiguous_numbers_requests_unit() -> None:
+def day(*numbers: int) -> datetime:
+    return datetime(*numbers, tzinfo=UTC)  # type: ignore[misc,arg-type]
+
+
+# Values of a column, the times that they write, and words of the hint.
+WRITTEN_DATES: list[tuple[list[Any], list[datetime | None], str]] = [
+    ([19970101, 20240229], [day(1997, 1, 1), day(2024, 2, 29)], "# assumed: days as YYYYMMDD"),
+    ([19970101.0, None], [day(1997, 1, 1), None], "# assumed: days as YYYYMMDD"),
+    ([2023, 2024], [day(2023, 1, 1), day(2024, 1, 1)], "# assumed: years, as their January 1"),
+    ([45292, 30000], [day(2024, 1, 1), day(1982, 2, 18)], "# assumed: serial numbers of Excel"),
+    ([45292.5, 45292.25], [day(2024, 1, 1, 12), day(2024, 1, 1, 6)], "# assumed: serial numbers of Excel"),
+    ([1618491906], [day(2021, 4, 15, 13, 5, 6)], "# assumed: seconds since 1970"),
+    ([1618491906001], [day(2021, 4, 15, 13, 5, 6, 1000)], "# assumed: milliseconds since 1970"),
+    ([1618491906000001], [day(2021, 4, 15, 13, 5, 6, 1)], "# assumed: microseconds since 1970"),
+    ([1618491906000001000], [day(2021, 4, 15, 13, 5, 6, 1)], "# assumed: nanoseconds since 1970"),
+    (["13/02/2024", "01/02/2024"], [day(2024, 2, 13), day(2024, 2, 1)], "%d/%m/%Y"),
+    (["02/13/2024", "02/01/2024"], [day(2024, 2, 13), day(2024, 2, 1)], "%m/%d/%Y"),
+    (["01/02/2024", None], [day(2024, 2, 1), None], "%m/%d/%Y also fits"),
+    (["13.2.2024 10:30"], [day(2024, 2, 13, 10, 30)], "%d.%m.%Y %H:%M"),
+    (["2024/02/13"], [day(2024, 2, 13)], "%Y/%m/%d"),
+    (["20240213"], [day(2024, 2, 13)], "%Y%m%d"),
+]  # fmt: skip
+
+
+def test_written_date_hint_keeps_every_time(
+    empty_store: FeatureStore, subtests: pytest.Subtests
+) -> None:
+    pd, pl = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    libraries: dict[str, tuple[str, Callable[[pa.Table], Any]]] = {
+        "pandas": ("df", lambda table: table.to_pandas()),
+        "polars": ("df", pl.from_arrow),
+        "pyarrow": ("table", lambda table: table),
+        "duckdb": ("rows", lambda table: duckdb.connect().from_arrow(table)),
+        "rows": ("rows", lambda table: table.to_pylist()),
+        "columns": ("columns", lambda table: table.to_pydict()),
+    }
+    for (values, times, words), (library, (variable, convert)) in product(
+        WRITTEN_DATES, libraries.items()
+    ):
+        with subtests.test(f"{library}, {values}"):
+            df = convert(pa.table({"ts": values}))
+            hint = conversion_hint(
+                "ts", pa.table({"ts": values})["ts"].type, values, library=library
+            )
+            assert words in hint
+            names = {variable: df, "pd": pd, "pl": pl, "pa": pa, "datetime": datetime_module}
+            exec(hint, names)
+            converted = to_reader(names[variable]).read_all()["ts"].to_pylist()
+            assert [time and time.replace(tzinfo=time.tzinfo or UTC) for time in converted] == times
+
+
+def test_written_date_hint_works_on_spark(spark: SparkSession, subtests: pytest.Subtests) -> None:
+    from pyspark.sql import functions
+
+    for values, times, words in WRITTEN_DATES:
+        with subtests.test(f"{values}"):
+            kind = pa.table({"ts": values})["ts"].type
+            hint = conversion_hint("ts", kind, values, library="pyspark")
+            assert not words.startswith("#") or words in hint
+            names = {
+                "df": spark.createDataFrame([(value,) for value in values], ["ts"]),
+                "F": functions,
+            }
+            exec(hint, names)
+            micros = functions.unix_micros(functions.col("ts").cast("timestamp"))
+            rows = names["df"].select(micros.alias("ts")).collect()
+            zero = datetime(1970, 1, 1, tzinfo=UTC)
+            actual = [
+                None if row.ts is None else zero + timedelta(microseconds=row.ts) for row in rows
+            ]
+            assert actual == times
+
+
+def test_declared_text_days_are_refused_with_format(empty_store: FeatureStore) -> None:
+    rows = pa.table({"id": [1], "ts": ["13/02/2024"], "x": [1.0]}).to_pandas()
+    with pytest.raises(InvalidArgument, match=r"format='%d/%m/%Y', utc=True"):
+        empty_store.create_featuregroup(rows, "g", primary_key="id", event_time="ts")
+    times = pa.array([NOW], pa.timestamp("us", tz="UTC"))
+    empty_store.create_featuregroup(
+        pa.table({"id": [1], "ts": times, "x": [1.0]}), "g", primary_key="id", event_time="ts"
+    )
+    with pytest.raises(LabelTimeRequired, match=r"format='%d/%m/%Y', utc=True"):
+        empty_store.get_features("g.x", labels=rows[["id", "ts"]], label_time="ts")
+    labels = pa.table({"id": [1], "at": [20240213]}).to_pandas()
+    with pytest.raises(LabelTimeRequired, match=r"assumed: days as YYYYMMDD"):
+        empty_store.get_features("g.x", labels=labels)
+
+
+def test_numeric_time_hint_for_unknown_numbers_requests_unit() -> None:
     assert infer_epoch_unit([20240131]) is None
-    assert "otherwise 'ms' or 'us'" in conversion_hint("day", pa.int64(), [20240131])
+    for numbers in ([20240230], [5], [1.5, 2024]):
+        assert "otherwise 'ms' or 'us'" in conversion_hint("day", pa.float64(), numbers)
     assert "unit" not in conversion_hint("day", pa.string(), [])
+
+
+def test_days_read_as_epoch_numbers_warn_with_format(subtests: pytest.Subtests) -> None:
+    hints = {19970101: "format='%Y%m%d'", 2024: "format='%Y'", 45292: "origin='1899-12-30'"}
+    for (number, words), unit in product(hints.items(), ("s", "ms", "us")):
+        with subtests.test(f"{number} {unit}"):
+            time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(
+                microseconds=number * 10**6 / PER_SECOND[unit]
+            )
+            hint = misread_hint([time])
+            assert words in hint
+            assert "unit='s'" not in hint
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us"])

@@ -258,7 +258,7 @@ def parse_version_or_time(text: str | None) -> str | int | None:
 
 def _parse_key(pairs: list[str], schema: Any) -> dict[str, Any]:
     """Parse column=value pairs to values with the types of the schema."""
-    import pyarrow as pa
+    from featurestore.arrow.values import ConversionError, from_text
 
     key = {}
     for pair in pairs:
@@ -271,11 +271,9 @@ def _parse_key(pairs: list[str], schema: Any) -> dict[str, Any]:
         # columns.
         kind = schema.field(column).type
         try:
-            key[column] = pa.scalar(value).cast(kind).as_py()
-        except pa.ArrowInvalid as error:
-            raise InvalidArgument(
-                f"--key {pair!r}: {value!r} is not a value of type {kind}."
-            ) from error
+            key[column] = from_text(value, kind)
+        except ConversionError as error:
+            raise InvalidArgument(f"--key {pair!r}: {error}.") from error
     return key
 
 

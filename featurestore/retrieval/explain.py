@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.arrow.values import ConversionError, to_scalar, to_value
 from featurestore.delta.history import read_history
 from featurestore.errors import InvalidArgument, KeyRequired, StorageError, VersionNotFound, listing
 from featurestore.external import LiveSource
@@ -387,7 +388,7 @@ def read_key_rows(session: Session, source: Source, key: Mapping[str, Any]) -> p
         relation = Relation(engine.name, matching_relation.native, schema)
     table = engine.stream(relation).read_all()
     for name, value in unbound_values.items():
-        key_scalar = pa.scalar(value, schema.field(name).type)
+        key_scalar = to_scalar(value, schema.field(name).type)
         table = table.filter(pc.equal(table.column(name), key_scalar))
     return table
 
@@ -401,7 +402,7 @@ def _parse_key(spec: FeatureGroupSpec, key: Any) -> dict[str, Any]:
     key_values = _key_values(spec, key)
     if key_values is None or set(key_values) != set(spec.primary_key):
         types = {name: spec.schema.field(name).type for name in spec.primary_key}
-        examples = [f"{name!r}: {_example_value(kind)}" for name, kind in types.items()]
+        examples = [f"{name!r}: {example_value(kind)}" for name, kind in types.items()]
         raise InvalidArgument(
             f"key={key!r} does not match the primary key {listing(spec.primary_key)} of "
             f"{spec.name!r}, of type {', '.join(map(str, types.values()))}.",
@@ -424,7 +425,7 @@ def _key_values(spec: FeatureGroupSpec, key: Any) -> dict[str, Any] | None:
     return dict(zip(spec.primary_key, key, strict=True))
 
 
-def _example_value(kind: pa.DataType) -> str:
+def example_value(kind: pa.DataType) -> str:
     """Return the code of a key value of a type."""
     if pat.is_timestamp(kind):
         return "'2024-01-31T12:00:00Z'"
@@ -432,27 +433,26 @@ def _example_value(kind: pa.DataType) -> str:
         return "datetime.date(2024, 1, 31)"
     if pat.is_boolean(kind):
         return "True"
-    if pat.is_integer(kind) or pat.is_decimal(kind):
+    if pat.is_integer(kind) or pat.is_decimal(kind) or pat.is_floating(kind):
         return "1"
     return "b'a'" if pat.is_binary(kind) else "'a'"
 
 
 def convert_key(value: Any, kind: pa.DataType, name: str) -> Any:
-    """Convert a key value to the column type."""
-    if pat.is_timestamp(kind):
+    """Convert a key value to the column type; times may be ISO 8601 texts, too.
+
+    Raises:
+        InvalidArgument: The column type has no equal value.
+        OutOfRange: A time is outside of the years 1 to 9999.
+    """
+    if pat.is_timestamp(kind) and isinstance(value, str):
         return parse_moment(value, argument=name)
     try:
-        return pa.scalar(value, kind).as_py()
-    except (
-        pa.ArrowInvalid,
-        pa.ArrowTypeError,
-        pa.ArrowNotImplementedError,
-        OverflowError,
-        ValueError,
-    ) as error:
+        return to_value(value, kind)
+    except ConversionError as error:
         raise InvalidArgument(
-            f"key: {name}={value!r} has the type {type(value).__name__}, not {kind}.",
-            hint=f"key={{{name!r}: {_example_value(kind)}}}",
+            f"key: {name}={value!r} {error.reason}.",
+            hint=f"key={{{name!r}: {example_value(kind)}}}",
         ) from error
 
 

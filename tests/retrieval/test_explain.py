@@ -6,15 +6,18 @@ Which row gave it, since when the table holds it, and why the others lost.
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 from typer.testing import CliRunner
 
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidArgument, KeyRequired
 
 if TYPE_CHECKING:
@@ -184,3 +187,43 @@ def test_cli_features_search_and_get(small: FeatureStore, tmp_path: Path) -> Non
         ]["x"]
         == 2.0
     )
+
+
+def test_explain_keys_accept_what_columns_accept(
+    empty_store: FeatureStore, subtests: pytest.Subtests
+) -> None:
+    """The same key finds the row as a Python value and as text; values that are cut find none."""
+    columns: list[tuple[pa.DataType, Any, list[Any], str, list[Any], list[str]]] = [
+        (pa.int8(), 1, [1.0, Decimal("1.0"), np.int64(1)], "1", [1.7, True, 257, "1"], ["1.7", "257"]),
+        (pa.decimal128(5, 2), Decimal("1.50"), [Decimal("1.5")], "1.5", [Decimal("1.501"), "1.5"],
+         ["1.501"]),
+        (pa.date32(), date(2024, 1, 31), [np.datetime64("2024-01-31")], "2024-01-31",
+         [datetime(2024, 1, 31, 12), 19753], ["2024-01-32"]),
+        (TIMESTAMP, datetime(2024, 1, 31, 12, tzinfo=UTC),
+         ["2024-01-31T12:00Z", "2024-01-31T13:00+01:00", np.datetime64("2024-01-31T12:00")],
+         "2024-01-31T12:00Z", [1706702400, date(2024, 1, 31)], ["noon"]),
+        (pa.binary(), b"\x00\xff", [np.bytes_(b"\x00\xff")], "AP8=", ["AP8=", 1], ["\x00"]),
+        (pa.string(), "a", [np.str_("a")], "a", [1, b"a"], []),
+    ]  # fmt: skip
+    for number, (kind, key, equal, text, unfit, unfit_texts) in enumerate(columns):
+        name = f"g{number}"
+        rows = pa.table({"k": pa.array([key], kind), "t": [to_time(0)], "x": [1.0]})
+        group = empty_store.create_featuregroup(rows, name, primary_key="k", event_time="t")
+        aggregate = f"{name}.x|sum|1d"
+        for value in [key, *equal]:
+            with subtests.test(f"{value!r} as {kind}"):
+                assert group.explain(key=value, at=to_time(1)).row is not None
+                assert group.explain_window(aggregate, key=value, at=to_time(1)).value == 1.0
+        for value in unfit:
+            with subtests.test(f"{value!r} does not fit {kind}"):
+                with pytest.raises(InvalidArgument):
+                    group.explain(key=value, at=to_time(1))
+                with pytest.raises(InvalidArgument):
+                    group.explain_window(aggregate, key={"k": value}, at=to_time(1))
+        words = ["fg", "explain", name, "--at", to_time(1).isoformat(), "--key"]
+        with subtests.test(f"--key k={text} as {kind}"):
+            assert "Delta version" in run(empty_store, *words, f"k={text}")
+        for text in unfit_texts:
+            does_not_fit = pytest.raises(InvalidArgument, match="--key")
+            with subtests.test(f"--key k={text!r} does not fit {kind}"), does_not_fit:
+                run(empty_store, *words, f"k={text}")

@@ -211,7 +211,7 @@ GROUPS: list[Row] = [
     ("as of no version", lambda w: w.store.get_featuregroup("g", as_of=99), VersionNotFound, ("0 to 1", "as_of=1")),
     ("features as of long ago", lambda w: w.store.get_features(["g.x"], as_of="2001-01-01T00:00Z"), FeatureStoreError,
      ("2001-01-01", "as_of='")),
-    ("key of another type", lambda w: w.group.explain(key=5), InvalidArgument, ("k=5 has the type int, not string", "key={'k': 'a'}")),
+    ("key of another type", lambda w: w.group.explain(key=5), InvalidArgument, ("k=5 of type int does not fit string", "key={'k': 'a'}")),
     ("part of a key", lambda w: w.composite.explain(key="a"), InvalidArgument, ("key={'k': 'a', 'n': 1}",)),
     ("wrong part of a key", lambda w: w.composite.explain(key={"k": "a", "m": 1}), InvalidArgument,
      ("key={'k': 'a', 'n': 1}",)),

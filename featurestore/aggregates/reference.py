@@ -96,7 +96,7 @@ def apply_function(output: WindowOutput, arguments: Sequence[Any]) -> Any:
         return len(set(map(_identity, values)))
     if output.function == "last_n":
         last_values = values[-output.n :]
-        return [None] * (output.n - len(last_values)) + last_values
+        return [output.fill_value] * (output.n - len(last_values)) + last_values
     if not values:
         return output.fill_value
     aggregated = _aggregate_values(output.function, values)

@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.aggregates.arrays import Integers, combined_codes, to_flags, to_integers
@@ -25,6 +26,7 @@ from featurestore.aggregates.stream import (
     split_stream,
     value_changes,
 )
+from featurestore.arrow.values import to_scalar_array
 from featurestore.model.plan import FeaturePlan, WindowJoin
 
 
@@ -45,7 +47,7 @@ class WindowFeatures:
         rejects_ties: Whether two rows with the same key and event time are an error, because they
             may be different events or versions of the same event.
         aggregates: The aggregates; ``values`` and ``condition`` are column indices.
-        fills: The replacement for null in each result.
+        fills: The replacement for null in each result, or in the lists of last_n.
         conditions: The number of conditions.
         group: The group name, for messages.
     """
@@ -157,9 +159,14 @@ class WindowFeatures:
         value_rows = value_index[block.is_label]
         is_in_order = np.array_equal(value_rows, np.arange(len(label_numbers)))
         columns = list(labels.columns)
-        for values, fill in zip(aggregate_labels(), self.fills, strict=True):
-            if fill is not None:
-                values = values.fill_null(pa.scalar(fill, values.type))
+        for aggregate, values, fill in zip(
+            self.aggregates, aggregate_labels(), self.fills, strict=True
+        ):
+            if fill is not None and aggregate.function == "last_n":
+                elements = _fill_null(values.flatten(), fill)
+                values = pa.FixedSizeListArray.from_arrays(elements, aggregate.n)
+            elif fill is not None:
+                values = _fill_null(values, fill)
             # A slice shares memory; take copies every value.
             if is_in_order:
                 columns.append(values[: len(label_numbers)])
@@ -209,6 +216,14 @@ class WindowFeatures:
             number = combined_codes(columns, chunk.num_rows)
         keys = int(number.max(initial=-1)) + 1
         return np.where(present, number, -1), keys
+
+
+def _fill_null(values: pa.Array, fill: object) -> pa.Array:
+    """Replace nulls with a value of the array type."""
+    filled = pa.concat_arrays([values, to_scalar_array(fill, values.type)])
+    # Arrow has no fill_null for lists and structs.
+    rows = pc.if_else(values.is_valid(), np.arange(len(values)), len(values))
+    return filled.take(rows)
 
 
 # The results of these functions depend on the row order, including rows with equal times.

@@ -109,7 +109,8 @@ def window(
         name: The column name; the default for the sum of ``amount`` over seven days is
             ``amount_sum_7d``.
         key: The group columns that labels are matched on, if not the complete primary key.
-        fill_value: The value if the window has no rows, instead of null.
+        fill_value: The value if the window has no rows, instead of null; for "last_n" the value of
+            each missing element. Must fit the type of the result; counts are 0 without rows.
         n: The number of values of "last_n".
 
     Raises:

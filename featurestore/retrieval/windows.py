@@ -9,11 +9,13 @@ from functools import partial
 
 import pyarrow as pa
 
+from featurestore.arrow.values import ConversionError, to_value
 from featurestore.errors import InvalidArgument, InvalidSql, NoJoinKey, listing
 from featurestore.model.derived_names import NamedColumn, check_distinct_names
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.plan import FeaturePlan, Source, WindowJoin, WindowOutput
 from featurestore.model.window_features import WindowFeature
+from featurestore.retrieval.explain import example_value
 from featurestore.retrieval.planner import (
     GroupId,
     LabelSide,
@@ -214,17 +216,29 @@ def _window_output(feature: Feature, window: WindowFeature) -> WindowOutput:
 
 
 def _typed_fill_value(window: WindowFeature, kind: pa.DataType) -> object:
-    """Convert ``fill_value=`` to the output type."""
+    """Convert ``fill_value=`` to the output type, or for last_n to the type of its elements.
+
+    Raises:
+        InvalidArgument: The value does not fit the type, or the aggregate is never missing.
+    """
     if window.fill_value is None:
         return None
+    fill_type = kind.value_type if window.function == "last_n" else kind
     try:
-        # For the store, a fill value has the output type: 0 for a double is 0.0.
-        return pa.scalar(window.fill_value, kind).as_py()
-    except (pa.ArrowException, TypeError, ValueError) as error:
+        fill_value = to_value(window.fill_value, fill_type)
+    except ConversionError as error:
         raise InvalidArgument(
-            f"fill_value={window.fill_value!r} of {window} is not a {kind}.",
-            hint=f"the type of {window.name} is {kind}",
+            f"fill_value of {window}: {error}.",
+            hint=f"use a value of type {fill_type}, such as {example_value(fill_type)}",
         ) from error
+    # Counts are never null, so that another value would be ignored.
+    if window.function in ("count", "count_distinct") and fill_value != 0:
+        raise InvalidArgument(
+            f"fill_value={window.fill_value!r} of {window} is never used: "
+            f"{window.function!r} is 0 without rows.",
+            hint=f"use fill_value=None for {window.function!r}",
+        )
+    return fill_value
 
 
 def _check_condition(condition: str, *, spec: FeatureGroupSpec) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 import featurestore
 from featurestore import FeatureStore
+from featurestore.errors import InvalidArgument
+from featurestore.model.window_features import WindowFeature
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 TIMES = pa.timestamp("us", "UTC")
@@ -119,3 +123,82 @@ def test_ttl_limits_features_but_not_windows(empty_store: FeatureStore) -> None:
         [2.0, 3.0, None],  # a ttl includes its bound, a window does not
         [None, 3.0, None],
     ]
+
+
+# feature, function, fill value, and the value without rows, of the type of the feature
+FILLS: list[tuple[str, str, Any, Any]] = [
+    ("n", "sum", 2.0, 2),
+    ("n", "mean", 1, 1.0),
+    ("n", "count", 0, 0),
+    ("n", "last_n", -1, [-1, -1, -1]),
+    ("n", "last_n", Decimal("7"), [7, 7, 7]),
+    ("s", "last_n", "", ["", "", ""]),
+    ("s", "max", "none", "none"),
+    ("at", "last", datetime(2000, 1, 1), datetime(2000, 1, 1, tzinfo=UTC)),
+    ("pair", "first", [8, 9.0], [8, 9]),
+    ("pair", "last_n", [8, 9], [[8, 9]] * 3),
+    ("p", "last", {"b": "x", "a": 1.0}, {"a": 1, "b": "x"}),
+]
+# Values without an equal in the type of the feature, and values that would not be used.
+UNFIT_FILLS: list[tuple[str, str, Any]] = [
+    ("n", "sum", 1.5),
+    ("n", "max", 300),
+    ("n", "max", True),
+    ("n", "mean", 2**53 + 1),
+    ("n", "count", -1),
+    ("n", "count_distinct", 1),
+    ("n", "last_n", 1.5),
+    ("n", "last_n", [0, 0, 0]),
+    ("s", "max", 0),
+    ("at", "last", 0),
+    ("at", "last", START.date()),
+]
+
+
+def _fill_store(store: FeatureStore) -> FeatureStore:
+    row = {"who": "ann", "at": START, "n": 5, "s": "a", "pair": [1, 2], "p": {"a": 3, "b": "y"}}
+    schema = pa.schema(
+        [
+            ("who", pa.string()),
+            ("at", TIMES),
+            ("n", pa.int8()),
+            ("s", pa.string()),
+            ("pair", pa.list_(pa.int16(), 2)),
+            ("p", pa.struct([("a", pa.int32()), ("b", pa.string())])),
+        ]
+    )
+    rows = pa.Table.from_pylist([row], schema=schema)
+    store.create_featuregroup(rows, "f", primary_key="who", event_time="at")
+    return store
+
+
+def _fill_window(column: str, function: Any, fill: Any) -> WindowFeature:
+    count = 3 if function == "last_n" else None
+    return featurestore.window(
+        f"f.{column}", function, over="1d", fill_value=fill, n=count, name="value"
+    )
+
+
+def test_fill_values_replace_missing_values(store: FeatureStore, subtests: pytest.Subtests) -> None:
+    _fill_store(store)
+    for column, function, fill, expected in FILLS:
+        with subtests.test(f"{function} of {column}, filled with {fill!r}"):
+            aggregate = _fill_window(column, function, fill)
+            pairs = [("ann", to_time(-1)), ("eve", to_time(1)), (None, to_time(1)), ("ann", None)]
+            assert sums(store, [aggregate], pairs) == [[expected]] * 4
+            ((value,),) = sums(store, [aggregate], [("ann", to_time(1))])
+            assert value != expected
+            if function == "last_n":
+                assert value[:2] == expected[:2]
+                assert value[2] != expected[2]
+
+
+def test_unfit_fill_values_are_refused(
+    empty_store: FeatureStore, subtests: pytest.Subtests
+) -> None:
+    _fill_store(empty_store)
+    for column, function, fill in UNFIT_FILLS:
+        with subtests.test(f"{function} of {column}, filled with {fill!r}"):
+            with pytest.raises(InvalidArgument, match="fill_value") as caught:
+                sums(empty_store, [_fill_window(column, function, fill)], [("ann", to_time(1))])
+            assert caught.value.hint

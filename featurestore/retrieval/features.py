@@ -280,7 +280,8 @@ class _FeatureRequest:
         """Return the types of the keys and times that label columns are joined with."""
         specs = [feature.spec for feature in self.features]
         specs += [matched_spec(feature, window) for feature, window in self.windows]
-        types = join_key_types(label_schema, specs, options.join_key)
+        key_types = join_key_types(label_schema, specs, options.join_key)
+        types = {column: kinds[0] for column, kinds in key_types.items()}
         if isinstance(options.label_time, str) and options.label_time in label_schema.names:
             types[options.label_time] = TIMESTAMP
         return types

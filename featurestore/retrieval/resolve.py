@@ -11,6 +11,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.cast_lines import key_line
 from featurestore.arrow.types import can_be_key, is_exact
+from featurestore.arrow.values import ConversionError, to_value
 from featurestore.errors import (
     AmbiguousFeature,
     FeatureGroupNotFound,
@@ -376,10 +377,26 @@ def are_comparable(first: pa.DataType, second: pa.DataType) -> bool:
     return bool(first == second) or pat.is_null(first) or (is_exact(first) and is_exact(second))
 
 
+def equal_key(value: Any, key_type: pa.DataType) -> Any:
+    """Return the value of a key column that equals a value in a join, or None if no value does.
+
+    The types must be comparable. Integers and decimals compare by value, so the key has the same
+    number; a number that the key type cannot represent equals no key. Null equals no key.
+
+    >>> from decimal import Decimal
+    >>> equal_key(Decimal("5.00"), pa.int64()), equal_key(300, pa.int8())
+    (5, None)
+    """
+    try:
+        return to_value(value, key_type)
+    except ConversionError:
+        return None
+
+
 def join_key_types(
     label_schema: pa.Schema, groups: Sequence[FeatureGroupSpec], join_key: JoinKey | None
-) -> dict[str, pa.DataType]:
-    """Return the key type for each label column that is joined with a key column.
+) -> dict[str, tuple[pa.DataType, ...]]:
+    """Return the types of the key columns with which each label column is joined.
 
     Raises:
         NoJoinKey: A key column has no label column.
@@ -388,14 +405,14 @@ def join_key_types(
     # here.
     untyped_schema = pa.schema([pa.field(name, pa.null()) for name in label_schema.names])
     keys_by_group = join_keys_by_group(join_key, label_schema=untyped_schema, groups=groups)
-    types: dict[str, pa.DataType] = {}
+    types: dict[str, dict[pa.DataType, None]] = {}
     for spec in groups:
         keys = keys_by_group[spec.name, spec.version]
         for column, key in key_pairs(
             spec, label_schema=untyped_schema, join_key=keys, groups=groups
         ):
-            types.setdefault(column, spec.schema.field(key).type)
-    return types
+            types.setdefault(column, {})[spec.schema.field(key).type] = None
+    return {column: tuple(key_types) for column, key_types in types.items()}
 
 
 def _columns_by_key(

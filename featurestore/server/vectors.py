@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
-from datetime import date, datetime
-from decimal import Decimal
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
-import pyarrow as pa
-import pyarrow.types as pat
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
 from featurestore.arrow.batches import ipc_chunks
 from featurestore.arrow.schemas import type_to_json
-from featurestore.errors import FeatureStoreError, InvalidArgument, OnlineStoreUnavailable
+from featurestore.errors import FeatureStoreError, OnlineStoreUnavailable
 from featurestore.experiments.models import Model, catalog
 from featurestore.experiments.models.serving import ModelServer
 from featurestore.model.arguments import MAX_VERSION
@@ -240,7 +235,7 @@ def read_vectors(
     servers: OpenServers = request.app.state.vector_servers
     started = time.perf_counter()
     view, server = _find_server(request, store, full_store, name, body)
-    entities = [_parse_entity(server, entity) for entity in body.entities]
+    entities = [server.parse_json(entity) for entity in body.entities]
     if ARROW in request.headers.get("accept", ""):
         served = server.read_batch(entities)
         servers.metrics.add(name, served.statuses, time.perf_counter() - started)
@@ -292,7 +287,7 @@ def predict(
         ("model", model.name, model.version, model.spec.to_bytes(), body.online),
         lambda: model.server(online=body.online, trust=settings.trust_models),
     )
-    entities = [_parse_entity(server.vectors, entity) for entity in body.entities]
+    entities = [server.vectors.parse_json(entity) for entity in body.entities]
     predictions = server.predict(entities)
     seconds = time.perf_counter() - started
     servers.metrics.add(predictions.view, predictions.statuses, seconds)
@@ -301,32 +296,3 @@ def predict(
         table = predictions.table.replace_schema_metadata({METADATA: json.dumps(origin)})
         return Response(b"".join(ipc_chunks(table.schema, table.to_batches())), media_type=ARROW)
     return JSONResponse({**origin, "rows": to_json_value(predictions.rows)})
-
-
-def _parse_entity(server: VectorServer, entity: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the JSON values of an entity to the types of its columns."""
-    types = server.entity_types
-    values = dict(entity)
-    for name, value in entity.items():
-        kind = types.get(name)
-        if not isinstance(value, str) or kind is None or pat.is_string(kind):
-            continue
-        try:
-            values[name] = _parse_text(value, kind)
-        except (ValueError, ArithmeticError) as error:
-            raise InvalidArgument(
-                f"{name!r}: {value!r} is not a value of the type {kind}."
-            ) from error
-    return values
-
-
-def _parse_text(text: str, kind: pa.DataType) -> Any:
-    if pat.is_timestamp(kind):
-        return datetime.fromisoformat(text)
-    if pat.is_date(kind):
-        return date.fromisoformat(text)
-    if pat.is_decimal(kind):
-        return Decimal(text)
-    if pat.is_binary(kind):
-        return base64.b64decode(text, validate=True)
-    return text

@@ -23,6 +23,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.casts import cast_bytes
 from featurestore.arrow.types import is_list_type, is_nested, numpy_type
+from featurestore.arrow.values import to_array
 from featurestore.hashing import canonical_bytes, value_kind
 from featurestore.hashing.values import BOOL, BYTES, DATE, INTEGER, TEXT, TIME
 from featurestore.model.times import to_micros
@@ -320,7 +321,7 @@ def _part_encoder(kind: pa.DataType) -> PartEncoder:
         return encoders[number]
 
     def encode(value: Any) -> bytes:
-        (key,) = encode_keys([pa.array([value], kind)])
+        (key,) = encode_keys([to_array([value], kind)])
         if key is None:
             raise ValueError(f"{value!r} is null")
         return key
@@ -358,7 +359,9 @@ def encode_text(value: Any) -> bytes:
 
 def encode_bytes(value: Any) -> bytes:
     """Return the canonical bytes of bytes."""
-    return _with_length(BYTES, bytes(memoryview(value)))
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(f"{value!r} is not bytes")
+    return _with_length(BYTES, bytes(value))
 
 
 def _with_length(kind: int, data: bytes) -> bytes:
@@ -367,13 +370,14 @@ def _with_length(kind: int, data: bytes) -> bytes:
 
 def encode_date(value: Any) -> bytes:
     """Return the canonical bytes of a date."""
-    if not isinstance(value, date) or isinstance(value, datetime):
+    if type(value) is not date:
         raise TypeError(f"{value!r} is not a date")
     return _word(DATE, value.toordinal() - _EPOCH_DAY)
 
 
 def encode_time(value: Any) -> bytes:
     """Return the canonical bytes of a timestamp."""
-    if not isinstance(value, datetime) or value.tzinfo is None:
+    # Subclasses, such as that of pandas, may have nanoseconds.
+    if type(value) is not datetime or value.tzinfo is None:
         raise TypeError(f"{value!r} is not a datetime with a time zone")
     return _word(TIME, to_micros(value))

@@ -150,7 +150,7 @@ class VectorServer:
             inputs = dict(zip(form.schema.names, form.schema.types, strict=True))
         self._entity = entity_columns(session, spec, inputs)
         self._time_column = label_time_column(session, spec)
-        self._untyped = [name for name, kind in self._entity.items() if kind is None]
+        self._untyped = [name for name, kind in self._entity.types.items() if kind is None]
         # By the types of request columns that nothing but their values determines.
         self._programs: dict[tuple[pa.DataType, ...], Program] = {}
         self._next_check = time.monotonic() + _CHECK_SECONDS
@@ -173,12 +173,24 @@ class VectorServer:
         ...     server.entity
         ['origin', 'tailnum']
         """
-        return [name for name in self._entity if name != self._time_column]
+        return [name for name in self._entity.types if name != self._time_column]
 
     @property
     def entity_types(self) -> dict[str, pa.DataType | None]:
         """The types of all columns that an entity may have; None: the type of the value."""
-        return dict(self._entity)
+        return dict(self._entity.types)
+
+    def parse_json(self, entity: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an entity whose values have the JSON forms of its columns.
+
+        Times and dates are ISO 8601 strings, decimals strings or numbers, and bytes base64.
+
+        >>> publication = store.publish("late_flights")
+        >>> with store.get_feature_view("late_flights").server() as server:
+        ...     server.parse_json({"tailnum": "N10", "origin": "JFK"})
+        {'tailnum': 'N10', 'origin': 'JFK'}
+        """
+        return self._entity.parse_json(entity)
 
     @property
     def online(self) -> str:
@@ -449,7 +461,12 @@ class VectorServer:
             (stage.computations, tuple([self._reader(read, state) for read in stage.reads]))
             for stage in plan.stages
         ]
-        parser = EntityParser(entity, view=self._spec.name, time_column=self._time_column)
+        parser = EntityParser(
+            entity,
+            view=self._spec.name,
+            time_column=self._time_column,
+            key_types=self._entity.key_types,
+        )
         form = self._form or raw_form(plan.schema, plan.features)
         groups = tuple([read.group for read in plan.reads])
         direct = None
@@ -478,7 +495,9 @@ class VectorServer:
         refusal: InvalidSql | None = None
         for candidate in itertools.islice(itertools.product(*choices), _MAX_CANDIDATES):
             inferred = dict(zip(self._untyped, candidate, strict=True))
-            fields = [pa.field(name, kind or inferred[name]) for name, kind in self._entity.items()]
+            fields = [
+                pa.field(name, kind or inferred[name]) for name, kind in self._entity.types.items()
+            ]
             entity = pa.schema(fields)
             try:
                 return entity, plan_vector(self._session, self._spec, entity)

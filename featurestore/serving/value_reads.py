@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.retrieval.resolve import equal_key
 from featurestore.serving.columns import FixedColumn, VariableColumn
 from featurestore.serving.layout import NEVER, ValueLayout, ValueStatus
 from featurestore.serving.vector_plan import GroupRead
@@ -55,7 +56,7 @@ class ValueReader:
         self.number = read.number
         self.key_columns = read.key_columns
         self.prefix = prefix
-        self.encode_key = layout.encode_key
+        self.encode_key, self._key_types = layout.encode_key, layout.key_types
         self._decode, self._decode_all = layout.decode, layout.decode_all
         self._columns = ColumnDecoder(layout)
         positions = [layout.schema.get_field_index(output.column) for output in read.outputs]
@@ -70,8 +71,13 @@ class ValueReader:
         self.nulls = dict.fromkeys(self.names)
 
     def key(self, row: Mapping[str, Any]) -> bytes | None:
-        """Return the key of the value of an entity, or None if a part of it is null."""
-        key = self.encode_key([row[column] for column in self.key_columns])
+        """Return the key of the value of an entity, or None if a part of it equals no key."""
+        values = [row[column] for column in self.key_columns]
+        try:
+            key = self.encode_key(values)
+        # The column is of a comparable type, or has a number that the key cannot have.
+        except (TypeError, ValueError, AttributeError):
+            key = self.encode_key(list(map(equal_key, values, self._key_types)))
         return None if key is None else self.prefix + key
 
     def set_values(self, row: dict[str, Any], value: bytes | None, now: int) -> ValueStatus | None:

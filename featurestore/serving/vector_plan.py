@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.types as pat
 
 from featurestore import usersql
 from featurestore.arrow.cells import cells_to_array
+from featurestore.arrow.types import feature_schema, is_exact
 from featurestore.arrow.unstorable import is_missing
+from featurestore.arrow.values import ConversionError, Convert, from_json, to_value, value_converter
 from featurestore.config import DEFAULT_ENGINE
 from featurestore.errors import InvalidArgument, find_similar_names, listing
 from featurestore.model.feature_view import FeatureViewSpec, ViewStep
@@ -32,14 +33,8 @@ from featurestore.retrieval.view_rows import label_group_types, retrieve_rows
 from featurestore.serving.vectors import check_entity
 from featurestore.session import Session
 
-Convert = Callable[[Any], Any]
-# The Python types of common column types, and their conversion; Arrow converts other types.
-_PYTHON_TYPES: dict[pa.DataType, tuple[Any, Convert]] = {
-    pa.string(): (str, str),
-    pa.int64(): ((int, np.integer), lambda value: _check_int64(int(value))),
-    pa.float64(): ((int, float, np.integer, np.floating), float),
-    pa.null(): (object, lambda value: value),
-}
+# Whole numbers that no key column of a smaller type has.
+_ANY_INTEGER = pa.decimal256(76, 0)
 
 
 @dataclass(frozen=True)
@@ -102,35 +97,72 @@ class VectorPlan:
         return tuple([read for stage in self.stages for read in stage.reads])
 
 
+@dataclass(frozen=True)
+class EntityColumns:
+    """The columns that an entity must have.
+
+    ``types`` has their types. The type None is that of the value of a request: neither the view nor
+    a group determines it. ``key_types`` has the types of the keys that are joined with a column
+    which is a key only, and no input of a computation or a model.
+    """
+
+    types: Mapping[str, pa.DataType | None]
+    key_types: Mapping[str, tuple[pa.DataType, ...]]
+
+    def parse_json(self, entity: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert the JSON values of an entity to values of its columns.
+
+        A value without an equal is returned as it is; the parser of entities refuses it.
+        """
+        return {name: self._parse_value(name, value) for name, value in entity.items()}
+
+    def _parse_value(self, name: str, value: Any) -> Any:
+        declared = self.types.get(name)
+        if declared is None:
+            return value
+        key_types = self.key_types.get(name, ())
+        number_type = [_ANY_INTEGER] if any(map(is_exact, key_types)) else []
+        for kind in (declared, *key_types, *number_type):
+            try:
+                return from_json(value, kind)
+            except ConversionError:
+                continue
+        return value
+
+
 def entity_columns(
     session: Session, spec: FeatureViewSpec, more: Mapping[str, pa.DataType]
-) -> dict[str, pa.DataType | None]:
-    """Return the columns that an entity must have, with their types.
+) -> EntityColumns:
+    """Return the columns that an entity must have.
 
     These are the join keys, the inputs of on-demand features, and the columns ``more``, except
-    those that the view provides. The type None is that of the value of a request: neither the view
-    nor a group determines it.
+    those that the view provides.
     """
     registered = RegisteredSpecs(session)
     label_types = label_group_types(spec, registered)
     needed: dict[str, pa.DataType | None] = {}
+    keys: dict[str, dict[pa.DataType, None]] = {}
+    inputs = {name.lower() for name in more}
     # Columns in SQL expressions are matched without case.
     available: set[str] = set()
     for step in spec.steps:
-        for column, kind in _key_types(step, available, label_types, registered).items():
+        for column, kinds in _key_types(step, available, label_types, registered).items():
             if column.lower() not in available:
-                needed.setdefault(column, label_types.get(column, kind))
+                needed.setdefault(column, label_types.get(column, kinds[0]))
+                keys.setdefault(column, {}).update(dict.fromkeys(kinds))
         available.update(feature.name.lower() for feature in step.features)
         available.update(feature.name.lower() for feature in step.on_demand)
         for feature in step.on_demand:
             for column in usersql.expression_columns(feature.sql):
+                inputs.add(column.lower())
                 name = _match_name(column, [*needed, *label_types, *more])
                 if name.lower() not in available and name not in needed:
                     needed[name] = label_types.get(name, more.get(name))
     for name, kind in more.items():
         if name.lower() not in available:
             needed.setdefault(name, kind)
-    return needed
+    key_types = {name: tuple(kinds) for name, kinds in keys.items() if name.lower() not in inputs}
+    return EntityColumns(needed, key_types)
 
 
 def label_time_column(session: Session, spec: FeatureViewSpec) -> str | None:
@@ -146,7 +178,7 @@ def _key_types(
     available: Iterable[str],
     label_types: Mapping[str, pa.DataType],
     registered: RegisteredSpecs,
-) -> dict[str, pa.DataType]:
+) -> dict[str, tuple[pa.DataType, ...]]:
     """Return the columns that a step joins on, with the types of the keys."""
     groups = dict.fromkeys([(feature.group, feature.version) for feature in step.features])
     specs = [find_spec(name, version=version, specs=registered) for name, version in groups]
@@ -267,14 +299,26 @@ class _PlanBuilder:
 class EntityParser:
     """Converts entities to rows of Python values, one for each column of a schema.
 
-    ``time_column`` is the label time of the view; an entity without it gets the current time.
+    A value is converted as by a write to a column of its type. The value of a key also may have the
+    type of any joined key, or be an integer that no key has. ``time_column`` is the label time of
+    the view; an entity without it gets the current time.
     """
 
-    def __init__(self, schema: pa.Schema, *, view: str, time_column: str | None) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        *,
+        view: str,
+        time_column: str | None,
+        key_types: Mapping[str, tuple[pa.DataType, ...]],
+    ) -> None:
         self._view = view
         self._time_column = time_column if time_column in schema.names else None
         self._names = tuple([name for name in schema.names if name != self._time_column])
-        self._converters = [(field.name, _converter(field.type)) for field in schema]
+        self._converters = [
+            (field.name, _entity_converter(field.type, key_types.get(field.name, ())))
+            for field in schema
+        ]
         self._types = dict(zip(schema.names, schema.types, strict=True))
 
     def parse(self, entity: Mapping[str, Any], now: Callable[[], datetime]) -> dict[str, Any]:
@@ -293,8 +337,10 @@ class EntityParser:
             if self._time_column is not None and self._time_column not in entity:
                 return self.parse({**entity, self._time_column: now()}, now)
             raise missing_column_error(name, entity, self._names, view=self._view) from None
-        except (TypeError, ValueError, ArithmeticError, AttributeError, pa.ArrowException) as error:
+        except TypeError:  # not a mapping
             check_entity(entity, self._names)
+            raise
+        except ConversionError as error:
             if value is not None and is_missing(value):  # pandas' NA, or NaN as a key
                 return self.parse({**entity, name: None}, now)
             raise InvalidArgument(
@@ -327,28 +373,31 @@ def infer_type(values: Sequence[Any], *, name: str) -> pa.DataType:
 
     It is the type that the same values have in the labels of ``view.get_features``.
     """
-    return cells_to_array(values, name=name, language="rows").type
+    inferred = cells_to_array(values, name=name, language="rows").type
+    return feature_schema(pa.schema([(name, inferred)])).field(0).type
 
 
-def _check_int64(value: int) -> int:
-    if not -(2**63) <= value < 2**63:
-        raise OverflowError
-    return value
+def _entity_converter(kind: pa.DataType, key_types: Sequence[pa.DataType]) -> Convert:
+    """Return the conversion of a value of an entity; ``key_types`` as in ``EntityColumns``."""
+    convert = value_converter(kind)
+    other_types = [key_type for key_type in key_types if key_type != kind]
+    if any(map(is_exact, key_types)):
+        other_types.append(_ANY_INTEGER)
+    if not other_types:
+        return convert
 
+    def convert_key(value: Any) -> Any:
+        try:
+            return convert(value)
+        except ConversionError:
+            # Arrow infers no type of larger integers.
+            if type(value) is int and not -(2**63) <= value < 2**64:
+                value = Decimal(value)
+            for other_type in other_types:
+                try:
+                    return to_value(value, other_type)
+                except ConversionError:
+                    continue
+            raise
 
-def _converter(kind: pa.DataType) -> Convert:
-    """Return the conversion of a value that is not None; it raises for values of other types."""
-    if kind in _PYTHON_TYPES:
-        types, convert = _PYTHON_TYPES[kind]
-    else:
-        types, convert = object, lambda value: pa.scalar(value, kind).as_py()
-    is_boolean = pat.is_boolean(kind)
-
-    def convert_checked(value: Any) -> Any:
-        # A boolean is an int in Python, and Arrow takes a naive time as UTC.
-        is_naive = isinstance(value, datetime) and value.tzinfo is None
-        if not isinstance(value, types) or isinstance(value, bool) != is_boolean or is_naive:
-            raise TypeError
-        return convert(value)
-
-    return convert_checked
+    return convert_key

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,7 @@ MALFORMED: list[tuple[Any, str]] = [
     ({**ENTITY, "tail": 5}, "'tail': 5 is not a value of the type string"),
     ({**ENTITY, "distance": "far"}, "'distance': 'far' is not a value of the type double"),
     ({**ENTITY, "distance": True}, "'distance': True"),
-    ({**ENTITY, "asked": datetime(2013, 1, 1)}, "'asked': datetime"),
+    ({**ENTITY, "asked": pd.Timestamp("2013-01-01 00:00:00.000000001Z")}, "'asked': Timestamp"),
     ("N1", "An entity is a dict with 'tail', 'origin', 'distance', 'dest', not 'N1'"),
     (None, "An entity is a dict with .*, not None"),
 ]
@@ -180,6 +181,106 @@ def test_malformed_entity_raises(flights: FeatureStore) -> None:
         for entity, message in MALFORMED:
             with pytest.raises(InvalidArgument, match=message):
                 server.get_vectors([ENTITY, entity])
+
+
+_DAY = date(2024, 1, 31)
+_NOON = datetime(2024, 1, 31, 12, tzinfo=UTC)
+# Two keys of each type, and the values that equal the first one.
+KEYS: dict[pa.DataType, tuple[list[Any], list[Any]]] = {
+    pa.int8(): ([7, -1], [7, 7.0, Decimal("7.00"), np.int64(7), np.float32(7)]),
+    pa.int64(): ([7, 2**63 - 1], [7, 7.0, Decimal("7.00"), np.int8(7)]),
+    pa.uint64(): ([2**64 - 1, 7], [2**64 - 1, Decimal(2**64 - 1), np.uint64(2**64 - 1)]),
+    pa.decimal128(18, 2): ([Decimal("7.25"), 7], [Decimal("7.25"), Decimal("7.250")]),
+    pa.string(): (["7", "x"], ["7", np.str_("7")]),
+    pa.bool_(): ([True, False], [True, np.bool_(True)]),
+    pa.date32(): ([_DAY, date(1969, 1, 1)], [_DAY, np.datetime64("2024-01-31")]),
+    pa.timestamp("us", tz="UTC"): (
+        [_NOON, START],
+        [
+            _NOON,
+            _NOON.replace(tzinfo=None),
+            _NOON.astimezone(timezone(HOUR)),
+            pd.Timestamp(_NOON),
+            np.datetime64("2024-01-31T12:00", "ns"),
+        ],
+    ),
+    pa.binary(): ([b"7", b""], [b"7", bytearray(b"7")]),
+}
+# Values of other types, fractions and nanoseconds.
+NO_KEYS: list[Any] = [
+    *(1.7, 7.5, float("inf"), "8", b"8", True, np.bool_(False), [7], {"a": 7}),
+    *(Decimal("1.555"), Decimal("7.255"), _DAY, _NOON, np.datetime64("2024-01-31T12:00", "us")),
+    pd.Timestamp("2024-01-31 12:00:00.000000001", tz="UTC"),
+]
+_OWN_TYPES: dict[pa.DataType, tuple[type, ...]] = {
+    pa.string(): (str,),
+    pa.bool_(): (bool, np.bool_),
+    pa.binary(): (bytes,),
+}
+
+
+@pytest.mark.parametrize("computed", [False, True], ids=["fast path", "on-demand features"])
+def test_entities_are_converted_exactly_or_refused(
+    empty_store: FeatureStore, computed: bool, subtests: pytest.Subtests
+) -> None:
+    features = [featurestore.feature("next", "v + 1")] if computed else []
+    for number, (kind, (keys, equal_values)) in enumerate(KEYS.items()):
+        rows = pa.table({"k": pa.array(keys, kind), "v": [1, 2]})
+        empty_store.create_featuregroup(rows, f"g{number}", primary_key="k")
+        view = empty_store.create_feature_view(f"v{number}", features=[f"g{number}.v", *features])
+        empty_store.publish(view.name)
+        with view.server() as server:
+            for value in equal_values:
+                with subtests.test(str(kind), value=repr(value)):
+                    assert server.get_vector({"k": value})["v"] == 1
+            for value in NO_KEYS:
+                is_day = pa.types.is_date(kind) and type(value) is date
+                is_time = pa.types.is_timestamp(kind) and isinstance(
+                    value, datetime | np.datetime64
+                )
+                is_time = is_time and not getattr(value, "nanosecond", 0)
+                if is_day or is_time or isinstance(value, _OWN_TYPES.get(kind, ())):
+                    continue
+                with (
+                    subtests.test(str(kind), value=repr(value)),
+                    pytest.raises(InvalidArgument, match=r"'k': .* is not a value of the type"),
+                ):
+                    server.get_vectors([{"k": keys[0]}, {"k": value}])
+
+
+def test_keys_of_comparable_types_are_equal_as_in_retrieval(
+    store: FeatureStore, subtests: pytest.Subtests
+) -> None:
+    kinds = {
+        "i8": pa.int8(),
+        "i64": pa.int64(),
+        "u64": pa.uint64(),
+        "d0": pa.decimal128(18, 0),
+        "d2": pa.decimal128(18, 2),
+    }
+    for name, kind in kinds.items():
+        rows = pa.table({"k": pa.array([1, 5, 7], kind), f"v_{name}": [1.0, 5.0, 7.0]})
+        store.create_featuregroup(rows, name, primary_key="k")
+        links = pa.table({"k0": [1, 5], "link": pa.array([5, 100], kind)})
+        store.create_featuregroup(links, f"to_{name}", primary_key="k0")
+    values = [f"{name}.v_{name}" for name in kinds]
+    views = {"same": store.create_feature_view("same", features=values)}
+    for name in kinds:
+        steps: list[Any] = [f"to_{name}.link", {"features": values, "join_key": {"link": "k"}}]
+        views[name] = store.create_feature_view(f"by_{name}", features=steps)
+    for name, view in views.items():
+        store.publish(view.name)
+        with view.server() as server, subtests.test(name):
+            if name == "same":
+                keys: list[Any] = [5, 7, 300, -3, 2**63, 2**64, Decimal("5.00"), Decimal("5.25")]
+                expected = [5.0, 7.0, None, None, None, None, 5.0, None]
+                vectors = server.get_vectors([{"k": key} for key in keys])
+                assert [set(vector.values()) for vector in vectors] == [{v} for v in expected]
+                continue
+            vectors = server.get_vectors([{"k0": 1}, {"k0": 5}])
+            retrieved = view.get_features(labels=[{"k0": 1}, {"k0": 5}]).to_arrow()
+            assert vectors == retrieved.drop_columns(["k0"]).to_pylist()
+            assert [set(vector.values()) for vector in vectors] == [{5.0}, {100, None}]
 
 
 @pytest.mark.parametrize("computed", [False, True], ids=["fast path", "on-demand features"])
@@ -205,10 +306,8 @@ def test_entities_are_rows_of_any_dataframe(store: FeatureStore, computed: bool)
         missing = server.get_vector({"tail": None, "distance": 1.0})
         for null in (pd.NA, float("nan")):
             assert server.get_vector({"tail": null, "distance": 1.0}) == missing
-        with pytest.raises(
-            InvalidArgument, match=r"9223372036854775808 is not a value of .* int64"
-        ):
-            server.get_vector({"tail": 2**63, "distance": 1.0})
+        out_of_range = {"tail": 2**63, "distance": 1.0}
+        assert server.get_vectors([out_of_range, rows[0]]) == [missing, expected[0]]
         with pytest.raises(InvalidArgument, match=r"get_vectors\(\[\{\.\.\.\}\]\)"):
             server.get_vectors(rows[0])
         with pytest.raises(UnsupportedDataframe, match="3 of type int"):

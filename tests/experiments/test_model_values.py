@@ -138,6 +138,22 @@ def test_fills_fit_by_the_rule_of_columns() -> None:
     assert different == []
 
 
+def test_fills_of_readers_have_the_forms_that_readers_yield(subtests: pytest.Subtests) -> None:
+    forms: list[tuple[pa.DataType, Any, Any]] = [
+        (pa.date32(), 3, {"date": "1970-01-04"}),
+        (TYPES["timestamp"], 10, {"time": "1970-01-01T00:00:00.000010+00:00"}),
+        (pa.decimal128(5, 2), "0.5", {"decimal": "0.50"}),
+        (pa.binary(), "abc", {"bytes": "616263"}),
+        (pa.float32(), 0.1, rounded_to_float32(0.1)),
+        (pa.float32(), 1e300, REFUSED),
+        (pa.int8(), 1.9, REFUSED),
+    ]
+    for input_type, fill, stored in forms:
+        with subtests.test(input_type=input_type, fill=fill):
+            value = conversion.parse_reader_fill(fill, input_type)
+            assert result_of(conversion.to_stored_fill, "x", value, input_type) == stored
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn"])
 def test_half_precision_outputs_become_float32(dtype: str) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")

@@ -124,9 +124,7 @@ def parse_reader_fill(value: Any, kind: pa.DataType) -> Any:
     """Convert a fill value of a reader, or one in ``model.json``, to a value of the type.
 
     Readers yield dates as days and times as microseconds since 1970, and take fills in this form.
-
-    Raises:
-        ConversionError: The type has no such value.
+    They round to float32. A value that the type does not have is returned unchanged.
     """
     value = _repeat_in_array(value_from_json(value), kind)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -136,7 +134,10 @@ def parse_reader_fill(value: Any, kind: pa.DataType) -> Any:
             return from_micros(value)
     if isinstance(value, str) and pat.is_binary(kind):
         return value.encode()
-    return from_json(value, kind)
+    try:
+        return from_json(value, kind)
+    except ConversionError:
+        return value
 
 
 def fill_array(spec: ModelSpec, model_input: ModelInput) -> npt.NDArray[Any]:

@@ -245,9 +245,9 @@ def _model_inputs(
         fill = None if isinstance(nulls, str) else nulls.get(name)
         if fill is not None:
             kind = type_from_json(column.type)
-            # Readers take other forms of dates and times, and round to float32.
-            value = parse_reader_fill(fill, kind) if request.nulls is None else fill
-            fill = to_stored_fill(name, value, kind)
+            if request.nulls is None:
+                fill = parse_reader_fill(fill, kind)
+            fill = to_stored_fill(name, fill, kind)
         inputs.append(ModelInput(name, column.type, narrow, name in masked, fill))
     if not inputs:
         raise InvalidArgument(f"Training dataset {manifest.name!r} has no inputs.")

@@ -17,6 +17,7 @@ from featurestore.dbt.expectations import (
     NotConvertible,
     RelatedGroup,
     convert_relationship,
+    differences,
     to_expectation,
 )
 from featurestore.dbt.manifest import (
@@ -32,6 +33,7 @@ from featurestore.featuregroups import Declaration
 from featurestore.featuregroups.definition import normalize_expectations
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.model.times import parse_duration
+from featurestore.plugins.validator import find_validator
 from featurestore.usersql.text import quote
 
 # The keys of meta.featurestore.
@@ -150,6 +152,17 @@ def add_relationships(
         declared=replace(declared, expectations=(*existing, *new)),
         notes=(*definition.notes, *notes),
     )
+
+
+def _check_types(expectation: Expectation, schema: pa.Schema) -> None:
+    """Raise InvalidExpectation for an expectation that columns of these types cannot meet.
+
+    It would block the other expectations of the group at each validation.
+    """
+    validator = find_validator()
+    if validator.is_row_level(expectation):
+        columns = list(validator.columns(expectation))
+        validator.check(schema.empty_table().select(columns), [expectation])
 
 
 class _NodeReader:
@@ -383,10 +396,13 @@ class _NodeReader:
             try:
                 expectation = to_expectation(test, Columns(schema))
                 (normalized,) = normalize_expectations([expectation])
+                _check_types(normalized, schema)
             except (NotConvertible, InvalidExpectation) as error:
                 reason = error.message if isinstance(error, InvalidExpectation) else str(error)
                 self._notes.append(f"test {test.name!r} was not imported: {reason}")
             else:
+                for difference in differences(normalized, test, Columns(schema)):
+                    self._notes.append(f"test {test.name!r}: {difference}")
                 # dbt packages may define the same test twice.
                 expectations[repr(normalized)] = normalized
         return tuple(expectations.values())

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.values import from_text, to_value
 from featurestore.dbt.conditions import UnsupportedCondition, to_row_condition
 from featurestore.dbt.manifest import SINGULAR, DbtTest
-from featurestore.model.validation import IN_FEATURE
+from featurestore.model.validation import IN_FEATURE, FeatureComparison
+from featurestore.validation.comparisons import check_types
 
 Expectation = Mapping[str, Any]
 # The packages whose tests have the names of Great Expectations, and of the tests of dbt-utils.
@@ -36,6 +40,7 @@ _EQUAL_ARGUMENTS = frozenset(
         "value_set",
     }
 )
+_REGEXES = ("regex", "regex_list")
 # The prefixes of expectations that are checked for each row, so that a condition can select rows.
 _ROW_EXPECTATIONS = (
     "expect_column_pair_",
@@ -45,7 +50,9 @@ _ROW_EXPECTATIONS = (
     "expect_select_column_",
 )
 # Arguments that change how dbt runs a test, but not its meaning.
-_IGNORED_ARGUMENTS = frozenset({"quote", "quote_values", "is_raw", "flags"})
+_IGNORED_ARGUMENTS = frozenset({"quote", "quote_values", "is_raw"})
+_TRUTH = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
+_IN_SET = "expect_column_values_to_be_in_set"
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,7 @@ def convert_relationship(
 
     Raises:
         NotConvertible: The other table is not imported, or has no such column.
+        InvalidExpectation: The types of the two columns are never equal.
     """
     if test.limits:
         raise NotConvertible(f"it has {', '.join(test.limits)}, which expectations do not have")
@@ -131,6 +139,10 @@ def convert_relationship(
     if feature is None:
         raise NotConvertible(f"the feature group {group.name!r} has no column {field!r}")
     expectation = _of_column(IN_FEATURE, test, columns, feature=f"{group.name}.{feature}")
+    comparison = FeatureComparison.from_expectation(expectation)
+    if comparison is not None:
+        column_type = columns.schema.field(comparison.column).type
+        check_types(comparison, column_type, group.schema.field(feature).type)
     return add_config(expectation, test, columns)
 
 
@@ -163,21 +175,57 @@ def convert_by_name(test: DbtTest, columns: Columns) -> Expectation:
     if test.column is not None:
         kwargs["column"] = columns.get(test.column)
     for name, value in test.arguments.items():
-        if value is None or name in _IGNORED_ARGUMENTS:
-            continue
-        if name == "strictly":
-            kwargs |= {f"strict_{end}": bool(value) for end in ("min", "max")}
-        elif name in _COLUMN_ARGUMENTS:
-            kwargs[name] = columns.get(value)
-        elif name == "column_list":
-            kwargs[name] = _column_list(value, columns)
-        elif name in _EQUAL_ARGUMENTS:
-            kwargs[name] = value
-        else:
-            raise NotConvertible(f"its argument {name!r} has no equivalent")
+        if value is not None and name not in _IGNORED_ARGUMENTS:
+            kwargs |= _convert_argument(name, value, columns)
+    if test.arguments.get("flags") == "i":
+        kwargs |= {name: _ignore_case(kwargs[name]) for name in _REGEXES if name in kwargs}
     if "value_set" in kwargs:
-        kwargs["value_set"] = _typed_values(kwargs["value_set"], kwargs.get("column"), columns)
+        kwargs["value_set"] = _typed_values(
+            kwargs["value_set"],
+            kwargs.get("column"),
+            columns,
+            quoted=test.arguments.get("quote_values") is not False,
+        )
     return {"type": test.kind, "kwargs": kwargs}
+
+
+def _convert_argument(name: str, value: Any, columns: Columns) -> dict[str, Any]:
+    """Return the arguments of an expectation for one of a test."""
+    if name == "strictly":
+        return {f"strict_{end}": bool(value) for end in ("min", "max")}
+    if name == "flags":
+        # dbt passes the flags to the database. Only "i" is the same in all of them.
+        if value not in ("", "i"):
+            raise NotConvertible(f"the flags {value!r} of its regex have no equivalent")
+        return {}
+    if name in _COLUMN_ARGUMENTS:
+        return {name: columns.get(value)}
+    if name == "column_list":
+        return {name: _column_list(value, columns)}
+    if name in _EQUAL_ARGUMENTS:
+        return {name: value}
+    raise NotConvertible(f"its argument {name!r} has no equivalent")
+
+
+def differences(expectation: Expectation, test: DbtTest, columns: Columns) -> list[str]:
+    """Return how an expectation differs from its test for rows with nulls or NaN."""
+    column = expectation["kwargs"].get("column")
+    if column not in columns.schema.names:
+        return []
+    texts = []
+    is_float = pat.is_floating(columns.schema.field(column).type)
+    if test.namespace in EXPECTATION_PACKAGES and expectation["type"] == _IN_SET:
+        texts.append(f"nulls in {column!r} pass, which fail in dbt; not_null has the same result")
+    if test.kind == "unique_combination_of_columns":
+        texts.append(f"several nulls in {column!r} pass, which fail in dbt")
+    if is_float and expectation["type"] in (_IN_SET, "expect_column_values_to_be_between"):
+        texts.append(f"NaN in {column!r} is a missing value and passes, which may fail in dbt")
+    return texts
+
+
+def _ignore_case(value: Any) -> Any:
+    """Return a regular expression, or a list of them, that ignores case."""
+    return list(map(_ignore_case, value)) if isinstance(value, list) else f"(?i){value}"
 
 
 def convert_not_null(test: DbtTest, columns: Columns) -> Expectation:
@@ -193,7 +241,8 @@ def convert_unique(test: DbtTest, columns: Columns) -> Expectation:
 def convert_accepted_values(test: DbtTest, columns: Columns) -> Expectation:
     """Convert the test ``accepted_values`` of dbt."""
     column = columns.get(test.column)
-    values = _typed_values(test.arguments.get("values"), column, columns)
+    quoted = test.arguments.get("quote") is not False
+    values = _typed_values(test.arguments.get("values"), column, columns, quoted=quoted)
     return _of_column("expect_column_values_to_be_in_set", test, columns, value_set=values)
 
 
@@ -217,7 +266,9 @@ def convert_unique_combination(test: DbtTest, columns: Columns) -> Expectation:
     names = _column_list(test.arguments.get("combination_of_columns"), columns)
     if len(names) == 1:
         return {"type": "expect_column_values_to_be_unique", "kwargs": {"column": names[0]}}
-    return {"type": "expect_compound_columns_to_be_unique", "kwargs": {"column_list": names}}
+    # dbt counts rows with the same values, also if all values are null.
+    kwargs = {"column_list": names, "ignore_row_if": "never"}
+    return {"type": "expect_compound_columns_to_be_unique", "kwargs": kwargs}
 
 
 def convert_not_null_proportion(test: DbtTest, columns: Columns) -> Expectation:
@@ -240,32 +291,57 @@ def _column_list(value: object, columns: Columns) -> list[str]:
     return list(map(columns.get, value))
 
 
-def _typed_values(values: object, column: str | None, columns: Columns) -> list[Any]:
-    """Return accepted values in the type of the column, which YAML may write as text."""
+def _typed_values(
+    values: object, column: str | None, columns: Columns, *, quoted: bool
+) -> list[Any]:
+    """Return accepted values in the type of the column; dbt writes them as quoted text in SQL."""
     if not isinstance(values, list) or not values:
         raise NotConvertible("its values are not a list")
     if column is None:
         return values
-    kind = columns.schema.field(column).type
-    return [_to_type(value, kind) for value in values]
+    dtype = columns.schema.field(column).type
+    return [_to_type(value, dtype, quoted=quoted) for value in values]
 
 
-def _to_type(value: object, kind: pa.DataType) -> object:
-    """Convert a value of YAML to the type of its column, as the comparison in SQL does."""
+def _to_type(value: object, dtype: pa.DataType, *, quoted: bool) -> object:
+    """Convert a value of YAML to the type of its column, as the comparison in SQL does.
+
+    Raises:
+        NotConvertible: The value has no equal in the type, so that databases round or refuse it.
+    """
     if not isinstance(value, str | bool | int | float):
         raise NotConvertible(f"its value {value!r} is not a string, number or boolean")
-    if pat.is_string(kind):
-        return str(value).lower() if isinstance(value, bool) else str(value)
+    if not quoted and isinstance(value, str):
+        raise NotConvertible(f"its value {value!r} is SQL, because it is not quoted")
+    is_text = pat.is_string(dtype) or pat.is_large_string(dtype)
+    if not quoted and (is_text or isinstance(value, bool) != pat.is_boolean(dtype)):
+        raise NotConvertible(f"its value {value!r}, which is not quoted, is not of type {dtype}")
+    # dbt writes the Python value: True, not true.
+    text = str(value)
+    if is_text:
+        return text
+    refusal = NotConvertible(f"its value {value!r} does not have the type {dtype}")
+    if pat.is_boolean(dtype):
+        if text.lower() not in _TRUTH:
+            raise refusal
+        return _TRUTH[text.lower()]
     try:
-        if pat.is_integer(kind) and not isinstance(value, bool):
-            return int(value)
-        if pat.is_floating(kind) and not isinstance(value, bool):
-            return float(value)
-    except ValueError as error:
-        raise NotConvertible(f"its value {value!r} does not have the type {kind}") from error
-    if pat.is_boolean(kind) and str(value).lower() in ("true", "false"):
-        return str(value).lower() == "true"
-    return value
+        return _parse(text, dtype)
+    except (ArithmeticError, ValueError) as error:
+        raise refusal from error
+
+
+def _parse(text: str, dtype: pa.DataType) -> object:
+    """Return the value of a number or a time; ValueError or ArithmeticError if it has none."""
+    if pat.is_integer(dtype) or pat.is_decimal(dtype):
+        number = to_value(Decimal(text), dtype)
+        return number if isinstance(number, int) else str(number)
+    if pat.is_floating(dtype) and math.isfinite(float(text)):
+        return float(text)
+    if pat.is_timestamp(dtype) or pat.is_date(dtype):
+        from_text(text, dtype)
+        return text
+    raise ValueError(text)
 
 
 _Converter = Callable[[DbtTest, Columns], Expectation]

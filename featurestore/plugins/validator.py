@@ -22,7 +22,17 @@ if TYPE_CHECKING:
 
 Expectation = Mapping[str, Any]
 MeasureKind = Literal[
-    "rows", "present", "sum", "mean", "std", "min", "max", "median", "distinct", "repeated"
+    "rows",
+    "present",
+    "sum",
+    "mean",
+    "std",
+    "min",
+    "max",
+    "median",
+    "distinct",
+    "repeated",
+    "repeated_rows",
 ]
 
 
@@ -48,6 +58,7 @@ class Measure:
     - "rows": the number of rows.
     - "present": the number of rows with a value in at least one of the columns.
     - "repeated": the number of rows whose values, not all missing, occur in several rows.
+    - "repeated_rows": the same, including rows whose values are all missing.
     - Metrics of one column: "sum", "mean", "std" (n-1), "min", "max", "median" (all None without
       values), and "distinct", the number of distinct values.
     """

@@ -39,9 +39,11 @@ def compute_measures(
     expressions: list[exp.Expr] = []
     values: dict[Measure, Any] = {}
     for each in distinct_measures:
-        if each.kind == "repeated":
+        if each.kind in ("repeated", "repeated_rows"):
             # These measures group the rows by different columns, so each requires a separate query.
-            query = _repeated_rows_query(each.columns, relation.schema)
+            query = _repeated_rows_query(
+                each.columns, relation.schema, with_missing=each.kind == "repeated_rows"
+            )
             values[each] = int(_query_row(relation, query, engine=engine)["n"])
         else:
             aggregated.append(each)
@@ -147,8 +149,10 @@ def _nan_as_null(name: str, kind: pa.DataType) -> exp.Expr:
     return column
 
 
-def _repeated_rows_query(columns: Sequence[str], schema: pa.Schema) -> exp.Select:
-    """Return the query that counts rows with repeated values; all-null rows are excluded."""
+def _repeated_rows_query(
+    columns: Sequence[str], schema: pa.Schema, *, with_missing: bool
+) -> exp.Select:
+    """Return the query that counts rows with repeated values, with or without all-null rows."""
     from sqlglot import exp
 
     values, keys, conditions = [], [], []
@@ -160,7 +164,10 @@ def _repeated_rows_query(columns: Sequence[str], schema: pa.Schema) -> exp.Selec
     inner = exp.select(*values).from_(_rows_table()).subquery("present")
     is_repeated = exp.GT(this=exp.Count(this=exp.Star()), expression=exp.Literal.number(1))
     copies = exp.select(exp.alias_(exp.Count(this=exp.Star()), "copies", quoted=True))
-    grouped = copies.from_(inner).where(exp.or_(*conditions)).group_by(*keys).having(is_repeated)
+    selected = (
+        copies.from_(inner) if with_missing else copies.from_(inner).where(exp.or_(*conditions))
+    )
+    grouped = selected.group_by(*keys).having(is_repeated)
     total = exp.Coalesce(
         this=exp.Sum(this=exp.column("copies", quoted=True)), expressions=[exp.Literal.number(0)]
     )

@@ -64,7 +64,11 @@ def measures(expectation: Mapping[str, Any], schema: pa.Schema) -> tuple[Measure
     types = [schema.field(name).type for name in columns]
     if kind in (_UNIQUE, _COMPOUND_UNIQUE):
         ignored = kwargs.get("ignore_row_if", "all_values_are_missing")
-        if ignored != "all_values_are_missing" or any(map(is_nested, types)):
+        if any(map(is_nested, types)):
+            return None
+        if ignored == "never":
+            return ROWS, Measure("repeated_rows", columns)
+        if ignored != "all_values_are_missing":
             return None
         return ROWS, Measure("present", columns), Measure("repeated", columns)
     if kind in _NUMERIC_MEASURES and _is_number(types[0]):
@@ -114,8 +118,12 @@ def _evaluate_uniqueness(
     warning: bool,
 ) -> ExpectationResult:
     """Return the result of a uniqueness expectation, computed from measures."""
-    rows, present = measured[ROWS], int(measured[Measure("present", columns)])
-    repeated = int(measured[Measure("repeated", columns)])
+    rows = measured[ROWS]
+    if expectation["kwargs"].get("ignore_row_if") == "never":
+        present, repeated = rows, int(measured[Measure("repeated_rows", columns)])
+    else:
+        present = int(measured[Measure("present", columns)])
+        repeated = int(measured[Measure("repeated", columns)])
     mostly = float(expectation["kwargs"].get("mostly") or 1.0)
     is_met = repeated == 0 or present - repeated >= mostly * present
     message = ""

@@ -18,19 +18,22 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.fitting import can_widen
 from featurestore.errors import (
     InvalidSql,
     OnlineStoreError,
     PublishedValueMismatch,
     RegistryError,
+    VersionNotFound,
 )
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.names import format_group_reference
 from featurestore.plugins.online import OnlineStore
+from featurestore.retrieval.catalog import pinned_source
 from featurestore.serving.columns import value_prefix
 from featurestore.serving.layout import ValueLayout, ValueStatus
 from featurestore.serving.ownership import check_published
-from featurestore.serving.state import ViewState, state_key
+from featurestore.serving.state import GroupState, ViewState, state_key
 from featurestore.serving.stores import StoreClock, open_online_store
 from featurestore.serving.value_reads import DirectReads, ServedBatch, ValueReader
 from featurestore.serving.vector_log import VectorLog
@@ -511,6 +514,8 @@ class VectorServer:
         published = state.groups.get(read.group)
         columns: Iterable[str] = () if published is None else published.columns
         layout = ValueLayout.for_group(read.spec, columns)
+        if published is not None and layout.fingerprint != published.fingerprint:
+            layout = self._published_layout(read, published) or layout
         needed = {output.column for output in read.outputs}
         is_complete = needed <= set(layout.schema.names)
         if published is None or not is_complete or layout.fingerprint != published.fingerprint:
@@ -528,6 +533,29 @@ class VectorServer:
             generation=state.generation,
         )
         return ValueReader(read, layout, prefix)
+
+    def _published_layout(self, read: GroupRead, published: GroupState) -> ValueLayout | None:
+        """Return the layout of published values if a write has only widened their types since.
+
+        None if other columns were published, or the published version is no longer in the log.
+        """
+        if read.spec.external is not None:
+            return None
+        path = self._session.featuregroup_path(*read.group)
+        try:
+            spec = pinned_source(path, delta_version=published.delta_version).spec
+        except VersionNotFound:
+            return None
+        layout = ValueLayout.for_group(spec, published.columns)
+        is_widened = all(
+            field.name in read.spec.schema.names
+            and can_widen(field.type, read.spec.schema.field(field.name).type)
+            for field in layout.schema
+        )
+        if not is_widened or layout.fingerprint != published.fingerprint:
+            return None
+        # The ttl is that of the current definition.
+        return replace(layout, ttl=read.spec.ttl)
 
 
 def open_server(

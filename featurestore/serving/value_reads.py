@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -20,6 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.arrow.exact_casts import cast_exactly
+from featurestore.arrow.values import Convert, to_value
 from featurestore.retrieval.resolve import equal_key
 from featurestore.serving.columns import FixedColumn, VariableColumn
 from featurestore.serving.layout import NEVER, ValueLayout, ValueStatus
@@ -58,6 +60,9 @@ class ValueReader:
         self.prefix = prefix
         self.encode_key, self._key_types = layout.encode_key, layout.key_types
         self._decode, self._decode_all = layout.decode, layout.decode_all
+        schema = read.spec.schema
+        # A write may have widened the types of columns after the publication.
+        self._kinds = [schema.field(output.column).type for output in read.outputs]
         self._columns = ColumnDecoder(layout)
         positions = [layout.schema.get_field_index(output.column) for output in read.outputs]
         self._positions = positions
@@ -68,6 +73,19 @@ class ValueReader:
             self._select = itemgetter(*positions)
             if len(positions) == 1:
                 self._select = lambda values: (values[positions[0]],)
+        published = [layout.schema.types[position] for position in positions]
+        if published != self._kinds:
+            select = self._select or tuple
+            converters: list[Convert | None] = [
+                None if old == new else partial(to_value, kind=new)
+                for old, new in zip(published, self._kinds, strict=True)
+            ]
+            self._select = lambda values: tuple(
+                [
+                    value if convert is None else convert(value)
+                    for convert, value in zip(converters, select(values), strict=True)
+                ]
+            )
         self.nulls = dict.fromkeys(self.names)
 
     def key(self, row: Mapping[str, Any]) -> bytes | None:
@@ -107,7 +125,11 @@ class ValueReader:
     ) -> tuple[list[pa.Array], list[ValueStatus | None]]:
         """Return the columns of published values as arrays, and the status of each value."""
         arrays, statuses = self._columns.decode(values, now)
-        return [arrays[position] for position in self._positions], statuses
+        columns = [
+            cast_exactly(arrays[position], kind)
+            for position, kind in zip(self._positions, self._kinds, strict=True)
+        ]
+        return columns, statuses
 
 
 class DirectReads:

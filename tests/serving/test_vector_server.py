@@ -162,6 +162,43 @@ def test_server_follows_generations_and_schemas(flights: FeatureStore) -> None:
     assert other_view.server().get_vector({"tail": "N2"}) == {"home": "BOS"}
 
 
+def test_server_reads_values_published_before_a_write_widened_their_type(
+    store: FeatureStore,
+) -> None:
+    kind = pa.decimal128(4, 2)
+    amounts = [Decimal("1.50"), Decimal("99.99"), None]
+    rows = pa.table({"k": [1, 2, 3], "n": [1, 2, 3], "amount": pa.array(amounts, kind)})
+    store.create_featuregroup(rows, "sales", primary_key="k")
+    view = store.create_feature_view("v", features=["sales.amount", "sales.n"])
+    plus = featurestore.feature("plus", "amount + 1")
+    computed = store.create_feature_view("computed", features=["sales.amount", plus])
+    entities = [{"k": key} for key in (1, 2, 3, 4)]
+    for name in ("v", "computed"):
+        store.publish(name)
+    running = view.server()
+    before = running.get_vectors(entities)
+    wide = Decimal("123456.789")
+    store.insert_into_featuregroup(
+        [{"k": 4, "n": 4, "amount": wide}], "sales", mode="upsert", schema_change="add"
+    )
+    with view.server() as server, computed.server() as computing:
+        for vectors in (server.get_vectors(entities), running.get_vectors(entities)):
+            assert vectors == before
+            assert [vector.status for vector in vectors] == ["found"] * 3 + ["missing"]
+        table = server.get_vectors(entities[:3], as_="arrow")
+        assert (
+            table.schema.field("amount").type
+            == store.get_featuregroup("sales").schema.field("amount").type
+        )
+        assert table["amount"].to_pylist() == amounts
+        sums = [vector["plus"] for vector in computing.get_vectors(entities[:3])]
+        assert sums == [2.5, 100.99, None]
+        store.publish("v")
+        for reader in (server, running):
+            assert reader.get_vector({"k": 4}) == {"amount": wide, "n": 4}
+    running.close()
+
+
 MALFORMED: list[tuple[Any, str]] = [
     ({"tail": "N1", "Origin": "JFK"}, "rename 'Origin' to 'origin'"),
     ({"tail": "N1"}, r"no 'origin'.*requires 'tail', 'origin', 'distance'"),

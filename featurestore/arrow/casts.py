@@ -56,11 +56,8 @@ def cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return cast_array(array.storage, kind)
     if pat.is_null(array.type) or pat.is_null(kind):
         return _cast_nulls(array, kind)
-    if pat.is_dictionary(array.type):
-        # Each distinct value is cast once; Arrow cannot decode dictionaries of views.
-        return take_values(cast_array(array.dictionary, kind), array.indices)
-    if str(array.type).startswith("run_end_encoded"):
-        return _decode_runs(array, kind)
+    if pat.is_dictionary(array.type) or str(array.type).startswith("run_end_encoded"):
+        return _decode(array, kind)
     if is_nested(kind) and is_nested(array.type):
         return _cast_nested(array, kind)
     if pat.is_decimal(array.type) and is_exact(kind):
@@ -101,8 +98,17 @@ def _cast_nulls(array: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.nulls(len(array), kind)
 
 
-def _decode_runs(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Decode runs; Arrow cannot decode runs of dictionaries, views and some nested types."""
+def _decode(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Decode a dictionary or runs, and cast the values."""
+    if pat.is_dictionary(array.type):
+        try:
+            values = array.dictionary_decode()
+        # Arrow cannot decode dictionaries of string and binary views, so those are cast first.
+        except pa.ArrowNotImplementedError:
+            return take_values(cast_array(array.dictionary, kind), array.indices)
+        # Values of the dictionary that no row has need not fit.
+        return cast_array(values, kind)
+    # Arrow cannot decode runs of dictionaries, views and some nested types.
     first, runs = array.find_physical_offset(), array.find_physical_length()
     ends = np.asarray(array.run_ends)[first : first + runs].astype("int64") - array.offset
     lengths = np.diff(np.minimum(ends, len(array)), prepend=0)

@@ -19,6 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from featurestore.arrow.cast_lines import cast_line
+from featurestore.arrow.casts import cast_array
 from featurestore.arrow.exact_casts import InexactValueError, cast_exactly, cast_label_keys
 from featurestore.arrow.fitting import can_fit, can_widen
 from featurestore.arrow.types import TIMESTAMP, integer_range, numpy_type, shaped_type
@@ -269,3 +270,8 @@ def test_cast_line_arrays_casts_each_cell() -> None:
     line = cast_line("pandas", "n", pa.list_(pa.float64(), 2), pa.list_(pa.float32(), 2))
     actual = pasted("pandas", pa.array([[0.1, 0.2]]), str(line))
     assert actual.type == pa.list_(pa.float32(), 2)
+
+
+def test_values_of_a_dictionary_without_rows_need_not_fit() -> None:
+    encoded = pa.DictionaryArray.from_arrays(pa.array([0, None], pa.int32()), pa.array([1, 300]))
+    assert cast_array(encoded, pa.int8()).to_pylist() == [1, None]

@@ -18,8 +18,10 @@ import pyarrow.types as pat
 from featurestore.arrow.arrays import combine_chunks
 from featurestore.arrow.batches import is_item_rows, split_item_rows
 from featurestore.arrow.casts import cast_bytes
+from featurestore.arrow.json_text import short_repr
 from featurestore.arrow.schemas import type_from_json
-from featurestore.arrow.types import numpy_type
+from featurestore.arrow.types import describe, numpy_type
+from featurestore.arrow.values import ConversionError, to_array
 from featurestore.errors import InvalidArgument, NullsInColumns, UnsupportedType, listing
 from featurestore.model.derived_names import (
     PRESENT,
@@ -28,6 +30,7 @@ from featurestore.model.derived_names import (
     mask_name,
 )
 from featurestore.model.manifest import WEIGHT_ZERO, Manifest, ManifestSplit
+from featurestore.readers.fills import fill_hint, fill_value_type, parse_fill
 
 Values = tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]
 _STRING_TYPES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
@@ -130,7 +133,6 @@ def select_columns(
                 shape,
                 label=column.role == "label",
                 weight=column.role == "weight",
-                fill=fills.get(name),
                 masked=name in masked,
                 items=items,
             )
@@ -141,7 +143,12 @@ def select_columns(
     if nulls != "mask":
         handled = {*fills, *null_handling, *labels}
         _refuse_nulls(split, [name for name in names if name not in handled])
-    return tuple(map(_cast_fill_value, selected))
+    return tuple(
+        _set_fill_value(
+            column, type_from_json(manifest.column(column.name).type), fills.get(column.name)
+        )
+        for column in selected
+    )
 
 
 def _column_names(manifest: Manifest, columns: Sequence[str] | None) -> list[str]:
@@ -272,47 +279,31 @@ def _refuse_nulls(split: ManifestSplit, names: Sequence[str]) -> None:
         )
 
 
-def _cast_fill_value(column: SelectedColumn) -> SelectedColumn:
-    """Return the column with its fill value cast to the column type."""
-    if column.fill is None:
+def _set_fill_value(column: SelectedColumn, kind: pa.DataType, value: Any) -> SelectedColumn:
+    """Return the column with its fill value in the form that readers yield."""
+    if value is None:
         return column
-    if column.items is not None:
+    argument = f"nulls={{{column.name!r}: {short_repr(value)}}}"
+    if pat.is_nested(kind) and not pat.is_fixed_size_list(kind):
         raise InvalidArgument(
-            f"nulls={{{column.name!r}: {column.fill!r}}}: null lists cannot be filled.",
+            f"{argument}: null lists cannot be filled.",
             hint='nulls="mask" reads them as empty lists and adds <column>_present',
         )
-    value = (
-        _encode_string(column.fill)
-        if column.dtype == object
-        else _cast_number(column.fill, column.dtype)
-    )
-    if value is None:
-        raise InvalidArgument(
-            f"nulls={{{column.name!r}: {column.fill!r}}} is not a valid value for a column of type "
-            f"{column.dtype}."
-        )
-    return replace(column, fill=value)
-
-
-def _encode_string(value: object) -> bytes | None:
-    """Encode a string as bytes; return None for values that are neither string nor bytes."""
-    if isinstance(value, str):
-        return value.encode()
-    return value if isinstance(value, bytes) else None
-
-
-def _cast_number(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Cast a number, rounding floats if necessary; return None if the type cannot represent it."""
-    number = np.asarray(value)
-    if number.shape != () or number.dtype.kind not in "biuf":
-        return None
+    fill_type = fill_value_type(value, kind)
     try:
-        converted: npt.NDArray[Any] = number.astype(dtype)
-    except (TypeError, ValueError):
-        return None
-    if dtype.kind != "f" and converted != number:
-        return None
-    return converted[()]
+        values = to_array([parse_fill(value, fill_type)], fill_type)
+        data, _ = to_numpy(values, name=column.name)
+    except (ConversionError, NullsInColumns) as error:
+        raise InvalidArgument(
+            f"{argument} is not a value of the column, which is {describe(kind)}.",
+            hint=fill_hint(column.name, value, kind),
+        ) from error
+    # Tuples can be compared, unlike arrays.
+    return replace(column, fill=_to_tuples(data[0]) if data.ndim > 1 else data[0])
+
+
+def _to_tuples(array: npt.NDArray[Any]) -> tuple[Any, ...]:
+    return tuple(array) if array.ndim == 1 else tuple(map(_to_tuples, array))
 
 
 class Ragged(NamedTuple):

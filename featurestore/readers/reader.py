@@ -36,6 +36,7 @@ from featurestore.readers.columns import (
     to_ragged,
     value_dtype_and_shape,
 )
+from featurestore.readers.fills import fills_from_json, fills_to_json
 from featurestore.readers.order import (
     ORDER_VERSION,
     PADDING,
@@ -928,7 +929,7 @@ def open_reader(
         "shuffle": shuffle,
         "remainder": remainder,
         "columns": None if columns is None else list(columns),
-        "nulls": nulls if isinstance(nulls, str) else dict(nulls),
+        "nulls": nulls if isinstance(nulls, str) else fills_to_json(nulls, manifest),
         "lanes": lanes,
         "window_rows": window_rows,
         "transformed": None if transform is None else transform.sha256,
@@ -1020,6 +1021,8 @@ def resume(
         )
     setting_names = ("seed", "shuffle", "remainder", "columns", "nulls", "lanes", "window_rows")
     settings = {name: state[name] for name in setting_names if name in state}
+    if isinstance(settings.get("nulls"), Mapping):
+        settings["nulls"] = fills_from_json(settings["nulls"], manifest)
     if "class_weights" in state:
         settings["class_weights"] = weights_from_json(state["class_weights"])
     if "rows" in state:

@@ -62,7 +62,7 @@ def test_remainder_keep_small_split_is_one_short_batch(tfrecord: Example) -> Non
 
 def test_remainder_keep_state_resumes(tfrecord: Example) -> None:
     dataset = TrainingDataset.open(tfrecord.path)
-    reader = dataset.reader("train", global_batch_size=12, remainder="keep")
+    reader = dataset.reader("train", global_batch_size=12, remainder="keep", columns=[ROW])
     again, epoch, step = dataset.resume(reader.state(2, 16))
     [batch] = again.batches(epoch, start_step=step)
     assert batch[ROW].tolist() == reader.rows(2, 16).tolist()

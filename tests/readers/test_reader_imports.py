@@ -27,7 +27,8 @@ def test_reader_worker_imports_neither_registry_nor_engine(example: Example) -> 
         "import sys\n"
         "from featurestore.training.dataset import TrainingDataset\n"
         "dataset = TrainingDataset.open(sys.argv[1])\n"
-        "reader = dataset.reader('train', global_batch_size=12)\n"
+        "columns = ['row_id', 'ratio', 'label']\n"
+        "reader = dataset.reader('train', global_batch_size=12, columns=columns)\n"
         "assert next(reader.batches())['row_id'].shape == (12,)\n"
         f"print(sorted(name for name in {HEAVY!r} if name in sys.modules))\n"
     )
@@ -48,7 +49,9 @@ def test_tensorflow_worker_imports_neither_registry_nor_engine(tfrecord: Example
     program = (
         "import sys\n"
         "from featurestore.training import TrainingDataset\n"
-        "reader = TrainingDataset.open(sys.argv[1]).reader('train', global_batch_size=12)\n"
+        "dataset = TrainingDataset.open(sys.argv[1])\n"
+        "columns = ['row_id', 'ratio', 'label']\n"
+        "reader = dataset.reader('train', global_batch_size=12, columns=columns)\n"
         "assert next(iter(reader.tf_dataset()))[0]['row_id'].shape == (12,)\n"
         "reader.checkpoint('unused', objects={}).heartbeat()\n"
         f"print(sorted(name for name in {HEAVY!r} if name in sys.modules and name != 'tensorflow'))\n"

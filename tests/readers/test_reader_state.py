@@ -33,7 +33,7 @@ def test_state_json_roundtrip_resumes_remaining_batches(example: Example) -> Non
 
 def test_dataset_resumes_state_of_another_process(tfrecord: Example) -> None:
     dataset = TrainingDataset.open(tfrecord.path)
-    reader = dataset.reader("train", global_batch_size=12, seed=4)
+    reader = dataset.reader("train", global_batch_size=12, seed=4, columns=["row_id", "label"])
     again, epoch, step = TrainingDataset.open(tfrecord.path).resume(
         json.loads(json.dumps(reader.state(1, 7)))
     )

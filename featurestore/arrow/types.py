@@ -314,6 +314,30 @@ def array_item_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+def innermost_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the innermost items of lists; other types are returned unchanged.
+
+    >>> innermost_type(pa.list_(pa.list_(pa.uint8(), 6)))
+    DataType(uint8)
+    """
+    while is_list_type(kind):
+        kind = kind.value_type
+    return kind
+
+
+def with_innermost_type(kind: pa.DataType, items: pa.DataType) -> pa.DataType:
+    """Return a list type with other innermost items, or the type of the items for other types.
+
+    >>> with_innermost_type(pa.list_(pa.float64(), 2), pa.float32())
+    FixedSizeListType(fixed_size_list<item: float>[2])
+    """
+    if not is_list_type(kind):
+        return items
+    # -1 is the size of a variable-size list in pyarrow.
+    size = kind.list_size if pat.is_fixed_size_list(kind) else -1
+    return pa.list_(with_innermost_type(kind.value_type, items), size)
+
+
 def shaped_type(items: pa.DataType, shape: Sequence[int]) -> pa.DataType:
     """Return the type of arrays with a shape.
 

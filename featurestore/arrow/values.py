@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
@@ -28,7 +29,13 @@ from featurestore.arrow.exact_casts import InexactValueError, cast_exactly
 from featurestore.arrow.fitting import can_fit
 from featurestore.arrow.json_text import short_repr
 from featurestore.arrow.text_values import TextRules, parse_texts
-from featurestore.arrow.types import describe, feature_schema, is_list_type
+from featurestore.arrow.types import (
+    describe,
+    feature_schema,
+    innermost_type,
+    is_list_type,
+    with_innermost_type,
+)
 from featurestore.arrow.unstorable import CONVERSION_ERRORS
 from featurestore.arrow.untyped import replace_null_types
 from featurestore.errors import UnsupportedType
@@ -207,6 +214,31 @@ def cast_column(array: pa.Array, kind: pa.DataType) -> pa.Array:
         (value, *_) = array.drop_null().slice(0, 1).to_pylist() or [None]
         raise ConversionError(value, kind)
     return column
+
+
+def round_to_float32(column: pa.Array) -> pa.Array:
+    """Round float64 numbers, also in lists, to float32, as training files may store them.
+
+    >>> round_to_float32(pa.array([0.5, None])).type
+    DataType(float)
+
+    Raises:
+        ConversionError: A number is too large for float32; has the first such number.
+    """
+    kind = with_innermost_type(column.type, pa.float32())
+    rounded = cast_array(column, kind)
+    numbers = _innermost_numbers(column)
+    too_large = np.flatnonzero(np.isfinite(numbers) & np.isinf(_innermost_numbers(rounded)))
+    if len(too_large):
+        raise ConversionError(numbers[too_large[0]].item(), innermost_type(kind))
+    return rounded
+
+
+def _innermost_numbers(column: pa.Array) -> npt.NDArray[Any]:
+    while is_list_type(column.type):
+        column = column.flatten()
+    numbers: npt.NDArray[Any] = column.drop_null().to_numpy(zero_copy_only=False)
+    return numbers
 
 
 def _has_text_form(kind: pa.DataType) -> bool:

@@ -16,13 +16,24 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.casts import cast_array
 from featurestore.arrow.cells import cells_to_array
 from featurestore.arrow.fitting import can_fit, can_widen
 from featurestore.arrow.json_text import short_repr
 from featurestore.arrow.schemas import type_from_json
-from featurestore.arrow.types import describe, feature_schema, is_list_type
-from featurestore.arrow.values import ConversionError, cast_column, from_json, to_array, to_value
+from featurestore.arrow.types import (
+    describe,
+    feature_schema,
+    innermost_type,
+    with_innermost_type,
+)
+from featurestore.arrow.values import (
+    ConversionError,
+    cast_column,
+    from_json,
+    round_to_float32,
+    to_array,
+    to_value,
+)
 from featurestore.errors import InvalidArgument, UnsupportedType, listing
 from featurestore.model.registered_model import PREDICTION, ModelInput, ModelSpec
 from featurestore.model.times import from_micros
@@ -44,14 +55,15 @@ def convert_input(spec: ModelSpec, model_input: ModelInput, column: pa.Array) ->
         InvalidArgument: A value has no equal in the type, or is too large for float32.
     """
     kind = model_input.kind
-    is_rounded = model_input.narrow and pat.is_float64(_item_type(kind))
-    narrow_type = _with_item_type(kind, pa.float32())
+    is_rounded = model_input.narrow and pat.is_float64(innermost_type(kind))
+    narrow_type = with_innermost_type(kind, pa.float32())
     try:
-        if pat.is_float64(_item_type(column.type)) and pat.is_float32(_item_type(kind)):
-            return _round_to_float32(column, kind)
+        if pat.is_float64(innermost_type(column.type)) and pat.is_float32(innermost_type(kind)):
+            doubles = with_innermost_type(kind, pa.float64())
+            return round_to_float32(cast_column(column, doubles))
         if is_rounded:
             # The reader yields the rounded values with the type of the column.
-            return cast_column(_round_to_float32(column, narrow_type), kind)
+            return cast_column(round_to_float32(cast_column(column, kind)), kind)
         return cast_column(column, kind)
     except ConversionError as error:
         trained_type = describe(kind)
@@ -194,7 +206,7 @@ def check_output_types(columns: Mapping[str, pa.Array]) -> None:
     Raises:
         InvalidArgument: An output has only nulls.
     """
-    untyped = [name for name, column in columns.items() if pat.is_null(_item_type(column.type))]
+    untyped = [name for name, column in columns.items() if pat.is_null(innermost_type(column.type))]
     if untyped:
         raise InvalidArgument(
             f"The model returned only nulls in {listing(untyped)} for the first rows of its "
@@ -273,41 +285,6 @@ def _to_feature_array(values: npt.NDArray[Any]) -> pa.Array:
             hint="a model must return numbers, strings or lists of one size",
         ) from error
     return array
-
-
-def _round_to_float32(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Convert a column to a type of float32 numbers; raise ConversionError beyond their range."""
-    column = cast_column(column, _with_item_type(kind, pa.float64()))
-    rounded = cast_array(column, kind)
-    numbers = _to_numbers(column)
-    too_large = np.flatnonzero(np.isfinite(numbers) & np.isinf(_to_numbers(rounded)))
-    if len(too_large):
-        raise ConversionError(numbers[too_large[0]].item(), kind)
-    return rounded
-
-
-def _to_numbers(column: pa.Array) -> npt.NDArray[Any]:
-    """Return the numbers of a column, also of lists, without nulls."""
-    while is_list_type(column.type):
-        column = column.flatten()
-    numbers: npt.NDArray[Any] = column.drop_null().to_numpy(zero_copy_only=False)
-    return numbers
-
-
-def _item_type(kind: pa.DataType) -> pa.DataType:
-    """Return the innermost item type of lists, or the type itself."""
-    while is_list_type(kind):
-        kind = kind.value_type
-    return kind
-
-
-def _with_item_type(kind: pa.DataType, item: pa.DataType) -> pa.DataType:
-    """Return a type with another innermost item type."""
-    if not is_list_type(kind):
-        return item
-    # -1 is the size of a variable-size list in pyarrow.
-    size = kind.list_size if pat.is_fixed_size_list(kind) else -1
-    return pa.list_(_with_item_type(kind.value_type, item), size)
 
 
 def _repeat_in_array(value: Any, kind: pa.DataType) -> Any:

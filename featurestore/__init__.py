@@ -36,7 +36,7 @@ _HOMES = {
     "monitor_job": "featurestore.jobs",
     "baseline": "featurestore.jobs",
     "source": "featurestore.model.source",
-    "feature": "featurestore.model.on_demand",
+    "feature": "featurestore.usersql.row_functions",
     "window": "featurestore.model.window_features",
     "windows": "featurestore.model.window_features",
 }

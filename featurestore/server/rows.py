@@ -20,7 +20,7 @@ from featurestore.arrow.batches import ipc_chunks
 from featurestore.errors import FeatureStoreError, InvalidArgument, LimitExceeded, QueryEnded
 from featurestore.model.arguments import MAX_INT64, MAX_VERSION
 from featurestore.model.json_object import JsonObject, MalformedJson
-from featurestore.model.on_demand import OnDemandFeature, feature
+from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.runtime import check_time, time_limit
 from featurestore.model.window_features import WindowFeature, window_from_json
 from featurestore.plugins.remote import RETRIEVAL
@@ -29,6 +29,7 @@ from featurestore.server.guard import Settings, Store
 from featurestore.server.rest import REFUSALS
 from featurestore.server.uploads import Upload, receive_upload
 from featurestore.store import FeatureStore
+from featurestore.usersql.row_functions import feature
 
 Name = Annotated[str, Field(max_length=255)]
 Names = Annotated[list[Name], Field(max_length=10_000)]

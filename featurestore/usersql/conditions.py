@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.values import ConversionError, from_text
 from featurestore.errors import InvalidSql, did_you_mean, listing
 from featurestore.model.runtime import check_time
 from featurestore.usersql.constants import (
@@ -157,6 +158,15 @@ class TypedSql:
     arrow: pa.DataType | None = None
 
 
+# A result of a case without a type.
+_NULL = TypedSql("NULL", "null")
+# Functions of a list and a value; the list must be written in the condition.
+_LIST_TESTS = ("contains", "list_contains", "list_has", "array_contains", "array_has")
+_INTERVAL_TEXT = re.compile(
+    r"(?:(-?\d{1,9}) days?)?(?: ?(-?)(\d{1,9}):([0-5]\d):([0-5]\d)(?:\.(\d{1,6}))?)?"
+)
+
+
 def expression(sql: str, *, schema: pa.Schema, dialect: str) -> TypedSql:
     """Translate an expression of row columns to the SQL of an engine; raise like ``predicate``."""
     tree = parse_statement(sql, expected="condition", calls_by_name=True)
@@ -283,7 +293,7 @@ class _Writer:
         if re.fullmatch(r"(\d+\.?\d*|\.\d+)[eE][-+]?\d{1,3}", literal) and math.isfinite(
             float(literal)
         ):
-            return TypedSql(f"CAST('{literal}' AS DOUBLE)", "number", constant=Decimal(literal))
+            return _write_double(literal)
         raise InvalidSql(
             f"{shorten_sql(self._sql)}: {literal} is not a number.", hint="write 10, 0.5 or 1e-3"
         )
@@ -417,7 +427,22 @@ class _Writer:
         for name, argument in node.args.items():
             if argument and name not in ("this", "expressions"):
                 raise self._unsupported_error(node)
-        column, constants = self.write(node.this), list(map(self.write, choice_nodes))
+        return self._write_choices(self.write(node.this), list(map(self.write, choice_nodes)))
+
+    def _write_list_test(self, choices: exp.Expr, value: exp.Expr) -> TypedSql:
+        """Write ``contains([1, 2], n)``, which is ``n IN (1, 2)`` without the nulls of the list."""
+        from sqlglot import exp
+
+        operand = self.write(value)
+        # DuckDB: an empty list contains nothing, not even null.
+        if not choices.expressions:
+            return TypedSql("FALSE", "boolean")
+        constants = [self.write(node) for node in choices.expressions if type(node) is not exp.Null]
+        if not constants:
+            return self._decide(operand, False)
+        return self._write_choices(operand, constants)
+
+    def _write_choices(self, column: TypedSql, constants: list[TypedSql]) -> TypedSql:
         if all(_is_constant_of(constant, column) for constant in constants):
             choices = []
             for constant in constants:
@@ -466,21 +491,35 @@ class _Writer:
             raise self._unsupported_error(node)
         branches = node.args["ifs"]
         conditions = [self._write_condition(branch.this) for branch in branches]
-        results = [self.write(branch.args["true"]) for branch in branches]
+        results = [self._write_result(branch.args["true"]) for branch in branches]
         default = node.args.get("default")
-        # A default of NULL equals a missing default and has no kind.
+        # A default of NULL equals a missing default.
         if default is not None and not isinstance(default, exp.Null):
             results.append(self.write(default))
         return self._write_case(conditions, results)
 
+    def _write_result(self, node: exp.Expr) -> TypedSql:
+        """Write the result of a branch, which may be NULL without a type."""
+        from sqlglot import exp
+
+        return _NULL if isinstance(node, exp.Null) else self.write(node)
+
     def _write_if(self, node: exp.Expr) -> TypedSql:
-        results = [self.write(node.args["true"])]
+        results = [self._write_result(node.args["true"])]
         if node.args.get("false") is not None:
-            results.append(self.write(node.args["false"]))
+            results.append(self._write_result(node.args["false"]))
         return self._write_case([self._write_condition(node.this)], results)
 
     def _write_case(self, conditions: Sequence[str], results: Sequence[TypedSql]) -> TypedSql:
-        kind, values = self._convert_to_common_kind(results)
+        typed = [result for result in results if result is not _NULL]
+        if not typed:
+            raise InvalidSql(
+                f"{shorten_sql(self._sql)}: all results of a case are null.",
+                hint="cast(null as double)",
+            )
+        kind, converted = self._convert_to_common_kind(typed)
+        remaining = iter(converted)
+        values = [result.sql if result is _NULL else next(remaining) for result in results]
         case_sql = "CASE"
         for condition, value in zip(conditions, values, strict=False):
             case_sql += f" WHEN {condition} THEN {value}"
@@ -491,19 +530,22 @@ class _Writer:
     # -- functions ------------------------------------------------------------------------
 
     def _write_operator(self, operator: str, node: exp.Expr) -> TypedSql:
-        from sqlglot import exp
-
-        if isinstance(node.expression, exp.Interval):
-            return self._shift_time(operator, self.write(node.this), node.expression)
-        if isinstance(node.this, exp.Interval) and operator == "+":
-            return self._shift_time(operator, self.write(node.expression), node.this)
+        left, right = node.this.unnest(), node.expression.unnest()
+        if _is_interval(right):
+            return self._shift_time(operator, self.write(left), right)
+        if _is_interval(left) and operator == "+":
+            return self._shift_time(operator, self.write(right), left)
         operands = [self.write(node.this), self.write(node.expression)]
         return self._write_function(operator, OPERATORS[operator], operands)
 
     def _write_call(self, node: exp.Expr) -> TypedSql:
+        from sqlglot import exp
+
         name = node.name.lower()
         name = ALIASES.get(name, name)
         arguments = node.expressions
+        if name in _LIST_TESTS and len(arguments) == 2 and isinstance(arguments[0], exp.Array):
+            return self._write_list_test(arguments[0], arguments[1])
         if name in SAME_KIND_FUNCTIONS and arguments:
             return self._write_choice(name, list(map(self.write, arguments)))
         if name == "date_part" and len(arguments) == 2:
@@ -684,7 +726,25 @@ class _Writer:
             return self._constant_time(operand.constant, kind)
         if isinstance(operand.constant, str) and kind == "binary":
             return self._parse_binary(operand.constant)
+        # Engines convert a literal through their decimal types, which may round twice.
+        if kind == "number" and isinstance(operand.constant, str | int | Decimal):
+            return self._constant_double(operand.constant)
         return self._apply_cast(operand, kind)
+
+    def _constant_double(self, constant: str | int | Decimal) -> TypedSql:
+        """Convert a constant to the nearest double."""
+        if isinstance(constant, str):
+            try:
+                value = from_text(constant, pa.float64())
+            except ConversionError as error:
+                raise InvalidSql(
+                    f"{shorten_sql(self._sql)}: {constant!r} is not a number.",
+                    hint="write 10, 0.5, 1e-3, 'inf'::double or 'nan'::double",
+                ) from error
+            if not math.isfinite(value):
+                name = "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
+                return TypedSql(f"CAST('{name}' AS DOUBLE)", "number")
+        return _write_double(str(constant))
 
     def _apply_cast(self, operand: TypedSql, kind: Kind) -> TypedSql:
         if operand.kind == kind:
@@ -751,6 +811,10 @@ class _Writer:
         return TypedSql(f"make_timestamptz(epoch_us({timestamp.sql}) + {micros})", "timestamp")
 
     def _parse_interval(self, node: exp.Expr) -> timedelta:
+        from sqlglot import exp
+
+        if isinstance(node, exp.Cast):
+            return self._parse_interval_text(node)
         unit = amount = ""
         if node.args.get("unit") is not None:
             unit = node.args["unit"].name.upper().rstrip("S")
@@ -769,6 +833,25 @@ class _Writer:
                 hint="times must be in the years 1 to 9999",
             )
         return int(amount) * _INTERVALS[unit]
+
+    def _parse_interval_text(self, node: exp.Expr) -> timedelta:
+        """Parse a cast such as ``'2 days 03:00:00'::interval``."""
+        match = _INTERVAL_TEXT.fullmatch(node.this.name)
+        if match is None or not any(match.groups()):
+            raise InvalidSql(
+                f"{shorten_sql(self._sql)}: {node.this.name!r} has no fixed length.",
+                hint="'2 days 03:00:00'::interval",
+            )
+        days, sign, hours, minutes, seconds, fraction = match.groups(default="0")
+        clock = timedelta(hours=int(hours), minutes=int(minutes), seconds=int(seconds))
+        clock += timedelta(microseconds=int(fraction.ljust(6, "0")))
+        try:
+            return timedelta(days=int(days)) + (-clock if sign == "-" else clock)
+        except OverflowError as error:
+            raise InvalidSql(
+                f"{shorten_sql(self._sql)}: {node.this.name} is longer than the years 1 to 9999.",
+                hint="times must be in the years 1 to 9999",
+            ) from error
 
     # -- refusals -------------------------------------------------------------------------
 
@@ -818,6 +901,18 @@ class _Writer:
         return InvalidSql(
             f"{shorten_sql(self._sql)}: {name} does not support the types {kinds}.", hint=hint
         )
+
+
+def _write_double(literal: str) -> TypedSql:
+    return TypedSql(f"CAST('{literal}' AS DOUBLE)", "number", constant=Decimal(literal))
+
+
+def _is_interval(node: exp.Expr) -> bool:
+    from sqlglot import exp
+
+    if isinstance(node, exp.Cast):
+        return node.this.is_string and str(node.args["to"].this.name) == "INTERVAL"
+    return isinstance(node, exp.Interval)
 
 
 def _is_constant_of(operand: TypedSql, column: TypedSql) -> bool:

@@ -15,7 +15,7 @@ import pytest
 
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidSql, SchemaMismatch, UnsupportedType
-from featurestore.model.on_demand import feature
+from featurestore.usersql.row_functions import feature
 
 if TYPE_CHECKING:
     from featurestore.featuregroups import FeatureGroup

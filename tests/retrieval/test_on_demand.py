@@ -25,8 +25,8 @@ from featurestore.errors import (
 )
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.json_object import seal
-from featurestore.model.on_demand import feature
 from featurestore.store import FeatureStore
+from featurestore.usersql.row_functions import feature
 
 START = datetime(2013, 1, 1, 22, tzinfo=UTC)
 FLIGHTS = pa.table(

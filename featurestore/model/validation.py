@@ -60,6 +60,7 @@ class ExpectationResult:
 
     ``row_level`` is True if failing rows can be identified; ``unexpected`` is their number;
     ``samples`` are examples as plain dicts. ``warning`` marks a check that never refuses data.
+    ``is_error`` marks an expectation that could not be evaluated; ``message`` is the reason.
     """
 
     expectation: Mapping[str, Any]
@@ -71,6 +72,7 @@ class ExpectationResult:
     samples: tuple[Mapping[str, Any], ...] = ()
     message: str = ""
     warning: bool = False
+    is_error: bool = False
 
     __repr__ = display.record_repr
 
@@ -232,7 +234,10 @@ def to_plain_json(value: Any) -> Any:
 
 
 def _result_json(result: ExpectationResult) -> dict[str, Any]:
+    # Versions without this field can read all other reports.
+    error = {"is_error": True} if result.is_error else {}
     return {
+        **error,
         "expectation": to_plain_json(result.expectation),
         "success": result.success,
         "warning": result.warning,

@@ -30,6 +30,7 @@ from featurestore.model.validation import (
 )
 from featurestore.plugins.observers import observed_part
 from featurestore.plugins.validator import Validator, find_validator
+from featurestore.validation.check_errors import error_result, refusal
 from featurestore.validation.checks import (
     DUPLICATE_KEYS,
     CheckCounts,
@@ -83,6 +84,8 @@ class _AuditPlan:
     checks: tuple[RowCheck, ...]
     row_expectations: tuple[Mapping[str, Any], ...]
     table_expectations: tuple[Mapping[str, Any], ...]
+    # The results of expectations that cannot be evaluated on this table.
+    errors: tuple[ExpectationResult, ...] = ()
 
     @property
     def comparisons(self) -> tuple[FeatureComparison, ...]:
@@ -131,7 +134,7 @@ def audit(
         expectations: Expectations as plain dicts, in addition to the built-in checks.
         validator: The validator of the expectations; None for the installed one.
         mode: "create", "append", "upsert", "overwrite" or "replace"; an upsert rejects
-            duplicate keys under every policy.
+            duplicate keys under every policy. "check" audits rows that are already stored.
         now: The current time, to detect event times in the future.
         event_time_tolerance: How far event times may be in the future.
         directory: A directory to stage marked rows; None marks rows again at each read.
@@ -144,7 +147,8 @@ def audit(
         ValidationFailed: Under "strict" a check failed; under "quarantine" a table-level
             expectation failed.
         DuplicateKeys: Only the check for duplicate keys failed, or an upsert has duplicate keys.
-        InvalidExpectation: An expectation uses unknown columns or cannot be evaluated.
+        InvalidExpectation: An expectation is malformed; in a write also if it uses unknown columns
+            or cannot be evaluated, which is only a result under the mode "check".
     """
     subject = spec if isinstance(spec, Subject) else Subject.of(spec)
     if validation not in VALIDATION_POLICIES:
@@ -164,9 +168,10 @@ def audit(
         validator = find_validator()
     checks = built_in_row_checks(subject, now=now, tolerance=event_time_tolerance)
     run = _prepare_audit(subject, engine, expectations, validator, checks)
-    marked = mark_existing_values(
+    marked, comparison_errors = mark_existing_values(
         relation, run.comparisons, engine=engine, open_feature=open_feature
     )
+    run = _without_failed_comparisons(run, comparison_errors)
     with observed_part("validate", subject.name, version=subject.version) as work:
         outcome = _run_audit(run, relation, marked, report, directory, library=library)
         work.report = outcome.report
@@ -187,8 +192,13 @@ def _run_audit(
     ``marked`` has the rows of ``relation`` with the columns of comparisons with other groups.
     """
     results, rows = _check_rows(audit_plan, marked)
+    results += [replace(error, rows=rows) for error in audit_plan.errors]
     failed = [result for result in results if not result.success and not result.warning]
     good, quarantined = relation, None
+    is_write = report.details["mode"] != "check"
+    refused = refusal(report.name, results) if is_write else None
+    if refused is not None:
+        raise refused
     if report.validation == "quarantine" and failed:
         split = _split_failing_rows(
             audit_plan, marked, failed, schema=relation.schema, directory=directory
@@ -203,6 +213,10 @@ def _run_audit(
             expectations=audit_plan.table_expectations,
             validator=audit_plan.validator,
         )
+        results = [replace(result, rows=rows) if result.is_error else result for result in results]
+        refused = refusal(report.name, results) if is_write else None
+        if refused is not None:
+            raise refused
     report = replace(report, rows=rows, results=tuple(results))
     if quarantined is not None:
         report = replace(report, rows_quarantined=audit_plan.engine.count(quarantined))
@@ -226,18 +240,44 @@ def _prepare_audit(
     """Normalize the expectations again, and group them by row level and table level."""
     row_expectations: list[Mapping[str, Any]] = []
     table_expectations: list[Mapping[str, Any]] = []
+    errors: list[ExpectationResult] = []
     if validator is None:
         return _AuditPlan(subject, engine, None, checks, (), ())
     # The expectations are stored in the table definition, which another program may have written.
     for expectation in validator.normalize(expectations):
-        check_columns(expectation, subject, validator=validator)
+        try:
+            check_columns(expectation, subject, validator=validator)
+        except InvalidExpectation as error:
+            errors.append(error_result(expectation, error, rows=0))
+            continue
         if validator.is_row_level(expectation):
             row_expectations.append(expectation)
         else:
             table_expectations.append(expectation)
     return _AuditPlan(
-        subject, engine, validator, checks, tuple(row_expectations), tuple(table_expectations)
+        subject,
+        engine,
+        validator,
+        checks,
+        tuple(row_expectations),
+        tuple(table_expectations),
+        tuple(errors),
     )
+
+
+def _without_failed_comparisons(
+    audit_plan: _AuditPlan, errors: Mapping[FeatureComparison, InvalidExpectation]
+) -> _AuditPlan:
+    """Return a plan whose comparisons with features all have a column in the checked rows."""
+    row_expectations, results = [], list(audit_plan.errors)
+    for expectation in audit_plan.row_expectations:
+        comparison = FeatureComparison.from_expectation(expectation)
+        error = None if comparison is None else errors.get(comparison)
+        if error is None:
+            row_expectations.append(expectation)
+        else:
+            results.append(error_result(expectation, error, rows=0))
+    return replace(audit_plan, row_expectations=tuple(row_expectations), errors=tuple(results))
 
 
 def check_columns(
@@ -284,6 +324,10 @@ def _check_rows(audit_plan: _AuditPlan, relation: Relation) -> tuple[list[Expect
         )
     if audit_plan.validator is not None:
         for expectation, row_counts in zip(audit_plan.row_expectations, rule_counts, strict=True):
+            if row_counts.error:
+                error = InvalidExpectation(row_counts.error)
+                results.append(error_result(expectation, error, rows=rows))
+                continue
             holds = audit_plan.validator.holds(
                 expectation, checked=row_counts.checked, unexpected=row_counts.unexpected
             )

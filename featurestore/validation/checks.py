@@ -23,6 +23,7 @@ from featurestore.model.times import format_duration, shift_time, to_python_rows
 from featurestore.model.validation import ExpectationResult
 from featurestore.plugins.engine import Accumulator
 from featurestore.plugins.validator import Validator
+from featurestore.validation.check_errors import check_separately
 
 NULL_KEYS, DUPLICATE_KEYS, FUTURE_TIMES, EARLY_TIMES = (
     "no_null_keys",
@@ -113,13 +114,17 @@ def _to_numpy_mask(marked: pa.Array) -> NDArray[np.bool_]:
 
 @dataclass
 class CheckCounts:
-    """Counts and samples of one check: all rows, checked rows and failing rows."""
+    """Counts and samples of one check: all rows, checked rows and failing rows.
+
+    ``error`` is the reason why the check cannot be evaluated, "" if it can.
+    """
 
     rows: int = 0
     checked: int = 0
     unexpected: int = 0
     samples: list[Mapping[str, Any]] = field(default_factory=list)
     warning: bool = False
+    error: str = ""
 
     def add(
         self, rows: int, checked: int, unexpected: int, samples: Sequence[Mapping[str, Any]]
@@ -241,11 +246,18 @@ class RowState:
         # The buffer is cleared before the validator is called, so that an error does not leave rows
         # that would be checked again.
         self.buffered, self.buffered_rows, self.buffered_bytes = [], 0, 0
-        outcomes = self.rules.validator.check(table, self.rules.expectations)
-        for expectation, counts, outcome in zip(
-            self.rules.expectations, self.rule_counts, outcomes, strict=True
-        ):
+        checked = [
+            (expectation, counts)
+            for expectation, counts in zip(self.rules.expectations, self.rule_counts, strict=True)
+            if not counts.error
+        ]
+        outcomes = check_separately(
+            self.rules.validator, table, [expectation for expectation, _ in checked]
+        )
+        for (expectation, counts), outcome in zip(checked, outcomes, strict=True):
             samples: list[dict[str, Any]] = []
+            if outcome.result.is_error:
+                counts.error = outcome.result.message
             if outcome.failing is not None:
                 samples = sample_rows(table, outcome.failing, self.rules.columns(expectation))
             counts.warning = outcome.result.warning
@@ -292,6 +304,7 @@ class RowAccumulator(Accumulator[RowState, RowState]):
         second_counts = [*second.checks, *second.rule_counts]
         for counts, added in zip(first_counts, second_counts, strict=True):
             counts.warning = counts.warning or added.warning
+            counts.error = counts.error or added.error
             counts.add(added.rows, added.checked, added.unexpected, added.samples)
         return first
 

@@ -33,32 +33,30 @@ def mark_existing_values(
     *,
     engine: Engine,
     open_feature: OpenFeature | None,
-) -> Relation:
+) -> tuple[Relation, dict[FeatureComparison, InvalidExpectation]]:
     """Add a boolean column for each comparison, named ``FeatureComparison.marker``.
 
-    Raises:
-        InvalidExpectation: The type of a column differs from that of the feature, or no features
-            can be opened.
+    Returns the relation, and the errors of comparisons without a column: no features can be opened,
+    the feature does not exist, or its type differs from that of the column.
     """
     from sqlglot import exp
 
-    if not comparisons:
-        return relation
-    if open_feature is None:
-        raise InvalidExpectation(
-            f"Column {comparisons[0].column!r} cannot be compared with the feature "
-            f"{comparisons[0].feature!r} without a feature store."
-        )
+    errors: dict[FeatureComparison, InvalidExpectation] = {}
     tables = {"rows": relation}
     query = exp.select(exp.Column(this=exp.Star(), table=exp.to_identifier("rows", quoted=True)))
     query = query.from_(exp.to_table("rows", quoted=True))
     for number, comparison in enumerate(comparisons):
         table, column_type = f"feature{number}", relation.schema.field(comparison.column).type
         value_tables = {}
-        for position, values in enumerate(open_feature(comparison, relation)):
-            (value_field,) = values.schema
-            check_types(comparison, column_type, value_field.type)
-            value_tables[f"{table}_{position}"] = engine.select(values, {"value": value_field.name})
+        try:
+            for position, values in enumerate(_open_values(comparison, relation, open_feature)):
+                (value_field,) = values.schema
+                check_types(comparison, column_type, value_field.type)
+                column_values = engine.select(values, {"value": value_field.name})
+                value_tables[f"{table}_{position}"] = column_values
+        except InvalidExpectation as error:
+            errors[comparison] = error
+            continue
         tables |= value_tables
         value = exp.column("value", table=table, quoted=True)
         column = exp.column(comparison.column, table="rows", quoted=True)
@@ -69,7 +67,21 @@ def mark_existing_values(
             on=exp.EQ(this=column.copy(), expression=value.copy()),
             join_type="left",
         )
-    return engine.sql(query.sql(dialect=engine.dialect), tables=tables, parameters={})
+    if len(tables) == 1:
+        return relation, errors
+    marked = engine.sql(query.sql(dialect=engine.dialect), tables=tables, parameters={})
+    return marked, errors
+
+
+def _open_values(
+    comparison: FeatureComparison, relation: Relation, open_feature: OpenFeature | None
+) -> Sequence[Relation]:
+    if open_feature is None:
+        raise InvalidExpectation(
+            f"Column {comparison.column!r} cannot be compared with the feature "
+            f"{comparison.feature!r} without a feature store."
+        )
+    return open_feature(comparison, relation)
 
 
 def check_types(

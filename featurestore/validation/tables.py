@@ -11,8 +11,9 @@ import pyarrow.types as pat
 
 from featurestore.arrow.types import decimal_places
 from featurestore.errors import InvalidExpectation
-from featurestore.model.validation import ExpectationResult, describe
+from featurestore.model.validation import ExpectationResult
 from featurestore.plugins.validator import Measure, Validator
+from featurestore.validation.check_errors import check_separately, error_result
 from featurestore.validation.checks import Subject
 
 if TYPE_CHECKING:
@@ -206,10 +207,8 @@ def check_table(
     """Evaluate table-level expectations and return their results.
 
     The engine computes measures, for example a mean, if they are sufficient. For other expectations
-    the columns are loaded, only as distinct rows if duplicates are irrelevant.
-
-    Raises:
-        InvalidExpectation: The size of the columns exceeds ``max_bytes``.
+    the columns are loaded, only as distinct rows if duplicates are irrelevant. An expectation that
+    cannot be evaluated, or whose columns exceed ``max_bytes``, has a result with the reason.
     """
     results = _evaluate_measures(
         relation, engine=engine, expectations=expectations, validator=validator
@@ -223,15 +222,18 @@ def check_table(
             groups.setdefault(needs, []).append(index)
     for (columns, needs_copies), members in groups.items():
         selected = [expectations[index] for index in members]
+        # Expectations about column names require only an empty table.
+        table = pa.table({name: pa.nulls(0) for name in subject.schema.names})
         if columns:
             source = relation if needs_copies else select_distinct(relation, columns, engine=engine)
-            table = _load_columns(
-                source, columns, engine=engine, max_bytes=max_bytes, expectations=selected
-            )
-        else:
-            # Expectations about column names require only an empty table.
-            table = pa.table({name: pa.nulls(0) for name in subject.schema.names})
-        for index, outcome in zip(members, validator.check(table, selected), strict=True):
+            try:
+                table = _load_columns(source, columns, engine=engine, max_bytes=max_bytes)
+            except InvalidExpectation as error:
+                for index in members:
+                    results[index] = error_result(expectations[index], error, rows=0)
+                continue
+        outcomes = check_separately(validator, table, selected)
+        for index, outcome in zip(members, outcomes, strict=True):
             results[index] = outcome.result
     return [results[index] for index in range(len(expectations))]
 
@@ -256,7 +258,12 @@ def _evaluate_measures(
     values = compute_measures(relation, measured, engine=engine)
     results = {}
     for index in measurable:
-        results[index] = validator.evaluate(expectations[index], relation.schema, measured=values)
+        expectation = expectations[index]
+        try:
+            result = validator.evaluate(expectation, relation.schema, measured=values)
+        except InvalidExpectation as error:
+            result = error_result(expectation, error, rows=0)
+        results[index] = result
     return results
 
 
@@ -266,7 +273,6 @@ def _load_columns(
     *,
     engine: Engine,
     max_bytes: int,
-    expectations: Sequence[Mapping[str, Any]],
 ) -> pa.Table:
     """Load columns into the calling process, or raise InvalidExpectation if they are too large."""
     selected = engine.select(relation, dict(zip(columns, columns, strict=True)))
@@ -276,10 +282,9 @@ def _load_columns(
         size += batch.nbytes
         if size > max_bytes:
             raise InvalidExpectation(
-                f"{describe(expectations[0])} needs all values of {', '.join(columns)} in memory, "
-                f"and they need more than {max_bytes >> 20} MiB.",
-                hint="row-level expectations are checked in chunks, and the engine computes mean, "
-                "sum, standard deviation, median, minimum, maximum, uniqueness and numbers of "
-                "values",
+                f"needs all values of {', '.join(columns)} in memory, and they need more than "
+                f"{max_bytes >> 20} MiB. The engine computes mean, sum, standard deviation, "
+                "median, minimum, maximum, uniqueness and numbers of values, and row-level "
+                "expectations are checked in chunks"
             )
     return pa.Table.from_batches(batches, schema=selected.schema)

@@ -19,6 +19,7 @@ from featurestore.errors import (
     KeyRequired,
     ValidationFailed,
 )
+from featurestore.model.validation import describe
 from featurestore.plugins.validator import find_validator
 from tests.on_spark import spark_in_soak
 
@@ -396,3 +397,66 @@ def test_expectation_of_missing_column_raises(empty_store: FeatureStore) -> None
     with pytest.raises(InvalidExpectation, match=r"'height'.*'age'"):
         create(empty_store, expectations=[absent])
     assert empty_store.get_featuregroups() == []
+
+
+def _rule(name: str, **kwargs: Any) -> dict[str, Any]:
+    return {"type": f"expect_column_{name}", "kwargs": kwargs}
+
+
+# Expectations of a table of words, of which the last ones cannot be evaluated.
+RUNNING = [
+    _rule("values_to_not_be_null", column="word"),
+    _rule("values_to_be_in_set", column="word", value_set=["a"]),
+    _rule("values_to_be_unique", column="word"),
+    _rule("max_to_be_between", column="n", max_value=1),
+    _rule("values_to_match_regex", column="word", regex="^[ab]$", row_condition="n > 0"),
+]
+BROKEN = [
+    _rule("values_to_be_between", column="word", max_value=1),
+    _rule("values_to_match_regex", column="word", regex="["),
+    _rule("values_to_not_be_null", column="n", row_condition="word > 3"),
+    _rule("max_to_be_between", column="n", max_value="2024-01-01"),
+    _rule("quantile_values_to_be_between", column="word", quantile_ranges={
+        "quantiles": [0.5], "value_ranges": [[0, 1]],
+    }),
+    {
+        "type": "expect_column_values_to_be_in_feature",
+        "kwargs": {"column": "word", "feature": "words.n"},
+    },
+]  # fmt: skip
+
+
+def test_expectation_that_cannot_be_evaluated_blocks_no_other(store: FeatureStore) -> None:
+    words = pa.table({"word": ["a", "b", "b", None], "n": [0, 1, 2, 3]})
+    store.create_featuregroup(words, "words")
+
+    def verdicts(expectations: list[dict[str, Any]]) -> dict[str, Any]:
+        store.update_featuregroup("words", expectations=expectations)
+        report = store.validate_featuregroup("words")
+        stored = store.get_validation_history("words")[-1]
+        assert stored.to_json() == report.to_json()
+        return {
+            str(each.expectation): (each.success, each.unexpected, each.is_error)
+            for each in report.results
+        }
+
+    alone = verdicts(RUNNING)
+    assert sorted(success for success, _, is_error in alone.values() if not is_error) == [
+        *[False] * 4,
+        *[True] * (len(alone) - 4),
+    ]
+    mixed = verdicts([BROKEN[0], *RUNNING, *BROKEN[1:]])
+    assert {name: mixed[name] for name in alone} == alone
+    broken = [verdict for name, verdict in mixed.items() if name not in alone]
+    assert broken == [(False, 0, True)] * len(BROKEN)
+    for policy, expectation in (
+        ("strict", BROKEN[0]),
+        ("warn", BROKEN[3]),
+        ("quarantine", BROKEN[5]),
+    ):
+        store.update_featuregroup("words", expectations=[*RUNNING[:1], expectation])
+        before = store.featuregroup("words").delta_version
+        with pytest.raises(InvalidExpectation, match="cannot be evaluated") as refused:
+            store.insert_into_featuregroup(words.slice(0, 1), "words", validation=policy)
+        assert describe(expectation) in refused.value.message
+        assert store.featuregroup("words").delta_version == before

@@ -13,7 +13,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.types import is_nested
 from featurestore.errors import InvalidExpectation
-from featurestore.model.validation import ExpectationResult
+from featurestore.model.validation import ExpectationResult, describe
 from featurestore.plugins.validator import Measure, MeasureKind
 from featurestore_connectors.great_expectations.predicates import typed_arguments
 
@@ -179,7 +179,7 @@ def is_between(expectation: Mapping[str, Any], observed: Any) -> bool:
         is_max_met = high is None or is_below(observed, high)
     except TypeError as error:
         raise InvalidExpectation(
-            f"{expectation['type']}({dict(kwargs)!r}) cannot be computed: {error}",
+            f"{describe(expectation)} cannot be computed: {error}",
             hint="compare the expectation with the types of the columns",
         ) from error
     return bool(is_min_met and is_max_met)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from featurestore.arrow.types import TIMESTAMP
+from featurestore.arrow.values import to_array
 from featurestore.errors import ColumnConflict, InvalidArgument, InvalidJob, NoJoinKey, listing
 from featurestore.jobs.definitions import (
     Columns,
@@ -380,7 +381,7 @@ class WindowRows:
         for number, pinned in enumerate(self._inputs_with_keys()):
             tables[f"fs_rows_{number}"] = self._read_keys(pinned, job, instants)
             keys.append(self._distinct_keys(f"fs_rows_{number}"))
-        ends = pa.table({column: pa.array(instants, TIMESTAMP)})
+        ends = pa.table({column: to_array(instants, TIMESTAMP)})
         tables["fs_ends"] = engine.from_arrow(ends.to_reader())
         column_list = self._quote_columns([*self.spec.primary_key, column])
         labels = engine.sql(

@@ -13,6 +13,7 @@ from featurestore.arrow.cast_lines import PLAUSIBLE_START, misread_hint
 from featurestore.arrow.column_names import check_feature_names
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.arrow.untyped import format_sql_casts, refuse_untyped
+from featurestore.arrow.values import to_scalar
 from featurestore.errors import InvalidArgument, InvalidName, InvalidReference, InvalidSql, listing
 from featurestore.model.arguments import warn_caller
 from featurestore.model.names import parse_group_reference
@@ -212,7 +213,7 @@ def _warn_of_early_times(labels: LabelSide, plan: FeaturePlan) -> None:
         return
     times = labels.peek().column(plan.left_time)
     times = times.cast(pa.timestamp("us", tz="UTC"))
-    early_times = times.filter(pc.less(times, pa.scalar(PLAUSIBLE_START, times.type)))
+    early_times = times.filter(pc.less(times, to_scalar(PLAUSIBLE_START, times.type)))
     # An early time matches no row, and the result would be null without an error.
     if len(early_times):
         warn_caller(

@@ -44,6 +44,8 @@ class ColumnProfile:
             binaries.
         declared: Whether the caller declared a maximum length, so that all records have the same
             width.
+        largest: The finite float64 of the greatest magnitude, with its sign, also of list items; None
+            for other types, and if the column was not counted.
     """
 
     name: str
@@ -57,6 +59,7 @@ class ColumnProfile:
     longest_item: int = 0
     longest_bytes: int = 0
     declared: bool = False
+    largest: float | None = None
 
 
 @dataclass(frozen=True)

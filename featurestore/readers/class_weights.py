@@ -13,8 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.float32 import BEYOND_FLOAT32
 from featurestore.arrow.schemas import type_from_json
-from featurestore.arrow.values import ConversionError, from_text, to_array
+from featurestore.arrow.values import ConversionError, from_json, from_text, to_array
 from featurestore.errors import InvalidArgument, ReaderConfigError, listing
 from featurestore.model.manifest import Manifest, ManifestColumn
 from featurestore.readers.batches import Arrays
@@ -249,8 +250,8 @@ def _stored_values(values: pa.Array, column: ManifestColumn) -> npt.NDArray[Any]
 def _requested_class(value: Any, column: ManifestColumn, transform: Transform | None) -> Any:
     """Convert a class that the caller wrote to a value that the reader yields.
 
-    Dates, times and decimals are values of the label's type; floats are rounded to it. Other
-    values are already those that the reader yields, such as codes.
+    Dates, times and decimals are values of the label's type; floats are rounded to it, and refused
+    beyond its range. Other values are already those that the reader yields, such as codes.
 
     Raises:
         InvalidArgument: The label's type has no such value.
@@ -262,7 +263,10 @@ def _requested_class(value: Any, column: ManifestColumn, transform: Transform | 
         return value
     try:
         if not is_typed:
-            return _to_python_value(_stored_values(pa.array([value], kind), column)[0])
+            value = from_json(value, kind)
+            if column.loss is not None:
+                # The files have float32; the reader yields the type of the column.
+                value = from_json(value, pa.float32())
         return _to_python_value(_stored_values(to_array([value], kind), column)[0])
     except ConversionError as error:
         raise InvalidArgument(
@@ -282,10 +286,10 @@ def _class_weights_for_label(
         return compute_balanced_weights(manifest, label, transform=transform)
     for value, weight in class_weights.items():
         is_number = isinstance(weight, (int, float, np.number)) and not isinstance(weight, bool)
-        if not is_number or not np.isfinite(weight) or weight < 0:
+        if not is_number or not 0 <= weight < BEYOND_FLOAT32:
             raise InvalidArgument(
                 f"class_weights={{{value!r}: {weight!r}}} is not a valid weight.",
-                hint=f"class_weights={{{value!r}: 1.0}}: a finite number of at least 0",
+                hint=f"class_weights={{{value!r}: 1.0}}: a finite number of at least 0, as float32",
             )
     column = manifest.column(label)
     return {

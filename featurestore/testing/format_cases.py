@@ -48,6 +48,8 @@ STRUCTS = (
     pa.struct([("x", pa.int64()), ("y", pa.string())]),
     pa.list_(pa.struct([("x", pa.float32())])),
 )
+_LARGEST_FLOAT32 = float(2**128 - 2**104)
+_NOT_FINITE = (float("inf"), float("-inf"), float("nan"))
 EVERY_TYPE = (*SCALARS, *LISTS, *FIXED_LISTS, *STRUCTS)
 # Types that every format must support.
 REQUIRED = (
@@ -100,6 +102,9 @@ def _scalars(kind: pa.DataType) -> st.SearchStrategy[Any]:
         if pat.is_unsigned_integer(kind):
             lowest, highest = 0, min(2**kind.bit_width, 2**63) - 1
         return st.integers(lowest, highest)
+    if pat.is_float64(kind):
+        # Formats may refuse numbers beyond float32, which have their own test.
+        return st.floats(-_LARGEST_FLOAT32, _LARGEST_FLOAT32) | st.sampled_from(_NOT_FINITE)
     if pat.is_floating(kind):
         return st.floats(width=kind.bit_width)
     if pat.is_decimal(kind):

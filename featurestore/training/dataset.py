@@ -234,7 +234,8 @@ class TrainingDataset(ModelInputs):
 
         ``x`` is a float32 array of shape (rows, inputs), ``y`` contains the label, and ``names``
         the input names. Rows are in canonical order, and nulls are NaN. Each element of a list, an
-        image or a one-hot vector is a column. The values equal those that readers yield.
+        image or a one-hot vector is a column. The values are those that readers yield, rounded to
+        float32: integers are exact up to ``2**24``.
 
         Args:
             split: Name of the split.
@@ -245,6 +246,7 @@ class TrainingDataset(ModelInputs):
 
         Raises:
             UnsupportedType: Inputs are strings or times; the message lists all of them.
+            InvalidArgument: A finite number is infinity in float32.
 
         >>> x, y, names = store.get_training_dataset("late_flights").matrix("train")
         >>> names, x.dtype, x.shape, y.shape

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.float32 import assign_rounded
 from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import InvalidArgument, NullsInColumns, UnsupportedType, listing
 from featurestore.model.derived_names import NamedColumn, cell_names, check_distinct_names
@@ -126,6 +127,7 @@ def matrix(
         UnsupportedType: Inputs are strings or times, which cannot be float32; the message lists all
             of them.
         NullsInColumns: Labels or list items are null.
+        InvalidArgument: A finite number is infinity in float32.
         ColumnConflict: An input has the name of an element of another input.
     """
     inputs = [
@@ -322,10 +324,23 @@ def _fill_inputs(
         cells = values.reshape(len(values), -1)
         target = x[:, position : position + cells.shape[1]]
         # Assignment converts to float32 in place, without a float64 copy of the batch.
-        target[:] = cells
+        too_large = assign_rounded(target, cells)
+        if too_large is not None:
+            raise InvalidArgument(
+                f"The input {name!r} has the value {too_large!r}, which is infinity in a float32 "
+                "matrix.",
+                hint=_without_hint(name, inputs),
+            )
         if present is not None:
             target[~present] = np.nan
         position += cells.shape[1]
+
+
+def _without_hint(name: str, inputs: Sequence[_Input]) -> str:
+    others = [
+        input_column.column.name for input_column in inputs if input_column.column.name != name
+    ]
+    return f"matrix(split, columns={others}), or scale the column before the export"
 
 
 def _label(array: Any, name: str, transform: Transformations | None) -> npt.NDArray[Any]:

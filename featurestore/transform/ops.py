@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from featurestore.arrow.float32 import BEYOND_FLOAT32
 from featurestore.transform.steps import Kind
 
 # A pattern for word separators that has the same meaning in Python (bytes) and RE2 (UTF-8).
@@ -32,9 +33,9 @@ _SINE = tuple((-1.0) ** power / math.factorial(2 * power + 1) for power in range
 _COSINE = tuple((-1.0) ** power / math.factorial(2 * power) for power in range(10))
 _LOG_2 = math.log(2.0)
 _HALF_PI = math.pi / 2
-# Numbers below this range become 0 and numbers above it infinite, since libraries differ there.
+# Numbers below this number become 0 and numbers from BEYOND_FLOAT32 infinite, since libraries differ
+# there.
 LEAST_FLOAT32 = 1.1754943508222875e-38
-BEYOND_FLOAT32 = 3.4028235677973366e38
 
 
 @dataclass(frozen=True)

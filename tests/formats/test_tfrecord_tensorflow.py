@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from featurestore.arrow.text_values import format_decimals
+from featurestore.errors import UnsupportedType
 from featurestore.plugins.format import ColumnEncoding
 from featurestore.testing.format_cases import (
     apply_losses,
@@ -177,8 +178,10 @@ def test_null_empty_nan_and_zero_stay_distinct(tmp_path: Path) -> None:
     )
 
 
-def test_float64_is_rounded_to_float32_with_warning(tmp_path: Path) -> None:
-    table = pa.table({"x": [0.1, 1e300, -1e300, 1e-300]})
+def test_float64_is_rounded_to_float32_within_its_range(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedType, match=r"x: -1e\+300 is infinity in float32"):
+        build_layout(FORMAT, pa.table({"x": [0.1, -1e300]}))
+    table = pa.table({"x": [0.1, float("inf"), float("-inf"), 1e-300]})
     layout = build_layout(FORMAT, table)
     assert FORMAT.encodings(layout)["x"].loss == "float64 to float32"
     path, _ = write(FORMAT, tmp_path, table, layout)

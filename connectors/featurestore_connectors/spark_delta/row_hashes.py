@@ -7,6 +7,7 @@ rows if the executors do not have the jar, or if a type is not supported.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from base64 import b64decode
 from collections.abc import Sequence
@@ -90,8 +91,12 @@ def count_hashes(
         if value_kind(kind) is None and not pat.is_decimal(kind):
             return None
     arguments = [sf.lit(_BITS), *map(column, [hashes, group, *columns])]
-    counts = source.native.agg(sf.call_function("featurestore_count_rows", *arguments))
-    counts_json = json.loads(counts.collect()[0][0])
+    doubles = [name for name in columns if pat.is_float64(schema.field(name).type)]
+    largest = [_largest_finite(column(name)) for name in doubles]
+    counts = source.native.agg(sf.call_function("featurestore_count_rows", *arguments), *largest)
+    json_text, *largest_numbers = counts.collect()[0]
+    counts_json = json.loads(json_text)
+    largest_by_column = dict(zip(doubles, largest_numbers, strict=True))
     histograms, sums = {}, {}
     for number, bin_counts in counts_json["groups"].items():
         # Java writes big-endian numbers.
@@ -100,7 +105,12 @@ def count_hashes(
         # Java's sum overflows like the unsigned sum modulo 2**64, but with a sign.
         sums[int(number)] = bin_counts["sum"] % 2**64
     profiles = [
-        _profile(schema.field(name), measured, rows=counts_json["rows"])
+        _profile(
+            schema.field(name),
+            measured,
+            rows=counts_json["rows"],
+            largest=largest_by_column.get(name),
+        )
         for name, measured in zip(columns, counts_json["columns"], strict=True)
     ]
     return HashCounts(_BITS, histograms, sums, tuple(profiles))
@@ -145,7 +155,17 @@ def _with_column(source: Relation, name: str, value: Any, kind: pa.DataType) -> 
     return relation(native, source.schema.append(pa.field(name, kind)))
 
 
-def _profile(field: pa.Field, measured: dict[str, int], *, rows: int) -> ColumnProfile:
+def _largest_finite(number: Any) -> Any:
+    """Return the aggregate of the finite number of the greatest magnitude."""
+    from pyspark.sql import functions as sf
+
+    # NaN is greater than infinity in Spark.
+    return sf.max_by(number, sf.when(sf.abs(number) < math.inf, sf.abs(number)))
+
+
+def _profile(
+    field: pa.Field, measured: dict[str, int], *, rows: int, largest: float | None
+) -> ColumnProfile:
     """Return the profile of a column; booleans have no extremes."""
     minimum, maximum = measured.get("minimum"), measured.get("maximum")
     if pat.is_boolean(field.type):
@@ -158,4 +178,5 @@ def _profile(field: pa.Field, measured: dict[str, int], *, rows: int) -> ColumnP
         maximum=maximum,
         longest=measured["longest"],
         total_length=measured["total"],
+        largest=largest,
     )

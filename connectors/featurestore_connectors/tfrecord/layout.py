@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.float32 import rounds_to_infinity
 from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.text_values import decimal_text_length
 from featurestore.errors import FormatTooNew, InvalidArgument, UnsupportedType, listing
@@ -141,16 +142,27 @@ def choose_layout(
 def _check_values(pairs: Sequence[tuple[WireColumn, ColumnProfile]]) -> None:
     """Refuse values that TFRecord cannot store."""
     refused = []
+    out_of_range = []
     for column, profile in pairs:
         if column.wire == INT64 and profile.maximum is not None and profile.maximum > LARGEST:
             remedy = "store it as a string or a float64"
             refused.append(f"{column.name}: {profile.maximum} is above 2**63-1 ({remedy})")
+        largest = profile.largest
+        if column.loss is not None and largest is not None and rounds_to_infinity(largest):
+            out_of_range.append(column.name)
+            refused.append(f"{column.name}: {largest!r} is infinity in float32")
         if profile.inner_nulls:
             refused.append(f"{column.name}: {profile.inner_nulls:,} nulls inside lists (fill them)")
     if refused:
+        hint = "change these values, or use data_format='parquet'"
+        if len(out_of_range) == len(refused):
+            hint = (
+                f"data_format='parquet' stores float64, or omit or scale {listing(out_of_range)} "
+                "before the export"
+            )
         raise UnsupportedType(
             f"TFRecord does not support values of these columns: {'; '.join(refused)}.",
-            hint="change these values, or use data_format='parquet'",
+            hint=hint,
         )
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.arrow.float32 import larger_magnitude, largest_finite
 from featurestore.arrow.types import array_item_type, array_shape
 from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, listing
 from featurestore.plugins.engine import Accumulator
@@ -36,6 +37,7 @@ class RunningProfile:
     inner_nulls: int = 0
     longest_item: int = 0
     longest_bytes: int = 0
+    largest: float | None = None
 
     def count(self, array: Any) -> None:
         """Update the profile with the values of an array."""
@@ -52,6 +54,8 @@ class RunningProfile:
         while pat.is_list(array.type) or pat.is_fixed_size_list(array.type):
             array = array.flatten()
             self.inner_nulls += array.null_count
+        if pat.is_float64(array.type):
+            self.largest = larger_magnitude([self.largest, largest_finite(array)])
         extremes = _find_extremes(array)
         if extremes is not None:
             self._widen_range(*extremes)
@@ -65,6 +69,7 @@ class RunningProfile:
         self.inner_nulls += profile.inner_nulls
         self.longest_item = max(self.longest_item, profile.longest_item)
         self.longest_bytes = max(self.longest_bytes, profile.longest_bytes)
+        self.largest = larger_magnitude([self.largest, profile.largest])
         if profile.minimum is not None and profile.maximum is not None:
             self._widen_range(profile.minimum, profile.maximum)
 
@@ -120,7 +125,7 @@ def _find_extremes(array: Any) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class ProfileAccumulator(Accumulator[list[RunningProfile], tuple[ColumnProfile, ...]]):
-    """An accumulator of row counts, null counts, integer extremes and lengths of columns."""
+    """An accumulator of row counts, null counts, extremes and lengths of columns."""
 
     columns: tuple[str, ...]
 

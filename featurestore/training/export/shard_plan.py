@@ -12,7 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.errors import InvalidSplit
+from featurestore.arrow.float32 import rounds_to_infinity
+from featurestore.errors import InvalidArgument, InvalidSplit
 from featurestore.plugins.engine import Accumulator, BatchFunction, Engine
 from featurestore.plugins.format import ColumnProfile, Layout, NarrowProfile, ShardFitting
 from featurestore.plugins.native import SupportsRowHashing
@@ -234,6 +235,7 @@ def _build_counts(
 ) -> Counts:
     """Combine the counts with a profile of every column."""
     total = sum(int(histogram.sum()) for histogram in histograms.values())
+    _check_weights(request, profiles)
     all_profiles = profile_all_columns(request.columns, profiles, rows=total)
     return Counts(histograms, sums, mark_declared_lengths(all_profiles, request.max_lengths), bits)
 
@@ -242,8 +244,21 @@ def _columns_to_profile(request: ExportRequest) -> tuple[str, ...]:
     """Return the columns whose values determine the layout, or whose lengths must be checked."""
     if isinstance(request.format, NarrowProfile):
         profiled_names = {*request.format.columns_to_profile(request.schema), *request.max_lengths}
+        profiled_names.update(name for name, role in request.roles.items() if role == "weight")
         return tuple(name for name in request.columns if name in profiled_names)
     return request.columns
+
+
+def _check_weights(request: ExportRequest, profiles: Sequence[ColumnProfile]) -> None:
+    """Refuse weights that are infinite in float32, which readers yield in each framework."""
+    for profile in profiles:
+        is_weight = request.roles[profile.name] == "weight"
+        if is_weight and profile.largest is not None and rounds_to_infinity(profile.largest):
+            raise InvalidArgument(
+                f"weight={profile.name!r} has the value {profile.largest!r}. Weights are float32 "
+                "in training, in which this is infinity.",
+                hint=f"divide the weights {profile.name!r} by their mean before the export",
+            )
 
 
 def _plan_layout(

@@ -84,12 +84,14 @@ def out_of_range_mask(array: pa.Array) -> pa.Array | None:
     return pa.array(marks)
 
 
-def out_of_range_error(array: pa.Array, row: int, *, column: str, shown: str) -> OutOfRange:
+def out_of_range_error(
+    array: pa.Array, row: int, *, column: str, shown: str, hint: str = OUT_OF_RANGE_HINT
+) -> OutOfRange:
     """Return the error for a time out of range; ``shown`` is the row's display name."""
     value = next(_format_out_of_range(array.slice(row, 1)))
     return OutOfRange(
         f"{shown} has {value} in {column!r}, outside of the years 1 to 9999.",
-        hint=OUT_OF_RANGE_HINT,
+        hint=hint,
     )
 
 

@@ -21,6 +21,7 @@ from featurestore.model.on_demand import OnDemandFeature, check_new_names
 from featurestore.model.plan import ROW, FeaturePlan, OnDemandOutput, QuerySource, RowSample
 from featurestore.model.times import to_micros
 from featurestore.plugins.engine import Engine, Relation
+from featurestore.retrieval.computed_times import find_computed_times
 from featurestore.session import Session
 
 # The value in microseconds for a label without a time.
@@ -51,9 +52,16 @@ def run(session: Session, plan: FeaturePlan, *, labels: Labels | None = None) ->
         labels_relation = run_query(session, plan.left_query)
     elif plan.left_source is None and labels is not None:
         labels_relation = labels()
+    computed_times = find_computed_times(plan)
     if plan.on_demand and labels_relation is not None:
         plan, labels_relation = compute_on_demand(engine, plan, labels_relation)
     plan = compile_window_conditions(plan, dialect=engine.dialect)
+    # Only the returned times are checked: a filter may drop those out of range.
+    return computed_times.check(_retrieve(engine, plan, labels_relation), engine=engine)
+
+
+def _retrieve(engine: Engine, plan: FeaturePlan, labels_relation: Relation | None) -> Relation:
+    """Return the joined rows of a plan after its filters and samples."""
     if not plan.drops_rows:
         return engine.retrieve(plan, labels=labels_relation)
     # Compute all columns, since a filter may read columns that are not returned.
@@ -341,7 +349,8 @@ def run_over_labels(session: Session, plan: FeaturePlan, labels: pa.Table) -> pa
     engine = session.engine
     plan = compile_window_conditions(plan, dialect=engine.dialect)
     label_relation = engine.from_arrow(numbered.to_reader())
+    computed_times = find_computed_times(plan)
     if plan.on_demand:
         plan, label_relation = compute_on_demand(engine, plan, label_relation)
-    relation = engine.retrieve(plan, labels=label_relation)
+    relation = computed_times.check(engine.retrieve(plan, labels=label_relation), engine=engine)
     return engine.stream(relation).read_all()

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from decimal import Decimal
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as pat
 
 from featurestore import usersql
+from featurestore.arrow.bounds import contains_times
 from featurestore.arrow.cells import cells_to_array
 from featurestore.arrow.types import feature_schema, is_exact
 from featurestore.arrow.unstorable import is_missing
-from featurestore.arrow.values import ConversionError, Convert, from_json, to_value, value_converter
+from featurestore.arrow.values import ConversionError, Convert, from_json, value_converter
 from featurestore.config import DEFAULT_ENGINE
 from featurestore.errors import InvalidArgument, find_similar_names, listing
 from featurestore.model.feature_view import FeatureViewSpec, ViewStep
@@ -28,13 +30,22 @@ from featurestore.model.plan import FeaturePlan, Join, OnDemandOutput, Output
 from featurestore.model.times import utc_now
 from featurestore.plugins.engine import ComputesRows, RowsFunction, find_engine
 from featurestore.retrieval.catalog import RegisteredSpecs
-from featurestore.retrieval.resolve import find_spec, join_key_types
+from featurestore.retrieval.computed_times import micros_to_times
+from featurestore.retrieval.resolve import (
+    equal_key,
+    find_spec,
+    is_whole_number,
+    join_key_types,
+)
 from featurestore.retrieval.view_rows import label_group_types, retrieve_rows
 from featurestore.serving.vectors import check_entity
 from featurestore.session import Session
 
-# Whole numbers that no key column of a smaller type has.
+# Texts of whole numbers that no decimal key has.
 _ANY_INTEGER = pa.decimal256(76, 0)
+# By the number of a row: a key without an equal in the type of its column, and what depends on it.
+UnmatchedKeys = Mapping[int, set[str]]
+_UNMATCHED = object()
 
 
 @dataclass(frozen=True)
@@ -58,17 +69,37 @@ class GroupRead:
 
 @dataclass(frozen=True)
 class Computation:
-    """On-demand features that one query computes from the columns ``inputs``."""
+    """On-demand features that one query computes from the columns ``inputs``.
+
+    ``inputs_by_name`` has the inputs of each feature. ``function`` returns the features ``times``
+    as microseconds since 1970.
+    """
 
     inputs: tuple[str, ...]
     names: tuple[str, ...]
     function: RowsFunction
+    times: tuple[OnDemandOutput, ...]
+    inputs_by_name: Mapping[str, tuple[str, ...]]
 
-    def add_to(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Add the features to rows of their inputs."""
+    def add_to(self, rows: Sequence[dict[str, Any]], unmatched: UnmatchedKeys) -> None:
+        """Add the features to rows of their inputs; those of unmatched keys are null.
+
+        Raises:
+            OutOfRange: A time is outside of the years 1 to 9999; names its column.
+        """
         columns = [[row[name] for row in rows] for name in self.inputs]
         for row, values in zip(rows, self.function(columns, len(rows)), strict=True):
             row.update(zip(self.names, values, strict=True))
+        for output in self.times:
+            times = micros_to_times([row[output.name] for row in rows], output)
+            for row, time in zip(rows, times, strict=True):
+                row[output.name] = time
+        for number, names in unmatched.items():
+            for name in self.names:
+                # The key is null here, which the feature must not replace by another value.
+                if not names.isdisjoint(self.inputs_by_name[name]):
+                    rows[number][name] = None
+                    names.add(name)
 
 
 @dataclass(frozen=True)
@@ -96,18 +127,30 @@ class VectorPlan:
         """The reads of all stages."""
         return tuple([read for stage in self.stages for read in stage.reads])
 
+    @property
+    def typed_columns(self) -> dict[str, pa.DataType]:
+        """The columns of the entity and of published values, whose values have their types."""
+        computed = {
+            name
+            for stage in self.stages
+            for computation in stage.computations
+            for name in computation.names
+        }
+        return {field.name: field.type for field in self.schema if field.name not in computed}
+
 
 @dataclass(frozen=True)
 class EntityColumns:
     """The columns that an entity must have.
 
     ``types`` has their types. The type None is that of the value of a request: neither the view nor
-    a group determines it. ``key_types`` has the types of the keys that are joined with a column
-    which is a key only, and no input of a computation or a model.
+    a group determines it. ``key_types`` has the types of the keys that are joined with a column.
+    ``key_inputs`` are the keys that are also inputs of a computation or a model.
     """
 
     types: Mapping[str, pa.DataType | None]
     key_types: Mapping[str, tuple[pa.DataType, ...]]
+    key_inputs: frozenset[str]
 
     def parse_json(self, entity: Mapping[str, Any]) -> dict[str, Any]:
         """Convert the JSON values of an entity to values of its columns.
@@ -121,7 +164,7 @@ class EntityColumns:
         if declared is None:
             return value
         key_types = self.key_types.get(name, ())
-        number_type = [_ANY_INTEGER] if any(map(is_exact, key_types)) else []
+        number_type = [_ANY_INTEGER] if any(map(pat.is_decimal, key_types)) else []
         for kind in (declared, *key_types, *number_type):
             try:
                 return from_json(value, kind)
@@ -161,8 +204,9 @@ def entity_columns(
     for name, kind in more.items():
         if name.lower() not in available:
             needed.setdefault(name, kind)
-    key_types = {name: tuple(kinds) for name, kinds in keys.items() if name.lower() not in inputs}
-    return EntityColumns(needed, key_types)
+    key_types = {name: tuple(kinds) for name, kinds in keys.items()}
+    key_inputs = frozenset([name for name in keys if name.lower() in inputs])
+    return EntityColumns(needed, key_types, key_inputs)
 
 
 def label_time_column(session: Session, spec: FeatureViewSpec) -> str | None:
@@ -258,15 +302,25 @@ class _PlanBuilder:
 
     def add_computation(self, outputs: Sequence[OnDemandOutput], schema: pa.Schema) -> None:
         """Add the on-demand features of a step."""
-        inputs: dict[str, None] = {}
-        expressions = []
+        inputs_by_name: dict[str, tuple[str, ...]] = {}
+        expressions, fields, times = [], [], []
         for output in outputs:
             sql, _ = usersql.column_expression(
                 output.feature.sql, schema=schema, dialect=usersql.DIALECT
             )
+            field = pa.field(output.name, output.kind)
+            if contains_times(output.kind):
+                # Python has no times beyond the years 1 to 9999, which must be refused by name.
+                midnight = f"CAST({sql} AS TIMESTAMP)" if pat.is_date(output.kind) else sql
+                sql, field = f"epoch_us({midnight})", field.with_type(pa.int64())
+                times.append(output)
             expressions.append(sql)
-            for column in usersql.expression_columns(output.feature.sql):
-                inputs[_match_name(column, schema.names)] = None
+            fields.append(field)
+            columns = usersql.expression_columns(output.feature.sql)
+            inputs_by_name[output.name] = tuple(
+                [_match_name(column, schema.names) for column in columns]
+            )
+        inputs = dict.fromkeys(chain.from_iterable(inputs_by_name.values()))
         engine = self._session.engine
         # The expressions are equal on every engine; Spark cannot compute them within a request.
         if not isinstance(engine, ComputesRows):
@@ -275,11 +329,12 @@ class _PlanBuilder:
         function = engine.prepare_rows(
             expressions,
             inputs=pa.schema([schema.field(name) for name in inputs]),
-            kinds=pa.schema([pa.field(output.name, output.kind) for output in outputs]),
+            kinds=pa.schema(fields),
         )
         names = tuple([output.name for output in outputs])
         level = max([0, *[self._levels[column] for column in inputs]])
-        self._computations.append((level, Computation(tuple(inputs), names, function)))
+        computation = Computation(tuple(inputs), names, function, tuple(times), inputs_by_name)
+        self._computations.append((level, computation))
         self._levels.update(dict.fromkeys(names, level))
 
     def stages(self) -> tuple[Stage, ...]:
@@ -300,8 +355,8 @@ class EntityParser:
     """Converts entities to rows of Python values, one for each column of a schema.
 
     A value is converted as by a write to a column of its type. The value of a key also may have the
-    type of any joined key, or be an integer that no key has. ``time_column`` is the label time of
-    the view; an entity without it gets the current time.
+    type of any joined key, or be a whole number that no key has. ``time_column`` is the label time
+    of the view; an entity without it gets the current time.
     """
 
     def __init__(
@@ -310,23 +365,35 @@ class EntityParser:
         *,
         view: str,
         time_column: str | None,
-        key_types: Mapping[str, tuple[pa.DataType, ...]],
+        columns: EntityColumns,
     ) -> None:
         self._view = view
         self._time_column = time_column if time_column in schema.names else None
         self._names = tuple([name for name in schema.names if name != self._time_column])
-        self._converters = [
-            (field.name, _entity_converter(field.type, key_types.get(field.name, ())))
-            for field in schema
-        ]
+        self._key_inputs = tuple([name for name in schema.names if name in columns.key_inputs])
+        self._converters = [(field.name, _entity_converter(field, columns)) for field in schema]
         self._types = dict(zip(schema.names, schema.types, strict=True))
 
-    def parse(self, entity: Mapping[str, Any], now: Callable[[], datetime]) -> dict[str, Any]:
-        """Return the values of an entity in the types of its columns.
+    def parse(
+        self, entities: Sequence[Mapping[str, Any]], now: Callable[[], datetime]
+    ) -> tuple[list[dict[str, Any]], UnmatchedKeys]:
+        """Return the values of entities in the types of their columns.
+
+        A key that is also an input is null if it has no equal in the type of its column.
 
         Raises:
             InvalidArgument: A column is missing, or a value has another type.
         """
+        rows = [self._parse(entity, now) for entity in entities]
+        unmatched: dict[int, set[str]] = {}
+        for name in self._key_inputs:
+            for number, row in enumerate(rows):
+                if row[name] is _UNMATCHED:
+                    row[name] = None
+                    unmatched.setdefault(number, set()).add(name)
+        return rows, unmatched
+
+    def _parse(self, entity: Mapping[str, Any], now: Callable[[], datetime]) -> dict[str, Any]:
         row: dict[str, Any] = {}
         value: Any = None
         try:
@@ -335,14 +402,14 @@ class EntityParser:
                 row[name] = None if value is None else convert(value)
         except KeyError:
             if self._time_column is not None and self._time_column not in entity:
-                return self.parse({**entity, self._time_column: now()}, now)
+                return self._parse({**entity, self._time_column: now()}, now)
             raise missing_column_error(name, entity, self._names, view=self._view) from None
         except TypeError:  # not a mapping
             check_entity(entity, self._names)
             raise
         except ConversionError as error:
             if value is not None and is_missing(value):  # pandas' NA, or NaN as a key
-                return self.parse({**entity, name: None}, now)
+                return self._parse({**entity, name: None}, now)
             raise InvalidArgument(
                 f"{name!r}: {value!r} is not a value of the type {self._types[name]}.",
                 hint=f"the columns of an entity of feature view {self._view!r}: "
@@ -377,27 +444,29 @@ def infer_type(values: Sequence[Any], *, name: str) -> pa.DataType:
     return feature_schema(pa.schema([(name, inferred)])).field(0).type
 
 
-def _entity_converter(kind: pa.DataType, key_types: Sequence[pa.DataType]) -> Convert:
-    """Return the conversion of a value of an entity; ``key_types`` as in ``EntityColumns``."""
-    convert = value_converter(kind)
-    other_types = [key_type for key_type in key_types if key_type != kind]
-    if any(map(is_exact, key_types)):
-        other_types.append(_ANY_INTEGER)
-    if not other_types:
+def _entity_converter(field: pa.Field, columns: EntityColumns) -> Convert:
+    """Return the conversion of a value of an entity.
+
+    The value of a key that is also an input becomes ``_UNMATCHED`` if it has no equal in the type.
+    """
+    convert = value_converter(field.type)
+    key_types = columns.key_types.get(field.name, ())
+    other_types = [key_type for key_type in key_types if key_type != field.type]
+    is_number = any(map(is_exact, key_types))
+    is_input = field.name in columns.key_inputs
+    if not (other_types or is_number):
         return convert
 
     def convert_key(value: Any) -> Any:
         try:
             return convert(value)
         except ConversionError:
-            # Arrow infers no type of larger integers.
-            if type(value) is int and not -(2**63) <= value < 2**64:
-                value = Decimal(value)
             for other_type in other_types:
-                try:
-                    return to_value(value, other_type)
-                except ConversionError:
-                    continue
+                key = equal_key(value, other_type)
+                if key is not None:
+                    return _UNMATCHED if is_input else key
+            if is_number and is_whole_number(value):
+                return _UNMATCHED if is_input else None
             raise
 
     return convert_key

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.bounds import find_out_of_range
 from featurestore.arrow.casts import cast_array
 from featurestore.arrow.cells import cells_to_array
 from featurestore.arrow.exact_casts import InexactValueError, cast_exactly
@@ -249,9 +250,13 @@ def _has_text_form(kind: pa.DataType) -> bool:
 def _convert(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
     """Convert values as a write to a column does; return None if a value may not fit."""
     try:
-        return _cast(cells_to_array(values, name="values", language="rows"), kind)
+        array = _cast(cells_to_array(values, name="values", language="rows"), kind)
     except (UnsupportedType, InexactValueError, *CONVERSION_ERRORS):
         return None
+    # A time of the years 1 to 9999 in another zone may be outside of them in UTC.
+    if array is None or find_out_of_range(array) is not None:
+        return None
+    return array
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array | None:

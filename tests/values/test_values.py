@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from collections.abc import Callable
 from decimal import Decimal
 from itertools import product
 from typing import Any
@@ -99,6 +100,23 @@ def test_arrays_have_the_values_of_scalars(values: list[Any], name: str) -> None
         array = to_array(values, TYPES[name])
         assert array.type == TYPES[name]
         assert all(map(are_equal, array.to_pylist(), expected))
+
+
+def test_times_out_of_range_in_utc_are_refused(subtests: pytest.Subtests) -> None:
+    zone = dt.timezone(-dt.timedelta(hours=5))
+    outside = dt.datetime(9999, 12, 31, 23, tzinfo=zone)
+    inside = dt.datetime(9999, 12, 31, 18, tzinfo=zone)
+    time = TYPES["timestamp"]
+    forms: dict[str, tuple[pa.DataType, Callable[[Any], Any]]] = {
+        "time": (time, lambda value: value),
+        "list": (pa.list_(time), lambda value: [value]),
+        "struct": (pa.struct([("a", time)]), lambda value: {"a": value}),
+    }
+    for title, (column_type, form) in forms.items():
+        with subtests.test(title):
+            assert to_value(form(inside), column_type) == form(inside)
+            with pytest.raises(ConversionError, match="does not fit"):
+                to_value(form(outside), column_type)
 
 
 def test_null_fits_every_type(subtests: pytest.Subtests) -> None:

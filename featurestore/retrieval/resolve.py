@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
@@ -387,10 +389,34 @@ def equal_key(value: Any, key_type: pa.DataType) -> Any:
     >>> equal_key(Decimal("5.00"), pa.int64()), equal_key(300, pa.int8())
     (5, None)
     """
+    # Arrow infers no type of larger integers.
+    if type(value) is int and not -(2**63) <= value < 2**64:
+        value = Decimal(value)
     try:
         return to_value(value, key_type)
     except ConversionError:
         return None
+
+
+def is_whole_number(value: Any) -> bool:
+    """Return whether a value is a number without fraction, so that it could be a key.
+
+    Without an equal in the type of a key column, such a number equals no key; other values without
+    an equal are mistyped.
+
+    >>> is_whole_number(2**80), is_whole_number(300.0), is_whole_number(1.5), is_whole_number(True)
+    (True, True, False, False)
+    """
+    if isinstance(value, pa.Scalar):
+        value = value.as_py()
+    # numpy's durations are integers for isinstance.
+    if isinstance(value, bool | np.timedelta64):
+        return False
+    if isinstance(value, float | np.floating):
+        return float(value).is_integer()
+    if isinstance(value, Decimal):
+        return value.is_finite() and value == value.to_integral_value()
+    return isinstance(value, int | np.integer)
 
 
 def join_key_types(

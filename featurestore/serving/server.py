@@ -346,14 +346,14 @@ class VectorServer:
             (content,) = yield [self._state_key]
             program = self._update_program(types, content)
         for _ in range(_MAX_GENERATIONS):
-            rows = [program.parser.parse(entity, self._clock.now) for entity in entities]
+            rows, unmatched = program.parser.parse(entities, self._clock.now)
             statuses: list[list[ValueStatus | None]] = [
                 [_MISSING] * len(program.groups) for _ in entities
             ]
             now = 0
             for computations, readers in program.stages:
                 for computation in computations:
-                    computation.add_to(rows)
+                    computation.add_to(rows, unmatched)
                 if not readers:
                     continue
                 keys, targets = self._keys(readers, rows, statuses)
@@ -468,9 +468,10 @@ class VectorServer:
             entity,
             view=self._spec.name,
             time_column=self._time_column,
-            key_types=self._entity.key_types,
+            columns=self._entity,
         )
         form = self._form or raw_form(plan.schema, plan.features)
+        form = replace(form, row_types=plan.typed_columns)
         groups = tuple([read.group for read in plan.reads])
         direct = None
         if self._form is None and len(stages) == 1 and not stages[0][0]:

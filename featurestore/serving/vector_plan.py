@@ -451,22 +451,19 @@ def _entity_converter(field: pa.Field, columns: EntityColumns) -> Convert:
     """
     convert = value_converter(field.type)
     key_types = columns.key_types.get(field.name, ())
-    other_types = [key_type for key_type in key_types if key_type != field.type]
     is_number = any(map(is_exact, key_types))
     is_input = field.name in columns.key_inputs
-    if not (other_types or is_number):
-        return convert
 
     def convert_key(value: Any) -> Any:
         try:
             return convert(value)
         except ConversionError:
-            for other_type in other_types:
-                key = equal_key(value, other_type)
+            for key_type in key_types:
+                key = equal_key(value, key_type)
                 if key is not None:
-                    return _UNMATCHED if is_input else key
+                    return _UNMATCHED if is_input and key_type != field.type else key
             if is_number and is_whole_number(value):
                 return _UNMATCHED if is_input else None
             raise
 
-    return convert_key
+    return convert_key if key_types else convert

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.arrow.values import to_array
 from featurestore.delta import log
 from featurestore.errors import InvalidArgument
 from featurestore.hashing import canonical_bytes
@@ -20,6 +21,7 @@ from featurestore.model.names import format_group_reference
 from featurestore.model.times import from_micros, parse_moment, to_micros, to_python_rows
 from featurestore.retrieval.catalog import RegisteredSpecs, group_source
 from featurestore.retrieval.execution import sample_by_priority, sampled_labels
+from featurestore.retrieval.resolve import equal_key
 from featurestore.retrieval.view_rows import retrieve_rows
 from featurestore.serving.ownership import read_state
 from featurestore.serving.server import VectorServer, open_server
@@ -256,7 +258,10 @@ def _sample_entities(
                 source.path, version=source.delta_version, schema=read.spec.schema
             )
             keys = sample_by_priority(session, relation, sample=sample, seed=_SEED)
-            columns.update({column: keys.column(key).to_pylist() for column, key in missing})
+            for column, key in missing:
+                # The column may have the type of another key.
+                values = [equal_key(value, types[column]) for value in keys.column(key).to_pylist()]
+                columns[column] = [value for value in values if value is not None]
     # Groups with fewer keys repeat them; a view's only other column is its label time.
     count = max(map(len, columns.values()))
     rows = [
@@ -268,4 +273,5 @@ def _sample_entities(
     for row in rows:
         for name in types:
             row.setdefault(name, from_micros(instant))
-    return pa.Table.from_pylist(rows, schema=schema)
+    arrays = [to_array([row[field.name] for row in rows], field.type) for field in schema]
+    return pa.Table.from_arrays(arrays, schema=schema)

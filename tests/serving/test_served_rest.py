@@ -138,6 +138,72 @@ def test_vectors_by_rest(served: FeatureStore) -> None:
         assert (refused.status_code, words in refused.json()["detail"]) == (status, True)
 
 
+# The embedded online store is read alike on each engine.
+def test_key_without_equal_is_missing_or_refused_by_rest(
+    empty_store: FeatureStore, subtests: pytest.Subtests
+) -> None:
+    """Also if the key is an input of on-demand features and of the dataset."""
+    keys = pa.array([1, 7], pa.int8())
+    small = pa.table({"k": keys, "a": [1.0, 7.0]})
+    empty_store.create_featuregroup(small, "small", primary_key="k")
+    labels = pa.table({"k": keys, "n": [1, 300], "good": [0, 1]})
+    empty_store.create_featuregroup(labels, "labels", primary_key=["k", "n"])
+    large = pa.table({"n": [1, 300], "b": [10.0, 20.0]})
+    empty_store.create_featuregroup(large, "large", primary_key="n")
+    same = pa.table({"j": [1, 300], "c": [100.0, 200.0]})
+    empty_store.create_featuregroup(same, "same", primary_key="j")
+    computed = [
+        featurestore.feature("next", "k + 1"),
+        featurestore.feature("known", "coalesce(k, -5) * n"),
+        featurestore.feature("half", "n / 2"),
+        {"features": ["same.c"], "join_key": {"next": "j"}},
+    ]
+    features_by_view: dict[str, list[Any]] = {"plain": [], "computed": computed}
+    client = TestClient(create_app(empty_store), base_url="http://localhost")
+    for name, features in features_by_view.items():
+        view = empty_store.create_feature_view(
+            name, features=["small.a", "large.b", *features], labels="labels", label="good"
+        )
+        empty_store.publish(name)
+        bodies: list[dict[str, Any]] = [{}]
+        if not features:
+            view.create_training_dataset(name, features=["k"], progress=False)
+            bodies.append({"dataset": name})
+        address = f"/api/v1/featureviews/{name}/vectors"
+        for body in bodies:
+            first, last = {"k": 1, "n": 1}, {"k": 7, "n": 300}
+            expected = client.post(address, json={"entities": [first, last], **body}).json()
+            by_key = ("k", "a", "next", "known", "c")
+            nulls = {column: None for column in expected["vectors"][0] if column in by_key}
+            for number in (300, -129, 2**63, 2**64, 10**90, 300.0, 1e300):
+                # The group of the other key is not affected.
+                middle = {**expected["vectors"][1], **nulls}
+                with subtests.test(name, **body, key=number):
+                    entities = [first, {"k": number, "n": 300}, last]
+                    response = client.post(address, json={"entities": entities, **body})
+                    assert response.status_code == 200, response.text
+                    served = response.json()
+                    found, other = expected["statuses"]
+                    assert served["statuses"] == [found, "missing", other]
+                    before, after = expected["vectors"]
+                    assert served["vectors"] == [before, middle, after]
+                    stream = client.post(
+                        address,
+                        json={"entities": entities, **body},
+                        headers={"accept": "application/vnd.apache.arrow.stream"},
+                    )
+                    table = pa.ipc.open_stream(stream.content).read_all()
+                    assert table.to_pylist() == served["vectors"]
+            for key in (1.7, 7.5, "7", True, [7], "x"):
+                with subtests.test(name, **body, key=key):
+                    entities = [first, {"k": key, "n": 1}]
+                    refused = client.post(address, json={"entities": entities, **body})
+                    assert refused.status_code == 400
+                    error = refused.json()
+                    assert error["title"] == "InvalidArgument"
+                    assert f"'k': {key!r} is not a value of the type int8" in error["detail"]
+
+
 @pytest.mark.parametrize("model", ["total", "linear"])
 def test_predictions_by_rest_equal_scores(served: FeatureStore, model: str) -> None:
     """A pickle and a joblib file."""

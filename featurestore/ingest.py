@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -39,7 +40,6 @@ from featurestore.arrow.arrays import (
     is_list_of_numbers,
     to_uniform_shape,
 )
-from featurestore.arrow.batches import take_values
 from featurestore.arrow.bounds import (
     check_batch_times,
     check_cell_sizes,
@@ -48,7 +48,7 @@ from featurestore.arrow.bounds import (
     variable_size_columns,
 )
 from featurestore.arrow.cast_lines import cast_line
-from featurestore.arrow.casts import cast_array
+from featurestore.arrow.casts import cast_array, decode, is_encoded
 from featurestore.arrow.column_lines import detect_language, nanoseconds_line
 from featurestore.arrow.column_names import check_feature_names, is_utf8_string, to_feature_names
 from featurestore.arrow.exact_casts import InexactValueError, cast_exactly
@@ -741,10 +741,9 @@ def convert_array(
             return _half_to_float(array).cast(kind)
         if _contains_half(array.type):
             return _cast_by_python(array, kind)
-        # Each distinct value is converted once.
-        if pat.is_dictionary(array.type):
-            options = convert_array(array.dictionary, kind, name=name, language=language)
-            return take_values(options, array.indices)
+        if is_encoded(array.type):
+            convert = partial(convert_array, kind=kind, name=name, language=language)
+            return decode(array, convert)
         return cast_array(array, kind)
     except CONVERSION_ERRORS as error:
         if isinstance(error, FeatureStoreError):

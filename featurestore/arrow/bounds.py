@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.arrow.casts import decode, is_encoded
 from featurestore.arrow.types import is_nested
 from featurestore.errors import ConfigurationError, LimitExceeded, OutOfRange
 
@@ -77,7 +78,7 @@ def out_of_range_mask(array: pa.Array) -> pa.Array | None:
     if not _has_out_of_range(array):
         return None
     # One row may contain several times, or share one with other rows.
-    if is_nested(array.type) or pat.is_dictionary(array.type):
+    if is_nested(array.type) or is_encoded(array.type):
         return pa.array([_has_out_of_range(array.slice(row, 1)) for row in range(len(array))])
     marks = np.zeros(len(array), dtype=np.bool_)
     marks[np.asarray(array.is_valid())] = _mask_out_of_range(array)
@@ -260,8 +261,8 @@ def _iter_time_leaves(array: pa.Array) -> Iterator[pa.Array]:
     kind = array.type
     if not contains_times(kind):
         return
-    if pat.is_dictionary(kind):
-        yield from _iter_time_leaves(array.dictionary_decode())
+    if is_encoded(kind):
+        yield from _iter_time_leaves(decode(array, lambda values: values))
     elif pat.is_struct(kind):
         for field in array.flatten():
             yield from _iter_time_leaves(field)

@@ -6,6 +6,9 @@ field. Every engine restores feature types with the casts of this module.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,8 +59,8 @@ def cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return cast_array(array.storage, kind)
     if pat.is_null(array.type) or pat.is_null(kind):
         return _cast_nulls(array, kind)
-    if pat.is_dictionary(array.type) or str(array.type).startswith("run_end_encoded"):
-        return _decode(array, kind)
+    if is_encoded(array.type):
+        return decode(array, partial(cast_array, kind=kind))
     if is_nested(kind) and is_nested(array.type):
         return _cast_nested(array, kind)
     if pat.is_decimal(array.type) and is_exact(kind):
@@ -69,6 +72,45 @@ def cast_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
         wider = array.to_numpy(zero_copy_only=False).astype("f4")
         return pa.array(wider, mask=_null_mask(array)).cast(kind)
     return cast_bytes(array, kind)
+
+
+def is_encoded(kind: pa.DataType) -> bool:
+    """Return whether the rows of a type refer to values: a dictionary, or runs of equal values.
+
+    >>> is_encoded(pa.dictionary(pa.int8(), pa.string())), is_encoded(pa.string())
+    (True, False)
+    """
+    return pat.is_dictionary(kind) or str(kind).startswith("run_end_encoded")
+
+
+def decode(array: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    """Return the rows of a dictionary or of runs, whose values ``convert`` converts.
+
+    Each value is converted once. Values of the dictionary that no row has are not converted, so
+    they need not fit.
+
+    >>> names = pa.DictionaryArray.from_arrays(pa.array([1, None, 1]), pa.array(["a", "1"]))
+    >>> decode(names, lambda values: values.cast(pa.int64())).to_pylist()
+    [1, None, 1]
+    """
+    if not pat.is_dictionary(array.type):
+        return _decode_runs(array, convert)
+    used = pc.drop_null(pc.unique(array.indices))
+    values, positions = array.dictionary, array.indices
+    if len(used) < len(values):
+        # Older pyarrow releases cannot take string and binary views, all of which fit.
+        with suppress(pa.ArrowNotImplementedError):
+            values, positions = take_values(values, used), pc.index_in(positions, used)
+    return take_values(convert(values), positions)
+
+
+def _decode_runs(array: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> pa.Array:
+    # Arrow cannot decode runs of dictionaries, views and some nested types.
+    first, runs = array.find_physical_offset(), array.find_physical_length()
+    ends = np.asarray(array.run_ends)[first : first + runs].astype("int64") - array.offset
+    lengths = np.diff(np.minimum(ends, len(array)), prepend=0)
+    values = convert(array.values.slice(first, runs))
+    return take_values(values, np.repeat(np.arange(runs), lengths))
 
 
 def cast_bytes(array: Any, kind: pa.DataType) -> Any:
@@ -96,25 +138,6 @@ def _cast_nulls(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if array.null_count < len(array):
         raise pa.ArrowInvalid("a column of nulls has a value")
     return pa.nulls(len(array), kind)
-
-
-def _decode(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Decode a dictionary or runs, and cast the values."""
-    if pat.is_dictionary(array.type):
-        try:
-            values = array.dictionary_decode()
-        # Arrow cannot decode dictionaries of string and binary views, so those are cast first.
-        except pa.ArrowNotImplementedError:
-            return take_values(cast_array(array.dictionary, kind), array.indices)
-        # Values of the dictionary that no row has need not fit.
-        return cast_array(values, kind)
-    # Arrow cannot decode runs of dictionaries, views and some nested types.
-    first, runs = array.find_physical_offset(), array.find_physical_length()
-    ends = np.asarray(array.run_ends)[first : first + runs].astype("int64") - array.offset
-    lengths = np.diff(np.minimum(ends, len(array)), prepend=0)
-    # The values are cast before they are repeated, once per run.
-    values = cast_array(array.values.slice(first, runs), kind)
-    return take_values(values, np.repeat(np.arange(runs), lengths))
 
 
 def _cast_nested(array: pa.Array, kind: pa.DataType) -> pa.Array:

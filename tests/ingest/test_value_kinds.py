@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from featurestore.arrow.column_lines import detect_language
 from featurestore.arrow.types import feature_type
-from featurestore.errors import InvalidName, SchemaMismatch, UnsupportedType
+from featurestore.errors import InvalidName, OutOfRange, SchemaMismatch, UnsupportedType
 from featurestore.ingest import to_reader
 from featurestore.store import FeatureStore
 from tests.ingest.value_kinds import (
@@ -360,3 +360,52 @@ def test_runs_of_dictionaries_of_views_keep_values() -> None:
     runs = pa.RunEndEncodedArray.from_arrays([2, 3, 5], dictionary)
     rows = to_reader(pa.table({"c": runs})).read_all()
     assert rows["c"].to_pylist() == [None, None, None, "a", "a"]
+
+
+NANOS = pa.timestamp("ns", "UTC")
+# Two values of which the second one does not fit the column.
+UNFIT = {
+    "nanoseconds": pa.array([10**9, 1]).cast(NANOS),
+    "year 30000": pa.array([0, 10**12]).cast(pa.timestamp("s", "UTC")),
+    "array of nanoseconds": pa.array([[10**9], [1]]).cast(pa.list_(NANOS)),
+}
+
+
+def encoded(values: pa.Array, rows: list[int | None]) -> dict[str, tuple[pa.Array, Any]]:
+    """Return columns with the values of these rows, and the form of their cells."""
+    dictionary = pa.DictionaryArray.from_arrays(pa.array([1, *rows], pa.int8()), values).slice(1)
+    lists = pa.ListArray.from_arrays(range(len(rows) + 1), dictionary)
+    all_rows = values.take(pa.array([1, *rows, 1], pa.int8()))
+    runs = pa.RunEndEncodedArray.from_arrays(range(2, 2 + len(all_rows)), all_rows)
+    dictionary_runs = pa.RunEndEncodedArray.from_arrays(range(1, 1 + len(rows)), dictionary)
+    return {
+        "dictionary": (dictionary, lambda value: value),
+        "lists of a dictionary": (lists, lambda value: [value]),
+        "structs": (pa.StructArray.from_arrays([dictionary], ["f"]), lambda value: {"f": value}),
+        "slice of runs": (runs.slice(2, len(rows)), lambda value: value),
+        "runs of a dictionary": (dictionary_runs, lambda value: value),
+    }
+
+
+def test_values_that_no_row_has_need_not_fit(subtests: pytest.Subtests) -> None:
+    for title, values in UNFIT.items():
+        (fitting,) = to_reader(pa.table({"c": values.slice(0, 1)})).read_all()["c"].to_pylist()
+        for encoding, (column, cell) in encoded(values, [0, None, 0]).items():
+            with subtests.test(f"{title} in {encoding}"):
+                stored = to_reader(pa.table({"c": column})).read_all()["c"].to_pylist()
+                assert stored == [cell(fitting), cell(None), cell(fitting)]
+        for encoding, (column, _) in encoded(values, [0, 1]).items():
+            with (
+                subtests.test(f"{title} in a row of {encoding}"),
+                pytest.raises((UnsupportedType, OutOfRange)),
+            ):
+                to_reader(pa.table({"c": column})).read_all()
+
+
+def test_unused_categories_of_pandas_need_not_fit() -> None:
+    fine = pd.Timestamp("2024-01-31 00:00:00.000000001", tz="UTC")
+    whole = pd.Timestamp("2024-01-31", tz="UTC")
+    column = pd.Categorical([whole, None], categories=[whole, fine])
+    assert arrived(pd.DataFrame({"c": column}), "c")[1] == [whole.to_pydatetime(), None]
+    with pytest.raises(UnsupportedType):
+        to_reader(pd.DataFrame({"c": pd.Categorical([fine, None])})).read_all()

@@ -737,10 +737,6 @@ def convert_array(
     elif isinstance(array.type, pa.BaseExtensionType):
         array = array.storage
     try:
-        if pat.is_float16(array.type):
-            return _half_to_float(array).cast(kind)
-        if _contains_half(array.type):
-            return _cast_by_python(array, kind)
         if is_encoded(array.type):
             convert = partial(convert_array, kind=kind, name=name, language=language)
             return decode(array, convert)
@@ -808,23 +804,6 @@ def _find_inner_types(kind: pa.DataType) -> list[pa.DataType]:
         return []
     types = [kind.field(index).type for index in range(kind.num_fields)]
     return types
-
-
-def _half_to_float(array: pa.Array) -> pa.Array:
-    import numpy as np
-
-    mask = np.asarray(array.is_null())
-    values = array.to_numpy(zero_copy_only=False).astype(np.float32)
-    return pa.array(values, mask=mask)
-
-
-def _contains_half(kind: pa.DataType) -> bool:
-    return pat.is_float16(kind) or any(map(_contains_half, _find_inner_types(kind)))
-
-
-def _cast_by_python(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    # Older pyarrow releases cannot cast half floats, alone or in lists; Python values can be cast.
-    return pa.array(array.to_pylist(), type=kind)
 
 
 def _reader(table: pa.Table) -> pa.RecordBatchReader:

@@ -381,7 +381,12 @@ def encoded(values: pa.Array, rows: list[int | None]) -> dict[str, tuple[pa.Arra
     return {
         "dictionary": (dictionary, lambda value: value),
         "lists of a dictionary": (lists, lambda value: [value]),
-        "structs": (pa.StructArray.from_arrays([dictionary], ["f"]), lambda value: {"f": value}),
+        "structs with half floats": (
+            pa.StructArray.from_arrays(
+                [pa.array([np.float16(0.5)] * len(rows)), dictionary], ["h", "f"]
+            ),
+            lambda value: {"h": 0.5, "f": value},
+        ),
         "slice of runs": (runs.slice(2, len(rows)), lambda value: value),
         "runs of a dictionary": (dictionary_runs, lambda value: value),
     }

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import date
-from decimal import Decimal
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,6 +23,7 @@ from featurestore.readers.columns import (
     SelectedColumn,
     to_numpy,
 )
+from featurestore.readers.fills import parse_fill
 from featurestore.readers.transformed import Transform, zero_based_label_codes
 
 BALANCED = "balanced"
@@ -51,8 +50,12 @@ class LabelWeights:
             # Give both sides the same fixed width, since numpy would truncate longer strings.
             values = values.astype(np.bytes_)
         # For values above the last class, ``searchsorted`` returns an index out of bounds.
-        index = np.searchsorted(self.classes, values).clip(max=len(self.classes) - 1)
-        is_unknown = real & (self.classes[index] != values)
+        classes = self.classes
+        if values.dtype.kind == "u" and classes.dtype.kind == "i":
+            # numpy compares int64 and uint64 as floats. Classes of unsigned labels are not negative.
+            classes = classes.astype(np.uint64)
+        index = np.searchsorted(classes, values).clip(max=len(classes) - 1)
+        is_unknown = real & (classes[index] != values)
         if is_unknown.any():
             known_classes = [_to_python_value(class_value) for class_value in self.classes]
             value = _to_python_value(values[is_unknown][0])
@@ -250,28 +253,44 @@ def _stored_values(values: pa.Array, column: ManifestColumn) -> npt.NDArray[Any]
 def _requested_class(value: Any, column: ManifestColumn, transform: Transform | None) -> Any:
     """Convert a class that the caller wrote to a value that the reader yields.
 
-    Dates, times and decimals are values of the label's type; floats are rounded to it, and refused
-    beyond its range. Other values are already those that the reader yields, such as codes.
+    A class is a value that a write to the label's column accepts, or has the form that the reader
+    yields; floats are rounded to the label's type. Codes of transformed labels are unchanged.
 
     Raises:
         InvalidArgument: The label's type has no such value.
     """
     kind = type_from_json(column.type)
     is_encoded = transform is not None and transform.form(column.name) is not None
-    is_typed = isinstance(value, (date, Decimal, np.datetime64))  # a datetime is a date
-    if is_encoded or not (is_typed or (isinstance(value, float) and pat.is_floating(kind))):
+    if is_encoded or pat.is_nested(kind):
         return value
     try:
-        if not is_typed:
+        if value is None:
+            raise ConversionError(value, kind)
+        if isinstance(value, float) and pat.is_floating(kind):
             value = from_json(value, kind)
             if column.loss is not None:
                 # The files have float32; the reader yields the type of the column.
                 value = from_json(value, pa.float32())
-        return _to_python_value(_stored_values(to_array([value], kind), column)[0])
+        array = to_array([_parse_class(value, kind)], kind)
+        return _to_python_value(_stored_values(array, column)[0])
     except ConversionError as error:
         raise InvalidArgument(
-            f"class_weights= has the class {value!r}, but the label {column.name!r} is {kind}."
+            f"class_weights= has the class {value!r}, but the label {column.name!r} is {kind}.",
+            hint=f"class_weights=dataset.class_weights has all classes of {column.name!r}",
         ) from error
+
+
+def _parse_class(value: Any, kind: pa.DataType) -> Any:
+    """Convert a class to a Python value of the label's type; classes that readers yield are text.
+
+    Raises:
+        ConversionError: The type has no such value.
+    """
+    if pat.is_boolean(kind) and value in (0, 1):
+        return bool(value)
+    if isinstance(value, str) and (pat.is_decimal(kind) or pat.is_binary(kind)):
+        value = value.encode()
+    return parse_fill(value, kind)
 
 
 def _class_weights_for_label(
@@ -338,7 +357,9 @@ def _build_label_weights(label: str, weights: ByClass) -> LabelWeights:
         ]
         values = np.array(encoded, dtype=np.bytes_)
     else:
-        values = np.array(classes)
+        # numpy makes floats of integers of which some exceed int64.
+        is_unsigned = all(isinstance(each, int) for each in classes) and max(classes) >= 2**63
+        values = np.array(classes, np.uint64 if is_unsigned else None)
         if values.dtype == np.bool_:
             values = values.astype(np.int64)
     # ``row_weights`` uses a binary search, which needs ascending classes.

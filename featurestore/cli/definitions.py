@@ -152,5 +152,6 @@ def _parse_time_split(splits: Mapping[str, Any], *, path: Path) -> TimeSplit:
                 f"{path}: split {name!r} is not a list of a start and an end.",
                 hint=f'{name} = ["", "2013-10-01T00:00Z"]',
             )
-        ranges[name] = (bounds[0] or None, bounds[1] or None)
+        start, end = (None if isinstance(bound, str) and not bound else bound for bound in bounds)
+        ranges[name] = (start, end)
     return TimeSplit(splits["column"], ranges)

@@ -11,16 +11,15 @@ import bisect
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import datetime
 from typing import Any
 
 from featurestore.delta import log
 from featurestore.delta.datafile import file_path, rows_in_statistics, rows_of
 from featurestore.delta.log import Actions, FileState
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.errors import InvalidArgument, OutOfRange, VersionNotFound
-from featurestore.model.arguments import check_count
-from featurestore.model.times import from_micros, parse_moment, to_micros
+from featurestore.errors import VersionNotFound
+from featurestore.model.times import from_micros, parse_version_or_moment, to_micros
 from featurestore.storage import files
 
 # Metric names for rows that a rewrite copied unchanged; they differ by writer and operation.
@@ -117,20 +116,11 @@ def version_as_of(path: str, as_of: object, *, argument: str = "as_of") -> int:
 
     Raises:
         InvalidArgument: The value is neither a version nor a time.
+        OutOfRange: The version or the time is out of range.
         VersionNotFound: The time is before the first version.
     """
-    if isinstance(as_of, date | str):
-        return version_at(path, parse_moment(as_of, argument=argument))
-    try:
-        return check_count(as_of, argument=argument)
-    except OutOfRange:
-        # A number that is out of range has a more precise message of its own.
-        raise
-    except InvalidArgument as error:
-        raise InvalidArgument(
-            f"{argument}={as_of!r:.80} is neither a time nor a Delta version.",
-            hint=f"{argument}=3, or {argument}='2024-01-31T00:00:00Z'",
-        ) from error
+    parsed = parse_version_or_moment(as_of, argument=argument)
+    return parsed if isinstance(parsed, int) else version_at(path, parsed)
 
 
 def version_at(path: str, timestamp: datetime) -> int:

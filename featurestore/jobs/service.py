@@ -23,6 +23,7 @@ from featurestore.jobs.windows import (
     find_all_stale,
     find_complete_windows,
     find_due_windows,
+    parse_window_bounds,
     refuse_repeated_appends,
     resolve_window,
 )
@@ -30,7 +31,7 @@ from featurestore.model import display
 from featurestore.model.arguments import warn_caller
 from featurestore.model.display import Listing
 from featurestore.model.runtime import usable_cores
-from featurestore.model.times import Window, parse_moment
+from featurestore.model.times import Window
 from featurestore.registry import jobs, reports, runs
 from featurestore.registry.jobs import RegisteredJob, StreamStatus
 from featurestore.registry.runs import Run
@@ -167,10 +168,8 @@ def backfill_job(
     watch: Watch | None = None,
 ) -> list[Run]:
     """Compute the windows of a range and return the runs; see ``FeatureStore.backfill_job``."""
-    range_start, range_end = (
-        parse_moment(start, argument="start"),
-        parse_moment(end, argument="end"),
-    )
+    bounds = parse_window_bounds(start, end)
+    range_start, range_end = bounds.start, bounds.end
     _refuse_windows(name, get_job(session, name).spec.stream is not None)
     if range_start >= range_end:
         raise InvalidArgument(
@@ -361,14 +360,14 @@ def _parse_range(
     window: Window | tuple[datetime | str, datetime | str],
 ) -> tuple[datetime, datetime]:
     if isinstance(window, Window):
-        return window.start, window.end
-    if isinstance(window, str) or len(window) != 2:
+        window = window.start, window.end
+    if not isinstance(window, tuple | list) or len(window) != 2:
         raise InvalidArgument(
             f"window={window!r} is not a time range.",
             hint="window=('2019-03-01T00:00:00Z', '2019-03-02T00:00:00Z')",
         )
-    start, end = window
-    return parse_moment(start, argument="start"), parse_moment(end, argument="end")
+    bounds = parse_window_bounds(*window)
+    return bounds.start, bounds.end
 
 
 def _estimate_volume(

@@ -56,6 +56,7 @@ def resolve_window(job: RegisteredJob, window: Window | datetime | str | None) -
         return latest
     if not isinstance(window, Window):
         return window_starting(schedule, parse_moment(window, argument="window"))
+    window = parse_window_bounds(window.start, window.end)
     matching_window = window_starting(schedule, window.start)
     if matching_window != window:
         raise InvalidArgument(
@@ -63,6 +64,11 @@ def resolve_window(job: RegisteredJob, window: Window | datetime | str | None) -
             hint=f"the window that starts then ends at {matching_window.end}",
         )
     return window
+
+
+def parse_window_bounds(start: object, end: object) -> Window:
+    """Return the time range of two times, as ``parse_moment`` reads them."""
+    return Window(parse_moment(start, argument="start"), parse_moment(end, argument="end"))
 
 
 def find_due_windows(session: Session, job: RegisteredJob) -> list[Window]:

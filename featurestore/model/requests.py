@@ -143,7 +143,7 @@ class FractionSplit:
     def __post_init__(self) -> None:
         for name, fraction in self.fractions:
             check_name(name, noun="split")
-            if not (isinstance(fraction, int | float) and fraction > 0):
+            if not _is_positive(fraction):
                 raise InvalidSplit(
                     f"Split {name!r} has fraction {fraction!r}.",
                     hint="fractions are above 0 and at most 1; a split by time is "
@@ -157,6 +157,19 @@ class FractionSplit:
                 f"The fractions of the splits sum to {total:g}, not 1: {dict(self.fractions)!r}.",
                 hint=f"splits={_scale_fractions(self.fractions, total)!r}",
             )
+
+
+def _is_positive(fraction: object) -> bool:
+    """Return whether a value is a number above 0, also of numpy; booleans are not numbers."""
+    import pyarrow as pa
+
+    from featurestore.arrow.values import ConversionError, to_value
+
+    try:
+        number = to_value(fraction, pa.float64())
+    except ConversionError:
+        return False
+    return number is not None and number > 0
 
 
 def _check_ranges(split: TimeSplit) -> None:

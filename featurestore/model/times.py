@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import InvalidArgument, OutOfRange
-from featurestore.model.arguments import warn_caller
+from featurestore.model.arguments import check_count, warn_caller
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,6 +38,9 @@ LAST = datetime.max.replace(tzinfo=UTC)
 # ISO 8601 years with five or more digits or a sign, and year 0.
 _FAR_YEAR = re.compile(r"\s*([+-]?\d{5,}|-\d{4,}|0000)-\d")
 
+# The digits of nanoseconds in ISO 8601, which ``fromisoformat`` ignores.
+_NANOSECONDS = re.compile(r"([.,]\d{6})(?=\d*[1-9])\d+")
+
 # The library's clock. Tests replace it here, which also affects importers of ``utc_now``.
 clock: Callable[[], datetime] = partial(datetime.now, UTC)
 
@@ -48,15 +53,26 @@ class SuspiciousTimeWarning(UserWarning):
     """Times are so early that they were probably numbers read in the wrong unit."""
 
 
-def parse_moment(
-    value: datetime | date | str, *, argument: str = "time", warn: bool = True
-) -> datetime:
+def parse_moment(value: object, *, argument: str = "time", warn: bool = True) -> datetime:
     """Parse a time to an aware UTC datetime; naive times are UTC, with an optional warning.
+
+    A time is a value of a timestamp column (also of numpy, pandas and pyarrow), a date, which is
+    its midnight in UTC, or ISO 8601 text.
 
     >>> parse_moment("2013-01-01T05:00:00-05:00")
     datetime.datetime(2013, 1, 1, 10, 0, tzinfo=datetime.timezone.utc)
+
+    Raises:
+        InvalidArgument: The value is not a time, or is finer than a microsecond.
+        OutOfRange: The time is outside of the years 1 to 9999.
     """
     if isinstance(value, str):
+        if _NANOSECONDS.search(value):
+            microseconds = _NANOSECONDS.sub(r"\1", value)
+            raise InvalidArgument(
+                f"{argument}={value!r:.80} is finer than a microsecond.",
+                hint=f"{argument}={microseconds!r:.80}",
+            )
         try:
             value = datetime.fromisoformat(value)
         except ValueError as error:
@@ -69,14 +85,8 @@ def parse_moment(
                 f"{argument}={value!r} is not a time.",
                 hint="use ISO 8601, for example '2013-01-31T12:00:00Z'",
             ) from error
-    # A datetime is also a date.
-    elif isinstance(value, date) and not isinstance(value, datetime):
-        value = datetime(value.year, value.month, value.day)
-    if not isinstance(value, datetime):
-        raise InvalidArgument(
-            f"{argument}={value!r} is not a time.",
-            hint="use an aware datetime or an ISO 8601 string",
-        )
+    elif type(value) is not datetime:
+        value = _to_datetime(value, argument)
     if value.tzinfo is None:
         if warn:
             warn_caller(
@@ -91,6 +101,61 @@ def parse_moment(
         raise OutOfRange(
             f"{argument}={value} is outside of the years 1 to 9999 in UTC.",
             hint="use None for a missing time",
+        ) from error
+
+
+def _to_datetime(value: object, argument: str) -> datetime:
+    """Convert a foreign time or a date to an equal datetime, naive if the value has no zone."""
+    # Arrow is imported only for values that need it.
+    import pyarrow as pa
+
+    from featurestore.arrow.values import ConversionError, to_value
+
+    if isinstance(value, pa.Scalar):
+        value = value.as_py()
+    has_zone = getattr(value, "tzinfo", None) is not None
+    for kind in (pa.timestamp("us", "UTC"), pa.date32()):
+        try:
+            converted = to_value(value, kind)
+        except ConversionError:
+            continue
+        # NaT and None are missing times.
+        if isinstance(converted, datetime):
+            return converted if has_zone else converted.replace(tzinfo=None)
+        if converted is not None:
+            return datetime(converted.year, converted.month, converted.day)
+    raise InvalidArgument(
+        f"{argument}={value!r:.80} is not a time of microseconds.",
+        hint="use an aware datetime or an ISO 8601 string",
+    )
+
+
+def parse_version_or_moment(value: object, *, argument: str) -> int | datetime:
+    """Parse a Delta version, which is an integer, or a time.
+
+    >>> parse_version_or_moment(3, argument="as_of")
+    3
+
+    Raises:
+        InvalidArgument: The value is neither.
+        OutOfRange: The version is negative, or the time outside of the years 1 to 9999.
+    """
+    try:
+        return check_count(value, argument=argument)
+    except OutOfRange:
+        raise
+    except InvalidArgument:
+        pass
+    try:
+        return parse_moment(value, argument=argument)
+    except OutOfRange:
+        raise
+    except InvalidArgument as error:
+        if isinstance(value, str | datetime):
+            raise
+        raise InvalidArgument(
+            f"{argument}={value!r:.80} is neither a time nor a Delta version.",
+            hint=f"{argument}=3, or {argument}='2024-01-31T00:00:00Z'",
         ) from error
 
 
@@ -161,13 +226,18 @@ def parse_duration(value: timedelta | str, *, argument: str = "duration") -> tim
     >>> parse_duration("15min")
     datetime.timedelta(seconds=900)
     """
-    if isinstance(value, timedelta):
-        duration = value
+    if isinstance(value, timedelta) and not getattr(value, "nanoseconds", 0):
+        duration = timedelta(value.days, value.seconds, value.microseconds)
     elif isinstance(value, str) and (match := _TEXT.fullmatch(value)):
-        try:
-            duration = timedelta(microseconds=round(float(match[1]) * _UNITS[match[2]]))
-        except OverflowError:
-            duration = timedelta.max
+        # Python refuses to parse integers of more than 4,300 digits, but parses such decimals.
+        count = Fraction(Decimal(match[1])) * _UNITS[match[2]]
+        is_representable = count < MAX_DURATION // timedelta(microseconds=1) + 1
+        if is_representable and count.denominator != 1:
+            raise InvalidArgument(
+                f"{argument}={value!r:.80} is not a whole number of microseconds.",
+                hint=f"{argument}='{max(round(count), 1)}us'",
+            )
+        duration = timedelta(microseconds=int(count)) if is_representable else timedelta.max
     else:
         raise InvalidArgument(
             f"{argument}={value!r} is not a duration.",
@@ -191,7 +261,7 @@ def format_duration(value: timedelta) -> str:
     >>> format_duration(timedelta(hours=36))
     '36h'
     """
-    micros = round(value / timedelta(microseconds=1))
+    micros = value // timedelta(microseconds=1)
     for unit in ("d", "h", "min", "s", "ms"):
         if micros and micros % _UNITS[unit] == 0:
             return f"{micros // _UNITS[unit]}{unit}"

@@ -24,7 +24,7 @@ from featurestore.model.arguments import warn_caller
 from featurestore.model.featuregroup import ExternalRows
 from featurestore.model.names import RENAME, SNAKE_CASE
 from featurestore.model.source import SourceRead, SourceSpec
-from featurestore.model.times import parse_moment
+from featurestore.model.times import parse_version_or_moment
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.plugins.source import SourceQuery
 from featurestore.retrieval import FeatureFrame
@@ -237,19 +237,11 @@ def build_query(
     for word, value in selections.items():
         if not isinstance(value, str) or not value.strip():
             raise InvalidArgument(f"{word}={value!r} is not a name.", hint=f"{word}='orders'")
-    # A boolean is an integer in Python, but not a version.
-    if isinstance(version_or_time, bool) or not isinstance(
-        version_or_time, int | datetime | str | None
-    ):
-        raise InvalidArgument(
-            f"at={version_or_time!r} is neither a version nor a time.",
-            hint="at=3, or a time",
-        )
-    version = version_or_time
-    if isinstance(version_or_time, str | datetime):
-        version = parse_moment(version_or_time, argument="at")
+    version = None
+    if version_or_time is not None:
+        version = parse_version_or_moment(version_or_time, argument="at")
     options = options_to_strings({RENAME: rename})
-    return SourceQuery(table, sql, path, version, options=options)  # type: ignore[arg-type]
+    return SourceQuery(table, sql, path, version, options=options)
 
 
 def source_schema(

@@ -33,6 +33,7 @@ from featurestore.store.remote_handles import (
     client_of,
     parse_record,
     remote_session,
+    times_to_strings,
     unsupported_error,
 )
 from featurestore.training import TrainingDataset
@@ -305,11 +306,11 @@ class RemoteFeatureStore(
         read: dict[str, Any] = {
             "kind": "features",
             "features": _references_to_json(features),
-            "label_time": _times_to_strings(label_time),
+            "label_time": times_to_strings(label_time, "label_time"),
             "versions": None if versions is None else dict(versions),
             "join_key": _to_json(join_key),
             "join": join,
-            "as_of": _times_to_strings(as_of),
+            "as_of": times_to_strings(as_of, "as_of"),
             "include_keys": include_keys,
             "created_time_filter": created_time_filter,
         }
@@ -362,13 +363,4 @@ def _to_json(value: Any) -> Any:
         return {str(name): _to_json(item) for name, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
         return list(map(_to_json, value))
-    return value
-
-
-def _times_to_strings(value: Any) -> Any:
-    """Convert times to ISO strings, including times in a mapping."""
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, Mapping):
-        return {str(name): _times_to_strings(item) for name, item in value.items()}
     return value

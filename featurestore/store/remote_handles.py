@@ -13,7 +13,7 @@ from featurestore.errors import ServerUnavailable, UnsupportedRemotely
 from featurestore.featuregroups import FeatureGroup
 from featurestore.model.featuregroup import Commit
 from featurestore.model.statistics import Statistics
-from featurestore.model.times import utc_now
+from featurestore.model.times import parse_version_or_moment, utc_now
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.plugins.remote import Client
 from featurestore.registry import Registry
@@ -328,7 +328,7 @@ class RemoteFeatureGroup(FeatureGroup):
 
     def _recipe(self, as_of: datetime | str | int | None = None) -> Recipe:
         """Return the request for the rows of the group."""
-        timestamp = as_of.isoformat() if isinstance(as_of, datetime) else as_of
+        timestamp = times_to_strings(as_of, "as_of")
         read = {
             "kind": "featuregroup",
             "name": self._name,
@@ -350,3 +350,16 @@ def insert(session: Session, df: object, group: FeatureGroup, options: Mapping[s
     rows = ingest.to_reader(df, like=group.schema)
     path = f"/featuregroups/{group.name}/{group.version}/rows"
     return parse_commit(client_of(session).send(path, options, rows))
+
+
+def times_to_strings(value: Any, argument: str) -> Any:
+    """Convert times to ISO strings, including times in a mapping; versions and texts remain."""
+    if isinstance(value, Mapping):
+        return {
+            str(name): times_to_strings(item, f"{argument}[{name!r}]")
+            for name, item in value.items()
+        }
+    if value is None or isinstance(value, str):
+        return value
+    parsed = parse_version_or_moment(value, argument=argument)
+    return parsed if isinstance(parsed, int) else parsed.isoformat()

@@ -24,7 +24,7 @@ from featurestore.model.monitor import (
     check_monitored_model,
 )
 from featurestore.model.names import check_name, parse_group_reference
-from featurestore.model.times import parse_duration, parse_moment
+from featurestore.model.times import parse_duration, parse_moment, parse_version_or_moment
 from featurestore.monitoring.metrics import Quality, check_metrics
 from featurestore.recovery import models as directories
 from featurestore.registry.artifacts import models
@@ -81,9 +81,8 @@ def baseline(
     if training_dataset is not None:
         check_name(training_dataset, noun="training dataset")
         split = split or "train"
-    if isinstance(as_of, str):
-        as_of = parse_moment(as_of, argument="as_of")
-    return Baseline(training_dataset, split, version, as_of, width, same_weekday)
+    moment = None if as_of is None else parse_version_or_moment(as_of, argument="as_of")
+    return Baseline(training_dataset, split, version, moment, width, same_weekday)
 
 
 @with_suggestions

@@ -16,6 +16,7 @@ import base64
 import binascii
 import math
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -172,6 +173,9 @@ def from_json(value: Any, kind: pa.DataType) -> Any:
             name: from_json(item, fields[name]) if name in fields else item
             for name, item in value.items()
         }
+    elif type(value) is int and pat.is_decimal(kind):
+        # Arrow infers no type of integers beyond 64 bits.
+        value = Decimal(value)
     elif isinstance(value, float) and pat.is_float32(kind) and math.isfinite(value):
         with np.errstate(over="ignore"):
             nearest = float(np.float32(value))

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from featurestore import ingest
+from featurestore.arrow.cells import cells_to_array
 from featurestore.arrow.lists import to_plain_lists
 from featurestore.arrow.schemas import type_from_json
 from featurestore.arrow.unstorable import is_missing
@@ -31,6 +32,7 @@ from featurestore.model.featuregroup import Commit
 from featurestore.model.names import check_name, format_group_reference
 from featurestore.model.times import format_duration
 from featurestore.plugins.remote import METADATA, Client
+from featurestore.retrieval.resolve import is_whole_number
 from featurestore.serving.layout import ValueStatus
 from featurestore.serving.server import VectorServer
 from featurestore.serving.vectors import (
@@ -52,6 +54,9 @@ from featurestore.views import FeatureView
 if TYPE_CHECKING:
     from featurestore.featuregroups import FeatureGroup
     from featurestore.training.dataset import TrainingDataset
+
+# More than those of any decimal type.
+_MAX_DIGITS = 100
 
 
 class RemoteWriteCalls(FeatureGroupCalls):
@@ -262,10 +267,13 @@ def _entity_to_json(value: Any) -> Any:
         return {str(name): _entity_to_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
         return [_entity_to_json(item) for item in value]
-    if isinstance(value, np.generic):
-        return _entity_to_json(value.item())
+    if isinstance(value, np.generic | pa.Scalar | bytearray | memoryview):
+        (cell,) = cells_to_array([value], name="entity", language="rows").to_pylist()
+        return _entity_to_json(cell)
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, Decimal):
-        return str(value)
+        # A whole number may be the key of an integer column, which has no text form.
+        is_whole = is_whole_number(value) and value.adjusted() < _MAX_DIGITS
+        return int(value) if is_whole else str(value)
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""Metrics of a store in Prometheus' text format: rows, commits, runs, monitors, alerts.
+"""Metrics of a store in Prometheus' text format: rows, commits, runs, monitors, alerts, logs.
 
 Labels are names of groups, jobs, monitors and channels, at most ``MOST_LABELS`` of each. The number
 of time series is therefore bounded by names that people choose, and never depends on data.
@@ -102,6 +102,27 @@ class _StoreCollector:
         registry = CollectorRegistry()
         _StoreGauges(self._session, registry).collect()
         yield from registry.collect()
+        yield from _vector_log_counters(self._session)
+
+
+def _vector_log_counters(session: Session) -> Iterator[Metric]:
+    """Yield the counts of vectors that this process has logged, and of those missing in the log."""
+    from prometheus_client.metrics_core import CounterMetricFamily
+
+    from featurestore.serving.vector_log import log_totals
+
+    written = CounterMetricFamily(
+        "featurestore_logged_vectors", "Served vectors in the log", labels=["featuregroup"]
+    )
+    missing = CounterMetricFamily(
+        "featurestore_unlogged_vectors", "Vectors that are missing there", labels=["featuregroup"]
+    )
+    totals = log_totals(session.location)
+    visible = [group for group in totals if not session.registry.has_hidden_name(group)]
+    for group in visible[:MOST_LABELS]:
+        written.add_metric([group], totals[group][0])
+        missing.add_metric([group], totals[group][1])
+    yield from (written, missing)
 
 
 class _StoreGauges:

@@ -140,6 +140,7 @@ def _decode(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[pa.RecordBatch
     columns = []
     for column, field in zip(batch.columns, schema, strict=True):
         try:
+            # Lossless: the type is that of the column without dictionaries and views.
             columns.append(column if column.type == field.type else column.cast(field.type))
         except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
             raise InvalidArgument(

@@ -36,7 +36,7 @@ from featurestore.serving.ownership import check_published
 from featurestore.serving.state import GroupState, ViewState, state_key
 from featurestore.serving.stores import StoreClock, open_online_store
 from featurestore.serving.value_reads import DirectReads, ServedBatch, ValueReader
-from featurestore.serving.vector_log import VectorLog
+from featurestore.serving.vector_log import LogState, VectorLog
 from featurestore.serving.vector_plan import (
     Computation,
     EntityParser,
@@ -108,13 +108,14 @@ class Program:
     """A vector plan with the readers of one generation of published values.
 
     ``published`` identifies the values that the readers expect; other fields of the state record
-    change more often.
+    change more often. ``log_columns`` are the columns of a log of the vectors.
     """
 
     parser: EntityParser
     stages: tuple[tuple[tuple[Computation, ...], tuple[ValueReader, ...]], ...]
     groups: tuple[tuple[str, int], ...]
     form: VectorForm
+    log_columns: pa.Schema
     state_content: bytes
     published: object
     direct: DirectReads | None
@@ -133,6 +134,9 @@ class VectorServer:
     >>> vector, vector.status
     ({'temp': 39.0, 'seats': 100}, 'found')
     """
+
+    # Served stores log no vectors.
+    _log: VectorLog | None = None
 
     def __init__(
         self,
@@ -160,10 +164,12 @@ class VectorServer:
         (content,) = store.read([self._state_key])
         if self._untyped:
             check_published(session, ViewState.parse(content), spec, online=store.config.name)
-            return
-        program = self._update_program((), content)
-        if log is not None:
-            log.open(program.form.schema)
+            columns = None if form is None else form.schema
+        else:
+            columns = self._update_program((), content).log_columns
+        # Otherwise, the types of a log depend on the values of requests.
+        if log is not None and columns is not None:
+            log.open(columns)
 
     @property
     def entity(self) -> list[str]:
@@ -204,6 +210,19 @@ class VectorServer:
     def clock(self) -> StoreClock:
         """The clock of the online store, which decides which values are current."""
         return self._clock
+
+    @property
+    def log_state(self) -> LogState | None:
+        """The vectors that are logged, waiting and missing; None without ``log_vectors=``.
+
+        >>> publication = store.publish("late_flights")
+        >>> view = store.get_feature_view("late_flights")
+        >>> with view.server(log_vectors="served_flights", log_sample=1.0) as server:
+        ...     vector = server.get_vector({"tailnum": "N10", "origin": "JFK"})
+        >>> server.log_state.written, server.log_state.missing
+        (1, 0)
+        """
+        return None if self._log is None else self._log.state
 
     def get_vector(self, entity: Mapping[str, Any], *, as_: Form = "dict") -> Any:
         """Return the vector of one entity.
@@ -410,7 +429,7 @@ class VectorServer:
         vector_form = served.program.form
         if self._log is not None:
             # Before the transformations, as the statistics of a training dataset.
-            self._log.add(vector_form.schema, served.rows, served.now)
+            self._log.add(served.program.log_columns, served.rows, served.now)
         if form != "dict":
             return vector_form.to_vectors(served.rows, form)
         rows, names = served.rows, vector_form.schema.names
@@ -472,6 +491,9 @@ class VectorServer:
         )
         form = self._form or raw_form(plan.schema, plan.features)
         form = replace(form, row_types=plan.typed_columns)
+        log_columns = form.schema
+        if self._log is not None and self._untyped and self._form is None:
+            log_columns = self._untyped_log_columns(types) or form.schema
         groups = tuple([read.group for read in plan.reads])
         direct = None
         if self._form is None and len(stages) == 1 and not stages[0][0]:
@@ -481,11 +503,27 @@ class VectorServer:
             stages=tuple(stages),
             groups=groups,
             form=form,
+            log_columns=log_columns,
             state_content=content,
             published=_identify_values(state),
             direct=direct,
             delta_versions=_delta_versions(state),
         )
+
+    def _untyped_log_columns(self, types: tuple[pa.DataType, ...]) -> pa.Schema | None:
+        """Return the columns of a log for request values of these types, with floats for integers.
+
+        A client may send 2 and then 2.5, so the log must not depend on the first request. None if
+        an on-demand feature does not accept floats.
+        """
+        general = tuple(
+            [pa.float64() if pat.is_integer(kind) or pat.is_null(kind) else kind for kind in types]
+        )
+        try:
+            _, plan = self._plan(general)
+        except InvalidSql:
+            return None
+        return raw_form(plan.schema, plan.features).schema
 
     def _plan(self, types: tuple[pa.DataType, ...]) -> tuple[pa.Schema, VectorPlan]:
         """Return the columns of entities and their plan, for the types of the untyped columns.

@@ -314,6 +314,7 @@ def _variable_array(
         return pa.array(
             [None if is_null else payload for payload, is_null in rows], pa.binary()
         ).view(column.kind)
+    # Lossless: values of the type are decoded.
     return pa.array(
         [None if is_null else column.to_python(payload) for payload, is_null in rows], column.kind
     )

@@ -1,7 +1,9 @@
 """The log of served vectors: a sample of them, written to a feature group in the background.
 
-Requests only append to a buffer. They neither wait for a write nor fail with it: if writes fail or
-are slower than requests, vectors are dropped, with one warning until a write succeeds again.
+Requests only append to a buffer. They neither wait for a write nor fail with it. If writes fail or
+are slower than requests, vectors are missing in the group; so is a vector with a value that the type
+of its column does not have. Missing vectors are counted, with a warning at most once a minute for
+each reason.
 """
 
 from __future__ import annotations
@@ -12,17 +14,22 @@ import math
 import random
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
 
 from featurestore.arrow.types import TIMESTAMP
-from featurestore.errors import ColumnConflict, InvalidArgument
+from featurestore.arrow.values import ConversionError, to_array, value_converter
+from featurestore.errors import ColumnConflict, FeatureGroupNotFound, InvalidArgument
 from featurestore.featuregroups import Declaration, Write, get_or_create, insert
 from featurestore.model.names import check_name
+from featurestore.model.times import from_micros
+from featurestore.retrieval.catalog import RegisteredSpecs
+from featurestore.retrieval.resolve import find_spec
 from featurestore.session import Session
 
 SERVED_AT = "served_at"
@@ -37,6 +44,31 @@ _WARNING_SECONDS = 60.0
 _ATTEMPTS = 5
 _log = logging.getLogger("featurestore.serving")
 _open_logs: set[VectorLog] = set()
+# The vectors that this process has written and missed, by the location of the store and the group.
+_written: Counter[tuple[str, str]] = Counter()
+_missing: Counter[tuple[str, str]] = Counter()
+_totals_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class LogState:
+    """The vectors of a log: written to the feature group, waiting for a write, and missing in it.
+
+    ``last_error`` is the reason of the last missing vector; None if none is missing.
+    """
+
+    featuregroup: str
+    written: int
+    waiting: int
+    missing: int
+    last_error: str | None
+
+
+def log_totals(location: str) -> dict[str, tuple[int, int]]:
+    """Return the written and missing vectors of this process, by the feature group of their log."""
+    with _totals_lock:
+        groups = sorted({group for store, group in (*_written, *_missing) if store == location})
+        return {group: (_written[location, group], _missing[location, group]) for group in groups}
 
 
 class VectorLog:
@@ -61,19 +93,35 @@ class VectorLog:
             )
         self._session, self._group, self._sample = session, group, sample
         self._columns: pa.Schema | None = None
-        # The types of some request values are known only after the first request.
-        self._first_schema: pa.Schema | None = None
         self._version: int | None = None
         self._waiting: deque[tuple[pa.Schema, Sequence[Mapping[str, Any]]]] = deque()
         self._waiting_rows = 0
         # A repeated write of a batch has the same transaction.
         self._application, self._number = f"served vectors {uuid4()}", 1
         self._batch: list[Mapping[str, Any]] = []
+        # The columns of the log according to the first vector of the batch.
+        self._batch_columns: pa.Schema | None = None
+        self._table: pa.Table | None = None
         self._failures, self._last_error = 0, "the last write takes too long"
-        self._next_warning = -math.inf
+        self._written, self._missing = 0, 0
+        self._last_reason: str | None = None
+        # By the subject of the warning: a column, or writes.
+        self._next_warnings: dict[str | None, float] = {}
         self._lock, self._wake = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
         self._is_closed = False
+
+    @property
+    def state(self) -> LogState:
+        """The vectors that are written, waiting and missing."""
+        with self._lock:
+            return LogState(
+                self._group,
+                self._written,
+                self._waiting_rows + len(self._batch),
+                self._missing,
+                self._last_reason,
+            )
 
     def open(self, schema: pa.Schema) -> None:
         """Create the feature group for vectors with these columns, unless it exists.
@@ -92,24 +140,40 @@ class VectorLog:
         spec = get_or_create(self._session, columns.empty_table(), self._group, declared=declared)
         self._version, self._columns = spec.version, columns
 
+    def _open_like(self, schema: pa.Schema) -> None:
+        """Open the log of a view whose request values have no declared types.
+
+        An existing group with these columns declares their types.
+        """
+        try:
+            stored = find_spec(self._group, version=None, specs=RegisteredSpecs(self._session))
+        except FeatureGroupNotFound:
+            pass
+        else:
+            if stored.schema.names == [*schema.names, SERVED_AT]:
+                schema = pa.schema(list(stored.schema)[:-1])
+        self.open(schema)
+
     def add(self, schema: pa.Schema, rows: Sequence[Mapping[str, Any]], now: int) -> None:
         """Add a sample of vectors to the buffer.
 
         Args:
-            schema: The columns of the vectors.
+            schema: The columns of the log, which are used if it is not open.
             rows: The vectors, which may have more columns.
             now: The time of the request, in microseconds.
         """
         sampled = [row for row in rows if random.random() < self._sample]
         if sampled:
-            self._put(schema, [{**row, SERVED_AT: now} for row in sampled])
+            served_at = from_micros(now)
+            self._put(schema, [{**row, SERVED_AT: served_at} for row in sampled])
 
     def add_batch(self, batch: pa.RecordBatch, now: int) -> None:
         """Add a sample of the rows of a batch to the buffer."""
         numbers = [row for row in range(batch.num_rows) if random.random() < self._sample]
         if numbers:
             rows = batch.take(pa.array(numbers)).to_pylist()
-            self._put(batch.schema, [{**row, SERVED_AT: now} for row in rows])
+            served_at = from_micros(now)
+            self._put(batch.schema, [{**row, SERVED_AT: served_at} for row in rows])
 
     def close(self) -> None:
         """Write the vectors of the buffer, for at most 30 seconds."""
@@ -119,10 +183,11 @@ class VectorLog:
         self._wake.set()
         if thread is not None:
             thread.join(_CLOSE_SECONDS)
-        dropped = self._waiting_rows + len(self._batch)
+        with self._lock:
+            dropped = self._waiting_rows + len(self._batch)
+            self._waiting_rows, self._batch, self._table = 0, [], None
         if dropped:
-            self._warn(dropped, self._last_error)
-            self._waiting_rows, self._batch = 0, []
+            self._miss(dropped, self._last_error)
 
     def _put(self, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
         with self._lock:
@@ -140,7 +205,7 @@ class VectorLog:
                 self._thread.start()
                 _open_logs.add(self)
         if is_full:
-            self._warn(len(rows), "writes are slower than requests")
+            self._miss(len(rows), "writes are slower than requests")
         if self._waiting_rows >= _BATCH:
             self._wake.set()
 
@@ -162,7 +227,8 @@ class VectorLog:
         with self._lock:
             while self._waiting and len(self._batch) < _BATCH:
                 schema, rows = self._waiting.popleft()
-                self._first_schema = self._first_schema or schema
+                if not self._batch:
+                    self._batch_columns = schema
                 self._batch.extend(rows)
             self._waiting_rows -= len(self._batch)
         return bool(self._batch)
@@ -170,27 +236,89 @@ class VectorLog:
     def _write_batch(self) -> bool:
         """Write the batch; return whether it is done: written, or dropped after repeated errors."""
         try:
-            if self._columns is None and self._first_schema is not None:
-                self.open(self._first_schema)
-            rows = pa.Table.from_pylist(self._batch, schema=self._columns)
-            write = Write(transaction=(self._application, self._number))
-            insert(self._session, rows, self._group, version=self._version, write=write)
+            if self._columns is None and self._batch_columns is not None:
+                self._open_like(self._batch_columns)
+            if self._table is None:
+                self._table = self._convert_batch()
+            if self._table.num_rows:
+                write = Write(transaction=(self._application, self._number))
+                insert(self._session, self._table, self._group, version=self._version, write=write)
         # The thread must survive errors of all libraries of a write.
         except Exception as error:
             self._failures += 1
             self._last_error = f"{type(error).__name__}: {error}"
             if self._failures < _ATTEMPTS:
                 return False
-            self._warn(len(self._batch), self._last_error)
-        self._failures, self._batch = 0, []
+            self._miss(len(self._batch), self._last_error)
+        else:
+            with self._lock:
+                self._written += len(self._batch)
+            with _totals_lock:
+                _written[self._session.location, self._group] += len(self._batch)
+        with self._lock:
+            self._failures, self._batch, self._table = 0, [], None
         self._number += 1
         return True
 
-    def _warn(self, count: int, reason: str) -> None:
-        """Log that vectors were dropped, at most once a minute."""
-        if time.monotonic() >= self._next_warning:
-            self._next_warning = time.monotonic() + _WARNING_SECONDS
+    def _convert_batch(self) -> pa.Table:
+        """Convert the vectors of the batch, and remove those that the columns cannot hold."""
+        assert self._columns is not None
+        try:
+            return _to_table(self._batch, self._columns)
+        except ConversionError:
+            self._remove_refused(self._columns)
+        return _to_table(self._batch, self._columns)
+
+    def _remove_refused(self, columns: pa.Schema) -> None:
+        """Remove the vectors with a value that its column cannot hold, and count them."""
+        refusals: dict[int, tuple[str, ConversionError]] = {}
+        for column in columns:
+            for row, error in _find_refusals(self._batch, column):
+                refusals.setdefault(row, (column.name, error))
+        errors_by_column: dict[str, list[ConversionError]] = {}
+        for name, error in refusals.values():
+            errors_by_column.setdefault(name, []).append(error)
+        with self._lock:
+            self._batch = [row for number, row in enumerate(self._batch) if number not in refusals]
+        for name, errors in errors_by_column.items():
+            self._miss(len(errors), f"column {name!r}: {errors[0]}", column=name)
+
+    def _miss(self, count: int, reason: str, *, column: str | None = None) -> None:
+        """Count missing vectors, and log the reason, at most once a minute for each column."""
+        with self._lock:
+            self._missing += count
+            self._last_reason = reason
+        with _totals_lock:
+            _missing[self._session.location, self._group] += count
+        if time.monotonic() >= self._next_warnings.get(column, -math.inf):
+            self._next_warnings[column] = time.monotonic() + _WARNING_SECONDS
             _log.warning("%s vectors were not logged to %r: %s", f"{count:,}", self._group, reason)
+
+
+def _to_table(rows: Sequence[Mapping[str, Any]], columns: pa.Schema) -> pa.Table:
+    """Convert rows to columns; raise ConversionError for a value without an equal in its type."""
+    arrays = [to_array([row[column.name] for row in rows], column.type) for column in columns]
+    return pa.Table.from_arrays(arrays, schema=columns)
+
+
+def _find_refusals(
+    rows: Sequence[Mapping[str, Any]], column: pa.Field
+) -> list[tuple[int, ConversionError]]:
+    """Return the numbers of the rows whose values a column cannot hold, with the reasons."""
+    values = [row[column.name] for row in rows]
+    try:
+        to_array(values, column.type)
+        return []
+    except ConversionError:
+        pass
+    convert = value_converter(column.type)
+    refusals = []
+    for row, value in enumerate(values):
+        try:
+            convert(value)
+        except ConversionError as error:
+            refusals.append((row, error))
+    return refusals
 
 
 def _close_logs() -> None:

@@ -6,7 +6,8 @@ import asyncio
 import json
 import os
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from featurestore.errors import (
     InvalidArgument,
     NotPublished,
     UnsupportedRemotely,
+    UnsupportedType,
     UntrustedModel,
 )
 from featurestore.experiments import catalog
@@ -34,6 +36,7 @@ from featurestore.model.run_record import RunDataset, RunRecord
 from featurestore.server import ServerSettings, create_app
 from featurestore.store import FeatureStore
 from tests.server.browser import listening
+from tests.serving.test_vector_server import KEYS, NO_KEYS
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 
@@ -296,6 +299,41 @@ def test_tensorflow_models_predict_by_rest(served: FeatureStore) -> None:
             1,
         )
         assert response["delta_versions"] == {"weather@v1": 1, "shops@v1": 1}
+
+
+def test_remote_entities_are_converted_like_local_ones(
+    empty_store: FeatureStore, subtests: pytest.Subtests
+) -> None:
+    views = {}
+    for number, (kind, (keys, _)) in enumerate(KEYS.items()):
+        rows = pa.table({"k": pa.array(keys, kind), "v": [1, 2]})
+        empty_store.create_featuregroup(rows, f"g{number}", primary_key="k")
+        empty_store.create_feature_view(f"v{number}", features=[f"g{number}.v"])
+        empty_store.publish(f"v{number}")
+        views[f"v{number}"] = kind
+    numbers = [300.0, 2**63, 10**30, Decimal(10**30), Decimal("1e70"), np.uint64(2**64 - 1)]
+    with listening(empty_store, ServerSettings()) as address:
+        remote = featurestore.connect(address)
+        for view, kind in views.items():
+            (first, _), equal_values = KEYS[kind]
+            with (
+                empty_store.get_feature_view(view).server() as local,
+                remote.get_feature_view(view).server() as server,
+            ):
+                assert server.log_state is None
+                for value in (*equal_values, pa.scalar(first, kind), *NO_KEYS, *numbers, None):
+                    with subtests.test(str(kind), value=repr(value)):
+                        try:
+                            expected = local.get_vector({"k": value})
+                        except InvalidArgument:
+                            # JSON has texts for these, which other types may also have.
+                            texts = str | bytes | date | np.datetime64 | Decimal
+                            if not isinstance(value, texts):
+                                with pytest.raises((InvalidArgument, UnsupportedType)):
+                                    server.get_vector({"k": value})
+                            continue
+                        vector = server.get_vector({"k": value})
+                        assert (vector, vector.status) == (expected, expected.status)
 
 
 def test_remote_server_equals_local_server(served: FeatureStore) -> None:

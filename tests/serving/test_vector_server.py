@@ -22,6 +22,7 @@ import time_machine
 
 import featurestore
 from featurestore import transform as t
+from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import (
     DefinitionMismatch,
     InvalidArgument,
@@ -390,6 +391,45 @@ def test_dataset_vectors_equal_its_reader(flights: FeatureStore) -> None:
         other_view.server(dataset=dataset)
 
 
+def test_dataset_vectors_are_rounded_like_its_files_or_refused(empty_store: FeatureStore) -> None:
+    """The files of TFRecord datasets store doubles as float32, also in lists."""
+    vectors = pa.array([[0.1, 1.0], [0.2, 2.0]], pa.list_(pa.float64(), 2))
+    rows = pa.table({"k": [1, 2], "v": [0.1, 1e-3], "l": vectors})
+    empty_store.create_featuregroup(rows, "g", primary_key="k")
+    labels = pa.table({"k": [1, 2], "r": [0.3, 16777217.0], "y": [0, 1]})
+    empty_store.create_featuregroup(labels, "labels", primary_key="k")
+    double = featurestore.feature("double", "r * 2")
+    view = empty_store.create_feature_view(
+        "view", features=["g.v", "g.l", double], labels="labels", label="y"
+    )
+    empty_store.publish("view")
+    datasets = {
+        data_format: view.create_training_dataset(
+            data_format, features=["r"], data_format=data_format, progress=False
+        )
+        for data_format in ("tfrecord", "parquet")
+    }
+    for name, dataset in datasets.items():
+        reader = dataset.reader("train", global_batch_size=2, shuffle=False)
+        (batch,) = reader.batches(epoch=0)
+        keys = (batch["y"] + 1).astype(int).tolist()
+        entities = [{"k": key, "r": labels["r"][key - 1].as_py()} for key in keys]
+        with view.server(dataset=dataset) as server:
+            inputs = server.get_vectors(entities, as_="arrow")
+            for column in inputs.column_names:
+                assert np.array_equal(inputs[column].to_pylist(), batch[column]), (name, column)
+            for value in (2**53 + 1, 1.5 + 0j, "1"):
+                with pytest.raises(InvalidArgument, match=r"'r': .* is not a value of the type"):
+                    server.get_vectors([entities[0], {"k": 1, "r": value}])
+            if name == "parquet":
+                assert server.get_vector({"k": 1, "r": 1e300})["r"] == 1e300
+                continue
+            with pytest.raises(InvalidArgument, match=r"column 'r' of a vector: 1e\+300 of type"):
+                server.get_vector({"k": 1, "r": 1e300})
+            with pytest.raises(InvalidArgument, match="column 'double' of a vector: 6e"):
+                server.get_vector({"k": 1, "r": 3e38})
+
+
 def test_lag_counts_unpublished_commits(flights: FeatureStore) -> None:
     view = flights.create_feature_view("v", features=["planes.seats", "weather.temp"])
     flights.publish("v")
@@ -509,6 +549,132 @@ def test_log_vectors_writes_a_sample_that_equals_the_vectors(
             flights.delete_featuregroup("sampled", version=1)
             assert server.get_vector({"origin": "JFK", "tail": "N1"})["seats"] == 100
     assert "1 vectors were not logged to 'sampled'" in caplog.text
+
+
+def _log_series(store: FeatureStore, group: str) -> dict[str, float]:
+    """Return the metrics of a log by name."""
+    series = [line.split() for line in store.get_metrics().splitlines()]
+    ending = f'{{featuregroup="{group}"}}'
+    return {
+        parts[0].removesuffix(ending): float(parts[1])
+        for parts in series
+        if parts[0].endswith(f"logged_vectors_total{ending}")
+    }
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_vector_that_cannot_be_logged_is_the_only_one_missing(
+    empty_store: FeatureStore, is_last: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Request values without declared types: integers and floats, in both orders."""
+    empty_store.create_featuregroup(pa.table({"k": [1], "v": [1.5]}), "g", primary_key="k")
+    twice = featurestore.feature("twice", "amount * 2")
+    view = empty_store.create_feature_view("view", features=["g.v", twice])
+    empty_store.publish("view")
+    amounts: list[Any] = [2, 2.5, None, -(2**52), 3]
+    # A double does not represent every integer near 2**54.
+    amounts.insert(len(amounts) if is_last else 0, 2**53 + 1)
+    with time_machine.travel(datetime(2024, 1, 31, 12, 0, 0, 123457, tzinfo=UTC), tick=False):
+        for name, rows in (("one", [[amount] for amount in amounts]), ("all", [amounts])):
+            if name == "all":
+                rows = [[amount for amount in rows[0] if not isinstance(amount, float)] * 20]
+            with view.server(log_vectors=name, log_sample=1.0) as server:
+                expected = []
+                for row in rows:
+                    vectors = server.get_vectors([{"k": 1, "amount": amount} for amount in row])
+                    expected += [vector["twice"] for vector in vectors]
+            logged = empty_store.get_featuregroup(name).to_arrow()
+            missing = [value for value in expected if value == 2**54 + 2]
+            assert sorted(map(str, logged["twice"].to_pylist())) == sorted(
+                [str(value and float(value)) for value in expected if value not in missing]
+            )
+            assert logged.schema.types == [pa.float64(), pa.float64(), TIMESTAMP]
+            assert set(logged["served_at"].to_pylist()) == {datetime.now(UTC)}
+            state = server.log_state
+            assert state is not None
+            written = len(expected) - len(missing)
+            assert (state.featuregroup, state.waiting) == (name, 0)
+            assert (state.written, state.missing) == (written, len(missing))
+            reason = "column 'twice': 18014398509481986 of type int does not fit double"
+            assert state.last_error == reason
+            assert f"{len(missing)} vectors were not logged to {name!r}: {reason}" in caplog.text
+            assert _log_series(empty_store, name) == {
+                "featurestore_logged_vectors_total": written,
+                "featurestore_unlogged_vectors_total": len(missing),
+            }
+    # An existing group declares the types.
+    old = pa.table({"v": [1.5], "twice": [4], "served_at": [START]})
+    empty_store.create_featuregroup(old, "old", event_time="served_at")
+    with view.server(log_vectors="old", log_sample=1.0) as server:
+        for amount in (2.5, 2.25, 3):
+            server.get_vector({"k": 1, "amount": amount})
+    assert server.log_state is not None
+    assert server.log_state.last_error == "column 'twice': 4.5 of type float does not fit int64"
+    assert (server.log_state.written, server.log_state.missing) == (2, 1)
+    logged = empty_store.get_featuregroup("old").to_arrow()["twice"].to_pylist()
+    assert sorted(logged) == [4, 5, 6]
+
+
+# The limits of each type, and values that a float or a first row of another type changes.
+LOGGED_VALUES: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.int8(), [-128, None]),
+    (pa.int64(), [2**63 - 1, -(2**53) - 1]),
+    (pa.uint64(), [0, 2**64 - 1]),
+    (pa.float32(), [np.float32(0.1).item(), float("inf")]),
+    (pa.float64(), [1.0, 1e300]),
+    (pa.bool_(), [None, True]),
+    (pa.string(), ["", "a\x00é"]),
+    (pa.binary(), [b"\xff", None]),
+    (pa.date32(), [date(1, 1, 1), date(9999, 12, 31)]),
+    (pa.timestamp("us", tz="UTC"), [START, datetime.max.replace(tzinfo=UTC)]),
+    (pa.decimal128(38, 2), [Decimal("0.10"), Decimal("-" + "9" * 36 + ".99")]),
+    (pa.list_(pa.float32()), [[], [None, 2.5]]),
+    (pa.list_(pa.int8(), 2), [[1, -2], None]),
+    (pa.struct([("a", pa.int32()), ("b", pa.string())]), [{"a": 1, "b": None}, None]),
+]
+
+
+def test_log_has_the_types_and_values_of_the_view(empty_store: FeatureStore) -> None:
+    """Also for request values, whose types the dataset declares."""
+    columns = {f"v{n}": pa.array(values, kind) for n, (kind, values) in enumerate(LOGGED_VALUES)}
+    empty_store.create_featuregroup(pa.table({"k": [1, 2], **columns}), "g", primary_key="k")
+    requested = {f"r{name}": column for name, column in columns.items()}
+    labels = pa.table({"k": [1, 2], "y": [0, 1], "at": [START, START], **requested})
+    empty_store.create_featuregroup(labels, "labels", primary_key="k", event_time="at")
+    computed = featurestore.feature("computed", "coalesce(rv3, rv3)")
+    view = empty_store.create_feature_view(
+        "view", features=["g.*", computed], labels="labels", label="y", label_time="at"
+    )
+    # Times are no model inputs.
+    times = [name for name, column in columns.items() if pa.types.is_timestamp(column.type)]
+    inputs = [name for name in requested if name[1:] not in times]
+    dataset = view.create_training_dataset(
+        "data", features=inputs, exclude=times, data_format="parquet", progress=False
+    )
+    plain = empty_store.create_feature_view("plain", features=["g.*"])
+    empty_store.publish("view")
+    empty_store.publish("plain")
+    rows = labels.drop_columns(["y"]).to_pylist()
+    logs: list[tuple[Any, Any, list[str]]] = [
+        (plain, None, [*columns]),
+        (view, None, [*columns, "computed"]),
+        (view, dataset, [*(set(columns) - set(times)), *inputs, "computed"]),
+    ]
+    for served, model, names in logs:
+        frame = served.get_features(labels=labels).to_arrow()
+        for form in ("dict", "arrow"):
+            for order in (rows, rows[::-1]):
+                log = f"{served.name}{len(names)}_{form}_{order[0]['k']}"
+                with served.server(dataset=model, log_vectors=log, log_sample=1.0) as server:
+                    for row in order:
+                        server.get_vector(row, as_=form)
+                logged = empty_store.get_featuregroup(log).to_arrow().drop_columns(["served_at"])
+                assert sorted(logged.column_names) == sorted(names)
+                expected = frame.select(logged.column_names)
+                assert logged.schema.types == expected.schema.types
+                assert sorted(map(repr, logged.to_pylist())) == sorted(
+                    map(repr, expected.to_pylist())
+                )
 
 
 EXITING = """

@@ -43,7 +43,13 @@ from featurestore.usersql.functions import (
     Function,
     Kind,
 )
-from featurestore.usersql.text import DIALECT, parse_statement, quote, shorten_sql
+from featurestore.usersql.text import (
+    DIALECT,
+    parse_statement,
+    quote,
+    quoting_hint,
+    shorten_sql,
+)
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -169,6 +175,26 @@ _INTERVAL_TEXT = re.compile(
 
 def expression(sql: str, *, schema: pa.Schema, dialect: str) -> TypedSql:
     """Translate an expression of row columns to the SQL of an engine; raise like ``predicate``."""
+    try:
+        return _translate(sql, schema, dialect)
+    except InvalidSql as error:
+
+        def is_valid(quoted_sql: str, _: set[str]) -> bool:
+            try:
+                _translate(quoted_sql, schema, dialect)
+            except InvalidSql:
+                return False
+            return True
+
+        # A column may have the name of a word of SQL.
+        hint = quoting_hint(sql, is_valid=is_valid, columns=schema.names)
+        if hint is None:
+            raise
+        raise InvalidSql(error.message, hint=hint) from error
+
+
+def _translate(sql: str, schema: pa.Schema, dialect: str) -> TypedSql:
+    """Translate an expression without a hint for columns that need quotes."""
     tree = parse_statement(sql, expected="condition", calls_by_name=True)
     try:
         return _Writer(sql, schema, dialect).write(tree)

@@ -24,7 +24,13 @@ import pyarrow.types as pat
 
 from featurestore.errors import InvalidSql, did_you_mean, listing
 from featurestore.usersql.functions import CLOCK, REPLACEMENTS, SPARK_QUERY_FUNCTIONS
-from featurestore.usersql.text import DIALECT, clean_error_message, parse_statement, shorten_sql
+from featurestore.usersql.text import (
+    DIALECT,
+    clean_error_message,
+    parse_statement,
+    quote_keywords,
+    shorten_sql,
+)
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -94,7 +100,7 @@ _IN_PYTHON = "use Spark DataFrames: frame.to_spark(), or a job in Python"
 def query(sql: str, *, tables: Iterable[str], dialect: str) -> str:
     """Translate a SELECT over named tables to the SQL of an engine.
 
-    ``$name`` parameters are preserved.
+    ``$name`` parameters are preserved. Columns whose names are words of SQL are quoted.
 
     >>> query("select max(fare) as fare from trips", tables=["trips"], dialect="duckdb")
     'select max(fare) as fare from trips'
@@ -123,10 +129,11 @@ def query(sql: str, *, tables: Iterable[str], dialect: str) -> str:
     scopes = _Scopes(sql)
     scopes.check(tree, frozenset())
     scopes.check_read(tables)
+    quoted_sql = quote_keywords(sql, tree)
     if dialect == DIALECT:
-        # DuckDB parses its own dialect best, so the validated query is returned unchanged.
-        return sql.strip().rstrip(";").rstrip()
-    return _transpile(sql, dialect)
+        # DuckDB parses its own dialect best, so the validated query is returned, not a translation.
+        return quoted_sql.strip().rstrip(";").rstrip()
+    return _transpile(quoted_sql, dialect)
 
 
 def find_tables(sql: str) -> tuple[str, ...]:

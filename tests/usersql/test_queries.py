@@ -19,7 +19,7 @@ TRIPS = pa.table({"id": pa.array([1, 2, 3]), "zone": ["a", "b", "a"]})
 
 
 def test_query_for_duckdb_is_unchanged() -> None:
-    text = "from trips select zone, arg_max(speed, at) group by all"
+    text = "from trips select zone, arg_max(speed, t) group by all"
     assert query(f"  {text};  ", tables=["trips"], dialect="duckdb") == text
 
 

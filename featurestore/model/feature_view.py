@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -13,13 +13,21 @@ from featurestore.arrow.schemas import type_from_json, type_to_json
 from featurestore.errors import FeatureViewDamaged, InvalidName, InvalidReference
 from featurestore.model import display
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.json_object import JsonObject, MalformedJson, check_format, seal, unseal
+from featurestore.model.json_object import (
+    JsonObject,
+    MalformedJson,
+    check_format,
+    seal,
+    translate_parse_errors,
+    unseal,
+)
 from featurestore.model.names import FeatureReference, check_name, parse_group_reference
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.paths import FEATUREVIEWS
 from featurestore.model.window_features import (
     WindowFeature,
     WindowLineage,
+    stored_fill_value,
     window_from_json,
     window_to_json,
 )
@@ -294,6 +302,10 @@ def _parse_feature(data: JsonObject) -> ViewFeature:
     window = None
     if "window" in data:
         window = window_from_json(data.object("window"))
+        with translate_parse_errors("the type of a feature"):
+            column_type = type_from_json(data.get("type"))
+        fill_value = stored_fill_value(window.function, window.fill_value, column_type)
+        window = replace(window, fill_value=fill_value)
     try:
         # The name becomes part of a path, so it is checked like a name in an argument.
         group = check_name(data.text("group"))

@@ -14,7 +14,10 @@ from math import isfinite
 from typing import Any, Literal, get_args
 
 import numpy as np
+import pyarrow as pa
 
+from featurestore.arrow.types import TIMESTAMP
+from featurestore.arrow.values import ConversionError, to_value
 from featurestore.errors import FeatureStoreError, InvalidArgument, InvalidReference, listing
 from featurestore.model.arguments import with_suggestions
 from featurestore.model.display import escape_line
@@ -257,12 +260,14 @@ def micros(duration: timedelta | None) -> int | None:
 def value_to_json(value: Any) -> Any:
     """Convert a feature value to JSON.
 
-    >>> value_to_json(Decimal("1.50"))
-    {'decimal': '1.50'}
+    >>> value_to_json(Decimal("1.50")), value_to_json({"x": 1})
+    ({'decimal': '1.50'}, {'struct': {'x': 1}})
 
     Raises:
-        InvalidArgument: Feature values cannot have this type.
+        InvalidArgument: Feature values cannot have this type, or not with this precision.
     """
+    if isinstance(value, np.datetime64 | datetime):
+        return _time_to_json(value)
     # NumPy's integers and booleans are not instances of Python's.
     if isinstance(value, np.generic):
         value = value.item()
@@ -273,19 +278,33 @@ def value_to_json(value: Any) -> Any:
         return value
     if isinstance(value, Decimal):
         return {"decimal": str(value)}
-    # Before ``date``, of which datetime is a subclass.
-    if isinstance(value, datetime):
-        return {"time": value.isoformat()}
     if isinstance(value, date):
         return {"date": value.isoformat()}
-    if isinstance(value, bytes):
+    if isinstance(value, bytes | bytearray):
         return {"bytes": value.hex()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | np.ndarray):
         return list(map(value_to_json, value))
+    if isinstance(value, Mapping):
+        return {"struct": {name: value_to_json(field) for name, field in value.items()}}
     raise InvalidArgument(
         f"fill_value={value!r} is a {type(value).__name__}, not a value of a feature.",
-        hint="numbers, strings, booleans, bytes, decimals, times and lists of these",
+        hint="numbers, strings, booleans, bytes, decimals, times, lists and dicts of these",
     )
+
+
+def _time_to_json(value: np.datetime64 | datetime) -> Any:
+    """Convert a time, or a day of NumPy, to JSON."""
+    is_day = isinstance(value, np.datetime64) and np.datetime_data(value.dtype)[0] == "D"
+    try:
+        # NumPy and pandas may have nanoseconds, or no time.
+        time = to_value(value, pa.date32() if is_day else TIMESTAMP)
+    except ConversionError as error:
+        raise InvalidArgument(
+            f"fill_value={error}.", hint="use a time in microseconds, in the years 1 to 9999"
+        ) from error
+    if time is None:
+        return None
+    return {"date" if is_day else "time": time.isoformat()}
 
 
 def value_from_json(data: Any) -> Any:
@@ -296,8 +315,28 @@ def value_from_json(data: Any) -> Any:
         return data
     with translate_parse_errors("fill_value"):
         # Other objects raise an error, which becomes MalformedJson.
-        ((kind, text),) = data.items()
-        return _KINDS[kind](text)
+        ((kind, content),) = data.items()
+        if kind == "struct":
+            return {name: value_from_json(field) for name, field in content.items()}
+        return _KINDS[kind](content)
+
+
+def stored_fill_value(function: str, value: Any, column_type: pa.DataType) -> Any:
+    """Return the fill value of a stored window, None if the function never used it.
+
+    The first releases accepted lists of ``n`` values for "last_n", and any value for counts.
+
+    >>> stored_fill_value("last_n", [0, 0], pa.int8()), stored_fill_value("last_n", 0, pa.int8())
+    (None, 0)
+    """
+    if function in ("count", "count_distinct") and value != 0:
+        return None
+    if function == "last_n":
+        try:
+            to_value(value, column_type)
+        except ConversionError:
+            return None
+    return value
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from featurestore.model.plan import (
     WindowJoin,
     WindowOutput,
 )
-from featurestore.model.window_features import value_from_json
+from featurestore.model.window_features import stored_fill_value, value_from_json
 from featurestore.plugins.format import find_format
 from featurestore.recovery.in_flight import in_flight
 from featurestore.retrieval import FeatureFrame
@@ -240,9 +240,8 @@ def _window(session: Session, data: Mapping[str, Any]) -> WindowJoin:
             window = timedelta(microseconds=entry["over_us"])
         # The type depends on the column type of the pinned version, so it is inferred instead of
         # stored.
-        kind = result_type(
-            entry["function"], source.spec.schema.field(entry["column"]).type, n=entry["n"]
-        )
+        column_type = source.spec.schema.field(entry["column"]).type
+        kind = result_type(entry["function"], column_type, n=entry["n"])
         if kind is None:
             raise ValueError(f"{entry['function']} of {entry['column']} has no type")
         outputs.append(
@@ -253,7 +252,9 @@ def _window(session: Session, data: Mapping[str, Any]) -> WindowJoin:
                 over=window,
                 offset=timedelta(microseconds=entry["offset_us"]),
                 where=entry["where"],
-                fill_value=value_from_json(entry["fill_value"]),
+                fill_value=stored_fill_value(
+                    entry["function"], value_from_json(entry["fill_value"]), column_type
+                ),
                 n=entry["n"],
                 kind=kind,
             )

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import featurestore
 import featurestore_schemas
 from featurestore import FeatureStore
+from featurestore import transform as t
 from featurestore.cli import app
 from featurestore.errors import FeatureViewBroken, FeatureViewWarning, InvalidArgument
 from featurestore.model.json_object import JsonObject, MalformedJson
@@ -222,7 +223,12 @@ def test_fill_values_are_restored_from_manifest(aggregates_store: FeatureStore) 
     aggregates = [featurestore.window("purchases.at", "last", over="1us", fill_value=DAY)]
     frame = aggregates_store.get_features(aggregates, labels="questions")
     dataset = aggregates_store.create_training_dataset(
-        frame, "filled", label="returns", data_format="parquet", progress=False
+        frame,
+        "filled",
+        label="returns",
+        transformations={"at_last_1us": t.cyclical(86_400_000_000)},
+        data_format="parquet",
+        progress=False,
     )
     assert dataset.verify(recompute=True).ok
     assert set(frame.to_pandas()["at_last_1us"]) == {DAY, DAY + pd.Timedelta(days=9)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import pyarrow.types as pat
 from numpy.typing import NDArray
 
 from featurestore.arrow.cast_lines import PLAUSIBLE_START
+from featurestore.arrow.values import to_scalar
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.times import format_duration, shift_time, to_python_rows
 from featurestore.model.validation import ExpectationResult
@@ -102,9 +103,8 @@ class RowCheck:
 
 
 def _time_scalar(time: datetime, kind: pa.DataType) -> pa.Scalar:
-    if pat.is_date(kind):
-        return pa.scalar(time.date(), kind)
-    return pa.scalar(time, kind)
+    """Return a time as a value of a time column, or its day in UTC for a column of dates."""
+    return to_scalar(time.astimezone(UTC).date() if pat.is_date(kind) else time, kind)
 
 
 def _to_numpy_mask(marked: pa.Array) -> NDArray[np.bool_]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -21,6 +21,12 @@ from featurestore.errors import (
 )
 from featurestore.model.validation import describe
 from featurestore.plugins.validator import find_validator
+from featurestore.validation.checks import (
+    EARLY_TIMES,
+    FUTURE_TIMES,
+    Subject,
+    built_in_row_checks,
+)
 from tests.on_spark import spark_in_soak
 
 if TYPE_CHECKING:
@@ -223,6 +229,28 @@ def test_future_event_times_are_warning(empty_store: FeatureStore) -> None:
         True,
         1,
     )
+
+
+def test_event_times_fail_by_the_microsecond_and_by_the_day(subtests: pytest.Subtests) -> None:
+    zone = timezone(timedelta(hours=-7))
+    now = datetime(2024, 1, 31, 23, 30, 0, 1, tzinfo=zone)  # 6:30 of the next day in UTC
+    latest, first = now + timedelta(hours=1), datetime(1980, 1, 1, tzinfo=UTC)
+    steps = [timedelta(0), timedelta(microseconds=1), timedelta(hours=1), timedelta(days=1)]
+    times = [time + sign * step for time in (latest, first) for step in steps for sign in (1, -1)]
+    days = [time.astimezone(UTC).date() for time in times]
+    latest_day = latest.astimezone(UTC).date()
+    columns = {
+        "times": (pa.array(times, pa.timestamp("us", "UTC")), times, latest, first),
+        "days": (pa.array(days, pa.date32()), days, latest_day, first.date()),
+    }
+    for title, (column, values, last_value, first_value) in columns.items():
+        with subtests.test(title):
+            subject = Subject("g", 1, pa.schema([("at", column.type)]), event_time="at")
+            checks = built_in_row_checks(subject, now=now, tolerance=timedelta(hours=1))
+            batch = pa.RecordBatch.from_arrays([column], names=["at"])
+            failing = {check.type: check.failing(batch).tolist() for check in checks}
+            assert failing[FUTURE_TIMES] == [value > last_value for value in values]
+            assert failing[EARLY_TIMES] == [value < first_value for value in values]
 
 
 @pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")

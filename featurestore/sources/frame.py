@@ -258,9 +258,13 @@ def source_schema(
         description = snapshot.description(query)
     finally:
         snapshot.close()
-    header_types = {} if description is None else description["columns"]
-    if description is not None and not description["dialect"].get("header"):
-        header_types = {}
+    header_types = {}
+    if description is not None and description["dialect"].get("header"):
+        # Partition columns are in the names of folders.
+        partitions = description["partitions"]
+        header_types = {
+            name: kind for name, kind in description["columns"].items() if name not in partitions
+        }
     check_names(spec, query, schema.names, header_types=header_types)
     if description is not None and description["unread"]:
         unread = description["unread"]

@@ -12,10 +12,16 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from featurestore.errors import FeatureStoreError, InvalidSourceFile, SourceError
+from featurestore.errors import (
+    FeatureStoreError,
+    InvalidSourceFile,
+    SourceError,
+    UnsupportedType,
+)
 from featurestore.sources import SourceFrame
 from featurestore.store import FeatureStore
 from featurestore_connectors.sources.sqlalchemy_rows import QueryColumn, described_column
+from featurestore_connectors.sources.typed_columns import cast_batches
 
 Lake = Callable[..., SourceFrame]
 NANOS = "2024-01-01T00:00:00.123456789Z"
@@ -99,6 +105,43 @@ def test_hint_calls_lose_no_values(
             table = eval(f"store.{call[0]}", {"store": empty_store}).to_arrow()
             cells = [[str(cell) for cell in row.values()] for row in table.to_pylist()]
             assert cells == rows
+
+
+def test_names_of_headerless_files_do_not_count_partitions(
+    lake: Lake, empty_store: FeatureStore, subtests: pytest.Subtests
+) -> None:
+    for partition in ("region=north", "day=2024-01-31", "year=2024/region=north"):
+        with subtests.test(partition):
+            with pytest.raises(FeatureStoreError) as refusal:
+                lake({f"{partition}/a.csv": "1,2.5\n2,3.5\n"}).to_arrow()
+            call = re.match(r"read_source\(.*\)(?= reads)", str(refusal.value.hint))
+            assert call is not None, refusal.value.hint
+            rows = eval(f"store.{call[0]}", {"store": empty_store}).to_arrow().to_pylist()
+            keys = [level.split("=") for level in partition.split("/")]
+            assert [list(map(str, row.values())) for row in rows] == [
+                [*cells, *[text for _, text in keys]] for cells in (["1", "2.5"], ["2", "3.5"])
+            ]
+
+
+def test_times_out_of_range_in_files_have_a_hint_without_sql(
+    empty_store: FeatureStore, tmp_path: Path
+) -> None:
+    for number, kind in enumerate((pa.timestamp("us"), pa.timestamp("ms", "UTC"), pa.date32())):
+        days = pa.array([0, 4_000_000], pa.int32()).cast(pa.date32())
+        table = pa.table({"id": [1, 2], "t": days.cast(kind)})
+        folder = tmp_path / f"files_{number}"
+        folder.mkdir()
+        parquet.write_table(table, folder / "a.parquet")
+        empty_store.add_source(folder.name, str(folder))
+        for options in ({}, {"timestamp_precision": "us"}):
+            with pytest.raises(InvalidSourceFile, match="'t' has times outside") as refusal:
+                empty_store.read_source(folder.name, **options).to_arrow()  # type: ignore[arg-type]
+            call = str(refusal.value.hint).split(" leaves")[0]
+            rows = eval(f"store.{call}", {"store": empty_store}).to_arrow()
+            assert rows.to_pylist() == [{"id": 1}, {"id": 2}]
+        with pytest.raises(UnsupportedType) as without_sql:
+            list(cast_batches(iter(table.to_batches()), table.schema, has_sql=False))
+        assert str(without_sql.value.hint).startswith("read_source(...).drop('t') reads")
 
 
 def test_first_data_line_is_never_skipped_as_title(lake: Lake, subtests: pytest.Subtests) -> None:

@@ -125,7 +125,9 @@ class DeltaSnapshot(TypedColumns):
         if query.window is not None:
             rows = rows.filter(self._window_filter(query.window))
         batches = self._converted_batches(rows.select(schema.names))
-        return pa.RecordBatchReader.from_batches(schema, cast_batches(batches, schema))
+        return pa.RecordBatchReader.from_batches(
+            schema, cast_batches(batches, schema, has_sql=False)
+        )
 
     def close(self) -> None:
         """Remove the local copies of the files."""

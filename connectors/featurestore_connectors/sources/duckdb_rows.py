@@ -85,7 +85,7 @@ class DuckDBSnapshot(TypedColumns):
         return [SourceTable(name) for (name,) in self._connection.execute(_TABLES).fetchall()]
 
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
-        return read(self._config, self._connection, self._from_item(query), query)
+        return read(self._config, self._connection, self._from_item(query), query, has_sql=True)
 
     def close(self) -> None:
         self._connection.close()
@@ -175,10 +175,12 @@ def read(
     query: SourceQuery,
     *,
     on_finished: Callable[[], None] | None = None,
+    has_sql: bool = False,
 ) -> pa.RecordBatchReader:
     """Return the rows of a table, subquery or file scan, in the columns and window of a query.
 
-    ``on_finished`` is called after the last row, before the reader ends.
+    ``on_finished`` is called after the last row, before the reader ends. ``has_sql`` is whether the
+    caller's source takes ``sql=``, for the hints.
     """
     all_columns = describe_columns(config, connection, source)
     columns = select_columns(all_columns, query)
@@ -187,7 +189,7 @@ def read(
     expressions = [f"{column.expression} AS {sqltext.quote(column.name)}" for column in columns]
     text = sqltext.select(expressions, source=source, condition=_window_condition(query, natives))
     batches = _batches(config, connection, text, on_finished)
-    return pa.RecordBatchReader.from_batches(schema, cast_batches(batches, schema))
+    return pa.RecordBatchReader.from_batches(schema, cast_batches(batches, schema, has_sql=has_sql))
 
 
 def _window_condition(query: SourceQuery, natives: dict[str, str]) -> str | None:

@@ -173,6 +173,7 @@ class FolderSnapshot:
             "path": query.path or ".",
             "dialect": dict(decided.table.dialect()),
             "columns": columns,
+            "partitions": list(decided.table.folder_files.partitions),
             "files": len(decided.table.folder_files.files),
             "unread": list(decided.table.folder_files.unread),
         }

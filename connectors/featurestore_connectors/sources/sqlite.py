@@ -219,9 +219,7 @@ def _to_source_column(name: str, storage: _ColumnStorage) -> SourceColumn:
         storage_classes = {"real"}
     if len(storage_classes) > 1:
         native = f"values of types {listing(sorted(map(str, storage_classes)))}"
-        return SourceColumn(
-            name, quoted, None, native, readable_expression=f"cast({quoted} as text)"
-        )
+        return SourceColumn(name, quoted, None, native, readable_expression=_to_text(quoted))
     by_declaration = _parse_declared_type(storage.declared)
     if not storage_classes:
         if by_declaration is None:
@@ -243,6 +241,17 @@ def _to_source_column(name: str, storage: _ColumnStorage) -> SourceColumn:
         elif (storage_class, declared_storage) == ("integer", "real"):
             storage_class, kind = "real", declared_kind
     return SourceColumn(name, quoted, kind, storage_class)
+
+
+def _to_text(column: str) -> str:
+    """Return SQL for the text of a column's values, from which each value can be restored.
+
+    A cast to text cuts floats to 15 digits. Blobs become literals: ``X'00FF'``.
+    """
+    return (
+        f"CASE typeof({column}) WHEN 'real' THEN printf('%!.17g', {column}) "
+        f"WHEN 'blob' THEN quote({column}) ELSE CAST({column} AS text) END"
+    )
 
 
 def _parse_declared_type(declared: str) -> tuple[str, pa.DataType] | None:
@@ -312,9 +321,11 @@ def _parse_array(column: SourceColumn, array: pa.Array) -> pa.Array:
             return array.cast(pa.date32())
         return _parse_times(array)
     except pa.ArrowInvalid as error:
+        quoted = sqltext.quote(column.name)
+        statement = f"select cast({quoted} as text) AS {quoted}, ..."
         raise UnsupportedType(
             f"Column {column.name!r} has strings that are not times: {error}.",
-            hint=f"sql='select cast({sqltext.quote(column.name)} as text) ...' reads the strings",
+            hint=f"sql={statement!r} reads the strings",
         ) from error
 
 

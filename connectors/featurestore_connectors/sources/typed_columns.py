@@ -82,7 +82,8 @@ def _refuse_unreadable(columns: Sequence[SourceColumn], query: SourceQuery) -> N
     ]
     hint = "select the other columns with columns=[...]"
     if casts:
-        hint = f"sql='select {', '.join(casts)}, ...' casts them to supported types"
+        statement = f"select {', '.join(casts)}, ..."
+        hint = f"sql={statement!r} casts them to supported types"
     raise UnsupportedType(
         f"{query}: these columns cannot be read without loss: {', '.join(refused)}.", hint=hint
     )
@@ -114,14 +115,22 @@ def schema_of(columns: Sequence[SourceColumn]) -> pa.Schema:
     return pa.schema([pa.field(column.name, column.kind) for column in columns])
 
 
-def cast_batches(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield batches cast to a schema; raise an error for values that do not fit."""
+def cast_batches(
+    batches: Iterator[pa.RecordBatch], schema: pa.Schema, *, has_sql: bool = True
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches cast to a schema; raise an error for values that do not fit.
+
+    ``has_sql`` is whether the source runs SQL, for the hints.
+    """
     for batch in batches:
-        arrays = [_storage_array(batch.column(index), field) for index, field in enumerate(schema)]
+        arrays = [
+            _storage_array(batch.column(index), field, has_sql=has_sql)
+            for index, field in enumerate(schema)
+        ]
         yield cast_batch(pa.RecordBatch.from_arrays(arrays, names=schema.names), schema)
 
 
-def _storage_array(array: pa.Array, field: pa.Field) -> pa.Array:
+def _storage_array(array: pa.Array, field: pa.Field, *, has_sql: bool) -> pa.Array:
     """Return an array in a storage type that can be cast; refuse times out of range."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
@@ -133,26 +142,26 @@ def _storage_array(array: pa.Array, field: pa.Field) -> pa.Array:
                 f"Column {field.name!r} has a number that is not {field.type}: {error}.",
                 hint="NaN and infinity are not supported in exact numeric columns",
             ) from error
-    check_times(array, field.name)
+    check_times(array, field.name, has_sql=has_sql)
     return array
 
 
-def check_times(array: pa.Array, name: str) -> None:
+def check_times(array: pa.Array, name: str, *, has_sql: bool) -> None:
     """Refuse infinite times and times outside the years 1 to 9999, including nested values.
 
     Raises:
         UnsupportedType: A time is out of range. The message includes the column.
     """
     if pat.is_timestamp(array.type) or pat.is_date(array.type):
-        _check_bounds(array, name)
+        _check_bounds(array, name, has_sql=has_sql)
     elif is_nested(array.type) and not pat.is_struct(array.type):
-        check_times(array.flatten(), name)
+        check_times(array.flatten(), name, has_sql=has_sql)
     elif pat.is_struct(array.type):
         for values in array.flatten():
-            check_times(values, name)
+            check_times(values, name, has_sql=has_sql)
 
 
-def _check_bounds(array: pa.Array, name: str) -> None:
+def _check_bounds(array: pa.Array, name: str, *, has_sql: bool) -> None:
     """Refuse times outside of the years 1 to 9999."""
     # The bounds are integers, since Python has no times outside of the years 1 to 9999.
     if pat.is_date(array.type):
@@ -164,11 +173,17 @@ def _check_bounds(array: pa.Array, name: str) -> None:
     if low is None or high is None:
         return
     if low < _FIRST_DAY * unit or high >= (_LAST_DAY + 1) * unit:
-        raise out_of_range_times_error(name)
+        raise out_of_range_times_error(name, has_sql=has_sql)
 
 
-def out_of_range_times_error(name: str) -> UnsupportedType:
+def out_of_range_times_error(name: str, *, has_sql: bool = True) -> UnsupportedType:
     """Return the error for infinite times and times outside of the years 1 to 9999."""
+    if not has_sql:
+        return UnsupportedType(
+            f"Column {name!r} has times outside of the years 1 to 9999.",
+            hint=f"read_source(...).drop({name!r}) reads the other columns; the files need strings, "
+            "or null, instead of these times",
+        )
     column = quote(name)
     strings = f"select CAST({column} AS VARCHAR) AS {column}, ..."
     condition = f"{column} >= '0001-01-01' AND {column} < '10000-01-01'"

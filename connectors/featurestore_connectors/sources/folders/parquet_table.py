@@ -236,7 +236,7 @@ class ParquetTable(FolderTable):
             for batch in parquet_file.iter_batches(_BATCH_ROWS, columns=list(names) or None):
                 missing -= batch.num_rows
                 for array, name in zip(batch.columns, batch.schema.names, strict=True):
-                    check_times(array, name)
+                    check_times(array, name, has_sql=False)
                 yield batch
             if missing:
                 # The footer has the row count. A damaged file may contain fewer rows.

@@ -20,14 +20,13 @@ from featurestore.arrow.bounds import (
     find_out_of_range,
     out_of_range_error,
 )
-from featurestore.arrow.types import is_nested
+from featurestore.arrow.casts import cast_array
+from featurestore.arrow.types import TIMESTAMP, is_nested
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.plan import FeaturePlan, OnDemandOutput, QuerySource
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.usersql import quote
 from featurestore.usersql.text import parse_statement
-
-_MICROS = pa.timestamp("us", tz="UTC")
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def micros_to_times(micros: Sequence[int | None], output: OnDemandOutput) -> lis
     Raises:
         OutOfRange: A time is outside of the years 1 to 9999; names the column.
     """
-    times = pa.array(micros, pa.int64()).cast(_MICROS).cast(output.kind)
+    times = cast_array(cast_array(pa.array(micros), TIMESTAMP), output.kind)
     _check_times(times, output.name, _feature_hint(output.feature, output.kind))
     values: list[Any] = times.to_pylist()
     return values

@@ -17,7 +17,12 @@ from featurestore.define.source_reads import SourceReads
 from featurestore.errors import FeatureGroupNotFound
 from featurestore.external.reading import open_source
 from featurestore.jobs.catalog_jobs import check_catalog_job
-from featurestore.jobs.registration import check_channels, check_expectations, register_job
+from featurestore.jobs.registration import (
+    check_channels,
+    check_expectations,
+    check_queries,
+    register_job,
+)
 from featurestore.jobs.window_jobs import check_window_job, with_primary_key
 from featurestore.model.alert import Channel
 from featurestore.model.feature_view import FeatureViewSpec
@@ -169,6 +174,7 @@ def compare_job(draft: Draft, definition: Definition, position: str) -> Step | N
     session, spec = draft.session, content.job.spec
     check_channels(session, [spec])
     check_expectations([spec])
+    check_queries(session, [spec])
     check_catalog_job(session, spec)
     spec = with_primary_key(session, spec)
     with session.registry.reading() as connection:

@@ -465,7 +465,7 @@ def _check_overlap(spec: JobSpec) -> None:
 
 def _check_query(spec: JobSpec) -> None:
     """Raise an error for SQL that cannot be parsed or does more than read its tables."""
-    # SQL that cannot be transpiled to Spark is rejected when the job runs on Spark.
+    # The engine parses the query when the job is registered, since definitions have no engine.
     usersql.query(spec.code, tables=list(spec.inputs), dialect=usersql.DIALECT)
     # An unknown parameter would only fail when the query runs.
     unknown = set(_PARAMETER.findall(spec.code)) - _BOUND

@@ -19,7 +19,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 
-from featurestore.errors import FeatureStoreError, InvalidExpectation, InvalidJob, listing
+from featurestore import usersql
+from featurestore.errors import (
+    FeatureStoreError,
+    InvalidExpectation,
+    InvalidJob,
+    InvalidSql,
+    listing,
+)
 from featurestore.featuregroups.definition import normalize_expectations
 from featurestore.jobs.catalog_jobs import check_catalog_job
 from featurestore.jobs.definitions import DEFINED_JOBS, JobDefinition
@@ -64,6 +71,7 @@ def register_jobs(
     specs = {name: definition.spec for name, (definition, _) in definitions.items()}
     check_channels(session, list(specs.values()))
     check_expectations(list(specs.values()))
+    check_queries(session, list(specs.values()))
     for spec in specs.values():
         check_catalog_job(session, spec)
     specs = _specs_to_register(session, specs)
@@ -127,6 +135,19 @@ def check_channels(session: Session, specs: Sequence[JobSpec]) -> None:
                 hint=f"store.add_alert_channel({unknown[0]!r}, 'log')",
                 command=f"featurestore alert add {unknown[0]} log",
             )
+
+
+def check_queries(session: Session, specs: Sequence[JobSpec]) -> None:
+    """Raise InvalidSql for SQL jobs whose query the engine cannot parse or is not equal on it."""
+    for spec in specs:
+        if spec.kind != "sql":
+            continue
+        engine = session.engine
+        try:
+            query = usersql.query(spec.code, tables=list(spec.inputs), dialect=engine.dialect)
+            engine.check_syntax(query)
+        except InvalidSql as error:
+            raise InvalidSql(f"Job {spec.name!r}: {error.message}", hint=error.hint) from error
 
 
 def check_expectations(specs: Sequence[JobSpec]) -> None:

@@ -274,6 +274,13 @@ class Engine(Protocol):
         """
         ...
 
+    def check_syntax(self, query: str) -> None:
+        """Raise InvalidSql if the engine's parser rejects a query; tables are not resolved.
+
+        An engine whose parser is not available without tables does nothing.
+        """
+        ...
+
     def user_sql(
         self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
     ) -> Relation:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 from featurestore.arrow.types import TIMESTAMP
-from featurestore.errors import FeatureStoreError
+from featurestore.errors import FeatureStoreError, InvalidSql
 from featurestore.plugins.engine import Accumulator, Engine, Relation, TimeRange
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -179,6 +179,11 @@ class RelationConformance:
         for run in (engine.sql, engine.user_sql):
             relation = run(text, tables=tables, parameters=values)
             assert rows(engine, relation) == [{"id": 1, "value": 0.5, "word": "it's", "flag": True}]
+
+    def test_syntax_is_checked_without_tables(self, engine: Engine) -> None:
+        engine.check_syntax("select a, max(b) as b from nowhere where c > 1 group by a")
+        with pytest.raises(InvalidSql):
+            engine.check_syntax("select a from nowhere where group by")
 
     def test_sql_unknown_table_raises(self, engine: Engine) -> None:
         with pytest.raises(FeatureStoreError, match="nowhere"):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 import pytest
 
+import featurestore
 from featurestore.errors import InvalidSql
 from featurestore.usersql import predicate, query
 from featurestore.usersql.text import _keywords, parse_statement, quote_keywords
@@ -187,3 +190,66 @@ def syntax_tree(database: duckdb.DuckDBPyConnection, sql: str) -> str | None:
     if json.loads(text)["error"]:
         return None
     return re.sub(r'"query_location(_length)?":\d+', "", text)
+
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
+TRIPS = pa.table(
+    {
+        "id": ["a", "b", "a"],
+        "at": [START, START, START + timedelta(minutes=30)],
+        "end": pa.array([1, 2, 3], pa.int64()),
+        "order": pa.array([10, 20, 30], pa.int64()),
+        "left": ["x", "y", None],
+    }
+)
+JOB = """
+import featurestore
+featurestore.sql_job(
+    "totals", primary_key=["id"], event_time="at", schedule="0 * * * *", closed="left",
+    start="2024-01-01T00:00Z", inputs={"trips": "trips"}, sql='''
+    select id, max(at) as at, sum(order) as order, count(left) as left, max(end) as end
+    from trips where at >= $window_start and at < $window_end and end > 0 group by id'''
+)
+"""
+
+
+@pytest.mark.parametrize("engine", ["duckdb", pytest.param("spark", marks=pytest.mark.spark)])
+def test_columns_named_like_words_are_read_without_quotes(
+    tmp_path: Path, engine: str, request: pytest.FixtureRequest
+) -> None:
+    if engine == "spark":
+        request.getfixturevalue("spark")
+    with featurestore.connect(tmp_path / "store", engine=engine) as store:
+        store.create_featuregroup(TRIPS, "trips", primary_key=["id"], event_time="at")
+        frame = store.sql(
+            "select at, end, t.left, order + 1 as order from trips as t where end > 1 order by at, end"
+        )
+        assert frame.to_arrow().to_pylist() == [
+            {"at": START, "end": 2, "left": "y", "order": 21},
+            {"at": START + timedelta(minutes=30), "end": 3, "left": None, "order": 31},
+        ]
+        filtered = frame.filter("at > '2024-01-01' and end * 10 < order or left is null")
+        assert filtered.to_arrow().column("end").to_pylist() == [3]
+        labels = TRIPS.rename_columns(["key", "moment", "end", "group", "desc"])
+        computed = store.get_features([featurestore.feature("x", "end + group")], labels=labels)
+        assert computed.to_arrow().column("x").to_pylist() == [11, 22, 33]
+        (tmp_path / "jobs.py").write_text(JOB)
+        store.register_jobs(tmp_path / "jobs.py")
+        store.backfill_job("totals", START, START + timedelta(hours=1))
+        rows = store.get_featuregroup("totals").to_arrow().sort_by("id").to_pylist()
+        assert rows == [
+            {"id": "a", "at": START + timedelta(minutes=30), "order": 40, "left": 1, "end": 3},
+            {"id": "b", "at": START, "order": 20, "left": 1, "end": 2},
+        ]
+
+
+def test_sql_job_that_the_engine_cannot_parse_is_not_registered(tmp_path: Path) -> None:
+    with featurestore.connect(tmp_path / "store") as store:
+        start = JOB.index("select id")
+        end = JOB.index("'''", start)
+        # sqlglot parses a query without columns.
+        for text in ("select union from trips", "select distinct from trips"):
+            (tmp_path / "jobs.py").write_text(JOB[:start] + text + JOB[end:])
+            with pytest.raises(InvalidSql, match="'totals': DuckDB rejects the query"):
+                store.register_jobs(tmp_path / "jobs.py")
+        assert store.get_jobs() == []

@@ -149,6 +149,9 @@ class DuckDBEngine:
     ) -> Relation:
         return relations.sql(self.database, query, tables=tables, parameters=parameters)
 
+    def check_syntax(self, query: str) -> None:
+        self._user_sql.check_syntax(query)
+
     def user_sql(
         self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
     ) -> Relation:

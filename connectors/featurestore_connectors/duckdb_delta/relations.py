@@ -256,6 +256,11 @@ class UserSql:
             hint = f"available tables: {listing(tables)}; parameters: {listing(parameters)}"
             raise InvalidSql(error.message, hint=hint) from error
 
+    def check_syntax(self, query: str) -> None:
+        """Raise InvalidSql if DuckDB cannot parse a query, or if it is not a single SELECT."""
+        with translate_errors(), self._open().cursor() as cursor:
+            _check_select(cursor, query)
+
     def close(self) -> None:
         """Close the database of the sandbox."""
         if self._connection is not None:
@@ -266,12 +271,7 @@ class UserSql:
     ) -> Relation:
         """Return the lazy result of a query; its types are determined over empty tables."""
         with translate_errors(), self._open().cursor() as cursor:
-            statements = cursor.extract_statements(query)
-            if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
-                raise InvalidSql(
-                    "The query is not a single SELECT statement.",
-                    hint="write one SELECT; queries cannot change tables",
-                )
+            _check_select(cursor, query)
             # Bound to empty tables, so that names and types of the result are known without reading
             # a row.
             for name, table in tables.items():
@@ -312,6 +312,15 @@ class UserSql:
                     connection.execute(setting)
                 self._connection = connection
             return self._connection
+
+
+def _check_select(cursor: duckdb.DuckDBPyConnection, query: str) -> None:
+    statements = cursor.extract_statements(query)
+    if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
+        raise InvalidSql(
+            "The query is not a single SELECT statement.",
+            hint="write one SELECT; queries cannot change tables",
+        )
 
 
 class _TableStream:

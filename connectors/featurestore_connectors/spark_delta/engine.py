@@ -162,6 +162,9 @@ class SparkEngine:
     ) -> Relation:
         return relations.run_sql(self.session, query, tables=tables, parameters=parameters)
 
+    def check_syntax(self, query: str) -> None:
+        relations.check_syntax(self.session, query)
+
     def user_sql(
         self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
     ) -> Relation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from featurestore.arrow.types import TIMESTAMP
-from featurestore.errors import UnsupportedType
+from featurestore.errors import SchemaMismatch, UnsupportedType
 from featurestore.model.times import NaiveTimeWarning
 
 if TYPE_CHECKING:
@@ -177,3 +177,65 @@ def test_array_shapes_persist_in_delta_column_metadata(
     table = group.read().to_pandas().sort_values("id")
     assert [cell.shape for cell in table["image"]] == [(8, 6)] * 4
     np.testing.assert_array_equal(table["image"].iloc[1], images[1])
+
+
+A, B = ("a", pa.int32()), ("b", pa.string())
+SHAPES: dict[str, tuple[pa.DataType, Any, Any]] = {
+    "another order": (pa.struct([B, A]), {"b": "x", "a": 1}, {"a": 1, "b": "x"}),
+    "wider numbers": (pa.struct([("a", pa.int64()), B]), {"a": 2, "b": "x"}, {"a": 2, "b": "x"}),
+    "whole floats": (pa.struct([B, ("a", pa.float64())]), {"a": 3.0}, {"a": 3, "b": None}),
+    "no b": (pa.struct([A]), {"a": 4}, {"a": 4, "b": None}),
+    "no a": (pa.struct([B]), {"b": "x"}, {"a": None, "b": "x"}),
+    "a null": (pa.struct([B, A]), None, None),
+}
+UNFIT_SHAPES: dict[str, tuple[pa.DataType, Any]] = {
+    "a fraction": (pa.struct([("a", pa.float64()), B]), {"a": 1.5}),
+    "a large number": (pa.struct([("a", pa.int64()), B]), {"a": 2**31}),
+    "a text": (pa.struct([("a", pa.string()), B]), {"a": "1"}),
+    "one more field": (pa.struct([A, B, ("c", pa.int8())]), {"a": 1}),
+}
+ON_SPARK = ("another order", "whole floats", "no b", "a null", "a fraction")
+
+
+def _struct_rows(key: int, struct: pa.DataType, value: Any) -> pa.Table:
+    """Return a row with a struct, and with the struct in a list."""
+    return pa.table(
+        {
+            "k": pa.array([key], pa.int64()),
+            "s": pa.array([value], struct),
+            "listed": pa.array([[value]], pa.list_(struct)),
+        }
+    )
+
+
+def _native_rows(store: FeatureStore, rows: pa.Table) -> Any:
+    """Return rows as a dataframe of the engine, which it reads without the checks of Arrow."""
+    if store.engine == "spark":
+        from pyspark.sql import SparkSession
+
+        return SparkSession.active().createDataFrame(rows)  # type: ignore[arg-type]
+    return duckdb.sql("FROM rows")
+
+
+def test_struct_fields_are_matched_by_name_on_both_engines(
+    store: FeatureStore, engine_name: str, subtests: pytest.Subtests
+) -> None:
+    store.create_featuregroup(_struct_rows(0, pa.struct([A, B]), {"a": 0}), "g", primary_key="k")
+    expected: dict[int, Any] = {0: {"a": 0, "b": None}}
+    cases: dict[str, tuple[Any, ...]] = {**SHAPES, **UNFIT_SHAPES}
+    for title in ON_SPARK if engine_name == "spark" else cases:
+        struct, value, *stored = cases[title]
+        for form in ("Arrow", "native"):
+            key = len(expected)
+            rows = _struct_rows(key, struct, value)
+            df = rows if form == "Arrow" else _native_rows(store, rows)
+            with subtests.test(f"{title} in a dataframe of {form}"):
+                if title in UNFIT_SHAPES:
+                    with pytest.raises(SchemaMismatch, match="'s' is struct<"):
+                        store.insert_into_featuregroup(df, "g")
+                else:
+                    store.insert_into_featuregroup(df, "g")
+                    expected[key] = stored[0]
+    rows = store.get_featuregroup("g").to_arrow().to_pylist()
+    assert {row["k"]: row["s"] for row in rows} == expected
+    assert {row["k"]: row["listed"] for row in rows} == {key: [s] for key, s in expected.items()}

@@ -40,7 +40,6 @@ from featurestore.model.alert import Channel
 from featurestore.model.featuregroup import Commit
 from featurestore.model.monitor_report import Acceptance, MonitorReport
 from featurestore.model.on_demand import OnDemandFeature
-from featurestore.model.on_demand import feature as feature
 from featurestore.model.online_store import OnlineStoreSpec
 from featurestore.model.plan import FeaturePlan
 from featurestore.model.project import ProjectPlan
@@ -69,6 +68,7 @@ from featurestore.store import FeatureStore as FeatureStore
 from featurestore.streams.replay import Replayed
 from featurestore.training import TrainingDataset as TrainingDataset
 from featurestore.transform import Chain
+from featurestore.usersql.row_functions import feature as feature
 from featurestore.views import FeatureView as FeatureView
 
 __version__: str

@@ -47,7 +47,7 @@ from featurestore.arrow.bounds import (
     time_columns,
     variable_size_columns,
 )
-from featurestore.arrow.cast_lines import cast_line
+from featurestore.arrow.cast_lines import exact_cast_line
 from featurestore.arrow.casts import cast_array, decode, is_encoded
 from featurestore.arrow.column_lines import detect_language, nanoseconds_line
 from featurestore.arrow.column_names import check_feature_names, is_utf8_string, to_feature_names
@@ -695,14 +695,15 @@ def _cast_to_first(column: pa.Array, field: pa.Field, *, language: str) -> pa.Ar
         f"'{field.name}' is {describe(column_type)} where earlier rows have {describe(target_type)}"
     )
     if not can_fit(column_type, target_type):
-        line = cast_line(language, field.name, column_type, target_type)
+        line = exact_cast_line(language, field.name, column_type, target_type)
         raise SchemaMismatch(f"{problem}.", hint=line or "cast the column")
     try:
         return convert_array(cast_exactly(column, target_type), field.type, name=field.name)
     except InexactValueError as misfit:
-        line = cast_line(language, field.name, column_type, target_type)
+        # A cast would round or omit the value.
         raise SchemaMismatch(
-            f"{problem}, and {misfit}.", hint=line or "cast the column"
+            f"{problem}, and {misfit}.",
+            hint=f"convert {field.name!r} of the earlier rows to {describe(column_type)}",
         ) from misfit
 
 

@@ -131,6 +131,32 @@ def cast_line(library: str, column: str, source: pa.DataType, target: pa.DataTyp
     return _format_line(line, column, t=name, T=name.capitalize(), low=low, high=high)
 
 
+def exact_cast_line(
+    library: str, column: str, source: pa.DataType, target: pa.DataType
+) -> str | None:
+    """Return the code snippet that casts a column, and fails if a value has no equal.
+
+    Returns None if no snippet exists. There is none between numbers: writes cast numbers that have
+    an equal themselves, and a snippet would round the others.
+
+    >>> exact_cast_line("polars", "n", pa.string(), pa.int64())
+    'df = df.with_columns(pl.col("n").cast(pl.Int64))'
+    >>> exact_cast_line("pandas", "n", pa.float64(), pa.int64())
+    """
+    is_number = pat.is_integer(source) or pat.is_floating(source)
+    to_number = pat.is_integer(target) or pat.is_floating(target)
+    if array_shape(target) or (is_number and to_number):
+        return None
+    if not (is_number and pat.is_boolean(target)) and not (pat.is_string(source) and to_number):
+        return cast_line(library, column, source, target)
+    language = _LANGUAGES.get(library)
+    form = "flags" if pat.is_boolean(target) else "integers" if pat.is_integer(target) else "floats"
+    if language is None:
+        return cell_line(library, column, _EXACT_EXPRESSIONS[form])
+    name = language.types[str(target)]
+    return _format_line(_EXACT_LINES[library][form], column, t=name)
+
+
 def key_line(library: str, column: str, source: pa.DataType, target: pa.DataType) -> str | None:
     """Return the code snippet that casts a key column without rounding, so that keys stay distinct.
 
@@ -335,6 +361,46 @@ _DUCKDB = _Language(
     to_timestamp="rows = rows.select('* REPLACE ({q}::TIMESTAMPTZ AS {q})')",
     from_date="rows = rows.select('* REPLACE (make_timestamptz(epoch_us({q}::TIMESTAMP)) AS {q})')",
 )  # fmt: skip
+_SPARK_NUMBER = (
+    'df = df.withColumn("{c}", F.expr("coalesce(try_cast({c} AS {t}), '
+    'if({c} IS NULL, NULL, raise_error({c})))"))'
+)
+# Casts that fail for other values: of texts to numbers, and of zeros and ones to booleans.
+_EXACT_EXPRESSIONS = {
+    "integers": "int({v})",
+    "floats": "float({v})",
+    "flags": "{0: False, 1: True}[{v}]",
+}
+_EXACT_LINES = {
+    "pandas": {
+        "integers": 'df["{c}"] = pd.array([None if pd.isna(cell) else int(cell) for cell in df["{c}"]], '
+        'dtype="{t}")',
+        "floats": 'df["{c}"] = pd.to_numeric(df["{c}"]).astype("{t}")',
+        "flags": 'df["{c}"] = pd.array([None if pd.isna(cell) else {{0: False, 1: True}}[cell] '
+        'for cell in df["{c}"]], dtype="boolean")',
+    },
+    "polars": {
+        "integers": 'df = df.with_columns(pl.col("{c}").cast(pl.{t}))',
+        "floats": 'df = df.with_columns(pl.col("{c}").cast(pl.{t}))',
+        "flags": 'df = df.with_columns(pl.col("{c}").replace_strict('
+        "{{0: False, 1: True, None: None}}, return_dtype=pl.Boolean))",
+    },
+    "pyspark": {
+        # Without ANSI mode, Spark's plain casts return null for texts that are not numbers.
+        "integers": _SPARK_NUMBER,
+        "floats": _SPARK_NUMBER,
+        "flags": 'df = df.withColumn("{c}", F.expr("CASE WHEN {c} IN (0, 1) THEN {c} = 1 '
+        'WHEN {c} IS NOT NULL THEN raise_error(string({c})) END"))',
+    },
+    # A text with a question mark is not a number, and the error shows it.
+    "duckdb": {
+        "integers": "rows = rows.select('* REPLACE ((CASE WHEN {q}::DOUBLE % 1 = 0 THEN {q} "
+        "ELSE {q} || chr(63) END)::{t} AS {q})')",
+        "floats": "rows = rows.select('* REPLACE ({q}::{t} AS {q})')",
+        "flags": "rows = rows.select('* REPLACE (CASE {q} WHEN 0 THEN false WHEN 1 THEN true "
+        "ELSE ({q} || chr(63))::BOOLEAN END AS {q})')",
+    },
+}  # fmt: skip
 _LANGUAGES = {"pandas": _PANDAS, "polars": _POLARS, "pyspark": _SPARK, "duckdb": _DUCKDB}
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from featurestore.arrow.arrays import UNEQUAL_SHAPES_HINT
-from featurestore.arrow.cast_lines import cast_line
+from featurestore.arrow.cast_lines import exact_cast_line
 from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.exact_casts import InexactValueError, cast_exactly
 from featurestore.arrow.fitting import can_fit, can_widen, wider_decimal
@@ -72,14 +72,13 @@ class Batch:
 class ConvertColumns:
     """Batch function that converts record batches to the column types of a group.
 
-    The engine calls it in its workers. Error messages name ``group``; hints show code for
-    ``library`` and end with ``fallback_hint``. If ``can_widen``, hints suggest
+    The engine calls it in its workers. Error messages name ``group``; hints end with
+    ``fallback_hint``. If ``can_widen``, hints suggest
     ``schema_change="add"`` for decimals that are too narrow.
     """
 
     schema: pa.Schema
     group: str
-    library: str
     fallback_hint: str = _NEXT_VERSION
     can_widen: bool = False
 
@@ -111,7 +110,6 @@ class ConvertColumns:
         """Return a hint with the ways to write a value that does not fit its column."""
         if misfit.value is None:
             return UNEQUAL_SHAPES_HINT
-        line = cast_line(self.library, field.name, batch_type, field.type)
         fallback = self.fallback_hint
         wider = wider_decimal(batch_type, field.type)
         if wider is not None and fallback == _NEXT_VERSION:
@@ -119,7 +117,8 @@ class ConvertColumns:
             fallback = (
                 f"create the next version of the group with create_featuregroup(..., {types})"
             )
-        suggestions = [line or "cast the column", fallback]
+        # A cast would round or omit the value.
+        suggestions = [fallback]
         if self.can_widen and widen_for_value(misfit.value, field.type) is not None:
             suggestions.insert(0, "schema_change='add' widens the column")
         return ", or ".join(suggestions)
@@ -156,9 +155,7 @@ def convert_to_group_columns(
     # Conversions that can fail for single values are evaluated while the rows are read.
     unchecked = not all(map(can_widen, relation.schema.types, schema.types))
     if not _is_same_schema(relation.schema, schema):
-        converter = ConvertColumns(
-            schema, _group_title(spec), library, can_widen=schema_change is None
-        )
+        converter = ConvertColumns(schema, _group_title(spec), can_widen=schema_change is None)
         relation = engine.map_batches(relation, converter, schema=schema)
     return Batch(relation, extended_spec, tuple(added), unchecked)
 
@@ -242,7 +239,7 @@ def _cast_lines(
                 else f"use arrays of shape {array_shape(column_type)}"
             )
             continue
-        line = cast_line(library, field.name, field.type, column_type)
+        line = exact_cast_line(library, field.name, field.type, column_type)
         if line is not None:
             lines.append(line)
     return lines

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.cast_lines import cast_line
+from featurestore.arrow.cast_lines import exact_cast_line
 from featurestore.arrow.fitting import can_fit
 from featurestore.arrow.schemas import parse_type
 from featurestore.arrow.types import feature_type, is_nested
@@ -92,7 +92,7 @@ class DeclaredTypes:
             if column_type is None:
                 column_type = self._replace_decimals(batch_field.type)
             if not can_fit(batch_field.type, column_type):
-                line = cast_line(library, batch_field.name, batch_field.type, column_type)
+                line = exact_cast_line(library, batch_field.name, batch_field.type, column_type)
                 raise InvalidArgument(
                     f"Column {batch_field.name!r} is {batch_field.type}, which dtypes= does not "
                     f"convert to {column_type}: values are never parsed or rounded.",
@@ -395,7 +395,7 @@ def convert_relation(
     schema = declared.schema(rows.schema, library=library)
     if schema == rows.schema:
         return rows
-    return engine.map_batches(rows, _type_converter(schema, name, library), schema=schema)
+    return engine.map_batches(rows, _type_converter(schema, name), schema=schema)
 
 
 def convert_reader(
@@ -405,10 +405,10 @@ def convert_reader(
     schema = declared.schema(rows.schema, library=library)
     if schema == rows.schema:
         return rows
-    converter = _type_converter(schema, name, library)
+    converter = _type_converter(schema, name)
     return pa.RecordBatchReader.from_batches(schema, map(converter, rows))
 
 
-def _type_converter(schema: pa.Schema, name: str, library: str) -> ConvertColumns:
+def _type_converter(schema: pa.Schema, name: str) -> ConvertColumns:
     title = f"the declared types of feature group {name!r}"
-    return ConvertColumns(schema, title, library, fallback_hint="declare a wider type in dtypes=")
+    return ConvertColumns(schema, title, fallback_hint="declare a wider type in dtypes=")

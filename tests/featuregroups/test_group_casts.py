@@ -78,22 +78,22 @@ REFUSED = {
     "a fraction": (
         {"seats": [1, 2.5]},
         "'seats' is double .* int64, and 2.5 does not fit",
-        'df["seats"].round()',
+        "create the next version",
     ),
     "too large": (
         {"rows": [1, 2**31]},
         "'rows' is int64 .* int32, and 2147483648 does",
-        'between(-2147483648, 2147483647)).astype("Int32")',
+        "create the next version",
     ),
     "more digits": (
         {"score": [1, 0.1]},
         "'score' is double .* float, and 0.1 does",
-        'df["score"].astype("float32")',
+        "create the next version",
     ),
     "not exact": (
         {"price": [1, 2**53 + 1]},
         "'price' is int64 .* double, and 9007199254740993",
-        'astype("float64")',
+        "create the next version",
     ),
     "longer": (
         {"spectrum": [[1, 2, 3]] * 2},
@@ -108,12 +108,12 @@ REFUSED = {
     "finer arrays": (
         {"spectrum": [[0.5, 0.1]] * 2},
         "'spectrum' .*, and 0.1 does not fit",
-        'np.asarray(cell).astype("float32")',
+        "create the next version",
     ),
     "texts": (
         {"seats": ["1", "x"]},
         "'seats' is string where the group has int64",
-        'pd.to_numeric(df["seats"], errors="coerce")',
+        'int(cell) for cell in df["seats"]',
     ),
 }
 
@@ -132,8 +132,8 @@ def test_insert_lossy_value_error_contains_cast(group: FeatureGroup, case: str) 
 
 def test_insert_error_hint_matches_dataframe_library(group: FeatureGroup) -> None:
     with pytest.raises(SchemaMismatch) as error:
-        group.insert(pl.from_pandas(chunk(seats=[1, 2.5])))
-    assert 'pl.col("seats").round().cast(pl.Int64, strict=False)' in str(error.value.hint)
+        group.insert(pl.from_pandas(chunk(seats=["1", "2"])))
+    assert 'pl.col("seats").cast(pl.Int64)' in str(error.value.hint)
 
 
 def test_variable_lists_accept_arrays(empty_store: FeatureStore) -> None:

@@ -42,7 +42,7 @@ def test_spark_arrays_get_shapes_and_lossless_casts(spark: Any, tmp_path: Path) 
         group.insert(
             more.selectExpr("id + 10 AS id", "image", "pair", "tokens", "small + 0.5 AS small")
         )
-    assert 'F.expr("try_cast(round(small) AS int)")' in str(error.value.hint)
+    assert str(error.value.hint).startswith("create the next version")
     with pytest.raises(SchemaMismatch, match=r"shape \(3,\) does not fit"):
         group.insert(more.selectExpr("id", "image", "array(id, id, id) AS pair", "tokens", "small"))
     assert group.delta_version == 2

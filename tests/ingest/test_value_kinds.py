@@ -173,10 +173,16 @@ def test_later_chunk_error_has_same_hint(
                     group.insert(iter([wrong]))
                 with pytest.raises(SchemaMismatch) as later:
                     group.insert(iter([make({"n": [1]}), wrong]))
-                line = str(first.value.hint).split(", or create the next version")[0]
-                assert str(later.value.hint) == line
-                group.insert(after_hint(wrong, line))
-            assert group.read().to_arrow()["n"].to_pylist() == [1, 2, 3, 2]
+                line, _, next_version = str(first.value.hint).partition(", or ")
+                if "2.5" in str(first.value):
+                    # No line of code keeps the fraction.
+                    assert not next_version
+                    assert line.startswith("create the next version")
+                    assert later.value.hint == "convert 'n' of the earlier rows to double"
+                else:
+                    assert str(later.value.hint) == line
+                    group.insert(after_hint(wrong, line))
+            assert group.read().to_arrow()["n"].to_pylist() == [1, 2, 3]
 
 
 def test_nanosecond_labels_do_not_match_later_features(

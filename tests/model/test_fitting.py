@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from featurestore.arrow.cast_lines import cast_line
+from featurestore.arrow.cast_lines import cast_line, exact_cast_line
 from featurestore.arrow.casts import cast_array
 from featurestore.arrow.exact_casts import InexactValueError, cast_exactly, cast_label_keys
 from featurestore.arrow.fitting import can_fit, can_widen
@@ -264,6 +264,65 @@ def test_cast_line_decimals_keep_every_value(
     if line is None or (as_text and pa.types.is_integer(target)):
         return  # texts that are not integers become null
     assert [Decimal(str(cell)) for cell in pasted(library, source, line).to_pylist()[:1]] == [value]
+
+
+# Values, the type of the column, and the values that the column has; None if one has no equal.
+EXACT_CASTS: dict[str, tuple[pa.Array, pa.DataType, list[Any] | None]] = {
+    "texts of integers": (
+        pa.array(["15", None, "9007199254740993"]), pa.int64(), [15, None, 2**53 + 1]
+    ),
+    "words": (pa.array(["15", "x"]), pa.int64(), None),
+    "fractions in texts": (pa.array(["15", "1.5"]), pa.int64(), None),
+    "out of range": (pa.array(["300"]), pa.int8(), None),
+    "texts of floats": (pa.array(["1.5", None, "1e300"]), pa.float64(), [1.5, None, 1e300]),
+    "words for floats": (pa.array(["1.5", "x"]), pa.float64(), None),
+    "flags": (pa.array([0, 1, None]), pa.bool_(), [False, True, None]),
+    "integers that are no flags": (pa.array([0, 2]), pa.bool_(), None),
+    "float flags": (pa.array([0.0, 1.0]), pa.bool_(), [False, True]),
+    "floats that are no flags": (pa.array([0.5]), pa.bool_(), None),
+    "numbers as text": (pa.array([1, 2]), pa.string(), ["1", "2"]),
+}  # fmt: skip
+
+
+def test_exact_cast_line_keeps_all_values_or_fails(subtests: pytest.Subtests) -> None:
+    for library, case in product(NAMES, EXACT_CASTS):
+        with subtests.test(library=library, case=case):
+            values, target, expected = EXACT_CASTS[case]
+            line = exact_cast_line(
+                library, "col_0" if library == "tuples" else "n", values.type, target
+            )
+            assert line is not None
+            try:
+                result = cast_exactly(pasted(library, values, line), target).to_pylist()
+            except Exception:  # each library has its own error
+                result = None
+            assert result == expected
+
+
+def test_exact_cast_line_works_on_spark(spark: Any, subtests: pytest.Subtests) -> None:
+    from pyspark.sql import functions
+
+    for mode, (case, (values, target, expected)) in product(("true", "false"), EXACT_CASTS.items()):
+        with subtests.test(ansi=mode, case=case):
+            spark.conf.set("spark.sql.ansi.enabled", mode)
+            line = exact_cast_line("pyspark", "n", values.type, target)
+            names = {"df": spark.createDataFrame(pa.table({"n": values})), "F": functions}
+            exec(str(line), names)
+            try:
+                result = [row.n for row in names["df"].collect()]
+            except Exception:  # raised by one of several classes of Spark
+                result = None
+            finally:
+                spark.conf.unset("spark.sql.ansi.enabled")
+            assert result == expected
+
+
+@given(st.sampled_from(list(NAMES)), st.sampled_from(INTEGERS + FLOATS), st.sampled_from(INTEGERS))
+def test_exact_cast_line_never_converts_between_numbers(
+    library: str, source: pa.DataType, target: pa.DataType
+) -> None:
+    assert exact_cast_line(library, "n", source, target) is None
+    assert exact_cast_line(library, "n", pa.list_(source, 2), pa.list_(target, 2)) is None
 
 
 def test_cast_line_arrays_casts_each_cell() -> None:

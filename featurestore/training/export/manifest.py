@@ -305,20 +305,20 @@ def _missing_label_error(
     request: ExportRequest, label: str, rows: str, language: str | None
 ) -> InvalidArgument:
     """Return the error for rows without label, with the line that removes them."""
-    line = ""
+    hint = 'missing_labels="drop", or missing_labels="weight_zero" to store these rows with the weight 0'
+    line = None
     if language is None:
         condition = f"{label} is not null"
         try:
             predicate(condition, schema=request.schema, dialect=DIALECT)
         except FeatureStoreError:  # a reserved word of SQL
             condition = f"{quote(label)} is not null"
-        line = f"frame = frame.filter({condition!r}), or "
+        line = f"frame = frame.filter({condition!r})"
     elif language in _DROP_NULLS:
-        line = f"{_DROP_NULLS[language].format(label)}, or "
+        line = _DROP_NULLS[language].format(label)
     return InvalidArgument(
         f"The label {label!r} is null in {rows}, and a model would learn them as zeros.",
-        hint=f'{line}missing_labels="drop", or missing_labels="weight_zero" to store these rows '
-        "with the weight 0",
+        hint=hint if line is None else f"{line}, or {hint}",
     )
 
 

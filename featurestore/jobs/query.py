@@ -353,9 +353,7 @@ class RangesAccumulator(Accumulator[list[RowDigest], list[RowDigest]]):
     def update(self, state: list[RowDigest], batch: pa.RecordBatch) -> list[RowDigest]:
         """Add each row of a batch to the digests of the ranges that contain it."""
         return [
-            DigestAccumulator().update(
-                digest, select_rows(batch, pc.indices_nonzero(_is_inside(batch, time_range)))
-            )
+            DigestAccumulator().update(digest, _select_range(batch, time_range))
             for digest, time_range in zip(state, self.ranges, strict=True)
         ]
 
@@ -368,12 +366,9 @@ class RangesAccumulator(Accumulator[list[RowDigest], list[RowDigest]]):
         return state
 
 
-def _is_inside(batch: pa.RecordBatch, time_range: TimeRange) -> pa.Array:
-    values = pc.cast(batch.column(batch.schema.get_field_index(time_range.column)), TIMESTAMP)
-    start, end = pa.scalar(time_range.start, TIMESTAMP), pa.scalar(time_range.end, TIMESTAMP)
-    if time_range.closed == "right":
-        return pc.and_(pc.greater(values, start), pc.less_equal(values, end))
-    return pc.and_(pc.greater_equal(values, start), pc.less(values, end))
+def _select_range(batch: pa.RecordBatch, time_range: TimeRange) -> pa.RecordBatch:
+    times = batch.column(batch.schema.get_field_index(time_range.column))
+    return select_rows(batch, pc.indices_nonzero(time_range.contains(times)))
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,24 @@ class TimeRange:
     end: datetime
     closed: Literal["left", "right"] = "left"
 
+    def contains(self, times: pa.Array) -> pa.Array:
+        """Return for each time whether it is in the range; a date is its midnight in UTC.
+
+        >>> import pyarrow as pa
+        >>> from datetime import UTC, date
+        >>> january = TimeRange("at", datetime(2024, 1, 1, tzinfo=UTC), datetime(2024, 2, 1, tzinfo=UTC))
+        >>> january.contains(pa.array([date(2024, 1, 1), date(2024, 2, 1), None])).to_pylist()
+        [True, False, None]
+        """
+        import pyarrow.compute as pc
+
+        from featurestore.arrow.types import TIMESTAMP
+
+        times = times.cast(TIMESTAMP)
+        if self.closed == "right":
+            return pc.and_(pc.greater(times, self.start), pc.less_equal(times, self.end))
+        return pc.and_(pc.greater_equal(times, self.start), pc.less(times, self.end))
+
 
 @dataclass(frozen=True)
 class TableWrite:

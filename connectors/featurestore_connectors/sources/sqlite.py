@@ -343,13 +343,7 @@ def _filter_window(
 ) -> Iterator[pa.RecordBatch]:
     """Yield only rows in a window; the last column is their time."""
     for batch in batches:
-        times = batch.column(batch.num_columns - 1).cast(TIMESTAMP)
-        start, end = pa.scalar(window.start, TIMESTAMP), pa.scalar(window.end, TIMESTAMP)
-        if window.closed == "right":
-            inside = pc.and_(pc.greater(times, start), pc.less_equal(times, end))
-        else:
-            inside = pc.and_(pc.greater_equal(times, start), pc.less(times, end))
-        yield batch.filter(inside)
+        yield batch.filter(window.contains(batch.column(batch.num_columns - 1)))
 
 
 def _select_first_columns(

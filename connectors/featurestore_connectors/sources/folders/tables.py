@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from featurestore.arrow.schemas import type_from_json, type_to_json
 from featurestore.arrow.text_values import TextRules, arrow_type, is_typed_value, parse_texts
@@ -165,16 +164,7 @@ def _filter_window(batch: pa.RecordBatch, window: TimeRange | None) -> pa.Record
     """Return the rows of a batch that are in a window."""
     if window is None:
         return batch
-    times = batch.column(window.column)
-    if pa.types.is_date(times.type):
-        # A date is the instant of its midnight in UTC.
-        times = times.cast(pa.timestamp("us")).cast(pa.timestamp("us", tz="UTC"))
-    start, end = (pa.scalar(each, times.type) for each in (window.start, window.end))
-    if window.closed == "right":
-        mask = pc.and_(pc.greater(times, start), pc.less_equal(times, end))
-    else:
-        mask = pc.and_(pc.greater_equal(times, start), pc.less(times, end))
-    return batch.filter(mask)
+    return batch.filter(window.contains(batch.column(window.column)))
 
 
 @dataclass

@@ -28,6 +28,7 @@ from featurestore.usersql.constants import (
     Number,
     is_narrowed,
     narrow_comparison,
+    number_literal,
     to_number,
 )
 from featurestore.usersql.functions import (
@@ -164,6 +165,9 @@ class TypedSql:
     arrow: pa.DataType | None = None
 
 
+# Each conversion of a hint parses the condition again.
+_MAX_CONVERSIONS = 5
+_CONVERTED = "write the constant in the type of the column: "
 # A result of a case without a type.
 _NULL = TypedSql("NULL", "null")
 # Functions of a list and a value; the list must be written in the condition.
@@ -176,7 +180,7 @@ _INTERVAL_TEXT = re.compile(
 def expression(sql: str, *, schema: pa.Schema, dialect: str) -> TypedSql:
     """Translate an expression of row columns to the SQL of an engine; raise like ``predicate``."""
     try:
-        return _translate(sql, schema, dialect)
+        return _translate(sql, schema, dialect, conversions=_MAX_CONVERSIONS)
     except InvalidSql as error:
 
         def is_valid(quoted_sql: str, _: set[str]) -> bool:
@@ -193,11 +197,14 @@ def expression(sql: str, *, schema: pa.Schema, dialect: str) -> TypedSql:
         raise InvalidSql(error.message, hint=hint) from error
 
 
-def _translate(sql: str, schema: pa.Schema, dialect: str) -> TypedSql:
-    """Translate an expression without a hint for columns that need quotes."""
+def _translate(sql: str, schema: pa.Schema, dialect: str, *, conversions: int = 0) -> TypedSql:
+    """Translate an expression without a hint for columns that need quotes.
+
+    ``conversions`` is the number of comparisons in which a hint may convert constants.
+    """
     tree = parse_statement(sql, expected="condition", calls_by_name=True)
     try:
-        return _Writer(sql, schema, dialect).write(tree)
+        return _Writer(sql, schema, dialect, conversions).write(tree)
     except RecursionError as error:
         # The writer recurses for each nesting level, so a deep user condition can exhaust Python's
         # stack.
@@ -207,9 +214,10 @@ def _translate(sql: str, schema: pa.Schema, dialect: str) -> TypedSql:
 class _Writer:
     """Writes the nodes of a condition as the SQL of an engine."""
 
-    def __init__(self, sql: str, schema: pa.Schema, dialect: str) -> None:
+    def __init__(self, sql: str, schema: pa.Schema, dialect: str, conversions: int) -> None:
         from sqlglot import exp
 
+        self._conversions = conversions
         self._sql = sql
         self._dialect = dialect
         self._schema = schema
@@ -261,8 +269,7 @@ class _Writer:
         check_time()
         kind = type(node)
         if kind in self._comparisons:
-            left, right = self.write(node.this), self.write(node.expression)
-            return self._write_comparison(self._comparisons[kind], left, right)
+            return self._write_comparison(self._comparisons[kind], node)
         if kind in self._operators:
             return self._write_operator(self._operators[kind], node)
         if kind in self._writers:
@@ -365,13 +372,18 @@ class _Writer:
 
     # -- comparisons with constants -------------------------------------------------------
 
-    def _write_comparison(self, sign: str, left: TypedSql, right: TypedSql) -> TypedSql:
+    def _write_comparison(self, sign: str, node: exp.Expr) -> TypedSql:
         """Write a comparison; constants are converted to the type of a numeric column."""
+        left, right = self.write(node.this), self.write(node.expression)
         if _is_constant_of(right, left):
             return self._compare_column(sign, left, right)
         if _is_constant_of(left, right):
             return self._compare_column(MIRRORED.get(sign, sign), right, left)
-        left_sql, right_sql = self._to_comparable([left, right])
+        left_sql, right_sql = self._to_comparable(
+            [left, right],
+            [node.this, node.expression],
+            is_equality=sign not in ("<", "<=", ">", ">="),
+        )
         return TypedSql(f"({left_sql} {sign} {right_sql})", "boolean")
 
     def _compare_column(self, sign: str, column: TypedSql, constant: TypedSql) -> TypedSql:
@@ -453,22 +465,23 @@ class _Writer:
         for name, argument in node.args.items():
             if argument and name not in ("this", "expressions"):
                 raise self._unsupported_error(node)
-        return self._write_choices(self.write(node.this), list(map(self.write, choice_nodes)))
+        return self._write_choices(node.this, choice_nodes)
 
     def _write_list_test(self, choices: exp.Expr, value: exp.Expr) -> TypedSql:
         """Write ``contains([1, 2], n)``, which is ``n IN (1, 2)`` without the nulls of the list."""
         from sqlglot import exp
 
-        operand = self.write(value)
         # DuckDB: an empty list contains nothing, not even null.
         if not choices.expressions:
             return TypedSql("FALSE", "boolean")
-        constants = [self.write(node) for node in choices.expressions if type(node) is not exp.Null]
+        constants = [node for node in choices.expressions if type(node) is not exp.Null]
         if not constants:
-            return self._decide(operand, False)
-        return self._write_choices(operand, constants)
+            return self._decide(self.write(value), False)
+        return self._write_choices(value, constants)
 
-    def _write_choices(self, column: TypedSql, constants: list[TypedSql]) -> TypedSql:
+    def _write_choices(self, value_node: exp.Expr, choice_nodes: Sequence[exp.Expr]) -> TypedSql:
+        """Write the test whether a value is one of some choices."""
+        column, constants = self.write(value_node), list(map(self.write, choice_nodes))
         if all(_is_constant_of(constant, column) for constant in constants):
             choices = []
             for constant in constants:
@@ -478,19 +491,22 @@ class _Writer:
             if not choices:
                 return self._decide(column, False)
             return TypedSql(f"({column.sql} IN ({', '.join(choices)}))", "boolean")
-        value, *choices = self._to_comparable([column, *constants])
+        value, *choices = self._to_comparable(
+            [column, *constants], [value_node, *choice_nodes], is_equality=True
+        )
         return TypedSql(f"({value} IN ({', '.join(choices)}))", "boolean")
 
     def _write_between(self, node: exp.Expr) -> TypedSql:
         if node.args.get("symmetric"):
             raise self._unsupported_error(node)
-        operands = list(map(self.write, (node.this, node.args["low"], node.args["high"])))
+        operand_nodes = [node.this, node.args["low"], node.args["high"]]
+        operands = list(map(self.write, operand_nodes))
         column, *bounds = operands
         if all(_is_constant_of(bound, column) for bound in bounds):
             first = self._compare_column(">=", column, bounds[0])
             last = self._compare_column("<=", column, bounds[1])
             return TypedSql(f"({first.sql} AND {last.sql})", "boolean")
-        value, low, high = self._to_comparable(operands)
+        value, low, high = self._to_comparable(operands, operand_nodes, is_equality=False)
         return TypedSql(f"({value} BETWEEN {low} AND {high})", "boolean")
 
     def _write_like(self, node: exp.Expr) -> TypedSql:
@@ -573,7 +589,7 @@ class _Writer:
         if name in _LIST_TESTS and len(arguments) == 2 and isinstance(arguments[0], exp.Array):
             return self._write_list_test(arguments[0], arguments[1])
         if name in SAME_KIND_FUNCTIONS and arguments:
-            return self._write_choice(name, list(map(self.write, arguments)))
+            return self._write_choice(name, arguments)
         if name == "date_part" and len(arguments) == 2:
             return self._write_date_part(arguments[0], arguments[1])
         functions = FUNCTIONS.get(name) or OPERATORS.get(name)
@@ -593,11 +609,17 @@ class _Writer:
             raise self._unknown_function_error(name)
         return self._write_function(name, functions, [self.write(time)])
 
-    def _write_choice(self, name: str, arguments: list[TypedSql]) -> TypedSql:
+    def _write_choice(self, name: str, nodes: Sequence[exp.Expr]) -> TypedSql:
         """Write a function that returns one of its arguments."""
+        arguments = list(map(self.write, nodes))
         if name == "nullif" and len(arguments) != 2:
             raise self._wrong_kinds_error(name, arguments)
-        kind, values = self._convert_to_common_kind(arguments)
+        try:
+            kind, values = self._convert_to_common_kind(arguments)
+        except InvalidSql as error:
+            line = self._convert_constants(arguments, nodes)
+            hint = error.hint if line is None else f"{_CONVERTED}{line}"
+            raise InvalidSql(error.message, hint=hint) from error
         return TypedSql(f"{name}({', '.join(values)})", kind)
 
     def _write_function(
@@ -659,7 +681,9 @@ class _Writer:
             return "number", list(map(self._convert_to_number, values))
         raise self._wrong_kinds_error("a choice between values", values)
 
-    def _to_comparable(self, operands: list[TypedSql]) -> list[str]:
+    def _to_comparable(
+        self, operands: list[TypedSql], nodes: Sequence[exp.Expr], *, is_equality: bool
+    ) -> list[str]:
         """Convert the operands of a comparison to comparable kinds."""
         kinds = {operand.kind for operand in operands}
         times = {"date", "timestamp"}
@@ -669,7 +693,7 @@ class _Writer:
             return self._to_comparable_numbers(operands, kinds)
         if len(kinds) == 1 and operands[0].kind in _ORDERED:
             return [operand.sql for operand in operands]
-        raise self._wrong_kinds_error("a comparison", operands)
+        raise self._incomparable_error(operands, nodes, is_equality=is_equality)
 
     def _to_comparable_numbers(self, operands: list[TypedSql], kinds: set[Kind]) -> list[str]:
         """Convert numbers to types that all engines compare equally."""
@@ -916,6 +940,54 @@ class _Writer:
             hint=REPLACEMENTS.get(name.lower(), hint),
         )
 
+    def _incomparable_error(
+        self, operands: Sequence[TypedSql], nodes: Sequence[exp.Expr], *, is_equality: bool
+    ) -> InvalidSql:
+        """Return the error for a comparison; its hint has constants of the column's type."""
+        error = self._wrong_kinds_error("a comparison", operands)
+        texts = [operand for operand in operands if operand.kind == "string"]
+        # Numbers as texts have another order.
+        is_ordered_text = not is_equality and any(operand.constant is None for operand in texts)
+        line = None if is_ordered_text else self._convert_constants(operands, nodes)
+        hint = error.hint
+        if line is not None:
+            hint = f"{_CONVERTED}{line}"
+        # Numbers as texts also equal other constants: 1.50 is not equal to '1.5' as a text.
+        elif is_ordered_text or any(operand.constant is not None for operand in texts):
+            hint = "use operands of one type"
+        return InvalidSql(error.message, hint=hint)
+
+    def _convert_constants(
+        self, operands: Sequence[TypedSql], nodes: Sequence[exp.Expr]
+    ) -> str | None:
+        """Return the condition with the constants beside a column as values of the column's type.
+
+        None if a constant is no value of the type, or if the condition would still be invalid.
+        """
+        columns = [operand for operand in operands if operand.constant is None]
+        types = {str(operand.arrow) for operand in columns}
+        if len(types) != 1 or columns[0].arrow is None or self._conversions == 0:
+            return None
+        literals = []
+        for operand, node in zip(operands, nodes, strict=True):
+            if operand.constant is None or operand.kind == columns[0].kind:
+                continue
+            literal = _literal_of(operand.constant, columns[0].arrow)
+            if literal is None:
+                return None
+            literals.append((node, literal))
+        root = nodes[0].root().copy()
+        for node, literal in literals:
+            _same_node(root, node).replace(literal)
+        line = root.sql(dialect=DIALECT)
+        try:
+            _translate(line, self._schema, self._dialect, conversions=self._conversions - 1)
+        except InvalidSql as error:
+            # The next comparison of the condition has its own hint.
+            _, is_converted, line = (error.hint or "").partition(_CONVERTED)
+            return line if is_converted else None
+        return line
+
     def _wrong_kinds_error(
         self, name: str, operands: Sequence[TypedSql], functions: Sequence[Function] = ()
     ) -> InvalidSql:
@@ -931,6 +1003,44 @@ class _Writer:
 
 def _write_double(literal: str) -> TypedSql:
     return TypedSql(f"CAST('{literal}' AS DOUBLE)", "number", constant=Decimal(literal))
+
+
+def _literal_of(constant: object, dtype: pa.DataType) -> exp.Expr | None:
+    """Return a constant as a literal that has the same value in a type; None if there is none."""
+    from sqlglot import exp
+
+    if pat.is_string(dtype) or pat.is_large_string(dtype):
+        if isinstance(constant, int | Decimal):
+            return exp.Literal.string(format(Decimal(constant), "f"))
+        return None
+    is_number = pat.is_integer(dtype) or pat.is_floating(dtype) or pat.is_decimal(dtype)
+    if not isinstance(constant, str) or not (is_number or pat.is_boolean(dtype)):
+        return None
+    try:
+        value = from_text(constant, dtype)
+    except ConversionError:
+        # No value of the type equals the number, but it can be compared with them.
+        if not is_number or not re.fullmatch(r"-?\d{1,18}(\.\d{1,18})?", constant):
+            return None
+        value = Decimal(constant)
+    if isinstance(value, bool):
+        return exp.Boolean(this=value)
+    if not math.isfinite(value):
+        return exp.cast(exp.Literal.string(constant), "double")
+    literal = exp.Literal.number(number_literal(value).removeprefix("-"))
+    return exp.Neg(this=literal) if value < 0 else literal
+
+
+def _same_node(root: exp.Expr, node: exp.Expr) -> exp.Expr:
+    """Return the node of a copied tree at the position of a node."""
+    path: list[tuple[str, int | None]] = []
+    while node.parent is not None and node.arg_key is not None:
+        path.append((node.arg_key, node.index))
+        node = node.parent
+    for key, index in reversed(path):
+        child = root.args[key]
+        root = child if index is None else child[index]
+    return root
 
 
 def _is_interval(node: exp.Expr) -> bool:

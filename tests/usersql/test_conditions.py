@@ -6,6 +6,7 @@ import contextlib
 import pathlib
 import re
 from datetime import UTC, datetime
+from decimal import Decimal
 from itertools import product
 
 import duckdb
@@ -142,7 +143,9 @@ def test_predicate_errors_name_available_names_and_types(subtests: pytest.Subtes
         ("sped > 1", "did you mean speed"),
         ("address.town = 'x'", "no field 'town'. Available: 'street'"),
         ("starts_wit(zone, 'A')", "did you mean starts_with()"),
-        ("seats = '5'", "integer to string: cast(x as varchar)"),
+        ("seats = zone", "integer to string: cast(x as varchar)"),
+        ("seats > zone", "use operands of one type"),
+        ("seats = 'many'", "use operands of one type"),
         ("at > true", "use operands of one type"),
         ("cast(seats as json) = 1", "unsupported type json. Available: 'boolean', 'bigint'"),
         ("cast(zone as bigint) = 1", "use a column of the type integer"),
@@ -154,6 +157,60 @@ def test_predicate_errors_name_available_names_and_types(subtests: pytest.Subtes
                 pytest.raises(InvalidSql, match=re.escape(message)),
             ):
                 predicate(text, schema=SCHEMA, dialect=dialect)
+
+
+def test_hint_of_a_constant_of_another_type_keeps_its_value(subtests: pytest.Subtests) -> None:
+    rows = [(2, 1.5, Decimal("1.50"), True, "2"), (-3, -2.25, Decimal("-7.00"), False, "1.5")]
+    schema = pa.schema(
+        [
+            ("n", pa.int64()), ("x", pa.float64()), ("d", pa.decimal128(5, 2)), ("b", pa.bool_()),
+            ("s", pa.string()),
+        ]
+    )  # fmt: skip
+    with duckdb.connect() as database:
+        table = pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows])
+        database.register("t", table.cast(schema))
+        for text, meaning in (
+            ("n = '2'", lambda n, x, d, b, s: n == 2),
+            ("'-3' = n", lambda n, x, d, b, s: n == -3),
+            ("n <> '02'", lambda n, x, d, b, s: n != 2),
+            ("n > '1.5'", lambda n, x, d, b, s: n > 1.5),
+            ("n in ('2', '7')", lambda n, x, d, b, s: n in (2, 7)),
+            ("n between '-3' and '0'", lambda n, x, d, b, s: -3 <= n <= 0),
+            ("x >= '1.5'", lambda n, x, d, b, s: x >= 1.5),
+            ("x < 'inf'", lambda n, x, d, b, s: True),
+            ("d = '1.50'", lambda n, x, d, b, s: d == Decimal("1.5")),
+            ("d <> '1.505'", lambda n, x, d, b, s: True),
+            ("b = 'true'", lambda n, x, d, b, s: b),
+            ("s = 2", lambda n, x, d, b, s: s == "2"),
+            ("s in (2, 1.5)", lambda n, x, d, b, s: s in ("2", "1.5")),
+            ("coalesce(n, '1') = 2", lambda n, x, d, b, s: n == 2),
+            (
+                "n = '2' and (s = 2 or x > '0')",
+                lambda n, x, d, b, s: n == 2 and (s == "2" or x > 0),
+            ),
+        ):
+            with subtests.test(text):
+                with pytest.raises(InvalidSql) as error:
+                    predicate(text, schema=schema, dialect="duckdb")
+                _, line = (error.value.hint or "").split(
+                    "write the constant in the type of the column: "
+                )
+                condition = predicate(line, schema=schema, dialect="duckdb")
+                actual = database.execute(
+                    f"select n, x, d, b, s from t where {condition}"
+                ).fetchall()
+                assert actual == [row for row in rows if meaning(*row)]
+    # Texts have another order than numbers, and other texts have the same number.
+    for text in ("s > 1", "n = 'two'", "s between 1 and 2"):
+        with subtests.test(text), pytest.raises(InvalidSql, match="Hint: use operands of one type"):
+            predicate(text, schema=schema, dialect="duckdb")
+
+
+def test_hint_for_many_constants_is_bounded() -> None:
+    text = " or ".join(f"seats = '{number}'" for number in range(500))
+    with pytest.raises(InvalidSql, match="use operands of one type"):
+        predicate(text, schema=SCHEMA, dialect="duckdb")
 
 
 def test_predicate_double_quoted_text_raises() -> None:

@@ -151,6 +151,7 @@ def test_late_materialization_exports_equal_bytes(
     times = make_labels(t=[hours_after_t0(hour) for hour in range(count)])["t"]
     rows = {"key": random.integers(0, 50, count), "t": times, "x": random.random(count)}
     request = {"n": np.arange(count), "key": random.integers(0, 60, count), "t": times}
+    request["y"] = random.integers(0, 2, count)
     actual = []
     for share in (-1, 1):
         monkeypatch.setattr(late_materialization, "_MEMORY_FRACTION", share)
@@ -160,7 +161,7 @@ def test_late_materialization_exports_equal_bytes(
                 pa.table(request), "asked", primary_key=("n",), event_time="t"
             )
             frame = store.get_features(["rows.x"], labels="asked")
-            dataset = store.create_training_dataset(frame, "made", label="x", shards=3)
+            dataset = store.create_training_dataset(frame, "made", label="y", shards=3)
             for split in dataset.manifest.splits:
                 actual.append([shard.sha256 for shard in split.shards])
     assert actual[0] == actual[1]

@@ -165,7 +165,8 @@ def add_condition(expectation: Expectation, where: str, columns: Columns) -> Exp
         raise NotConvertible(
             f"{str(error)!r} in its where is not a comparison of columns with constants"
         ) from error
-    kwargs = {**expectation["kwargs"], "row_condition": condition}
+    selection = {"row_condition": condition, "condition_parser": "sql"}
+    kwargs = {**expectation["kwargs"], **selection}
     return {**expectation, "kwargs": kwargs}
 
 

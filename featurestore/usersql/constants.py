@@ -74,6 +74,8 @@ def to_number(constant: int | Decimal, kind: pa.DataType) -> Number | None:
     value: Number = constant
     if is_float and (isinstance(constant, Decimal) or float(constant) == constant):
         value = float(constant)
+    elif pat.is_decimal(kind):  # integers of more than 64 bits are no decimals
+        value = Decimal(constant)
     elif isinstance(constant, Decimal) and _EXACT.remainder(constant, Decimal(1)) == 0:
         value = int(constant)
     convert = from_json if is_float and isinstance(constant, Decimal) else to_value

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 
 import duckdb
 import hypothesis.strategies as st
@@ -19,6 +20,8 @@ from featurestore_connectors.great_expectations.predicates import evaluate
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 NUMBERS = [None, -2, 0, 1, 3]
+FLOATS = [None, float("nan"), -0.0, 0.1, 2.5, float("inf")]
+CENTS = [None, Decimal("0.10"), Decimal("2.50"), Decimal("-1")]
 TEXTS = [None, "", "paid", "it's", "back\\slash"]
 ROWS = pa.table(
     {
@@ -31,6 +34,9 @@ ROWS = pa.table(
             [None if row % 7 == 0 else START + timedelta(hours=row) for row in range(125)],
             pa.timestamp("us", tz="UTC"),
         ),
+        "x": [FLOATS[row % 6] for row in range(125)],
+        "money": pa.array([CENTS[row % 4] for row in range(125)], pa.decimal128(5, 2)),
+        "day": pa.array([None, *[date(2024, 1, 1 + row % 4) for row in range(124)]]),
     }
 )
 COLUMNS = Columns(ROWS.schema)
@@ -46,6 +52,13 @@ TEXT = st.sampled_from([quote(text) for text in TEXTS if text is not None])
 TIME = st.sampled_from(["'2024-01-02T00:00:00Z'", "'2024-01-03'"])
 TESTS = st.one_of(
     st.builds("{} {} {}".format, st.sampled_from(["n", '"m"', "N"]), SIGN, NUMBER),
+    st.builds(
+        "{} {} {}".format,
+        st.sampled_from(["x", "money"]),
+        SIGN,
+        st.sampled_from(["0.1", "0", "-1"]),
+    ),
+    st.builds("day {} '2024-01-0{}'".format, SIGN, st.integers(1, 4)),
     st.builds("{} {} n".format, NUMBER, SIGN),
     st.builds("n {} m".format, SIGN),
     st.builds("status {} {}".format, SIGN, TEXT),
@@ -79,8 +92,9 @@ def test_row_condition_selects_the_rows_of_where(sql_condition: str) -> None:
         selected = database.execute(
             f"select row from rows where {sql_condition} order by row"
         ).fetchall()
-    condition = parse_condition(to_row_condition(sql_condition, COLUMNS))
+    condition = parse_condition(to_row_condition(sql_condition, COLUMNS), "sql")
     assert condition is not None
+    assert set(condition.columns()) <= set(ROWS.column_names)
     (mask,) = evaluate(ROWS, [condition.sql(ROWS.schema)])
     assert ROWS["row"].filter(mask).to_pylist() == [row for (row,) in selected]
 

@@ -95,7 +95,7 @@ def test_add_dbt_project_defines_groups(shop: FeatureStore) -> None:
     assert shop.validate_featuregroup("orders").success
     notes = " ".join(result.notes)
     limited = expectations["expect_column_values_to_be_unique", "amount"]["kwargs"]
-    assert limited["row_condition"] == "(`status` == 'returned')"
+    assert limited["row_condition"] == "\"status\" = 'returned'"
     assert "compares with 'seed.shop.raw_customers', which is not imported" in notes
     assert "'assert_payments_are_positive' was not imported: it is SQL" in notes
     spending = shop.featuregroup("customer_spending")
@@ -142,7 +142,10 @@ def test_relationships_become_comparisons_of_groups(
         ("raw_customers", 1),
         ("orders", 1),
     ] or changed.changed == ("orders",)
-    comparison["kwargs"]["row_condition"] = "(`status` == 'returned')"  # type: ignore[index]
+    comparison["kwargs"] |= {  # type: ignore[operator]
+        "row_condition": "\"status\" = 'returned'",
+        "condition_parser": "sql",
+    }
     comparison["severity"] = "warning"
     assert comparison in shop.featuregroup("orders").spec.expectations
     assert shop.validate_featuregroup("orders").success

@@ -103,6 +103,27 @@ def test_stored_condition_does_not_execute_code(
             assert not marker.exists()
 
 
+def test_stored_condition_in_sql_reads_no_files(
+    validator: Validator, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    for condition in (
+        f"exists (select 1 from read_text('{path}'))",
+        f"n in (select 1 from '{path}')",
+        f"copy n to '{path}'",
+        "n = 1; select 1",
+        "n = 1) or (1 = 1",
+        "getenv('HOME') = word",
+        "current_setting('threads') = word",
+        "n",
+        "n = " + "1 + " * 5_000 + "1",
+        {"type": "nullity"},
+    ):
+        with subtests.test(condition=str(condition)[:40]), pytest.raises(InvalidExpectation):
+            validator.check(TABLE, [rule(condition, condition_parser="sql")])
+
+
 def test_stored_condition_column_names_are_not_evaluated(
     validator: Validator, tmp_path: Path
 ) -> None:
@@ -186,11 +207,26 @@ CONDITIONS: list[tuple[Any, list[int]]] = [
 ]
 
 
+# Conditions in SQL, where a comparison with null is null, and NaN is above all numbers.
+SQL_CONDITIONS: list[tuple[Any, list[int]]] = [
+    ("n >= 2 and m is null", [3]),
+    ("n <> 2", [0, 3]),
+    ("not (n = 2)", [0, 3]),
+    ("x > 5", [2, 3]),
+    ("n not in (1, 40)", [1]),
+    ("word like 'it%'", [3]),
+    ("\"home town\" = 'w' or n + 1 = 2", [0, 2, 3]),
+    ("at > '1970-01-01 00:00:00.000001'", [2]),
+]
+
+
 def test_row_condition_selects_rows(validator: Validator, subtests: pytest.Subtests) -> None:
     values = TABLE["n"].to_pylist()
-    for condition, met in CONDITIONS:
+    notations = [(*case, {}) for case in CONDITIONS]
+    notations += [(*case, {"condition_parser": "sql"}) for case in SQL_CONDITIONS]
+    for condition, met, notation in notations:
         with subtests.test(condition=condition):
-            (plain,) = validator.normalize(rule(condition))
+            (plain,) = validator.normalize(rule(condition, **notation))
             assert plain["kwargs"]["row_condition"] == condition
             assert validator.normalize(plain) == (plain,)
             (outcome,) = validator.check(TABLE, [plain])

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from featurestore.arrow.types import is_nested
 from featurestore.errors import InvalidExpectation
 from featurestore.model.validation import (
     IN_FEATURE,
@@ -33,11 +34,11 @@ from featurestore_connectors.great_expectations.forms import (
     suppress_output,
 )
 from featurestore_connectors.great_expectations.predicates import (
-    comparison_sql,
+    count_repeated,
     evaluate,
-    is_comparable,
     typed_arguments,
 )
+from featurestore_connectors.great_expectations.rows import present_rows, row_test
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,19 +80,15 @@ class GreatExpectationsValidator:
     def check(
         self, table: pa.Table, expectations: Sequence[Mapping[str, Any]]
     ) -> list[CheckOutcome]:
-        compared = {}
+        outcomes = self._check_rows(table, expectations)
         for index, expectation in enumerate(expectations):
-            comparison = expectation
-            if expectation["type"] == IN_FEATURE:
-                comparison = convert_to_marker(expectation)
-            if is_comparable(comparison, table.schema):
-                compared[index] = comparison
-        outcomes = self._check_comparisons(table, expectations, compared)
+            if index not in outcomes and _is_uniqueness(expectation, table.schema):
+                outcomes[index] = _check_uniqueness(table, expectation)
         # The library checks the other expectations. Those with the same row condition share one
         # filtered data frame.
         by_condition: dict[str | None, list[int]] = {}
         for index, expectation in enumerate(expectations):
-            if index not in compared:
+            if index not in outcomes:
                 by_condition.setdefault(_condition_sql(expectation, table), []).append(index)
         if not by_condition:
             return [outcomes[index] for index in range(len(expectations))]
@@ -113,24 +110,30 @@ class GreatExpectationsValidator:
             outcomes |= dict(zip(members, condition_outcomes, strict=True))
         return [outcomes[index] for index in range(len(expectations))]
 
-    def _check_comparisons(
-        self,
-        table: pa.Table,
-        expectations: Sequence[Mapping[str, Any]],
-        compared: Mapping[int, Mapping[str, Any]],
+    def _check_rows(
+        self, table: pa.Table, expectations: Sequence[Mapping[str, Any]]
     ) -> dict[int, CheckOutcome]:
-        """Return the outcomes of comparisons with limits and sets, which need no library."""
-        predicates = []
-        for comparison in compared.values():
+        """Return the outcomes of row-level expectations that need no library, by index."""
+        tests = {}
+        for index, expectation in enumerate(expectations):
+            is_marker = expectation["type"] == IN_FEATURE
+            plain = convert_to_marker(expectation) if is_marker else expectation
             # The arguments are untrusted.
-            build_expectation(comparison)
-            present, valid = comparison_sql(comparison, table.schema)
-            condition = _condition_sql(comparison, table)
-            selected = present if condition is None else f"({present}) and ({condition})"
-            predicates += [selected, f"({selected}) and not ({valid})"]
-        masks = evaluate(table, predicates)
+            build_expectation(plain)
+            test = row_test(plain, table, computed=f"__fs_computed_{index}")
+            if test is not None:
+                tests[index] = test
+        predicates = []
+        checked_table = table
+        for index, test in tests.items():
+            if test.computed is not None:
+                checked_table = checked_table.append_column(f"__fs_computed_{index}", test.computed)
+            condition = _condition_sql(expectations[index], table)
+            selected = f"({test.checked})" + (f" and ({condition})" if condition else "")
+            predicates += [selected, f"{selected} and not coalesce({test.valid}, false)"]
+        masks = evaluate(checked_table, predicates)
         outcomes = {}
-        for number, index in enumerate(compared):
+        for number, index in enumerate(tests):
             checked, failing = masks[2 * number], masks[2 * number + 1]
             counts = {"checked": int(checked.sum()), "unexpected": int(failing.sum())}
             result = ExpectationResult(
@@ -165,6 +168,35 @@ class GreatExpectationsValidator:
         from featurestore_connectors.great_expectations.pages import to_html
 
         return to_html(report)
+
+
+def _is_uniqueness(expectation: Mapping[str, Any], schema: pa.Schema) -> bool:
+    """Return whether an expectation compares values that the engine can group."""
+    if expectation["type"] not in aggregates.UNIQUENESS:
+        return False
+    columns = aggregates.expectation_columns(expectation)
+    return set(columns) <= set(schema.names) and not any(
+        is_nested(schema.field(name).type) for name in columns
+    )
+
+
+def _check_uniqueness(table: pa.Table, expectation: Mapping[str, Any]) -> CheckOutcome:
+    columns = aggregates.expectation_columns(expectation)
+    selected = (
+        f"({present_rows(columns, table.schema, expectation['kwargs'].get('ignore_row_if'))})"
+    )
+    condition = _condition_sql(expectation, table)
+    if condition is not None:
+        selected += f" and ({condition})"
+    checked, repeated = count_repeated(table, columns, selected)
+    result = aggregates.uniqueness_result(
+        expectation,
+        table.num_rows,
+        checked=checked,
+        repeated=repeated,
+        warning=_is_warning(expectation),
+    )
+    return CheckOutcome(result, checked)
 
 
 def _condition_sql(expectation: Mapping[str, Any], table: pa.Table) -> str | None:

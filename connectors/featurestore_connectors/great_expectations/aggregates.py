@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 # float64 represents all integers up to this one exactly.
 _MAX_EXACT = 1 << 53
 ROWS = Measure("rows")
-_UNIQUE = "expect_column_values_to_be_unique"
-_COMPOUND_UNIQUE = "expect_compound_columns_to_be_unique"
+UNIQUENESS = ("expect_column_values_to_be_unique", "expect_compound_columns_to_be_unique")
 _ROW_COUNTS = ("expect_table_row_count_to_be_between", "expect_table_row_count_to_equal")
 _NUMERIC_MEASURES: dict[str, MeasureKind] = {
     "expect_column_mean_to_be_between": "mean",
@@ -58,19 +57,13 @@ def measures(expectation: Mapping[str, Any], schema: pa.Schema) -> tuple[Measure
         return None
     if kind in _ROW_COUNTS:
         return (ROWS,)
-    columns = _expectation_columns(expectation)
+    columns = expectation_columns(expectation)
     if not set(columns) <= set(schema.names):
         return None
     types = [schema.field(name).type for name in columns]
-    if kind in (_UNIQUE, _COMPOUND_UNIQUE):
+    if kind in UNIQUENESS:
         ignored = kwargs.get("ignore_row_if", "all_values_are_missing")
-        if any(map(is_nested, types)):
-            return None
-        if ignored == "never":
-            return ROWS, Measure("repeated_rows", columns)
-        if ignored != "all_values_are_missing":
-            return None
-        return ROWS, Measure("present", columns), Measure("repeated", columns)
+        return None if any(map(is_nested, types)) else _uniqueness_measures(columns, ignored)
     if kind in _NUMERIC_MEASURES and _is_number(types[0]):
         return ROWS, Measure(_NUMERIC_MEASURES[kind], columns)
     if kind in _ORDERED_MEASURES and (_is_number(types[0]) or pat.is_temporal(types[0])):
@@ -80,7 +73,16 @@ def measures(expectation: Mapping[str, Any], schema: pa.Schema) -> tuple[Measure
     return None
 
 
-def _expectation_columns(expectation: Mapping[str, Any]) -> tuple[str, ...]:
+def _uniqueness_measures(columns: tuple[str, ...], ignored: object) -> tuple[Measure, ...] | None:
+    if ignored == "never":
+        return ROWS, Measure("repeated_rows", columns)
+    if ignored != "all_values_are_missing":
+        return None
+    return ROWS, Measure("present", columns), Measure("repeated", columns)
+
+
+def expectation_columns(expectation: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the column or the columns that an expectation measures."""
     kwargs = expectation["kwargs"]
     if kwargs.get("column_list"):
         return tuple(kwargs["column_list"])
@@ -100,8 +102,8 @@ def evaluate(
     warning: bool,
 ) -> ExpectationResult:
     """Return an expectation result in the form of Great Expectations, computed from measures."""
-    kind, columns = str(expectation["type"]), _expectation_columns(expectation)
-    if kind in (_UNIQUE, _COMPOUND_UNIQUE):
+    kind, columns = str(expectation["type"]), expectation_columns(expectation)
+    if kind in UNIQUENESS:
         return _evaluate_uniqueness(expectation, columns, measured=measured, warning=warning)
     observed = _observed_value(kind, columns, measured)
     is_met = is_between(typed_arguments(expectation, schema), observed)
@@ -118,14 +120,21 @@ def _evaluate_uniqueness(
     warning: bool,
 ) -> ExpectationResult:
     """Return the result of a uniqueness expectation, computed from measures."""
-    rows = measured[ROWS]
+    rows = int(measured[ROWS])
     if expectation["kwargs"].get("ignore_row_if") == "never":
-        present, repeated = rows, int(measured[Measure("repeated_rows", columns)])
+        checked, repeated = rows, int(measured[Measure("repeated_rows", columns)])
     else:
-        present = int(measured[Measure("present", columns)])
+        checked = int(measured[Measure("present", columns)])
         repeated = int(measured[Measure("repeated", columns)])
+    return uniqueness_result(expectation, rows, checked=checked, repeated=repeated, warning=warning)
+
+
+def uniqueness_result(
+    expectation: Mapping[str, Any], rows: int, *, checked: int, repeated: int, warning: bool
+) -> ExpectationResult:
+    """Return the result of a uniqueness expectation from the numbers of checked and repeated rows."""
     mostly = float(expectation["kwargs"].get("mostly") or 1.0)
-    is_met = repeated == 0 or present - repeated >= mostly * present
+    is_met = repeated == 0 or checked - repeated >= mostly * checked
     message = ""
     if not is_met:
         message = f"{repeated:,} of {rows:,} rows have the same values as another row"

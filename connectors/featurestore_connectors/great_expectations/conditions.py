@@ -1,8 +1,9 @@
-"""Row conditions: a small grammar of comparisons, translated to the SQL of conditions.
+"""Row conditions: a small grammar of comparisons, or SQL, both parsed to trees of SQL nodes.
 
 Great Expectations passes the string ``row_condition`` to ``DataFrame.query``, which executes calls
 in it. Expectations are stored with a table, so their conditions are untrusted: they are parsed
-here, and never passed to the library. ``predicates`` runs the SQL.
+here, and never passed to the library. ``predicates`` runs the SQL. A condition is SQL, as
+``usersql`` defines it, if ``condition_parser`` is "sql". Otherwise it has this grammar:
 
     condition   = conjunction {("or" | "|") conjunction}
     conjunction = negation {("and" | "&") negation}
@@ -27,13 +28,15 @@ import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Protocol
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.errors import InvalidExpectation, listing
-from featurestore.usersql import quote
+from featurestore.errors import InvalidExpectation, InvalidSql, listing
+from featurestore.usersql import DIALECT, quote
+from featurestore.usersql.text import parse_statement
 from featurestore_connectors.great_expectations.predicates import (
     constant_sql,
     has_value,
@@ -41,14 +44,20 @@ from featurestore_connectors.great_expectations.predicates import (
     is_true,
 )
 
-Literal = str | int | float | Decimal | bool
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+Value = str | int | float | Decimal | bool
+# The ``condition_parser`` of conditions in SQL.
+SQL = "sql"
 
 # Conditions are untrusted. The limits bound the parser, its recursion and numbers.
 _MAX_LENGTH = 10_000
 _MAX_DEPTH = 50
 _MAX_DIGITS = 100
-# The comparisons of row conditions in SQL.
-_COMPARISONS = {"==": "=", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
+# The nodes of comparisons, and the comparisons in SQL.
+_NODES = {"==": "EQ", "!=": "NEQ", "<": "LT", "<=": "LTE", ">": "GT", ">=": "GTE"}
+_SIGNS = {"EQ": "=", "LT": "<", "LTE": "<=", "GT": ">", "GTE": ">="}
 _MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _SYNONYMS = {"&": "and", "|": "or"}
 _TRUTH = {"true": True, "false": False}
@@ -69,164 +78,191 @@ _GRAMMAR = (
 )
 
 
-class Condition(Protocol):
-    """A condition on rows."""
+@dataclass(frozen=True)
+class RowCondition:
+    """A condition on rows as a tree of SQL nodes.
+
+    Under the notation "sql" it has the meaning of SQL, where a comparison with null is null. Under
+    "python" it has that of pandas: ``!=`` and ``not in`` are true for missing values, other
+    comparisons are false, and NaN is missing.
+    """
+
+    tree: exp.Expr
+    notation: Literal["python", "sql"] = "python"
 
     def columns(self) -> tuple[str, ...]:
         """Return the names of the columns that the condition reads."""
-        ...
+        from sqlglot import exp
+
+        # The first part of ``a.b`` is the column, and the second a field of the struct.
+        columns = self.tree.find_all(exp.Column, bfs=False)
+        return tuple(dict.fromkeys(column.parts[0].name for column in columns))
 
     def sql(self, schema: pa.Schema) -> str:
-        """Return the condition in SQL, which is true or false for each row of a table.
+        """Return the condition in the SQL of ``usersql``.
 
         Raises:
             InvalidExpectation: Values cannot be compared because of their types.
         """
-        ...
+        if self.notation == "sql":
+            return self.tree.sql(dialect=DIALECT)
+        return _write(self.tree, schema)
 
 
-@dataclass(frozen=True)
-class Column:
-    """A reference to a column."""
+def _write(node: exp.Expr, schema: pa.Schema) -> str:
+    """Write a condition in the notation of Python, which is true or false for each row."""
+    from sqlglot import exp
 
-    name: str
-
-    def type(self, schema: pa.Schema) -> pa.DataType:
-        """Return the type of the column in a table."""
-        if self.name not in schema.names:
+    if isinstance(node, exp.And | exp.Or):
+        return _write_chain(node, schema)
+    if isinstance(node, exp.Not):
+        return f"not ({_write(node.this, schema)})"
+    if isinstance(node, exp.Is):
+        return f"not ({has_value(node.this.name, _type_of(node.this, schema))})"
+    if isinstance(node, exp.In):
+        constants = [_constant_sql(node.this, value, schema) for value in node.expressions]
+        return in_set(node.this.name, constants)
+    if isinstance(node, exp.Column):
+        if not pat.is_boolean(_type_of(node, schema)):
             raise InvalidExpectation(
-                f"A row_condition uses the unknown column {self.name!r}. Available: "
-                f"{listing(schema.names)}."
-            )
-        return schema.field(self.name).type
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A comparison of a column with another column or with a value."""
-
-    column: Column
-    sign: str
-    operand: Column | Literal
-
-    def columns(self) -> tuple[str, ...]:
-        if isinstance(self.operand, Column):
-            return self.column.name, self.operand.name
-        return (self.column.name,)
-
-    def sql(self, schema: pa.Schema) -> str:
-        # For missing values != is true, so that it is the negation of ==.
-        if self.sign == "!=":
-            return f"not {Comparison(self.column, '==', self.operand).sql(schema)}"
-        kind, sign = self.column.type(schema), _COMPARISONS[self.sign]
-        name = quote(self.column.name)
-        tests = [has_value(self.column.name, kind)]
-        if isinstance(self.operand, Column):
-            tests.append(has_value(self.operand.name, self.operand.type(schema)))
-            tests.append(f"{name} {sign} {quote(self.operand.name)}")
-            return is_true(" and ".join(tests))
-        constant = self._constant(self.operand, kind)
-        if constant is None and sign == "=":
-            return "false"
-        if constant is None:
-            raise InvalidExpectation(
-                f"A row_condition compares {self.column.name!r} ({kind}) by {self.sign!r} with an "
-                f"incompatible value: {self.operand!r}."
-            )
-        return is_true(" and ".join([*tests, f"{name} {sign} {constant}"]))
-
-    def _constant(self, value: Literal, kind: pa.DataType) -> str | None:
-        return _time_or_constant(self.column.name, value, kind)
-
-
-@dataclass(frozen=True)
-class Membership:
-    """A test for membership in a list of values."""
-
-    column: Column
-    values: tuple[Literal, ...]
-
-    def columns(self) -> tuple[str, ...]:
-        return (self.column.name,)
-
-    def sql(self, schema: pa.Schema) -> str:
-        kind = self.column.type(schema)
-        constants = [_time_or_constant(self.column.name, value, kind) for value in self.values]
-        return in_set(self.column.name, constants)
-
-
-@dataclass(frozen=True)
-class Missing:
-    """A test for missing values."""
-
-    column: Column
-
-    def columns(self) -> tuple[str, ...]:
-        return (self.column.name,)
-
-    def sql(self, schema: pa.Schema) -> str:
-        return f"not ({has_value(self.column.name, self.column.type(schema))})"
-
-
-@dataclass(frozen=True)
-class Flag:
-    """A boolean column as a condition."""
-
-    column: Column
-
-    def columns(self) -> tuple[str, ...]:
-        return (self.column.name,)
-
-    def sql(self, schema: pa.Schema) -> str:
-        if not pat.is_boolean(self.column.type(schema)):
-            raise InvalidExpectation(
-                f"A row_condition uses {self.column.name!r} as a condition, which is not boolean.",
+                f"A row_condition uses {node.name!r} as a condition, which is not boolean.",
                 hint=_GRAMMAR,
             )
-        return is_true(quote(self.column.name))
+        return is_true(quote(node.name))
+    # For missing values != is true, so that it is the negation of ==.
+    if isinstance(node, exp.NEQ):
+        equal = exp.EQ(this=node.this.copy(), expression=node.expression.copy())
+        return f"not {_write_comparison(equal, schema)}"
+    return _write_comparison(node, schema)
 
 
-@dataclass(frozen=True)
-class Negation:
-    """The negation of a condition."""
-
-    condition: Condition
-
-    def columns(self) -> tuple[str, ...]:
-        return self.condition.columns()
-
-    def sql(self, schema: pa.Schema) -> str:
-        return f"not ({self.condition.sql(schema)})"
+def _write_chain(node: exp.Expr, schema: pa.Schema) -> str:
+    # A long chain is a deep tree, which is written without recursion.
+    node_type, operands = type(node), []
+    while type(node) is node_type:
+        operands.append(node.expression)
+        node = node.this
+    operands.append(node)
+    texts = [f"({_write(operand, schema)})" for operand in reversed(operands)]
+    return f" {node_type.__name__.lower()} ".join(texts)
 
 
-@dataclass(frozen=True)
-class Combination:
-    """A conjunction or disjunction of conditions."""
+def _write_comparison(node: exp.Expr, schema: pa.Schema) -> str:
+    from sqlglot import exp
 
-    conditions: tuple[Condition, ...]
-    word: str
-
-    def columns(self) -> tuple[str, ...]:
-        names = [name for each in self.conditions for name in each.columns()]
-        return tuple(dict.fromkeys(names))
-
-    def sql(self, schema: pa.Schema) -> str:
-        return f" {self.word} ".join(f"({each.sql(schema)})" for each in self.conditions)
-
-
-def _time_or_constant(name: str, value: Literal, kind: pa.DataType) -> str | None:
-    """Return a value in SQL; None if no value of the type equals it."""
-    constant = constant_sql(value, kind)
-    if constant is None and isinstance(value, str) and pat.is_temporal(kind):
+    column, operand = node.this, node.expression
+    sign = _SIGNS[type(node).__name__]
+    kind = _type_of(column, schema)
+    tests = [has_value(column.name, kind)]
+    if isinstance(operand, exp.Column):
+        tests.append(has_value(operand.name, _type_of(operand, schema)))
+        tests.append(f"{quote(column.name)} {sign} {quote(operand.name)}")
+        return is_true(" and ".join(tests))
+    constant = _constant_sql(column, operand, schema)
+    if constant is None and sign == "=":
+        return "false"
+    if constant is None:
         raise InvalidExpectation(
-            f"A row_condition compares the times of {name!r} with {value!r}, which is not a time.",
+            f"A row_condition compares {column.name!r} ({kind}) by {sign!r} with an incompatible "
+            f"value: {_value_of(operand)!r}."
+        )
+    return is_true(" and ".join([*tests, f"{quote(column.name)} {sign} {constant}"]))
+
+
+def _constant_sql(column: exp.Expr, constant: exp.Expr, schema: pa.Schema) -> str | None:
+    """Return a value in SQL; None if no value of the type equals it."""
+    value, kind = _value_of(constant), _type_of(column, schema)
+    sql = constant_sql(value, kind)
+    if sql is None and isinstance(value, str) and pat.is_temporal(kind):
+        raise InvalidExpectation(
+            f"A row_condition compares the times of {column.name!r} with {value!r}, which is not a "
+            "time.",
             hint="write ISO 8601, such as '2024-01-31T12:00:00Z'",
         )
-    return constant
+    return sql
 
 
-def parse_condition(condition: object) -> Condition | None:
+def _type_of(column: exp.Expr, schema: pa.Schema) -> pa.DataType:
+    if column.name not in schema.names:
+        raise InvalidExpectation(
+            f"A row_condition uses the unknown column {column.name!r}. Available: "
+            f"{listing(schema.names)}."
+        )
+    return schema.field(column.name).type
+
+
+# -- nodes -------------------------------------------------------------------------------
+
+
+def _column(name: str) -> exp.Expr:
+    from sqlglot import exp
+
+    return exp.column(name, quoted=True)
+
+
+def _constant(value: Value) -> exp.Expr:
+    from sqlglot import exp
+
+    if isinstance(value, bool):
+        return exp.Boolean(this=value)
+    return exp.Literal(this=str(value), is_string=isinstance(value, str))
+
+
+def _value_of(constant: exp.Expr) -> Value:
+    """Return the value of a node of ``_constant``."""
+    from sqlglot import exp
+
+    if isinstance(constant, exp.Boolean):
+        return bool(constant.this)
+    text = str(constant.this)
+    if constant.args["is_string"]:
+        return text
+    return int(text) if re.fullmatch(r"-?\d+", text) else Decimal(text)
+
+
+def _negate_if(condition: exp.Expr, negated: bool) -> exp.Expr:
+    from sqlglot import exp
+
+    return exp.Not(this=condition) if negated else condition
+
+
+def _is_missing(column: exp.Expr) -> exp.Expr:
+    from sqlglot import exp
+
+    return exp.Is(this=column, expression=exp.Null())
+
+
+def _combine(conditions: list[exp.Expr], word: str) -> exp.Expr:
+    from sqlglot import exp
+
+    node_type = exp.And if word == "and" else exp.Or
+    return reduce(lambda left, right: node_type(this=left, expression=right), conditions)
+
+
+def _build_comparison(first: exp.Expr, sign: str, second: exp.Expr) -> exp.Expr | None:
+    """Return a comparison with the column first, or None if it is not one of a column."""
+    from sqlglot import exp
+
+    if not isinstance(first, exp.Column):
+        first, sign, second = second, _MIRRORED[sign], first
+    if not isinstance(first, exp.Column):
+        return None
+    if not isinstance(second, exp.Null):
+        return getattr(exp, _NODES[sign])(this=first, expression=second)
+    if sign in ("==", "!="):
+        return _negate_if(_is_missing(first), sign == "!=")
+    return None
+
+
+# -- text --------------------------------------------------------------------------------
+
+
+def parse_condition(condition: object, notation: object = None) -> RowCondition | None:
     """Parse a row condition from a string or from a Great Expectations condition in JSON.
+
+    Args:
+        condition: The condition; None or "" for all rows.
+        notation: "sql" for a string in SQL, as ``condition_parser`` of an expectation.
 
     Raises:
         InvalidExpectation: The condition does not match the grammar.
@@ -240,25 +276,43 @@ def parse_condition(condition: object) -> Condition | None:
     """
     if condition is None or condition == "":
         return None
+    if notation == SQL:
+        return RowCondition(_parse_sql(condition), "sql")
     if isinstance(condition, str):
-        return _Parser(condition).parse()
-    return _from_json(condition, depth=0)
+        return RowCondition(_Parser(condition).parse())
+    return RowCondition(_from_json(condition, depth=0))
+
+
+def _parse_sql(condition: object) -> exp.Expr:
+    if not isinstance(condition, str):
+        raise _invalid_condition_error(condition)
+    _check_length(condition)
+    try:
+        return parse_statement(condition, expected="condition", calls_by_name=True)
+    except InvalidSql as error:
+        raise InvalidExpectation(
+            f'row_condition="{condition}" cannot be read: {error.message}', hint=error.hint
+        ) from error
+
+
+def _check_length(text: str) -> None:
+    if len(text) > _MAX_LENGTH:
+        raise InvalidExpectation(
+            f"A row_condition has {len(text):,} characters; the maximum is {_MAX_LENGTH:,}."
+        )
 
 
 class _Parser:
     """Recursive descent parser for a condition string."""
 
     def __init__(self, text: str) -> None:
+        _check_length(text)
         self._text = text
-        if len(text) > _MAX_LENGTH:
-            raise InvalidExpectation(
-                f"A row_condition has {len(text):,} characters; the maximum is {_MAX_LENGTH:,}."
-            )
         self._tokens = list(self._tokenize())
         self._position = 0
         self._depth = 0
 
-    def parse(self) -> Condition:
+    def parse(self) -> exp.Expr:
         condition = self._parse_condition()
         if self._kind != "end":
             raise self._unexpected_token()
@@ -317,20 +371,22 @@ class _Parser:
             f'row_condition="{self._text}" cannot be read: {problem}.', hint=_GRAMMAR
         )
 
-    def _parse_condition(self) -> Condition:
+    def _parse_condition(self) -> exp.Expr:
         return self._parse_combination("or", self._parse_conjunction)
 
-    def _parse_conjunction(self) -> Condition:
+    def _parse_conjunction(self) -> exp.Expr:
         return self._parse_combination("and", self._parse_negation)
 
-    def _parse_combination(self, word: str, parse: Callable[[], Condition]) -> Condition:
+    def _parse_combination(self, word: str, parse: Callable[[], exp.Expr]) -> exp.Expr:
         conditions = [parse()]
         while self._accept(word):
             conditions.append(parse())
         return _combine(conditions, word)
 
-    def _parse_negation(self) -> Condition:
+    def _parse_negation(self) -> exp.Expr:
         """Parse a test or a condition in brackets, with any number of negations."""
+        from sqlglot import exp
+
         negated = inverted = False
         while self._is_next("not", "~"):
             inverted = self._next_text() == "~"
@@ -339,12 +395,12 @@ class _Parser:
             condition = self._parse_nested()
         else:
             condition = self._parse_test()
-            if inverted and isinstance(condition, Comparison | Combination | Membership):
+            if inverted and not isinstance(condition, exp.Column | exp.Is | exp.Not):
                 # pandas would invert the bits of the column before the comparison.
                 raise self._unexpected_token("~")
         return _negate_if(condition, negated)
 
-    def _parse_nested(self) -> Condition:
+    def _parse_nested(self) -> exp.Expr:
         """Parse a condition in brackets, up to the maximum depth."""
         self._depth += 1
         if self._depth > _MAX_DEPTH:
@@ -354,12 +410,14 @@ class _Parser:
         self._depth -= 1
         return condition
 
-    def _parse_test(self) -> Condition:
+    def _parse_test(self) -> exp.Expr:
         """Parse a comparison, a membership test, a null test, or a boolean column."""
+        from sqlglot import exp
+
         operand = self._parse_operand()
-        if self._is_next(*_COMPARISONS):
+        if self._is_next(*_NODES):
             return self._parse_comparisons(operand)
-        if not isinstance(operand, Column):
+        if not isinstance(operand, exp.Column):
             raise self._unexpected_token()
         if self._accept("."):
             if not self._is_next("notnull", "notna", "isnull", "isna"):
@@ -368,63 +426,68 @@ class _Parser:
             negated = self._next_text().lower() in ("notnull", "notna")
             self._expect("(")
             self._expect(")")
-            return _negate_if(Missing(operand), negated)
+            return _negate_if(_is_missing(operand), negated)
         if self._accept("is"):
             negated = self._accept("not")
             if not self._accept(*_NULLS):
                 raise self._unexpected_token()
-            return _negate_if(Missing(operand), negated)
+            return _negate_if(_is_missing(operand), negated)
         negated = self._accept("not")
         if self._accept("in"):
-            return _negate_if(Membership(operand, self._parse_list()), negated)
+            membership = exp.In(this=operand, expressions=self._parse_list())
+            return _negate_if(membership, negated)
         if negated:
             raise self._unexpected_token()
-        return Flag(operand)
+        return operand
 
-    def _parse_comparisons(self, first: Column | Literal | None) -> Condition:
+    def _parse_comparisons(self, first: exp.Expr) -> exp.Expr:
         """Parse a comparison, or a chain such as ``1 < x <= 3`` as a conjunction."""
-        comparisons: list[Condition] = []
-        while self._is_next(*_COMPARISONS):
+        comparisons: list[exp.Expr] = []
+        while self._is_next(*_NODES):
             sign = self._next_text()
             second = self._parse_operand()
             comparison = _build_comparison(first, sign, second)
             if comparison is None:
                 raise self._unexpected_token()
             comparisons.append(comparison)
-            first = second
+            # A node has one parent only.
+            first = second.copy()
         return _combine(comparisons, "and")
 
-    def _parse_operand(self) -> Column | Literal | None:
-        """Parse a column or a literal; None is the literal null."""
+    def _parse_operand(self) -> exp.Expr:
+        """Parse a column, a literal or null."""
+        from sqlglot import exp
+
         if self._is_next("("):
             raise self._unexpected_token()
         if self._accept("-"):
             if self._kind != "number":
                 raise self._unexpected_token()
-            return -self._parse_number()
+            return _constant(self._parse_number(sign="-"))
         if self._kind == "number":
-            return self._parse_number()
+            return _constant(self._parse_number())
         if self._kind == "text":
-            return _unescape(self._next_text())
+            return _constant(_unescape(self._next_text()))
         if self._kind == "quoted":
-            return Column(self._next_text()[1:-1])
+            return _column(self._next_text()[1:-1])
         if self._kind != "word" or self._is_next("and", "or", "not", "in", "is"):
             raise self._unexpected_token()
         word = self._next_text()
         if self._is_next("("):
             return self._parse_call(word)
         if word.lower() in _NULLS:
-            return None
-        return _TRUTH.get(word.lower(), Column(word))
+            return exp.Null()
+        truth = _TRUTH.get(word.lower())
+        return _column(word) if truth is None else _constant(truth)
 
-    def _parse_number(self) -> int | Decimal:
+    def _parse_number(self, *, sign: str = "") -> int | Decimal:
         text = self._tokens[self._position][1]
         if len(text) > _MAX_DIGITS or math.isinf(float(text)):
             raise self._unexpected_token()
         self._position += 1
-        return int(text) if text.isdecimal() else Decimal(text)
+        return int(sign + text) if text.isdecimal() else Decimal(sign + text)
 
-    def _parse_call(self, word: str) -> Column | Literal:
+    def _parse_call(self, word: str) -> exp.Expr:
         """Parse ``col("x")`` or ``date("2024-01-01")``; reject other calls."""
         if word not in ("col", "date"):
             self._position -= 1
@@ -434,50 +497,27 @@ class _Parser:
             raise self._unexpected_token()
         text = _unescape(self._next_text())
         self._expect(")")
-        return Column(text) if word == "col" else text
+        return _column(text) if word == "col" else _constant(text)
 
-    def _parse_list(self) -> tuple[Literal, ...]:
+    def _parse_list(self) -> list[exp.Expr]:
         """Parse a list of literals."""
+        from sqlglot import exp
+
         # pandas accepts tuples and lists.
         close = ")"
         if not self._accept("("):
             self._expect("[")
             close = "]"
-        values: list[Literal] = []
+        values: list[exp.Expr] = []
         while not self._accept(close):
             if values:
                 self._expect(",")
             value = self._parse_operand()
-            if value is None or isinstance(value, Column):
+            if isinstance(value, exp.Null | exp.Column):
                 self._position -= 1
                 raise self._unexpected_token()
             values.append(value)
-        return tuple(values)
-
-
-def _negate_if(condition: Condition, negated: bool) -> Condition:
-    return Negation(condition) if negated else condition
-
-
-def _combine(conditions: list[Condition], word: str) -> Condition:
-    return conditions[0] if len(conditions) == 1 else Combination(tuple(conditions), word)
-
-
-def _build_comparison(
-    first: Column | Literal | None, sign: str, second: Column | Literal | None
-) -> Condition | None:
-    """Return a comparison with the column first, or None if neither operand is a column."""
-    if not isinstance(first, Column):
-        first, sign, second = second, _MIRRORED[sign], first
-    if not isinstance(first, Column):
-        return None
-    if second is not None:
-        return Comparison(first, sign, second)
-    if sign == "==":
-        return Missing(first)
-    if sign == "!=":
-        return Negation(Missing(first))
-    return None
+        return values
 
 
 def _unescape(token: str) -> str:
@@ -490,7 +530,7 @@ def _unescape(token: str) -> str:
 # -- JSON of great_expectations.expectations.row_conditions ------------------------------
 
 
-def _from_json(condition: object, *, depth: int) -> Condition:
+def _from_json(condition: object, *, depth: int) -> exp.Expr:
     """Parse a condition in the JSON form of Great Expectations."""
     if not isinstance(condition, Mapping) or depth > _MAX_DEPTH:
         raise _invalid_condition_error(condition)
@@ -501,30 +541,39 @@ def _from_json(condition: object, *, depth: int) -> Condition:
         conditions = condition.get("conditions")
         if not isinstance(conditions, list) or not conditions:
             raise _invalid_condition_error(condition)
-        return Combination(
-            tuple(_from_json(each, depth=depth + 1) for each in conditions), str(kind)
-        )
+        return _combine([_from_json(each, depth=depth + 1) for each in conditions], str(kind))
     column = condition.get("column")
     name = column.get("name") if isinstance(column, Mapping) else None
     if not isinstance(name, str):
         raise _invalid_condition_error(condition)
     if kind == "nullity" and isinstance(condition.get("is_null"), bool):
-        return _negate_if(Missing(Column(name)), not condition["is_null"])
+        return _negate_if(_is_missing(_column(name)), not condition["is_null"])
     if kind == "comparison":
-        return _comparison_from_json(Column(name), condition)
+        return _comparison_from_json(_column(name), condition)
     raise _invalid_condition_error(condition)
 
 
-def _comparison_from_json(column: Column, condition: Mapping[str, Any]) -> Condition:
+def _comparison_from_json(column: exp.Expr, condition: Mapping[str, Any]) -> exp.Expr:
     """Parse a comparison in the JSON form of Great Expectations."""
+    from sqlglot import exp
+
     sign, value = condition.get("operator"), condition.get("parameter")
+    values: list[Any] = value if isinstance(value, list) else [value]
+    if not all(isinstance(each, Value) and _is_finite(each) for each in values):
+        raise _invalid_condition_error(condition)
+    constants = [_constant(each) for each in values]
     if sign in ("IN", "NOT_IN") and isinstance(value, list):
-        if not all(isinstance(each, Literal) for each in value):
-            raise _invalid_condition_error(condition)
-        return _negate_if(Membership(column, tuple(value)), sign == "NOT_IN")
-    if isinstance(sign, str) and sign in _COMPARISONS and isinstance(value, Literal):
-        return Comparison(column, sign, value)
-    raise _invalid_condition_error(condition)
+        return _negate_if(exp.In(this=column, expressions=constants), sign == "NOT_IN")
+    comparison = None
+    if isinstance(sign, str) and sign in _NODES and not isinstance(value, list):
+        comparison = _build_comparison(column, sign, constants[0])
+    if comparison is None:
+        raise _invalid_condition_error(condition)
+    return comparison
+
+
+def _is_finite(value: Value) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _invalid_condition_error(condition: object) -> InvalidExpectation:

@@ -26,7 +26,11 @@ from featurestore.errors import (
 )
 from featurestore.model.names import parse_reference
 from featurestore.model.validation import IN_FEATURE, FeatureComparison
-from featurestore_connectors.great_expectations.conditions import Condition, parse_condition
+from featurestore_connectors.great_expectations.conditions import (
+    SQL,
+    RowCondition,
+    parse_condition,
+)
 
 _is_quiet = ContextVar("is_quiet", default=False)
 # Map expectations whose outcome for a row depends on other rows. They cannot be checked in chunks.
@@ -125,11 +129,12 @@ def needed_columns(expectation: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def row_condition(expectation: Mapping[str, Any]) -> Condition | None:
+def row_condition(expectation: Mapping[str, Any]) -> RowCondition | None:
     """Return the row condition of an expectation, or None if it applies to all rows."""
     if expectation["type"] in _NAMES_ONLY:
         return None
-    return parse_condition(expectation["kwargs"].get("row_condition"))
+    kwargs = expectation["kwargs"]
+    return parse_condition(kwargs.get("row_condition"), kwargs.get("condition_parser"))
 
 
 def is_row_level(expectation: Mapping[str, Any]) -> bool:
@@ -353,6 +358,8 @@ def _normalize(expectation: Mapping[str, Any]) -> dict[str, Any]:
         normalized["kwargs"][key] = _as_written(kwargs.get(key), value)
     if row_condition(plain) is not None:
         normalized["kwargs"]["row_condition"] = kwargs["row_condition"]
+        if kwargs.get("condition_parser") == SQL:
+            normalized["kwargs"]["condition_parser"] = SQL
     for key in _STORED_KEYS:
         if parsed.get(key) and parsed[key] != _DEFAULTS.get(key):
             normalized[key] = parsed[key]

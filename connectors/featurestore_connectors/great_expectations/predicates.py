@@ -1,4 +1,4 @@
-"""Predicates of expectations: row conditions, limits and sets as SQL, run by DuckDB on Arrow rows.
+"""Predicates of expectations: conditions on rows in SQL, run by DuckDB on Arrow rows.
 
 The SQL is that of conditions on rows (``featurestore.usersql``). It compares a column with typed
 constants, so that decimals are compared as decimals. Both engines call the validator with chunks of
@@ -20,13 +20,9 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidExpectation, InvalidSql
-from featurestore.model.validation import describe
 from featurestore.usersql import number_literal, predicate, quote
 
 Mask = npt.NDArray[np.bool_]
-_BETWEEN = "expect_column_values_to_be_between"
-_IN_SET = "expect_column_values_to_be_in_set"
-_NOT_IN_SET = "expect_column_values_to_not_be_in_set"
 # A thread per process, since Spark runs a process for each core.
 _CONFIG: Mapping[str, str | bool | int | float | list[str]] = {
     "threads": 1,
@@ -42,24 +38,59 @@ def evaluate(table: pa.Table, predicates: Sequence[str]) -> list[Mask]:
     """
     if not predicates:
         return []
+    columns = [
+        f"coalesce({_engine_sql(sql, table.schema)}, false) as p{number}"
+        for number, sql in enumerate(predicates)
+    ]
+    # The rows of an Arrow table keep their order.
+    masks = _query(table, f"select {', '.join(columns)} from checked_rows")
+    return [np.asarray(column.to_numpy(), dtype=np.bool_) for column in masks.itercolumns()]
+
+
+def count_repeated(table: pa.Table, columns: Sequence[str], selected: str) -> tuple[int, int]:
+    """Count the rows that meet a predicate, and those whose values occur in several of them.
+
+    Raises:
+        InvalidExpectation: The predicate cannot be evaluated.
+    """
+    keys = []
+    for name in columns:
+        # Engines compare NaN as a value.
+        present = _engine_sql(has_value(name, table.schema.field(name).type), table.schema)
+        keys.append(f"case when {present} then {quote(name)} end")
+    copies = (
+        f"select count(*) as copies from checked_rows where {_engine_sql(selected, table.schema)} "
+        f"group by {', '.join(keys)}"
+    )
+    sums = "sum(copies), sum(copies) filter (where copies > 1)"
+    (counts,) = _query(table, f"select {sums} from ({copies})").to_pylist()
+    rows, repeated = (int(count or 0) for count in counts.values())
+    return rows, repeated
+
+
+def _engine_sql(sql: str, schema: pa.Schema) -> str:
     try:
-        columns = [
-            f"coalesce({predicate(sql, schema=table.schema, dialect='duckdb')}, false) as p{number}"
-            for number, sql in enumerate(predicates)
-        ]
+        return predicate(sql, schema=schema, dialect="duckdb")
+    except InvalidSql as error:
+        raise _not_evaluated_error(error.message) from error
+
+
+def _query(table: pa.Table, sql: str) -> pa.Table:
+    """Return the result of a query of ``checked_rows``."""
+    try:
         with duckdb.connect(":memory:", config=dict(_CONFIG)) as connection:
             connection.execute("set TimeZone = 'UTC'")
-            # The rows of an Arrow table keep their order.
             connection.register("checked_rows", table)
-            query = f"select {', '.join(columns)} from checked_rows"
-            masks = connection.sql(query).to_arrow_table()
-    except (InvalidSql, duckdb.Error) as error:
-        reason = error.message if isinstance(error, InvalidSql) else str(error)
-        raise InvalidExpectation(
-            f"An expectation cannot be evaluated: {reason}",
-            hint="compare a column with values of its type",
-        ) from error
-    return [np.asarray(column.to_numpy(), dtype=np.bool_) for column in masks.itercolumns()]
+            return connection.sql(sql).to_arrow_table()
+    except duckdb.Error as error:
+        raise _not_evaluated_error(error) from error
+
+
+def _not_evaluated_error(reason: object) -> InvalidExpectation:
+    return InvalidExpectation(
+        f"An expectation cannot be evaluated: {reason}",
+        hint="compare a column with values of its type",
+    )
 
 
 # -- parts of predicates ---------------------------------------------------------------------------
@@ -97,7 +128,7 @@ def constant_sql(value: object, kind: pa.DataType) -> str | None:
     """
     if isinstance(value, bool) or pat.is_boolean(kind):
         return _boolean_sql(value, kind)
-    if _is_number(kind):
+    if is_number(kind):
         return _number_sql(value, kind)
     if isinstance(value, str) and (pat.is_string(kind) or pat.is_large_string(kind)):
         return _text_sql(value)
@@ -111,7 +142,7 @@ def _boolean_sql(value: object, kind: pa.DataType) -> str | None:
     if isinstance(value, bool | int | float | Decimal) and value in (0, 1):
         if pat.is_boolean(kind):
             return str(bool(value)).lower()
-        if _is_number(kind):
+        if is_number(kind):
             return str(int(value))
     return None
 
@@ -145,59 +176,12 @@ def _time_sql(value: object) -> str | None:
     return f"'{value.isoformat()}'" if isinstance(value, date) else None
 
 
-def _is_number(kind: pa.DataType) -> bool:
+def is_number(kind: pa.DataType) -> bool:
+    """Return whether a type has integers, decimals or floating-point numbers."""
     return bool(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind))
 
 
-# -- limits and sets -------------------------------------------------------------------------------
-
-
-def is_comparable(expectation: Mapping[str, Any], schema: pa.Schema) -> bool:
-    """Return whether an expectation is a comparison of a column with limits or a set."""
-    kind, kwargs = expectation["type"], expectation["kwargs"]
-    name = kwargs.get("column")
-    if kind not in (_BETWEEN, _IN_SET, _NOT_IN_SET) or name not in schema.names:
-        return False
-    column_type = schema.field(name).type
-    is_text = pat.is_string(column_type) or pat.is_large_string(column_type)
-    is_time = pat.is_timestamp(column_type) or pat.is_date(column_type)
-    if not (_is_number(column_type) or is_text or is_time or pat.is_boolean(column_type)):
-        return False
-    if kind == _BETWEEN:
-        return not (kwargs.get("min_value") is None and kwargs.get("max_value") is None)
-    return isinstance(kwargs.get("value_set"), list) and bool(kwargs["value_set"])
-
-
-def comparison_sql(expectation: Mapping[str, Any], schema: pa.Schema) -> tuple[str, str]:
-    """Return the rows with a value, and those that meet the limits or the set, in SQL.
-
-    Raises:
-        InvalidExpectation: A limit cannot be compared with the column.
-    """
-    kwargs = expectation["kwargs"]
-    name = kwargs["column"]
-    kind = schema.field(name).type
-    present = has_value(name, kind)
-    if expectation["type"] != _BETWEEN:
-        member = in_set(name, [constant_sql(value, kind) for value in kwargs["value_set"]])
-        return present, member if expectation["type"] == _IN_SET else f"not {member}"
-    tests = []
-    for argument, strict, sign in (
-        ("min_value", "strict_min", ">"),
-        ("max_value", "strict_max", "<"),
-    ):
-        value = kwargs.get(argument)
-        if value is None:
-            continue
-        constant = constant_sql(value, kind)
-        if constant is None:
-            raise InvalidExpectation(
-                f"{describe(expectation)} cannot be computed: {argument}={value!r} cannot be "
-                f"compared with {name!r} ({kind})",
-                hint="compare the expectation with the types of the columns",
-            )
-        tests.append(f"{quote(name)} {sign if kwargs.get(strict) else sign + '='} {constant}")
-    return present, " and ".join(tests)
+# -- arguments of the library ----------------------------------------------------------------------
 
 
 def typed_arguments(expectation: Mapping[str, Any], schema: pa.Schema) -> Mapping[str, Any]:

@@ -1,0 +1,339 @@
+"""Expectations of single rows, and of unique rows, as predicates instead of calls of the library.
+
+The library converts columns to pandas, where integers become floats, decimals objects and texts
+depend on the other rows. Here a value has the meaning of its type: numbers compare by value, NaN is
+missing, and the text of a value is that of Python.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import combinations
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+
+from featurestore.arrow.types import is_nested
+from featurestore.errors import InvalidExpectation
+from featurestore.model.validation import describe
+from featurestore.usersql import quote
+from featurestore_connectors.great_expectations.predicates import (
+    constant_sql,
+    has_value,
+    in_set,
+    is_number,
+)
+
+
+@dataclass(frozen=True)
+class RowTest:
+    """The checked and the valid rows of an expectation in SQL.
+
+    ``computed`` is a column that ``valid`` reads, in addition to those of the table.
+    """
+
+    checked: str
+    valid: str
+    computed: pa.Array | None = None
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """An expectation, the table that it checks, and a name for a computed column."""
+
+    expectation: Mapping[str, Any]
+    table: pa.Table
+    computed: str
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        kwargs: Mapping[str, Any] = self.expectation["kwargs"]
+        return kwargs
+
+    def type_of(self, column: str) -> pa.DataType:
+        return self.table.schema.field(column).type
+
+    def present(self, column: str) -> str:
+        return has_value(column, self.type_of(column))
+
+    def error(self, reason: object) -> InvalidExpectation:
+        return InvalidExpectation(
+            f"{describe(self.expectation)} cannot be computed: {reason}",
+            hint="compare the expectation with the types of the columns",
+        )
+
+
+def row_test(expectation: Mapping[str, Any], table: pa.Table, *, computed: str) -> RowTest | None:
+    """Return the test of an expectation, or None if only the library can evaluate it.
+
+    Args:
+        expectation: The expectation, with arguments of the types that the library accepts.
+        table: The rows.
+        computed: The name of the column ``RowTest.computed``.
+
+    Raises:
+        InvalidExpectation: The expectation does not suit the types of its columns.
+    """
+    build = _TESTS.get(str(expectation["type"]))
+    if build is None or not set(_columns(expectation)) <= set(table.column_names):
+        return None
+    return build(_Subject(expectation, table, computed))
+
+
+def _columns(expectation: Mapping[str, Any]) -> list[str]:
+    kwargs = expectation["kwargs"]
+    names = [kwargs[name] for name in ("column", "column_A", "column_B") if name in kwargs]
+    return [*names, *(kwargs.get("column_list") or ())]
+
+
+# -- one column ------------------------------------------------------------------------------------
+
+
+def _test_not_null(subject: _Subject) -> RowTest:
+    return RowTest("true", subject.present(subject.kwargs["column"]))
+
+
+def _test_null(subject: _Subject) -> RowTest:
+    return RowTest("true", f"not ({subject.present(subject.kwargs['column'])})")
+
+
+def _test_limits(subject: _Subject) -> RowTest | None:
+    name = subject.kwargs["column"]
+    if not _has_constants(subject.type_of(name)):
+        return None
+    limits = _limits_sql(subject, name, subject.type_of(name))
+    return None if limits is None else RowTest(subject.present(name), limits)
+
+
+def _limits_sql(subject: _Subject, name: str, kind: pa.DataType) -> str | None:
+    """Return the test of the limits in the arguments, or None if there are none."""
+    tests = []
+    for argument, strict, sign in (
+        ("min_value", "strict_min", ">"),
+        ("max_value", "strict_max", "<"),
+    ):
+        value = subject.kwargs.get(argument)
+        if value is None:
+            continue
+        constant = constant_sql(value, kind)
+        if constant is None:
+            raise subject.error(
+                f"{argument}={value!r} cannot be compared with "
+                f"{subject.kwargs['column']!r} ({subject.type_of(subject.kwargs['column'])})"
+            )
+        comparison = sign if subject.kwargs.get(strict) else f"{sign}="
+        tests.append(f"{quote(name)} {comparison} {constant}")
+    return " and ".join(tests) or None
+
+
+def _test_set(subject: _Subject) -> RowTest | None:
+    name, values = subject.kwargs["column"], subject.kwargs.get("value_set")
+    kind = subject.type_of(name)
+    if not _has_constants(kind) or not isinstance(values, list) or not values:
+        return None
+    member = in_set(name, [constant_sql(value, kind) for value in values])
+    negated = subject.expectation["type"] == "expect_column_values_to_not_be_in_set"
+    return RowTest(subject.present(name), f"not {member}" if negated else member)
+
+
+def _test_regex(subject: _Subject) -> RowTest | None:
+    name, kwargs = subject.kwargs["column"], subject.kwargs
+    patterns = kwargs["regex_list"] if "regex_list" in kwargs else [kwargs["regex"]]
+    if not _has_text(subject.type_of(name)) or not patterns:
+        return None
+    try:
+        expressions = list(map(re.compile, patterns))
+    except (re.error, ArithmeticError, RecursionError, TypeError) as error:
+        raise subject.error(error) from error
+    negated = "_not_match_" in subject.expectation["type"]
+    is_met = all if kwargs.get("match_on") == "all" else any
+
+    def is_valid(text: str) -> bool:
+        return is_met(each.search(text) is not None for each in expressions) is not negated
+
+    # A column without values has the type null.
+    valid = _map_texts(subject.table.column(name), is_valid).cast(pa.bool_())
+    return RowTest(subject.present(name), quote(subject.computed), valid)
+
+
+def _test_lengths(subject: _Subject) -> RowTest | None:
+    name, kind = subject.kwargs["column"], subject.type_of(subject.kwargs["column"])
+    column, computed = subject.table.column(name), subject.computed
+    if pat.is_binary(kind) or pat.is_large_binary(kind):
+        lengths = pc.binary_length(column)
+    elif _has_text(kind):
+        lengths = _map_texts(column, len).cast(pa.int64())
+    else:
+        return None
+    if subject.expectation["type"] == "expect_column_value_lengths_to_equal":
+        constant = constant_sql(subject.kwargs["value"], pa.int64())
+        if constant is None:
+            raise subject.error(f"{subject.kwargs['value']!r} is not a number")
+        return RowTest(subject.present(name), f"{quote(computed)} = {constant}", lengths)
+    limits = _limits_sql(subject, computed, pa.int64())
+    return None if limits is None else RowTest(subject.present(name), limits, lengths)
+
+
+def _map_texts(column: pa.ChunkedArray, function: Callable[[str], Any]) -> pa.Array:
+    """Return the results of a function of the texts of values; missing values have null."""
+    if not (pat.is_string(column.type) or pat.is_large_string(column.type)):
+        texts = map(_text, column.to_pylist())
+        return pa.array([None if text is None else function(text) for text in texts])
+    # A text usually occurs in many rows.
+    distinct = column.unique()
+    results = [None if text is None else function(text) for text in distinct.to_pylist()]
+    return pa.array(results).take(pc.index_in(column, value_set=distinct).combine_chunks())
+
+
+def _text(value: Any) -> str | None:
+    """Return the text of a value in Python, without exponent for decimals; None if it is missing."""
+    # NaN is not equal to itself.
+    if value is None or value != value:
+        return None
+    return format(value, "f") if isinstance(value, Decimal) else str(value)
+
+
+def _has_text(kind: pa.DataType) -> bool:
+    return not (is_nested(kind) or pat.is_binary(kind) or pat.is_large_binary(kind))
+
+
+def _has_constants(kind: pa.DataType) -> bool:
+    """Return whether constants of JSON can be compared with values of a type."""
+    is_time = pat.is_timestamp(kind) or pat.is_date(kind)
+    return is_number(kind) or is_time or pat.is_boolean(kind) or _is_string(kind)
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    return bool(pat.is_string(kind) or pat.is_large_string(kind))
+
+
+# -- several columns -------------------------------------------------------------------------------
+
+
+def _test_pair(subject: _Subject) -> RowTest | None:
+    kwargs = subject.kwargs
+    names = [kwargs["column_A"], kwargs["column_B"]]
+    if any(is_nested(subject.type_of(name)) for name in names):
+        return None
+    sign = "="
+    if subject.expectation["type"] == "expect_column_pair_values_a_to_be_greater_than_b":
+        sign = ">=" if kwargs.get("or_equal") else ">"
+    both = " and ".join(subject.present(name) for name in names)
+    checked = _select_present(subject, names, kwargs.get("ignore_row_if"))
+    if not _are_floats_mixed(*map(subject.type_of, names)):
+        test = f"{quote(names[0])} {sign} {quote(names[1])}"
+        return RowTest(checked, f"{both} and {test}")
+    # The engine would compare the values as doubles.
+    columns = [_exact_numbers(subject.table.column(name)) for name in names]
+    compare = _COMPARISONS[sign]
+    results = [
+        None if first is None or second is None else compare(first, second)
+        for first, second in zip(*columns, strict=True)
+    ]
+    return RowTest(checked, f"{both} and {quote(subject.computed)}", pa.array(results, pa.bool_()))
+
+
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": lambda first, second: bool(first == second),
+    ">": lambda first, second: bool(first > second),
+    ">=": lambda first, second: bool(first >= second),
+}
+
+
+def _are_floats_mixed(first: pa.DataType, second: pa.DataType) -> bool:
+    """Return whether the engine cannot compare two types of numbers exactly."""
+    if first == second or not (is_number(first) and is_number(second)):
+        return False
+    if pat.is_decimal(first) or pat.is_decimal(second):
+        return True
+    return pat.is_floating(first) != pat.is_floating(second)
+
+
+def _exact_numbers(column: pa.ChunkedArray) -> Iterator[Any]:
+    """Yield numbers that Python compares by value; missing values are None.
+
+    A float is the number that it is written as, as in comparisons with constants, if it is not
+    integral.
+    """
+    dtype = column.type.to_pandas_dtype() if pat.is_floating(column.type) else None
+    for value in column.to_pylist():
+        if value is None or value != value:
+            yield None
+        elif dtype is None or value.is_integer():
+            yield value
+        else:
+            yield Decimal(str(dtype(value)))
+
+
+def _test_pair_set(subject: _Subject) -> RowTest | None:
+    kwargs = subject.kwargs
+    names = [kwargs["column_A"], kwargs["column_B"]]
+    pairs = kwargs.get("value_pairs_set")
+    if not isinstance(pairs, list) or not all(_has_constants(subject.type_of(n)) for n in names):
+        return None
+    tests = ["false"]
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise subject.error(f"{pair!r} is not a pair of values")
+        equal = [_equals(subject, name, value) for name, value in zip(names, pair, strict=True)]
+        tests.append(f"({' and '.join(equal)})")
+    return RowTest(_select_present(subject, names, kwargs.get("ignore_row_if")), " or ".join(tests))
+
+
+def _equals(subject: _Subject, name: str, value: Any) -> str:
+    if value is None:
+        return f"not ({subject.present(name)})"
+    return in_set(name, [constant_sql(value, subject.type_of(name))])
+
+
+def _test_different_values(subject: _Subject) -> RowTest | None:
+    names = subject.kwargs["column_list"]
+    types = [subject.type_of(name) for name in names]
+    if any(map(is_nested, types)) or len(set(types)) > 1:
+        return None
+    tests = ["true"]
+    for first, second in combinations(names, 2):
+        present = [subject.present(first), subject.present(second)]
+        equal = f"({' and '.join(present)} and {quote(first)} = {quote(second)})"
+        tests.append(f"not ({equal} or not ({present[0]} or {present[1]}))")
+    ignored = subject.kwargs.get("ignore_row_if")
+    return RowTest(_select_present(subject, names, ignored), " and ".join(tests))
+
+
+def _select_present(subject: _Subject, columns: Sequence[str], ignored: object) -> str:
+    return present_rows(columns, subject.table.schema, ignored)
+
+
+def present_rows(columns: Sequence[str], schema: pa.Schema, ignored: object) -> str:
+    """Return the rows that are not ignored because of missing values, in SQL.
+
+    ``ignored`` is the argument ``ignore_row_if`` of an expectation.
+    """
+    if ignored in ("neither", "never"):
+        return "true"
+    word = " and " if ignored in ("either_value_is_missing", "any_value_is_missing") else " or "
+    return word.join(f"({has_value(name, schema.field(name).type)})" for name in columns)
+
+
+_TESTS: Mapping[str, Callable[[_Subject], RowTest | None]] = {
+    "expect_column_pair_values_a_to_be_greater_than_b": _test_pair,
+    "expect_column_pair_values_to_be_equal": _test_pair,
+    "expect_column_pair_values_to_be_in_set": _test_pair_set,
+    "expect_column_value_lengths_to_be_between": _test_lengths,
+    "expect_column_value_lengths_to_equal": _test_lengths,
+    "expect_column_values_to_be_between": _test_limits,
+    "expect_column_values_to_be_in_set": _test_set,
+    "expect_column_values_to_be_null": _test_null,
+    "expect_column_values_to_match_regex": _test_regex,
+    "expect_column_values_to_match_regex_list": _test_regex,
+    "expect_column_values_to_not_be_in_set": _test_set,
+    "expect_column_values_to_not_be_null": _test_not_null,
+    "expect_column_values_to_not_match_regex": _test_regex,
+    "expect_column_values_to_not_match_regex_list": _test_regex,
+    "expect_select_column_values_to_be_unique_within_record": _test_different_values,
+}

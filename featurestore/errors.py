@@ -535,6 +535,41 @@ def did_you_mean(
     return suggestion_question([write.format(name) for name in near])
 
 
+def suggest_spelling(unknown_word: object, known_words: Iterable[str], *, write: str) -> str | None:
+    """Return the hint for a word with one wrong letter, or None.
+
+    For words whose meanings differ, such as functions: ``mean`` looks like ``median``.
+
+    Args:
+        unknown_word: The mistyped word.
+        known_words: The valid words.
+        write: The template of the hint, with ``{}`` for the word.
+
+    >>> suggest_spelling("maen", ["min", "mean"], write="function={!r}")
+    "did you mean function='mean'?"
+    >>> suggest_spelling("median", ["min", "mean"], write="function={!r}")
+    """
+    text = str(unknown_word).lower()
+    near = [word for word in known_words if _has_one_wrong_letter(text, word.lower())]
+    if not near:
+        return None
+    return suggestion_question([write.format(word) for word in near[:3]])
+
+
+def _has_one_wrong_letter(text: str, word: str) -> bool:
+    """Return whether two words differ by one letter, or by two letters in another order."""
+    start = 0
+    while text[start : start + 1] == word[start : start + 1] != "":
+        start += 1
+    rest, word_rest = text[start:], word[start:]
+    swapped = word_rest[1::-1] + word_rest[2:]
+    return (
+        rest in (word_rest, word_rest[1:], swapped)
+        or word_rest == rest[1:]
+        or (len(rest) == len(word_rest) and rest[1:] == word_rest[1:])
+    )
+
+
 def find_similar_names(unknown_name: object, known_names: Iterable[str]) -> list[str]:
     """Return at most three similar known names, the most similar first.
 

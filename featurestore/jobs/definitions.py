@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from featurestore import usersql
 from featurestore.arrow.lists import to_plain_lists
-from featurestore.errors import InvalidExpectation, InvalidJob, listing
+from featurestore.errors import InvalidExpectation, InvalidJob, did_you_mean, listing
 from featurestore.jobs.schedule import build_schedule, has_overlapping_windows
 from featurestore.model.arguments import (
     as_tuple,
@@ -389,7 +389,7 @@ def check_options(spec: JobSpec) -> None:
         if value not in allowed:
             raise InvalidJob(
                 f"Job {spec.name!r}: invalid {argument}={value!r}. Available: {listing(allowed)}.",
-                hint=f"{argument}={allowed[0]!r}",
+                hint=did_you_mean(value, allowed, write=f"{argument}={{!r}}"),
             )
 
 

@@ -131,8 +131,7 @@ def check_stream(spec: StreamSpec) -> StreamSpec:
         if value not in allowed:
             raise InvalidJob(
                 f"Unknown {argument}={value!r}. Available: {listing(allowed)}.",
-                hint=did_you_mean(value, allowed, write=f"{argument}={{!r}}")
-                or f"{argument}={allowed[0]!r}",
+                hint=did_you_mean(value, allowed, write=f"{argument}={{!r}}"),
             )
     for argument, number in (
         ("batch_records", spec.batch_records),

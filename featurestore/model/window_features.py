@@ -18,7 +18,13 @@ import pyarrow as pa
 
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.arrow.values import ConversionError, to_value
-from featurestore.errors import FeatureStoreError, InvalidArgument, InvalidReference, listing
+from featurestore.errors import (
+    FeatureStoreError,
+    InvalidArgument,
+    InvalidReference,
+    listing,
+    suggest_spelling,
+)
 from featurestore.model.arguments import with_suggestions
 from featurestore.model.display import escape_line
 from featurestore.model.json_object import (
@@ -442,8 +448,8 @@ def _check_function(function: str, n: int | None) -> None:
     allowed = get_args(WindowFunction)
     if function not in allowed:
         raise InvalidArgument(
-            f"function={function!r} is not one of {listing(allowed)}.",
-            hint="function='sum'",
+            f"function={function!r} is not one of {listing(allowed, limit=len(allowed))}.",
+            hint=suggest_spelling(function, allowed, write="function={!r}"),
         )
     if function == "last_n" and (n is None or n < 1):
         raise InvalidArgument("last_n requires n=, the number of values.", hint="n=10")

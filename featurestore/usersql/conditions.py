@@ -43,6 +43,7 @@ from featurestore.usersql.functions import (
     UNITS,
     Function,
     Kind,
+    duckdb_functions,
 )
 from featurestore.usersql.text import (
     DIALECT,
@@ -928,7 +929,10 @@ class _Writer:
 
     def _unknown_function_error(self, name: str) -> InvalidSql:
         names = sorted({*FUNCTIONS, *SAME_KIND_FUNCTIONS})
-        similar = did_you_mean(name, names, write="{}()")
+        # A function of DuckDB is not misspelled: "last" looks like "least".
+        similar = None
+        if name.lower() not in duckdb_functions():
+            similar = did_you_mean(name, names, write="{}()")
         hint = f"supported functions: {listing(names, limit=60)}"
         if similar is not None:
             hint = f"{similar} {hint}"

@@ -12,6 +12,8 @@ numbers with double precision; results out of range and divisions by zero are nu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
 from typing import Literal
 
 # "number" is a double, "float" a float32 column, "unsigned" a uint64 column, which only supports
@@ -275,3 +277,13 @@ _ON_SPARK = """
     hour minute second date_trunc unnest
 """
 SPARK_QUERY_FUNCTIONS = frozenset(_ON_SPARK.split())
+
+
+@lru_cache(maxsize=1)
+def duckdb_functions() -> frozenset[str]:
+    """Return the DuckDB functions that only depend on their arguments.
+
+    A test compares the list with DuckDB.
+    """
+    text = files("featurestore.usersql").joinpath("duckdb_functions.txt").read_text("utf-8")
+    return frozenset(text.split())

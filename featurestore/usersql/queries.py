@@ -15,15 +15,18 @@ are listed as order-independent are repeatable.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidSql, did_you_mean, listing
-from featurestore.usersql.functions import CLOCK, REPLACEMENTS, SPARK_QUERY_FUNCTIONS
+from featurestore.usersql.functions import (
+    CLOCK,
+    REPLACEMENTS,
+    SPARK_QUERY_FUNCTIONS,
+    duckdb_functions,
+)
 from featurestore.usersql.text import (
     DIALECT,
     clean_error_message,
@@ -257,7 +260,7 @@ def _function_error(name: str, sql: str, dialect: str = DIALECT) -> InvalidSql:
         )
     if dialect == DIALECT:
         reason = "which is unknown, or whose result does not depend on its arguments alone"
-        hint = REPLACEMENTS.get(name) or did_you_mean(name, _duckdb_functions(), write="{}()")
+        hint = REPLACEMENTS.get(name) or did_you_mean(name, duckdb_functions(), write="{}()")
     else:
         reason = f"which was not verified to be equal on {dialect}"
         functions = listing(sorted(SPARK_QUERY_FUNCTIONS), limit=60)
@@ -290,23 +293,13 @@ def _check_functions(tree: exp.Expr, sql: str, dialect: str) -> None:
 
     allowed = frozenset(SPARK_QUERY_FUNCTIONS)
     if dialect == DIALECT:
-        allowed = _duckdb_functions()
+        allowed = duckdb_functions()
     for node in tree.find_all(exp.Anonymous):
         name = node.name.lower()
         if isinstance(node.parent, exp.Table | exp.Lateral):
             continue  # table functions are checked with their scopes
         if name not in allowed:
             raise _function_error(name, sql, dialect)
-
-
-@lru_cache(maxsize=1)
-def _duckdb_functions() -> frozenset[str]:
-    """Return the DuckDB functions that only depend on their arguments.
-
-    A test compares the list with DuckDB.
-    """
-    text = files("featurestore.usersql").joinpath("duckdb_functions.txt").read_text("utf-8")
-    return frozenset(text.split())
 
 
 class _Scopes:

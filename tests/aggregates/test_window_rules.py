@@ -202,3 +202,18 @@ def test_unfit_fill_values_are_refused(
             with pytest.raises(InvalidArgument, match="fill_value") as caught:
                 sums(empty_store, [_fill_window(column, function, fill)], [("ann", to_time(1))])
             assert caught.value.hint
+
+
+def test_function_of_another_meaning_is_not_proposed(subtests: pytest.Subtests) -> None:
+    for function, proposal in (
+        ("maen", "did you mean function='mean'?"),
+        ("Sum", "did you mean function='sum'?"),
+        ("lastn", "did you mean function='last' or function='last_n'?"),
+        ("median", None),
+        ("quantile", None),
+        ("mode", None),
+        ("product", None),
+    ):
+        with subtests.test(function), pytest.raises(InvalidArgument, match="'last_n'") as error:
+            featurestore.window("g.v", function, over="7d")
+        assert error.value.hint == proposal

@@ -158,9 +158,9 @@ def test_duckdb_aggregates_are_classified_as_repeatable() -> None:
     query = (
         "select distinct function_name from duckdb_functions() where function_type = 'aggregate'"
     )
-    from featurestore.usersql.queries import _duckdb_functions
+    from featurestore.usersql.functions import duckdb_functions
 
-    allowed = _duckdb_functions()
+    allowed = duckdb_functions()
     aggregates = {name for (name,) in duckdb.execute(query).fetchall()} & allowed
     assert aggregates <= known_names
     assert not (REPEATABLE & VARYING) | (SUMS & VARYING)

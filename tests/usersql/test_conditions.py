@@ -213,6 +213,13 @@ def test_hint_for_many_constants_is_bounded() -> None:
         predicate(text, schema=SCHEMA, dialect="duckdb")
 
 
+def test_function_of_another_meaning_is_not_proposed(subtests: pytest.Subtests) -> None:
+    for call in ("count(seats)", "last(seats)", "min(seats)", "quantile(seats)", "median(seats)"):
+        with subtests.test(call), pytest.raises(InvalidSql) as error:
+            predicate(f"{call} > 1", schema=SCHEMA, dialect="duckdb")
+        assert "did you mean" not in (error.value.hint or "")
+
+
 def test_predicate_double_quoted_text_raises() -> None:
     with pytest.raises(InvalidSql, match="single quotes"):
         predicate('zone = "A"', schema=SCHEMA, dialect="duckdb")

@@ -12,7 +12,7 @@ import pytest
 
 from featurestore.errors import FeatureStoreError, InvalidSql
 from featurestore.usersql import find_columns, parameters, query
-from featurestore.usersql.queries import _duckdb_functions
+from featurestore.usersql.functions import duckdb_functions
 from featurestore_connectors.duckdb_delta import DuckDBEngine
 
 TRIPS = pa.table({"id": pa.array([1, 2, 3]), "zone": ["a", "b", "a"]})
@@ -165,8 +165,8 @@ def test_duckdb_functions_are_deterministic() -> None:
         "from duckdb_functions() where function_type in ('scalar', 'aggregate', 'macro') group by all"
     ).fetchall()
     stable = dict(rows)
-    assert [name for name in _duckdb_functions() if not stable.get(name, True)] == []
-    assert len(_duckdb_functions() & set(stable)) > 400
+    assert [name for name in duckdb_functions() if not stable.get(name, True)] == []
+    assert len(duckdb_functions() & set(stable)) > 400
 
 
 def test_query_duckdb_only_sql_raises_on_spark(subtests: pytest.Subtests) -> None:

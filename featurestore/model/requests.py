@@ -141,14 +141,18 @@ class FractionSplit:
     fractions: tuple[tuple[str, float], ...]
 
     def __post_init__(self) -> None:
+        fractions = []
         for name, fraction in self.fractions:
             check_name(name, noun="split")
-            if not _is_positive(fraction):
+            number = _to_number(fraction)
+            if number is None or not number > 0:
                 raise InvalidSplit(
                     f"Split {name!r} has fraction {fraction!r}.",
                     hint="fractions are above 0 and at most 1; a split by time is "
                     "splits=featurestore.TimeSplit('time', {'train': (None, t), 'test': (t, None)})",
                 )
+            fractions.append((name, number))
+        object.__setattr__(self, "fractions", tuple(fractions))
         # Decimal fractions are inexact in binary, so their sum may differ from 1 by rounding
         # errors.
         total = math.fsum(fraction for _, fraction in self.fractions)
@@ -159,17 +163,19 @@ class FractionSplit:
             )
 
 
-def _is_positive(fraction: object) -> bool:
-    """Return whether a value is a number above 0, also of numpy; booleans are not numbers."""
+def _to_number(fraction: object) -> float | None:
+    """Return the number of a value, also of numpy; None if it is not one. Booleans are not numbers."""
+    if type(fraction) in (int, float):
+        return fraction  # type: ignore[return-value]
     import pyarrow as pa
 
     from featurestore.arrow.values import ConversionError, to_value
 
     try:
-        number = to_value(fraction, pa.float64())
+        number: float | None = to_value(fraction, pa.float64())
     except ConversionError:
-        return False
-    return number is not None and number > 0
+        return None
+    return number
 
 
 def _check_ranges(split: TimeSplit) -> None:

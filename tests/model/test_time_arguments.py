@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import re
 from collections.abc import Callable
 from fractions import Fraction
@@ -194,7 +195,9 @@ def test_durations_of_nanoseconds_and_fractions_of_other_types_are_refused() -> 
     for value in (pd.Timedelta("1ns"), pd.NaT, True, 1.5):
         with pytest.raises(InvalidArgument):
             parse_duration(value)  # type: ignore[arg-type]
-    assert FractionSplit((("train", np.float64(1.0)),)).fractions == (("train", 1.0),)
+    for number in (np.float32(0.5), np.float64(0.5), pa.scalar(0.5)):
+        fractions = FractionSplit((("train", number), ("test", 0.5))).fractions  # type: ignore[arg-type]
+        assert json.dumps(fractions) == '[["train", 0.5], ["test", 0.5]]'
     for fraction in (True, "1.0", float("nan"), None, 0):
         with pytest.raises(InvalidSplit, match="has fraction"):
             FractionSplit((("train", fraction),))  # type: ignore[arg-type]

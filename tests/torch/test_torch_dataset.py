@@ -54,7 +54,11 @@ def test_torch_dataset_nulls_match_numpy_masks_and_fills(
     with_nulls: Example, remainder: str
 ) -> None:
     fills = {"count": -1, "flag": True, "ratio": 0.5, "vector": 9.0, "moment": 7}
-    for nulls in ("mask", fills):
+    edges = {
+        "count": -(2**31), "flag": False, "ratio": np.float32(0.1), "vector": [0.5, 1, 2, 2**24],
+        "moment": 2**53 + 1,
+    }  # fmt: skip
+    for nulls in ("mask", fills, edges):
         reader = open_numbers(with_nulls, nulls=nulls, remainder=remainder)
         assert list(map(plain, reader.torch_dataset())) == as_elements(reader, reader.batches())
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidSql
-from featurestore.usersql import DIALECT, predicate
-from featurestore.usersql.text import parse_statement
+from featurestore.usersql import DIALECT, parse_statement, predicate
 
 if TYPE_CHECKING:
     from sqlglot import exp

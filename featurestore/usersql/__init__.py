@@ -25,10 +25,11 @@ from featurestore.usersql.queries import (
     parameters,
     query,
 )
-from featurestore.usersql.text import DIALECT, quote
+from featurestore.usersql.text import DIALECT, parse_statement, quote
 
 __all__ = [
     "DIALECT", "MEAN_PARTS", "Merge", "check_column_expression", "column_expression",
     "expression_columns", "find_columns", "find_nondeterminism", "find_tables", "fix_clock", "mean_part_name",
-    "merge_method", "metrics_query", "number_literal", "parameters", "predicate", "query", "quote",
+    "merge_method", "metrics_query", "number_literal", "parameters", "parse_statement", "predicate", "query",
+    "quote",
 ]  # fmt: skip

@@ -35,8 +35,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidExpectation, InvalidSql, listing
-from featurestore.usersql import DIALECT, quote
-from featurestore.usersql.text import parse_statement
+from featurestore.usersql import DIALECT, parse_statement, quote
 from featurestore_connectors.great_expectations.predicates import (
     constant_sql,
     has_value,

@@ -12,19 +12,25 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
-from datetime import date
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
 from numbers import Real
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from featurestore.arrow.lists import to_plain_lists
+from featurestore.arrow.types import TIMESTAMP
+from featurestore.arrow.values import ConversionError, to_value
 from featurestore.errors import (
     InvalidExpectation,
     InvalidReference,
     did_you_mean,
 )
 from featurestore.model.names import parse_reference
+from featurestore.model.times import is_finer_than_microseconds
 from featurestore.model.validation import IN_FEATURE, FeatureComparison
 from featurestore_connectors.great_expectations.conditions import (
     SQL,
@@ -368,8 +374,21 @@ def _normalize(expectation: Mapping[str, Any]) -> dict[str, Any]:
 
 def parse_lists(kind: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of an expectation with plain lists for the collections in them."""
-    arguments: dict[str, Any] = _to_json_numbers(to_plain_lists(kwargs))
+    try:
+        arguments: dict[str, Any] = _to_json_values(to_plain_lists(kwargs))
+    except ConversionError as error:
+        raise InvalidExpectation(
+            f"{kind}: {error}.",
+            hint="expectations have booleans, numbers, text, dates and times in microseconds",
+        ) from error
     for name, value in arguments.items():
+        # The library reads times in text, and ignores these digits.
+        is_limit = name in ("min_value", "max_value") and isinstance(value, str)
+        if is_limit and is_finer_than_microseconds(value):
+            raise InvalidExpectation(
+                f"{kind}: {name}={value!r} is finer than a microsecond.",
+                hint=f"{name}='2024-01-31T12:00:00.123456Z'",
+            )
         # Great Expectations would compare the values of a table or matrix as one value.
         if isinstance(value, Sized) and not isinstance(value, list | str | bytes | Mapping):
             raise InvalidExpectation(
@@ -387,12 +406,27 @@ def parse_lists(kind: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def _to_json_numbers(value: Any) -> Any:
-    """Return arguments with the decimals as numbers of JSON, or as text if floats round them."""
+def _to_json_values(value: Any) -> Any:
+    """Return arguments with values that JSON has, or times.
+
+    Decimals become numbers, or text if floats round them.
+
+    Raises:
+        ConversionError: JSON has no such value, or a time is finer than a microsecond.
+    """
     if isinstance(value, Mapping):
-        return {name: _to_json_numbers(each) for name, each in value.items()}
+        return {name: _to_json_values(each) for name, each in value.items()}
     if isinstance(value, list):
-        return list(map(_to_json_numbers, value))
+        return list(map(_to_json_values, value))
+    if isinstance(value, np.datetime64 | datetime) and value == value:
+        is_day = isinstance(value, np.datetime64) and np.datetime_data(value.dtype)[0] == "D"
+        has_zone = isinstance(value, np.datetime64) or value.tzinfo is not None
+        converted = to_value(value, pa.date32() if is_day else TIMESTAMP)
+        return converted if has_zone else converted.replace(tzinfo=None)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, bytes | bytearray | complex | time | timedelta):
+        raise ConversionError(value, pa.string(), f"of type {type(value).__name__} is not JSON")
     if not isinstance(value, Decimal) or not value.is_finite():
         return value
     if value == int(value):

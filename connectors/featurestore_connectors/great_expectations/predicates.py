@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.errors import InvalidExpectation, InvalidSql
+from featurestore.model.times import parse_moment
 from featurestore.usersql import number_literal, predicate, quote
 
 Mask = npt.NDArray[np.bool_]
@@ -166,13 +167,13 @@ def _text_sql(value: str) -> str:
 
 
 def _time_sql(value: object) -> str | None:
-    if isinstance(value, str):
-        try:
-            value = datetime.fromisoformat(value) if len(value) > 10 else date.fromisoformat(value)
-        except ValueError:
-            return None
-    if isinstance(value, datetime) and value.tzinfo is None:
-        value = value.replace(tzinfo=UTC)
+    try:
+        if isinstance(value, str) and len(value) <= 10:
+            value = date.fromisoformat(value)
+        elif isinstance(value, str | datetime):
+            value = parse_moment(value, warn=False)
+    except ValueError:
+        return None
     return f"'{value.isoformat()}'" if isinstance(value, date) else None
 
 
@@ -215,10 +216,8 @@ def _to_comparable(value: Any, kind: pa.DataType) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        time = datetime.fromisoformat(value)
+        time = parse_moment(value, warn=False)
     except ValueError:
         return value
-    if pat.is_date(kind):
-        # Data frames have times instead of dates.
-        return time.replace(tzinfo=None)
-    return time.replace(tzinfo=UTC) if time.tzinfo is None else time
+    # Data frames have times instead of dates.
+    return time.replace(tzinfo=None) if pat.is_date(kind) else time

@@ -156,8 +156,8 @@ def _test_regex(subject: _Subject) -> RowTest | None:
     def is_valid(text: str) -> bool:
         return is_met(each.search(text) is not None for each in expressions) is not negated
 
-    # A column without values has the type null.
-    valid = _map_texts(subject.table.column(name), is_valid).cast(pa.bool_())
+    # Without a type, a column without values would have the type null.
+    valid = pa.array(_map_texts(subject.table.column(name), is_valid), pa.bool_())
     return RowTest(subject.present(name), quote(subject.computed), valid)
 
 
@@ -167,7 +167,7 @@ def _test_lengths(subject: _Subject) -> RowTest | None:
     if pat.is_binary(kind) or pat.is_large_binary(kind):
         lengths = pc.binary_length(column)
     elif _has_text(kind):
-        lengths = _map_texts(column, len).cast(pa.int64())
+        lengths = pa.array(_map_texts(column, len)).cast(pa.int64())
     else:
         return None
     if subject.expectation["type"] == "expect_column_value_lengths_to_equal":
@@ -179,15 +179,15 @@ def _test_lengths(subject: _Subject) -> RowTest | None:
     return None if limits is None else RowTest(subject.present(name), limits, lengths)
 
 
-def _map_texts(column: pa.ChunkedArray, function: Callable[[str], Any]) -> pa.Array:
-    """Return the results of a function of the texts of values; missing values have null."""
-    if not (pat.is_string(column.type) or pat.is_large_string(column.type)):
-        texts = map(_text, column.to_pylist())
-        return pa.array([None if text is None else function(text) for text in texts])
+def _map_texts(column: pa.ChunkedArray, function: Callable[[str], Any]) -> list[Any]:
+    """Return the results of a function of the texts of values; missing values have None."""
     # A text usually occurs in many rows.
-    distinct = column.unique()
-    results = [None if text is None else function(text) for text in distinct.to_pylist()]
-    return pa.array(results).take(pc.index_in(column, value_set=distinct).combine_chunks())
+    results: dict[str | None, Any] = {None: None}
+    texts = list(map(_text, column.to_pylist()))
+    for text in texts:
+        if text is not None and text not in results:
+            results[text] = function(text)
+    return [results[text] for text in texts]
 
 
 def _text(value: Any) -> str | None:

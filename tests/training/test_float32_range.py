@@ -143,3 +143,20 @@ def test_float_classes_round_but_not_to_infinity(empty_store: FeatureStore) -> N
         assert sorted(batch["sample_weight"].tolist()) == [2.0, 3.0]
         with pytest.raises(InvalidArgument, match=r"the class 1e\+300"):
             dataset.reader("train", global_batch_size=2, class_weights={0.1: 2.0, 1e300: 3.0})
+
+
+def test_number_classes_fit_the_label(empty_store: FeatureStore) -> None:
+    types = {
+        pa.int8(): ([1, 1.0, np.int64(1)], [True, np.bool_(True), 1.5, 300]),
+        pa.float64(): ([1, 1.0, np.float32(1)], [True, 2**53 + 1]),
+    }
+    for label_type, (equal, refused) in types.items():
+        rows = pa.table({"id": [1, 2], "y": pa.array([0, 1], label_type)})
+        dataset = created(empty_store, rows, data_format="parquet")
+        for value in equal:
+            weights = {0: 2.0, value: 3.0}
+            (batch,) = dataset.reader("train", global_batch_size=2, class_weights=weights).batches()
+            assert sorted(batch["sample_weight"].tolist()) == [2.0, 3.0]
+        for value in refused:
+            with pytest.raises(InvalidArgument, match="class_weights= has the class"):
+                dataset.reader("train", global_batch_size=2, class_weights={0: 2.0, value: 3.0})

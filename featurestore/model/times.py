@@ -53,6 +53,15 @@ class SuspiciousTimeWarning(UserWarning):
     """Times are so early that they were probably numbers read in the wrong unit."""
 
 
+def is_finer_than_microseconds(text: str) -> bool:
+    """Return whether a time in ISO 8601 has digits after the microseconds.
+
+    >>> is_finer_than_microseconds("2024-01-31T12:00:00.000000001")
+    True
+    """
+    return _NANOSECONDS.search(text) is not None
+
+
 def parse_moment(value: object, *, argument: str = "time", warn: bool = True) -> datetime:
     """Parse a time to an aware UTC datetime; naive times are UTC, with an optional warning.
 
@@ -67,7 +76,7 @@ def parse_moment(value: object, *, argument: str = "time", warn: bool = True) ->
         OutOfRange: The time is outside of the years 1 to 9999.
     """
     if isinstance(value, str):
-        if _NANOSECONDS.search(value):
+        if is_finer_than_microseconds(value):
             microseconds = _NANOSECONDS.sub(r"\1", value)
             raise InvalidArgument(
                 f"{argument}={value!r:.80} is finer than a microsecond.",

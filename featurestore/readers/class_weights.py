@@ -276,7 +276,7 @@ def _requested_class(value: Any, column: ManifestColumn, transform: Transform | 
     except ConversionError as error:
         raise InvalidArgument(
             f"class_weights= has the class {value!r}, but the label {column.name!r} is {kind}.",
-            hint=f"class_weights=dataset.class_weights has all classes of {column.name!r}",
+            hint="class_weights=dataset.class_weights",
         ) from error
 
 

@@ -23,6 +23,7 @@ import pyarrow.types as pat
 from featurestore.arrow.values import ConversionError, from_text
 from featurestore.errors import InvalidSql, did_you_mean, listing
 from featurestore.model.runtime import check_time
+from featurestore.model.times import is_finer_than_microseconds
 from featurestore.usersql.constants import (
     MIRRORED,
     Number,
@@ -740,6 +741,11 @@ class _Writer:
 
     def _constant_time(self, string: str, kind: Kind) -> TypedSql:
         """Convert a string constant to a date or a timestamp in UTC."""
+        if kind == "timestamp" and is_finer_than_microseconds(string):
+            raise InvalidSql(
+                f"{shorten_sql(self._sql)}: {string!r} is finer than a microsecond.",
+                hint="write '2024-01-31 12:00:00.123456+00:00'",
+            )
         try:
             if kind == "date":
                 return self._write_date(date.fromisoformat(string))

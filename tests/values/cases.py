@@ -1,6 +1,7 @@
 """Column types, values, and whether a value has an equal in a column: rules in plain Python.
 
-The table of docs/reference/types.md is made of these cases: ``python -m tests.values.cases``.
+The tables of docs/reference/types.md are made of these cases and of the doors where values enter:
+``python -m tests.values.cases``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import pyarrow as pa
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "types.md"
 BEGIN = "<!-- values: python -m tests.values.cases -->"
 END = "<!-- end of values -->"
+BEGIN_DOORS = "<!-- doors: python -m tests.values.cases -->"
+END_DOORS = "<!-- end of doors -->"
 TIMESTAMP = pa.timestamp("us", "UTC")
 BERLIN = dt.timezone(dt.timedelta(hours=2))
 REFUSED = object()
@@ -52,6 +55,7 @@ VALUES = (
     *("np.int8(1)", "np.uint64(2**63)", "np.float32(0.1)", "np.float32(1)", "np.float16(0.5)"),
     *("np.float64(1.7)", "Decimal('1')", "Decimal('1.50')", "Decimal('1.555')", "Decimal('1000')"),
     *("Decimal('1e20')", "Decimal('NaN')", "'1'", "'a'", "''", "'2024-01-31'", "b'a'"),
+    *("'2024-01-31T12:00Z'", "'2024-01-31T12:00:00.000000001'"),
     *("bytearray(b'a')", "np.str_('a')", "np.bytes_(b'a')", "dt.date(2024, 1, 31)"),
     *("dt.datetime(2024, 1, 31)", "dt.datetime(2024, 1, 31, 12, tzinfo=dt.UTC)"),
     *("dt.datetime(2024, 1, 31, 12, tzinfo=BERLIN)", "np.datetime64('2024-01-31')"),
@@ -204,10 +208,14 @@ def table() -> str:
 
 
 def main() -> None:
-    """Write the table into the docs."""
+    """Write the tables into the docs."""
+    from tests.values.door_rules import door_table
+
     text = DOCS.read_text()
     before, after = text.split(BEGIN)[0], text.split(END)[1]
-    DOCS.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}")
+    text = f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
+    before, after = text.split(BEGIN_DOORS)[0], text.split(END_DOORS)[1]
+    DOCS.write_text(f"{before}{BEGIN_DOORS}\n\n{door_table()}\n\n{END_DOORS}{after}")
 
 
 if __name__ == "__main__":

@@ -26,8 +26,10 @@ from featurestore.arrow.values import (
 )
 from tests.values.cases import (
     BEGIN,
+    BEGIN_DOORS,
     DOCS,
     END,
+    END_DOORS,
     REFUSED,
     TYPES,
     VALUES,
@@ -36,6 +38,7 @@ from tests.values.cases import (
     table,
     value_of,
 )
+from tests.values.door_rules import door_table
 
 TEXT_FORMS = {
     "int64": ("12", 12),
@@ -159,6 +162,7 @@ def test_error_has_value_and_type() -> None:
     assert caught.value.kind == pa.int8()
 
 
-def test_page_has_the_table() -> None:
+def test_page_has_the_tables() -> None:
     text = DOCS.read_text()
     assert text.split(BEGIN)[1].split(END)[0].strip() == table()
+    assert text.split(BEGIN_DOORS)[1].split(END_DOORS)[0].strip() == door_table()

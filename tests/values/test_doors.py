@@ -27,8 +27,9 @@ CODES: dict[str, Codes] = {
     **dict.fromkeys([name for name in DOORS if name.endswith("s of a write")], SOME),
     **dict.fromkeys(["rows of a write", "`explain(key=)`", "`explain_window(key=)`"], TELLING),
     **dict.fromkeys(["labels of a join", "REST bodies", "`filter` and `where`"], SOME),
-    **dict.fromkeys(["`--key`", "columns of sources", "`fill_value=` of views"], FEW),
+    **dict.fromkeys(["columns of sources", "`fill_value=` of views"], FEW),
     "`fill_value=` of windows": TELLING,
+    "`--key`": {name: [*few[:2], few[-1]] for name, few in FEW.items()},
 }
 SPARK_DOORS = (
     *("rows of a write", "labels of a join", "`fill_value=` of windows"),

@@ -19,7 +19,7 @@ Statement = Literal["query", "condition", "expression"]
 # Calls with special syntax; other calls are parsed as a name with arguments.
 _SPECIAL_CALLS = ("CAST", "TRY_CAST", "EXTRACT")
 # Each spelling of a statement is parsed, and the server limits the duration of a request.
-_MAX_SPELLINGS = 100
+_MAX_SPELLINGS = 40
 _MAX_SPELLED_CHARACTERS = 4_000
 
 
@@ -186,7 +186,7 @@ def _quote_words(sql: str, words: Iterable[tuple[int, str]]) -> str:
 
 
 def _unquoted_words(sql: str) -> list[tuple[int, str]]:
-    """Return the words of SQL that are not constants, quoted names or comments, with their starts."""
+    """Return the words of SQL that sqlglot does not read as names or constants, with their starts."""
     from sqlglot import tokenize
     from sqlglot.errors import SqlglotError
     from sqlglot.tokenizer_core import TokenType
@@ -197,10 +197,14 @@ def _unquoted_words(sql: str) -> list[tuple[int, str]]:
         return []
     words = []
     for token in tokens:
-        if token.token_type not in (TokenType.STRING, TokenType.IDENTIFIER):
-            # A token may have several words, such as GROUP BY.
-            matches = re.finditer(r"[^\W\d]\w*", sql[token.start : token.end + 1])
-            words += [(token.start + match.start(), match.group()) for match in matches]
+        if token.token_type in (TokenType.STRING, TokenType.IDENTIFIER):
+            continue
+        # A token may have several words, such as GROUP BY.
+        for match in re.finditer(r"[^\W\d]\w*", sql[token.start : token.end + 1]):
+            # Most names are VAR tokens; sqlglot also reads some words in them.
+            is_name = token.token_type == TokenType.VAR
+            if not is_name or match.group().lower() in _keywords() | {"if"}:
+                words.append((token.start + match.start(), match.group()))
     return words
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from featurestore.errors import InvalidExpectation
+from featurestore.errors import FeatureStoreError, InvalidExpectation
 from featurestore.model.validation import ExpectationResult, describe
 from featurestore.plugins.validator import CheckOutcome, Validator
 
@@ -30,7 +30,7 @@ def check_separately(
 
 
 def error_result(
-    expectation: Mapping[str, Any], error: InvalidExpectation, *, rows: int
+    expectation: Mapping[str, Any], error: FeatureStoreError, *, rows: int
 ) -> ExpectationResult:
     """Return the result of an expectation that cannot be evaluated, with the text of the error."""
     reason = error.message.removeprefix(describe(expectation)).strip()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.types import decimal_places
-from featurestore.errors import InvalidExpectation
+from featurestore.errors import EngineError, InvalidExpectation
 from featurestore.model.validation import ExpectationResult
 from featurestore.plugins.validator import Measure, Validator
 from featurestore.validation.check_errors import check_separately, error_result
@@ -246,22 +248,22 @@ def _evaluate_measures(
     validator: Validator,
 ) -> dict[int, ExpectationResult]:
     """Evaluate expectations that require only measures, and return the results by index."""
-    measurable: list[int] = []
-    measured: list[Measure] = []
+    needed: dict[int, tuple[Measure, ...]] = {}
     for index, expectation in enumerate(expectations):
         measures = validator.measures(expectation, relation.schema)
         if measures is not None:
-            measurable.append(index)
-            measured += measures
-    if not measurable:
-        return {}
-    values = compute_measures(relation, measured, engine=engine)
+            needed[index] = measures
     results = {}
-    for index in measurable:
+    values: dict[Measure, Any] | None = None
+    # One measure, such as a sum of many digits, must not prevent the others.
+    with suppress(EngineError):
+        values = compute_measures(relation, chain(*needed.values()), engine=engine)
+    for index, measures in needed.items():
         expectation = expectations[index]
         try:
-            result = validator.evaluate(expectation, relation.schema, measured=values)
-        except InvalidExpectation as error:
+            measured = values or compute_measures(relation, measures, engine=engine)
+            result = validator.evaluate(expectation, relation.schema, measured=measured)
+        except (EngineError, InvalidExpectation) as error:
             result = error_result(expectation, error, rows=0)
         results[index] = result
     return results

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 pytest.importorskip("great_expectations")
 from featurestore.plugins.engine import Engine
 from featurestore.plugins.validator import find_validator
+from featurestore.store import FeatureStore
 from featurestore.validation.checks import Subject
 from featurestore.validation.tables import check_table
 from featurestore_connectors.duckdb_delta import DuckDBEngine
@@ -293,3 +295,46 @@ def test_uniqueness_verdicts_are_those_of_plain_python(
         ]
         expected = repeated_rows(rows)
         assert (result.unexpected, result.success) == (expected, not expected), result
+
+
+def test_uniqueness_of_each_type_is_equal_on_engines(store: FeatureStore) -> None:
+    types = list(VALUES)[:-1]
+    columns = {
+        f"c{number}": [None, *VALUES[dtype], None, *VALUES[dtype][:2], *[None] * 12][:16]
+        for number, dtype in enumerate(types)
+    }
+    columns["c4"][14:] = [0.0, -0.0]
+    arrays = [
+        to_array(values, dtype) for values, dtype in zip(columns.values(), types, strict=True)
+    ]
+    table = pa.table(arrays, list(columns))
+    engine, validator = store.session.engine, find_validator()
+    relation = engine.stage(engine.from_arrow(table.to_reader()), f"{store.location}/_staged")
+    names = list(columns)
+    lists = [*([name] for name in names), *pairwise(names)]
+    expectations = validator.normalize(
+        [
+            {
+                "type": "expect_compound_columns_to_be_unique",
+                "kwargs": {"column_list": list(column_names), "ignore_row_if": "never"},
+            }
+            if len(column_names) > 1
+            else {
+                "type": "expect_column_values_to_be_unique",
+                "kwargs": {"column": column_names[0]},
+            }
+            for column_names in lists
+        ]
+    )
+    results = check_table(
+        relation,
+        Subject("t", 1, table.schema),
+        engine=engine,
+        expectations=expectations,
+        validator=validator,
+    )
+    for compared, result in zip(lists, results, strict=True):
+        rows = list(zip(*(columns[name] for name in compared), strict=True))
+        if len(compared) == 1:
+            rows = [row for row in rows if not is_missing(row[0])]
+        assert result.unexpected == repeated_rows(rows), (compared, result)

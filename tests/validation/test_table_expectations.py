@@ -276,3 +276,26 @@ def test_check_table_bound_of_wrong_type_is_error(
     )
     assert result.is_error
     assert result.message.startswith("cannot be computed")
+
+
+def test_overflow_of_one_measure_prevents_no_other(store: FeatureStore) -> None:
+    validator = find_validator()
+    numbers = pa.array([Decimal("9" * 38)] * 2, pa.decimal128(38, 0))
+    table = pa.table({"d": numbers, "n": [1, 2]})
+    engine, relation = staged(store, table)
+    rules = validator.normalize(
+        [
+            rule("column_sum_to_be_between", column="d", max_value=1),
+            rule("column_max_to_be_between", column="n", max_value=1),
+            rule("column_values_to_be_unique", column="n"),
+        ]
+    )
+    results = check_table(
+        relation,
+        Subject("t", 1, table.schema),
+        engine=engine,
+        expectations=rules,
+        validator=validator,
+    )
+    assert [result.success for result in results] == [False, False, True]
+    assert [result.is_error for result in results][1:] == [False, False]

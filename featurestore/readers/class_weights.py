@@ -16,6 +16,7 @@ from featurestore.arrow.schemas import type_from_json
 from featurestore.arrow.values import ConversionError, from_json, from_text, to_array
 from featurestore.errors import InvalidArgument, ReaderConfigError, listing
 from featurestore.model.manifest import Manifest, ManifestColumn
+from featurestore.model.window_features import value_from_json, value_to_json
 from featurestore.readers.batches import Arrays
 from featurestore.readers.columns import (
     PADDING_WEIGHT,
@@ -195,7 +196,9 @@ def _balance(counts: Iterable[tuple[Any, int]]) -> dict[Any, float]:
     for value, count in counts:
         totals[value] = totals.get(value, 0) + count
     rows = sum(totals.values())
-    return {value: rows / (len(totals) * totals[value]) for value in sorted(totals)}
+    return {
+        value: rows / (len(totals) * totals[value]) for value in sorted(totals, key=_to_sortable)
+    }
 
 
 def _class_counts(manifest: Manifest, label: str) -> dict[str, int]:
@@ -369,10 +372,17 @@ def _build_label_weights(label: str, weights: ByClass) -> LabelWeights:
 
 
 def _to_python_value(value: Any) -> Any:
-    """Convert a numpy scalar to a Python value, and bytes to a string."""
+    """Convert a numpy scalar to a Python value, and bytes to a string if they are UTF-8."""
     if isinstance(value, bytes):
-        return value.decode(errors="replace")
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return bytes(value)
     return value.item() if isinstance(value, np.generic) else value
+
+
+def _to_sortable(class_value: Any) -> Any:
+    return class_value.encode() if isinstance(class_value, str) else class_value
 
 
 def weights_to_json(class_weights: ClassWeights) -> Any:
@@ -380,7 +390,7 @@ def weights_to_json(class_weights: ClassWeights) -> Any:
     if isinstance(class_weights, str):
         return class_weights
     return [
-        [_to_python_value(key), weights_to_json(each) if isinstance(each, Mapping) else float(each)]
+        [value_to_json(key), weights_to_json(each) if isinstance(each, Mapping) else float(each)]
         for key, each in class_weights.items()
     ]
 
@@ -389,4 +399,7 @@ def weights_from_json(data: Any) -> ClassWeights:
     """Parse class weights from the JSON that ``weights_to_json`` returned."""
     if isinstance(data, str):
         return BALANCED
-    return {key: weights_from_json(each) if isinstance(each, list) else each for key, each in data}
+    return {
+        value_from_json(key): weights_from_json(each) if isinstance(each, list) else each
+        for key, each in data
+    }

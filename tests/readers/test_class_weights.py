@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import warnings
 from collections import Counter
@@ -95,12 +96,23 @@ def test_class_weights_multiply_weight_column(empty_store: FeatureStore) -> None
         np.testing.assert_allclose(after["w"], expected, rtol=1e-6)
 
 
-def test_reader_with_class_weights_resumes_state(empty_store: FeatureStore) -> None:
-    dataset = dataset_of(empty_store, pa.array(of_two("no", "yes")))
-    reader = dataset.reader(
-        "train", global_batch_size=8, columns=["x", "y"], class_weights={"no": 1, "yes": 4}
-    )
-    again, epoch, step = dataset.resume(reader.state(1, 2))
+@pytest.mark.parametrize(
+    "classes",
+    [
+        ("no", "yes"),
+        (date(2024, 1, 1), date(2024, 1, 2)),
+        (datetime(2024, 1, 1, tzinfo=UTC), datetime(2024, 1, 1, 12, tzinfo=UTC)),
+        (Decimal("0.10"), Decimal("3.30")),
+        (b"\xff", b"a"),
+        (2**53, 2**53 + 1),
+    ],
+    ids=repr,
+)
+def test_reader_with_class_weights_resumes_state(empty_store: FeatureStore, classes: Any) -> None:
+    dataset = dataset_of(empty_store, pa.array(of_two(*classes)))
+    weights = dict(zip(classes, (1, 4), strict=True))
+    reader = dataset.reader("train", global_batch_size=8, columns=["x", "y"], class_weights=weights)
+    again, epoch, step = dataset.resume(json.loads(json.dumps(reader.state(1, 2))))
     expected = next(reader.batches(1, start_step=2))
     batch = next(again.batches(epoch, start_step=step))
     assert batch["sample_weight"].tolist() == expected["sample_weight"].tolist()

@@ -47,11 +47,12 @@ def mark_existing_values(
     query = query.from_(exp.to_table("rows", quoted=True))
     for number, comparison in enumerate(comparisons):
         table, column_type = f"feature{number}", relation.schema.field(comparison.column).type
-        value_tables = {}
+        value_tables, value_types = {}, [column_type]
         try:
             for position, values in enumerate(_open_values(comparison, relation, open_feature)):
                 (value_field,) = values.schema
                 check_types(comparison, column_type, value_field.type)
+                value_types.append(value_field.type)
                 column_values = engine.select(values, {"value": value_field.name})
                 value_tables[f"{table}_{position}"] = column_values
         except InvalidExpectation as error:
@@ -64,13 +65,48 @@ def mark_existing_values(
         marker = exp.case().when(column.is_(exp.null()), exp.null()).else_(is_found)
         query = query.select(exp.alias_(marker, comparison.marker, quoted=True)).join(
             _distinct_values(table, list(value_tables)),
-            on=exp.EQ(this=column.copy(), expression=value.copy()),
+            on=_is_equal(column.copy(), value.copy(), value_types),
             join_type="left",
         )
     if len(tables) == 1:
         return relation, errors
     marked = engine.sql(query.sql(dialect=engine.dialect), tables=tables, parameters={})
     return marked, errors
+
+
+def _is_equal(
+    column: exp.Expression, value: exp.Expression, types: Sequence[pa.DataType]
+) -> exp.Expression:
+    """Return the condition that two numbers are equal.
+
+    An engine compares an integer with a float as doubles, in which 2**53 + 1 equals 2**53.
+    """
+    from sqlglot import exp
+
+    condition: exp.Expression = exp.EQ(this=column, expression=value)
+    if not (any(map(pat.is_integer, types)) and any(map(pat.is_floating, types))):
+        return condition
+    if not pat.is_integer(types[0]):
+        column, value = value, column
+    # The integers of fractions are rounded, but fractions differ as doubles.
+    lower = exp.EQ(this=column.copy(), expression=_to_bigint(value))
+    half = exp.Literal.number(2**63)
+    upper: exp.Expression = exp.false()  # Spark casts 2**63 to 2**63 - 1
+    if any(map(pat.is_uint64, types)):
+        # The difference of two doubles in the upper half of the range is exact.
+        number = exp.Sub(this=exp.cast(column, "decimal(20, 0)"), expression=half)
+        difference = exp.Sub(this=value.copy(), expression=exp.cast(half, "double"))
+        upper = exp.EQ(this=number, expression=_to_bigint(difference))
+    is_upper = exp.GTE(this=value.copy(), expression=exp.cast(half, "double"))
+    whole = exp.case().when(is_upper, upper).else_(lower)
+    return exp.And(this=condition, expression=whole)
+
+
+def _to_bigint(value: exp.Expression) -> exp.Expression:
+    from sqlglot import exp
+
+    # Spark has TRY_CAST for "safe" casts only.
+    return exp.TryCast(this=value.copy(), to=exp.DataType.build("bigint"), safe=True)
 
 
 def _open_values(

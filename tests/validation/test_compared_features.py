@@ -131,6 +131,27 @@ def test_own_feature_includes_rows_of_the_write(store: FeatureStore) -> None:
     assert store.validate_featuregroup("staff").success
 
 
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint64()], ids=str)
+def test_integers_and_floats_are_compared_by_value(store: FeatureStore, kind: pa.DataType) -> None:
+    signed = [-(2**63), -(2**53) - 1, -1]
+    numbers = [0, 1, 2, 2**53 - 1, 2**53, 2**53 + 1, 2**63 - 1]
+    numbers += signed if pa.types.is_signed_integer(kind) else [2**63, 2**63 + 1, 2**64 - 2048]
+    floats = [-0.0, 0.5, 1.0, 2.25, 2.0**53, -(2.0**53), 2.0**63, -(2.0**63), 2.0**64 - 2048]
+    features = pa.table({"id": [*floats, 2.0**64, float("inf"), float("nan"), None]})
+    store.create_featuregroup(features, "customers")
+    orders = pa.table({"number": range(len(numbers)), "customer": pa.array(numbers, kind)})
+    store.create_featuregroup(
+        orders,
+        "orders",
+        primary_key="number",
+        expectations=[in_customers()],
+        validation="quarantine",
+    )
+    actual = store.get_featuregroup("orders").to_arrow().column("customer").to_pylist()
+    # Python compares integers with floats by value.
+    assert sorted(actual) == sorted(number for number in numbers if number in floats)
+
+
 def test_invalid_comparisons_are_refused_before_the_write(empty_store: FeatureStore) -> None:
     store = empty_store
     store.create_featuregroup(customers(1), "customers", primary_key="key")

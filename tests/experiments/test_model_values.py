@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
+import re
 import struct
 from collections.abc import Callable
 from decimal import Decimal
@@ -31,6 +32,13 @@ from featurestore.readers.columns import to_numpy
 from featurestore.store import FeatureStore
 from tests.experiments.test_models import Line, a_run
 from tests.values.cases import REFUSED, TYPES, VALUES, are_equal, fitted, value_of
+
+
+class Copies:
+    """A model that returns its only input."""
+
+    def predict(self, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return x[:, 0]
 
 
 class Steps:
@@ -221,6 +229,26 @@ def test_score_refuses_values_that_training_could_not_have(
             store.score("m", labels=[{"whole": whole, "real": real}], trust=True).to_arrow()
     scored = store.score("m", labels=[{"whole": 3.0, "real": 2}], trust=True).to_arrow()
     assert scored["prediction"].to_pylist() == [8.0]
+
+
+def test_matrix_of_doubles_refuses_numbers_beyond_float32(empty_store: FeatureStore) -> None:
+    rows = pa.table({"real": [0.5, 1.0], "y": [0.0, 1.0]})
+    dataset = empty_store.create_training_dataset(
+        rows, "d", label="y", data_format="parquet", progress=False
+    )
+    run = a_run(empty_store, dataset)
+    Path(run.path, "artifacts", "model.pkl").write_bytes(pickle.dumps(Copies()))
+    experiments.register_model(run, "m", trust=True)
+
+    def score(real: float) -> Any:
+        return empty_store.score("m", labels=[{"real": real}], trust=True).to_arrow()["prediction"]
+
+    largest = float(np.finfo(np.float32).max)
+    for real in (largest, -math.inf, 0.1):
+        assert score(real)[0].as_py() == rounded_to_float32(real)
+    for real in (1e300, -3.5e38):
+        with pytest.raises(FeatureStoreError, match=re.escape(repr(real))):
+            score(real)
 
 
 def test_later_outputs_of_another_type_are_refused(empty_store: FeatureStore) -> None:

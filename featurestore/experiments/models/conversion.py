@@ -8,7 +8,7 @@ then rounded to float32 like the rows of the files.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import date, timedelta
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -36,11 +36,9 @@ from featurestore.arrow.values import (
 )
 from featurestore.errors import InvalidArgument, UnsupportedType, listing
 from featurestore.model.registered_model import PREDICTION, ModelInput, ModelSpec
-from featurestore.model.times import from_micros
 from featurestore.model.window_features import value_from_json, value_to_json
 from featurestore.readers.columns import to_numpy
-
-_EPOCH_DAY = date(1970, 1, 1)
+from featurestore.readers.fills import parse_fill
 
 
 def model_title(spec: ModelSpec) -> str:
@@ -139,17 +137,12 @@ def parse_reader_fill(value: Any, kind: pa.DataType) -> Any:
     They round to float32. A value that the type does not have is returned unchanged.
     """
     value = _repeat_in_array(value_from_json(value), kind)
-    if isinstance(value, int) and not isinstance(value, bool):
-        if pat.is_date(kind):
-            return _EPOCH_DAY + timedelta(days=value)
-        if pat.is_timestamp(kind):
-            return from_micros(value)
     if isinstance(value, str) and pat.is_binary(kind):
         return value.encode()
-    try:
-        return from_json(value, kind)
-    except ConversionError:
-        return value
+    for parse in (parse_fill, from_json):
+        with suppress(ConversionError):
+            return parse(value, kind)
+    return value
 
 
 def fill_array(spec: ModelSpec, model_input: ModelInput) -> npt.NDArray[Any]:

@@ -11,11 +11,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featurestore.arrow.casts import cast_batch
+from featurestore.arrow.float32 import assign_rounded
 from featurestore.arrow.schemas import type_from_json
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.arrow.values import to_scalar
 from featurestore.errors import (
     FeatureNotFound,
+    InvalidArgument,
     NullsInColumns,
     listing,
 )
@@ -25,6 +27,7 @@ from featurestore.experiments.models.conversion import (
     convert_input,
     convert_outputs,
     fill_array,
+    model_title,
 )
 from featurestore.experiments.models.loading import load_predictor
 from featurestore.featuregroups import Declaration, FeatureGroup, Write, create, insert
@@ -100,7 +103,7 @@ def to_model_input(spec: ModelSpec, fitted: Transformations | None, batch: pa.Re
     The arrays equal the arrays that the training dataset's reader returns for the same values.
 
     Raises:
-        InvalidArgument: A value does not fit the type of its input.
+        InvalidArgument: A value does not fit the type of its input, or a matrix of float32.
         NullsInColumns: Inputs contain nulls that the model cannot handle.
     """
     arrays: dict[str, npt.NDArray[Any]] = {}
@@ -129,8 +132,19 @@ def to_model_input(spec: ModelSpec, fitted: Transformations | None, batch: pa.Re
         )
     if spec.arrays == "columns":
         return arrays
-    flat = [values.reshape(len(values), -1).astype(np.float32) for values in arrays.values()]
-    return np.concatenate(flat, axis=1)
+    cells = {name: values.reshape(len(values), -1) for name, values in arrays.items()}
+    matrix = np.empty((len(batch), sum(each.shape[1] for each in cells.values())), np.float32)
+    position = 0
+    for name, numbers in cells.items():
+        too_large = assign_rounded(matrix[:, position : position + numbers.shape[1]], numbers)
+        if too_large is not None:
+            raise InvalidArgument(
+                f"{model_title(spec)} takes a float32 matrix, in which the input {name!r} has no "
+                f"{too_large!r}.",
+                hint="score rows whose numbers are within the range of float32",
+            )
+        position += numbers.shape[1]
+    return matrix
 
 
 def _to_masked_array(

@@ -259,7 +259,8 @@ def fitted_fill(value: Any, name: str) -> Any:
     if name == "timestamp" and is_integer:
         return _moved_time(value)
     if isinstance(value, bytes) and (name == "string" or pa.types.is_decimal(kind)):
-        return fitted_text(value.decode(), name)
+        text = value.decode(errors="replace")
+        return REFUSED if text.encode() != value else fitted_text(text, name)
     return fitted(value, kind)
 
 

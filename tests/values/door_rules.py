@@ -41,7 +41,7 @@ class Door:
     difference: str = ""
 
 
-_HELD = "A value that {} changes or refuses by itself does not reach the store."
+_HELD = "A value that {} changes or refuses does not reach the store."
 _EQUAL = (
     "A comparison: a constant without an equal value matches no row, or is refused; numbers "
     "are equal if their values are, `0.1` is the decimal number or the nearest float, and a date "

@@ -70,7 +70,10 @@ def arrow_schema(text: str) -> pa.Schema:
     try:
         for each in json.loads(text)["fields"]:
             field = _parse_field(each, each["name"])
-            fields.append(field.with_metadata(_string_metadata(each.get("metadata") or {})))
+            metadata = each.get("metadata") or {}
+            # Strings (a comment, a shape) are retained when a new schema is written.
+            texts = {key: value for key, value in metadata.items() if isinstance(value, str)}
+            fields.append(field.with_metadata(texts or None))
         return pa.schema(fields)
     except (KeyError, TypeError, AttributeError, RecursionError, pa.ArrowInvalid) as error:
         raise ValueError(f"the schema of the table cannot be read: {error!r}") from error
@@ -82,14 +85,6 @@ def _parse_field(definition: Mapping[str, Any], column: str) -> pa.Field:
         _parse_type(definition["type"], column),
         bool(definition.get("nullable", True)),
     )
-
-
-def _string_metadata(metadata: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the string values of column metadata (a comment, a shape), or None if there are none.
-
-    These values are retained when a new schema is written.
-    """
-    return {key: value for key, value in metadata.items() if isinstance(value, str)} or None
 
 
 def _parse_type(definition: Any, column: str) -> pa.DataType:

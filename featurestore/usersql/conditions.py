@@ -376,17 +376,17 @@ class _Writer:
 
     def _write_comparison(self, sign: str, node: exp.Expr) -> TypedSql:
         """Write a comparison; constants are converted to the type of a numeric column."""
-        left, right = self.write(node.this), self.write(node.expression)
-        if _is_constant_of(right, left):
-            return self._compare_column(sign, left, right)
-        if _is_constant_of(left, right):
-            return self._compare_column(MIRRORED.get(sign, sign), right, left)
-        left_sql, right_sql = self._to_comparable(
-            [left, right],
+        first, second = self.write(node.this), self.write(node.expression)
+        if _is_constant_of(second, first):
+            return self._compare_column(sign, first, second)
+        if _is_constant_of(first, second):
+            return self._compare_column(MIRRORED.get(sign, sign), second, first)
+        first_sql, second_sql = self._to_comparable(
+            [first, second],
             [node.this, node.expression],
             is_equality=sign not in ("<", "<=", ">", ">="),
         )
-        return TypedSql(f"({left_sql} {sign} {right_sql})", "boolean")
+        return TypedSql(f"({first_sql} {sign} {second_sql})", "boolean")
 
     def _compare_column(self, sign: str, column: TypedSql, constant: TypedSql) -> TypedSql:
         """Compare a numeric column with a constant, by value."""
@@ -574,11 +574,11 @@ class _Writer:
     # -- functions ------------------------------------------------------------------------
 
     def _write_operator(self, operator: str, node: exp.Expr) -> TypedSql:
-        left, right = node.this.unnest(), node.expression.unnest()
-        if _is_interval(right):
-            return self._shift_time(operator, self.write(left), right)
-        if _is_interval(left) and operator == "+":
-            return self._shift_time(operator, self.write(right), left)
+        first, second = node.this.unnest(), node.expression.unnest()
+        if _is_interval(second):
+            return self._shift_time(operator, self.write(first), second)
+        if _is_interval(first) and operator == "+":
+            return self._shift_time(operator, self.write(second), first)
         operands = [self.write(node.this), self.write(node.expression)]
         return self._write_function(operator, OPERATORS[operator], operands)
 
@@ -970,9 +970,9 @@ class _Writer:
     def _convert_constants(
         self, operands: Sequence[TypedSql], nodes: Sequence[exp.Expr]
     ) -> str | None:
-        """Return the condition with the constants beside a column as values of the column's type.
+        """Return the condition with its constants converted to the type of the compared column.
 
-        None if a constant is no value of the type, or if the condition would still be invalid.
+        None if a constant has no equal in the type, or if the condition would still be invalid.
         """
         columns = [operand for operand in operands if operand.constant is None]
         types = {str(operand.arrow) for operand in columns}
@@ -1001,13 +1001,20 @@ class _Writer:
     def _wrong_kinds_error(
         self, name: str, operands: Sequence[TypedSql], functions: Sequence[Function] = ()
     ) -> InvalidSql:
-        kinds = ", ".join([operand.kind for operand in operands])
-        hint = _cast_hint([operand.kind for operand in operands])
+        kinds = [operand.kind for operand in operands]
         if functions:
             signatures = [f"({', '.join(function.arguments)})" for function in functions]
             hint = f"argument types of {name}: {' or '.join(signatures)}"
+        else:
+            casts = [
+                f"{source} to {target}: cast(x as {_SQL_TYPES[target]})"
+                for source, target in permutations(dict.fromkeys(kinds), 2)
+                if (source, target) in CASTS or (source == "null" and target in CASTS_OF_NULL)
+            ]
+            hint = "; ".join(casts) or "use operands of one type"
         return InvalidSql(
-            f"{shorten_sql(self._sql)}: {name} does not support the types {kinds}.", hint=hint
+            f"{shorten_sql(self._sql)}: {name} does not support the types {', '.join(kinds)}.",
+            hint=hint,
         )
 
 
@@ -1016,7 +1023,7 @@ def _write_double(literal: str) -> TypedSql:
 
 
 def _literal_of(constant: object, dtype: pa.DataType) -> exp.Expr | None:
-    """Return a constant as a literal that has the same value in a type; None if there is none."""
+    """Return the literal of a type that equals a constant, or None if no value equals it."""
     from sqlglot import exp
 
     if pat.is_string(dtype) or pat.is_large_string(dtype):
@@ -1075,16 +1082,6 @@ def _number_of(constant: TypedSql) -> int | Decimal:
     if not isinstance(constant.constant, int | Decimal):
         raise TypeError(f"{constant.sql} is not a number")
     return constant.constant
-
-
-def _cast_hint(kinds: Sequence[Kind]) -> str:
-    """Return a hint with the casts between the types of some operands."""
-    casts = [
-        f"{source} to {target}: cast(x as {_SQL_TYPES[target]})"
-        for source, target in permutations(dict.fromkeys(kinds), 2)
-        if (source, target) in CASTS or (source == "null" and target in CASTS_OF_NULL)
-    ]
-    return "; ".join(casts) or "use operands of one type"
 
 
 def _parenthesize(node: exp.Expr) -> str:

@@ -62,7 +62,7 @@ def is_narrowed(kind: pa.DataType | None) -> bool:
 
 
 def to_number(constant: int | Decimal, kind: pa.DataType) -> Number | None:
-    """Return the value of a numeric type that equals a constant; None if there is none.
+    """Return the value of a numeric type that equals a constant, or None if no value equals it.
 
     A constant with a point or an exponent equals the nearest float of a floating-point type, as in
     SQL.
@@ -74,7 +74,7 @@ def to_number(constant: int | Decimal, kind: pa.DataType) -> Number | None:
     value: Number = constant
     if is_float and (isinstance(constant, Decimal) or float(constant) == constant):
         value = float(constant)
-    elif pat.is_decimal(kind):  # integers of more than 64 bits are no decimals
+    elif pat.is_decimal(kind):  # integers of more than 64 bits are not decimals
         value = Decimal(constant)
     elif isinstance(constant, Decimal) and _EXACT.remainder(constant, Decimal(1)) == 0:
         value = int(constant)
@@ -112,8 +112,13 @@ def _nearest(constant: Decimal, kind: pa.DataType, *, below: bool) -> Number | N
     """Return the nearest value below or above a constant; None if the type has none."""
     if pat.is_floating(kind):
         return _nearest_float(constant, kind, below=below)
-    smallest, largest = _limits(kind)
-    scale = kind.scale if pat.is_decimal(kind) else 0
+    if pat.is_decimal(kind):
+        scale = kind.scale
+        largest = Decimal("9" * kind.precision).scaleb(-scale, context=_EXACT)
+        smallest = largest.copy_negate()
+    else:
+        limits = np.iinfo(kind.to_pandas_dtype())
+        scale, smallest, largest = 0, Decimal(int(limits.min)), Decimal(int(limits.max))
     rounding = decimal.ROUND_FLOOR if below else decimal.ROUND_CEILING
     unit = Decimal(1).scaleb(-scale, context=_EXACT)
     nearest = constant.quantize(unit, rounding=rounding, context=_EXACT)
@@ -132,12 +137,3 @@ def _nearest_float(constant: Decimal, kind: pa.DataType, *, below: bool) -> floa
         elif nearest < constant and not below:
             nearest = np.nextafter(nearest, dtype(np.inf))
     return float(nearest)
-
-
-def _limits(kind: pa.DataType) -> tuple[Decimal, Decimal]:
-    """Return the smallest and the largest value of integers or decimals."""
-    if pat.is_decimal(kind):
-        largest = Decimal("9" * kind.precision).scaleb(-kind.scale, context=_EXACT)
-        return largest.copy_negate(), largest
-    limits = np.iinfo(kind.to_pandas_dtype())
-    return Decimal(int(limits.min)), Decimal(int(limits.max))

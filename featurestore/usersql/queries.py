@@ -404,16 +404,12 @@ def _is_exact_sum(call: exp.Anonymous, types: Mapping[str, list[pa.DataType]]) -
             # 1e3 is a double.
             if isinstance(node, exp.Literal) and "e" in node.name.lower():
                 return False
-            if isinstance(node, exp.Column) and not _have_exact_sums(
-                types.get(node.name.lower(), [])
-            ):
-                return False
+            if isinstance(node, exp.Column):
+                # A column that no table has is computed in a subquery, and its type is unknown.
+                column_types = types.get(node.name.lower(), [])
+                are_exact = [
+                    pat.is_integer(dtype) or pat.is_decimal(dtype) for dtype in column_types
+                ]
+                if not are_exact or not all(are_exact):
+                    return False
     return True
-
-
-def _have_exact_sums(types: list[pa.DataType]) -> bool:
-    """Return whether sums are exact for all column types."""
-    # A column that no table has is computed in a subquery, and its type is unknown.
-    return bool(types) and all(
-        pat.is_integer(column_type) or pat.is_decimal(column_type) for column_type in types
-    )

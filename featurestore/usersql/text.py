@@ -124,6 +124,7 @@ def _parse(sql: str, *, expected: Statement, calls_by_name: bool = True) -> list
 
 def _quoting_hint(sql: str, expected: Statement) -> str | None:
     """Return the hint for SQL that can be parsed if a column is quoted, else None."""
+    from sqlglot import exp
     from sqlglot.errors import SqlglotError
 
     def is_parsed(quoted_sql: str, names: set[str]) -> bool:
@@ -131,16 +132,18 @@ def _quoting_hint(sql: str, expected: Statement) -> str | None:
             trees = _parse(quoted_sql, expected=expected)
         except (SqlglotError, RecursionError):
             return False
-        return len(trees) == 1 and names <= _column_names(trees[0])
+        if len(trees) != 1:
+            return False
+        # The names of columns and of their tables and fields.
+        column_names = {
+            identifier.name
+            for column in trees[0].find_all(exp.Column)
+            for identifier in column.args.values()
+            if isinstance(identifier, exp.Expr)
+        }
+        return names <= column_names
 
     return quoting_hint(sql, is_valid=is_parsed, skip_first=expected == "query")
-
-
-def _column_names(tree: exp.Expr) -> set[str]:
-    """Return the names of columns and of their tables and fields in a syntax tree."""
-    from sqlglot import exp
-
-    return {part.name for column in tree.find_all(exp.Column) for part in column.parts}
 
 
 def quoting_hint(

@@ -11,17 +11,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featurestore.arrow.types import is_nested
-from featurestore.errors import InvalidExpectation
 from featurestore.model.validation import (
     IN_FEATURE,
     ExpectationResult,
     ValidationReport,
-    describe,
 )
 from featurestore.plugins.validator import CheckOutcome, Measure
 from featurestore_connectors.great_expectations import aggregates
 from featurestore_connectors.great_expectations.aggregates import to_frame
+from featurestore_connectors.great_expectations.conditions import row_condition
 from featurestore_connectors.great_expectations.forms import (
     build_expectation,
     convert_to_marker,
@@ -30,15 +28,14 @@ from featurestore_connectors.great_expectations.forms import (
     is_row_level,
     needed_columns,
     normalize_expectations,
-    row_condition,
     suppress_output,
 )
 from featurestore_connectors.great_expectations.predicates import (
-    count_repeated,
     evaluate,
+    not_computed_error,
     typed_arguments,
 )
-from featurestore_connectors.great_expectations.rows import present_rows, row_test
+from featurestore_connectors.great_expectations.rows import row_test
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,8 +79,13 @@ class GreatExpectationsValidator:
     ) -> list[CheckOutcome]:
         outcomes = self._check_rows(table, expectations)
         for index, expectation in enumerate(expectations):
-            if index not in outcomes and _is_uniqueness(expectation, table.schema):
-                outcomes[index] = _check_uniqueness(table, expectation)
+            if index not in outcomes and aggregates.is_uniqueness(expectation, table.schema):
+                outcomes[index] = aggregates.check_uniqueness(
+                    table,
+                    expectation,
+                    condition=_condition_sql(expectation, table),
+                    warning=_is_warning(expectation),
+                )
         # The library checks the other expectations. Those with the same row condition share one
         # filtered data frame.
         by_condition: dict[str | None, list[int]] = {}
@@ -170,35 +172,6 @@ class GreatExpectationsValidator:
         return to_html(report)
 
 
-def _is_uniqueness(expectation: Mapping[str, Any], schema: pa.Schema) -> bool:
-    """Return whether an expectation compares values that the engine can group."""
-    if expectation["type"] not in aggregates.UNIQUENESS:
-        return False
-    columns = aggregates.expectation_columns(expectation)
-    return set(columns) <= set(schema.names) and not any(
-        is_nested(schema.field(name).type) for name in columns
-    )
-
-
-def _check_uniqueness(table: pa.Table, expectation: Mapping[str, Any]) -> CheckOutcome:
-    columns = aggregates.expectation_columns(expectation)
-    selected = (
-        f"({present_rows(columns, table.schema, expectation['kwargs'].get('ignore_row_if'))})"
-    )
-    condition = _condition_sql(expectation, table)
-    if condition is not None:
-        selected += f" and ({condition})"
-    checked, repeated = count_repeated(table, columns, selected)
-    result = aggregates.uniqueness_result(
-        expectation,
-        table.num_rows,
-        checked=checked,
-        repeated=repeated,
-        warning=_is_warning(expectation),
-    )
-    return CheckOutcome(result, checked)
-
-
 def _condition_sql(expectation: Mapping[str, Any], table: pa.Table) -> str | None:
     """Return the row condition of an expectation in SQL, or None if it applies to all rows."""
     condition = row_condition(expectation)
@@ -264,7 +237,7 @@ def _validate(
             outcome = batch.validate(suite, result_format=dict(result_format))
         except _library_errors() as error:
             if len(expectations) == 1:
-                raise _not_computed_error(expectations[0], error) from error
+                raise not_computed_error(expectations[0], error) from error
             # Invalid arguments abort the library before it evaluates any expectation.
             for each in expectations:
                 _validate(frame, [each], result_format)
@@ -287,13 +260,6 @@ def _library_errors() -> tuple[type[Exception], ...]:
         RecursionError,
         TypeError,
         ValueError,
-    )
-
-
-def _not_computed_error(expectation: Mapping[str, Any], reason: object) -> InvalidExpectation:
-    return InvalidExpectation(
-        f"{describe(expectation)} cannot be computed: {reason}",
-        hint="compare the expectation with the types of the columns",
     )
 
 
@@ -350,7 +316,7 @@ def _raise_failure(result: Any) -> None:
             kwargs = dict(config.kwargs)
             kwargs.pop("batch_id", None)
             reason = str(each.get("exception_message")).strip()
-            raise _not_computed_error({"type": config.type, "kwargs": kwargs}, reason)
+            raise not_computed_error({"type": config.type, "kwargs": kwargs}, reason)
 
 
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""Inputs of expectations: measures, which engines compute without loading rows, and data frames."""
+"""Inputs of expectations: measures, which engines compute without loading rows, and data frames.
+
+The repeated rows of uniqueness expectations are a measure of the whole table, or are counted here.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,15 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.arrow.types import is_nested
-from featurestore.errors import InvalidExpectation
-from featurestore.model.validation import ExpectationResult, describe
-from featurestore.plugins.validator import Measure, MeasureKind
-from featurestore_connectors.great_expectations.predicates import typed_arguments
+from featurestore.model.validation import ExpectationResult
+from featurestore.plugins.validator import CheckOutcome, Measure, MeasureKind
+from featurestore_connectors.great_expectations.predicates import (
+    count_repeated,
+    is_number,
+    not_computed_error,
+    typed_arguments,
+)
+from featurestore_connectors.great_expectations.rows import present_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +31,7 @@ if TYPE_CHECKING:
 # float64 represents all integers up to this one exactly.
 _MAX_EXACT = 1 << 53
 ROWS = Measure("rows")
-UNIQUENESS = ("expect_column_values_to_be_unique", "expect_compound_columns_to_be_unique")
+_UNIQUENESS = ("expect_column_values_to_be_unique", "expect_compound_columns_to_be_unique")
 _ROW_COUNTS = ("expect_table_row_count_to_be_between", "expect_table_row_count_to_equal")
 _NUMERIC_MEASURES: dict[str, MeasureKind] = {
     "expect_column_mean_to_be_between": "mean",
@@ -57,31 +65,27 @@ def measures(expectation: Mapping[str, Any], schema: pa.Schema) -> tuple[Measure
         return None
     if kind in _ROW_COUNTS:
         return (ROWS,)
-    columns = expectation_columns(expectation)
+    columns = _expectation_columns(expectation)
     if not set(columns) <= set(schema.names):
         return None
     types = [schema.field(name).type for name in columns]
-    if kind in UNIQUENESS:
+    if kind in _UNIQUENESS:
         ignored = kwargs.get("ignore_row_if", "all_values_are_missing")
-        return None if any(map(is_nested, types)) else _uniqueness_measures(columns, ignored)
-    if kind in _NUMERIC_MEASURES and _is_number(types[0]):
+        if any(map(is_nested, types)) or ignored not in ("never", "all_values_are_missing"):
+            return None
+        if ignored == "never":
+            return ROWS, Measure("repeated_rows", columns)
+        return ROWS, Measure("present", columns), Measure("repeated", columns)
+    if kind in _NUMERIC_MEASURES and is_number(types[0]):
         return ROWS, Measure(_NUMERIC_MEASURES[kind], columns)
-    if kind in _ORDERED_MEASURES and (_is_number(types[0]) or pat.is_temporal(types[0])):
+    if kind in _ORDERED_MEASURES and (is_number(types[0]) or pat.is_temporal(types[0])):
         return ROWS, Measure(_ORDERED_MEASURES[kind], columns)
     if kind in _COUNT_MEASURES and not is_nested(types[0]):
         return ROWS, Measure("present", columns), Measure(_COUNT_MEASURES[kind], columns)
     return None
 
 
-def _uniqueness_measures(columns: tuple[str, ...], ignored: object) -> tuple[Measure, ...] | None:
-    if ignored == "never":
-        return ROWS, Measure("repeated_rows", columns)
-    if ignored != "all_values_are_missing":
-        return None
-    return ROWS, Measure("present", columns), Measure("repeated", columns)
-
-
-def expectation_columns(expectation: Mapping[str, Any]) -> tuple[str, ...]:
+def _expectation_columns(expectation: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the column or the columns that an expectation measures."""
     kwargs = expectation["kwargs"]
     if kwargs.get("column_list"):
@@ -102,9 +106,17 @@ def evaluate(
     warning: bool,
 ) -> ExpectationResult:
     """Return an expectation result in the form of Great Expectations, computed from measures."""
-    kind, columns = str(expectation["type"]), expectation_columns(expectation)
-    if kind in UNIQUENESS:
-        return _evaluate_uniqueness(expectation, columns, measured=measured, warning=warning)
+    kind, columns = str(expectation["type"]), _expectation_columns(expectation)
+    if kind in _UNIQUENESS:
+        rows = checked = int(measured[ROWS])
+        if expectation["kwargs"].get("ignore_row_if") == "never":
+            repeated = int(measured[Measure("repeated_rows", columns)])
+        else:
+            checked = int(measured[Measure("present", columns)])
+            repeated = int(measured[Measure("repeated", columns)])
+        return _uniqueness_result(
+            expectation, rows, checked=checked, repeated=repeated, warning=warning
+        )
     observed = _observed_value(kind, columns, measured)
     is_met = is_between(typed_arguments(expectation, schema), observed)
     return ExpectationResult(
@@ -112,24 +124,33 @@ def evaluate(
     )
 
 
-def _evaluate_uniqueness(
-    expectation: Mapping[str, Any],
-    columns: tuple[str, ...],
-    *,
-    measured: Mapping[Measure, Any],
-    warning: bool,
-) -> ExpectationResult:
-    """Return the result of a uniqueness expectation, computed from measures."""
-    rows = int(measured[ROWS])
-    if expectation["kwargs"].get("ignore_row_if") == "never":
-        checked, repeated = rows, int(measured[Measure("repeated_rows", columns)])
-    else:
-        checked = int(measured[Measure("present", columns)])
-        repeated = int(measured[Measure("repeated", columns)])
-    return uniqueness_result(expectation, rows, checked=checked, repeated=repeated, warning=warning)
+def is_uniqueness(expectation: Mapping[str, Any], schema: pa.Schema) -> bool:
+    """Return whether an expectation compares values that the engine can group."""
+    columns = _expectation_columns(expectation)
+    return (
+        expectation["type"] in _UNIQUENESS
+        and set(columns) <= set(schema.names)
+        and not any(is_nested(schema.field(name).type) for name in columns)
+    )
 
 
-def uniqueness_result(
+def check_uniqueness(
+    table: pa.Table, expectation: Mapping[str, Any], *, condition: str | None, warning: bool
+) -> CheckOutcome:
+    """Return the outcome of a uniqueness expectation on the rows that meet a condition in SQL."""
+    columns = _expectation_columns(expectation)
+    ignored = expectation["kwargs"].get("ignore_row_if")
+    selected = f"({present_rows(columns, table.schema, ignored)})"
+    if condition is not None:
+        selected += f" and ({condition})"
+    checked, repeated = count_repeated(table, columns, selected)
+    result = _uniqueness_result(
+        expectation, table.num_rows, checked=checked, repeated=repeated, warning=warning
+    )
+    return CheckOutcome(result, checked)
+
+
+def _uniqueness_result(
     expectation: Mapping[str, Any], rows: int, *, checked: int, repeated: int, warning: bool
 ) -> ExpectationResult:
     """Return the result of a uniqueness expectation from the numbers of checked and repeated rows."""
@@ -187,15 +208,8 @@ def is_between(expectation: Mapping[str, Any], observed: Any) -> bool:
         is_min_met = low is None or is_above(observed, low)
         is_max_met = high is None or is_below(observed, high)
     except TypeError as error:
-        raise InvalidExpectation(
-            f"{describe(expectation)} cannot be computed: {error}",
-            hint="compare the expectation with the types of the columns",
-        ) from error
+        raise not_computed_error(expectation, error) from error
     return bool(is_min_met and is_max_met)
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind))
 
 
 def to_frame(table: pa.Table) -> pd.DataFrame:

@@ -49,6 +49,16 @@ if TYPE_CHECKING:
 Value = str | int | float | Decimal | bool
 # The ``condition_parser`` of conditions in SQL.
 SQL = "sql"
+# Expectations about column names and column counts, which need no values and have no condition.
+NAMES_ONLY = frozenset(
+    {
+        "expect_column_to_exist",
+        "expect_table_column_count_to_be_between",
+        "expect_table_column_count_to_equal",
+        "expect_table_columns_to_match_ordered_list",
+        "expect_table_columns_to_match_set",
+    }
+)
 
 # Conditions are untrusted. The limits bound the parser, its recursion and numbers.
 _MAX_LENGTH = 10_000
@@ -58,6 +68,8 @@ _MAX_DIGITS = 100
 _NODES = {"==": "EQ", "!=": "NEQ", "<": "LT", "<=": "LTE", ">": "GT", ">=": "GTE"}
 _SIGNS = {"EQ": "=", "LT": "<", "LTE": "<=", "GT": ">", "GTE": ">="}
 _MIRRORED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+# The names of a qualified column in sqlglot, the outermost first.
+_NAME_LEVELS = ("catalog", "db", "table", "this")
 _SYNONYMS = {"&": "and", "|": "or"}
 _TRUTH = {"true": True, "false": False}
 _NULLS = ("null", "none")
@@ -93,9 +105,13 @@ class RowCondition:
         """Return the names of the columns that the condition reads."""
         from sqlglot import exp
 
-        # The first part of ``a.b`` is the column, and the second a field of the struct.
         columns = self.tree.find_all(exp.Column, bfs=False)
-        return tuple(dict.fromkeys(column.parts[0].name for column in columns))
+        # The outermost name of ``a.b`` is the column, and the second a field of the struct.
+        names = [
+            next(column.args[key].name for key in _NAME_LEVELS if column.args.get(key))
+            for column in columns
+        ]
+        return tuple(dict.fromkeys(names))
 
     def sql(self, schema: pa.Schema) -> str:
         """Return the condition in the SQL of ``usersql``.
@@ -235,7 +251,9 @@ def _combine(conditions: list[exp.Expr], word: str) -> exp.Expr:
     from sqlglot import exp
 
     node_type = exp.And if word == "and" else exp.Or
-    return reduce(lambda left, right: node_type(this=left, expression=right), conditions)
+    return reduce(
+        lambda combined, condition: node_type(this=combined, expression=condition), conditions
+    )
 
 
 def _build_comparison(first: exp.Expr, sign: str, second: exp.Expr) -> exp.Expr | None:
@@ -254,6 +272,14 @@ def _build_comparison(first: exp.Expr, sign: str, second: exp.Expr) -> exp.Expr 
 
 
 # -- text --------------------------------------------------------------------------------
+
+
+def row_condition(expectation: Mapping[str, Any]) -> RowCondition | None:
+    """Return the row condition of an expectation, or None if it applies to all rows."""
+    if expectation["type"] in NAMES_ONLY:
+        return None
+    kwargs = expectation["kwargs"]
+    return parse_condition(kwargs.get("row_condition"), kwargs.get("condition_parser"))
 
 
 def parse_condition(condition: object, notation: object = None) -> RowCondition | None:
@@ -276,22 +302,19 @@ def parse_condition(condition: object, notation: object = None) -> RowCondition 
     if condition is None or condition == "":
         return None
     if notation == SQL:
-        return RowCondition(_parse_sql(condition), "sql")
+        if not isinstance(condition, str):
+            raise _invalid_condition_error(condition)
+        _check_length(condition)
+        try:
+            tree = parse_statement(condition, expected="condition", calls_by_name=True)
+        except InvalidSql as error:
+            raise InvalidExpectation(
+                f'row_condition="{condition}" cannot be read: {error.message}', hint=error.hint
+            ) from error
+        return RowCondition(tree, "sql")
     if isinstance(condition, str):
         return RowCondition(_Parser(condition).parse())
     return RowCondition(_from_json(condition, depth=0))
-
-
-def _parse_sql(condition: object) -> exp.Expr:
-    if not isinstance(condition, str):
-        raise _invalid_condition_error(condition)
-    _check_length(condition)
-    try:
-        return parse_statement(condition, expected="condition", calls_by_name=True)
-    except InvalidSql as error:
-        raise InvalidExpectation(
-            f'row_condition="{condition}" cannot be read: {error.message}', hint=error.hint
-        ) from error
 
 
 def _check_length(text: str) -> None:
@@ -558,7 +581,9 @@ def _comparison_from_json(column: exp.Expr, condition: Mapping[str, Any]) -> exp
 
     sign, value = condition.get("operator"), condition.get("parameter")
     values: list[Any] = value if isinstance(value, list) else [value]
-    if not all(isinstance(each, Value) and _is_finite(each) for each in values):
+    if not all(isinstance(each, Value) for each in values) or any(
+        isinstance(each, float) and not math.isfinite(each) for each in values
+    ):
         raise _invalid_condition_error(condition)
     constants = [_constant(each) for each in values]
     if sign in ("IN", "NOT_IN") and isinstance(value, list):
@@ -569,10 +594,6 @@ def _comparison_from_json(column: exp.Expr, condition: Mapping[str, Any]) -> exp
     if comparison is None:
         raise _invalid_condition_error(condition)
     return comparison
-
-
-def _is_finite(value: Value) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _invalid_condition_error(condition: object) -> InvalidExpectation:

@@ -33,9 +33,9 @@ from featurestore.model.names import parse_reference
 from featurestore.model.times import is_finer_than_microseconds
 from featurestore.model.validation import IN_FEATURE, FeatureComparison
 from featurestore_connectors.great_expectations.conditions import (
+    NAMES_ONLY,
     SQL,
-    RowCondition,
-    parse_condition,
+    row_condition,
 )
 
 _is_quiet = ContextVar("is_quiet", default=False)
@@ -50,16 +50,6 @@ _NEED_ALL_ROWS = frozenset(
         "expect_column_values_to_not_be_outliers",
         "expect_column_values_to_be_of_type",
         "expect_column_values_to_be_in_type_list",
-    }
-)
-# Expectations about column names and column counts, which need no values.
-_NAMES_ONLY = frozenset(
-    {
-        "expect_column_to_exist",
-        "expect_table_column_count_to_be_between",
-        "expect_table_column_count_to_equal",
-        "expect_table_columns_to_match_ordered_list",
-        "expect_table_columns_to_match_set",
     }
 )
 _NEED_SQL = frozenset(
@@ -124,7 +114,7 @@ def normalize_expectations(expectations: object) -> tuple[dict[str, Any], ...]:
 
 def needed_columns(expectation: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the columns whose values an expectation needs, () if it needs none."""
-    if expectation["type"] in _NAMES_ONLY:
+    if expectation["type"] in NAMES_ONLY:
         return ()
     kwargs = expectation["kwargs"]
     names = [kwargs[key] for key in _SINGLE_COLUMN if kwargs.get(key)]
@@ -133,14 +123,6 @@ def needed_columns(expectation: Mapping[str, Any]) -> tuple[str, ...]:
     if condition is not None:
         names += condition.columns()
     return tuple(dict.fromkeys(names))
-
-
-def row_condition(expectation: Mapping[str, Any]) -> RowCondition | None:
-    """Return the row condition of an expectation, or None if it applies to all rows."""
-    if expectation["type"] in _NAMES_ONLY:
-        return None
-    kwargs = expectation["kwargs"]
-    return parse_condition(kwargs.get("row_condition"), kwargs.get("condition_parser"))
 
 
 def is_row_level(expectation: Mapping[str, Any]) -> bool:
@@ -361,7 +343,7 @@ def _normalize(expectation: Mapping[str, Any]) -> dict[str, Any]:
         normalized["kwargs"] = {name: kwargs[name] for name in ("column", "feature")}
         del parsed["kwargs"]["column"], parsed["kwargs"]["value_set"]
     for key, value in parsed["kwargs"].items():
-        normalized["kwargs"][key] = _as_written(kwargs.get(key), value)
+        normalized["kwargs"][key] = _keep_type(kwargs.get(key), value)
     if row_condition(plain) is not None:
         normalized["kwargs"]["row_condition"] = kwargs["row_condition"]
         if kwargs.get("condition_parser") == SQL:
@@ -434,11 +416,11 @@ def _to_json_values(value: Any) -> Any:
     return float(value) if Decimal(repr(float(value))) == value else str(value)
 
 
-def _as_written(written: Any, parsed: Any) -> Any:
-    """Return an argument as written if it equals that of the library, which has floats for numbers."""
-    if isinstance(written, int | str) and isinstance(parsed, float):
-        return written
-    return written if written == parsed else parsed
+def _keep_type(argument: Any, parsed: Any) -> Any:
+    """Return an argument if it equals that of the library, which has floats for numbers."""
+    if isinstance(argument, int | str) and isinstance(parsed, float):
+        return argument
+    return argument if argument == parsed else parsed
 
 
 def _suggest_type(kind: str) -> str:

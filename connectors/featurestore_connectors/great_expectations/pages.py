@@ -52,6 +52,7 @@ def to_html(report: ValidationReport) -> str:
     from jinja2 import Environment
     from markupsafe import Markup
 
+    time = report.time.astimezone(UTC)
     package = files(__package__)
     style = package.joinpath("page.css").read_text(encoding="utf-8")
     source = package.joinpath("page.j2").read_text(encoding="utf-8")
@@ -64,19 +65,14 @@ def to_html(report: ValidationReport) -> str:
         .render(
             policy=Markup(policy),
             style=Markup(style),
-            title=_title(report),
+            # The title identifies the report by group and time.
+            title=f"{report.name} v{report.version}, {time:%Y-%m-%d %H:%M} UTC",
             summary=_summary(report),
             report=report,
             facts=list(_report_facts(report)),
             checks=[_page_check(result) for result in report.results],
         )
     )
-
-
-def _title(report: ValidationReport) -> str:
-    """Return a page title that identifies the report by group and time."""
-    time = report.time.astimezone(UTC)
-    return f"{report.name} v{report.version}, {time:%Y-%m-%d %H:%M} UTC"
 
 
 def _summary(report: ValidationReport) -> str:

@@ -21,6 +21,7 @@ import pyarrow.types as pat
 
 from featurestore.errors import InvalidExpectation, InvalidSql
 from featurestore.model.times import parse_moment
+from featurestore.model.validation import describe
 from featurestore.usersql import number_literal, predicate, quote
 
 Mask = npt.NDArray[np.bool_]
@@ -49,7 +50,7 @@ def evaluate(table: pa.Table, predicates: Sequence[str]) -> list[Mask]:
 
 
 def count_repeated(table: pa.Table, columns: Sequence[str], selected: str) -> tuple[int, int]:
-    """Count the rows that meet a predicate, and those whose values occur in several of them.
+    """Count the rows that meet a predicate, and those whose values occur in several such rows.
 
     Raises:
         InvalidExpectation: The predicate cannot be evaluated.
@@ -94,6 +95,14 @@ def _not_evaluated_error(reason: object) -> InvalidExpectation:
     )
 
 
+def not_computed_error(expectation: Mapping[str, Any], reason: object) -> InvalidExpectation:
+    """Return the error for an expectation that does not suit the types of its columns."""
+    return InvalidExpectation(
+        f"{describe(expectation)} cannot be computed: {reason}",
+        hint="compare the expectation with the types of the columns",
+    )
+
+
 # -- parts of predicates ---------------------------------------------------------------------------
 
 
@@ -131,8 +140,8 @@ def constant_sql(value: object, kind: pa.DataType) -> str | None:
         return _boolean_sql(value, kind)
     if is_number(kind):
         return _number_sql(value, kind)
-    if isinstance(value, str) and (pat.is_string(kind) or pat.is_large_string(kind)):
-        return _text_sql(value)
+    if isinstance(value, str) and is_string(kind):
+        return "'" + value.replace("'", "''") + "'"
     if pat.is_timestamp(kind) or pat.is_date(kind):
         return _time_sql(value)
     return None
@@ -162,10 +171,6 @@ def _number_sql(value: object, kind: pa.DataType) -> str | None:
         return None
 
 
-def _text_sql(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
-
-
 def _time_sql(value: object) -> str | None:
     try:
         if isinstance(value, str) and len(value) <= 10:
@@ -180,6 +185,11 @@ def _time_sql(value: object) -> str | None:
 def is_number(kind: pa.DataType) -> bool:
     """Return whether a type has integers, decimals or floating-point numbers."""
     return bool(pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind))
+
+
+def is_string(kind: pa.DataType) -> bool:
+    """Return whether a type has strings."""
+    return bool(pat.is_string(kind) or pat.is_large_string(kind))
 
 
 # -- arguments of the library ----------------------------------------------------------------------

@@ -20,13 +20,14 @@ import pyarrow.types as pat
 
 from featurestore.arrow.types import is_nested
 from featurestore.errors import InvalidExpectation
-from featurestore.model.validation import describe
 from featurestore.usersql import quote
 from featurestore_connectors.great_expectations.predicates import (
     constant_sql,
     has_value,
     in_set,
     is_number,
+    is_string,
+    not_computed_error,
 )
 
 
@@ -62,10 +63,7 @@ class _Subject:
         return has_value(column, self.type_of(column))
 
     def error(self, reason: object) -> InvalidExpectation:
-        return InvalidExpectation(
-            f"{describe(self.expectation)} cannot be computed: {reason}",
-            hint="compare the expectation with the types of the columns",
-        )
+        return not_computed_error(self.expectation, reason)
 
 
 def row_test(expectation: Mapping[str, Any], table: pa.Table, *, computed: str) -> RowTest | None:
@@ -80,26 +78,23 @@ def row_test(expectation: Mapping[str, Any], table: pa.Table, *, computed: str) 
         InvalidExpectation: The expectation does not suit the types of its columns.
     """
     build = _TESTS.get(str(expectation["type"]))
-    if build is None or not set(_columns(expectation)) <= set(table.column_names):
+    if build is None:
+        return None
+    kwargs = expectation["kwargs"]
+    columns = {kwargs[name] for name in ("column", "column_A", "column_B") if name in kwargs}
+    columns |= set(kwargs.get("column_list") or ())
+    if not columns <= set(table.column_names):
         return None
     return build(_Subject(expectation, table, computed))
-
-
-def _columns(expectation: Mapping[str, Any]) -> list[str]:
-    kwargs = expectation["kwargs"]
-    names = [kwargs[name] for name in ("column", "column_A", "column_B") if name in kwargs]
-    return [*names, *(kwargs.get("column_list") or ())]
 
 
 # -- one column ------------------------------------------------------------------------------------
 
 
-def _test_not_null(subject: _Subject) -> RowTest:
-    return RowTest("true", subject.present(subject.kwargs["column"]))
-
-
 def _test_null(subject: _Subject) -> RowTest:
-    return RowTest("true", f"not ({subject.present(subject.kwargs['column'])})")
+    present = subject.present(subject.kwargs["column"])
+    is_null_test = subject.expectation["type"] == "expect_column_values_to_be_null"
+    return RowTest("true", f"not ({present})" if is_null_test else present)
 
 
 def _test_limits(subject: _Subject) -> RowTest | None:
@@ -205,11 +200,7 @@ def _has_text(kind: pa.DataType) -> bool:
 def _has_constants(kind: pa.DataType) -> bool:
     """Return whether constants of JSON can be compared with values of a type."""
     is_time = pat.is_timestamp(kind) or pat.is_date(kind)
-    return is_number(kind) or is_time or pat.is_boolean(kind) or _is_string(kind)
-
-
-def _is_string(kind: pa.DataType) -> bool:
-    return bool(pat.is_string(kind) or pat.is_large_string(kind))
+    return is_number(kind) or is_time or pat.is_boolean(kind) or is_string(kind)
 
 
 # -- several columns -------------------------------------------------------------------------------
@@ -332,7 +323,7 @@ _TESTS: Mapping[str, Callable[[_Subject], RowTest | None]] = {
     "expect_column_values_to_match_regex": _test_regex,
     "expect_column_values_to_match_regex_list": _test_regex,
     "expect_column_values_to_not_be_in_set": _test_set,
-    "expect_column_values_to_not_be_null": _test_not_null,
+    "expect_column_values_to_not_be_null": _test_null,
     "expect_column_values_to_not_match_regex": _test_regex,
     "expect_column_values_to_not_match_regex_list": _test_regex,
     "expect_select_column_values_to_be_unique_within_record": _test_different_values,

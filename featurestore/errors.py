@@ -561,12 +561,12 @@ def _has_one_wrong_letter(text: str, word: str) -> bool:
     start = 0
     while text[start : start + 1] == word[start : start + 1] != "":
         start += 1
-    rest, word_rest = text[start:], word[start:]
-    swapped = word_rest[1::-1] + word_rest[2:]
+    text_end, word_end = text[start:], word[start:]
+    swapped = word_end[1::-1] + word_end[2:]
     return (
-        rest in (word_rest, word_rest[1:], swapped)
-        or word_rest == rest[1:]
-        or (len(rest) == len(word_rest) and rest[1:] == word_rest[1:])
+        text_end in (word_end, word_end[1:], swapped)
+        or word_end == text_end[1:]
+        or (len(text_end) == len(word_end) and text_end[1:] == word_end[1:])
     )
 
 

@@ -136,8 +136,8 @@ def exact_cast_line(
 ) -> str | None:
     """Return the code snippet that casts a column, and fails if a value has no equal.
 
-    Returns None if no snippet exists. There is none between numbers: writes cast numbers that have
-    an equal themselves, and a snippet would round the others.
+    Returns None if no snippet exists, as between numbers: writes cast numbers that have an equal
+    themselves, and a snippet would round the others.
 
     >>> exact_cast_line("polars", "n", pa.string(), pa.int64())
     'df = df.with_columns(pl.col("n").cast(pl.Int64))'
@@ -150,7 +150,9 @@ def exact_cast_line(
     if not (is_number and pat.is_boolean(target)) and not (pat.is_string(source) and to_number):
         return cast_line(library, column, source, target)
     language = _LANGUAGES.get(library)
-    form = "flags" if pat.is_boolean(target) else "integers" if pat.is_integer(target) else "floats"
+    form = "flags"
+    if not pat.is_boolean(target):
+        form = "integers" if pat.is_integer(target) else "floats"
     if language is None:
         return cell_line(library, column, _EXACT_EXPRESSIONS[form])
     name = language.types[str(target)]

@@ -137,8 +137,9 @@ def text_line(library: str, column: str, patterns: Sequence[str]) -> str:
     line = _parsing_line(library, column, patterns[0])
     if len(patterns) == 1:
         return line
-    others = [_parsing_line(library, column, pattern) for pattern in patterns[1:]]
-    return f"{line}  # {patterns[0]}; {' or '.join(patterns[1:])} also fits: {' or '.join(others)}"
+    other_lines = [_parsing_line(library, column, pattern) for pattern in patterns[1:]]
+    alternatives = f"{' or '.join(patterns[1:])} also fits: {' or '.join(other_lines)}"
+    return f"{line}  # {patterns[0]}; {alternatives}"
 
 
 def _parsing_line(library: str, column: str, pattern: str) -> str:

@@ -257,7 +257,7 @@ def _convert(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
         array = _cast(cells_to_array(values, name="values", language="rows"), kind)
     except (UnsupportedType, InexactValueError, *CONVERSION_ERRORS):
         return None
-    # A time of the years 1 to 9999 in another zone may be outside of them in UTC.
+    # A time of the years 1 to 9999 in another zone may have another year in UTC.
     if array is None or find_out_of_range(array) is not None:
         return None
     return array

@@ -104,7 +104,8 @@ class ClassWeighting:
             total = total * label_weights.row_weights(arrays[label_weights.label], real)
         if self.weight is not None:
             # A weight that is NaN must not reach the rows that do not count.
-            total = np.where(real, total * arrays[self.weight].astype(np.float32), np.float32(0))
+            total = total * arrays[self.weight].astype(np.float32)
+            total[~real] = 0
         result[self.name] = total.astype(np.float32)
         return result
 
@@ -197,7 +198,7 @@ def _balance(counts: Iterable[tuple[Any, int]]) -> dict[Any, float]:
         totals[value] = totals.get(value, 0) + count
     rows = sum(totals.values())
     return {
-        value: rows / (len(totals) * totals[value]) for value in sorted(totals, key=_to_sortable)
+        value: rows / (len(totals) * totals[value]) for value in sorted(totals, key=_encode_text)
     }
 
 
@@ -246,11 +247,11 @@ def _yielded_values(
 
 def _stored_values(values: pa.Array, column: ManifestColumn) -> npt.NDArray[Any]:
     """Convert values of a column to numpy, rounded as the files store them."""
-    stored, _ = to_numpy(values, name=column.name)
-    if column.loss is not None and stored.dtype.kind == "f":
+    label_values, _ = to_numpy(values, name=column.name)
+    if column.loss is not None and label_values.dtype.kind == "f":
         # The reader yields the type of the column.
-        stored = stored.astype(np.float32).astype(stored.dtype)
-    return stored
+        label_values = label_values.astype(np.float32).astype(label_values.dtype)
+    return label_values
 
 
 def _requested_class(value: Any, column: ManifestColumn, transform: Transform | None) -> Any:
@@ -274,26 +275,19 @@ def _requested_class(value: Any, column: ManifestColumn, transform: Transform | 
             if column.loss is not None:
                 # The files have float32; the reader yields the type of the column.
                 value = from_json(value, pa.float32())
-        array = to_array([_parse_class(value, kind)], kind)
+        if pat.is_boolean(kind) and value in (0, 1):
+            typed_value: Any = bool(value)
+        else:
+            # Readers yield decimals and binary values as text.
+            is_text = isinstance(value, str) and (pat.is_decimal(kind) or pat.is_binary(kind))
+            typed_value = parse_fill(value.encode() if is_text else value, kind)
+        array = to_array([typed_value], kind)
         return _to_python_value(_stored_values(array, column)[0])
     except ConversionError as error:
         raise InvalidArgument(
             f"class_weights= has the class {value!r}, but the label {column.name!r} is {kind}.",
             hint="class_weights=dataset.class_weights",
         ) from error
-
-
-def _parse_class(value: Any, kind: pa.DataType) -> Any:
-    """Convert a class to a Python value of the label's type; classes that readers yield are text.
-
-    Raises:
-        ConversionError: The type has no such value.
-    """
-    if pat.is_boolean(kind) and value in (0, 1):
-        return bool(value)
-    if isinstance(value, str) and (pat.is_decimal(kind) or pat.is_binary(kind)):
-        value = value.encode()
-    return parse_fill(value, kind)
 
 
 def _class_weights_for_label(
@@ -354,11 +348,7 @@ def _weights_by_label(class_weights: ClassWeights, labels: list[str]) -> dict[st
 def _build_label_weights(label: str, weights: ByClass) -> LabelWeights:
     classes = list(weights)
     if any(isinstance(class_value, (str, bytes)) for class_value in classes):
-        encoded = [
-            class_value.encode() if isinstance(class_value, str) else class_value
-            for class_value in classes
-        ]
-        values = np.array(encoded, dtype=np.bytes_)
+        values = np.array(list(map(_encode_text, classes)), dtype=np.bytes_)
     else:
         # numpy makes floats of integers of which some exceed int64.
         is_unsigned = all(isinstance(each, int) for each in classes) and max(classes) >= 2**63
@@ -381,7 +371,8 @@ def _to_python_value(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _to_sortable(class_value: Any) -> Any:
+def _encode_text(class_value: Any) -> Any:
+    """Return a string as UTF-8, so that it is sorted by bytes; other classes are unchanged."""
     return class_value.encode() if isinstance(class_value, str) else class_value
 
 

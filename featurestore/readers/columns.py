@@ -226,14 +226,17 @@ def value_dtype_and_shape(kind: pa.DataType) -> tuple[np.dtype[Any], tuple[int, 
 def _check_mask_names(columns: Sequence[SelectedColumn]) -> None:
     """Refuse a column that has the name of the mask of another column."""
     names = [NamedColumn(column.name, f"column {column.name!r}") for column in columns]
-    masks = []
-    for column in columns:
-        if column.masked:
-            masks.append(NamedColumn(column.mask, f"the mask of column {column.name!r}"))
+    masks = [
+        NamedColumn(column.mask, f"the mask of column {column.name!r}")
+        for column in columns
+        if column.masked
+    ]
 
     def hint(mask: NamedColumn) -> str:
-        others = [column.name for column in columns if column.name.lower() != mask.name.lower()]
-        return f"columns={others}, or rename the column before the dataset is created"
+        distinct_names = [
+            column.name for column in columns if column.name.lower() != mask.name.lower()
+        ]
+        return f"columns={distinct_names}, or rename the column before the dataset is created"
 
     check_distinct_names([*names, *masks], hint=hint)
 

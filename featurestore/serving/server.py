@@ -175,7 +175,7 @@ class VectorServer:
     def entity(self) -> list[str]:
         """The columns that an entity must have: keys and request values.
 
-        The label time is not one of them: it is the time of the request, unless an entity has it.
+        The label time is not required: it is the time of the request, unless an entity has it.
 
         >>> publication = store.publish("late_flights")
         >>> with store.get_feature_view("late_flights").server() as server:
@@ -576,7 +576,7 @@ class VectorServer:
     def _published_layout(self, read: GroupRead, published: GroupState) -> ValueLayout | None:
         """Return the layout of published values if a write has only widened their types since.
 
-        None if other columns were published, or the published version is no longer in the log.
+        None if other columns were published, or the log no longer has the published version.
         """
         if read.spec.external is not None:
             return None

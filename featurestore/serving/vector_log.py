@@ -45,8 +45,8 @@ _ATTEMPTS = 5
 _log = logging.getLogger("featurestore.serving")
 _open_logs: set[VectorLog] = set()
 # The vectors that this process has written and missed, by the location of the store and the group.
-_written: Counter[tuple[str, str]] = Counter()
-_missing: Counter[tuple[str, str]] = Counter()
+_written_vectors: Counter[tuple[str, str]] = Counter()
+_missing_vectors: Counter[tuple[str, str]] = Counter()
 _totals_lock = threading.Lock()
 
 
@@ -67,8 +67,13 @@ class LogState:
 def log_totals(location: str) -> dict[str, tuple[int, int]]:
     """Return the written and missing vectors of this process, by the feature group of their log."""
     with _totals_lock:
-        groups = sorted({group for store, group in (*_written, *_missing) if store == location})
-        return {group: (_written[location, group], _missing[location, group]) for group in groups}
+        groups = sorted(
+            {group for store, group in (*_written_vectors, *_missing_vectors) if store == location}
+        )
+        return {
+            group: (_written_vectors[location, group], _missing_vectors[location, group])
+            for group in groups
+        }
 
 
 class VectorLog:
@@ -103,7 +108,7 @@ class VectorLog:
         self._batch_columns: pa.Schema | None = None
         self._table: pa.Table | None = None
         self._failures, self._last_error = 0, "the last write takes too long"
-        self._written, self._missing = 0, 0
+        self._written_vectors, self._missing_vectors = 0, 0
         self._last_reason: str | None = None
         # By the subject of the warning: a column, or writes.
         self._next_warnings: dict[str | None, float] = {}
@@ -117,9 +122,9 @@ class VectorLog:
         with self._lock:
             return LogState(
                 self._group,
-                self._written,
+                self._written_vectors,
                 self._waiting_rows + len(self._batch),
-                self._missing,
+                self._missing_vectors,
                 self._last_reason,
             )
 
@@ -146,12 +151,12 @@ class VectorLog:
         An existing group with these columns declares their types.
         """
         try:
-            stored = find_spec(self._group, version=None, specs=RegisteredSpecs(self._session))
+            spec = find_spec(self._group, version=None, specs=RegisteredSpecs(self._session))
         except FeatureGroupNotFound:
             pass
         else:
-            if stored.schema.names == [*schema.names, SERVED_AT]:
-                schema = pa.schema(list(stored.schema)[:-1])
+            if spec.schema.names == [*schema.names, SERVED_AT]:
+                schema = pa.schema(list(spec.schema)[:-1])
         self.open(schema)
 
     def add(self, schema: pa.Schema, rows: Sequence[Mapping[str, Any]], now: int) -> None:
@@ -252,9 +257,9 @@ class VectorLog:
             self._miss(len(self._batch), self._last_error)
         else:
             with self._lock:
-                self._written += len(self._batch)
+                self._written_vectors += len(self._batch)
             with _totals_lock:
-                _written[self._session.location, self._group] += len(self._batch)
+                _written_vectors[self._session.location, self._group] += len(self._batch)
         with self._lock:
             self._failures, self._batch, self._table = 0, [], None
         self._number += 1
@@ -286,10 +291,10 @@ class VectorLog:
     def _miss(self, count: int, reason: str, *, column: str | None = None) -> None:
         """Count missing vectors, and log the reason, at most once a minute for each column."""
         with self._lock:
-            self._missing += count
+            self._missing_vectors += count
             self._last_reason = reason
         with _totals_lock:
-            _missing[self._session.location, self._group] += count
+            _missing_vectors[self._session.location, self._group] += count
         if time.monotonic() >= self._next_warnings.get(column, -math.inf):
             self._next_warnings[column] = time.monotonic() + _WARNING_SECONDS
             _log.warning("%s vectors were not logged to %r: %s", f"{count:,}", self._group, reason)

@@ -124,8 +124,8 @@ def matrix(
     """Read a split as arrays, with rows in canonical order.
 
     Raises:
-        UnsupportedType: Inputs are strings or times, which cannot be float32; the message lists all
-            of them.
+        UnsupportedType: Inputs are strings or times, which cannot be float32; the message lists
+            these inputs.
         NullsInColumns: Labels or list items are null.
         InvalidArgument: A finite number is infinity in float32.
         ColumnConflict: An input has the name of an element of another input.
@@ -162,7 +162,7 @@ def check_reader_inputs(
     values of a dataset with transformations: they are inputs of its preprocessor.
 
     Raises:
-        UnsupportedType: Inputs are timestamps; the message lists all of them.
+        UnsupportedType: Inputs are timestamps; the message lists all such inputs.
     """
     if transform is None and manifest.transformations is not None:
         return
@@ -295,12 +295,7 @@ def _check_names(inputs: Sequence[_Input]) -> None:
             columns.append(NamedColumn(cell_name, description))
 
     def hint(conflict: NamedColumn) -> str:
-        others = [
-            input_column.column.name
-            for input_column in inputs
-            if input_column.column.name.lower() != conflict.name.lower()
-        ]
-        return f"matrix(split, columns={others}), or rename the column before the export"
+        return f"{_matrix_without(conflict.name, inputs)}, or rename the column before the export"
 
     check_distinct_names(columns, hint=hint)
 
@@ -329,18 +324,17 @@ def _fill_inputs(
             raise InvalidArgument(
                 f"The input {name!r} has the value {too_large!r}, which is infinity in a float32 "
                 "matrix.",
-                hint=_without_hint(name, inputs),
+                hint=f"{_matrix_without(name, inputs)}, or scale the column before the export",
             )
         if present is not None:
             target[~present] = np.nan
         position += cells.shape[1]
 
 
-def _without_hint(name: str, inputs: Sequence[_Input]) -> str:
-    others = [
-        input_column.column.name for input_column in inputs if input_column.column.name != name
-    ]
-    return f"matrix(split, columns={others}), or scale the column before the export"
+def _matrix_without(name: str, inputs: Sequence[_Input]) -> str:
+    """Return the code that reads all inputs but one."""
+    names = [input_column.column.name for input_column in inputs]
+    return f"matrix(split, columns={[each for each in names if each.lower() != name.lower()]})"
 
 
 def _label(array: Any, name: str, transform: Transformations | None) -> npt.NDArray[Any]:

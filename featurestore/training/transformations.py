@@ -78,23 +78,21 @@ def check_transformations(
             f"Transformations apply to inputs and labels, not to {listing(wrong_roles)}.",
             hint=f"features={[name.split(' ')[0] for name in wrong_roles]} makes them inputs",
         )
-    _check_mask_names([column.name for column in columns], schema, roles)
-    return columns
-
-
-def _check_mask_names(names: Sequence[str], schema: pa.Schema, roles: Mapping[str, str]) -> None:
-    """Refuse an input that preprocessors would read as the mask of a transformed column."""
-    inputs = [name for name in schema.names if roles[name] == "feature"]
-    columns = [NamedColumn(name, f"column {name!r}") for name in inputs]
-    columns += [NamedColumn(mask_name(name), f"the mask of column {name!r}") for name in names]
-
-    def hint(mask: NamedColumn) -> str:
-        return (
+    # Preprocessors would read an input with the name of a mask as this mask.
+    names = [name for name in schema.names if roles[name] == "feature"]
+    inputs = [NamedColumn(name, f"column {name!r}") for name in names]
+    masks = [
+        NamedColumn(mask_name(column.name), f"the mask of column {column.name!r}")
+        for column in columns
+    ]
+    check_distinct_names(
+        [*inputs, *masks],
+        hint=lambda mask: (
             f"rename the column before the dataset is created: '{mask.name} as {mask.name}_2' in "
             "get_features"
-        )
-
-    check_distinct_names(columns, hint=hint)
+        ),
+    )
+    return columns
 
 
 def fit_columns(

@@ -131,14 +131,14 @@ def test_fills_fit_by_the_rule_of_columns() -> None:
         expected = fitted(value, input_type)
         if pa.types.is_fixed_size_list(input_type) and fitted(value, pa.float32()) is not REFUSED:
             expected = [value] * 2  # one number fills all items
-        stored = result_of(conversion.to_stored_fill, "x", value, input_type)
-        if stored is REFUSED or expected is REFUSED:
-            if stored is not expected:
-                different.append((name, code, stored))
+        json_fill = result_of(conversion.to_stored_fill, "x", value, input_type)
+        if json_fill is REFUSED or expected is REFUSED:
+            if json_fill is not expected:
+                different.append((name, code, json_fill))
             continue
         if isinstance(expected, list) and None in expected:
             continue
-        model_input = ModelInput("x", type_to_json(input_type), fill=stored)
+        model_input = ModelInput("x", type_to_json(input_type), fill=json_fill)
         data = conversion.fill_array(model_spec(model_input), model_input)
         expected_data, _ = to_numpy(pa.array([expected], input_type), name="x")
         if str(data) != str(expected_data):
@@ -156,10 +156,10 @@ def test_fills_of_readers_have_the_forms_that_readers_yield(subtests: pytest.Sub
         (pa.float32(), 1e300, REFUSED),
         (pa.int8(), 1.9, REFUSED),
     ]
-    for input_type, fill, stored in forms:
+    for input_type, fill, json_fill in forms:
         with subtests.test(input_type=input_type, fill=fill):
             value = conversion.parse_reader_fill(fill, input_type)
-            assert result_of(conversion.to_stored_fill, "x", value, input_type) == stored
+            assert result_of(conversion.to_stored_fill, "x", value, input_type) == json_fill
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn"])
@@ -224,9 +224,12 @@ def test_score_refuses_values_that_training_could_not_have(
         (1, 2**53 + 1, str(2**53 + 1)),
     ]
     refused += [(True, 0.5, "bool instead of int8"), ("1", 0.5, "string instead of int8")]
-    for whole, real, words in refused:
-        with subtests.test(whole=whole, real=real), pytest.raises(FeatureStoreError, match=words):
-            store.score("m", labels=[{"whole": whole, "real": real}], trust=True).to_arrow()
+    for integer, number, words in refused:
+        with (
+            subtests.test(integer=integer, number=number),
+            pytest.raises(FeatureStoreError, match=words),
+        ):
+            store.score("m", labels=[{"whole": integer, "real": number}], trust=True).to_arrow()
     scored = store.score("m", labels=[{"whole": 3.0, "real": 2}], trust=True).to_arrow()
     assert scored["prediction"].to_pylist() == [8.0]
 

@@ -199,7 +199,7 @@ def test_missing_labels_have_weight_zero_in_readers(
                     reader = dataset.reader("train", global_batch_size=16, remainder="pad")
                     again, _, _ = dataset.resume(reader.state(0, 0))
                     assert again.columns == reader.columns
-                    seen: list[int] = []
+                    read_rows: list[int] = []
                     for step, batch in enumerate(reader.batches()):
                         assert set(batch) == {"x", "y", weight or "sample_weight"}
                         real = reader.rows(0, step) >= 0
@@ -209,9 +209,9 @@ def test_missing_labels_have_weight_zero_in_readers(
                             row = int(x)
                             base = weights[row] if weight else 1.0
                             assert value == pytest.approx(0.0 if labels[row] is None else base)
-                            seen.append(row)
+                            read_rows.append(row)
                         assert (batch[weight or "sample_weight"][~real] == 0).all()
-                    assert sorted(seen) == list(range(ROWS))
+                    assert sorted(read_rows) == list(range(ROWS))
                     doubled = reader.weighed("balanced")
                     total = sum(
                         float(batch["sample_weight"].sum())

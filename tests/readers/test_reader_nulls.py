@@ -117,7 +117,7 @@ def test_masks_never_replace_columns(empty_store: FeatureStore, subtests: Any) -
                 with pytest.raises(ColumnConflict, match="mask of column 'coupon'") as refused:
                     dataset.fit({"coupon": t.impute(0)})
                 assert "coupon_present as coupon_present_2" in str(refused.value.hint)
-                names = [f"{name}_2" if name == other else other for other in table.column_names]
+                names = [f"{name}_2" if name == column else column for column in table.column_names]
                 renamed = table.rename_columns(names)
                 again = empty_store.create_training_dataset(
                     renamed, "d", label="y", key="id", data_format=data_format,

@@ -22,7 +22,7 @@ INTEGERS = [
 DIGITS = [(1, 0), (3, 1), (18, 0), (18, 2), (20, 0), (38, 0), (38, 10), (38, 38)]
 NUMBERS = [*INTEGERS, *[pa.decimal128(*digits) for digits in DIGITS]]
 # Types that only equal themselves.
-OTHERS: dict[pa.DataType, Any] = {
+INCOMPARABLE: dict[pa.DataType, Any] = {
     pa.string(): "1",
     pa.date32(): date(1970, 1, 2),
     pa.bool_(): True,
@@ -36,10 +36,10 @@ LIMITS += [10**digits for digits in (1, 2, 16, 18, 20, 28, 38)]
 FRACTIONS = ["0.5", "-0.5", "1.1", "0.01", "0.99", "99.9", "127.5", "255.50", "9.99999999", "1e-38"]
 FRACTIONS += ["0.0000000001", "1.0000000001", "9999999999999999.99", "-9999999999999999.99"]
 FRACTIONS += ["9223372036854775807.5", "18446744073709551615.5"]
-WHOLE = {0, 1, -1, 5}
+WHOLE_NUMBERS = {0, 1, -1, 5}
 for limit in LIMITS:
-    WHOLE.update({limit - 1, limit, limit + 1, 1 - limit, -limit, -limit - 1})
-VALUES = sorted([*map(Decimal, FRACTIONS), *[Decimal(n) for n in WHOLE if abs(n) < 10**38]])
+    WHOLE_NUMBERS.update({limit - 1, limit, limit + 1, 1 - limit, -limit, -limit - 1})
+VALUES = sorted([*map(Decimal, FRACTIONS), *[Decimal(n) for n in WHOLE_NUMBERS if abs(n) < 10**38]])
 
 
 def is_value_of(value: Decimal, kind: pa.DataType) -> bool:
@@ -115,14 +115,14 @@ def plain_number(value: Decimal) -> int | Decimal:
 def test_types_that_only_equal_themselves_are_no_keys_of_other_types(
     empty_store: FeatureStore,
 ) -> None:
-    kinds = {**OTHERS, pa.int8(): 1, pa.decimal128(3, 1): Decimal("1.0")}
+    kinds = {**INCOMPARABLE, pa.int8(): 1, pa.decimal128(3, 1): Decimal("1.0")}
     for number, (kind, value) in enumerate(kinds.items()):
         rows = pa.table({"k": pa.array([value], kind), f"v{number}": [number]})
         empty_store.create_featuregroup(rows, f"g{number}", primary_key="k")
     for label_kind, value in kinds.items():
         labels = pa.table({"k": pa.array([value], label_kind)})
         for number, kind in enumerate(kinds):
-            is_comparable = label_kind == kind or {label_kind, kind}.isdisjoint(OTHERS)
+            is_comparable = label_kind == kind or {label_kind, kind}.isdisjoint(INCOMPARABLE)
             assert are_comparable(label_kind, kind) is is_comparable
             if not is_comparable:
                 assert label_kind == pa.date32() or equal_key(value, kind) is None

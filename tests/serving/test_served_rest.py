@@ -186,8 +186,8 @@ def test_key_without_equal_is_missing_or_refused_by_rest(
                     response = client.post(address, json={"entities": entities, **body})
                     assert response.status_code == 200, response.text
                     served = response.json()
-                    found, other = expected["statuses"]
-                    assert served["statuses"] == [found, "missing", other]
+                    first_status, last_status = expected["statuses"]
+                    assert served["statuses"] == [first_status, "missing", last_status]
                     before, after = expected["vectors"]
                     assert served["vectors"] == [before, middle, after]
                     stream = client.post(

@@ -556,9 +556,9 @@ def _log_series(store: FeatureStore, group: str) -> dict[str, float]:
     series = [line.split() for line in store.get_metrics().splitlines()]
     ending = f'{{featuregroup="{group}"}}'
     return {
-        parts[0].removesuffix(ending): float(parts[1])
-        for parts in series
-        if parts[0].endswith(f"logged_vectors_total{ending}")
+        fields[0].removesuffix(ending): float(fields[1])
+        for fields in series
+        if fields[0].endswith(f"logged_vectors_total{ending}")
     }
 
 
@@ -591,14 +591,14 @@ def test_vector_that_cannot_be_logged_is_the_only_one_missing(
             assert set(logged["served_at"].to_pylist()) == {datetime.now(UTC)}
             state = server.log_state
             assert state is not None
-            written = len(expected) - len(missing)
+            logged_count = len(expected) - len(missing)
             assert (state.featuregroup, state.waiting) == (name, 0)
-            assert (state.written, state.missing) == (written, len(missing))
+            assert (state.written, state.missing) == (logged_count, len(missing))
             reason = "column 'twice': 18014398509481986 of type int does not fit double"
             assert state.last_error == reason
             assert f"{len(missing)} vectors were not logged to {name!r}: {reason}" in caplog.text
             assert _log_series(empty_store, name) == {
-                "featurestore_logged_vectors_total": written,
+                "featurestore_logged_vectors_total": logged_count,
                 "featurestore_unlogged_vectors_total": len(missing),
             }
     # An existing group declares the types.

@@ -18,6 +18,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.cells import cells_to_array
 from featurestore.arrow.fitting import can_fit, can_widen
+from featurestore.arrow.float32 import rounds_to_infinity
 from featurestore.arrow.json_text import short_repr
 from featurestore.arrow.schemas import type_from_json
 from featurestore.arrow.types import (
@@ -121,7 +122,7 @@ def to_stored_fill(name: str, value: Any, kind: pa.DataType) -> Any:
         return value_to_json(to_value(_repeat_in_array(value, kind), kind))
     except ConversionError as error:
         hint = f"a value of the type {describe(kind)}, without rounding"
-        if pat.is_float32(kind) and isinstance(value, float) and _is_in_float32(value):
+        if pat.is_float32(kind) and isinstance(value, float) and not rounds_to_infinity(value):
             hint = f"nulls={{{name!r}: np.float32({value!r})}}"
         raise InvalidArgument(
             f"nulls={{{name!r}: {short_repr(value)}}} is not a value of the input {name!r}, which is "
@@ -285,8 +286,3 @@ def _repeat_in_array(value: Any, kind: pa.DataType) -> Any:
     if pat.is_fixed_size_list(kind) and not isinstance(value, list | tuple | np.ndarray):
         return [_repeat_in_array(value, kind.value_type)] * kind.list_size
     return value
-
-
-def _is_in_float32(value: float) -> bool:
-    with np.errstate(over="ignore"):
-        return not np.isinf(np.float32(value))

@@ -234,7 +234,10 @@ def _model_inputs(
     manifest = dataset.manifest
     if columns is None:
         columns = [column.name for column in manifest.columns if column.role == "feature"]
-    masked = _masked_columns(manifest) if nulls == "mask" else set()
+    masked: set[str] = set()
+    if nulls == "mask":
+        # The reader uses the same masks for all splits.
+        masked = {name for split in manifest.splits for name, count in split.nulls.items() if count}
     inputs = []
     for name in columns:
         column = manifest.column(name)
@@ -253,14 +256,6 @@ def _model_inputs(
         raise InvalidArgument(f"Training dataset {manifest.name!r} has no inputs.")
     _check_nulls(request.nulls, [model_input.name for model_input in inputs])
     return tuple(inputs)
-
-
-def _masked_columns(manifest: Manifest) -> set[str]:
-    """Return the columns with nulls; the reader uses the same masks for all splits."""
-    masked: set[str] = set()
-    for split in manifest.splits:
-        masked.update(name for name, count in split.nulls.items() if count)
-    return masked
 
 
 def _check_nulls(nulls: str | Mapping[str, Any] | None, inputs: Sequence[str]) -> None:

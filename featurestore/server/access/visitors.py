@@ -42,7 +42,7 @@ def hash_password(password: str) -> str:
 
 
 def verify_password(hashed: str | None, password: str) -> bool:
-    """Return True if a password matches a hash; takes the same time if there is no hash."""
+    """Return True if a password matches a hash; takes the same time without a hash."""
     from argon2.exceptions import InvalidHashError, VerificationError
 
     if len(password) > _MAX_LENGTH:
@@ -109,10 +109,10 @@ def check_role(role: str, *, of_group: bool = False) -> str:
     >>> check_role("writer")
     'writer'
     """
-    known = ROLES[1:] if of_group else ROLES
-    if role in known:
+    valid_roles = ROLES[1:] if of_group else ROLES
+    if role in valid_roles:
         return role
-    raise InvalidArgument(f"Unknown role {role!r}. Available: {', '.join(known)}.")
+    raise InvalidArgument(f"Unknown role {role!r}. Available: {', '.join(valid_roles)}.")
 
 
 def check_scope(scope: str) -> str:

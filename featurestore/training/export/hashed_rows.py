@@ -222,7 +222,7 @@ def hash_rows(
 
 
 def handle_missing_labels(engine: Engine, rows: HashedRows) -> tuple[HashedRows, int]:
-    """Drop the rows that lack a label if the request says so; return the rows and their number."""
+    """Drop the rows without label if the policy is "drop"; return the rows and the dropped number."""
     if rows.request.missing_labels != DROP:
         return rows, 0
     missing = missing_labels_predicate(engine, rows.request.labels)

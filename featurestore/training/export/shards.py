@@ -191,19 +191,16 @@ def _check_splits(
         hash_sum = sum(summary.hash_sum for summary in summaries_of_split) % 2**64
         # Hashes must ascend across shards, because the canonical order of a split is their
         # concatenation.
-        hashes = list(_boundary_hashes(summaries_of_split))
+        hashes = [
+            boundary_hash
+            for summary in summaries_of_split
+            for boundary_hash in (summary.first_hash, summary.last_hash)
+            if boundary_hash is not None  # an empty shard
+        ]
         if hash_sum != expected or hashes != sorted(hashes):
             raise DatasetDamaged(
                 f"The written rows of split {name!r} differ from the counted rows.", hint=_CHANGED
             )
-
-
-def _boundary_hashes(summaries: Sequence[ShardSummary]) -> Iterator[int]:
-    """Yield the first and the last hash of each nonempty shard."""
-    for summary in summaries:
-        if summary.first_hash is not None and summary.last_hash is not None:
-            yield summary.first_hash
-            yield summary.last_hash
 
 
 def summaries_by_split(

@@ -287,7 +287,12 @@ def statistics_while_writing(
 
     def compute() -> list[EncodedStatistics]:
         states = split_states(engine, rows, request, plan, shard_statistics)
-        return _encode_statistics(request, states)
+        encoded = []
+        for split, state in zip(request.rule.names, states, strict=True):
+            statistics = finish(state, source={"training_dataset": request.name, "split": split})
+            sample = rows_to_bytes(select_cluster_rows(state))
+            encoded.append(EncodedStatistics(statistics, statistics.to_bytes(), sample))
+        return encoded
 
     needs_pass = request.statistics and shard_statistics is None
     if not needs_pass or not isinstance(engine, HoldsRows):
@@ -295,17 +300,6 @@ def statistics_while_writing(
         return
     with ThreadPoolExecutor(1, thread_name_prefix="featurestore-statistics") as pool:
         yield pool.submit(compute).result
-
-
-def _encode_statistics(
-    request: ExportRequest, states: Sequence[StatisticsState]
-) -> list[EncodedStatistics]:
-    encoded = []
-    for split, state in zip(request.rule.names, states, strict=True):
-        statistics = finish(state, source={"training_dataset": request.name, "split": split})
-        sample = rows_to_bytes(select_cluster_rows(state))
-        encoded.append(EncodedStatistics(statistics, statistics.to_bytes(), sample))
-    return encoded
 
 
 def write_statistics(

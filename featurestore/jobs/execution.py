@@ -231,7 +231,9 @@ def _compute_chunk(chunk: JobRun, outcome: Outcome, watch: Watch) -> None:
     if record.state == runs.DONE:
         return
     # Another process owns the job now; to split and retry the chunk would compete with it.
-    if _has_lost_lease(chunk):
+    with chunk.session.registry.reading() as connection:
+        lease_owner = jobs.lease_owner(connection, spec.name)
+    if lease_owner != chunk.owner:
         outcome.failed += windows
         outcome.stopped = True
         return
@@ -327,11 +329,6 @@ def _fails_consecutively(outcome: Outcome) -> bool:
     """Return whether many single windows failed in a row, so that the windows are not the cause."""
     states = [run.state for run in outcome.runs if run.windows == 1 or run.state == runs.DONE]
     return states[-_MAX_CONSECUTIVE_FAILURES:] == [runs.FAILED] * _MAX_CONSECUTIVE_FAILURES
-
-
-def _has_lost_lease(run: JobRun) -> bool:
-    with run.session.registry.reading() as connection:
-        return jobs.lease_owner(connection, run.spec.name) != run.owner
 
 
 def _record_failure(run: JobRun, record: Run) -> None:

@@ -111,7 +111,7 @@ def _vector_log_counters(session: Session) -> Iterator[Metric]:
 
     from featurestore.serving.vector_log import log_totals
 
-    written = CounterMetricFamily(
+    logged = CounterMetricFamily(
         "featurestore_logged_vectors", "Served vectors in the log", labels=["featuregroup"]
     )
     missing = CounterMetricFamily(
@@ -120,9 +120,9 @@ def _vector_log_counters(session: Session) -> Iterator[Metric]:
     totals = log_totals(session.location)
     visible = [group for group in totals if not session.registry.has_hidden_name(group)]
     for group in visible[:MOST_LABELS]:
-        written.add_metric([group], totals[group][0])
+        logged.add_metric([group], totals[group][0])
         missing.add_metric([group], totals[group][1])
-    yield from (written, missing)
+    yield from (logged, missing)
 
 
 class _StoreGauges:

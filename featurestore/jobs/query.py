@@ -246,18 +246,14 @@ def _unit_name(node: exp.Expr) -> str:
 def _truncate_to(unit: str) -> TimeTransform | None:
     """Return the truncation to a calendar unit in UTC; None for unknown units."""
     if unit == "week":
-        return _to_monday
+        # Weeks begin on Monday.
+        return lambda micros: ((micros // _DAY + _MONDAY) // 7 * 7 - _MONDAY) * _DAY
     code = _CALENDAR.get(unit)
     if code is None:
         return None
     return lambda micros: (
         micros.view("M8[us]").astype(f"M8[{code}]").astype("M8[us]").view(np.int64)
     )
-
-
-def _to_monday(micros: Micros) -> Micros:
-    days = micros // _DAY
-    return ((days + _MONDAY) // 7 * 7 - _MONDAY) * _DAY
 
 
 def _shift_by(interval: exp.Interval, *, back: bool) -> TimeTransform | None:

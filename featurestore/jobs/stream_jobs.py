@@ -296,12 +296,12 @@ def _value_columns(name: str, schema: object, format: str) -> tuple[pa.Schema, s
         )
     check_nesting(schema)
     schema = feature_schema(schema)
-    refuse_untyped(schema, subject=f"Job {name!r}", hint=_schema_snippet)
+    refuse_untyped(
+        schema,
+        subject=f"Job {name!r}",
+        hint=lambda columns: format_dtypes(columns).replace("dtypes=", "schema="),
+    )
     return schema, None
-
-
-def _schema_snippet(columns: pa.Schema) -> str:
-    return format_dtypes(columns).replace("dtypes=", "schema=")
 
 
 def _check_columns(spec: JobSpec) -> None:

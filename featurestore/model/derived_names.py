@@ -1,6 +1,6 @@
 """Names of derived columns, such as masks, cells of lists, windows and predictions.
 
-A derived name may be that of another column. One of them would then silently replace the other, so
+A derived name may be that of another column. One column would then silently replace the other, so
 every result with derived columns passes all its names to ``check_distinct_names``.
 """
 
@@ -15,7 +15,7 @@ PRESENT = "_present"
 
 
 class NamedColumn(NamedTuple):
-    """A column of a result: its name, and what it is, such as "column 'x'" or a window."""
+    """A column of a result: its name and its description, such as "column 'x'" or a window."""
 
     name: str
     description: str

@@ -257,7 +257,8 @@ def incompatible_features(features: Iterable[ViewFeature], spec: FeatureGroupSpe
         # A group widens its decimals without a new version
         # (``FeatureGroupSpec.with_wider_decimals``).
         if type_to_json(kind) != feature.type and not _is_widened(feature.type, kind):
-            problems.append(f"{feature.column!r} is {kind}, previously {_type_name(feature.type)}")
+            type_name = feature.type if isinstance(feature.type, str) else "another type"
+            problems.append(f"{feature.column!r} is {kind}, previously {type_name}")
     return problems
 
 
@@ -265,12 +266,6 @@ def _is_widened(stored_type: Any, kind: pa.DataType) -> bool:
     """Return whether a type is a stored type with wider decimals."""
     before = type_from_json(stored_type)
     return before != kind and with_wider_decimals(before, kind) == kind
-
-
-def _type_name(kind: Any) -> str:
-    if isinstance(kind, str):
-        return kind
-    return "another type"
 
 
 def _parse_step(data: JsonObject) -> ViewStep:

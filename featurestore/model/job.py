@@ -209,7 +209,9 @@ class JobSpec:
             values = {
                 **data,
                 "window": duration_from_json(data["window"]),
-                "start": _parse_start(data["start"]),
+                "start": None
+                if data["start"] is None
+                else parse_moment(data["start"], argument="start", warn=False),
                 "lookback": duration_from_json(data["lookback"]) or timedelta(0),
                 "allowed_lateness": duration_from_json(data["allowed_lateness"]) or timedelta(0),
                 "ttl": duration_from_json(data["ttl"]),
@@ -391,10 +393,6 @@ def input_name(feature: WindowFeature) -> str:
     """
     group, version = str(feature.reference.group), feature.reference.version
     return group if version is None else f"{group}_v{version}"
-
-
-def _parse_start(value: str | None) -> datetime | None:
-    return None if value is None else parse_moment(value, argument="start", warn=False)
 
 
 def _to_strings(value: Mapping[str, object]) -> dict[str, str]:

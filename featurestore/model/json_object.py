@@ -208,7 +208,7 @@ def seal(data: Mapping[str, Any]) -> bytes:
     >>> unseal(seal({"name": "late_flights"}))["name"]
     'late_flights'
     """
-    return _serialize({**data, CHECKSUM: _checksum(data)})
+    return _serialize({**data, CHECKSUM: hashlib.sha256(_serialize(data)).hexdigest()})
 
 
 def unseal(content: bytes) -> dict[str, Any]:
@@ -275,7 +275,3 @@ def _serialize(data: Mapping[str, Any]) -> bytes:
     # A damaged file may contain a lone surrogate, which must not make the comparison fail.
     text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
     return text.encode("utf-8", errors="surrogatepass")
-
-
-def _checksum(data: Mapping[str, Any]) -> str:
-    return hashlib.sha256(_serialize(data)).hexdigest()

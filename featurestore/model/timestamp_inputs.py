@@ -18,7 +18,7 @@ _DAY = 86_400_000_000  # microseconds
 
 
 def is_timestamp_input(kind: pa.DataType) -> bool:
-    """Return whether values are timestamps, or lists of them.
+    """Return whether values are timestamps or lists of timestamps.
 
     >>> is_timestamp_input(pa.list_(pa.timestamp("us", "UTC"))), is_timestamp_input(pa.date32())
     (True, False)
@@ -44,8 +44,8 @@ def refuse_timestamp_inputs(
         without: The argument that omits the inputs: "exclude", or "columns" for the other inputs.
 
     Raises:
-        UnsupportedType: Inputs are timestamps; the message lists all of them, and the hint ways to
-            derive numbers from the first one.
+        UnsupportedType: Inputs are timestamps; the message lists all their names, and the hint ways
+            to derive numbers from the first one.
     """
     converted = set(transformed)
     names = [

@@ -257,9 +257,12 @@ def count_dropped_rows(
     dropped = 0
     for chained_plan in chain:
         if chained_plan.how == "inner":
-            dropped += _count_left_rows(session, chained_plan, labels) - _count_joined_rows(
-                session, chained_plan, labels
-            )
+            left_rows = _count_left_rows(session, chained_plan, labels)
+            # One left column, no filters and no order: the cheapest plan with the same number of
+            # joined rows.
+            narrow = replace(chained_plan, filters=(), samples=(), keep_order=False)
+            narrow = narrow.select(chained_plan.left_columns[:1])
+            dropped += left_rows - session.engine.count(run(session, narrow, labels=labels))
     return dropped
 
 
@@ -335,11 +338,3 @@ def _count_left_rows(session: Session, plan: FeaturePlan, labels: Labels | None)
     if labels is None:
         raise InvalidArgument("The frame no longer has its labels.")
     return session.engine.count(labels())
-
-
-def _count_joined_rows(session: Session, plan: FeaturePlan, labels: Labels | None) -> int:
-    """Count the rows after the joins of a plan, before its filters."""
-    # One left column, no filters and no order: the cheapest plan with the same number of joined
-    # rows.
-    narrow = replace(plan, filters=(), samples=(), keep_order=False).select(plan.left_columns[:1])
-    return session.engine.count(run(session, narrow, labels=labels))

@@ -271,7 +271,8 @@ class _LeakCheck:
             examples = []
             for index in changed[:_EXAMPLES].tolist():
                 key = ", ".join(map(format_cell, keys[positions[index]]))
-                time_text = _format_time(times[positions[index]])
+                time = int(times[positions[index]])
+                time_text = "no time" if time == NEVER else format_cell(from_micros(time))
                 before, after = (
                     format_cell(retrieved[index].as_py()),
                     format_cell(expected[index].as_py()),
@@ -443,9 +444,3 @@ def _leak_reason(join: Join | WindowJoin) -> str:
     if join.created_time is not None:
         return "it uses rows that became known after the label's time"
     return "it uses rows from the future"
-
-
-def _format_time(time: Any) -> str:
-    if int(time) == NEVER:
-        return "no time"
-    return format_cell(from_micros(int(time)))

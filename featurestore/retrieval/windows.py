@@ -44,7 +44,10 @@ def plan_windows(
         NoJoinKey: The left side has none of the key columns of a group.
         ColumnConflict: Two columns of the result would have the same name.
     """
-    _check_names(requested, labels=labels)
+    # A window with the name of another column is refused.
+    columns = [NamedColumn(name, f"the left column {name!r}") for name in labels.schema.names]
+    columns += [NamedColumn(window.name, str(window)) for _, window in requested]
+    check_distinct_names(columns, hint=lambda column: "name='...' in window(...)")
     joins = [
         window_join(source(group), group_windows, column_pairs=column_pairs)
         for (group, column_pairs), group_windows in _group_by_matched_columns(
@@ -113,13 +116,6 @@ def matched_spec(feature: Feature, window: WindowFeature) -> FeatureGroupSpec:
             hint="key= accepts columns of the feature group",
         )
     return replace(feature.spec, primary_key=window.key)
-
-
-def _check_names(requested: Sequence[RequestedWindow], *, labels: LabelSide) -> None:
-    """Refuse windows with the name of another column."""
-    columns = [NamedColumn(name, f"the left column {name!r}") for name in labels.schema.names]
-    columns += [NamedColumn(window.name, str(window)) for _, window in requested]
-    check_distinct_names(columns, hint=lambda column: "name='...' in window(...)")
 
 
 def _matched_columns(

@@ -327,15 +327,13 @@ def _is_data_line(types: Mapping[str, str]) -> bool:
         word = kind.partition("[")[0]
         if not is_typed_value(name, *_TEXT_TYPES.get(word, ())):
             return False
-    return len(typed_columns) == 1 or not _are_consecutive_years(list(typed_columns))
-
-
-def _are_consecutive_years(names: Sequence[str]) -> bool:
-    """Return whether names are those of a table with one column per year."""
-    if not all(name.isdecimal() and 1900 <= int(name) <= 2100 for name in names):
-        return False
-    first = int(names[0])
-    return [int(name) for name in names] == list(range(first, first + len(names)))
+    names = list(typed_columns)
+    are_years = all(name.isdecimal() and 1900 <= int(name) <= 2100 for name in names)
+    if len(names) == 1 or not are_years:
+        return True
+    # A table with one column per year has a header of consecutive years.
+    years = list(map(int, names))
+    return years != list(range(years[0], years[0] + len(years)))
 
 
 def check_time(spec: SourceSpec, query: SourceQuery, schema: pa.Schema, time: str) -> None:

@@ -82,11 +82,20 @@ def build_source(
     check_uri(uri)
     if secret is not None:
         secret = str(parse_secret(secret))
+
+    def absolute_path(path: str) -> str:
+        expanded = os.path.expanduser(path)
+        # The path ``/orders.db`` may be relative, as in SQLAlchemy URLs.
+        from_here = os.path.abspath(expanded.lstrip("/"))
+        if expanded.startswith("/") and not files.exists(expanded) and files.exists(from_here):
+            return from_here
+        return os.path.abspath(expanded).replace("//", "/")
+
     return SourceSpec(
         name=name,
         kind=source_kind(uri),
         # Later processes may have another working directory.
-        uri=make_path_absolute(uri, absolute=_absolute_path),
+        uri=make_path_absolute(uri, absolute=absolute_path),
         secret=secret,
         options=options_to_strings(options),
         description=description,
@@ -122,15 +131,6 @@ def grant_secret(session: Session, spec: SourceSpec) -> None:
             name=grant_name(spec),
             uri=grant_address(spec),
         )
-
-
-def _absolute_path(path: str) -> str:
-    """Return the absolute path; ``/orders.db`` may be relative, as in SQLAlchemy URLs."""
-    expanded = os.path.expanduser(path)
-    from_here = os.path.abspath(expanded.lstrip("/"))
-    if expanded.startswith("/") and not files.exists(expanded) and files.exists(from_here):
-        return from_here
-    return os.path.abspath(expanded).replace("//", "/")
 
 
 def every(session: Session) -> list[SourceSpec]:

@@ -224,7 +224,7 @@ def test_struct_fields_are_matched_by_name_on_both_engines(
     expected: dict[int, Any] = {0: {"a": 0, "b": None}}
     cases: dict[str, tuple[Any, ...]] = {**SHAPES, **UNFIT_SHAPES}
     for title in ON_SPARK if engine_name == "spark" else cases:
-        struct, value, *stored = cases[title]
+        struct, value, *stored_values = cases[title]
         for form in ("Arrow", "native"):
             key = len(expected)
             rows = _struct_rows(key, struct, value)
@@ -235,7 +235,7 @@ def test_struct_fields_are_matched_by_name_on_both_engines(
                         store.insert_into_featuregroup(df, "g")
                 else:
                     store.insert_into_featuregroup(df, "g")
-                    expected[key] = stored[0]
+                    expected[key] = stored_values[0]
     rows = store.get_featuregroup("g").to_arrow().to_pylist()
     assert {row["k"]: row["s"] for row in rows} == expected
     assert {row["k"]: row["listed"] for row in rows} == {key: [s] for key, s in expected.items()}

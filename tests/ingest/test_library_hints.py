@@ -189,9 +189,9 @@ def test_duplicate_keys_hint_stores_all_values(
                 group = empty_store.create_featuregroup(
                     df, name, **{"primary_key": "col_0", **arguments}
                 )
-                stored = group.read().to_arrow().to_pylist()
-                assert row_set(stored) == row_set(table.to_pylist())
-                assert len(stored) == len(row_set(table.to_pylist()))
+                group_rows = group.read().to_arrow().to_pylist()
+                assert row_set(group_rows) == row_set(table.to_pylist())
+                assert len(group_rows) == len(row_set(table.to_pylist()))
 
 
 def test_duplicate_keys_hint_of_insert_stores_all_values(
@@ -220,9 +220,9 @@ def check_inserts(store: FeatureStore, subtests: pytest.Subtests) -> None:
                 assert ("all rows of a key are equal" in hint) == (definition == {})
                 continue
             group = eval(f"store.{line}", {"store": store, "df": df})
-            stored = group.read().to_arrow().to_pylist()
+            group_rows = group.read().to_arrow().to_pylist()
             assert group.version == 2
-            assert row_set(stored) == row_set(pa.Table.from_pandas(df).to_pylist())
+            assert row_set(group_rows) == row_set(pa.Table.from_pandas(df).to_pylist())
 
 
 @pytest.mark.filterwarnings("ignore:string columns that contain dates")

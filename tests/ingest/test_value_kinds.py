@@ -403,8 +403,8 @@ def test_values_that_no_row_has_need_not_fit(subtests: pytest.Subtests) -> None:
         (fitting,) = to_reader(pa.table({"c": values.slice(0, 1)})).read_all()["c"].to_pylist()
         for encoding, (column, cell) in encoded(values, [0, None, 0]).items():
             with subtests.test(f"{title} in {encoding}"):
-                stored = to_reader(pa.table({"c": column})).read_all()["c"].to_pylist()
-                assert stored == [cell(fitting), cell(None), cell(fitting)]
+                cells = to_reader(pa.table({"c": column})).read_all()["c"].to_pylist()
+                assert cells == [cell(fitting), cell(None), cell(fitting)]
         for encoding, (column, _) in encoded(values, [0, 1]).items():
             with (
                 subtests.test(f"{title} in a row of {encoding}"),
@@ -415,8 +415,8 @@ def test_values_that_no_row_has_need_not_fit(subtests: pytest.Subtests) -> None:
 
 def test_unused_categories_of_pandas_need_not_fit() -> None:
     fine = pd.Timestamp("2024-01-31 00:00:00.000000001", tz="UTC")
-    whole = pd.Timestamp("2024-01-31", tz="UTC")
-    column = pd.Categorical([whole, None], categories=[whole, fine])
-    assert arrived(pd.DataFrame({"c": column}), "c")[1] == [whole.to_pydatetime(), None]
+    midnight = pd.Timestamp("2024-01-31", tz="UTC")
+    column = pd.Categorical([midnight, None], categories=[midnight, fine])
+    assert arrived(pd.DataFrame({"c": column}), "c")[1] == [midnight.to_pydatetime(), None]
     with pytest.raises(UnsupportedType):
         to_reader(pd.DataFrame({"c": pd.Categorical([fine, None])})).read_all()

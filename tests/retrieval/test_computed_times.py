@@ -98,8 +98,8 @@ def test_computed_time_out_of_range_raises_at_every_read(
     doors["server"] = lambda: server.get_vectors(entities)
     doors["server to Arrow"] = lambda: server.get_vectors(entities, as_="arrow")
     outside = "0000-12-31" if name == "earlier" else "10000-01-01"
-    chosen = ("to_arrow", "Parquet", "server") if engine_name == "spark" else doors
-    for title in chosen:
+    titles = ("to_arrow", "Parquet", "server") if engine_name == "spark" else doors
+    for title in titles:
         with subtests.test(title), pytest.raises(OutOfRange) as refusal:
             doors[title]()
         with subtests.test(f"the message of {title}"):

@@ -88,14 +88,14 @@ CASES: dict[str, tuple[Callable[[Any], Any], Reference]] = {
     "equal_bool": (lambda row: row["b"] == True, lambda row: row.b),  # noqa: E712
     "exclusive": (lambda row: row["b"] ^ True, null_if("b", lambda b: not b)),
     "equal_date": (lambda row: row["d"] == date(2024, 2, 29), null_if("d", lambda d: d == date(2024, 2, 29))),
-    "since": (lambda row: row["at"] >= NEW_YEAR, null_if("at", lambda at: at >= NEW_YEAR)),
-    "since_naive": (lambda row: row["at"] >= datetime(2024, 1, 1), null_if("at", lambda at: at >= NEW_YEAR)),
+    "since": (lambda row: row["at"] >= NEW_YEAR, null_if("at", lambda time: time >= NEW_YEAR)),
+    "since_naive": (lambda row: row["at"] >= datetime(2024, 1, 1), null_if("at", lambda time: time >= NEW_YEAR)),
     "later": (
         lambda row: row["at"] + timedelta(days=40, hours=-1, microseconds=5),
-        null_if("at", lambda at: at + timedelta(days=40, hours=-1, microseconds=5)),
+        null_if("at", lambda time: time + timedelta(days=40, hours=-1, microseconds=5)),
     ),
-    "earlier": (lambda row: row["at"] - timedelta(hours=1), null_if("at", lambda at: at - timedelta(hours=1))),
-    "offset": (lambda row: row["at"].dt.offset_by("1d"), null_if("at", lambda at: at + timedelta(days=1))),
+    "earlier": (lambda row: row["at"] - timedelta(hours=1), null_if("at", lambda time: time - timedelta(hours=1))),
+    "offset": (lambda row: row["at"].dt.offset_by("1d"), null_if("at", lambda time: time + timedelta(days=1))),
     "fill": (lambda row: row["f"].fill_null(0.5), lambda row: 0.5 if row.f is None else row.f),
     "fill_infinite": (lambda row: row["f"].fill_null(float("-inf")), lambda row: -math.inf if row.f is None else row.f),
     "fill_with_nan": (lambda row: row["f"].fill_null(float("nan")), lambda row: math.nan if row.f is None else row.f),
@@ -107,7 +107,7 @@ CASES: dict[str, tuple[Callable[[Any], Any], Reference]] = {
     "in_floats": (lambda row: row["f"].is_in([0.1, 0, float("inf")]), null_if("f", lambda f: f in [0.1, 0, math.inf])),
     "in_texts": (lambda row: row["s"].is_in(["b's", "a"]), null_if("s", lambda s: s in ["b's", "a"])),
     "in_dates": (lambda row: row["d"].is_in([date(2024, 1, 1)]), null_if("d", lambda d: d == date(2024, 1, 1))),
-    "in_times": (lambda row: row["at"].is_in([NEW_YEAR]), null_if("at", lambda at: at == NEW_YEAR)),
+    "in_times": (lambda row: row["at"].is_in([NEW_YEAR]), null_if("at", lambda time: time == NEW_YEAR)),
     "in_with_null": (lambda row: row["n"].is_in([1, None]), null_if("n", lambda n: n == 1)),
     "not_in": (lambda row: ~row["n"].is_in([1]), null_if("n", lambda n: n != 1)),
     "in_nothing": (lambda row: row["n"].is_in([]), lambda _: False),
@@ -157,21 +157,21 @@ CASES: dict[str, tuple[Callable[[Any], Any], Reference]] = {
     "length": (lambda row: row["s"].str.len_chars(), null_if("s", lambda s: len(s))),
     "to_float": (lambda row: row["n"].cast(nw.Float64) * 0.5, null_if("n", lambda n: n * 0.5)),
     "to_int": (lambda row: row["b"].cast(nw.Int64) + 1, null_if("b", lambda b: b + 1)),
-    "year": (lambda row: row["at"].dt.year() - 2000, null_if("at", lambda at: at.year - 2000)),
+    "year": (lambda row: row["at"].dt.year() - 2000, null_if("at", lambda time: time.year - 2000)),
     "month": (lambda row: row["d"].dt.month() * 0.5, null_if("d", lambda d: d.month * 0.5)),
     "day": (lambda row: row["d"].dt.day() > 30, null_if("d", lambda d: d.day > 30)),
-    "hour": (lambda row: row["at"].dt.hour() == 23, null_if("at", lambda at: at.hour == 23)),
-    "minute": (lambda row: row["at"].dt.minute(), null_if("at", lambda at: at.minute)),
-    "second": (lambda row: row["at"].dt.second(), null_if("at", lambda at: at.second)),
-    "weekday": (lambda row: row["at"].dt.weekday() > 5, null_if("at", lambda at: at.isoweekday() > 5)),
+    "hour": (lambda row: row["at"].dt.hour() == 23, null_if("at", lambda time: time.hour == 23)),
+    "minute": (lambda row: row["at"].dt.minute(), null_if("at", lambda time: time.minute)),
+    "second": (lambda row: row["at"].dt.second(), null_if("at", lambda time: time.second)),
+    "weekday": (lambda row: row["at"].dt.weekday() > 5, null_if("at", lambda time: time.isoweekday() > 5)),
     "ordinal_day": (lambda row: row["d"].dt.ordinal_day(), null_if("d", lambda d: d.timetuple().tm_yday)),
     "whole_hour": (
         lambda row: row["at"].dt.truncate("1h"),
-        null_if("at", lambda at: at.replace(minute=0, second=0, microsecond=0)),
+        null_if("at", lambda time: time.replace(minute=0, second=0, microsecond=0)),
     ),
     "date": (
         lambda row: row["at"].dt.date() == date(2024, 1, 1),
-        null_if("at", lambda at: at.date() == date(2024, 1, 1)),
+        null_if("at", lambda time: time.date() == date(2024, 1, 1)),
     ),
 }  # fmt: skip
 FEATURES = [feature(name, function, inputs=INPUTS) for name, (function, _) in CASES.items()]
@@ -210,8 +210,8 @@ def test_functions_with_constants_equal_python_in_vectors(
 ) -> None:
     with featurestore.connect(tmp_path / "store") as store:
         store.create_featuregroup(TABLE, "rows", primary_key="id")
-        stored = [f"rows.{name}" for name in INPUTS]
-        view = store.create_feature_view("v", features=[*stored, *FEATURES])
+        group_features = [f"rows.{name}" for name in INPUTS]
+        view = store.create_feature_view("v", features=[*group_features, *FEATURES])
         store.publish("v")
         with view.server() as server:
             vectors = server.get_vectors([{"id": row[0]} for row in ROWS])

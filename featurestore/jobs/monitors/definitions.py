@@ -81,8 +81,8 @@ def baseline(
     if training_dataset is not None:
         check_name(training_dataset, noun="training dataset")
         split = split or "train"
-    moment = None if as_of is None else parse_version_or_moment(as_of, argument="as_of")
-    return Baseline(training_dataset, split, version, moment, width, same_weekday)
+    version_or_time = None if as_of is None else parse_version_or_moment(as_of, argument="as_of")
+    return Baseline(training_dataset, split, version, version_or_time, width, same_weekday)
 
 
 @with_suggestions

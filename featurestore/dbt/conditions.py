@@ -37,28 +37,23 @@ def to_row_condition(sql: str, columns: Columns) -> str:
     """
     from sqlglot import exp
 
+    def rename_column(node: exp.Expr) -> exp.Expr:
+        if not isinstance(node, exp.Column):
+            return node
+        name = columns.find(node.name)
+        if name is None or len(node.parts) > 1:
+            raise UnsupportedCondition(node.sql(dialect=DIALECT))
+        return exp.column(name, quoted=True)
+
     try:
         tree = parse_statement(sql, expected="condition")
         for node in tree.walk():
             is_null_test = isinstance(node, exp.Null) and isinstance(node.parent, exp.Is)
             if type(node).__name__ not in _NODES and not is_null_test:
                 raise UnsupportedCondition(node.sql(dialect=DIALECT))
-        named = tree.transform(lambda node: _table_column(node, columns))
-        condition = str(named.sql(dialect=DIALECT))
+        condition = str(tree.transform(rename_column).sql(dialect=DIALECT))
         # The engine refuses comparisons between types.
         predicate(condition, schema=columns.schema, dialect=DIALECT)
     except (InvalidSql, RecursionError) as error:
         raise UnsupportedCondition(sql) from error
     return condition
-
-
-def _table_column(node: exp.Expr, columns: Columns) -> exp.Expr:
-    """Return a column with its name in the table, and other nodes unchanged."""
-    from sqlglot import exp
-
-    if not isinstance(node, exp.Column):
-        return node
-    name = columns.find(node.name)
-    if name is None or len(node.parts) > 1:
-        raise UnsupportedCondition(node.sql(dialect=DIALECT))
-    return exp.column(name, quoted=True)

@@ -154,17 +154,6 @@ def add_relationships(
     )
 
 
-def _check_types(expectation: Expectation, schema: pa.Schema) -> None:
-    """Raise InvalidExpectation for an expectation that columns of these types cannot meet.
-
-    It would block the other expectations of the group at each validation.
-    """
-    validator = find_validator()
-    if validator.is_row_level(expectation):
-        columns = list(validator.columns(expectation))
-        validator.check(schema.empty_table().select(columns), [expectation])
-
-
 class _NodeReader:
     """Derives the parts of a definition from a node and the columns of its table."""
 
@@ -396,7 +385,12 @@ class _NodeReader:
             try:
                 expectation = to_expectation(test, Columns(schema))
                 (normalized,) = normalize_expectations([expectation])
-                _check_types(normalized, schema)
+                validator = find_validator()
+                if validator.is_row_level(normalized):
+                    # An expectation that these types cannot meet would block the other expectations
+                    # of the group at each validation.
+                    columns = list(validator.columns(normalized))
+                    validator.check(schema.empty_table().select(columns), [normalized])
             except (NotConvertible, InvalidExpectation) as error:
                 reason = error.message if isinstance(error, InvalidExpectation) else str(error)
                 self._notes.append(f"test {test.name!r} was not imported: {reason}")

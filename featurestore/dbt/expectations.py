@@ -195,7 +195,7 @@ def _convert_argument(name: str, value: Any, columns: Columns) -> dict[str, Any]
     if name == "strictly":
         return {f"strict_{end}": bool(value) for end in ("min", "max")}
     if name == "flags":
-        # dbt passes the flags to the database. Only "i" is the same in all of them.
+        # dbt passes the flags to the database. Only "i" is the same in all databases.
         if value not in ("", "i"):
             raise NotConvertible(f"the flags {value!r} of its regex have no equivalent")
         return {}
@@ -225,7 +225,7 @@ def differences(expectation: Expectation, test: DbtTest, columns: Columns) -> li
 
 
 def _ignore_case(value: Any) -> Any:
-    """Return a regular expression, or a list of them, that ignores case."""
+    """Return a regular expression, or a list of regular expressions, that ignores case."""
     return list(map(_ignore_case, value)) if isinstance(value, list) else f"(?i){value}"
 
 
@@ -322,27 +322,20 @@ def _to_type(value: object, dtype: pa.DataType, *, quoted: bool) -> object:
     if is_text:
         return text
     refusal = NotConvertible(f"its value {value!r} does not have the type {dtype}")
-    if pat.is_boolean(dtype):
-        if text.lower() not in _TRUTH:
-            raise refusal
-        return _TRUTH[text.lower()]
     try:
-        return _parse(text, dtype)
-    except (ArithmeticError, ValueError) as error:
+        if pat.is_boolean(dtype):
+            return _TRUTH[text.lower()]
+        if pat.is_integer(dtype) or pat.is_decimal(dtype):
+            number = to_value(Decimal(text), dtype)
+            return number if isinstance(number, int) else str(number)
+        if pat.is_floating(dtype) and math.isfinite(float(text)):
+            return float(text)
+        if pat.is_timestamp(dtype) or pat.is_date(dtype):
+            from_text(text, dtype)
+            return text
+    except (ArithmeticError, KeyError, ValueError) as error:
         raise refusal from error
-
-
-def _parse(text: str, dtype: pa.DataType) -> object:
-    """Return the value of a number or a time; ValueError or ArithmeticError if it has none."""
-    if pat.is_integer(dtype) or pat.is_decimal(dtype):
-        number = to_value(Decimal(text), dtype)
-        return number if isinstance(number, int) else str(number)
-    if pat.is_floating(dtype) and math.isfinite(float(text)):
-        return float(text)
-    if pat.is_timestamp(dtype) or pat.is_date(dtype):
-        from_text(text, dtype)
-        return text
-    raise ValueError(text)
+    raise refusal
 
 
 _Converter = Callable[[DbtTest, Columns], Expectation]

@@ -48,6 +48,23 @@ class _Exposure:
     def title(self) -> str:
         return f"featurestore_{self.kind}_{self.name}"
 
+    def yaml_lines(self) -> list[str]:
+        """Return the lines of the exposure in YAML. Every value is JSON, which is also YAML."""
+        versions = ", ".join(f"v{version}" for version in sorted(self.versions))
+        label = f"{_LABELS[self.kind]} {self.name}"
+        values: Mapping[str, Any] = {
+            "name": self.title,
+            "label": label,
+            "type": "ml",
+            "description": f"{label} of the feature store, {versions}",
+            "owner": {"email" if "@" in self.owner.strip("@") else "name": self.owner},
+            "depends_on": sorted(self.nodes),
+        }
+        return [
+            f"{'    ' if index else '  - '}{key}: {_to_json(value)}"
+            for index, (key, value) in enumerate(values.items())
+        ]
+
 
 def write_exposures(session: Session, path: str | os.PathLike[str], *, owner: str) -> list[str]:
     """Write the exposures of the dbt project that contains a path, and return their names.
@@ -62,7 +79,9 @@ def write_exposures(session: Session, path: str | os.PathLike[str], *, owner: st
         if not isinstance(owner, str) or not owner.strip():
             raise InvalidArgument(f"owner={owner!r} is not a name.", hint="owner='ml@example.com'")
         exposures = _find_exposures(session, connection, owner=owner.strip())
-    text = MARKER + _to_yaml(exposures)
+    lines = [line for each in exposures for line in each.yaml_lines()]
+    body = "\n".join(["exposures:", *lines]) if exposures else "exposures: []"
+    text = f"{MARKER}version: 2\n{body}\n"
     # dbt parses changed files again.
     if not files.exists(file) or files.read_text(file) != text:
         files.write_atomically(file, text.encode())
@@ -141,27 +160,6 @@ def to_reference(node: str, project: str) -> str:
     if kind == "model" and len(names) == _MODEL_PARTS - 2 and names[1].startswith("v"):
         return f"ref({', '.join([*arguments, repr(names[0])])}, v={names[1][1:]!r})"
     return f"ref({', '.join([*arguments, repr('.'.join(names))])})"
-
-
-def _to_yaml(exposures: list[_Exposure]) -> str:
-    """Return the YAML of exposures. Every value is JSON, which is also YAML."""
-    if not exposures:
-        return "version: 2\nexposures: []\n"
-    lines = ["version: 2", "exposures:"]
-    for each in exposures:
-        versions = ", ".join(f"v{version}" for version in sorted(each.versions))
-        label = f"{_LABELS[each.kind]} {each.name}"
-        values: Mapping[str, Any] = {
-            "name": each.title,
-            "label": label,
-            "type": "ml",
-            "description": f"{label} of the feature store, {versions}",
-            "owner": {"email" if "@" in each.owner.strip("@") else "name": each.owner},
-            "depends_on": sorted(each.nodes),
-        }
-        for index, (key, value) in enumerate(values.items()):
-            lines.append(f"{'    ' if index else '  - '}{key}: {_to_json(value)}")
-    return "\n".join(lines) + "\n"
 
 
 def _to_json(value: Any) -> str:

@@ -116,7 +116,7 @@ class DbtImport:
 
     @property
     def removed(self) -> tuple[str, ...]:
-        """The names of the feature groups whose nodes are no longer in the project."""
+        """The names of the feature groups whose nodes were removed from the project."""
         return self._names("removed")
 
     @property

@@ -402,8 +402,16 @@ def _rejection(
     *,
     library: str,
 ) -> ValidationFailed:
-    """Return the error for failed checks that prevent the commit."""
-    message = _format_failures(report, failures)
+    """Return the error for failed checks, with the counts and sample rows of each check."""
+    lines = [
+        f"{report.name!r} version {report.version}: {len(failures)} of {len(report.results)} checks "
+        "failed; nothing was written."
+    ]
+    for result in failures:
+        lines.append(f"  {describe(result.expectation)}: {format_outcome(result)}")
+        for sample in result.samples[:_MAX_SHOWN_SAMPLES]:
+            lines.append(f"    {to_plain_json(sample)}")
+    message = "\n".join(lines)
     if all(_has_type(result, DUPLICATE_KEYS) for result in failures):
         subject = audit_plan.subject
         name = None if report.details["mode"] == "create" else subject.name
@@ -420,19 +428,6 @@ def _rejection(
             "writes all rows"
         )
     return ValidationFailed(message, report=report, hint=hint)
-
-
-def _format_failures(report: ValidationReport, failures: Sequence[ExpectationResult]) -> str:
-    """Format the error message with counts and sample rows of each failed check."""
-    lines = [
-        f"{report.name!r} version {report.version}: {len(failures)} of {len(report.results)} checks "
-        "failed; nothing was written."
-    ]
-    for result in failures:
-        lines.append(f"  {describe(result.expectation)}: {format_outcome(result)}")
-        for sample in result.samples[:_MAX_SHOWN_SAMPLES]:
-            lines.append(f"    {to_plain_json(sample)}")
-    return "\n".join(lines)
 
 
 def _find_result(results: Sequence[ExpectationResult], kind: str) -> ExpectationResult | None:

@@ -49,7 +49,12 @@ def mark_existing_values(
         table, column_type = f"feature{number}", relation.schema.field(comparison.column).type
         value_tables, value_types = {}, [column_type]
         try:
-            for position, values in enumerate(_open_values(comparison, relation, open_feature)):
+            if open_feature is None:
+                raise InvalidExpectation(
+                    f"Column {comparison.column!r} cannot be compared with the feature "
+                    f"{comparison.feature!r} without a feature store."
+                )
+            for position, values in enumerate(open_feature(comparison, relation)):
                 (value_field,) = values.schema
                 check_types(comparison, column_type, value_field.type)
                 value_types.append(value_field.type)
@@ -98,8 +103,8 @@ def _is_equal(
         difference = exp.Sub(this=value.copy(), expression=exp.cast(half, "double"))
         upper = exp.EQ(this=number, expression=_to_bigint(difference))
     is_upper = exp.GTE(this=value.copy(), expression=exp.cast(half, "double"))
-    whole = exp.case().when(is_upper, upper).else_(lower)
-    return exp.And(this=condition, expression=whole)
+    equal_integers = exp.case().when(is_upper, upper).else_(lower)
+    return exp.And(this=condition, expression=equal_integers)
 
 
 def _to_bigint(value: exp.Expression) -> exp.Expression:
@@ -107,17 +112,6 @@ def _to_bigint(value: exp.Expression) -> exp.Expression:
 
     # Spark has TRY_CAST for "safe" casts only.
     return exp.TryCast(this=value.copy(), to=exp.DataType.build("bigint"), safe=True)
-
-
-def _open_values(
-    comparison: FeatureComparison, relation: Relation, open_feature: OpenFeature | None
-) -> Sequence[Relation]:
-    if open_feature is None:
-        raise InvalidExpectation(
-            f"Column {comparison.column!r} cannot be compared with the feature "
-            f"{comparison.feature!r} without a feature store."
-        )
-    return open_feature(comparison, relation)
 
 
 def check_types(

@@ -31,7 +31,7 @@ _MAX_PAIRS = 12
 class DuplicateRows:
     """Rows with duplicate keys, and the definition of the table that they were written to.
 
-    ``key`` is the primary key followed by the declared times; ``name`` is None for a new group.
+    ``key`` is the primary key followed by the declared times; a new group has the name None.
     """
 
     relation: Relation
@@ -64,7 +64,8 @@ def duplicate_keys_hint(rows: DuplicateRows, *, engine: Engine, library: str) ->
     dropping_line = "on_duplicates='last' keeps the last row of each key"
     if rows.name is None:  # creation has no such argument
         dropping_line = deduplicate_line(library, rows.key)
-    if _are_repeated(rows, engine=engine):
+    row_values = _count_distinct(rows, rows.schema.names, engine=engine)
+    if row_values == _count_distinct(rows, rows.key, engine=engine):
         return f"{dropping_line}; all rows of a key are equal"
     arguments = _find_unique_definition(rows, engine=engine)
     if arguments is None:
@@ -123,7 +124,7 @@ def _format_definition(rows: DuplicateRows, columns: Sequence[str]) -> str:
 def _test_columns(
     rows: DuplicateRows, candidates: Sequence[str], *, engine: Engine
 ) -> tuple[list[str], list[str]]:
-    """Return the columns without nulls, and those of them that make the key unique."""
+    """Return the columns without nulls, and the columns that make the key unique."""
     if not candidates:
         return [], []
     counts, results = ["count(*) AS n"], []
@@ -152,19 +153,12 @@ def _test_columns(
     return present, unique
 
 
-def _are_repeated(rows: DuplicateRows, *, engine: Engine) -> bool:
-    """Return whether all rows with the same key are equal in every column."""
-    return _count_distinct(rows, rows.schema.names, engine=engine) == _count_distinct(
-        rows, rows.key, engine=engine
-    )
-
-
 def _count_distinct(rows: DuplicateRows, columns: Sequence[str], *, engine: Engine) -> int:
     aliases = {f"column_{number}": name for number, name in enumerate(columns)}
     query = (
         f"SELECT count(*) AS n FROM (SELECT DISTINCT {', '.join(aliases)} FROM fs_rows) AS fs_keys"
     )
     relation = engine.select(rows.relation, aliases)
-    counted = engine.sql(query, tables={"fs_rows": relation}, parameters={})
-    count: int = engine.stream(counted).read_all()["n"][0].as_py()
+    key_count = engine.sql(query, tables={"fs_rows": relation}, parameters={})
+    count: int = engine.stream(key_count).read_all()["n"][0].as_py()
     return count

@@ -204,7 +204,7 @@ def test_values_are_converted_exactly_or_by_a_named_exception() -> None:
                 if may_change_values(call):
                     actual[f"{module}::{scope}"] = f"{module}:{call.lineno}"
     # A new call uses to_array, to_scalar, to_value or cast_column.
-    assert {place: line for place, line in actual.items() if place not in EXCEPTIONS} == {}
+    assert {scope: line for scope, line in actual.items() if scope not in EXCEPTIONS} == {}
     assert sorted(EXCEPTIONS.keys() - actual.keys()) == []
 
 

@@ -137,18 +137,18 @@ def cases_of_column(dtype: pa.DataType, limits: list[Any]) -> Iterator[Case]:
             has_value,
             lambda a, _, pattern=pattern: re.search(pattern, text(a)) is not None,
         )
-    two = PATTERNS[:2]
+    pattern_pair = PATTERNS[:2]
     yield Case(
         "values_to_not_match_regex_list",
-        {"regex_list": two},
+        {"regex_list": pattern_pair},
         has_value,
-        lambda a, _: not any(re.search(pattern, text(a)) for pattern in two),
+        lambda a, _: not any(re.search(pattern, text(a)) for pattern in pattern_pair),
     )
     yield Case(
         "values_to_match_regex_list",
-        {"regex_list": two, "match_on": "all"},
+        {"regex_list": pattern_pair, "match_on": "all"},
         has_value,
-        lambda a, _: all(re.search(pattern, text(a)) for pattern in two),
+        lambda a, _: all(re.search(pattern, text(a)) for pattern in pattern_pair),
     )
     for length in LENGTHS:
         yield Case(
@@ -229,9 +229,9 @@ def test_row_level_verdicts_are_those_of_plain_python(
         }
         for case, names in checked
     ]
-    stored = json.loads(json.dumps(validator.normalize(expectations)))
-    outcomes = validator.check(table, stored)
-    for (case, _), expectation, outcome in zip(checked, stored, outcomes, strict=True):
+    normalized = json.loads(json.dumps(validator.normalize(expectations)))
+    outcomes = validator.check(table, normalized)
+    for (case, _), expectation, outcome in zip(checked, normalized, outcomes, strict=True):
         rows = [
             row
             for row, (a, b) in enumerate(zip(*columns, strict=True))

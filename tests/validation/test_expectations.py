@@ -151,8 +151,8 @@ def test_decimal_arguments_are_stored_without_loss(
                 "column_values_to_be_between", column="c", min_value=number, max_value=number
             )
             member = rule("column_values_to_be_in_set", column="c", value_set=[number])
-            stored = json.loads(json.dumps(validator.normalize([equal, member])))
-            for outcome in validator.check(table, stored):
+            normalized = json.loads(json.dumps(validator.normalize([equal, member])))
+            for outcome in validator.check(table, normalized):
                 assert outcome.failing.tolist() == [each != number for each in numbers]
 
 

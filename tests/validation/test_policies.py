@@ -461,8 +461,8 @@ def test_expectation_that_cannot_be_evaluated_blocks_no_other(store: FeatureStor
     def verdicts(expectations: list[dict[str, Any]]) -> dict[str, Any]:
         store.update_featuregroup("words", expectations=expectations)
         report = store.validate_featuregroup("words")
-        stored = store.get_validation_history("words")[-1]
-        assert stored.to_json() == report.to_json()
+        latest_report = store.get_validation_history("words")[-1]
+        assert latest_report.to_json() == report.to_json()
         return {
             str(each.expectation): (each.success, each.unexpected, each.is_error)
             for each in report.results

@@ -41,7 +41,7 @@ class Door:
     difference: str = ""
 
 
-_HELD = "A value that {} changes or refuses does not reach the store."
+_UNCHANGED = "A value that {} changes or refuses does not reach the store."
 _EQUAL = (
     "A comparison: a constant without an equal value matches no row, or is refused; numbers "
     "are equal if their values are, `0.1` is the decimal number or the nearest float, and a date "
@@ -57,9 +57,9 @@ _TEXT = (
 )
 DOORS: dict[str, Door] = {
     "rows of a write": Door(tuple(TYPES)),
-    "pandas frames of a write": Door(tuple(TYPES), "NaN is null. " + _HELD.format("pandas")),
-    "polars frames of a write": Door(tuple(TYPES), _HELD.format("polars")),
-    "pyarrow tables of a write": Door(tuple(TYPES), _HELD.format("pyarrow")),
+    "pandas frames of a write": Door(tuple(TYPES), "NaN is null. " + _UNCHANGED.format("pandas")),
+    "polars frames of a write": Door(tuple(TYPES), _UNCHANGED.format("polars")),
+    "pyarrow tables of a write": Door(tuple(TYPES), _UNCHANGED.format("pyarrow")),
     "labels of a join": Door(
         KEYS,
         "A key without an equal value in the group matches no row, or is refused; a column of "
@@ -114,9 +114,9 @@ def door_table() -> str:
     """Return the Markdown table of the doors, their types and their differences."""
     lines = ["| values of | column types | difference |", "| --- | --- | --- |"]
     for name, door in DOORS.items():
-        others = [f"`{column}`" for column in TYPES if column not in door.types]
-        types = f"all but {', '.join(others)}" if others else "all"
-        if len(others) > len(door.types):
+        unsupported = [f"`{column}`" for column in TYPES if column not in door.types]
+        types = f"all but {', '.join(unsupported)}" if unsupported else "all"
+        if len(unsupported) > len(door.types):
             types = ", ".join(f"`{column}`" for column in door.types)
         lines.append(f"| {name} | {types} | {door.difference} |")
     return "\n".join(lines)

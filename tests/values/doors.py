@@ -91,7 +91,7 @@ def is_value(outcome: Any) -> bool:
 
 
 # Values whose codes end up in columns of another type if a conversion rounds, cuts or guesses.
-OTHERS = (
+CHANGED_CODES = (
     *("True", "1", "1.5", "2**64", "1e300", "math.nan", "np.float32(0.1)", "Decimal('1.50')", "'1'"),
     *("'2024-01-31'", "b'a'", "dt.date(2024, 1, 31)", "dt.datetime(2024, 1, 31)", "[1]", "{'a': 1}"),
     *("dt.datetime(2024, 1, 31, 12, tzinfo=dt.UTC)", "dt.time(12)"),
@@ -102,7 +102,7 @@ OTHERS = (
 def is_telling(code: str, name: str) -> bool:
     """Return whether the verdict of a value is interesting: it fits, or pyarrow changes it."""
     value = value_of(code)
-    if code in OTHERS or fitted(value, TYPES[name]) is not REFUSED:
+    if code in CHANGED_CODES or fitted(value, TYPES[name]) is not REFUSED:
         return True
     try:
         pa.array([value], TYPES[name])
@@ -122,8 +122,8 @@ def fitting_codes(name: str) -> list[str]:
 
 def other_codes(name: str) -> list[str]:
     """Return codes of five values or more that do not fit a type."""
-    others = [code for code in TELLING[name] if code not in fitting_codes(name)]
-    return others[:: len(others) // 5]
+    invalid_codes = [code for code in TELLING[name] if code not in fitting_codes(name)]
+    return invalid_codes[:: len(invalid_codes) // 5]
 
 
 # For slow doors.
@@ -193,12 +193,12 @@ class Prepared:
 
         Rows with equal values, such as 0.0 and -0.0, match together.
         """
-        stored = self.values[column]
-        equal = [number for number, other in enumerate(stored) if other == value]
+        column_values = self.values[column]
+        equal = [number for number, each in enumerate(column_values) if each == value]
         if not is_value(positions):
             return Trial(column, code, positions, value if equal else REFUSED)
-        matches: Any = [stored[position] for position in sorted(positions)]
-        expected: Any = [stored[position] for position in equal]
+        matches: Any = [column_values[position] for position in sorted(positions)]
+        expected: Any = [column_values[position] for position in equal]
         return Trial(column, code, matches or REFUSED, expected or REFUSED)
 
     @cached_property
@@ -384,11 +384,11 @@ def pyarrow_tables(prepared: Prepared, codes: Codes) -> Iterator[Trial]:
     return write_trials(prepared, codes, "pyarrow tables of a write", to_frame)
 
 
-def check_held(row: dict[str, Any], held: dict[str, Any]) -> None:
+def check_held(row: dict[str, Any], frame_row: dict[str, Any]) -> None:
     """Raise TypeError if a frame has another value than it was made of."""
     for name, value in row.items():
-        if repr(plain(held[name])) != repr(plain(value)):
-            raise TypeError(f"{value!r} became {held[name]!r}")
+        if repr(plain(frame_row[name])) != repr(plain(value)):
+            raise TypeError(f"{value!r} became {frame_row[name]!r}")
 
 
 # -- Joins and serving ---------------------------------------------------------------------------
@@ -546,9 +546,9 @@ def reader_nulls(prepared: Prepared, codes: Codes) -> Iterator[Trial]:
         outcome = attempt(filled)
         expected = rules.yielded(rules.fitted_fill(value, name), name)
         if is_value(outcome):
-            other = rules.yielded(prepared.values[name][0], name)
+            default = rules.yielded(prepared.values[name][0], name)
             cells = [plain(cell) for cell in outcome]
-            outcome = next((cell for cell in cells if not are_equal(cell, other)), other)
+            outcome = next((cell for cell in cells if not are_equal(cell, default)), default)
         yield Trial(name, code, outcome, expected)
 
 
@@ -570,8 +570,8 @@ def class_weights(prepared: Prepared, codes: Codes) -> Iterator[Trial]:
 
         def positions(name: str = name, value: Any = value) -> Any:
             same = (plain(value), rules.fitted_class(value, name))
-            others = [other for other in prepared.values[name] if other not in same]
-            weights = {value: 3.0, **dict.fromkeys(others, 1.0)}
+            different = [each for each in prepared.values[name] if each not in same]
+            weights = {value: 3.0, **dict.fromkeys(different, 1.0)}
             rows = len(prepared.values[name])
             reader = datasets[name].reader("train", global_batch_size=rows, class_weights=weights)
             (batch,) = reader.batches()
@@ -726,8 +726,8 @@ def check_rules(rows: pa.Table, valid_rules: Mapping[str, Any]) -> dict[str, Any
             return dict.fromkeys(valid_rules, outcomes)
         codes = list(valid_rules)
         halves = (codes[: len(codes) // 2], codes[len(codes) // 2 :])
-        parts = [check_rules(rows, {code: valid_rules[code] for code in half}) for half in halves]
-        return {**parts[0], **parts[1]}
+        results = [check_rules(rows, {code: valid_rules[code] for code in half}) for half in halves]
+        return {**results[0], **results[1]}
     positions: dict[str, Any] = {}
     for code, outcome in zip(valid_rules, outcomes, strict=True):
         failing = outcome.failing

@@ -73,7 +73,7 @@ def test_values_come_out_equal_or_are_refused(
     assert changed == 0
 
 
-MOMENTS = st.datetimes().map(
+TIMES = st.datetimes().map(
     lambda t: f"dt.datetime({t.year}, {t.month}, {t.day}, {t.hour}, 0, 0, {t.microsecond})"
 )
 FLOATS = st.floats() | st.integers(-600, 600).map(lambda number: number / 2)
@@ -89,8 +89,8 @@ RANDOM = st.one_of(
     st.text("0123456789.-aé", max_size=4).map(repr),
     st.binary(max_size=3).map(repr),
     st.dates().map(lambda day: f"dt.date({day.year}, {day.month}, {day.day})"),
-    MOMENTS,
-    MOMENTS.map(lambda code: code.replace(")", ", tzinfo=BERLIN)")),
+    TIMES,
+    TIMES.map(lambda code: code.replace(")", ", tzinfo=BERLIN)")),
     st.lists(st.integers(-5, 5) | FLOATS.filter(math.isfinite), max_size=3).map(repr),
 )
 CHEAP_DOORS = (

@@ -93,8 +93,9 @@ class Model(tf_keras.Model):  # type: ignore[misc]
         return {"loss": self.step(data)}
 
 
+columns = ["row_id", "ratio", "vector", "label"]
 reader = TrainingDataset.open(dataset_path).reader(
-    "train", global_batch_size=12, seed=3, remainder="pad"
+    "train", columns=columns, global_batch_size=12, seed=3, remainder="pad"
 )
 with strategy.scope():
     model = Model()

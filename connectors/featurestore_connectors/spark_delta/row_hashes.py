@@ -91,8 +91,12 @@ def count_hashes(
         if value_kind(kind) is None and not pat.is_decimal(kind):
             return None
     arguments = [sf.lit(_BITS), *map(column, [hashes, group, *columns])]
-    doubles = [name for name in columns if pat.is_float64(schema.field(name).type)]
-    largest = [_largest_finite(column(name)) for name in doubles]
+    doubles = {name: column(name) for name in columns if pat.is_float64(schema.field(name).type)}
+    # NaN is greater than infinity in Spark, so numbers that are not finite have no magnitude.
+    largest = [
+        sf.max_by(number, sf.when(sf.abs(number) < math.inf, sf.abs(number)))
+        for number in doubles.values()
+    ]
     counts = source.native.agg(sf.call_function("featurestore_count_rows", *arguments), *largest)
     json_text, *largest_numbers = counts.collect()[0]
     counts_json = json.loads(json_text)
@@ -153,14 +157,6 @@ def has_functions(session: Any) -> bool:
 def _with_column(source: Relation, name: str, value: Any, kind: pa.DataType) -> Relation:
     native = source.native.select(*map(column, source.schema.names), value.alias(name))
     return relation(native, source.schema.append(pa.field(name, kind)))
-
-
-def _largest_finite(number: Any) -> Any:
-    """Return the aggregate of the finite number of the greatest magnitude."""
-    from pyspark.sql import functions as sf
-
-    # NaN is greater than infinity in Spark.
-    return sf.max_by(number, sf.when(sf.abs(number) < math.inf, sf.abs(number)))
 
 
 def _profile(

@@ -14,7 +14,6 @@ from featurestore.arrow.types import is_nested
 from featurestore.errors import FeatureStoreError, InvalidSourceFile
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import BadRow
-from featurestore_connectors.sources.folders.encodings import undecodable_line
 from featurestore_connectors.sources.folders.listing import FolderFile
 from featurestore_connectors.sources.folders.options import TableName
 from featurestore_connectors.sources.folders.scan import JsonScan
@@ -28,6 +27,7 @@ from featurestore_connectors.sources.folders.tables import (
     text_rules,
     unreadable_file_error,
 )
+from featurestore_connectors.sources.folders.text_files import undecodable_line
 
 _BATCH_ROWS = 16_384
 _CHUNK_BYTES = 4 << 20

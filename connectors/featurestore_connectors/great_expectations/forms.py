@@ -354,6 +354,15 @@ def _normalize(expectation: Mapping[str, Any]) -> dict[str, Any]:
     return normalized
 
 
+# The arguments that are dicts.
+_DICT_ARGUMENTS = frozenset(
+    {
+        *("json_schema", "library_metadata", "meta", "partition_object", "quantile_ranges"),
+        *("result_format", "row_condition"),
+    }
+)
+
+
 def parse_lists(kind: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of an expectation with plain lists for the collections in them."""
     try:
@@ -364,6 +373,12 @@ def parse_lists(kind: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
             hint="expectations have booleans, numbers, text, dates and times in microseconds",
         ) from error
     for name, value in arguments.items():
+        # Values of a suite, such as {"$PARAMETER": "limit"}, which this store does not have.
+        if isinstance(value, Mapping) and name not in _DICT_ARGUMENTS:
+            raise InvalidExpectation(
+                f"{kind}: {name} is a dict; parameters of suites are not supported.",
+                hint=f"write the value of {name}",
+            )
         # The library reads times in text, and ignores these digits.
         is_limit = name in ("min_value", "max_value") and isinstance(value, str)
         if is_limit and is_finer_than_microseconds(value):

@@ -138,7 +138,8 @@ def _test_set(subject: _Subject) -> RowTest | None:
 
 def _test_regex(subject: _Subject) -> RowTest | None:
     name, kwargs = subject.kwargs["column"], subject.kwargs
-    patterns = kwargs["regex_list"] if "regex_list" in kwargs else [kwargs["regex"]]
+    # Without an argument, the library has a pattern of its own.
+    patterns = kwargs.get("regex_list") or ([kwargs["regex"]] if "regex" in kwargs else [])
     if not _has_text(subject.type_of(name)) or not patterns:
         return None
     try:

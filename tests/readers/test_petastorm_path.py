@@ -55,7 +55,8 @@ def test_reader_reads_petastorm_files_without_petastorm(dataset: Example, tmp_pa
         "import sys\n"
         "sys.path.insert(0, sys.argv[2])\n"
         "from featurestore.training.dataset import TrainingDataset\n"
-        "reader = TrainingDataset.open(sys.argv[1]).reader('train', global_batch_size=12)\n"
+        "dataset = TrainingDataset.open(sys.argv[1])\n"
+        "reader = dataset.reader('train', columns=['row_id', 'label'], global_batch_size=12)\n"
         "print(sum(len(batch['row_id']) for batch in reader.batches()))\n"
     )
     ended = subprocess.run(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from featurestore import FeatureStore
 from featurestore.errors import DatasetDamaged, FeatureStoreError
-from featurestore.model.json_object import MalformedJson, _checksum, _serialize
+from featurestore.model.json_object import MalformedJson, seal
 from featurestore.model.manifest import Manifest
 from featurestore.training.dataset import TrainingDataset
 
@@ -65,7 +65,7 @@ def sealed(data: dict[str, Any]) -> bytes:
         content["content_hash"] = Manifest.from_json(content).content_hash
     except MalformedJson:
         content["content_hash"] = "0" * 64
-    return _serialize({**content, "checksum": _checksum(content)})
+    return seal(content)
 
 
 OUTSIDE = ("/etc/passwd", "../../other/v1/train/x", "train/../../x", "", "train//x", "./x", "a\0b")

@@ -42,7 +42,7 @@ def contains_times(kind: pa.DataType) -> bool:
     >>> contains_times(pa.list_(pa.date32())), contains_times(pa.int64())
     (True, False)
     """
-    if pat.is_dictionary(kind):
+    if is_encoded(kind):
         return contains_times(kind.value_type)
     if is_nested(kind):
         return any(contains_times(kind.field(index).type) for index in range(kind.num_fields))

@@ -963,7 +963,9 @@ class _Writer:
         if line is not None:
             hint = f"{_CONVERTED}{line}"
         # Numbers as texts also equal other constants: 1.50 is not equal to '1.5' as a text.
-        elif is_ordered_text or any(operand.constant is not None for operand in texts):
+        elif "null" not in [operand.kind for operand in operands] and (
+            is_ordered_text or any(operand.constant is not None for operand in texts)
+        ):
             hint = "use operands of one type"
         return InvalidSql(error.message, hint=hint)
 

@@ -45,7 +45,7 @@ def test_out_of_range_times_in_memory_raise(empty_store: FeatureStore, role: str
     with pytest.raises(OutOfRange, match=refused):
         store.create_featuregroup(rows, "g", **DECLARED)
     with pytest.raises(OutOfRange, match=refused):
-        store.create_training_dataset(rows, "d", data_format="parquet")
+        store.create_training_dataset(rows, "d", data_format="parquet", exclude=[*ROLES, "list"])
     for folder in ("featuregroups", "trainingdatasets"):
         assert not os.path.exists(os.path.join(store.location, folder, "g"))
     store.create_featuregroup(table(role, NEAR), "g", **DECLARED)

@@ -56,8 +56,9 @@ def in_library(table: pa.Table, library: str) -> Any:
     if library == "named tuples":
         row = namedtuple("row", table.column_names)  # type: ignore[misc]
         return [row(**cells) for cells in table.to_pylist()]
+    names = table.column_names
     makers: dict[str, Any] = {
-        "pandas": table.to_pandas,
+        "pandas": lambda: pd.DataFrame({name: table[name].to_pandas() for name in names}),
         "polars": lambda: pl.from_arrow(table),
         "pyarrow": lambda: table,
         "duckdb": lambda: duckdb.connect().from_arrow(table),

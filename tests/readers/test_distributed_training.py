@@ -253,7 +253,9 @@ from featurestore.training.dataset import TrainingDataset
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-reader = TrainingDataset.open(sys.argv[1]).reader("train", global_batch_size=12, seed=3, remainder="pad")
+dataset = TrainingDataset.open(sys.argv[1])
+options = {"columns": ["row_id", "label"], "global_batch_size": 12, "seed": 3, "remainder": "pad"}
+reader = dataset.reader("train", **options)
 for features, label, weight in reader.distribute(strategy, 2, start_step=3):
     replicas = zip(*map(strategy.experimental_local_results, (features["row_id"], weight)), strict=True)
     print(json.dumps([[int(r) if w else -1 for r, w in zip(rows, weights)] for rows, weights in replicas]))

@@ -15,7 +15,6 @@ import pytest
 import time_machine
 
 import featurestore
-from featurestore.errors import PublishedValueMismatch
 from featurestore.serving import publication
 from featurestore.serving.stores import open_online_store
 from featurestore.store import FeatureStore
@@ -105,8 +104,11 @@ def test_schema_change_during_publication_is_published_in_full(
     monkeypatch.setattr(publication, "write_all", write_during_change)
     # The pinned version is published, with its columns.
     assert dict(store.publish("v").delta_versions) == {"g@v1": 1}
-    with pytest.raises(PublishedValueMismatch, match=r"columns.*changed"):
-        view.server()
+    # A wider type leaves the published values as they are.
+    assert view.server().get_vectors([{"id": 1}, {"id": 2}]) == [
+        {"price": Decimal("1.25")},
+        {"price": Decimal("2.5")},
+    ]
     assert store.publish("v").mode == "full"
     assert view.server().get_vectors([{"id": 1}, {"id": 2}]) == [
         {"price": wide},

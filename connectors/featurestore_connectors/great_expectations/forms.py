@@ -234,18 +234,34 @@ def _argument_error(kind: str, kwargs: Mapping[str, Any], error: Exception) -> I
     return InvalidExpectation(f"{call} cannot be read: {problem}.", hint=available)
 
 
+# The arguments that are dicts.
+_DICT_ARGUMENTS = frozenset(
+    {
+        *("json_schema", "library_metadata", "meta", "partition_object", "quantile_ranges"),
+        *("result_format", "row_condition"),
+    }
+)
+
+
 def _reject_code(kind: str, kwargs: Mapping[str, Any]) -> None:
     """Reject arguments that the library would execute, evaluate or fetch."""
     if kind in _NEED_SQL:
         raise InvalidExpectation(
             f"{kind} runs SQL, which is not supported.", hint="use column expectations"
         )
+    # The library takes any other dict for a parameter of the suite.
+    parameters = [
+        value
+        for key, value in kwargs.items()
+        if isinstance(value, Mapping) and key not in _DICT_ARGUMENTS
+    ]
+    parameters += [value for key, value in _nested_entries(kwargs) if key == "$PARAMETER"]
+    if parameters:
+        raise InvalidExpectation(
+            f"{kind} has a suite parameter, {parameters[0]!r}, which is evaluated at each run.",
+            hint="write the value itself",
+        )
     for key, value in _nested_entries(kwargs):
-        if key == "$PARAMETER":
-            raise InvalidExpectation(
-                f"{kind} has a suite parameter, {value!r}, which is evaluated at each run.",
-                hint="write the value itself",
-            )
         # The library fetches documents referenced by a JSON schema, from the web or from disk.
         if key in _REFERENCES and isinstance(value, str) and not value.startswith("#"):
             raise InvalidExpectation(
@@ -354,15 +370,6 @@ def _normalize(expectation: Mapping[str, Any]) -> dict[str, Any]:
     return normalized
 
 
-# The arguments that are dicts.
-_DICT_ARGUMENTS = frozenset(
-    {
-        *("json_schema", "library_metadata", "meta", "partition_object", "quantile_ranges"),
-        *("result_format", "row_condition"),
-    }
-)
-
-
 def parse_lists(kind: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of an expectation with plain lists for the collections in them."""
     try:
@@ -373,12 +380,6 @@ def parse_lists(kind: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
             hint="expectations have booleans, numbers, text, dates and times in microseconds",
         ) from error
     for name, value in arguments.items():
-        # Values of a suite, such as {"$PARAMETER": "limit"}, which this store does not have.
-        if isinstance(value, Mapping) and name not in _DICT_ARGUMENTS:
-            raise InvalidExpectation(
-                f"{kind}: {name} is a dict; parameters of suites are not supported.",
-                hint=f"write the value of {name}",
-            )
         # The library reads times in text, and ignores these digits.
         is_limit = name in ("min_value", "max_value") and isinstance(value, str)
         if is_limit and is_finer_than_microseconds(value):

@@ -131,7 +131,8 @@ def to_model_input(spec: ModelSpec, fitted: Transformations | None, batch: pa.Re
             'context.reader(..., nulls="mask") adds columns that mark them',
         )
     if spec.arrays == "columns":
-        return arrays
+        # Arrow's memory is read-only, and PyTorch refuses such arrays.
+        return {name: np.require(values, requirements="W") for name, values in arrays.items()}
     cells = {name: values.reshape(len(values), -1) for name, values in arrays.items()}
     matrix = np.empty((len(batch), sum(each.shape[1] for each in cells.values())), np.float32)
     position = 0

@@ -63,7 +63,7 @@ DOORS: dict[str, Door] = {
     "labels of a join": Door(
         KEYS,
         "A key without an equal value in the group matches no row, or is refused; a column of "
-        "floats is no key.",
+        "floats cannot be a key.",
     ),
     "entities": Door(KEYS, "An integer or decimal that no key can have matches no row."),
     "request values": Door(

@@ -2,7 +2,7 @@
 
 Great Expectations passes the string ``row_condition`` to ``DataFrame.query``, which executes calls
 in it. Expectations are stored with a table, so their conditions are untrusted: they are parsed
-here, and never passed to the library. ``predicates`` runs the SQL. A condition is SQL, as
+in this module, and never passed to the library. ``predicates`` runs the SQL. A condition is SQL, as
 ``usersql`` defines it, if ``condition_parser`` is "sql". Otherwise it has this grammar:
 
     condition   = conjunction {("or" | "|") conjunction}

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import math
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
@@ -29,6 +28,7 @@ from featurestore.arrow.casts import cast_array
 from featurestore.arrow.cells import cells_to_array
 from featurestore.arrow.exact_casts import InexactValueError, cast_exactly
 from featurestore.arrow.fitting import can_fit
+from featurestore.arrow.float32 import assign_rounded, rounds_to_infinity
 from featurestore.arrow.json_text import short_repr
 from featurestore.arrow.text_values import TextRules, parse_texts
 from featurestore.arrow.types import (
@@ -176,10 +176,8 @@ def from_json(value: Any, kind: pa.DataType) -> Any:
     elif type(value) is int and pat.is_decimal(kind):
         # Arrow infers no type of integers beyond 64 bits.
         value = Decimal(value)
-    elif isinstance(value, float) and pat.is_float32(kind) and math.isfinite(value):
-        with np.errstate(over="ignore"):
-            nearest = float(np.float32(value))
-        value = nearest if math.isfinite(nearest) else value
+    elif isinstance(value, float) and pat.is_float32(kind) and not rounds_to_infinity(value):
+        value = float(np.float32(value))
     return to_value(value, kind)
 
 
@@ -231,19 +229,14 @@ def round_to_float32(column: pa.Array) -> pa.Array:
         ConversionError: A number is too large for float32; has the first such number.
     """
     kind = with_innermost_type(column.type, pa.float32())
-    rounded = cast_array(column, kind)
-    numbers = _innermost_numbers(column)
-    too_large = np.flatnonzero(np.isfinite(numbers) & np.isinf(_innermost_numbers(rounded)))
-    if len(too_large):
-        raise ConversionError(numbers[too_large[0]].item(), innermost_type(kind))
-    return rounded
-
-
-def _innermost_numbers(column: pa.Array) -> npt.NDArray[Any]:
-    while is_list_type(column.type):
-        column = column.flatten()
-    numbers: npt.NDArray[Any] = column.drop_null().to_numpy(zero_copy_only=False)
-    return numbers
+    numbers = column
+    while is_list_type(numbers.type):
+        numbers = numbers.flatten()
+    doubles: npt.NDArray[np.float64] = numbers.drop_null().to_numpy(zero_copy_only=False)
+    too_large = assign_rounded(np.empty(len(doubles), np.float32), doubles)
+    if too_large is not None:
+        raise ConversionError(too_large, innermost_type(kind))
+    return cast_array(column, kind)
 
 
 def _has_text_form(kind: pa.DataType) -> bool:

@@ -17,7 +17,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.casts import cast_array
 from featurestore.arrow.fitting import can_widen, with_wider_decimals
-from featurestore.arrow.types import is_exact, is_list_type
+from featurestore.arrow.types import innermost_type, is_exact, is_list_type
 from featurestore.delta import commits
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import SchemaMismatch
@@ -72,7 +72,7 @@ def widen_spec_for_rows(
         if field.name in relation.schema.names:
             batch_type = relation.schema.field(field.name).type
             if _may_require_widening(batch_type, field.type):
-                decimals = _item_type(field.type)
+                decimals = innermost_type(field.type)
                 current[field.name] = decimals.precision - decimals.scale, decimals.scale
     if not current:
         return relation, spec
@@ -167,7 +167,7 @@ def widen_for_value(value: object, kind: pa.DataType) -> pa.DataType | None:
     >>> widen_for_value(10, pa.list_(pa.decimal128(3, 2)))
     Decimal128Type(decimal128(4, 2))
     """
-    kind = _item_type(kind)
+    kind = innermost_type(kind)
     if not pat.is_decimal(kind):
         return None
     integers, scale = _required_digits(pa.array([value]), (kind.precision - kind.scale, kind.scale))
@@ -211,12 +211,6 @@ def _may_require_widening(batch_type: pa.DataType, column_type: pa.DataType) -> 
     if not (pat.is_decimal(column_type) and is_exact(batch_type)):
         return False
     return not can_widen(batch_type, column_type)
-
-
-def _item_type(kind: pa.DataType) -> pa.DataType:
-    while is_list_type(kind):
-        kind = kind.value_type
-    return kind
 
 
 def _widen_field(field: pa.Field, decimals: pa.DataType) -> pa.Field:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.types import is_list_type
+from featurestore.arrow.types import innermost_type
 from featurestore.errors import UnsupportedType, listing
 
 _DAY = 86_400_000_000  # microseconds
@@ -23,9 +23,7 @@ def is_timestamp_input(kind: pa.DataType) -> bool:
     >>> is_timestamp_input(pa.list_(pa.timestamp("us", "UTC"))), is_timestamp_input(pa.date32())
     (True, False)
     """
-    while is_list_type(kind):
-        kind = kind.value_type
-    return bool(pat.is_timestamp(kind))
+    return bool(pat.is_timestamp(innermost_type(kind)))
 
 
 def refuse_timestamp_inputs(

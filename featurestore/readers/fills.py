@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import date, timedelta
@@ -11,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.arrow.float32 import rounds_to_infinity
 from featurestore.arrow.schemas import type_from_json
-from featurestore.arrow.types import describe
+from featurestore.arrow.types import array_item_type, describe
 from featurestore.arrow.values import ConversionError, from_json, from_text, to_value
 from featurestore.errors import OutOfRange
 from featurestore.model.manifest import Manifest
@@ -29,8 +31,7 @@ def fill_value_type(value: Any, kind: pa.DataType) -> pa.DataType:
     DataType(float)
     """
     if not isinstance(value, list | tuple | np.ndarray):
-        while pat.is_fixed_size_list(kind):
-            kind = kind.value_type
+        return array_item_type(kind)
     return kind
 
 
@@ -67,11 +68,9 @@ def parse_fill(value: Any, kind: pa.DataType) -> Any:
 def fill_hint(name: str, value: Any, kind: pa.DataType) -> str:
     """Return a fill of a column's type; the nearest one, if a float is not one of float32."""
     item_type = fill_value_type(None, kind)
-    if pat.is_float32(item_type) and isinstance(value, float):
-        with np.errstate(over="ignore"):
-            is_in_range = np.isfinite(np.float32(value))
-        if is_in_range:
-            return f"nulls={{{name!r}: np.float32({value!r})}}"
+    is_float = pat.is_float32(item_type) and isinstance(value, float)
+    if is_float and math.isfinite(value) and not rounds_to_infinity(value):
+        return f"nulls={{{name!r}: np.float32({value!r})}}"
     example = "0"
     if pat.is_boolean(item_type):
         example = "False"

@@ -71,8 +71,7 @@ class GreatExpectationsValidator:
         return is_row_level(expectation)
 
     def holds(self, expectation: Mapping[str, Any], *, checked: int, unexpected: int) -> bool:
-        mostly = float(expectation["kwargs"].get("mostly") or 1.0)
-        return unexpected == 0 or (checked - unexpected) >= mostly * checked
+        return aggregates.meets_fraction(expectation, checked=checked, unexpected=unexpected)
 
     def check(
         self, table: pa.Table, expectations: Sequence[Mapping[str, Any]]

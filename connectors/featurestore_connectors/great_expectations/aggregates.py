@@ -150,12 +150,17 @@ def check_uniqueness(
     return CheckOutcome(result, checked)
 
 
+def meets_fraction(expectation: Mapping[str, Any], *, checked: int, unexpected: int) -> bool:
+    """Return whether enough of the checked rows are expected: all, or the fraction ``mostly``."""
+    mostly = float(expectation["kwargs"].get("mostly") or 1.0)
+    return unexpected == 0 or checked - unexpected >= mostly * checked
+
+
 def _uniqueness_result(
     expectation: Mapping[str, Any], rows: int, *, checked: int, repeated: int, warning: bool
 ) -> ExpectationResult:
     """Return the result of a uniqueness expectation from the numbers of checked and repeated rows."""
-    mostly = float(expectation["kwargs"].get("mostly") or 1.0)
-    is_met = repeated == 0 or checked - repeated >= mostly * checked
+    is_met = meets_fraction(expectation, checked=checked, unexpected=repeated)
     message = ""
     if not is_met:
         message = f"{repeated:,} of {rows:,} rows have the same values as another row"

@@ -38,6 +38,7 @@ from featurestore.hashing import row_hash
 from featurestore.jobs.inputs import TimeBounds
 from featurestore.model.job import JobSpec
 from featurestore.model.times import Window, to_micros
+from featurestore.plugins import observers
 from featurestore.plugins.engine import Accumulator, Engine, Relation, TimeRange
 
 if TYPE_CHECKING:
@@ -73,6 +74,11 @@ class JobQuery:
             columns = usersql.find_columns(self.spec.code, relation.schema.names)
             columns_by_name = dict(zip(columns, columns, strict=True))
             tables[name] = self.engine.select(relation, columns_by_name)
+        work = observers.current()
+        if work is not None:
+            work.input_columns = {
+                name: tuple(relation.schema.names) for name, relation in tables.items()
+            }
         parameter_names = set(re.findall(r"\$([A-Za-z_][A-Za-z0-9_]*)", self.spec.code))
         # DuckDB rejects values for parameters that the query does not contain.
         parameters = {}

@@ -151,7 +151,9 @@ def run_recorded(run: JobRun, work: Callable[[JobRun], RunOutput]) -> Run:
         with observed(observed_work):
             try:
                 run, record = _start_run(run, record)
-                observed_work.inputs = tuple(each.to_json() for each in run.inputs)
+                observed_work.inputs = tuple(
+                    pinned.to_json() | {"time": pinned.time} for pinned in run.inputs
+                )
                 output = work(run)
             except Exception as error:  # code of jobs may raise any error: it ends the run
                 observed_work.error = error

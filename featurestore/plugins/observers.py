@@ -47,7 +47,9 @@ class Work:
         started: The start time.
         committed_version: The published Delta version or dataset version; set at the end.
         plan: The retrieval plan of the written rows, as JSON; set at the end.
-        inputs: The pinned inputs of a job run; set at the end.
+        inputs: The pinned inputs of a job run, with the columns that filter them by time; set at
+            the end.
+        input_columns: The columns that a job query reads, by input name; set at the end.
         report: The validation report; set at the end.
         monitor_report: The monitor report; set at the end.
         error: The exception if the operation failed; set at the end.
@@ -65,6 +67,7 @@ class Work:
     committed_version: int | None = None
     plan: Mapping[str, Any] | None = None
     inputs: tuple[Mapping[str, Any], ...] = ()
+    input_columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     report: ValidationReport | None = None
     monitor_report: MonitorReport | None = None
     error: BaseException | None = None

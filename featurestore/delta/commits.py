@@ -34,7 +34,12 @@ from featurestore.delta import log
 from featurestore.delta.history import LogCommit, commit_at, commit_time, read_history
 from featurestore.delta.log import Actions
 from featurestore.delta.snapshot import Snapshot
-from featurestore.errors import FeatureStoreError, StreamOvertaken, TableDamaged
+from featurestore.errors import (
+    DuplicateKeys,
+    FeatureStoreError,
+    StreamOvertaken,
+    TableDamaged,
+)
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.storage import files
 
@@ -307,4 +312,13 @@ def stream_overtaken_error(app: str) -> StreamOvertaken:
     return StreamOvertaken(
         f"Another process committed records of {app!r} first; this write was not committed.",
         hint="read the position again, and continue from there",
+    )
+
+
+def duplicate_keys_error(examples: Iterable[Mapping[str, Any]]) -> DuplicateKeys:
+    """Return the error for an upsert whose rows contain several rows of a key."""
+    return DuplicateKeys(
+        "The rows of this upsert have duplicate keys, for example "
+        f"{'; '.join(map(str, examples))}.",
+        hint="on_duplicates='last'",
     )

@@ -142,7 +142,10 @@ class TableWrite:
 
     Attributes:
         mode: How existing rows are treated.
-        key: The merge columns of an upsert.
+        key: The merge columns of an upsert. An incoming row replaces all stored rows of its key, so
+            that one row is left. The key of a group contains the event time, so rows with an earlier
+            or later time are not replaced. Null keys match nothing. ``DuplicateKeys`` is raised if
+            the incoming rows have several rows of a key.
         replace: The time range that is deleted in the same commit, for mode "replace".
         add_columns: New nullable columns with feature types.
         commit_metadata: A JSON object that is stored in the commit (run, inputs, validation, unique).

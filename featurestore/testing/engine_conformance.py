@@ -29,8 +29,9 @@ import pyarrow as pa
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.delta.history import read_history
 from featurestore.plugins.engine import Engine, TableWrite
-from featurestore.testing.relation_conformance import RelationConformance, rows
+from featurestore.testing.relation_conformance import rows
 from featurestore.testing.table_conformance import TableConformance, new_table, write
+from featurestore.testing.upsert_conformance import UpsertConformance
 
 _MAX = datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC)
 _STRUCT = pa.struct([pa.field("a", pa.int64()), pa.field("b", pa.list_(pa.string()))])
@@ -153,7 +154,7 @@ class TypeConformance:
         assert (actual.schema, actual.num_rows) == (schema, 0)
 
 
-class EngineConformance(TypeConformance, RelationConformance, TableConformance):
+class EngineConformance(TypeConformance, UpsertConformance, TableConformance):
     """Tests for one engine; the subclass's module provides the fixture ``engine``."""
 
 

@@ -19,7 +19,6 @@ from featurestore.delta.snapshot import read_snapshot, transaction_version
 from featurestore.errors import (
     FeatureStoreError,
     SchemaMismatch,
-    StreamOvertaken,
     TableDamaged,
     VersionNotFound,
     VersionVacuumed,
@@ -193,77 +192,6 @@ class TableConformance:
         write(engine, path, rows_with_ids(0, 1))
         write(engine, path, make_rows(0), TableWrite("overwrite"))
         assert ids(engine, path) == []
-
-    @pytest.mark.parametrize("partition_by", [(), ("zone",)])
-    def test_upsert_replaces_rows_of_equal_keys(
-        self, engine: Engine, tmp_path: Path, partition_by: tuple[str, ...]
-    ) -> None:
-        path = new_table(engine, tmp_path, partition_by=partition_by)
-        write(engine, path, make_rows(10))
-        version = write(
-            engine, path, rows_with_ids(3, 11, value=-1.0), TableWrite("upsert", key=("id", "hour"))
-        )
-        assert version == 2
-        actual = rows(engine, engine.read_table(path, schema=SCHEMA), sort_by="id")
-        changed = {3: -1.0, 11: -1.0}
-        expected = [
-            {**row, "value": changed.get(row["id"], row["value"])}
-            for row in make_rows(12).to_pylist()
-            if row["id"] != 10
-        ]
-        assert actual == expected
-
-    @pytest.mark.parametrize("partition_by", [(), ("zone",)])
-    def test_upsert_deletes_keys_and_stores_offsets(
-        self, engine: Engine, tmp_path: Path, partition_by: tuple[str, ...]
-    ) -> None:
-        path = new_table(engine, tmp_path, partition_by=partition_by)
-        write(engine, path, make_rows(6))
-        # Deletes, rows and offsets must be visible in the same commit.
-        deletes = engine.from_arrow(rows_with_ids(1, 4).select(["id"]).to_reader())
-        offsets = {"stream/0": (None, 7), "stream/1": (None, 9)}
-        upsert = TableWrite("upsert", key=("id",), deletes=deletes, offsets=offsets)
-        assert write(engine, path, rows_with_ids(2, 9, value=-1.0), upsert) == 2
-        actual = rows(engine, engine.read_table(path, schema=SCHEMA), sort_by="id")
-        values = {row["id"]: row["value"] for row in make_rows(6).to_pylist()}
-        expected = {0: values[0], 2: -1.0, 3: values[3], 5: values[5], 9: -1.0}
-        assert {row["id"]: row["value"] for row in actual} == expected
-        assert dict(read_snapshot(path).transactions) == {"stream/0": 7, "stream/1": 9}
-        (newest, *_) = read_history(path)
-        assert newest.rows_in == 2
-        # The partitions have new numbers now, so another writer would be
-        # overtaken.
-        again = TableWrite("upsert", key=("id",), offsets=offsets)
-        with pytest.raises(StreamOvertaken):
-            write(engine, path, rows_with_ids(2), again)
-
-    def test_upsert_of_a_null_key_matches_nothing(self, engine: Engine, tmp_path: Path) -> None:
-        schema = pa.schema([("id", pa.int64()), ("value", pa.float64())])
-        path = new_table(engine, tmp_path, schema=schema)
-        table = pa.table({"id": pa.array([1, None], pa.int64()), "value": [1.0, 2.0]})
-        write(engine, path, table)
-        write(engine, path, table, TableWrite("upsert", key=("id",)))
-        actual = engine.stream(engine.read_table(path, schema=schema)).read_all()
-        assert sorted(actual["value"].to_pylist()) == [1.0, 2.0, 2.0]
-
-    def test_composite_keys_never_meet_by_their_text(self, engine: Engine, tmp_path: Path) -> None:
-        schema = pa.schema([("a", pa.string()), ("b", pa.string()), ("id", pa.int64())])
-        path = new_table(engine, tmp_path, schema=schema)
-        # Both pairs of keys are equal if they are joined by a separator.
-        write(engine, path, pa.table({"a": ["x|", "x"], "b": ["y", "|y"], "id": [1, 2]}))
-        write(
-            engine,
-            path,
-            pa.table({"a": ["x|"], "b": ["y"], "id": [3]}),
-            TableWrite("upsert", key=("a", "b")),
-        )
-        assert ids(engine, path) == [2, 3]
-
-    def test_upsert_supports_empty_table_and_input(self, engine: Engine, tmp_path: Path) -> None:
-        path = new_table(engine, tmp_path)
-        write(engine, path, rows_with_ids(1, 2), TableWrite("upsert", key=("id",)))
-        write(engine, path, make_rows(0), TableWrite("upsert", key=("id",)))
-        assert ids(engine, path) == [1, 2]
 
     @pytest.mark.parametrize(
         ("closed", "remaining_ids"), [("left", [0, 1, 5, 6]), ("right", [0, 1, 2, 6])]

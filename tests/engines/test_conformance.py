@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from featurestore.testing.engine_conformance import EngineConformance
 
 
 class TestDuckDB(EngineConformance):
-    pass
+    upsert_seeds = range(5)
+
+
+@pytest.mark.soak
+class TestManyUpserts(EngineConformance):
+    upsert_seeds = range(5, 300)

@@ -25,7 +25,6 @@ from pyarrow import parquet
 from featurestore.delta.log import commit_path
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import (
-    DuplicateKeys,
     InvalidArgument,
     SchemaMismatch,
     StorageError,
@@ -191,12 +190,6 @@ def test_unknown_columns_are_named(engine: DuckDBEngine, tmp_path: Path) -> None
     path = new_table(engine, tmp_path)
     with pytest.raises(SchemaMismatch, match="'other'"):
         write(engine, path, pa.table({"id": [1], "other": [2]}))
-
-
-def test_upsert_with_duplicate_key_is_refused(engine: DuckDBEngine, tmp_path: Path) -> None:
-    path = new_table(engine, tmp_path)
-    with pytest.raises(DuplicateKeys, match="'id': 1"):
-        write(engine, path, rows_with_ids(1, 1), TableWrite("upsert", key=("id",)))
 
 
 # -- files --------------------------------------------------------------------------------------------------------

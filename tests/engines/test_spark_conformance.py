@@ -28,6 +28,7 @@ def other() -> Iterator[Engine]:
 
 
 class TestSpark(EngineConformance):
+    upsert_seeds = range(1)
     # These use the same Delta code as other tests: partitions are in the suite of both engines,
     # range ends are in the relation suite, and vacuum selects files without Spark.
     in_soak = frozenset(
@@ -52,6 +53,11 @@ class TestSpark(EngineConformance):
         folder = next(self._stages)
         engine.stage(engine.from_arrow(table.to_reader()), folder)
         return engine.read_files([folder], schema=table.schema)
+
+
+@pytest.mark.soak
+class TestManySparkUpserts(TestSpark):
+    upsert_seeds = range(1, 20)
 
 
 class TestSparkWithHeldRows(RelationConformance):

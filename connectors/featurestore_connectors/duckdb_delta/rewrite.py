@@ -18,11 +18,12 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.fitting import widened_schema
+from featurestore.delta.commits import duplicate_keys_error
 from featurestore.delta.datafile import DataFile, has_bounds
 from featurestore.delta.maintenance import check_files
 from featurestore.delta.schema import check_writable
 from featurestore.delta.snapshot import Snapshot, read_snapshot
-from featurestore.errors import DuplicateKeys, InvalidArgument, RowsOutsideWindow
+from featurestore.errors import InvalidArgument, RowsOutsideWindow
 from featurestore.model.times import to_micros
 from featurestore.plugins.engine import TableWrite, TimeRange
 from featurestore.storage.publication import Publication
@@ -341,12 +342,7 @@ def _check_unique(database: Database, rows: str, key: Sequence[str]) -> None:
         f"GROUP BY {key_columns} HAVING count(*) > 1 LIMIT 5"
     )
     if repeated_keys:
-        key_texts = [str(dict(zip(key, row, strict=False))) for row in repeated_keys]
-        examples = "; ".join(key_texts)
-        raise DuplicateKeys(
-            f"The rows of this upsert have duplicate keys, for example {examples}.",
-            hint="on_duplicates='last'",
-        )
+        raise duplicate_keys_error(dict(zip(key, row, strict=False)) for row in repeated_keys)
 
 
 def _source_query(state: Snapshot, source: Sequence[NewFile], write: TableWrite) -> str:

@@ -113,20 +113,30 @@ def _escape(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-def merge_rows(session: Any, path: str, rows: Any, key: Iterable[str], *, grows: bool) -> None:
-    """Merge rows by key into a table, with new columns if ``grows``."""
+def merge_rows(
+    session: Any,
+    path: str,
+    source: Any,
+    columns: Mapping[str, str],
+    *,
+    matched: str,
+    inserted: str,
+    grows: bool,
+) -> None:
+    """Delete ``matched`` rows of a table, and insert the ``inserted`` rows of ``source``.
+
+    ``columns`` maps columns of the table to expressions; with ``grows``, some are new. Conditions
+    and expressions name the table ``old`` and the source ``new``.
+    """
     view = "featurestore_new_rows"
-    rows.createOrReplaceTempView(view)
-    is_same_key = " AND ".join(f"old.{quote(name)} = new.{quote(name)}" for name in key)
-    names = list(map(quote, rows.columns))
-    assignments = ", ".join(f"{name} = new.{name}" for name in names)
-    values = ", ".join(f"new.{name}" for name in names)
+    source.createOrReplaceTempView(view)
     # Delta 4.0 ignores WITH SCHEMA EVOLUTION in SQL for columns of SET.
     session.conf.set("spark.databricks.delta.schema.autoMerge.enabled", str(grows).lower())
     session.sql(
-        f"MERGE INTO {table_at(path)} AS old USING {view} AS new ON {is_same_key} "
-        f"WHEN MATCHED THEN UPDATE SET {assignments} "
-        f"WHEN NOT MATCHED THEN INSERT ({', '.join(names)}) VALUES ({values})"
+        f"MERGE INTO {table_at(path)} AS old USING {view} AS new ON {matched} "
+        f"WHEN MATCHED THEN DELETE "
+        f"WHEN NOT MATCHED AND {inserted} THEN INSERT ({', '.join(columns)}) "
+        f"VALUES ({', '.join(columns.values())})"
     )
 
 

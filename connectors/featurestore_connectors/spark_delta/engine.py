@@ -57,6 +57,7 @@ from featurestore_connectors.spark_delta.session import (
     start_session,
 )
 from featurestore_connectors.spark_delta.staged import StagedRelation
+from featurestore_connectors.spark_delta.user_sql import UserSql
 
 if TYPE_CHECKING:
     from featurestore.model.plan import FeaturePlan
@@ -82,6 +83,7 @@ class SparkEngine:
         self._owns_session = False
         self._lock = RLock()
         self._spooled = row_buffer.SpooledStreams()
+        self._user_sql = UserSql()
 
     @property
     def session(self) -> Any:
@@ -163,12 +165,14 @@ class SparkEngine:
         return relations.run_sql(self.session, query, tables=tables, parameters=parameters)
 
     def check_syntax(self, query: str) -> None:
-        relations.check_syntax(self.session, query)
+        self._user_sql.check_syntax(query)
 
     def user_sql(
         self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
     ) -> Relation:
-        return relations.run_sql(self.session, query, tables=tables, parameters=parameters)
+        return self._user_sql.relation(
+            self.session, query, tables=tables, parameters=parameters
+        )
 
     def count(self, relation: Relation) -> int:
         if isinstance(relation, BufferedRelation):
@@ -192,13 +196,7 @@ class SparkEngine:
     def duplicates(
         self, relation: Relation, key: Sequence[str], *, limit: int = 5
     ) -> tuple[int, list[dict[str, Any]]]:
-        if isinstance(relation, BufferedRelation):
-            return row_buffer.duplicates(relation, key, limit=limit)
-        if isinstance(relation, StagedRelation):
-            repeated = staged.duplicates(relation, key, limit=limit)
-            if repeated is not None:
-                return repeated
-        return streams.duplicates(relation, key, limit=limit)
+        return row_buffer.duplicates(relation, key, limit=limit)
 
     def last_per_key(self, relation: Relation, key: Sequence[str]) -> Relation:
         return relations.last_per_key(relation, key)
@@ -347,6 +345,7 @@ class SparkEngine:
     def close(self) -> None:
         """Remove spooled streams, and stop Spark if this engine started it."""
         self._spooled.release_all()
+        self._user_sql.close()
         with self._lock:
             if self._owns_session and self._session is not None:
                 self._session.stop()

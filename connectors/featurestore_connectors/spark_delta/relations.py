@@ -132,18 +132,6 @@ def run_sql(
     return relation(native)
 
 
-def check_syntax(session: Any, query: str) -> None:
-    """Raise InvalidSql if Spark cannot parse a query; a client of Spark Connect has no parser."""
-    from pyspark.errors import PySparkException
-
-    if is_connect_object(session):
-        return
-    try:
-        session._jsparkSession.sessionState().sqlParser().parsePlan(convert_parameters(query))
-    except PySparkException as error:
-        raise InvalidSql(f"Spark rejects the query: {first_line(error)}") from error
-
-
 @contextmanager
 def _bind_parsed_parameters(session: Any) -> Iterator[None]:
     """Make Spark bind parameters after parsing within the context.

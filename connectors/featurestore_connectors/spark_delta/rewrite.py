@@ -26,7 +26,7 @@ from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import InvalidSql
 from featurestore.plugins.engine import TableWrite
 from featurestore.storage import files
-from featurestore_connectors.spark_delta import connect, row_buffer, scan, staged
+from featurestore_connectors.spark_delta import connect, scan, staged
 from featurestore_connectors.spark_delta.commits import (
     NONE_YET,
     CommitSession,
@@ -39,33 +39,51 @@ from featurestore_connectors.spark_delta.relations import cast_to
 from featurestore_connectors.spark_delta.row_buffer import BufferedRelation
 from featurestore_connectors.spark_delta.sqltext import column, quote, spark_schema
 
-_FILE = "__fs_file"
+_FILE, _IS_NEW = "__fs_file", "__fs_is_new"
 # Maximum bytes of the files that the driver reads and one task writes.
 _MAX_BYTES = 128 << 20
 COPIED, SOURCE = "numTargetRowsCopied", "operationNumSourceRows"
 
 
-def upsert(commit: CommitSession, path: str, rows: Any, write: TableWrite, *, grows: bool) -> None:
-    """Merge rows by key; null keys never match."""
+def upsert(
+    commit: CommitSession,
+    path: str,
+    rows: Any,
+    write: TableWrite,
+    *,
+    deletes: Any | None = None,
+    grows: bool,
+) -> None:
+    """Replace rows by key, and remove rows with keys of ``deletes``; null keys never match."""
+    from pyspark.sql import functions as sf
+
     if write.transaction is not None:
         app, number = write.transaction
         commit.set("spark.databricks.delta.write.txnAppId", app)
         commit.set("spark.databricks.delta.write.txnVersion", str(number))
+    keys = rows.select(*map(column, write.key))
+    if deletes is not None:
+        keys = keys.unionByName(deletes.select(*map(column, write.key)))
+    # The source has the new rows, and the keys whose stored rows are deleted. An update of matched
+    # rows would leave two stored rows with one key as two rows.
+    new, outgoing = rows.withColumn(_IS_NEW, sf.lit(True)), keys.withColumn(_IS_NEW, sf.lit(False))
+    source = new.unionByName(outgoing, allowMissingColumns=True)
+    is_same_key = " AND ".join(f"old.{quote(name)} = new.{quote(name)}" for name in write.key)
+    matched, inserted = f"NOT new.{_IS_NEW} AND {is_same_key}", f"new.{_IS_NEW}"
+    # List the columns explicitly, since insertAll would also insert the marker column.
+    columns = {quote(name): f"new.{quote(name)}" for name in rows.columns}
     if is_connect_object(commit.session):
-        connect.merge_rows(commit.session, path, rows, write.key, grows=grows)
+        connect.merge_rows(
+            commit.session, path, source, columns, matched=matched, inserted=inserted, grows=grows
+        )
         return
     from delta.tables import DeltaTable
 
-    is_same_key = " AND ".join(f"old.{quote(name)} = new.{quote(name)}" for name in write.key)
-    merge = (
-        DeltaTable.forPath(commit.session, path).alias("old").merge(rows.alias("new"), is_same_key)
-    )
+    table = DeltaTable.forPath(commit.session, path).alias("old")
+    merge = table.merge(source.alias("new"), matched)
     if grows:
         merge = merge.withSchemaEvolution()
-    # List the columns explicitly, since updateAll with schema evolution turns null structs into
-    # structs of nulls.
-    columns = {quote(name): f"new.{quote(name)}" for name in rows.columns}
-    merge.whenMatchedUpdate(set=columns).whenNotMatchedInsert(values=columns).execute()
+    merge.whenMatchedDelete().whenNotMatchedInsert(inserted, columns).execute()
 
 
 def upsert_small(
@@ -76,12 +94,8 @@ def upsert_small(
     ``rows`` is a frame of the buffered rows with the table's columns. Nothing is written if the
     function returns False.
     """
-    # MERGE reports duplicate keys with its own error, and compares floats and structs in Spark's
-    # way.
-    if (
-        not staged.can_compare(buffered.schema, write.key)
-        or row_buffer.duplicates(buffered, write.key, limit=1)[0]
-    ):
+    # MERGE compares floats and structs in Spark's way.
+    if not staged.can_compare(buffered.schema, write.key):
         return False
     with Transaction(commit, path) as transaction:
         # Delta checks the commits after this version for conflicts, so keys are compared with its

@@ -216,10 +216,17 @@ def stream(source: BufferedRelation, *, batch_rows: int, limit: int | None) -> p
 
 
 def duplicates(
-    source: BufferedRelation, key: Sequence[str], *, limit: int
+    source: Relation, key: Sequence[str], *, limit: int
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Return the number of duplicate keys, and the first duplicate keys with their counts."""
-    if not staged.can_compare(source.schema, key):
-        return streams.duplicates(source, key, limit=limit)
-    keys = pa.Table.from_batches(source.batches(), source.schema).select(list(key))
-    return staged.find_repeated_keys(keys, key, limit=limit)
+    """Return the number of duplicate keys, and the first duplicate keys with their counts.
+
+    The driver searches buffered rows and small staged files itself, if it compares keys as Spark.
+    """
+    if isinstance(source, BufferedRelation) and staged.can_compare(source.schema, key):
+        keys = pa.Table.from_batches(source.batches(), source.schema).select(list(key))
+        return staged.find_repeated_keys(keys, key, limit=limit)
+    if isinstance(source, staged.StagedRelation):
+        repeated = staged.duplicates(source, key, limit=limit)
+        if repeated is not None:
+            return repeated
+    return streams.duplicates(source, key, limit=limit)

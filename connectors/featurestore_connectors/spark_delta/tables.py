@@ -24,6 +24,7 @@ from pyarrow import parquet
 
 from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.arrow.types import storage_schema
+from featurestore.delta.commits import duplicate_keys_error
 from featurestore.delta.log import commit_path, is_delta_table
 from featurestore.delta.maintenance import remove_unneeded_files
 from featurestore.delta.schema import check_writable
@@ -34,7 +35,7 @@ from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
 from featurestore.storage import files, storage_for
 from featurestore.storage.files import read_bytes, write_new
 from featurestore.storage.publication import Publication, make_directory
-from featurestore_connectors.spark_delta import connect, rewrite, sqltext
+from featurestore_connectors.spark_delta import connect, rewrite, row_buffer, sqltext
 from featurestore_connectors.spark_delta.commits import (
     ATTEMPTS,
     CommitSession,
@@ -147,8 +148,8 @@ def write(
     session: Any, path: str, relation: Relation, write: TableWrite, *, durable: bool = True
 ) -> int | None:
     """Write one commit; return its version, or None if its transaction is already committed."""
-    if write.offsets or write.deletes is not None:
-        connect.refuse(session, "A commit of stream offsets or deleted keys")
+    if write.offsets:
+        connect.refuse(session, "A commit of stream offsets")
     # Checked without a Spark job. Delta checks the transaction again when it commits.
     if is_repeat(path, write.transaction):
         return None
@@ -216,23 +217,30 @@ def _upsert_once(
     """Replace rows by key with MERGE, or without it if MERGE is slower or insufficient."""
     from pyspark.sql.types import StructType
 
-    if write.offsets or write.deletes is not None:
+    deletes = None
+    if write.deletes is not None:
+        keys = StructType([rows.schema[name] for name in write.key])
+        deletes = cast_to(commit.adopt(write.deletes.native), keys)
+    if write.offsets:
         if grows:  # the columns first: readers take them as null
             _save_rows(commit, path, rows.limit(0), TableWrite(mode="append"), grows=True)
-        deletes = None
-        if write.deletes is not None:
-            keys = StructType([rows.schema[name] for name in write.key])
-            deletes = cast_to(commit.adopt(write.deletes.native), keys)
         rewrite.upsert_with_offsets(commit, path, rows, write, deletes)
         return
+    repeated_count, examples = row_buffer.duplicates(relation, write.key, limit=5)
+    if repeated_count:
+        # The examples also have the number of rows.
+        raise duplicate_keys_error(
+            {name: example[name] for name in write.key} for example in examples
+        )
     if isinstance(relation, BufferedRelation | StagedRelation):
         # Repeated reads return the same rows, so Delta does not need to materialize the source.
         commit.set("spark.databricks.delta.merge.materializeSource", "none")
+    is_plain = deletes is None and not grows and not is_connect_object(rows)
     is_merged = False
-    if isinstance(relation, BufferedRelation) and not grows and not is_connect_object(rows):
+    if isinstance(relation, BufferedRelation) and is_plain:
         is_merged = rewrite.upsert_small(commit, path, relation, rows, write)
     if not is_merged:
-        rewrite.upsert(commit, path, rows, write, grows=grows)
+        rewrite.upsert(commit, path, rows, write, deletes=deletes, grows=grows)
 
 
 def _save_rows(

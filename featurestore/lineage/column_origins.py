@@ -1,26 +1,40 @@
-"""Column lineage, derived from retrieval plans and job queries."""
+"""Column lineage of the rows that are written, derived from retrieval plans and jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from featurestore.model.job import WindowJob
+from featurestore.delta.snapshot import read_snapshot
+from featurestore.errors import FeatureStoreError
+from featurestore.lineage.expression_origins import find_columns
+from featurestore.lineage.origins import (
+    AGGREGATION,
+    FILTER,
+    GROUP_BY,
+    JOIN,
+    Dataset,
+    Origin,
+    Origins,
+    Relation,
+    sort_origins,
+    then,
+    union,
+)
+from featurestore.lineage.query_origins import QueryTable, trace_query
+from featurestore.model.job import JobSpec, WindowJob
+from featurestore.model.paths import StorePaths
 from featurestore.model.times import format_duration
 from featurestore.model.window_features import WindowLineage
 
-Group = tuple[str, int | None]
+_log = logging.getLogger("featurestore.lineage")
 
-
-@dataclass(frozen=True)
-class Origin:
-    """A source column of a derived column; ``kind`` is an OpenLineage transformation subtype."""
-
-    group: Group
-    column: str
-    kind: str = "IDENTITY"
-    text: str = ""
+# Returns the column names of a dataset, () if they are unknown.
+ColumnReader = Callable[[Dataset], Sequence[str]]
+# Aggregates from which no value of a row can be recovered.
+_MASKING_AGGREGATES = frozenset({"count", "count_distinct"})
 
 
 @dataclass
@@ -30,122 +44,196 @@ class ColumnOrigins:
     columns: dict[str, list[Origin]] = field(default_factory=dict)
     rows: list[Origin] = field(default_factory=list)
 
-
-def origins_of_plan(plan: Mapping[str, Any]) -> ColumnOrigins:
-    """Return the column origins of a JSON retrieval plan."""
-    output_origins = ColumnOrigins()
-    left_columns = _left_column_origins(plan, output_origins)
-    for name in plan["columns"]:
-        if name in left_columns:
-            output_origins.columns[name] = left_columns[name]
-    for join in (*plan.get("windows", ()), *plan["joins"]):
-        group = _source_group(join["source"])
-        for output in join["outputs"]:
-            output_origins.columns[output["name"]] = [_output_origin(group, output)]
-        for label_column, column in join["on"]:
-            output_origins.rows += [
-                Origin(group, column, "JOIN"),
-                *_row_origins(left_columns.get(label_column, []), "JOIN"),
-            ]
-        if join["event_time"] is not None:
-            output_origins.rows.append(
-                Origin(group, join["event_time"], "JOIN", "as of the label's time")
-            )
-    output_origins.rows += _row_origins(left_columns.get(plan["left_time"], []), "JOIN")
-    output_origins.rows = list(dict.fromkeys(output_origins.rows))
-    return output_origins
+    @property
+    def datasets(self) -> list[Dataset]:
+        """The datasets of all origins, without duplicates."""
+        origins = [*self.rows, *union(self.columns.values())]
+        return sorted({origin.dataset for origin in origins}, key=str)
 
 
-def _left_column_origins(
-    plan: Mapping[str, Any], output_origins: ColumnOrigins
-) -> dict[str, list[Origin]]:
-    """Return the origins of the columns from the left side of the joins, by output name."""
-    if plan.get("left_plan") is not None:
-        input_origins = origins_of_plan(plan["left_plan"])
-        output_origins.rows += input_origins.rows
-        left_origins = input_origins.columns
-    elif plan.get("left_query") is not None:
-        query = plan["left_query"]
-        groups = {name: _source_group(source) for name, source in query["tables"].items()}
-        left_origins = origins_of_query(query["sql"], groups, plan["left_columns"]).columns
-    elif plan["left"] is not None:
-        group = _source_group(plan["left"])
-        left_origins = {name: [Origin(group, name)] for name in plan["left_columns"]}
-    else:
-        return {}
-    renamed = {rename["name"]: rename["column"] for rename in plan.get("left_renames", ())}
-    left_columns = {}
-    for name in (*plan["left_columns"], plan["left_time"]):
-        # The plan has the names after renaming, the source the names before.
-        origins = left_origins.get(renamed.get(name, name), [])
-        if plan["left"] is not None and name in renamed:
-            origins = [Origin(_source_group(plan["left"]), renamed[name])]
-        left_columns[name] = origins
-    return left_columns
+# -- jobs -----------------------------------------------------------------------------------------
 
 
-def _output_origin(group: Group, output: Mapping[str, Any]) -> Origin:
-    if "function" not in output:
-        return Origin(group, output["column"])
-    window_lineage = WindowLineage(
-        output["name"],
-        *group,
-        output["column"],
-        output["function"],
-        output["over_us"],
-        output["offset_us"] or 0,
-        output["where"],
-    )
-    return Origin(group, output["column"], "AGGREGATION", str(window_lineage))
+def origins_of_query(
+    sql: str, tables: Mapping[str, QueryTable], names: Iterable[str]
+) -> ColumnOrigins:
+    """Return the origins of the result columns ``names`` of a query.
 
+    Columns without origins are omitted. If the query cannot be traced, the result is empty.
 
-def origins_of_query(sql: str, tables: Mapping[str, Group], names: Iterable[str]) -> ColumnOrigins:
-    """Return the column origins of a query; columns that cannot be traced are omitted.
-
-    >>> origins = origins_of_query("select a + b as c from t", {"t": ("g", 1)}, ["c"])
-    >>> sorted(each.column for each in origins.columns["c"])
-    ['a', 'b']
+    >>> trips = QueryTable(Dataset("trips", 1), ["zone", "Fare"])
+    >>> sql = "select zone, max(fare) as fare from trips where fare > 0 group by zone"
+    >>> origins = origins_of_query(sql, {"trips": trips}, ["zone", "fare"])
+    >>> [(origin.column, origin.subtype) for origin in origins.columns["fare"]]
+    [('Fare', 'AGGREGATION')]
+    >>> [(origin.column, origin.subtype) for origin in origins.rows]
+    [('Fare', 'FILTER'), ('zone', 'GROUP_BY')]
     """
-    from sqlglot import exp
-    from sqlglot.errors import SqlglotError
-    from sqlglot.lineage import lineage
-
-    output_origins = ColumnOrigins()
-    for name in names:
-        try:
-            node = lineage(name, sql, schema={}, dialect="duckdb")
-        except (SqlglotError, ValueError):  # not every query can be traced
-            continue
-        origins = []
-        for leaf in node.walk():
-            source = leaf.expression
-            if leaf.downstream or not isinstance(source, exp.Table) or source.name not in tables:
-                continue
-            # sqlglot names a leaf "table.column", with quotes if the query has them.
-            column = leaf.name.rpartition(".")[2].strip('"')
-            if column != "*":
-                origins.append(Origin(tables[source.name], column, "TRANSFORMATION"))
-        if origins:
-            output_origins.columns[name] = list(dict.fromkeys(origins))
-    return output_origins
+    try:
+        query = trace_query(sql, tables)
+    # sqlglot raises errors of many types for a query that it cannot resolve. Events are then sent
+    # without column lineage.
+    except Exception as error:
+        _log.debug("no column lineage of %s: %s: %s", sql, type(error).__name__, error)
+        return ColumnOrigins()
+    return _sort({name: query.column(name.lower()) for name in names}, query.rows)
 
 
-def origins_of_window_job(job: WindowJob) -> ColumnOrigins:
-    """Return the origins of the aggregates that a window job computes."""
-    output_origins = ColumnOrigins()
+def _sort(columns: Mapping[str, Iterable[Origin]], rows: Iterable[Origin]) -> ColumnOrigins:
+    sorted_columns = {name: sort_origins(origins) for name, origins in columns.items()}
+    return ColumnOrigins(
+        {name: origins for name, origins in sorted_columns.items() if origins}, sort_origins(rows)
+    )
+
+
+def origins_of_window_job(spec: JobSpec, tables: Iterable[QueryTable]) -> ColumnOrigins:
+    """Return the origins of the aggregates and keys that a window job computes.
+
+    Args:
+        spec: The job.
+        tables: Its inputs.
+    """
+    job = WindowJob.from_spec(spec)
+    columns: dict[str, list[Origin]] = {name: [] for name in spec.primary_key}
+    rows = []
+    table_list = list(tables)
     for aggregate in job.lineage:
-        kind = format_duration(job.every)
-        text = f"{aggregate}, every {kind}"
-        group = aggregate.group, aggregate.version
-        output_origins.columns[aggregate.name] = [
-            Origin(group, aggregate.column, "AGGREGATION", text)
-        ]
-    return output_origins
+        text = f"{aggregate}, every {format_duration(job.every)}"
+        version = aggregate.version
+        for dataset in [table.dataset for table in table_list]:
+            if dataset.source == aggregate.group and version in (None, dataset.version):
+                columns[aggregate.name] = _aggregate_origins(dataset, aggregate, text)
+    for table in table_list:
+        for name in spec.primary_key:
+            if name in table.columns:
+                columns[name].append(Origin(table.dataset, name))
+                rows.append(Origin(table.dataset, name, GROUP_BY))
+        if table.time is not None:
+            rows.append(Origin(table.dataset, table.time, FILTER))
+    return _sort(columns, rows)
 
 
-def _row_origins(origins: Iterable[Origin], kind: str) -> list[Origin]:
-    return [Origin(origin.group, origin.column, kind) for origin in origins]
+def _aggregate_origins(dataset: Dataset, aggregate: WindowLineage, text: str) -> list[Origin]:
+    masking = aggregate.function in _MASKING_AGGREGATES
+    origins = [Origin(dataset, aggregate.column, AGGREGATION, text, masking)]
+    condition = aggregate.to_json()["where"]
+    if condition is not None:
+        origins += [Origin(dataset, name, FILTER) for name in find_columns(condition)]
+    return origins
 
 
-def _source_group(source: Mapping[str, Any]) -> Group:
-    return str(source["featuregroup"]), source["version"]
+# -- retrieval plans ------------------------------------------------------------------------------
+
+
+def snapshot_columns(paths: StorePaths) -> ColumnReader:
+    """Return a function that reads the columns of groups from their Delta logs."""
+
+    def read_columns(dataset: Dataset) -> Sequence[str]:
+        if dataset.version is None:
+            return ()
+        try:
+            path = paths.featuregroup(dataset.source, dataset.version)
+            return tuple(read_snapshot(path).schema.names)
+        except FeatureStoreError:  # the group was deleted
+            return ()
+
+    return read_columns
+
+
+def origins_of_plan(plan: Mapping[str, Any], read_columns: ColumnReader) -> ColumnOrigins:
+    """Return the column origins of a JSON retrieval plan.
+
+    Args:
+        plan: The plan.
+        read_columns: Reads the columns of the groups in a query of the plan.
+    """
+    query = _PlanTracer(read_columns).trace(plan)
+    return _sort({name: query.columns.get(name, ()) for name in plan["columns"]}, query.rows)
+
+
+@dataclass(frozen=True)
+class _PlanTracer:
+    """Computes the origins of all columns of a plan, including columns that are not selected."""
+
+    read_columns: ColumnReader
+
+    def trace(self, plan: Mapping[str, Any]) -> Relation:
+        labels = self._labels(plan)
+        columns, rows = dict(labels.columns), [labels.rows]
+        joins = [*plan.get("windows", ()), *plan["joins"]]
+        for join in joins:
+            dataset = _source_dataset(join["source"])
+            for output in join["outputs"]:
+                columns[output["name"]] = self._output(dataset, output)
+            for label_column, column in join["on"]:
+                keys = {Origin(dataset, column), *labels.columns.get(label_column, ())}
+                rows.append(then(keys, JOIN))
+            if join["event_time"] is not None:
+                text = "as of the label's time"
+                rows.append(frozenset({Origin(dataset, join["event_time"], JOIN, text)}))
+                rows.append(then(labels.columns.get(plan["left_time"], ()), JOIN))
+        for output in plan.get("on_demand", ()):
+            columns[output["name"]] = self._expression(output["sql"], columns)
+        names = [name for sql in plan.get("filters", ()) for name in find_columns(sql)]
+        names += [name for sample in plan.get("samples", ()) for name in sample["by"]]
+        by_lower_name = {name.lower(): origins for name, origins in columns.items()}
+        rows.append(then(union(by_lower_name.get(name.lower(), ()) for name in names), FILTER))
+        return Relation(columns, union(rows))
+
+    def _labels(self, plan: Mapping[str, Any]) -> Relation:
+        """Return the origins of the labels, by the column names of the result."""
+        if plan.get("left_plan") is not None:
+            labels = self.trace(plan["left_plan"])
+        elif plan.get("left_query") is not None:
+            labels = self._query(plan["left_query"], plan["left_columns"])
+        elif plan["left"] is not None:
+            dataset = _source_dataset(plan["left"])
+            # All columns: a filter or a join may read a column that the result does not have.
+            names = {*plan["left_columns"], plan["left_time"], *self.read_columns(dataset)}
+            labels = Relation({name: frozenset({Origin(dataset, name)}) for name in names if name})
+        else:
+            return Relation({})
+        # The plan has the names after renaming, the labels the names before.
+        renamed = {
+            rename["name"]: labels.columns.get(rename["column"], frozenset())
+            for rename in plan.get("left_renames", ())
+        }
+        return Relation({**labels.columns, **renamed}, labels.rows)
+
+    def _query(self, query: Mapping[str, Any], names: Iterable[str]) -> Relation:
+        datasets = {name: _source_dataset(source) for name, source in query["tables"].items()}
+        tables = {
+            name: QueryTable(dataset, self.read_columns(dataset))
+            for name, dataset in datasets.items()
+        }
+        result = origins_of_query(query["sql"], tables, names)
+        columns = {name: frozenset(origins) for name, origins in result.columns.items()}
+        return Relation(columns, frozenset(result.rows))
+
+    def _expression(self, sql: str, columns: Mapping[str, Iterable[Origin]]) -> Origins:
+        """Return the origins of an expression over columns with known origins."""
+        rows = QueryTable(Dataset("rows"), list(columns))
+        value = origins_of_query(f"select {sql} as v from fs_rows", {"fs_rows": rows}, ["v"])
+        return union(
+            then(columns[origin.column], origin.subtype, masking=origin.masking)
+            for origin in value.columns.get("v", ())
+        )
+
+    def _output(self, dataset: Dataset, output: Mapping[str, Any]) -> Origins:
+        if "function" not in output:
+            return frozenset({Origin(dataset, output["column"])})
+        aggregate = WindowLineage(
+            output["name"],
+            dataset.source,
+            dataset.version,
+            output["column"],
+            output["function"],
+            output["over_us"],
+            output["offset_us"] or 0,
+            output["where"],
+        )
+        return frozenset(_aggregate_origins(dataset, aggregate, str(aggregate)))
+
+
+def _source_dataset(source: Mapping[str, Any]) -> Dataset:
+    return Dataset(str(source["featuregroup"]), source["version"])

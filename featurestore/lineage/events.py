@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import uuid
 from collections.abc import Iterable, Mapping
@@ -34,12 +35,14 @@ from openlineage.client.generated.base import (
 from featurestore.arrow.schemas import type_from_json
 from featurestore.delta import commits
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.errors import FeatureStoreError
+from featurestore.errors import FeatureStoreError, JobLeased
 from featurestore.lineage import column_origins, facets
 from featurestore.lineage.column_origins import ColumnOrigins
 from featurestore.lineage.facets import PRODUCER, Facets, dataset_identifier
+from featurestore.lineage.origins import Dataset
+from featurestore.lineage.query_origins import QueryTable
 from featurestore.model.featuregroup import Commit
-from featurestore.model.job import JobSpec, WindowJob
+from featurestore.model.job import JobSpec
 from featurestore.model.manifest import Manifest
 from featurestore.model.monitor_report import MonitorReport
 from featurestore.model.paths import StorePaths
@@ -53,13 +56,17 @@ _DROPS = ("delete", "remove")
 
 
 def build_event(work: Work, timestamp: datetime, *, ended: bool) -> openlineage.RunEvent:
-    """Build the START, COMPLETE or FAIL event of an operation."""
-    kind = EventType.START
-    if ended:
-        kind = EventType.COMPLETE if work.error is None else EventType.FAIL
+    """Build the START, COMPLETE, FAIL or ABORT event of an operation."""
+    event_type = EventType.START
+    if ended and work.error is None:
+        event_type = EventType.COMPLETE
+    elif ended:
+        # The user or another process ended the operation: Ctrl+C, SIGTERM, a takeover of the lease.
+        is_aborted = isinstance(work.error, JobLeased) or not isinstance(work.error, Exception)
+        event_type = EventType.ABORT if is_aborted else EventType.FAIL
     inputs, outputs = build_datasets(work, ended=ended)
     return openlineage.RunEvent(
-        eventType=kind,
+        eventType=event_type,
         eventTime=timestamp.isoformat(),
         producer=PRODUCER,
         run=Run(runId=_run_id(work), facets=_run_facets(work, ended=ended)),
@@ -149,7 +156,7 @@ def build_datasets(work: Work, *, ended: bool) -> tuple[list[InputDataset], list
     if work.kind == "validate":
         return [_validated_dataset(work, paths)], []
     if work.kind == "job":
-        return _build_inputs(work.inputs, paths, _finding_facets(work)), []
+        return _build_inputs(work.inputs, paths, _finding_facets(work), job=work.job), []
     if work.kind in _DROPS:
         # A failed deletion may have removed nothing, so only a completed one is reported.
         if not ended or work.error is not None:
@@ -234,7 +241,7 @@ def _group_commit_datasets(
     dataset_facets = facets.standard_facets(path, work.name, work.version, spec.schema)
     dataset_facets["version"] = facets.version_facet(commit.delta_version)
     dataset_facets["dataQualityMetrics"] = facets.metrics_facet(state)
-    lineage = _write_origins(work, spec.schema)
+    lineage = _write_origins(work, paths, spec.schema.names)
     if lineage is not None:
         dataset_facets["columnLineage"] = facets.column_lineage_facet(
             lineage, paths, only=spec.schema.names
@@ -249,8 +256,11 @@ def _group_commit_datasets(
         facets=dataset_facets,
         outputFacets={"outputStatistics": statistics_facet},
     )
-    input_records = [*commit.inputs.values(), *_iterate_source_groups(lineage)]
-    return _build_inputs(input_records, paths), [output]
+    input_records = [*commit.inputs.values()]
+    if lineage is not None:
+        input_records += [{"dataset": dataset} for dataset in lineage.datasets]
+    job = None if work.parent is None else work.parent.job
+    return _build_inputs(input_records, paths, job=job), [output]
 
 
 def _find_commit(path: str, work: Work) -> Commit:
@@ -279,7 +289,9 @@ def _export_datasets(
     dataset_facets["dataQualityMetrics"] = _manifest_metrics(manifest)
     dataset_facets["lifecycleStateChange"] = facets.lifecycle_facet("CREATE")
     if manifest.plan is not None:
-        lineage = column_origins.origins_of_plan(manifest.plan)
+        lineage = column_origins.origins_of_plan(
+            manifest.plan, column_origins.snapshot_columns(paths)
+        )
         dataset_facets["columnLineage"] = facets.column_lineage_facet(
             lineage, paths, only=schema.names
         )
@@ -321,62 +333,66 @@ def _dataset_size(manifest: Manifest) -> tuple[int, int]:
     return rows, size
 
 
-def _write_origins(work: Work, schema: pa.Schema) -> ColumnOrigins | None:
+def _write_origins(work: Work, paths: StorePaths, names: Iterable[str]) -> ColumnOrigins | None:
     """Return the column origins of a write from its retrieval plan or its job, if known."""
+    read_columns = column_origins.snapshot_columns(paths)
     if work.plan is not None:
-        return column_origins.origins_of_plan(work.plan)
+        return column_origins.origins_of_plan(work.plan, read_columns)
     job = None if work.parent is None else work.parent.job
     if job is None or work.parent is None:
         return None
-    if job.kind == "window":
-        return column_origins.origins_of_window_job(WindowJob.from_spec(job))
-    if job.kind == "sql":
-        return column_origins.origins_of_query(
-            job.code, _query_tables(job, work.parent), schema.names
+    run = work.parent
+    tables = {
+        str(record["input"]): QueryTable(
+            dataset := _input_dataset(record, job),
+            run.input_columns.get(str(record["input"])) or read_columns(dataset),
+            record.get("time"),
         )
+        for record in run.inputs
+    }
+    if job.kind == "window":
+        return column_origins.origins_of_window_job(job, tables.values())
+    if job.kind == "sql":
+        return column_origins.origins_of_query(job.code, tables, names)
     return None
-
-
-def _query_tables(job: JobSpec, run: Work) -> dict[str, column_origins.Group]:
-    """Return the group and version of each input table of a job query."""
-    groups: dict[str, column_origins.Group] = {}
-    for input_record in run.inputs:
-        name = str(input_record["input"])
-        if input_record.get("version") is not None and name in job.inputs:
-            groups[name] = str(input_record["source"]), int(input_record["version"])
-    return groups
-
-
-def _iterate_source_groups(lineage: ColumnOrigins | None) -> Iterable[Mapping[str, Any]]:
-    if lineage is None:
-        return
-    origins = [*lineage.rows]
-    for column_sources in lineage.columns.values():
-        origins += column_sources
-    for name, version in dict.fromkeys(each.group for each in origins):
-        yield {"featuregroup": name, "version": version}
 
 
 # -- inputs ---------------------------------------------------------------------------------------
 
 
+def _input_dataset(record: Mapping[str, Any], job: JobSpec | None) -> Dataset:
+    """Return the dataset of an input record of a run or a commit."""
+    if "dataset" in record:
+        return Dataset(*record["dataset"])
+    source = str(record.get("featuregroup") or record.get("source"))
+    query = str(record.get("query", ""))[:12]
+    source_input = None if job is None else job.sources.get(str(record.get("input")))
+    if source_input is not None:
+        # The hash of a query contains the window, but all runs of a job read the same dataset.
+        digest = hashlib.sha256(str(source_input.sql).encode()).hexdigest()
+        query = source_input.table or source_input.path or digest[:12]
+    return Dataset(source, record.get("version"), query)
+
+
 def _build_inputs(
-    records: Iterable[Mapping[str, Any]], paths: StorePaths, input_facets: Facets | None = None
+    records: Iterable[Mapping[str, Any]],
+    paths: StorePaths,
+    input_facets: Facets | None = None,
+    *,
+    job: JobSpec | None = None,
 ) -> list[InputDataset]:
     """Convert input records to datasets without duplicates."""
     inputs: dict[tuple[str, str], InputDataset] = {}
     for record in records:
-        source = str(record.get("featuregroup") or record.get("source"))
+        dataset = _input_dataset(record, job)
+        key = facets.input_identifier(dataset, paths)
+        version = record.get("delta_version", record.get("snapshot"))
         dataset_facets: Facets = {}
-        if source.startswith("source:"):
-            key = source, str(record.get("query", ""))[:12]
-            version = record.get("snapshot")
-        elif "/" in source:
-            key, version = dataset_identifier(source), record.get("delta_version")
-        else:
-            path = paths.featuregroup(source, record.get("version") or 1)
-            key, version = dataset_identifier(path), record.get("delta_version")
-            dataset_facets["symlinks"] = facets.symlinks_facet(path, source, record.get("version"))
+        if not dataset.query and "/" not in dataset.source:
+            path = paths.featuregroup(dataset.source, dataset.version or 1)
+            dataset_facets["symlinks"] = facets.symlinks_facet(
+                path, dataset.source, dataset.version
+            )
         if version is not None:
             dataset_facets["version"] = facets.version_facet(version)
         # The sources of column lineage have no table version; a record with a version replaces

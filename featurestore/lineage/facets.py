@@ -19,7 +19,8 @@ from openlineage.client.facet_v2 import (
 
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.snapshot import Snapshot
-from featurestore.lineage.column_origins import ColumnOrigins, Origin
+from featurestore.lineage.column_origins import ColumnOrigins
+from featurestore.lineage.origins import Dataset, Origin
 from featurestore.model.paths import StorePaths
 
 # The event producer. OpenLineage requires a URI; a URN needs no web address.
@@ -130,25 +131,46 @@ def column_lineage_facet(
 ) -> column_lineage_dataset.ColumnLineageDatasetFacet:
     """Return the column lineage facet; ``only`` selects columns of the dataset."""
     names = list(lineage.columns if only is None else only)
-    fields = {}
-    for name in names:
-        origins = lineage.columns.get(name, [])
-        if origins:
-            fields[name] = column_lineage_dataset.Fields(
-                inputFields=[_input_field(each, paths, "DIRECT") for each in origins]
-            )
-    rows = [_input_field(each, paths, "INDIRECT") for each in lineage.rows]
+    fields = {
+        name: column_lineage_dataset.Fields(inputFields=_input_fields(lineage.columns[name], paths))
+        for name in names
+        if lineage.columns.get(name)
+    }
     return column_lineage_dataset.ColumnLineageDatasetFacet(
-        fields=fields, dataset=rows, producer=PRODUCER
+        fields=fields, dataset=_input_fields(lineage.rows, paths), producer=PRODUCER
     )
 
 
-def _input_field(origin: Origin, paths: StorePaths, kind: str) -> column_lineage_dataset.InputField:
-    name, version = origin.group
-    identifier = dataset_identifier(paths.featuregroup(name, version or 1))
-    transformation = column_lineage_dataset.Transformation(
-        type=kind, subtype=origin.kind, description=origin.text, masking=False
-    )
-    return column_lineage_dataset.InputField(
-        *identifier, field=origin.column, transformations=[transformation]
-    )
+def _input_fields(
+    origins: Iterable[Origin], paths: StorePaths
+) -> list[column_lineage_dataset.InputField]:
+    """Return an input field per source column, with all its transformations."""
+    transformations: dict[tuple[str, str, str], list[column_lineage_dataset.Transformation]] = {}
+    for origin in origins:
+        key = (*input_identifier(origin.dataset, paths), origin.column)
+        transformation = column_lineage_dataset.Transformation(
+            type="DIRECT" if origin.is_direct else "INDIRECT",
+            subtype=origin.subtype,
+            description=origin.text,
+            masking=origin.masking,
+        )
+        transformations.setdefault(key, []).append(transformation)
+    return [
+        column_lineage_dataset.InputField(*key, transformations=listed)
+        for key, listed in transformations.items()
+    ]
+
+
+def input_identifier(dataset: Dataset, paths: StorePaths) -> tuple[str, str]:
+    """Return the OpenLineage namespace and name of an input of a job or a retrieval.
+
+    >>> input_identifier(Dataset("weather", 2), StorePaths("/data/store"))
+    ('file', '/data/store/featuregroups/weather/v2')
+    >>> input_identifier(Dataset("source:shop", query="trips"), StorePaths("/data/store"))
+    ('source:shop', 'trips')
+    """
+    if dataset.source.startswith("source:"):
+        return dataset.source, dataset.query
+    if "/" in dataset.source:
+        return dataset_identifier(dataset.source)
+    return dataset_identifier(paths.featuregroup(dataset.source, dataset.version or 1))

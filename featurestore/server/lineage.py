@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.engine import Connection
 
 from featurestore.lineage.column_origins import (
     ColumnOrigins,
-    Origin,
     origins_of_plan,
     origins_of_query,
     origins_of_window_job,
 )
-from featurestore.model.job import WindowJob
+from featurestore.lineage.origins import Dataset, Origin
+from featurestore.lineage.query_origins import QueryTable
 from featurestore.model.names import parse_group_reference
 from featurestore.registry import (
     featuregroups,
@@ -100,7 +100,7 @@ class FeatureLineage:
 
     def _feature(self, origin: Origin) -> Node:
         """Return the feature node of an origin; without a version, the latest version is used."""
-        group, version = origin.group
+        group, version, _ = origin.dataset
         if version is None:
             version = self._query(featuregroups.versions, group)[-1]
         return Node("feature", f"{group}.{origin.column}", version)
@@ -127,16 +127,24 @@ class FeatureLineage:
         registered = self._query(jobs.find, job)
         if registered is None or target.kind != "featuregroup" or target.version is None:
             return None
-        if registered.spec.kind == "window":
-            return origins_of_window_job(WindowJob.from_spec(registered.spec))
-        if registered.spec.kind != "sql":
+        spec = registered.spec
+        if spec.kind not in ("window", "sql"):
             return None
         tables = {}
-        for name, text in registered.spec.inputs.items():
+        for name, text in spec.inputs.items():
             if "/" not in text and ":" not in text:  # neither a path nor a registered source
-                tables[name] = parse_group_reference(text)
+                dataset = Dataset(*parse_group_reference(text))
+                tables[name] = QueryTable(dataset, self._read_columns(dataset))
+        if spec.kind == "window":
+            return origins_of_window_job(spec, tables.values())
         names = self._query(featuregroups.feature_names, target.name, target.version)
-        return origins_of_query(registered.spec.code, tables, names)
+        return origins_of_query(spec.code, tables, names)
+
+    def _read_columns(self, dataset: Dataset) -> Sequence[str]:
+        version = dataset.version
+        if version is None:
+            version = self._query(featuregroups.versions, dataset.source)[-1]
+        return self._query(featuregroups.feature_names, dataset.source, version)
 
     def _datasets(self, node: Node) -> Edges:
         """Return the edges to the training datasets that contain a feature or join on it."""
@@ -151,7 +159,7 @@ class FeatureLineage:
                 self._required_datasets.add(dataset)
                 edges.append((node, dataset))
                 continue
-            origins = origins_of_plan(manifest.plan)
+            origins = origins_of_plan(manifest.plan, self._read_columns)
             stored_columns = {column.name for column in manifest.columns}
             column_names = tuple(
                 each for each in _derived_columns(node, origins) if each in stored_columns
@@ -193,7 +201,7 @@ def _contains(node: Node, origins: Iterable[Origin]) -> bool:
     """Return True if a feature is one of the origins."""
     group, column = node.parts
     for origin in origins:
-        name, version = origin.group
+        name, version, _ = origin.dataset
         if (name, origin.column) == (group, column) and version in (None, node.version):
             return True
     return False

@@ -46,14 +46,12 @@ def facets(dataset: dict[str, Any]) -> dict[str, Any]:
 
 
 def origins(output: dict[str, Any], column: str) -> set[tuple[str, str, str]]:
-    """Return (folder of the group, column, kind) of the inputs of a column."""
-    result = set()
-    for field in facets(output)["columnLineage"]["fields"][column]["inputFields"]:
-        (transformation,) = field["transformations"]
-        result.add(
-            (field["name"].split("featuregroups/")[1], field["field"], transformation["subtype"])
-        )
-    return result
+    """Return (folder of the group, column, subtype) of the inputs of a column."""
+    return {
+        (field["name"].split("featuregroups/")[1], field["field"], transformation["subtype"])
+        for field in facets(output)["columnLineage"]["fields"][column]["inputFields"]
+        for transformation in field["transformations"]
+    }
 
 
 def test_insert_event_has_columns_version_and_counts(
@@ -205,9 +203,7 @@ def test_job_event_is_parent_and_failure_has_error(
     assert facets(end_event["inputs"][0])["version"]["datasetVersion"] == "1"
     _, (_, create_event) = lineage.job_events("create.daily")
     assert create_event["run"]["facets"]["parent"]["run"]["runId"] == end_event["run"]["runId"]
-    assert origins(create_event["outputs"][0], "warmest") == {
-        ("weather/v1", "temp", "TRANSFORMATION")
-    }
+    assert origins(create_event["outputs"][0], "warmest") == {("weather/v1", "temp", "AGGREGATION")}
     assert create_event["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == run.rows
     _, (failed, failure) = lineage.job_events("broken")
     assert failed == "FAIL"

@@ -19,7 +19,7 @@ from sqlalchemy.engine import Connection
 
 from featurestore.model import times
 from featurestore.model.times import to_micros
-from featurestore.registry.rows import to_time
+from featurestore.registry.rows import put_row, to_time
 from featurestore.registry.tables import intents, owners
 
 
@@ -93,10 +93,7 @@ def _read(connection: Connection, condition: sa.ColumnElement[bool]) -> list[Int
 def record_heartbeat(connection: Connection, name: str) -> None:
     """Record that an owner is alive."""
     now = correct_future_heartbeats(connection)
-    # The first heartbeat inserts the row.
-    result = connection.execute(owners.update().where(owners.c.name == name).values(seen=now))
-    if result.rowcount == 0:
-        connection.execute(owners.insert().values(name=name, seen=now))
+    put_row(connection, owners, {"name": name}, {"seen": now})
 
 
 def last_heartbeat(connection: Connection, name: str) -> datetime | None:

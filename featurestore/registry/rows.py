@@ -1,12 +1,14 @@
-"""Helpers for registry rows: parse errors, times, locks and the store location."""
+"""Helpers for registry rows: parse errors, times, locks, upserts and the store location."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import RegistryError
@@ -56,3 +58,14 @@ def lock(connection: Connection, subject: str) -> None:
     if connection.dialect.name == "postgresql":
         # hashtext returns 32 bits: two subjects may share a lock, which only makes them wait.
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(subject))))
+
+
+def put_row(
+    connection: Connection, table: sa.Table, key: Mapping[str, Any], values: Mapping[str, Any]
+) -> None:
+    """Insert a row, or update the row with the same primary key."""
+    # A single statement: between an update without effect and an insert, another transaction of
+    # Postgres may insert the same row. SQLAlchemy has no upsert that works in both databases.
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    statement = insert(table).values(**key, **values)
+    connection.execute(statement.on_conflict_do_update(index_elements=list(key), set_=values))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -115,3 +117,20 @@ def test_lease_survives_clock_set_back(hourly_store: FeatureStore) -> None:
             intents.record_heartbeat(connection, REMOTE_OWNER)
         move(hourly_store, -HEARTBEAT_TIMEOUT + 10 * SECOND)
     assert is_leased(hourly_store)
+
+
+def test_concurrent_first_heartbeats_of_an_owner_all_succeed(hourly_store: FeatureStore) -> None:
+    # The threads of a scheduler and its heartbeat thread record heartbeats of one owner.
+    registry, threads = hourly_store.session.registry, 8
+    barrier = threading.Barrier(threads)
+
+    def record(name: str) -> None:
+        barrier.wait(60)
+        with registry.transaction() as connection:
+            intents.record_heartbeat(connection, name)
+
+    with ThreadPoolExecutor(threads) as pool:
+        for number in range(20):
+            list(pool.map(record, [f"another-host.1.ffffffff.{number:08x}"] * threads))
+    with registry.reading() as connection:
+        assert len(intents.owner_names(connection)) >= 20

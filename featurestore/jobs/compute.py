@@ -1,17 +1,15 @@
 """Compute the rows of windows.
 
-Functions are called once per window. A query computes many windows at once if that gives the same
-rows.
+Functions are called once per window. A query computes many windows at once if it is proven that
+this gives the same rows.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,16 +30,10 @@ from featurestore.jobs.inputs import (
     read_input,
     read_time_bounds,
 )
-from featurestore.jobs.query import (
-    BoundsAccumulator,
-    DigestAccumulator,
-    JobQuery,
-    RangesAccumulator,
-    can_batch_windows,
-    is_proven_per_window,
-)
+from featurestore.jobs.query import BoundsAccumulator, JobQuery
 from featurestore.jobs.run import JobRun
 from featurestore.jobs.window_jobs import WindowRows
+from featurestore.jobs.window_proofs import find_obstacle
 from featurestore.model.job import JobSpec
 from featurestore.model.times import Window, from_micros, to_micros
 from featurestore.plugins.engine import Engine, Relation, TimeRange
@@ -60,74 +52,24 @@ def compute(run: JobRun, sources: SourceInputs) -> Relation | None:
     if run.spec.kind == "window":
         rows = WindowRows(run.session, run.spec, run.inputs, run.staging).compute(windows)
         return _stage_and_check(run, run.window, rows, name="rows")[0]
-    # One query binds the outer bounds of the chunk. With a gap between two windows, it would also
-    # compute the rows of the gap.
-    if (
-        run.spec.kind == "sql"
-        and len(windows) > 1
-        and all(before.end == after.start for before, after in pairwise(windows))
-    ):
-        times = [each.time for each in run.inputs if each.time is not None]
-        if can_batch_windows(run.spec, times=times):
-            proven = is_proven_per_window(run.spec, windows, time=times[0])
-            computed_rows = _compute_in_one_query(run, sources, proven=proven)
-            if computed_rows is not None:
-                return computed_rows
-    return _compute_one_by_one(run, sources)
+    inputs = _filter_chunk_inputs(run, sources, run.window)
+    if run.spec.kind == "sql" and len(windows) > 1:
+        obstacle = find_obstacle(
+            run.spec,
+            windows,
+            schemas={name: relation.schema for name, relation in inputs.items()},
+            times={each.name: each.time for each in run.inputs if each.time is not None},
+        )
+        if obstacle is None:
+            rows = JobQuery(run.spec, run.session.engine).run(inputs, run.window)
+            return _stage_and_check(run, run.window, rows, name="rows")[0]
+        _log.info("computing %d windows one by one: %s", len(windows), obstacle)
+    return _compute_one_by_one(run, inputs)
 
 
-def _compute_in_one_query(run: JobRun, sources: SourceInputs, *, proven: bool) -> Relation | None:
-    """Compute all windows in one query; return None if separate windows would have other rows.
-
-    Unless the query text proves that the rows agree, some windows are also computed separately and
-    compared.
-    """
-    engine, spec = run.session.engine, run.spec
-    query = JobQuery(spec, engine)
-    windows, full_range = run.windows, run.window
-    inputs = _filter_chunk_inputs(run, sources, full_range)
-    computed_rows = query.run(inputs, full_range)
-    staged, bounds = _stage_and_check(run, full_range, computed_rows, name="rows")
-    if proven:
-        return staged
-    # The form of the query does not prove that each row is in the window of its input rows, so the
-    # batched rows are compared with separate queries.
-    samples = _sample_windows(windows, bounds, spec.closed)
-    ranges = [
-        TimeRange(str(spec.event_time), window.start, window.end, spec.closed) for window in samples
-    ]
-    sample_digests = engine.aggregate(staged, RangesAccumulator(tuple(ranges)))
-    for window, sample_digest in zip(samples, sample_digests, strict=True):
-        window_inputs = _filter_window_inputs(run, inputs, window)
-        alone_digest = engine.aggregate(query.run(window_inputs, window), DigestAccumulator())
-        if not alone_digest.agrees(sample_digest):
-            _log.info(
-                "computing windows one by one: a separate query for %s returned different rows",
-                window,
-            )
-            return None
-    return staged
-
-
-def _sample_windows(windows: Sequence[Window], bounds: TimeBounds, closed: str) -> list[Window]:
-    """Return the windows that contain the first and last row, or the outermost windows if empty."""
-    if bounds.times is None:
-        return [windows[0], windows[-1]]
-    starts = [to_micros(window.start) for window in windows]
-    # A window that is closed on the right contains its end, so a row exactly between two windows
-    # belongs to the earlier one.
-    bisect = bisect_left if closed == "right" else bisect_right
-    first = windows[max(bisect(starts, bounds.low) - 1, 0)]
-    last = windows[max(bisect(starts, bounds.high) - 1, 0)]
-    if first == last:
-        return [first]
-    return [first, last]
-
-
-def _compute_one_by_one(run: JobRun, sources: SourceInputs) -> Relation | None:
+def _compute_one_by_one(run: JobRun, inputs: Mapping[str, Relation]) -> Relation | None:
     """Compute each window separately, from inputs that are read once."""
     engine, windows = run.session.engine, run.windows
-    inputs = _filter_chunk_inputs(run, sources, run.window)
     # A single window reads its inputs only once, so staging them would be an additional pass.
     if len(windows) > 1:
         inputs = _stage_inputs(run, inputs)
@@ -242,13 +184,16 @@ def _is_empty(returned: Any, group: OpenGroup | None) -> bool:
 
 def _filter_chunk_inputs(run: JobRun, sources: SourceInputs, window: Window) -> dict[str, Relation]:
     """Return the inputs, filtered to the rows that any window of a chunk may read."""
-    inputs = dict(sources.within(window))
+    lookback = run.spec.lookback
+    inputs = {}
+    for name, relation in sources.within(window).items():
+        # A source may return more rows than its filter selects, for example with coarser times.
+        time = run.spec.input_times.get(name)
+        inputs[name] = filter_window(run.session, relation, time, window, lookback=lookback)
     for pinned_input in run.inputs:
-        if pinned_input.kind == "source":
-            continue
-        inputs[pinned_input.name] = read_input(
-            run.session, pinned_input, window, lookback=run.spec.lookback
-        )
+        if pinned_input.kind != "source":
+            name = pinned_input.name
+            inputs[name] = read_input(run.session, pinned_input, window, lookback=lookback)
     return inputs
 
 

@@ -23,7 +23,6 @@ from featurestore.errors import (
     InvalidSql,
     RegistryError,
 )
-from featurestore.jobs.query import can_batch_windows
 from featurestore.jobs.registration import load_jobs
 from featurestore.model.job import JobSpec
 from featurestore.model.plan import canonical_hash
@@ -171,35 +170,6 @@ def test_register_jobs_changed_definition_creates_version(
     define(sql_job(rules="retries=5"))
     assert city.register_jobs(file)[0].version == 2
     assert [status.name for status in city.get_jobs()] == ["demand"]
-
-
-def test_can_batch_windows_depends_on_job_form(subtests: pytest.Subtests) -> None:
-    for query, can_batch in (
-        (SQL, True),
-        ("select zone, left_at as hour, fare * 2 as double from trips", True),
-        (
-            "select zone, date_trunc('hour', left_at) as hour, count(*) n from trips group by all",
-            True,
-        ),
-        ("select t.zone, t.left_at as hour from trips t where t.fare > 1", True),
-        ("select zone, count(*) as n from trips group by 1", False),
-        ("select zone, max(left_at) as hour from trips group by 1", False),
-        ("select *, left_at as hour from trips", False),
-        ("select zone, left_at as hour from trips where not left_at < $window_start", False),
-        ("select zone, left_at as hour from trips where other_time >= $window_start", False),
-        ("select zone, left_at as hour, lag(fare) over (order by left_at) as l from trips", False),
-        ("with t as (select * from trips) select zone, left_at as hour from t", False),
-        ("select distinct zone, left_at as hour from trips", False),
-        ("select zone, left_at as hour from trips limit 3", False),
-        (
-            "select zone, left_at as hour from trips union all select zone, left_at from trips",
-            False,
-        ),
-    ):
-        with subtests.test(query=query):
-            spec = build_spec(sql=query)
-            assert can_batch_windows(spec, times=["left_at"]) is can_batch
-            assert not can_batch_windows(spec, times=["left_at", "other"])
 
 
 def test_sql_job_invalid_sql_raises_sql_errors() -> None:

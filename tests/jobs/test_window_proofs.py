@@ -1,119 +1,423 @@
-"""Queries that are proven to stay within their windows, checked against DuckDB."""
+"""Chunks of windows: one query for many windows only with a proof, and with the rows of each window."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import duckdb
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import featurestore
-from featurestore.jobs.query import event_time_transform, is_proven_per_window
+from featurestore.errors import (
+    FeatureStoreError,
+    InvalidJob,
+    InvalidSql,
+    JobFailed,
+    RowsOutsideWindow,
+)
+from featurestore.jobs.compute import compute
+from featurestore.jobs.definitions import JobDefinition
+from featurestore.jobs.inputs import SourceInputs, pin_inputs
+from featurestore.jobs.run import JobRun
+from featurestore.jobs.window_proofs import WindowedQuery, find_obstacle
 from featurestore.model.job import JobSpec
-from featurestore.model.times import Window, from_micros, to_micros
-from tests.jobs.conftest import SQL, START
+from featurestore.model.times import Window, to_micros
+from featurestore.registry.jobs import RegisteredJob
+from featurestore.store import FeatureStore
+from featurestore.usersql import find_tables
+from tests.jobs.conftest import START
+from tests.jobs.random_queries import QueryGenerator
 
 HOUR = timedelta(hours=1)
+MINUTE = timedelta(minutes=1)
 HOURLY = [Window(START + n * HOUR, START + (n + 1) * HOUR) for n in range(30)]
+CHUNK = tuple(HOURLY[:5])
 UNITS = ["second", "minute", "hour", "day", "week", "month", "year"]
 TIMESTAMPS = st.datetimes(datetime(1950, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+TIMES = {"trips": "left_at", "stops": "left_at"}
 
 
-def spec(time: str = "date_trunc('hour', left_at) + interval 1 hour", **rules: Any) -> JobSpec:
-    query = rules.pop(
-        "sql", f"select zone, {time} as hour, count(*) as trips from trips group by all"
+def input_tables(seed: int = 0) -> dict[str, pa.Table]:
+    """Return rows of five hours: every third is on the bound of a window or just before it."""
+    random = np.random.default_rng(seed)
+    tables = {}
+    for name, count in (("trips", 40), ("stops", 10)):
+        quarters = random.integers(0, 20, count)
+        event_times = [START + timedelta(minutes=15 * int(quarter)) for quarter in quarters]
+        for number in range(0, count, 7):
+            event_times[number] -= timedelta(microseconds=int(event_times[number] > START))
+        tables[name] = pa.table(
+            {
+                "id": pa.array(range(count), pa.int64()),
+                "left_at": pa.array(event_times, TIMESTAMP),
+                "zone": random.choice(["a", "b", "c"], count),
+                "fare": pa.array(random.integers(0, 5, count), pa.int64()),
+            }
+        )
+    valid_from = [START + timedelta(minutes=50 * number) for number in range(8)]
+    tables["prices"] = pa.table(
+        {
+            "zone": list("aaabbddd"),
+            "price": pa.array(range(8), pa.int64()),
+            "left_at": pa.array(valid_from, TIMESTAMP),
+            "valid_from": pa.array(valid_from, TIMESTAMP),
+        }
     )
-    input_values: dict[str, Any] = {
-        "primary_key": ["zone"],
-        "event_time": "hour",
-        "schedule": "0 * * * *",
-    }
-    return featurestore.sql_job(
-        "demand", sql=query, inputs={"trips": "trips"}, **{**input_values, **rules}
-    ).spec
+    return tables
+
+
+TABLES = input_tables()
+SCHEMAS = {name: table.schema for name, table in TABLES.items()}
+
+
+@pytest.fixture(scope="module")
+def market(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureStore]:
+    """A store with two groups that have event times, and one without."""
+    with featurestore.connect(tmp_path_factory.mktemp("market"), engine="duckdb") as store:
+        fill_market(store)
+        yield store
+
+
+def fill_market(store: FeatureStore) -> None:
+    for name, table in TABLES.items():
+        key = ["id"] if name in TIMES else ["zone", "price"]
+        store.create_featuregroup(table, name, primary_key=key, event_time=TIMES.get(name))
+
+
+def build_spec(sql: str, **rules: Any) -> JobSpec:
+    values = {"primary_key": ["zone"], "event_time": "hour", "schedule": "0 * * * *"}
+    inputs = {name: name for name in find_tables(sql)}
+    return featurestore.sql_job("demand", sql=sql, inputs=inputs, **{**values, **rules}).spec
+
+
+def obstacle_of(spec: JobSpec, windows: Sequence[Window] = CHUNK) -> str | None:
+    return find_obstacle(spec, windows, schemas=SCHEMAS, times=TIMES)
+
+
+# -- Proofs ---------------------------------------------------------------------------------------
 
 
 @st.composite
-def times(draw: st.DrawFn) -> str:
-    """A time expression of any depth that the proof supports."""
+def time_expressions(draw: st.DrawFn) -> str:
+    """Draw a time expression of any depth that the proof supports."""
     text = "left_at"
     for _ in range(draw(st.integers(0, 3))):
         unit = draw(st.sampled_from(UNITS))
-        if draw(st.booleans()):
+        form = draw(st.sampled_from(["truncate", "shift", "bucket", "cast"]))
+        amount = draw(st.integers(1, 90))
+        if form == "truncate":
             text = f"date_trunc('{unit}', {text})"
+        elif form == "cast":
+            text = f"cast({text} as {draw(st.sampled_from(['date', 'timestamp', 'timestamptz']))})"
         elif unit not in ("month", "year"):
-            sign, amount = draw(st.sampled_from("+-")), draw(st.integers(0, 90))
-            text = f"({text} {sign} interval {amount} {unit}s)"
+            sign = draw(st.sampled_from("+-"))
+            shifted = f"({text} {sign} interval {amount} {unit}s)"
+            bucket = f"time_bucket(interval '{amount} {unit}s', {text})"
+            text = shifted if form == "shift" else bucket
     return text
 
 
-@given(times(), st.lists(TIMESTAMPS, min_size=1, max_size=5))
-def test_proven_steps_equal_duckdb(text: str, timestamps: list[datetime]) -> None:
-    steps = event_time_transform(spec(text), time="left_at")
+@given(time_expressions(), st.lists(TIMESTAMPS, min_size=1, max_size=5))
+def test_transform_of_event_time_equals_duckdb(text: str, timestamps: list[datetime]) -> None:
+    query = WindowedQuery.resolve(
+        build_spec(f"select zone, {text} as hour from trips"), schemas=SCHEMAS, times=TIMES
+    )
+    steps = query.build_transform(query.event_time())
     assert steps is not None
     actual = steps(np.array([to_micros(timestamp) for timestamp in timestamps], np.int64)).tolist()
     with duckdb.connect() as connection:
         connection.execute("set TimeZone = 'UTC'")
-        query = (
-            f"select epoch_us({text}) from (select unnest($timestamps::timestamptz[]) as left_at)"
-        )
-        assert actual == [
-            row[0] for row in connection.execute(query, {"timestamps": timestamps}).fetchall()
-        ]
+        sql = f"select epoch_us({text}) from (select unnest($timestamps::timestamptz[]) as left_at)"
+        result = connection.execute(sql, {"timestamps": timestamps}).fetchall()
+    assert actual == [row[0] for row in result]
 
 
-@given(times(), st.sampled_from(["right", "left"]), st.integers(0, 30 * 3_600_000_000 - 1))
-def test_proven_windows_hold_for_random_moments(text: str, closed: str, offset: int) -> None:
-    job = spec(text, closed=closed)
-    if not is_proven_per_window(job, HOURLY, time="left_at"):
-        return
-    steps = event_time_transform(job, time="left_at")
-    assert steps is not None
-    timestamp = START + timedelta(microseconds=offset)
-    window = next(window for window in HOURLY if window.start <= timestamp < window.end)
-    stamped = from_micros(int(steps(np.array([to_micros(timestamp)], np.int64))[0]))
-    inside = (
-        window.start < stamped <= window.end
-        if closed == "right"
-        else window.start <= stamped < window.end
-    )
-    assert inside
+HOURS = "date_trunc('hour', left_at) + interval 1 hour as hour"
+BOUNDED = "from trips where left_at >= $window_start and left_at < $window_end"
+JOINED = f"select t.zone, {HOURS.replace('left_at', 't.left_at')}, count(*) as n from trips t"
+# A query, rules of its job, and the reason why windows are not computed in one query.
+PROOFS: list[tuple[str, dict[str, Any], str | None]] = [
+    (f"select zone, {HOURS}, count(*) as n {BOUNDED} group by zone, hour", {}, None),
+    (f"select zone, {HOURS}, count(*) as n from trips group by all", {}, None),
+    (f"select zone, {HOURS}, sum(fare) as n {BOUNDED} group by 1, left_at having n > 1", {}, None),
+    (f"select distinct zone, {HOURS} {BOUNDED}", {}, None),
+    ("select * from trips", {"closed": "left", "event_time": "left_at"}, None),
+    ("select *, left_at as hour from trips", {"closed": "left"}, None),
+    (f"{JOINED} join prices p using (zone) group by all", {}, None),
+    (f"{JOINED} left join prices p on p.zone = t.zone group by 1, 2", {}, None),
+    ("select p.zone, t.left_at as hour from prices p right join trips t using (zone)",
+     {"closed": "left"}, None),
+    # Bounds
+    ("select zone, left_at as hour from trips where left_at > $window_start", {"closed": "left"},
+     "$window_start is used"),
+    ("select zone, left_at as hour from trips where left_at <= $window_end", {"closed": "left"},
+     "$window_end is used"),
+    ("select zone, left_at as hour from trips where not left_at < $window_start",
+     {"closed": "left"}, "$window_start is used"),
+    ("select zone, left_at as hour from trips where fare >= $window_start", {"closed": "left"},
+     "$window_start is used"),
+    (f"{JOINED} join prices p using (zone) where p.left_at < $window_end group by all", {},
+     "$window_end is used"),
+    (f"{JOINED} join prices p using (zone) where left_at < $window_end group by all", {},
+     "$window_end is used"),
+    (f"{JOINED} join prices p on p.zone = t.zone and p.valid_from < $window_end group by all", {},
+     "$window_end is used"),
+    ("select zone, $window_end as hour, count(*) as n from trips group by all", {}, "$window_end"),
+    # Tables
+    (f"{JOINED} join stops s using (zone) group by all", {}, "reads inputs with a time 2 times"),
+    (f"{JOINED} join trips s using (zone) group by all", {}, "reads inputs with a time 2 times"),
+    ("select zone, valid_from as hour from prices", {}, "reads inputs with a time 0 times"),
+    (f"{JOINED} right join prices p using (zone) group by all", {}, "may add rows"),
+    (f"{JOINED} full join prices p using (zone) group by all", {}, "may add rows"),
+    ("select p.zone, p.valid_from as hour from prices p semi join trips t using (zone)", {},
+     "may add rows"),
+    ("select t.zone, t.left_at as hour from trips t positional join prices p", {}, "may add rows"),
+    (f"select zone, {HOURS} from trips as t(id, left_at, fare, zone)", {}, "may combine rows"),
+    (f"select zone, {HOURS} from (trips join prices using (zone))", {}, "may combine rows"),
+    # Clauses and functions
+    ("select zone, left_at as hour, lag(fare) over (order by id) as l from trips", {},
+     "may combine rows"),
+    (f"with t as (select * from trips) select zone, {HOURS} from t", {}, "may combine rows"),
+    (f"select zone, {HOURS} from trips where fare = (select max(fare) from trips)", {},
+     "may combine rows"),
+    (f"select zone, {HOURS} from trips limit 3", {}, "may combine rows"),
+    (f"select distinct on (zone) zone, {HOURS} from trips", {}, "may combine rows"),
+    (f"select zone, {HOURS} from trips union all select zone, left_at from trips", {},
+     "not a SELECT"),
+    (f"select zone, {HOURS}, count(*) from trips group by rollup (zone, hour)", {},
+     "may combine rows"),
+    (f"select {HOURS}, first(zone) as zone from trips group by all", {}, "depends on the order"),
+    ("select max(left_at) as hour, count(*) as n from trips", {}, "one row for all windows"),
+    # The event time
+    ("select zone, count(*) as n from trips group by 1", {}, "0 columns 'hour'"),
+    ("select zone, left_at as hour, left_at as Hour from trips", {"closed": "left"},
+     "2 columns 'hour'"),
+    ("select *, left_at as hour from trips", {}, "may be outside"),
+    ("select zone, date_trunc('hour', left_at) as hour from trips", {}, "may be outside"),
+    (f"select zone, {HOURS} from trips", {"closed": "left"}, "may be outside"),
+    ("select zone, date_trunc('day', left_at) + interval 1 day as hour from trips", {},
+     "may be outside"),
+    ("select zone, date_trunc('hour', left_at) + interval 1 month as hour from trips", {},
+     "not a known function"),
+    ("select zone, max(left_at) as hour from trips group by zone", {"closed": "left"},
+     "not a known function"),
+    ("select zone, left_at + fare * interval 1 minute as hour from trips", {},
+     "not a known function"),
+    (f"select zone, {HOURS}, count(*) as n from trips group by zone", {}, "not grouped by 'hour'"),
+    (f"select zone, {HOURS} from trips", {"lookback": "1h"}, "lookback="),
+]  # fmt: skip
 
 
-# A time expression, rules of the job, and whether its rows are proven to stay within the window.
-PROOFS: list[tuple[str, dict[str, str], bool]] = [
-    ("date_trunc('hour', left_at) + interval 1 hour", {}, True),
-    (
-        "date_trunc('hour', t.left_at) + interval '1 hour'",
-        {"sql": "select {} as hour from trips t"},
-        True,
-    ),
-    ("date_trunc('minute', left_at) + interval 1 minute", {}, True),
-    ("date_trunc('hour', left_at)", {"closed": "left"}, True),
-    ("left_at", {"closed": "left"}, True),
-    ("left_at", {}, False),  # a row at the start of its window belongs to the window before
-    ("date_trunc('hour', left_at)", {}, False),
-    ("date_trunc('day', left_at) + interval 1 day", {}, False),
-    ("date_trunc('hour', left_at) + interval 61 minutes", {}, False),
-    ("date_trunc('hour', left_at) + interval 1 month", {}, False),
-    ("date_trunc('hour', arrived_at) + interval 1 hour", {}, False),
-    ("date_trunc('hour', left_at + fare * interval 1 minute) + interval 1 hour", {}, False),
-    ("max(date_trunc('hour', left_at)) + interval 1 hour", {}, False),
-]
+def test_find_obstacle_is_none_only_with_proof(subtests: pytest.Subtests) -> None:
+    for query, rules, reason in PROOFS:
+        with subtests.test(query=query, **rules):
+            obstacle = obstacle_of(build_spec(query, **rules))
+            assert (obstacle is None) == (reason is None), obstacle
+            assert (reason or "") in (obstacle or "")
 
 
-def test_is_proven_per_window_only_for_provable_queries(subtests: pytest.Subtests) -> None:
-    for time, rules, is_proven in PROOFS:
-        with subtests.test(time=time, **rules):
-            values = {name: value.format(time) for name, value in rules.items()}
-            assert is_proven_per_window(spec(time, **values), HOURLY, time="left_at") is is_proven
+def test_find_obstacle_of_windows_with_gap() -> None:
+    spec = build_spec(f"select zone, {HOURS} {BOUNDED}")
+    assert obstacle_of(spec, HOURLY) is None
+    assert obstacle_of(spec, HOURLY[::2]) == "there is time between the windows"
 
 
-def test_is_proven_per_window_self_join_is_false() -> None:
-    joined = SQL.replace("from trips where", "from trips join trips as more using (zone) where")
-    assert not is_proven_per_window(spec(sql=joined), HOURLY, time="left_at")
-    assert is_proven_per_window(spec(sql=SQL), HOURLY, time="left_at")
+# -- The rows of chunks ---------------------------------------------------------------------------
+
+Rows = list[tuple[Any, ...]] | type[Exception]
+
+
+def rows_of_chunk(
+    store: FeatureStore, spec: JobSpec, windows: tuple[Window, ...], folder: Path
+) -> Rows:
+    """Return the rows that the library computes for windows, or the class of its error."""
+    job = RegisteredJob(spec, 1, "", paused=False, watermark=None)
+    run = JobRun(store.session, job, JobDefinition(spec), windows, "owner")
+    run = replace(run, inputs=pin_inputs(store.session, spec), staging=str(folder))
+    try:
+        relation = compute(run, SourceInputs(store.session, spec, run.inputs, run.staging))
+        assert relation is not None
+        return sort_rows(store.session.engine.stream(relation).read_all())
+    except FeatureStoreError as error:
+        return type(error)
+
+
+def rows_of_windows(spec: JobSpec, windows: Sequence[Window]) -> Rows:
+    """Return the rows that DuckDB computes for each window alone, or the class of an error."""
+    results = []
+    for window in windows:
+        connection = tables_of_window(window.start - spec.lookback, window.end)
+        bounds = {"window_start": window.start, "window_end": window.end}
+        used = {name: value for name, value in bounds.items() if f"${name}" in spec.code}
+        try:
+            result = connection.sql(spec.code, params=used).to_arrow_table()
+        except duckdb.Error:
+            return InvalidSql
+        if "hour" not in result.schema.names:
+            if spec.closed == "left":
+                return InvalidJob
+            stamps = pa.array([window.end] * len(result), TIMESTAMP)
+            result = result.append_column("hour", stamps)
+        for time in to_timestamps(result["hour"]):
+            if time is None or not is_inside(time, window, spec.closed):
+                return RowsOutsideWindow
+        results += sort_rows(result)
+    return sorted(results, key=repr)
+
+
+@cache
+def tables_of_window(start: datetime, end: datetime) -> duckdb.DuckDBPyConnection:
+    """Return a database with the input rows that a window may read."""
+    connection = duckdb.connect()
+    connection.execute("set TimeZone = 'UTC'")
+    for name, table in TABLES.items():
+        if name in TIMES:
+            times = table["left_at"].to_pylist()
+            table = table.filter([start <= time < end for time in times])
+        connection.register("rows", table)
+        connection.execute(f"create table {name} as from rows")
+    return connection
+
+
+def sort_rows(table: pa.Table) -> list[tuple[Any, ...]]:
+    """Return the rows with plain values, sorted: equal rows of two engines are equal."""
+    columns = [
+        to_timestamps(column)
+        if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)
+        else [round(float(value), 6) if is_number(value) else value for value in column.to_pylist()]
+        for column in table.columns
+    ]
+    return sorted(zip(*columns, strict=True), key=repr)
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float | Decimal)
+
+
+def to_timestamps(column: pa.ChunkedArray) -> list[datetime | None]:
+    """Return times as timestamps; dates are midnights, and times without a zone are UTC."""
+    return column.cast(pa.timestamp("us")).cast(TIMESTAMP).to_pylist()
+
+
+def is_inside(time: datetime, window: Window, closed: str) -> bool:
+    if closed == "right":
+        return window.start < time <= window.end
+    return window.start <= time < window.end
+
+
+@pytest.mark.filterwarnings("ignore::featurestore.model.times.NaiveTimeWarning")
+@pytest.mark.parametrize("count", [200, pytest.param(20_000, marks=pytest.mark.soak)])
+def test_random_queries_in_chunk_equal_single_windows(
+    market: FeatureStore, tmp_path: Path, count: int
+) -> None:
+    statistics: Counter[str] = Counter()
+    for seed in range(count):
+        query = QueryGenerator(seed).query()
+        spec = build_spec(**query.rules)
+        obstacle = obstacle_of(spec)
+        statistics["proven" if obstacle is None else "one by one"] += 1
+        # Windows that are computed one by one take milliseconds each, so only a sample is computed.
+        if obstacle is not None and seed % 20:
+            continue
+        actual = rows_of_chunk(market, spec, CHUNK, tmp_path / str(seed))
+        expected = rows_of_windows(spec, CHUNK)
+        check_alike(actual, expected, f"{query} ({obstacle})")
+        if obstacle is None and isinstance(expected, list):
+            statistics["proven with rows"] += bool(expected)
+    # The test proves nothing if the generator makes only queries of one kind.
+    assert statistics["proven with rows"] > count / 4, statistics
+    assert statistics["one by one"] > count / 4, statistics
+
+
+def check_alike(actual: Rows, expected: Rows, query: str) -> None:
+    if isinstance(expected, type) and isinstance(actual, type):
+        assert (actual is RowsOutsideWindow) == (expected is RowsOutsideWindow), query
+    else:
+        assert actual == expected, query
+
+
+@pytest.fixture
+def crossing(tmp_path: Path) -> FeatureStore:
+    """A store with trips on the bounds between inner windows, and a price that rises later."""
+    store = featurestore.connect(tmp_path / "crossing", engine="duckdb")
+    minutes = {"a": [30, 90, 120, 150, 270], "b": [70, 170]}
+    trips = [
+        {"id": 100 * minute + number, "left_at": START + timedelta(minutes=minute), "zone": zone}
+        for zone, times in minutes.items()
+        for minute in times
+        for number in range(2)
+    ]
+    store.create_featuregroup(trips, "trips", primary_key="id", event_time="left_at")
+    prices = [
+        {"zone": zone, "price": price, "left_at": START + timedelta(minutes=minute)}
+        for zone, price, minute in (("a", 1, 0), ("b", 2, 0), ("b", 5, 160))
+    ]
+    store.create_featuregroup(prices, "prices", primary_key=["zone", "price"])
+    return store
+
+
+CROSSING_QUERIES = {
+    "strict": f"""select zone, {HOURS}, count(*) as value from trips
+        where left_at > $window_start and left_at <= $window_end group by all""",
+    "leak": f"""select t.zone, {HOURS.replace("left_at", "t.left_at")}, max(p.price) as value
+        from trips t join prices p on p.zone = t.zone
+        where t.left_at >= $window_start and t.left_at < $window_end and p.left_at < $window_end
+        group by all""",
+    "outside": "select zone, left_at as hour, count(*) as value from trips group by all",
+    "proven": f"select zone, {HOURS}, count(*) as value {BOUNDED} group by all",
+}
+
+# The zone, the minute of the event time and the value of each row.
+EXPECTED_CROSSINGS = {
+    # Strict bounds leave out the trips at the start of a window.
+    "strict": [("a", 60, 2), ("a", 120, 2), ("a", 180, 2), ("a", 300, 2), ("b", 120, 2),
+               ("b", 180, 2)],
+    # The price from minute 160 is not known before.
+    "leak": [("a", 60, 1), ("a", 120, 1), ("a", 180, 1), ("a", 300, 1), ("b", 120, 2),
+             ("b", 180, 5)],
+    # A window with a trip at its start fails, and is not written.
+    "outside": [("a", 30, 2), ("a", 90, 2), ("a", 270, 2), ("b", 70, 2)],
+    "proven": [("a", 60, 2), ("a", 120, 2), ("a", 180, 4), ("a", 300, 2), ("b", 120, 2),
+               ("b", 180, 2)],
+}  # fmt: skip
+
+
+def test_backfill_of_unproven_queries_equals_single_windows(
+    crossing: FeatureStore, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    jobs = [
+        f"featurestore.sql_job({name + suffix!r}, sql={sql!r}, mode={mode!r}, inputs={inputs},"
+        "primary_key=['zone'], event_time='hour', schedule='0 * * * *', start='2024-01-01T00:00Z')"
+        for name, sql in CROSSING_QUERIES.items()
+        for suffix, mode in (("", "replace_window"), ("_single", "append"))
+        for inputs in [{"trips": "trips"} | ({"prices": "prices"} if "prices" in sql else {})]
+    ]
+    file = tmp_path / "jobs.py"
+    file.write_text("\n".join(["import featurestore", *jobs]))
+    crossing.register_jobs(file)
+    for name, expected in EXPECTED_CROSSINGS.items():
+        with subtests.test(name):
+            actual = []
+            for job in (name, f"{name}_single"):
+                with suppress(JobFailed):
+                    crossing.backfill_job(job, START, START + 5 * HOUR)
+                rows = crossing.get_featuregroup(job).to_arrow().to_pylist()
+                actual.append(
+                    sorted(
+                        (row["zone"], (row["hour"] - START) // MINUTE, row["value"]) for row in rows
+                    )
+                )
+            assert actual == [expected, expected]

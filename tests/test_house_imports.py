@@ -17,7 +17,7 @@ from featurestore._imports import import_uninterrupted, uninterrupted
 HEAVY = ("pandas", "pyarrow", "numpy", "sqlalchemy", "duckdb", "deltalake", "pyspark", "tensorflow")
 EXTRAS = (
     "cloudpickle",
-    "croniter",
+    "cronsim",
     "delta",
     "great_expectations",
     "keras",

@@ -30,7 +30,7 @@ _OPTIONAL = {
     "petastorm": "petastorm",
     "great-expectations": "great_expectations",
     "matplotlib": "matplotlib",
-    "croniter": "croniter",
+    "cronsim": "cronsim",
     "narwhals": "narwhals",
     "pandas": "pandas",
     "polars": "polars",

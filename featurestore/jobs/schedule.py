@@ -9,18 +9,26 @@ elapsed time: on the night when clocks go back, a daily schedule at 00:00 local 
 A window is due once ``allowed_lateness`` has elapsed since its end. The due windows are a function
 of (definition, watermark, now).
 
-A local time that daylight saving skips is scheduled at the first instant after the gap; a local
-time that occurs twice is scheduled twice.
+Daylight saving follows Debian's cron. A schedule whose minute or hour field starts with ``*``
+follows the clock: a skipped local time has no window, and a repeated local time has two. All other
+schedules run at fixed times of the day: a skipped time is scheduled at the first instant after the
+gap, and a repeated time is scheduled once, when it occurs first.
+
+cronsim parses the expressions and matches the days. Its times of a time zone are not used: near a
+change of half an hour (Australia/Lord_Howe) it omits times, a change after midnight
+(America/St_Johns) may never end, and a start within a repeated hour gives times before the start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import re
+from bisect import bisect_left
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
-from itertools import islice, pairwise
-from typing import Any
+from itertools import islice, pairwise, takewhile
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from featurestore.errors import InvalidJob, OutOfRange, missing_extra
@@ -29,8 +37,35 @@ from featurestore.model.job import JobSpec
 from featurestore.model.runtime import iterate_within_limit
 from featurestore.model.times import Window
 
-# Number of windows to check for overlaps: a year of daily windows, with daylight saving changes.
+if TYPE_CHECKING:
+    from cronsim import CronSim
+
+# Windows to check for overlaps: a year of daily windows, with daylight saving changes. Schedules of
+# leap days have few windows within the years.
 _TIMES_COMPARED = 400
+_YEARS_COMPARED = 8
+_SECOND, _DAY = timedelta(seconds=1), timedelta(days=1)
+_FIELDS = ("minute", "hour", "day-of-month", "month", "day-of-week")
+# Fields of Jenkins, Quartz and croniter, and the same in cronsim.
+_NOTATIONS = {r"\?": "*", "[HR]": "0", r"[HR]/(\d+)": r"*/\1", r"L(\d)": r"\1L"}
+_REPAIRS = {
+    # croniter continues a range of hours or weekdays after its last number.
+    r"^(\S+) (\d+)-(\d+) ": r"\1 \2-23,0-\3 ",
+    r" (\w+)-(\w+)$": r" \1-6,0-\2",
+    # No month of the expression has this day.
+    r"^(\S+ \S+) 3[01] ": r"\1 L ",
+}
+_EXAMPLE = "schedule='0 * * * *' is hourly"
+# The names of crontab(5); cronsim parses only the five fields.
+_NAMED_SCHEDULES = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +82,16 @@ class Schedule:
     timezone: str = "UTC"
 
     def __post_init__(self) -> None:
-        _check_schedule(self)
+        try:
+            ZoneInfo(self.timezone)
+        except (ZoneInfoNotFoundError, ValueError) as error:
+            raise InvalidJob(
+                f"timezone={self.timezone!r} is not a time zone.",
+                hint="timezone='Europe/Stockholm'",
+            ) from error
+        if self.width is not None and self.width <= timedelta(0):
+            raise InvalidJob("window= must be longer than zero.")
+        _parse_cron(self.cron)
 
 
 def build_schedule(spec: JobSpec) -> Schedule:
@@ -194,14 +238,8 @@ def last_schedule_time(schedule: Schedule, instant: datetime) -> datetime:
     Raises:
         OutOfRange: No schedule time is in the years 1 to 9999.
     """
-    # croniter's get_prev excludes the instant itself.
-    just_after = times.shift_time(instant, timedelta(microseconds=1))
-    try:
-        cron_times = _croniter(schedule.cron, just_after.astimezone(ZoneInfo(schedule.timezone)))
-        local_time: datetime = cron_times.get_prev(datetime)
-        return local_time.astimezone(UTC)
-    except (OverflowError, ValueError) as error:
-        raise _out_of_calendar_error(schedule, instant) from error
+    days = _times_by_day(schedule, instant, step=-_DAY)
+    return next(time for day_times in days for time in reversed(day_times) if time <= instant)
 
 
 def has_overlapping_windows(schedule: Schedule) -> bool:
@@ -210,155 +248,163 @@ def has_overlapping_windows(schedule: Schedule) -> bool:
     if width is None:
         return False
     since = schedule.start or times.utc_now()
+    upcoming = takewhile(
+        lambda time: time.year <= since.year + _YEARS_COMPARED, _schedule_times(schedule, since)
+    )
     # Intervals of a schedule can differ, for example between months, so one interval is not enough.
-    schedule_times = islice(_schedule_times(schedule, since), _TIMES_COMPARED)
-    return any(later - earlier < width for earlier, later in pairwise(schedule_times))
+    return any(
+        later - earlier < width for earlier, later in pairwise(islice(upcoming, _TIMES_COMPARED))
+    )
 
 
 def _schedule_times(schedule: Schedule, instant: datetime) -> Iterator[datetime]:
     """Yield the schedule times after an instant, indefinitely."""
-    # UTC has no daylight saving changes: its schedule times are the same minutes of each day.
-    fields = _parse_numeric_cron(schedule.cron) if schedule.timezone == "UTC" else None
-    if fields is not None:
-        upcoming = _utc_schedule_times(fields, instant)
-    else:
-        upcoming = _local_schedule_times(schedule, instant)
-    while True:
-        try:
-            instant = next(upcoming)
-        except (OverflowError, ValueError) as error:
-            raise _out_of_calendar_error(schedule, instant) from error
-        yield instant
+    for day_times in _times_by_day(schedule, instant, step=_DAY):
+        yield from (time for time in day_times if time > instant)
 
 
-def _local_schedule_times(schedule: Schedule, instant: datetime) -> Iterator[datetime]:
-    cron_times = _croniter(schedule.cron, instant.astimezone(ZoneInfo(schedule.timezone)))
-    while True:
-        local_time: datetime = cron_times.get_next(datetime)
-        yield local_time.astimezone(UTC)
+def _times_by_day(
+    schedule: Schedule, instant: datetime, *, step: timedelta
+) -> Iterator[list[datetime]]:
+    """Yield the schedule times of UTC days, from the day of an instant on, indefinitely.
 
-
-def _out_of_calendar_error(schedule: Schedule, instant: datetime) -> OutOfRange:
-    """Return the error for a schedule time outside the years 1 to 9999.
-
-    datetime raises OverflowError and croniter ValueError there.
+    The times of a day do not depend on the instant, so lists of windows that begin at different
+    instants agree.
     """
-    return OutOfRange(
-        f"The schedule {schedule.cron!r} has no time near {instant.isoformat()}.",
-        hint="choose a start and an end in the years of the data, for example 2024",
-    )
+    cron, zone = _parse_cron(schedule.cron), ZoneInfo(schedule.timezone)
+    try:
+        day = instant.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        while True:
+            yield cron.times_on(day, zone)
+            day += step
+    except OverflowError as error:  # how datetime reports the years before 1 and after 9999
+        raise OutOfRange(
+            f"The schedule {schedule.cron!r} has no time near {instant.isoformat()}.",
+            hint="choose a start and an end in the years of the data, for example 2024",
+        ) from error
+
+
+def _utc_offset(zone: ZoneInfo, instant: datetime) -> timedelta:
+    return instant.astimezone(zone).utcoffset() or timedelta(0)
 
 
 @dataclass(frozen=True)
-class _CronFields:
-    """The five fields of a cron expression, each as the numbers that it matches.
+class _Cron:
+    """A parsed cron expression; ``times_of_day`` are the matching times since midnight."""
 
-    Weekdays are numbered from 0 for Sunday.
-    """
+    fields: CronSim
+    times_of_day: tuple[timedelta, ...]
+    is_fixed: bool
 
-    minutes: tuple[int, ...]
-    hours: tuple[int, ...]
-    days: tuple[int, ...]
-    months: tuple[int, ...]
-    weekdays: tuple[int, ...]
+    def local_times(self, start: datetime, end: datetime) -> Iterator[datetime]:
+        """Yield the matching local times in ``[start, end)``."""
+        day = start.replace(hour=0, minute=0, second=0)
+        while day < end:
+            if day.month in self.fields.months and self.fields.match_day(day):
+                for time_of_day in self.times_of_day:
+                    if start <= day + time_of_day < end:
+                        yield day + time_of_day
+            day += _DAY
 
-
-_EVERY_NUMBER = _CronFields(
-    tuple(range(60)),
-    tuple(range(24)),
-    tuple(range(1, 32)),
-    tuple(range(1, 13)),
-    tuple(range(7)),
-)
-
-
-def _utc_schedule_times(fields: _CronFields, instant: datetime) -> Iterator[datetime]:
-    """Yield the schedule times in UTC: the matching minutes of the matching days."""
-    times_of_day = [
-        timedelta(hours=hour, minutes=minute) for hour in fields.hours for minute in fields.minutes
-    ]
-    day = instant.replace(hour=0, minute=0, second=0, microsecond=0)
-    while True:
-        month_day = day.month in fields.months and day.day in fields.days
-        # Cron numbers Sunday as 0, isoweekday() as 7.
-        if month_day and day.isoweekday() % 7 in fields.weekdays:
-            for time_of_day in times_of_day:
-                if day + time_of_day > instant:
-                    yield day + time_of_day
-        day += timedelta(days=1)
+    def times_on(self, day: datetime, zone: ZoneInfo) -> list[datetime]:
+        """Return the schedule times of a UTC day, in ascending order."""
+        end = day + _DAY
+        before, after = _utc_offset(zone, day - _SECOND), _utc_offset(zone, end - _SECOND)
+        change = day
+        if before != after:
+            # The time zone database has no zone that changes its offset twice within three days.
+            change += _SECOND * bisect_left(
+                range(_DAY // _SECOND),
+                True,
+                key=lambda seconds: _utc_offset(zone, day + seconds * _SECOND) != before,
+            )
+        instants = [
+            *[local - before for local in self.local_times(day + before, change + before)],
+            *[local - after for local in self.local_times(change + after, end + after)],
+        ]
+        if not self.is_fixed:
+            return instants
+        first_instants = [time for time in instants if not time.astimezone(zone).fold]
+        if next(self.local_times(change + before, change + after), None) is not None:
+            return sorted({*first_instants, change})
+        return first_instants
 
 
 @cache
-def _parse_numeric_cron(cron: str) -> _CronFields | None:
-    """Parse a cron expression that consists only of numbers; return None for other expressions.
+def _parse_cron(cron: str) -> _Cron:
+    """Parse a cron expression.
 
-    croniter takes 0.2 ms per step, which is slow for backfills over years.
+    Raises:
+        InvalidJob: The expression is invalid, or it never matches.
     """
-    if len(cron.split()) != 5:
-        return None
-    expanded, special = _import_croniter().expand(cron)
-    if special:
-        return None
-    minutes, hours, days, months, weekdays = expanded
-    # Cron matches either of the two day fields if both are restricted. February 31st never occurs:
-    # croniter rejects it, while iterating over days would never end.
-    if days != ["*"] and (weekdays != ["*"] or min(days, default=0) > 28):
-        return None
-    fields = [
-        _expand_field(minutes, _EVERY_NUMBER.minutes),
-        _expand_field(hours, _EVERY_NUMBER.hours),
-        _expand_field(days, _EVERY_NUMBER.days),
-        _expand_field(months, _EVERY_NUMBER.months),
-        _expand_field(weekdays, _EVERY_NUMBER.weekdays),
+    expression = _NAMED_SCHEDULES.get(cron.strip().lower(), cron)
+    problem = _find_problem(expression)
+    if problem is not None:
+        suggestion = _suggest_expression(expression)
+        raise InvalidJob(
+            f"schedule={cron!r} cannot be computed: {problem}.",
+            hint=_EXAMPLE if suggestion is None else f"schedule={suggestion!r}",
+        )
+    fields = _import_cronsim()(expression, datetime(2000, 1, 1))
+    times_of_day = tuple(
+        timedelta(hours=hour, minutes=minute)
+        for hour in sorted(fields.hours)
+        for minute in sorted(fields.minutes)
+    )
+    is_fixed = not any(field.startswith("*") for field in expression.split()[:2])
+    return _Cron(fields, times_of_day, is_fixed)
+
+
+def _find_problem(expression: str) -> str | None:
+    """Return why a cron expression cannot be computed, None if it can be."""
+    fields = expression.split()
+    # cronsim would take a sixth field as seconds.
+    if len(fields) != len(_FIELDS):
+        return f"it has {len(fields)} fields instead of {len(_FIELDS)}: {', '.join(_FIELDS)}"
+    for number, field in enumerate(fields):
+        single_field = ["*"] * len(_FIELDS)
+        single_field[number] = field
+        if not _has_times(" ".join(single_field)):
+            return f"{field!r} is not a valid {_FIELDS[number]}"
+    if not _has_times(expression):
+        return "no day matches"
+    return None
+
+
+def _has_times(expression: str) -> bool:
+    """Return whether a cron expression of five fields is valid and matches at any time."""
+    cronsim_class = _import_cronsim()
+    from cronsim import CronSimError
+
+    try:
+        # Weekdays and leap days repeat within the 50 years that cronsim searches.
+        return next(cronsim_class(expression, datetime(2000, 1, 1)), None) is not None
+    except (CronSimError, ValueError):  # ValueError: a number of thousands of digits
+        return False
+
+
+def _suggest_expression(expression: str) -> str | None:
+    """Return a valid expression for the notation of another scheduler, None if it is unknown.
+
+    >>> _suggest_expression("0 0 0 ? * FRI-MON")
+    '0 0 * * FRI-6,0-MON'
+    """
+    fields = expression.split()
+    if len(fields) > len(_FIELDS):  # Quartz has seconds before and years after the five fields
+        fields = fields[1:6]
+    standard = " ".join(fields)
+    for pattern, replacement in _NOTATIONS.items():
+        standard = re.sub(rf"(?<!\S){pattern}(?!\S)", replacement, standard, flags=re.IGNORECASE)
+    suggestions = [standard]
+    suggestions += [
+        re.sub(pattern, replacement, standard) for pattern, replacement in _REPAIRS.items()
     ]
-    number_fields = [field for field in fields if field is not None]
-    if len(number_fields) < len(fields):
-        return None
-    return _CronFields(*number_fields)
+    return next((each for each in suggestions if _find_problem(each) is None), None)
 
 
-def _expand_field(
-    field: Sequence[int | str], every_number: tuple[int, ...]
-) -> tuple[int, ...] | None:
-    """Return the numbers that a field matches, or None if it contains anything else.
-
-    Sunday is both 0 and 7.
-    """
-    if list(field) == ["*"]:
-        return every_number
-    numbers = set()
-    for value in field:
-        if not isinstance(value, int):
-            return None
-        numbers.add(0 if every_number == _EVERY_NUMBER.weekdays and value == 7 else value)
-    return tuple(sorted(numbers))
-
-
-def _croniter(cron: str, start: datetime) -> Any:
-    return _import_croniter()(cron, start)
-
-
-def _import_croniter() -> Any:
+def _import_cronsim() -> type[CronSim]:
     try:
-        from croniter import croniter
+        from cronsim import CronSim
     except ImportError as error:
-        raise missing_extra("croniter", "jobs") from error
-    return croniter
-
-
-def _check_schedule(schedule: Schedule) -> None:
-    try:
-        ZoneInfo(schedule.timezone)
-    except (ZoneInfoNotFoundError, ValueError) as error:
-        raise InvalidJob(
-            f"timezone={schedule.timezone!r} is not a time zone.",
-            hint="timezone='Europe/Stockholm'",
-        ) from error
-    if schedule.width is not None and schedule.width <= timedelta(0):
-        raise InvalidJob("window= must be longer than zero.")
-    try:
-        _croniter(schedule.cron, times.utc_now())
-    except (ValueError, KeyError) as error:
-        raise InvalidJob(
-            f"schedule={schedule.cron!r} is not a cron expression.", hint="'0 * * * *' is hourly"
-        ) from error
+        raise missing_extra("cronsim", "jobs") from error
+    return CronSim

@@ -13,7 +13,7 @@ EXTRAS: Mapping[str, str] = {
     "boto3": "glue",
     "cloudpickle": "experiments",
     "confluent_kafka": "kafka",
-    "croniter": "jobs",
+    "cronsim": "jobs",
     "delta": "spark",
     "fastapi": "server",
     "fastavro": "kafka",

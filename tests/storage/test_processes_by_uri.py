@@ -97,7 +97,7 @@ def test_killed_export_leaves_complete_dataset_or_nothing(
 def test_killed_backfill_computes_each_window_once(
     store_location: StoreLocation, tmp_path: Path, kills: int
 ) -> None:
-    pytest.importorskip("croniter")
+    pytest.importorskip("cronsim")
     store = filled(store_location.connect(), tmp_path / "jobs")
     for number in range(kills):
         with running(backfill_tips, store, tmp_path / "cache.db", store_location) as backfill:

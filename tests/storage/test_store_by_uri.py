@@ -40,7 +40,7 @@ from tests.storage.stores import (
 from tests.storage.trip_jobs import filled
 from tests.storage.two_machines import check_machines
 
-pytest.importorskip("croniter")
+pytest.importorskip("cronsim")
 
 pytestmark = pytest.mark.slow
 DATA_FORMATS = ("tfrecord", "parquet", "csv")

@@ -16,7 +16,7 @@ from tests.streams.topics import Broker, clicks, job
 
 __all__ = ["broker", "job_file"]
 
-pytest.importorskip("croniter")
+pytest.importorskip("cronsim")
 
 
 @on_servers("s3", soak=["hdfs"])

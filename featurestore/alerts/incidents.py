@@ -20,7 +20,7 @@ from sqlalchemy.engine import Connection
 from featurestore.alerts.channels import SECONDS, NotDelivered, deliver, is_trusted
 from featurestore.errors import RegistryError, StorageError
 from featurestore.model import times
-from featurestore.model.alert import Channel
+from featurestore.model.alert import Channel, Event
 from featurestore.model.job import JobSpec
 from featurestore.recovery import liveness
 from featurestore.registry import alerts
@@ -48,7 +48,9 @@ def update_incidents(
 ) -> None:
     """Update the open incidents from the current problems, and queue messages.
 
-    The caller's transaction also records the problems, so that both are atomic.
+    An incident that begins or ends has a message. A reminder describes the open incidents of a job
+    after a time without any message about the job, so it never accompanies another message. The
+    caller's transaction also records the problems, so that both are atomic.
 
     Args:
         connection: The transaction.
@@ -63,47 +65,51 @@ def update_incidents(
     now = times.utc_now()
     open_incidents = alerts.open_incidents(connection, spec.name)
     started = {family: lines for family, lines in present.items() if family not in open_incidents}
-    ended, overdue = {}, {}
     lines_now = {**(lasting or {}), **present}
-    for family, incident in open_incidents.items():
-        # A problem that was not evaluated has not ended.
-        is_evaluated = families is None or family in families
-        if family not in lines_now and is_evaluated:
-            ended[family] = incident
-        elif (
-            family in lines_now
-            and spec.remind is not None
-            and now - incident.reminded >= spec.remind
-        ):
-            overdue[family] = incident
+    # A problem that was not evaluated has not ended.
+    evaluated = open_incidents if families is None else families
+    ended = [family for family in open_incidents if family in evaluated and family not in lines_now]
+    reminders = {family: lines_now[family] for family in open_incidents if family in lines_now}
+    last_message = max((each.reminded for each in open_incidents.values()), default=now)
+    is_due = spec.remind is not None and now - last_message >= spec.remind
     if started:
         alerts.add_incidents(connection, spec.name, started, now)
-        alerts.enqueue_alert(connection, "begin", spec.name, started, spec.alert)
+        _queue_message(connection, spec, "begin", started)
     if ended:
-        _end(connection, spec, ended, reason)
-    if overdue:
-        alerts.record_reminders(connection, overdue.values(), now)
-        reminders = {family: lines_now[family] for family in overdue}
-        alerts.enqueue_alert(connection, "reminder", spec.name, reminders, spec.alert)
+        end(connection, spec, ended, reason=reason)
+    if reminders and is_due and not started and not ended:
+        _queue_message(connection, spec, "reminder", reminders)
 
 
 def end(connection: Connection, spec: JobSpec, families: Collection[str], *, reason: str) -> None:
     """End the open incidents of some families, and queue a message."""
     open_incidents = alerts.open_incidents(connection, spec.name)
     ended = {family: incident for family, incident in open_incidents.items() if family in families}
-    if ended:
-        _end(connection, spec, ended, reason)
-
-
-def _end(
-    connection: Connection, spec: JobSpec, ended: Mapping[str, alerts.Incident], reason: str
-) -> None:
+    if not ended:
+        return
     alerts.close_incidents(connection, ended.values(), times.utc_now())
-    lines = {}
-    for family, incident in ended.items():
-        text = f"{family}, since {incident.began.isoformat()}"
-        lines[family] = [f"{text}: {reason}" if reason else text]
-    alerts.enqueue_alert(connection, "end", spec.name, lines, spec.alert)
+    text = f": {reason}" if reason else ""
+    lines = {
+        family: [f"{family}, since {incident.began.isoformat()}{text}"]
+        for family, incident in ended.items()
+    }
+    _queue_message(connection, spec, "end", lines)
+
+
+def _queue_message(
+    connection: Connection, spec: JobSpec, event: Event, lines: Mapping[str, Sequence[str]]
+) -> None:
+    """Queue a message, and restart the time until the next reminder of the job."""
+    # A reminder that could not be delivered would arrive together with this newer message.
+    alerts.remove_waiting_reminders(connection, spec.name)
+    open_incidents = alerts.open_incidents(connection, spec.name)
+    alerts.record_reminders(connection, open_incidents.values(), times.utc_now())
+    notes = [
+        f"{family} continues, since {incident.began.isoformat()}"
+        for family, incident in open_incidents.items()
+        if family not in lines
+    ]
+    alerts.enqueue_alert(connection, event, spec.name, lines, spec.alert, notes=notes)
 
 
 def send_waiting(session: Session, *, seconds: float = SEND_SECONDS) -> int:

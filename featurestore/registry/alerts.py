@@ -130,10 +130,12 @@ def enqueue_alert(
     job: str,
     lines_by_family: Mapping[str, Sequence[str]],
     channels: Iterable[str],
+    *,
+    notes: Sequence[str] = (),
 ) -> None:
-    """Add one message per channel to the outbox."""
+    """Add one message per channel to the outbox; its last lines are the ``notes``."""
     now = times.utc_now()
-    lines = [line for family in lines_by_family.values() for line in family]
+    lines = [line for family in lines_by_family.values() for line in family] + list(notes)
     for channel in channels:
         # Each channel has a message of its own, because attempts and errors differ by channel.
         alert = Alert(uuid.uuid4().hex, event, job, tuple(lines_by_family), tuple(lines), now)
@@ -147,6 +149,17 @@ def enqueue_alert(
                 next_try=to_micros(now),
             )
         )
+
+
+def remove_waiting_reminders(connection: Connection, job: str) -> None:
+    """Remove the reminders of a job that were neither delivered nor claimed for sending."""
+    # Quotes in a value are escaped, so that only the keys of a message match.
+    is_reminder = outbox.c.message.contains(
+        f'"event": "reminder", "job": {json.dumps(job, ensure_ascii=False)},', autoescape=True
+    )
+    connection.execute(
+        outbox.delete().where(outbox.c.delivered.is_(None), outbox.c.holder.is_(None), is_reminder)
+    )
 
 
 def due_messages(

@@ -85,18 +85,22 @@ def _update_incidents(
     alarms_by_kind: dict[str, list[str]] = {}
     for finding in report.alarms:
         alarms_by_kind.setdefault(finding.kind, []).append(str(finding))
-    suspects_by_kind = {}
+    evaluated = []
+    lasting_by_kind = {}
     for family in _FAMILIES:
-        if family not in alarms_by_kind and family not in back:
+        if family in alarms_by_kind or family in back:
+            evaluated.append(family)
+        # Values within bounds in this window need no reminder, but may not be back for long enough.
+        elif not _is_within(report.findings, family):
             suspects = [str(suspect) for suspect in report.suspects if suspect.kind == family]
-            suspects_by_kind[family] = suspects or ["not back within bounds for long enough"]
+            lasting_by_kind[family] = suspects or [f"{family} could not be evaluated"]
     confirm = 1 if spec.watched is None else spec.watched.confirm
     incidents.update_incidents(
         connection,
         spec,
         alarms_by_kind,
-        families=_FAMILIES,
-        lasting=suspects_by_kind,
+        families=evaluated,
+        lasting=lasting_by_kind,
         reason=f"the values have been back within bounds for {confirm} windows",
     )
 

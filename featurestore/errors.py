@@ -120,6 +120,10 @@ class DataWarning(UserWarning):
     """Rows were accepted, but look suspicious."""
 
 
+class JobWarning(UserWarning):
+    """A feature group has writers besides its job, whose runs may replace their rows."""
+
+
 class TableDamaged(StorageError):
     """A Delta log or data file is missing or unreadable; the message names the file."""
 

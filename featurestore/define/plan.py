@@ -32,6 +32,7 @@ from featurestore.errors import (
     InvalidExpectation,
 )
 from featurestore.featuregroups.redefinition import check_expectations
+from featurestore.jobs.shared_targets import Registration
 from featurestore.model.names import check_name
 from featurestore.model.project import (
     CHANNEL,
@@ -109,22 +110,27 @@ def plan_project(session: Session, loaded: Project, project: str) -> Planned:
     reads = read_sources(session, loaded, project)
     with draft(session.registry) as registry:
         draft_session = replace(session, registry=registry)
-        targets = {
-            each.content.job.spec.target
-            for each in loaded.definitions
-            if isinstance(each.content, JobContent)
-        }
+        contents = [
+            each.content for each in loaded.definitions if isinstance(each.content, JobContent)
+        ]
+        targets = {content.job.spec.target for content in contents}
         with registry.reading() as connection:
             targets |= {job.spec.target for job in jobs.list_all(connection)}
             marks = projects.marks(connection, project)
         defined = {(each.kind, each.name) for each in loaded.definitions}
         dropped = [mark for mark in marks if (mark.kind, mark.name) not in defined]
+        registration = Registration(
+            {content.job.spec.name: content.job.spec for content in contents},
+            origins={content.file.origin for content in contents},
+            removed={mark.name for mark in dropped if mark.kind == JOB},
+        )
         for definition in sort_by_dependency(loaded.definitions):
             position = loaded.position(definition)
             try:
                 check_owner(draft_session, definition, project)
                 compare = _COMPARISONS[definition.kind]
-                step = compare(Draft(draft_session, targets, reads), definition, position)
+                current_draft = Draft(draft_session, targets, reads, registration)
+                step = compare(current_draft, definition, position)
             except FeatureStoreError as error:
                 refusals.append(Refusal(position, error.message, error.hint))
             else:

@@ -23,6 +23,8 @@ from featurestore.jobs.registration import (
     check_queries,
     register_job,
 )
+from featurestore.jobs.shared_targets import Registration, check_targets
+from featurestore.jobs.window_changes import find_target_version, put_job
 from featurestore.jobs.window_jobs import check_window_job, with_primary_key
 from featurestore.model.alert import Channel
 from featurestore.model.feature_view import FeatureViewSpec
@@ -54,11 +56,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Draft:
-    """A session whose registry is a draft, the groups that jobs write, and the reads of sources."""
+    """A session whose registry is a draft, the groups that jobs write, and the reads of sources.
+
+    ``registration`` contains all jobs of the project.
+    """
 
     session: Session
     job_targets: Collection[str]
     reads: SourceReads
+    registration: Registration
 
 
 def compare_source(draft: Draft, definition: Definition, position: str) -> Step | None:
@@ -186,13 +192,20 @@ def compare_job(draft: Draft, definition: Definition, position: str) -> Step | N
     if spec.stream is not None:
         check_stream_definition(session, spec)
         draft.reads.check_topic(session, spec.stream.source, spec.stream.topic)
+    origin = content.file.origin
+    registration = draft.registration.replace_spec(spec)
+    version = find_target_version(session, spec)
     with session.registry.transaction() as connection:
-        jobs.register(connection, spec, origin=content.file.origin, watermark=None)
+        former = check_targets(connection, session, registration, name=spec.name)
+        job = put_job(connection, session, spec, origin=origin, version=version, former=former)
     details = []
     if earlier is not None:
         details = describe_differences(earlier.spec.to_json(), spec.to_json())
+    details += job.changes
     change = _change(definition, earlier is None, details, position)
-    return Step(change, lambda store: register_job(store, spec, content.file))
+    return Step(
+        change, lambda store: register_job(store, spec, content.file, registration=registration)
+    )
 
 
 def _change(

@@ -28,6 +28,7 @@ from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.quality import store_commit_statistics
 from featurestore.featuregroups.records import prepare_records, ranges_of_positions
 from featurestore.featuregroups.table import OpenGroup, version_title
+from featurestore.featuregroups.writers import writer_properties
 from featurestore.model.featuregroup import Commit, FeatureGroupSpec
 from featurestore.model.times import utc_now
 from featurestore.plugins import observers
@@ -159,13 +160,17 @@ def create_table(
 ) -> OpenGroup:
     """Create the empty table of a new group and open it."""
     path = session.featuregroup_path(spec.name, spec.version)
+    properties = commits.properties(spec, _declared_metadata(declared))
+    if declared.job is not None:
+        with session.registry.reading() as connection:
+            properties |= writer_properties(connection, spec.name)
     # Commit 0 contains the definition, but no rows. A crash before the first data commit leaves a
     # table that is not a group yet.
     session.engine.create_table(
         path,
         schema=spec.schema,
         partition_by=spec.partition_by,
-        properties=commits.properties(spec, _declared_metadata(declared)),
+        properties=properties,
         commit_metadata={"operation": "define", "run": run.run_id},
     )
     return OpenGroup(spec, path, read_snapshot(path))

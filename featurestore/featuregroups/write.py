@@ -60,6 +60,7 @@ from featurestore.featuregroups.schema_change import (
     widen_table,
 )
 from featurestore.featuregroups.table import open_group, open_stored
+from featurestore.featuregroups.writers import warn_of_writers
 from featurestore.ingest import (
     can_be_native,
     count_known_rows,
@@ -370,6 +371,9 @@ def insert(
     spec = group.spec
     _check_write(write, spec)
     df, write = _describe_rows(session, df, write)
+    # The writes of jobs have windows or stream records; a write without rows adds columns.
+    if write.window is None and write.stream is None and write.rows != 0:
+        warn_of_writers(group)
     # A repeated transaction is detected before any row is read; the engine checks it again during
     # the commit.
     if write.transaction is not None and read_snapshot(group.path).has_committed(write.transaction):

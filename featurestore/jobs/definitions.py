@@ -100,6 +100,7 @@ def job(
     alert: Columns = (),
     tombstone: str | None = None,
     delete_missing: bool = False,
+    shared: bool = False,
 ) -> Callable[[Callable[..., Any]], JobDefinition]:
     """Define a scheduled job by a function ``(window, **inputs)`` that returns a window's rows.
 
@@ -143,6 +144,8 @@ def job(
             stored. Requires ``mode="upsert"``.
         delete_missing: Delete keys that no longer exist in the job's source. Requires
             ``mode="upsert"``.
+        shared: Whether other jobs may write the same group, which must also set it. Requires
+            ``mode="append"`` or ``"upsert"``, and keys that differ between the jobs.
 
     >>> @featurestore.job(
     ...     featuregroup="warm_hours", primary_key="origin", event_time="measured_at",
@@ -199,6 +202,7 @@ def sql_job(
     alert: Columns = (),
     tombstone: str | None = None,
     delete_missing: bool = False,
+    shared: bool = False,
 ) -> JobDefinition:
     """Define a scheduled job by a DuckDB SQL query, which runs on every engine.
 
@@ -309,6 +313,7 @@ def feature_job_spec(request: FeatureJobRequest, *, kind: JobKind, code: str) ->
         sources=sources,
         tombstone=request.tombstone,
         delete_missing=request.delete_missing,
+        shared=request.shared,
     )
     check_options(spec)
     check_keys_and_times(spec)
@@ -391,6 +396,14 @@ def check_options(spec: JobSpec) -> None:
                 f"Job {spec.name!r}: invalid {argument}={value!r}. Available: {listing(allowed)}.",
                 hint=did_you_mean(value, allowed, write=f"{argument}={{!r}}"),
             )
+    # Both options delete rows that another job has written.
+    if spec.shared and (spec.mode == "replace_window" or spec.delete_missing):
+        option = "delete_missing=True" if spec.delete_missing else "mode='replace_window'"
+        raise InvalidJob(
+            f"Job {spec.name!r}: {option} would delete rows of the other jobs that write the shared "
+            f"feature group {spec.target!r}.",
+            hint="delete_missing=False" if spec.delete_missing else "mode='upsert', or 'append'",
+        )
 
 
 def check_keys_and_times(spec: JobSpec) -> None:

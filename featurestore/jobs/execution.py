@@ -34,6 +34,7 @@ from featurestore.jobs.run import JobRun, RunOutput, TrainingCall, check_lease, 
 from featurestore.jobs.schedule import build_schedule, windows_after
 from featurestore.jobs.stream_jobs import current_window, is_due, run_stream
 from featurestore.jobs.training_jobs import run_training
+from featurestore.jobs.windows import refuse_repeated_rows
 from featurestore.model.display import escape_controls
 from featurestore.model.job import RUN_ONCE, JobSpec
 from featurestore.model.source import SourceRead
@@ -125,6 +126,7 @@ def run_attempt(
         windows = tuple(choose(session, job))
         if not windows:
             return Outcome()
+        refuse_repeated_rows(session, job, windows)
         all_windows = JobRun(session, job, definition, windows, owner, call)
         return _compute_windows(all_windows, watch, parallel)
 
@@ -190,7 +192,12 @@ def split_chunks(spec: JobSpec, windows: Sequence[Window]) -> Iterator[tuple[Win
     schedule, group = build_schedule(spec), list[Window]()
     upcoming: Iterator[Window] = iter(())
     for window in windows:
-        if group and (len(group) == size or next(upcoming, None) != window):
+        # A commit replaces one time range, in which an earlier definition may have computed rows
+        # between the windows.
+        is_full = len(group) == size or (
+            spec.mode == "replace_window" and group and group[-1].end != window.start
+        )
+        if group and (is_full or next(upcoming, None) != window):
             yield tuple(group)
             group = []
         if not group:

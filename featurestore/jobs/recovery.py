@@ -7,17 +7,26 @@ was not recorded. Otherwise no rows of the run are visible, and its windows are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sqlalchemy.engine import Connection
 
 from featurestore.delta.history import LogCommit, read_history
 from featurestore.delta.log import is_delta_table
 from featurestore.errors import InvalidJob
+from featurestore.featuregroups.writers import writes_group
+from featurestore.jobs.coverage import Coverage, merge_ranges, overlaps_itself
 from featurestore.jobs.run import RunOutput, latest_dataset_version, record_computed
 from featurestore.jobs.schedule import build_schedule, windows_between
-from featurestore.jobs.target import JobCommit, find_target, iter_job_commits, job_commits
+from featurestore.jobs.target import (
+    JobCommit,
+    find_target,
+    iter_job_commits,
+    job_commits,
+    parse_grid,
+)
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec
 from featurestore.model.times import Window
@@ -27,7 +36,6 @@ from featurestore.recovery.liveness import hold_job_lease
 from featurestore.registry import featuregroups, jobs, runs
 from featurestore.registry.runs import Run
 from featurestore.session import Session
-from featurestore.storage import files
 from featurestore.streams.replay import Replayed, replay
 from featurestore.training import catalog
 
@@ -159,20 +167,59 @@ def restore_runs(connection: Connection, _: FeatureGroupSpec, path: str) -> None
     restore_stream_runs(connection, path)
 
 
-def restore(connection: Connection, session: Session, spec: JobSpec) -> None:
-    """Restore runs, computed windows and watermark of a job from its group, oldest first."""
+def restore(
+    connection: Connection, session: Session, spec: JobSpec, *, former: Collection[str] = ()
+) -> None:
+    """Restore runs and computed windows of a job from the commits of its group.
+
+    ``former`` are jobs that wrote the group and no longer do: their windows are those of the job.
+    """
     if spec.stream is not None:
         restore_stream(connection, session, spec)
     if not spec.fills_group:
         return
+    writers = {
+        job.spec.name for job in jobs.list_all(connection) if writes_group(job.spec, spec.target)
+    }
+    writers -= {spec.name, *former}
     for version in featuregroups.versions(connection, spec.target):
         path = session.featuregroup_path(spec.target, version)
-        if not files.is_directory(path):
-            continue
-        for job_commit in reversed(job_commits(path, spec.name)):
+        own_commits = [each for each in job_commits(path) if each.job not in writers]
+        for job_commit, windows in reversed(list(iter_visible_windows(spec, own_commits))):
             run = _to_run(job_commit)
             runs.restore(connection, run)
-            _record_result(connection, spec, run, version)
+            runs.record_computed_windows(
+                connection,
+                spec.name,
+                windows,
+                run_id=run.run_id,
+                target_version=version,
+                inputs=run.inputs,
+            )
+
+
+def iter_visible_windows(
+    spec: JobSpec, newest_first: Sequence[JobCommit]
+) -> Iterator[tuple[JobCommit, list[Window]]]:
+    """Yield the commits of a job with the windows whose rows later commits have not replaced."""
+    later_ranges: list[Window] = []
+    for job_commit in newest_first:
+        grid = parse_grid(job_commit.commit.user_metadata)
+        # A commit of an earlier release does not contain its schedule.
+        schedule = replace(build_schedule(spec), start=None) if grid is None else grid.schedule
+        windows = windows_between(
+            schedule, job_commit.window.start, job_commit.window.end, limit=job_commit.count
+        )
+        # A commit of an earlier release does not contain its schedule.
+        bounds = (job_commit.window.start, job_commit.window.end)
+        if len(windows) != job_commit.count or (windows[0].start, windows[-1].end) != bounds:
+            windows = [job_commit.window]
+        if not overlaps_itself(schedule):
+            covered = Coverage(later_ranges, schedule)
+            visible = [window for window in windows if window not in covered]
+            later_ranges = merge_ranges([*later_ranges, *windows])
+            windows = visible
+        yield job_commit, windows
 
 
 def _recover_run(session: Session, run: Run) -> Run:
@@ -189,7 +236,10 @@ def _recover_run(session: Session, run: Run) -> Run:
         else:
             rows, delta_version = output.rows, output.delta_version
             runs.end(connection, run.run_id, runs.DONE, rows=rows, delta_version=delta_version)
-            _record_result(connection, spec, run, output.target_version)
+            windows = windows_between(
+                build_schedule(spec), run.window.start, run.window.end, limit=run.windows
+            )
+            record_computed(connection, spec, windows, run, output.target_version)
         recovered = runs.get(connection, run.run_id)
     return recovered
 
@@ -214,15 +264,6 @@ def _recover_stream_run(session: Session, spec: JobSpec, run: Run) -> Run:
         return runs.get(connection, run.run_id)
 
 
-def _record_result(
-    connection: Connection, spec: JobSpec, run: Run, target_version: int | None
-) -> None:
-    """Record the windows of a recovered or restored run as computed."""
-    start, end = run.window.start, run.window.end
-    windows = windows_between(build_schedule(spec), start, end, limit=run.windows)
-    record_computed(connection, spec, windows, run, target_version)
-
-
 def _committed_output(session: Session, spec: JobSpec, run: Run) -> RunOutput | None:
     """Return the output that a dead run committed to its table or dataset, or None."""
     if spec.kind == "training":
@@ -243,6 +284,10 @@ def _committed_output(session: Session, spec: JobSpec, run: Run) -> RunOutput | 
 def _to_run(job_commit: JobCommit) -> Run:
     """Build the record of a successful run from its commit."""
     commit = job_commit.commit
+    inputs: dict[str, Any] = {"inputs": list(commit.user_metadata.get("inputs") or ())}
+    grid = parse_grid(commit.user_metadata)
+    if grid is not None:
+        inputs["closed"] = grid.closed
     return Run(
         run_id=str(commit.user_metadata.get("run")),
         job=job_commit.job,
@@ -251,7 +296,7 @@ def _to_run(job_commit: JobCommit) -> Run:
         windows=job_commit.count,
         state=runs.DONE,
         owner="restored",
-        inputs={"inputs": list(commit.user_metadata.get("inputs") or ())},
+        inputs=inputs,
         started=commit.time,
         ended=commit.time,
         rows=commit.rows_in,

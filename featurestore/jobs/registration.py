@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import ModuleType
 
@@ -28,15 +29,17 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.featuregroups.definition import normalize_expectations
+from featurestore.featuregroups.existing import notify
 from featurestore.jobs.catalog_jobs import check_catalog_job
 from featurestore.jobs.definitions import DEFINED_JOBS, JobDefinition
-from featurestore.jobs.recovery import restore
-from featurestore.jobs.schedule import build_schedule, last_schedule_time
+from featurestore.jobs.recovery import recover_dead_runs
+from featurestore.jobs.shared_targets import Registration, check_targets, claim_target
+from featurestore.jobs.window_changes import can_change_windows, find_target_version, put_job
 from featurestore.jobs.window_jobs import check_window_job, with_primary_key
-from featurestore.model import times
 from featurestore.model.display import Listing
 from featurestore.model.distributions import install_command
 from featurestore.model.job import JobSpec
+from featurestore.recovery.liveness import hold_job_lease
 from featurestore.registry import alerts, jobs
 from featurestore.registry.jobs import RegisteredJob
 from featurestore.session import Session
@@ -75,37 +78,61 @@ def register_jobs(
     for spec in specs.values():
         check_catalog_job(session, spec)
     specs = _specs_to_register(session, specs)
-    return Listing(
-        [
-            register_job(session, specs[name], file)
-            for name, (_, file) in sorted(definitions.items())
-        ]
-    )
+    registration = Registration(specs, {file.origin for _, file in definitions.values()})
+    with session.registry.reading() as connection:
+        check_targets(connection, session, registration)
+    registered_jobs = [
+        register_job(session, specs[name], file, registration=registration)
+        for name, (_, file) in sorted(definitions.items())
+    ]
+    for job in registered_jobs:
+        for line in job.changes:
+            notify(f"{job.spec.name}: {line}")
+    return Listing(registered_jobs)
 
 
-def register_job(session: Session, spec: JobSpec, file: JobFile) -> RegisteredJob:
+def register_job(
+    session: Session, spec: JobSpec, file: JobFile, *, registration: Registration | None = None
+) -> RegisteredJob:
     """Register one checked job, and allow its file to be executed on this machine."""
     # The grant is written first: a registered job without a grant could not run on this
     # machine, whereas a grant without a job has no effect.
     grant_execution(session.location, file)
-    return register_spec(session, spec, origin=file.origin)
+    return register_spec(session, spec, origin=file.origin, registration=registration)
 
 
-def register_spec(session: Session, spec: JobSpec, *, origin: str) -> RegisteredJob:
-    """Register a definition, and return the job; the origin of a job with code is its file."""
-    watermark = None
+def register_spec(
+    session: Session, spec: JobSpec, *, origin: str, registration: Registration | None = None
+) -> RegisteredJob:
+    """Register a definition, and return the job; the origin of a job with code is its file.
+
+    Args:
+        session: The connection.
+        spec: The definition.
+        origin: The file or module of the job.
+        registration: The definitions that are registered together; None: only this one.
+
+    Raises:
+        InvalidJob: The definition does not fit the computed windows, or another job writes its
+            target.
+        JobLeased: The windows of the job change, and a process is running it.
+    """
     if spec.stream is not None:
         check_stream_job(session, spec)
-    elif spec.start is None:  # no catchup: the job begins with the window that is open now
-        now = times.shift_time(times.utc_now(), -spec.allowed_lateness)
-        watermark = last_schedule_time(build_schedule(spec), now)
-    with session.registry.transaction() as connection:
-        earlier = jobs.find(connection, spec.name)
-        jobs.register(connection, spec, origin=origin, watermark=watermark)
-        # After the loss of the registry, the windows in the table must not be computed again.
-        if earlier is None:
-            restore(connection, session, spec)
-        return jobs.get(connection, spec.name)
+    registration = registration or Registration({spec.name: spec})
+    with ExitStack() as stack:
+        with session.registry.reading() as connection:
+            earlier = jobs.find(connection, spec.name)
+        if earlier is not None and can_change_windows(spec, earlier.spec):
+            # A run of the earlier definition must not commit windows after the comparison.
+            stack.enter_context(hold_job_lease(session, spec.name))
+            recover_dead_runs(session, spec.name)
+        version = find_target_version(session, spec)
+        with session.registry.transaction() as connection:
+            former = check_targets(connection, session, registration, name=spec.name, warns=False)
+            job = put_job(connection, session, spec, origin=origin, version=version, former=former)
+    claim_target(session, spec, former=former)
+    return job
 
 
 def _specs_to_register(session: Session, specs: Mapping[str, JobSpec]) -> dict[str, JobSpec]:
@@ -241,7 +268,7 @@ def load_registered(location: str, name: str, origin: str) -> JobDefinition:
     if name not in definitions:
         raise InvalidJob(
             f"Job {name!r} is no longer defined in {origin}. Available: {listing(definitions)}.",
-            hint=f"featurestore job register {origin}",
+            hint=f"featurestore job remove {name}",
         )
     return definitions[name]
 
@@ -261,7 +288,7 @@ def _registered_module(location: str, name: str, origin: str) -> ModuleType:
     if not files.is_file(file):
         raise InvalidJob(
             f"Job {name!r} is defined in {file}, which does not exist.",
-            hint="featurestore job register path/to/jobs.py",
+            hint=f"featurestore job register path/to/jobs.py, or: featurestore job remove {name}",
         )
     if file == origin:
         return load_module_file(file, expected=expected)[0]

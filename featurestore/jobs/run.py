@@ -29,6 +29,7 @@ from featurestore.errors import (
     ValidationFailed,
 )
 from featurestore.featuregroups.table import OpenGroup
+from featurestore.jobs.coverage import Coverage
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.inputs import PinnedInput, pin_inputs
 from featurestore.jobs.schedule import advance_watermark, build_schedule
@@ -55,6 +56,8 @@ except ImportError:  # Windows
 TrainingCall = Callable[[JobDefinition, Window], object]
 
 _log = logging.getLogger("featurestore.jobs")
+# Stale windows were computed, so they are not gaps.
+_COMPUTED = (runs.DONE, runs.STALE)
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 # The peak is measured in KiB on Linux and in bytes on macOS.
 _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
@@ -177,6 +180,8 @@ def _start_run(run: JobRun, record: Run) -> tuple[JobRun, Run]:
         # After a crash, a later version than this one is the output of the run.
         run_inputs["before"] = latest_dataset_version(session, spec.target)
     elif spec.fills_group:  # a stream has a transaction for each of its partitions
+        # A later definition may assign the rows on the bounds of windows to other windows.
+        run_inputs["closed"] = spec.closed
         transaction = next_transaction(group, spec, run.window)
     # The transaction is recorded before any rows are computed, so that a commit can be assigned to
     # its run after a crash.
@@ -232,6 +237,7 @@ def record_computed(
     target_version: int | None,
 ) -> None:
     """Record windows as computed and advance the watermark to the first gap."""
+    schedule = build_schedule(spec)
     runs.record_computed_windows(
         connection,
         spec.name,
@@ -240,17 +246,36 @@ def record_computed(
         target_version=target_version,
         inputs=run.inputs,
     )
+    forget_replaced_windows(connection, spec, windows, run)
     # Chunks may end concurrently. Without the lock, each could miss the windows of the other and
     # leave the watermark before both.
     watermark = jobs.lock_watermark(connection, spec.name)
-    # Stale windows were computed, so they are not gaps.
-    states = [runs.DONE, runs.STALE]
     computed = runs.find_windows(
-        connection, spec.name, states=states, start=watermark, excluded_run=run.run_id
+        connection, spec.name, states=_COMPUTED, start=watermark, excluded_run=run.run_id
     )
-    advanced = advance_watermark(build_schedule(spec), watermark, computed.union(windows))
+    covered = Coverage(computed.union(windows), schedule)
+    advanced = advance_watermark(schedule, watermark, covered)
     if advanced is not None:
         jobs.advance(connection, spec.name, advanced)
+
+
+def forget_replaced_windows(
+    connection: Connection, spec: JobSpec, windows: Sequence[Window], run: Run
+) -> None:
+    """Delete the windows of earlier definitions whose rows were replaced by the given windows."""
+    name, schedule, start = spec.name, build_schedule(spec), windows[0].start
+    within = runs.find_windows(
+        connection, name, start=start, end=windows[-1].end, excluded_run=run.run_id
+    )
+    covered = Coverage(windows, schedule)
+    replaced = {window for window in within if window.start >= start and window in covered}
+    waiting = runs.find_windows(connection, name, states=[runs.REPLACED])
+    if waiting:
+        start = min(window.start for window in waiting)
+        computed = runs.find_windows(connection, name, states=_COMPUTED, start=start)
+        covered = Coverage(computed, schedule)
+        replaced |= {window for window in waiting if window in covered}
+    runs.change_states(connection, name, sorted(replaced), None)
 
 
 def _update_alerts(connection: Connection, spec: JobSpec, run_id: str) -> None:

@@ -24,7 +24,6 @@ from featurestore.jobs.windows import (
     find_complete_windows,
     find_due_windows,
     parse_window_bounds,
-    refuse_repeated_appends,
     resolve_window,
 )
 from featurestore.model import display
@@ -134,9 +133,7 @@ def run_job(
         )
 
     def choose_window(session: Session, job: RegisteredJob) -> list[Window]:
-        job_window = resolve_window(job, window)
-        refuse_repeated_appends(session, job, [job_window])
-        return [job_window]
+        return [resolve_window(job, window)]
 
     if due:
         choose: WindowSelector = _find_all_due
@@ -179,7 +176,6 @@ def backfill_job(
     def choose(session: Session, job: RegisteredJob) -> list[Window]:
         windows = find_complete_windows(job.spec, range_start, range_end)
         if not resume:
-            refuse_repeated_appends(session, job, windows)
             return windows
         computed = computed_windows(session, job, range_start, range_end)
         return [window for window in windows if window not in computed]

@@ -86,6 +86,7 @@ def stream_job(
     retries: int = 2,
     alert: Columns = (),
     publish: Columns | Mapping[str, str | None] = (),
+    shared: bool = False,
 ) -> JobDefinition:
     """Define a job that writes each record of a topic into a feature group exactly once.
 
@@ -146,6 +147,8 @@ def stream_job(
             ``{"buyers": "cache"}`` with their online stores. If a view cannot be published, the
             run continues, and the view is published after the next micro-batch or at the next
             trigger. The channels of ``alert`` are alerted once, until no view is behind.
+        shared: Whether other jobs with different keys may write the same group, which must also
+            set it. Without it, registering a second writer warns.
 
     Raises:
         InvalidJob: The event time is missing, or a format, type or option is invalid.
@@ -202,6 +205,7 @@ def stream_job(
         alert=check_channel_names(alert),
         stream=stream,
         publishes=parse_targets(publish),
+        shared=shared,
     )
     check_options(spec)
     check_keys_and_times(spec)

@@ -16,12 +16,13 @@ from featurestore import usersql
 from featurestore.arrow.untyped import format_schema, format_sql_casts, refuse_untyped
 from featurestore.delta.history import LogCommit, read_history
 from featurestore.delta.snapshot import transaction_version
-from featurestore.errors import InvalidJob, SourceChanged, listing
+from featurestore.errors import FeatureStoreError, InvalidJob, SourceChanged, listing
 from featurestore.featuregroups.definition import Declaration
 from featurestore.featuregroups.maintenance import delete_rows
 from featurestore.featuregroups.table import OpenGroup, open_group, open_stored
+from featurestore.jobs.schedule import Schedule
 from featurestore.model.job import JobSpec
-from featurestore.model.times import Window, format_ttl
+from featurestore.model.times import Window, duration_from_json, duration_to_json, format_ttl
 from featurestore.plugins.engine import Relation
 from featurestore.registry import featuregroups
 from featurestore.session import Session
@@ -148,6 +149,12 @@ def build_windows_metadata(spec: JobSpec, window: Window, count: int) -> dict[st
         "start": window.start.isoformat(),
         "end": window.end.isoformat(),
         "count": count,
+        "grid": {
+            "schedule": spec.schedule,
+            "window": duration_to_json(spec.window),
+            "timezone": spec.timezone,
+            "closed": spec.closed,
+        },
     }
     if spec.row_lookback:
         metadata["rows_from"] = (window.start - spec.row_lookback).isoformat()
@@ -192,6 +199,28 @@ def parse_windows(metadata: Mapping[str, Any]) -> tuple[str, Window, int] | None
     except (KeyError, TypeError, ValueError):
         return None
     return job, Window(start, end), count
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The schedule of the windows in a commit, and the bound that belongs to each window."""
+
+    schedule: Schedule
+    closed: str
+
+
+def parse_grid(metadata: Mapping[str, Any]) -> Grid | None:
+    """Return the grid in the metadata of a commit with windows; None if it has none.
+
+    Commits of earlier releases have none. Invalid metadata is ignored, as by ``parse_windows``.
+    """
+    try:
+        grid = metadata["window"]["grid"]
+        width = duration_from_json(grid["window"])
+        schedule = Schedule(grid["schedule"], width, timezone=grid["timezone"])
+    except (FeatureStoreError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return Grid(schedule, "left" if grid.get("closed") == "left" else "right")
 
 
 def iter_job_commits(session: Session, spec: JobSpec) -> Iterator[tuple[int, JobCommit]]:

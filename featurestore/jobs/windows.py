@@ -9,14 +9,21 @@ without changing them (compaction) are ignored. If the range is unknown, all win
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from featurestore.delta.log import commit_path, parse_user_metadata, read_commit
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.errors import InvalidArgument
+from featurestore.errors import InvalidArgument, JobWarning
+from featurestore.jobs.coverage import (
+    Coverage,
+    is_scheduled,
+    merge_ranges,
+    overlaps_itself,
+    touching,
+)
 from featurestore.jobs.inputs import (
     PinnedInput,
     fingerprint_files,
@@ -26,14 +33,17 @@ from featurestore.jobs.inputs import (
     read_time_bounds,
 )
 from featurestore.jobs.schedule import (
+    Schedule,
     build_schedule,
     due_windows,
     latest_complete_window,
     window_starting,
+    windows_after,
     windows_between,
 )
 from featurestore.jobs.target import find_target, parse_row_range
 from featurestore.model import times
+from featurestore.model.arguments import warn_caller
 from featurestore.model.job import RUN_ONCE, JobSpec
 from featurestore.model.times import Window, parse_moment, to_micros
 from featurestore.registry import runs
@@ -41,6 +51,8 @@ from featurestore.registry.jobs import RegisteredJob
 from featurestore.registry.runs import WindowState
 from featurestore.session import Session
 from featurestore.storage import files
+
+_MICROSECOND = timedelta(microseconds=1)
 
 
 def resolve_window(job: RegisteredJob, window: Window | datetime | str | None) -> Window:
@@ -79,18 +91,45 @@ def find_due_windows(session: Session, job: RegisteredJob) -> list[Window]:
     spec, name = job.spec, job.spec.name
     if spec.stream is not None:  # its records have offsets, not windows
         return []
+    schedule = build_schedule(spec)
     with session.registry.reading() as connection:
-        failed = runs.window_states(connection, name, states=[runs.FAILED])
+        failed = runs.find_windows(connection, name, states=[runs.FAILED])
         # Stale windows are not due: they are computed again only on request.
         computed = runs.find_windows(
             connection, name, states=[runs.DONE, runs.STALE], start=job.watermark
         )
+        replaced = runs.find_windows(connection, name, states=[runs.REPLACED])
     windows = due_windows(
-        build_schedule(spec), watermark=job.watermark, now=times.utc_now(), computed=computed
+        schedule,
+        watermark=job.watermark,
+        now=times.utc_now(),
+        computed=Coverage(computed, schedule),
     )
+    # Registries of earlier releases contain failed windows of earlier schedules.
+    failed = {window for window in failed if is_scheduled(schedule, window)}
     if failed:
         windows = sorted({*failed, *windows})
-    return windows if spec.catchup is None else windows[: spec.catchup]
+    windows = without_open_replacements(windows, replaced)
+    # Rows of an earlier schedule may be replaced only by several windows together.
+    return windows if spec.catchup is None or replaced else windows[: spec.catchup]
+
+
+def without_open_replacements(
+    windows: Sequence[Window], replaced: Collection[Window]
+) -> list[Window]:
+    """Return the due windows that can replace earlier rows completely.
+
+    A computed window of an earlier schedule may extend beyond the last complete window. Until the
+    next window is complete, its rows cannot be replaced without counting some rows twice.
+    """
+    windows = list(windows)
+    while windows:
+        end = windows[-1].end
+        open_starts = [each.start for each in replaced if each.start < end < each.end]
+        if not open_starts:
+            break
+        windows = [window for window in windows if window.end <= min(open_starts)]
+    return windows
 
 
 def find_complete_windows(
@@ -105,52 +144,104 @@ def find_complete_windows(
     return windows_between(build_schedule(spec), start, until, limit=limit)
 
 
-def refuse_repeated_appends(
-    session: Session, job: RegisteredJob, windows: Sequence[Window]
-) -> None:
-    """Raise an error if an appending job would compute a window again and duplicate its rows."""
-    if job.spec.mode != "append" or not windows:
+def refuse_repeated_rows(session: Session, job: RegisteredJob, windows: Sequence[Window]) -> None:
+    """Raise an error if computing windows would duplicate or delete rows of other windows.
+
+    An appending job cannot compute a window again. Other jobs replace the rows of a window, and the
+    rows of windows of earlier schedules only if the new windows contain them completely.
+    """
+    spec, schedule = job.spec, build_schedule(job.spec)
+    group = find_target(session, spec) if spec.fills_group else None
+    if group is None:
         return
-    computed = computed_windows(session, job, windows[0].start, windows[-1].end)
-    repeated = [window for window in windows if window in computed]
-    if repeated:
-        raise InvalidArgument(
-            f"Job {job.spec.name!r} appends, and {job.spec.target!r} already contains the window "
-            f"from {repeated[0].start.isoformat()} to {repeated[0].end.isoformat()}, so its rows "
-            "would be duplicated.",
-            hint=(
-                "mode='replace_window' replaces the rows of a window; due=True and resume=True "
-                "compute only missing windows"
-            ),
+    with session.registry.reading() as connection:
+        stored_windows = runs.find_windows(
+            connection,
+            spec.name,
+            start=windows[0].start,
+            until=windows[-1].end,
+            stored_in=group.spec.version,
         )
+        failed = runs.find_windows(connection, spec.name, states=[runs.FAILED])
+        replaced = runs.find_windows(connection, spec.name, states=[runs.REPLACED])
+        computed = set()
+        if replaced:
+            computed = runs.find_windows(connection, spec.name, states=[runs.DONE])
+    if spec.mode == "append":
+        # The table accepts the transaction of an appended window only once.
+        repeated = _find_repeated(schedule, windows, stored_windows - failed.intersection(windows))
+        if repeated is not None:
+            raise InvalidArgument(
+                f"Job {spec.name!r} appends, and {spec.target!r} already contains the window "
+                f"from {repeated.start.isoformat()} to {repeated.end.isoformat()}, so its rows "
+                "would be duplicated.",
+                hint=(
+                    "mode='replace_window' replaces the rows of a window; due=True and "
+                    "resume=True compute only missing windows"
+                ),
+            )
+        return
+    covered = Coverage(windows, schedule)
+    # Windows that replace the rows of an earlier schedule may be computed in several runs.
+    replacing = Coverage(computed.union(windows), schedule)
+    partly_replaced = [
+        window
+        for window in stored_windows
+        if window not in (replacing if window in replaced else covered)
+    ]
+    repeated = _find_repeated(schedule, windows, partly_replaced)
+    if repeated is not None:
+        first = next(windows_after(schedule, repeated.start))
+        last = next(windows_after(schedule, times.shift_time(repeated.end, -_MICROSECOND)))
+        start, end = first.start.isoformat(), last.end.isoformat()
+        raise InvalidArgument(
+            f"Job {spec.name!r}: a window to compute contains only a part of the window from "
+            f"{repeated.start.isoformat()} to {repeated.end.isoformat()}, which an earlier "
+            "definition computed, so rows would be counted twice.",
+            hint=f"backfill_job({spec.name!r}, {start!r}, {end!r}, resume=False)",
+            command=f"featurestore job backfill {spec.name} --start {start} --end {end} --anew",
+        )
+
+
+def _find_repeated(
+    schedule: Schedule, windows: Sequence[Window], stored_windows: Collection[Window]
+) -> Window | None:
+    """Return the first stored window that overlaps a window to compute; None if none overlaps."""
+    if overlaps_itself(schedule):  # each window has rows of its own
+        return min({*stored_windows} & {*windows}, default=None)
+    ranges = merge_ranges(windows)
+    overlapping = [
+        window
+        for window in stored_windows
+        for each in touching(ranges, window)
+        if each.start < window.end and window.start < each.end
+    ]
+    return min(overlapping, default=None)
 
 
 def computed_windows(
     session: Session, job: RegisteredJob, start: datetime, end: datetime
-) -> set[Window]:
-    """Return the windows of a range that the latest target version contains."""
-    if job.spec.kind in RUN_ONCE:
-        return set()
-    if job.spec.kind == "monitor":  # a monitor has no target group
-        with session.registry.reading() as connection:
-            return runs.find_windows(
-                connection, job.spec.name, start=start, end=end, states=[runs.DONE]
-            )
-    group = find_target(session, job.spec)
-    if group is None:
-        return set()
-    states = [runs.DONE]
-    if job.spec.mode == "append":  # the rows of stale windows are in the table, too
+) -> Collection[Window]:
+    """Return the windows of a range that the latest target version contains.
+
+    The result contains every window that these windows cover.
+    """
+    spec = job.spec
+    if spec.kind in RUN_ONCE:
+        return ()
+    version, states = None, [runs.DONE]
+    if spec.kind != "monitor":  # a monitor has no target group
+        group = find_target(session, spec)
+        if group is None:
+            return ()
+        version = group.spec.version
+    if spec.mode == "append":  # the rows of stale windows are in the table, too
         states.append(runs.STALE)
     with session.registry.reading() as connection:
-        return runs.find_windows(
-            connection,
-            job.spec.name,
-            start=start,
-            end=end,
-            states=states,
-            target_version=group.spec.version,
+        computed = runs.find_windows(
+            connection, spec.name, start=start, until=end, states=states, target_version=version
         )
+    return Coverage(computed, build_schedule(spec))
 
 
 def find_all_stale(session: Session, job: RegisteredJob) -> list[Window]:
@@ -164,7 +255,19 @@ def find_all_stale(session: Session, job: RegisteredJob) -> list[Window]:
             f"Job {job.spec.name!r} appends, so its windows cannot be computed again.",
             hint="mode='replace_window' replaces the rows of a window",
         )
-    return refresh_stale_windows(session, job.spec)
+    schedule = build_schedule(job.spec)
+    stale = refresh_stale_windows(session, job.spec)
+    scheduled = [window for window in stale if is_scheduled(schedule, window)]
+    if len(scheduled) < len(stale):
+        first = min({*stale} - {*scheduled})
+        warn_caller(
+            f"Job {job.spec.name!r}: {len(stale) - len(scheduled):,} stale windows of an earlier "
+            f"schedule are not computed again, the first from {first.start.isoformat()} to "
+            f"{first.end.isoformat()}. backfill_job(..., resume=False) computes the windows of a "
+            "range again.",
+            JobWarning,
+        )
+    return scheduled
 
 
 def refresh_stale_windows(session: Session, spec: JobSpec) -> list[Window]:

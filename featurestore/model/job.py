@@ -48,7 +48,7 @@ REMIND = timedelta(days=1)
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "name kind target schedule code timezone closed mode validation description on_error": str,
     "event_time created_time on_failure tombstone": (str, NoneType),
-    "statistics delete_missing": bool,
+    "statistics delete_missing shared": bool,
     "retries": int,
     "catchup keep": (int, NoneType),
 }
@@ -74,7 +74,8 @@ class JobSpec:
     "wait", later windows wait for a failed one. Failures are sent to the ``alert`` channels, and
     repeated after ``remind``. ``watched`` is the definition of a monitor, ``stream`` the input of a
     stream job. ``publishes`` are the views that a publish job, or a stream job after each commit,
-    publishes. ``registers`` are the tables that a catalog job keeps in sync.
+    publishes. ``registers`` are the tables that a catalog job keeps in sync. ``shared`` allows other
+    jobs with disjoint keys to write the same group.
     """
 
     name: str
@@ -116,6 +117,7 @@ class JobSpec:
     stream: StreamSpec | None = None
     publishes: tuple[PublicationTarget, ...] = ()
     registers: CatalogTarget | None = None
+    shared: bool = False
 
     __repr__ = display.record_repr
 
@@ -190,6 +192,8 @@ class JobSpec:
             data["tombstone"] = self.tombstone
         if self.delete_missing:
             data["delete_missing"] = True
+        if self.shared:
+            data["shared"] = True
         if self.publishes:
             data["publishes"] = [target.to_json() for target in self.publishes]
         objects = {"watched": self.watched, "stream": self.stream, "registers": self.registers}

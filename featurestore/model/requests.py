@@ -84,6 +84,7 @@ class FeatureJobRequest:
     alert: str | Sequence[str] = ()
     tombstone: str | None = None
     delete_missing: bool = False
+    shared: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

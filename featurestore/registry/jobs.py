@@ -30,13 +30,17 @@ from featurestore.registry.tables import (
 
 @dataclass(frozen=True)
 class RegisteredJob:
-    """A registered job; ``origin`` is the file or module that defines it."""
+    """A registered job; ``origin`` is the file or module that defines it.
+
+    ``changes`` describe the effect of a registration on the windows of the job.
+    """
 
     spec: JobSpec
     version: int
     origin: str
     paused: bool
     watermark: datetime | None
+    changes: tuple[str, ...] = ()
 
     __repr__ = display.record_repr
 
@@ -53,6 +57,7 @@ class RegisteredJob:
             "target": self.spec.target,
             "inputs": self.spec.inputs,
             "watermark": self.watermark,
+            **({"changes": "; ".join(self.changes)} if self.changes else {}),
         }
 
     def _repr_html_(self) -> str:
@@ -190,6 +195,12 @@ def advance(connection: Connection, name: str, watermark: datetime) -> None:
         .where(job_states.c.name == name, is_behind)
         .values(watermark=to_column(watermark))
     )
+
+
+def set_watermark(connection: Connection, name: str, watermark: datetime | None) -> None:
+    """Replace the watermark after a change of the job's windows."""
+    values = {"watermark": to_column(watermark)}
+    connection.execute(job_states.update().where(job_states.c.name == name).values(values))
 
 
 def lease_owner(connection: Connection, name: str, *, locked: bool = False) -> str | None:

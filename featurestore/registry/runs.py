@@ -20,6 +20,8 @@ from featurestore.registry.rows import location_of, to_column, to_time, translat
 from featurestore.registry.tables import runs, windows
 
 RUNNING, DONE, FAILED, STALE = "running", "done", "failed", "stale"
+# The state of windows whose rows the windows of a changed definition will replace.
+REPLACED = "replaced"
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,11 @@ class Run:
 
 @dataclass(frozen=True)
 class WindowState:
-    """The state of a window; ``tries`` is the number of failures since it was last computed."""
+    """The state of a window; ``tries`` is the number of failures since it was last computed.
+
+    ``target_version`` is the version of the target that contains the rows of the window. A failed
+    window has one if it was computed before.
+    """
 
     state: str
     run_id: str
@@ -228,19 +234,19 @@ def record_computed_windows(
 def record_failed_windows(
     connection: Connection, job: str, failed_windows: Sequence[Window], *, run_id: str
 ) -> None:
-    """Record that windows failed; they remain due."""
-    earlier_failures = window_states(connection, job, states=[FAILED])
+    """Record that windows failed; they remain due, and the rows of earlier runs remain."""
     for window in failed_windows:
-        tries = earlier_failures[window].tries + 1 if window in earlier_failures else 1
+        earlier = find_state(connection, job, window)
+        failures = earlier.tries if earlier is not None and earlier.state == FAILED else 0
         _replace_states(
             connection,
             job,
             [window],
             state=FAILED,
             run_id=run_id,
-            target_version=None,
-            tries=tries,
-            inputs="{}",
+            target_version=None if earlier is None else earlier.target_version,
+            tries=failures + 1,
+            inputs="{}" if earlier is None else earlier._inputs,
         )
 
 
@@ -254,22 +260,56 @@ def mark_stale(connection: Connection, job: str, stale_windows: Sequence[Window]
         )
 
 
+def change_states(
+    connection: Connection, job: str, changed_windows: Sequence[Window], state: str | None
+) -> None:
+    """Set the state of recorded windows; None deletes them."""
+    if not changed_windows:
+        return
+    statement: sa.Update | sa.Delete = windows.delete()
+    if state is not None:
+        statement = windows.update().values(state=state)
+    connection.execute(
+        statement.where(_matches_bound_window()), _bind_windows(job, changed_windows)
+    )
+
+
+def forget_windows(connection: Connection, job: str) -> None:
+    """Delete the recorded windows of a job, whose target has changed."""
+    connection.execute(windows.delete().where(windows.c.job == job))
+
+
 def window_states(
-    connection: Connection, job: str, *, states: Iterable[str]
+    connection: Connection, job: str, *, states: Iterable[str] | None = None
 ) -> dict[Window, WindowState]:
-    """Return the windows of a job in the given states, oldest first, with their states."""
-    query = sa.select(windows).where(windows.c.job == job, windows.c.state.in_(list(states)))
+    """Return the windows of a job, oldest first, with their states.
+
+    ``states`` selects windows by state.
+    """
+    query = sa.select(windows).where(windows.c.job == job)
+    if states is not None:
+        query = query.where(windows.c.state.in_(list(states)))
     return {
-        Window(from_micros(row.window_start), from_micros(row.window_end)): WindowState(
-            row.state,
-            row.run_id,
-            row.target_version,
-            row.tries,
-            from_micros(row.updated),
-            row.inputs,
-        )
+        Window(from_micros(row.window_start), from_micros(row.window_end)): _to_window_state(row)
         for row in connection.execute(query.order_by(windows.c.window_start))
     }
+
+
+def find_state(connection: Connection, job: str, window: Window) -> WindowState | None:
+    """Return the state of a window; None if it was not computed."""
+    query = sa.select(windows).where(
+        windows.c.job == job,
+        windows.c.window_start == to_micros(window.start),
+        windows.c.window_end == to_micros(window.end),
+    )
+    row = connection.execute(query).one_or_none()
+    return None if row is None else _to_window_state(row)
+
+
+def _to_window_state(row: Row[Any]) -> WindowState:
+    return WindowState(
+        row.state, row.run_id, row.target_version, row.tries, from_micros(row.updated), row.inputs
+    )
 
 
 def find_windows(
@@ -278,29 +318,43 @@ def find_windows(
     *,
     start: datetime | None = None,
     end: datetime | None = None,
+    until: datetime | None = None,
     states: Iterable[str] | None = None,
     target_version: int | None = None,
+    stored_in: int | None = None,
     excluded_run: str | None = None,
 ) -> set[Window]:
     """Return the windows of a job whose end is after ``start`` and at most ``end``.
 
-    ``states`` selects windows by state, ``target_version`` excludes windows in other target
-    versions, and ``excluded_run`` excludes the windows of one run.
+    Args:
+        connection: The connection.
+        job: The job.
+        start: The time after which the windows end.
+        end: The time at or before which the windows end.
+        until: The time before which the windows begin.
+        states: The states of the windows.
+        target_version: Excludes windows whose rows are in other versions of the target.
+        stored_in: Selects windows whose rows are in this version of the target.
+        excluded_run: Excludes the windows of one run.
     """
     columns = windows.c
-    query = sa.select(columns.window_start, columns.window_end).where(columns.job == job)
+    conditions = [columns.job == job]
     if start is not None:
-        query = query.where(columns.window_end > to_micros(start))
+        conditions.append(columns.window_end > to_micros(start))
     if end is not None:
-        query = query.where(columns.window_end <= to_micros(end))
+        conditions.append(columns.window_end <= to_micros(end))
+    if until is not None:
+        conditions.append(columns.window_start < to_micros(until))
     if states is not None:
-        query = query.where(columns.state.in_(list(states)))
+        conditions.append(columns.state.in_(list(states)))
+    if stored_in is not None:
+        conditions.append(columns.target_version == stored_in)
     if target_version is not None:
-        query = query.where(
-            sa.or_(columns.target_version.is_(None), columns.target_version == target_version)
-        )
+        is_missing = columns.target_version.is_(None)
+        conditions.append(sa.or_(is_missing, columns.target_version == target_version))
     if excluded_run is not None:
-        query = query.where(columns.run_id != excluded_run)
+        conditions.append(columns.run_id != excluded_run)
+    query = sa.select(columns.window_start, columns.window_end).where(*conditions)
     return {Window(from_micros(low), from_micros(high)) for low, high in connection.execute(query)}
 
 

@@ -1,0 +1,118 @@
+"""The jobs that write a feature group, in the table property ``featurestore.writers``.
+
+The property lets a rebuilt or second registry detect that two jobs write one group. Tables of
+earlier releases lack it; their only writer is the job that created the group.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sqlalchemy.engine import Connection
+
+from featurestore.delta.log import latest_version
+from featurestore.delta.snapshot import read_snapshot
+from featurestore.errors import JobWarning, listing
+from featurestore.featuregroups.table import OpenGroup, version_title
+from featurestore.model.arguments import warn_caller
+from featurestore.model.job import JobSpec
+from featurestore.recovery import groups
+from featurestore.recovery.in_flight import in_flight
+from featurestore.registry import jobs
+from featurestore.session import Session
+from featurestore.storage.failures import warn_after_publication
+
+WRITERS = "featurestore.writers"
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A job that writes a group: whether it reads a stream, and whether it allows more writers."""
+
+    stream: bool = False
+    shared: bool = False
+
+    @classmethod
+    def of(cls, spec: JobSpec) -> Writer:
+        """Return the writer that a job definition describes."""
+        return cls(spec.stream is not None, spec.shared)
+
+
+def writers_of(group: OpenGroup) -> dict[str, Writer]:
+    """Return the jobs that write a group by name, as recorded in its table."""
+    text = group.state.properties.get(WRITERS)
+    if text is None:
+        return {} if group.spec.job is None else {group.spec.job: Writer()}
+    try:
+        return {
+            str(name): Writer(bool(fields.get("stream")), bool(fields.get("shared")))
+            for name, fields in json.loads(text).items()
+        }
+    # Any Delta writer can change properties, which must not prevent writes.
+    except (ValueError, AttributeError, RecursionError):
+        return {}
+
+
+def writer_properties(connection: Connection, name: str) -> dict[str, str]:
+    """Return the property of a new table: the registered jobs that write the group."""
+    specs = [job.spec for job in jobs.list_all(connection) if writes_group(job.spec, name)]
+    return {WRITERS: _to_text({spec.name: Writer.of(spec) for spec in specs})} if specs else {}
+
+
+def writes_group(spec: JobSpec, name: str) -> bool:
+    """Return whether a job writes the feature group ``name``."""
+    return spec.target == name and (spec.fills_group or spec.stream is not None)
+
+
+def change_writers(
+    session: Session, group: OpenGroup, change: Callable[[dict[str, Writer]], dict[str, Writer]]
+) -> None:
+    """Change the recorded writers of a group in one commit without rows.
+
+    ``change`` gets the recorded writers under a lock. If it returns equal writers, nothing is
+    written.
+    """
+    if change(writers_of(group)) == writers_of(group):
+        return
+    name, version = group.spec.name, group.spec.version
+    with in_flight(session, kind="write", name=name, version=version) as run:
+        with session.registry.transaction() as connection:
+            groups.lock(connection, name, version)
+            state = read_snapshot(group.path)
+            writers = change(writers_of(OpenGroup(group.spec, group.path, state)))
+            session.engine.set_properties(
+                group.path,
+                {WRITERS: _to_text(writers)},
+                commit_metadata={
+                    "operation": "update",
+                    "run": run.run_id,
+                    "changes": [f"written by {listing(writers)}"],
+                },
+            )
+        # Recovery knows of the commit if the registration fails.
+        run.committed_version = latest_version(group.path)
+        with warn_after_publication(version_title(group.spec, run.committed_version)):
+            with session.registry.transaction() as connection:
+                groups.register_definition(connection, group.path, name, version)
+            run.registered = True
+
+
+def warn_of_writers(group: OpenGroup) -> None:
+    """Warn a user who writes rows into a group that jobs write."""
+    names = list(writers_of(group))
+    if names:
+        verb = "writes" if len(names) == 1 else "write"
+        warn_caller(
+            f"Job {listing(names)} {verb} feature group {group.spec.name!r}, and a run may replace "
+            "these rows. Write them into a group of their own.",
+            JobWarning,
+        )
+
+
+def _to_text(writers: Mapping[str, Writer]) -> str:
+    fields = {
+        name: {"stream": writer.stream, "shared": writer.shared} for name, writer in writers.items()
+    }
+    return json.dumps(fields, sort_keys=True)

@@ -1,0 +1,189 @@
+"""Jobs with one target: which jobs may write the same feature group, and which jobs write it.
+
+Two jobs that replace windows of one group would delete rows of each other. Therefore a group has
+one job, unless all its jobs append or upsert rows with disjoint keys, and their definitions say
+``shared=True``. A stream beside another job is often intended, for example if a batch job replaces
+the rows of a stream after each day, and only causes a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from sqlalchemy.engine import Connection
+
+from featurestore.delta import commits
+from featurestore.delta.snapshot import read_snapshot
+from featurestore.errors import FeatureStoreError, InvalidJob, JobWarning
+from featurestore.featuregroups.table import OpenGroup
+from featurestore.featuregroups.writers import Writer, change_writers, writers_of, writes_group
+from featurestore.model.arguments import warn_caller
+from featurestore.model.job import JobSpec
+from featurestore.registry import featuregroups, jobs
+from featurestore.session import Session
+
+
+@dataclass(frozen=True)
+class Registration:
+    """Definitions that are registered together, by name, and the files that were loaded.
+
+    A job of these files without a definition was removed from its file, or has another name now.
+    ``removed`` are the names of further jobs that no longer exist.
+    """
+
+    specs: Mapping[str, JobSpec]
+    origins: Collection[str] = ()
+    removed: Collection[str] = ()
+
+    def removes(self, job: jobs.RegisteredJob) -> bool:
+        """Return whether a registered job is no longer defined."""
+        name = job.spec.name
+        return name in self.removed or (job.origin in self.origins and name not in self.specs)
+
+    def replace_spec(self, spec: JobSpec) -> Registration:
+        """Return the definitions with another definition of one job."""
+        return replace(self, specs={**self.specs, spec.name: spec})
+
+
+def check_targets(
+    connection: Connection,
+    session: Session,
+    registration: Registration,
+    *,
+    name: str | None = None,
+    warns: bool = True,
+) -> list[str]:
+    """Refuse jobs whose target another job writes.
+
+    Return the former writers of the targets: jobs that their files no longer define.
+
+    Args:
+        connection: The connection.
+        session: The connection to the store.
+        registration: The definitions.
+        name: The job to check; None: all definitions.
+        warns: Whether streams that write the group of another job cause a warning.
+
+    Raises:
+        InvalidJob: Another job writes the group, and the definitions do not share it.
+    """
+    registered_jobs = {job.spec.name: job for job in jobs.list_all(connection)}
+    former = [each for each, job in registered_jobs.items() if registration.removes(job)]
+    checked_specs = [
+        spec
+        for spec in registration.specs.values()
+        if name in (None, spec.name) and writes_group(spec, spec.target)
+    ]
+    for spec in checked_specs:
+        specs = {
+            each: job.spec for each, job in registered_jobs.items() if each not in former
+        } | registration.specs
+        group = _find_group(connection, session, spec.target)
+        # The registry knows the current definition of a job, the table also jobs of other
+        # registries.
+        writers = {} if group is None else writers_of(group)
+        writers = {each: writer for each, writer in writers.items() if each not in registered_jobs}
+        writers |= {
+            each.name: Writer.of(each) for each in specs.values() if writes_group(each, spec.target)
+        }
+        writers.pop(spec.name, None)
+        earlier = registered_jobs.get(spec.name)
+        is_writer = earlier is not None and writes_group(earlier.spec, spec.target)
+        for writer_name, writer in writers.items():
+            # Two jobs of an earlier release may be registered. One becomes shared before the other.
+            if not (spec.shared and (writer.shared or is_writer)):
+                _refuse_pair(spec, writer_name, writer, warns=warns)
+            if writer_name in specs:
+                _check_same_roles(spec, specs[writer_name])
+    return former
+
+
+def _refuse_pair(spec: JobSpec, name: str, writer: Writer, *, warns: bool) -> None:
+    """Refuse a job whose group another job writes; only warn if one of them is a stream."""
+    title = f"Job {spec.name!r} and job {name!r} both write feature group {spec.target!r}"
+    if spec.stream is not None or writer.stream:
+        if not warns:
+            return
+        warn_caller(
+            f"{title}, and each may replace rows of the other. If their keys are disjoint, set "
+            "shared=True in both definitions.",
+            JobWarning,
+        )
+        return
+    hint = f"featuregroup={_free_name(spec)!r}"
+    if spec.mode != "replace_window":
+        hint = f"shared=True in both definitions if their keys are disjoint, or {hint}"
+    if spec.shared:
+        hint = f"shared=True in the definition of {name!r}"
+    raise InvalidJob(
+        f"{title}, so a run of one could replace rows of the other.",
+        hint=f"{hint}; featurestore job remove {name} releases the group",
+    )
+
+
+def _free_name(spec: JobSpec) -> str:
+    return f"{spec.target}_2" if spec.name == spec.target else spec.name
+
+
+def _check_same_roles(spec: JobSpec, second: JobSpec) -> None:
+    """Refuse jobs with different keys or times, which would create a version in turn."""
+    for argument in ("primary_key", "event_time", "created_time", "partition_by"):
+        first_value, second_value = getattr(spec, argument), getattr(second, argument)
+        if spec.shared and second.shared and first_value != second_value:
+            raise InvalidJob(
+                f"Job {spec.name!r} and job {second.name!r} share feature group {spec.target!r}, "
+                f"but {argument} is {first_value!r} in one and {second_value!r} in the other.",
+                hint=f"{argument}={second_value!r}",
+            )
+
+
+def claim_target(session: Session, spec: JobSpec, *, former: Collection[str] = ()) -> None:
+    """Record in the table of its target that a job writes it, and remove ``former`` writers."""
+    if not writes_group(spec, spec.target):
+        return
+    with session.registry.reading() as connection:
+        group = _find_group(connection, session, spec.target)
+    if group is not None:
+        change_writers(
+            session,
+            group,
+            lambda writers: {
+                **{name: writer for name, writer in writers.items() if name not in former},
+                spec.name: Writer.of(spec),
+            },
+        )
+
+
+def release_target(session: Session, spec: JobSpec) -> None:
+    """Remove a job from the recorded writers of its target."""
+    if not writes_group(spec, spec.target):
+        return
+    with session.registry.reading() as connection:
+        group = _find_group(connection, session, spec.target)
+    if group is not None:
+        change_writers(
+            session,
+            group,
+            lambda writers: {name: writer for name, writer in writers.items() if name != spec.name},
+        )
+
+
+def find_owned_groups(session: Session, job: str) -> list[str]:
+    """Return the feature groups whose tables record a job as a writer, also of other registries."""
+    with session.registry.reading() as connection:
+        names = featuregroups.latest_names(connection)
+        open_groups = [(name, _find_group(connection, session, name)) for name in names]
+    return [name for name, group in open_groups if group is not None and job in writers_of(group)]
+
+
+def _find_group(connection: Connection, session: Session, name: str) -> OpenGroup | None:
+    """Open the latest version of a group; None if it does not exist or cannot be read."""
+    registered = featuregroups.find(connection, name)
+    if registered is not None:
+        path = session.featuregroup_path(name, registered.version)
+        with suppress(FeatureStoreError, OSError):
+            state = read_snapshot(path)
+            return OpenGroup(commits.spec_of(state), path, state)
+    return None

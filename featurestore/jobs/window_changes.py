@@ -1,0 +1,462 @@
+"""The effect of a changed job definition on the windows of the job.
+
+Registration compares the windows of the new definition with the windows whose rows the target
+contains. Windows that the computed windows cover stay as they are: after a change from hours to
+days at midnight, the job continues with the next day. Time ranges that were not computed are due in
+the new windows. If a new window contains computed and missing ranges, its rows would be counted
+twice: the job has to recompute the windows from a ``start=`` on, which replaces the earlier rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import takewhile
+
+from sqlalchemy.engine import Connection
+
+from featurestore.errors import FeatureStoreError, InvalidJob
+from featurestore.jobs.coverage import (
+    Coverage,
+    is_scheduled,
+    overlaps_itself,
+    touching,
+)
+from featurestore.jobs.recovery import restore
+from featurestore.jobs.schedule import (
+    build_schedule,
+    due_windows,
+    is_computable,
+    last_schedule_time,
+    windows_after,
+)
+from featurestore.jobs.target import find_target
+from featurestore.model import times
+from featurestore.model.job import RUN_ONCE, JobSpec
+from featurestore.model.runtime import iterate_within_limit
+from featurestore.model.times import Window
+from featurestore.registry import jobs, runs
+from featurestore.registry.jobs import RegisteredJob
+from featurestore.registry.runs import WindowState
+from featurestore.session import Session
+
+_MICROSECOND = timedelta(microseconds=1)
+# The fields of a definition that decide which windows exist, and which rows are in them.
+_GRID_FIELDS = ("schedule", "window", "timezone", "closed")
+
+
+def find_target_version(session: Session, spec: JobSpec) -> int | None:
+    """Return the version of the group that the next run of a job writes; None if it creates one."""
+    if spec.fills_group:
+        # A group that cannot be read or is external fails the run, which reports the cause.
+        with suppress(FeatureStoreError, OSError):
+            group = find_target(session, spec)
+            return None if group is None else group.spec.version
+    return None
+
+
+def put_job(
+    connection: Connection,
+    session: Session,
+    spec: JobSpec,
+    *,
+    origin: str,
+    version: int | None,
+    former: Collection[str] = (),
+) -> RegisteredJob:
+    """Put a definition into the registry, and compare it with the computed windows of its target.
+
+    Args:
+        connection: The transaction.
+        session: The connection to the store.
+        spec: The definition.
+        origin: The file or module of the job.
+        version: The version of the target that the next run writes; None if it creates one.
+        former: Jobs that wrote the target before, whose windows are now those of this job.
+    """
+    earlier_job = jobs.find(connection, spec.name)
+    earlier = None if earlier_job is None else earlier_job.spec
+    watermark = None
+    if spec.stream is None and spec.start is None:
+        # No catchup: the job begins with the window that is open now.
+        now = times.shift_time(times.utc_now(), -spec.allowed_lateness)
+        watermark = last_schedule_time(build_schedule(spec), now)
+    jobs.register(connection, spec, origin=origin, watermark=watermark)
+    if earlier is not None and not (is_computable(earlier) and has_same_target(spec, earlier)):
+        runs.forget_windows(connection, spec.name)
+        jobs.set_watermark(connection, spec.name, watermark)
+        earlier = None
+    # After the loss of the registry, the windows in the table must not be computed again.
+    if earlier is None:
+        restore(connection, session, spec, former=former)
+    progress = Progress(
+        runs.window_states(connection, spec.name),
+        jobs.watermark(connection, spec.name),
+        version,
+    )
+    is_new = earlier is None and not progress.states
+    if is_new or spec.stream is not None:
+        return jobs.get(connection, spec.name)
+    if earlier is not None and not can_change_windows(spec, earlier):
+        return jobs.get(connection, spec.name)
+    change = compare_windows(spec, earlier, progress, now=times.utc_now())
+    change.apply(connection, spec.name)
+    return replace(jobs.get(connection, spec.name), changes=change.lines)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The recorded windows and the watermark of a job.
+
+    ``version`` is the version of the target that the next run writes, None if it creates one.
+    """
+
+    states: Mapping[Window, WindowState]
+    watermark: datetime | None
+    version: int | None
+
+    def windows(self, *states: str) -> list[Window]:
+        """Return the windows in the given states."""
+        return [window for window, state in self.states.items() if state.state in states]
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """The rows of a computed window in the target; ``closed`` is the end that belongs to it."""
+
+    window: Window
+    closed: str
+
+    @property
+    def event_times(self) -> Window:
+        """The range of event times, from the first to before the last microsecond."""
+        return event_time_range(self.window, self.closed)
+
+
+@dataclass(frozen=True)
+class WindowChange:
+    """The windows whose state changes with a definition, and the new watermark.
+
+    ``replaced`` are computed windows whose rows new windows replace, ``outdated`` failed windows
+    whose rows stay, and ``dropped`` failed windows that are no longer due. ``lines`` describe the
+    change.
+    """
+
+    watermark: datetime | None
+    replaced: tuple[Window, ...] = ()
+    outdated: tuple[Window, ...] = ()
+    dropped: tuple[Window, ...] = ()
+    lines: tuple[str, ...] = ()
+
+    def apply(self, connection: Connection, job: str) -> None:
+        """Record the change."""
+        runs.change_states(connection, job, self.replaced, runs.REPLACED)
+        runs.change_states(connection, job, self.outdated, runs.STALE)
+        runs.change_states(connection, job, self.dropped, None)
+        jobs.set_watermark(connection, job, self.watermark)
+
+
+def has_same_target(spec: JobSpec, earlier: JobSpec) -> bool:
+    """Return whether the recorded windows of an earlier definition are those of its successor."""
+    targets = [(each.target, each.fills_group, each.stream is None) for each in (spec, earlier)]
+    return targets[0] == targets[1]
+
+
+def can_change_windows(spec: JobSpec, earlier: JobSpec) -> bool:
+    """Return whether a new definition may change which windows of a job are due."""
+    names = [*_GRID_FIELDS, "start", "mode"]
+    return not has_same_target(spec, earlier) or (
+        spec.stream is None and any(getattr(spec, name) != getattr(earlier, name) for name in names)
+    )
+
+
+def event_time_range(window: Window, closed: str) -> Window:
+    """Return the event times of a window's rows as a range that excludes its end."""
+    if closed == "left":
+        return window
+    return Window(
+        times.shift_time(window.start, _MICROSECOND), times.shift_time(window.end, _MICROSECOND)
+    )
+
+
+def stored_rows(progress: Progress) -> list[StoredRows]:
+    """Return the windows whose rows are in the target, whether they are due again or not."""
+    return [
+        StoredRows(window, str(state.inputs.get("closed", "right")))
+        for window, state in progress.states.items()
+        if progress.version is not None and state.target_version == progress.version
+    ]
+
+
+def compare_windows(
+    spec: JobSpec, earlier: JobSpec | None, progress: Progress, *, now: datetime
+) -> WindowChange:
+    """Compare a new definition with the computed and failed windows of a job.
+
+    Args:
+        spec: The new definition.
+        earlier: The registered definition; None if only the table knows the computed windows.
+        progress: The recorded windows.
+        now: The current time.
+
+    Raises:
+        InvalidJob: The new windows would count rows twice; the hint has the line that avoids it.
+    """
+    if spec.kind in RUN_ONCE:  # one run is enough for all windows
+        schedule = build_schedule(spec)
+        failed = [
+            each for each in progress.windows(runs.FAILED) if not is_scheduled(schedule, each)
+        ]
+        return WindowChange(progress.watermark, dropped=tuple(failed))
+    comparison = _Comparison(spec, earlier, progress, now)
+    if overlaps_itself(comparison.schedule):
+        return comparison.continue_overlapping()
+    conflicts = comparison.find_conflicts()
+    if not conflicts:
+        return comparison.continue_windows()
+    return comparison.recompute(conflicts)
+
+
+class _Comparison:
+    """The windows of a new definition, and the recorded windows of the job."""
+
+    def __init__(
+        self, spec: JobSpec, earlier: JobSpec | None, progress: Progress, now: datetime
+    ) -> None:
+        self.spec, self.earlier, self.progress, self.now = spec, earlier, progress, now
+        self.schedule = build_schedule(spec)
+        self.until = times.shift_time(now, -spec.allowed_lateness)
+        self.stored = stored_rows(progress)
+        self.is_same_grid = earlier is not None and all(
+            getattr(spec, name) == getattr(earlier, name) for name in _GRID_FIELDS
+        )
+        # A window that failed after it was computed has rows in the target. Other windows cannot
+        # compute it again, and an appending job would append its rows twice.
+        self.outdated = [
+            window
+            for window in progress.windows(runs.FAILED)
+            if progress.states[window].target_version is not None
+            and (spec.mode == "append" or not self.is_same_grid)
+        ]
+        self.settled = [*progress.windows(runs.DONE, runs.STALE), *self.outdated]
+        self.first = self._find_first_instant()
+        self.horizon = max([rows.window.end for rows in self.stored], default=self.first)
+        self.windows = list(self._iter_windows())
+
+    def _find_first_instant(self) -> datetime:
+        """Return the time from which windows may be due."""
+        if self.spec.start is not None:
+            return self.spec.start
+        if not self.progress.states:
+            return last_schedule_time(self.schedule, self.until)
+        unfinished = self.progress.windows(runs.FAILED, runs.REPLACED)
+        starts = [window.start for window in unfinished]
+        if self.progress.watermark is not None:
+            return min([self.progress.watermark, *starts])
+        return min(window.start for window in self.progress.states)
+
+    def _iter_windows(self) -> Iterator[Window]:
+        """Yield the windows that are complete, or begin at or before the end of stored rows."""
+        upcoming = takewhile(
+            lambda window: window.end <= self.until or window.start <= self.horizon,
+            iterate_within_limit(windows_after(self.schedule, self.first)),
+        )
+        for window in upcoming:
+            if self.spec.start is None or window.start >= self.spec.start:
+                yield window
+
+    def find_conflicts(self) -> list[tuple[Window, StoredRows]]:
+        """Return pairs of a window to compute and stored rows that it contains only in part."""
+        covered = Coverage(self.settled, self.schedule)
+        pending = [window for window in self.windows if window not in covered]
+        stored = self.stored
+        if self.is_same_grid and self.spec.mode != "append":
+            # An earlier registration has chosen to replace these rows.
+            replaced = set(self.progress.windows(runs.REPLACED))
+            stored = [rows for rows in stored if rows.window not in replaced]
+        return [
+            (window, rows)
+            for rows in stored
+            for window in touching(pending, rows.window)
+            if self._is_conflict(window, rows)
+        ]
+
+    def _is_conflict(self, window: Window, rows: StoredRows) -> bool:
+        """Return whether computing a window would repeat or delete rows of another window."""
+        if self.spec.mode == "append":
+            return _overlaps(window, rows.window)
+        if window == rows.window and rows.closed == self.spec.closed:
+            return False
+        event_times = event_time_range(window, self.spec.closed)
+        return _overlaps(window, rows.window) or _overlaps(event_times, rows.event_times)
+
+    def continue_windows(self) -> WindowChange:
+        """Keep all computed windows; time ranges that were not computed are due."""
+        covered = Coverage(self.settled, self.schedule)
+        pending = [window for window in self.windows if window not in covered]
+        watermark = self.first if self.spec.start is None else None
+        for window in self.windows:
+            if window not in covered:
+                break
+            watermark = window.end
+        return self._change(pending, watermark)
+
+    def continue_overlapping(self) -> WindowChange:
+        """Continue with windows that overlap each other, each of which has rows of its own."""
+        if self.is_same_grid or not self.settled:
+            return self.continue_windows()
+        boundary = max(window.end for window in self.settled)
+        lost = [each for each in self._unfinished() if each.end <= boundary]
+        if lost or not any(window.end == boundary for window in self.windows):
+            raise self._refuse_new_group(
+                f"windows of the new definition do not begin where those of the earlier one end, "
+                f"at {boundary.isoformat()}"
+            )
+        pending = [window for window in self.windows if window.end > boundary]
+        return self._change(pending, boundary)
+
+    def recompute(self, conflicts: Sequence[tuple[Window, StoredRows]]) -> WindowChange:
+        """Recompute the windows from ``start=`` on, or refuse the definition."""
+        boundary = self._find_boundary(min(window.start for window, _ in conflicts))
+        if self.spec.mode == "append" or not self._is_start_chosen(boundary):
+            raise self._refuse(conflicts, boundary)
+        first = self.windows[0]
+        replaced = [
+            window
+            for window in self.progress.windows(runs.DONE, runs.STALE, runs.REPLACED)
+            if window.start >= first.start
+        ]
+        outdated = [window for window in self.outdated if window.start >= first.start]
+        new_ranges = Coverage(self.windows, self.schedule)
+        uncovered = [window for window in [*replaced, *outdated] if window not in new_ranges]
+        if not self._is_boundary(first) or uncovered:
+            raise self._refuse(conflicts, boundary)
+        self.settled = [window for window in self.settled if window.start < first.start]
+        watermark = first.start if self.spec.start is None else None
+        return self._change(self.windows, watermark, replaced=[*replaced, *outdated])
+
+    def _is_start_chosen(self, boundary: Window | None) -> bool:
+        """Return whether the definition says from when on windows are recomputed."""
+        if self.spec.start is None or not self.windows:
+            return False
+        is_new = self.earlier is not None and self.earlier.start != self.spec.start
+        return is_new or self.windows[0] == boundary
+
+    def _find_boundary(self, conflict: datetime) -> Window | None:
+        """Return the last window up to a time from which stored rows can be replaced completely."""
+        earliest = min(rows.window.start for rows in self.stored)
+        candidates = list(
+            takewhile(
+                lambda window: window.start <= conflict,
+                windows_after(self.schedule, times.shift_time(earliest, -_MICROSECOND)),
+            )
+        )
+        return next(filter(self._is_boundary, reversed(candidates)), None)
+
+    def _is_boundary(self, window: Window) -> bool:
+        """Return whether all stored rows are before the start of a window, or after it."""
+        first = event_time_range(window, self.spec.closed).start
+        return all(
+            (rows.window.end <= window.start and rows.event_times.end <= first)
+            or (rows.window.start >= window.start and rows.event_times.start >= first)
+            for rows in self.stored
+        )
+
+    def _unfinished(self) -> list[Window]:
+        """Return the failed windows without rows that the new definition does not have."""
+        return [
+            window
+            for window in self.progress.windows(runs.FAILED)
+            if window not in self.outdated
+            and (window.start < self.first or not is_scheduled(self.schedule, window))
+        ]
+
+    def _change(
+        self,
+        pending: Sequence[Window],
+        watermark: datetime | None,
+        *,
+        replaced: Sequence[Window] = (),
+    ) -> WindowChange:
+        dropped = self._unfinished()
+        outdated = [window for window in self.outdated if window not in replaced]
+        due = [window for window in pending if window.end <= self.until]
+        stays = [window for window in self.settled if window not in replaced]
+        lines = [
+            *_describe(stays, "computed", "stays as it is", "stay as they are"),
+            *_describe(replaced, "computed", "is replaced", "are replaced by new windows"),
+            *_describe(due, "", "is due", "are due"),
+            *_describe(
+                dropped, "failed", "is no longer due in the earlier schedule",
+                "are no longer due in the earlier schedule",
+            ),
+            *self._describe_skipped(),
+        ]  # fmt: skip
+        return WindowChange(
+            watermark, tuple(replaced), tuple(outdated), tuple(dropped), tuple(lines)
+        )
+
+    def _describe_skipped(self) -> list[str]:
+        """Describe the time ranges that were due and begin before the new start."""
+        if self.earlier is None or self.spec.start is None:
+            return []
+        earlier_schedule = build_schedule(self.earlier)
+        was_due = due_windows(
+            earlier_schedule,
+            watermark=self.progress.watermark,
+            now=self.now,
+            computed=Coverage(self.settled, earlier_schedule),
+        )
+        begin = self.windows[0].start if self.windows else self.spec.start
+        skipped = [window for window in was_due if window.start < begin]
+        return _describe(
+            skipped, "due", "is before start=, and is not computed",
+            "are before start=, and are not computed",
+        )  # fmt: skip
+
+    def _refuse(
+        self, conflicts: Sequence[tuple[Window, StoredRows]], boundary: Window | None
+    ) -> InvalidJob:
+        window, rows = conflicts[0]
+        reason = (
+            f"the window {_describe_range(window)} of the new definition contains rows of the "
+            f"computed window {_describe_range(rows.window)}, and further time"
+        )
+        if boundary is None:
+            return self._refuse_new_group(reason)
+        start = f"start={boundary.start.isoformat()!r}"
+        consequence = f"{start} recomputes the windows from there on and replaces those rows."
+        if self.spec.mode == "append":
+            consequence = "mode='append' would add their rows twice."
+            start = f"mode='replace_window', {start}"
+        return InvalidJob(f"Job {self.spec.name!r}: {reason}. {consequence}", hint=start)
+
+    def _refuse_new_group(self, reason: str) -> InvalidJob:
+        return InvalidJob(
+            f"Job {self.spec.name!r}: {reason}, so rows of {self.spec.target!r} would be counted "
+            "twice or lost.",
+            hint=f"featuregroup='{self.spec.target}_2'",
+        )
+
+
+def _overlaps(first: Window, second: Window) -> bool:
+    return first.start < second.end and second.start < first.end
+
+
+def _describe_range(window: Window) -> str:
+    return f"{window.start.isoformat()} to {window.end.isoformat()}"
+
+
+def _describe(windows: Iterable[Window], adjective: str, one: str, many: str) -> list[str]:
+    """Describe windows in one line; return no line without windows."""
+    ordered = sorted(windows)
+    if not ordered:
+        return []
+    noun = "window" if len(ordered) == 1 else "windows"
+    verb = one if len(ordered) == 1 else many
+    whole = Window(ordered[0].start, max(window.end for window in ordered))
+    return [
+        f"{len(ordered):,} {adjective} {noun} {verb}: {_describe_range(whole)}".replace("  ", " ")
+    ]

@@ -10,15 +10,21 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import io
 import json
 import logging
 import os
 import smtplib
+import socket
 import ssl
 import subprocess
+import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
 from email.message import EmailMessage
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from featurestore.errors import (
@@ -38,6 +44,10 @@ _log = logging.getLogger("featurestore.alerts")
 # Time limit of one delivery.
 SECONDS = 10.0
 _GRANTS = "alert-channels"
+_MAX_REPLY_LINES = 1_000
+# Interval at which the connections of an overdue delivery are closed until it ends.
+_CLOSE_SECONDS = 1.0
+Connection = http.client.HTTPConnection | smtplib.SMTP
 
 
 def add_channel(session: Session, name: str, uri: str, *, secret: str | None = None) -> Channel:
@@ -136,12 +146,65 @@ def _error_text(error: Exception) -> str:
     return type(error).__name__
 
 
+def _send_within(seconds: float, send: Callable[[list[Connection]], None]) -> None:
+    """Call ``send`` with a list for its connections, and close them at a time limit.
+
+    The timeout of a socket limits single operations, so a receiver that sends a byte at a time
+    could block the caller forever.
+
+    Raises:
+        TimeoutError: The time limit was reached.
+    """
+    connections: list[Connection] = []
+    errors: list[BaseException] = []
+    has_ended = threading.Event()
+
+    def run() -> None:
+        try:
+            send(connections)
+        except BaseException as error:
+            errors.append(error)
+        has_ended.set()
+
+    def close_connections() -> None:
+        # Repeated, because a connection may still be established after the time limit.
+        while not has_ended.is_set():
+            for connection in connections:
+                if connection.sock is not None:
+                    with suppress(OSError):  # it is closed already
+                        connection.sock.shutdown(socket.SHUT_RDWR)
+            has_ended.wait(_CLOSE_SECONDS)
+
+    threading.Thread(target=run, name="alert", daemon=True).start()
+    if not has_ended.wait(seconds):
+        threading.Thread(target=close_connections, name="alert", daemon=True).start()
+        raise TimeoutError
+    for error in errors:
+        raise error
+
+
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Refuses redirects, so that messages go only to the configured address."""
 
     # urllib would send the Authorization header to the new address, too.
     def redirect_request(self, *_: object) -> None:
         return None
+
+
+class _ListingHandler(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Opens requests, and adds their connections to a list."""
+
+    def __init__(self, connections: list[Connection]) -> None:
+        super().__init__()
+        self._connections = connections
+
+    def do_open(self, http_class: Any, req: urllib.request.Request, **options: Any) -> Any:
+        def connect(host: str, **arguments: Any) -> http.client.HTTPConnection:
+            connection: http.client.HTTPConnection = http_class(host, **arguments)
+            self._connections.append(connection)
+            return connection
+
+        return super().do_open(connect, req, **options)
 
 
 def _send_webhook(channel: Channel, alert: Alert, secret: str | None, seconds: float) -> None:
@@ -155,9 +218,46 @@ def _send_webhook(channel: Channel, alert: Alert, secret: str | None, seconds: f
         headers["Authorization"] = f"Bearer {secret}"
     data = json.dumps(alert.to_json(), ensure_ascii=False).encode()
     request = urllib.request.Request(uri, data=data, headers=headers, method="POST")
-    opener = urllib.request.build_opener(_NoRedirects)
-    with opener.open(request, timeout=seconds):
-        pass
+
+    def post(connections: list[Connection]) -> None:
+        opener = urllib.request.build_opener(_NoRedirects, _ListingHandler(connections))
+        try:
+            # The body of the response, which may be endless, is not read.
+            opener.open(request, timeout=seconds).close()
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise
+
+    _send_within(seconds, post)
+
+
+class _ReplyReader(io.BufferedReader):
+    """Reads the replies of a mail server; smtplib collects the lines of a reply without limit."""
+
+    lines = 0
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        self.lines += 1
+        if self.lines > _MAX_REPLY_LINES:
+            raise smtplib.SMTPException(f"more than {_MAX_REPLY_LINES} lines of replies")
+        return super().readline(size)
+
+
+class _MailConnection(smtplib.SMTP):
+    """A connection to a mail server, which adds itself to a list before it is established."""
+
+    def __init__(self, connections: list[Connection], *arguments: Any, **options: Any) -> None:
+        connections.append(self)
+        super().__init__(*arguments, **options)
+
+    def getreply(self) -> tuple[int, bytes]:
+        if self.file is None and self.sock is not None:
+            self.file = _ReplyReader(self.sock.makefile("rb", buffering=0))
+        return super().getreply()
+
+
+class _TlsMailConnection(_MailConnection, smtplib.SMTP_SSL):
+    """A connection to a mail server that uses TLS from its start."""
 
 
 def _send_email(channel: Channel, alert: Alert, secret: str | None, seconds: float) -> None:
@@ -172,19 +272,24 @@ def _send_email(channel: Channel, alert: Alert, secret: str | None, seconds: flo
     message["Message-ID"] = f"<{alert.id}@featurestore>"
     message.set_content(alert.text)
     tls_context = ssl.create_default_context(cafile=query.get("cafile", [None])[0])
-    if url.scheme == "smtps":
-        connection: smtplib.SMTP = smtplib.SMTP_SSL(
-            host, url.port or 465, timeout=seconds, context=tls_context
-        )
-    else:
-        connection = smtplib.SMTP(host, url.port or 587, timeout=seconds)
-    with connection as server:
-        # Unencrypted SMTP is only used if the channel disables STARTTLS.
-        if url.scheme == "smtp" and query.get("starttls", ["yes"])[0] != "no":
-            server.starttls(context=tls_context)
-        if secret is not None:
-            server.login(user, secret)
-        server.send_message(message)
+    is_encrypted = url.scheme == "smtps"
+
+    def send(connections: list[Connection]) -> None:
+        if is_encrypted:
+            connection: smtplib.SMTP = _TlsMailConnection(
+                connections, host, url.port or 465, timeout=seconds, context=tls_context
+            )
+        else:
+            connection = _MailConnection(connections, host, url.port or 587, timeout=seconds)
+        with connection as server:
+            # Unencrypted SMTP is only used if the channel disables STARTTLS.
+            if not is_encrypted and query.get("starttls", ["yes"])[0] != "no":
+                server.starttls(context=tls_context)
+            if secret is not None:
+                server.login(user, secret)
+            server.send_message(message)
+
+    _send_within(seconds, send)
 
 
 def _run_command(channel: Channel, alert: Alert, secret: str | None, seconds: float) -> None:
@@ -199,8 +304,15 @@ def _run_command(channel: Channel, alert: Alert, secret: str | None, seconds: fl
         environment["FEATURESTORE_ALERT_SECRET"] = secret
     data = json.dumps(alert.to_json(), ensure_ascii=False).encode()
     try:
+        # The output is discarded, because a program can write without limit.
         process = subprocess.run(
-            [path], input=data, env=environment, timeout=seconds, check=False, capture_output=True
+            [path],
+            input=data,
+            env=environment,
+            timeout=seconds,
+            check=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired as error:
         # TimeoutExpired is not an OSError, and its text contains the command.

@@ -10,8 +10,8 @@ again if a process died after sending it and before recording the delivery. It t
 from __future__ import annotations
 
 import logging
-import threading
 import time
+import uuid
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 
@@ -33,6 +33,9 @@ _FIRST_WAIT = timedelta(seconds=10)
 _BATCH_SIZE = 20
 # Time limit of a call that sends messages after other work.
 SEND_SECONDS = 30.0
+
+# The holders of claims in this process that are sending now.
+_active_holders: set[str] = set()
 
 FAILURE, VALIDATION, PUBLICATION = "failure", "validation", "publication"
 
@@ -137,25 +140,37 @@ def _send_waiting(session: Session, deadline: float) -> int:
         )
     if not messages:
         return 0
+    failing_channels = set()
     delivered = 0
     # The claims of a process without a heartbeat are taken over by other processes.
     with liveness.heartbeat(session.registry, session.location) as owner:
-        holder = f"{owner}/{threading.get_ident()}"
-        for message in messages:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0:
-                break
-            delivered += _send(session, message, channels.get(message.channel), holder, remaining)
+        holder = f"{owner}/{uuid.uuid4().hex}"
+        _active_holders.add(holder)
+        try:
+            for message in messages:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    break
+                # A receiver that fails must not delay the messages to all others.
+                if message.channel in failing_channels:
+                    continue
+                channel = channels.get(message.channel)
+                is_delivered = _send(session, message, channel, holder, remaining)
+                if is_delivered is False:
+                    failing_channels.add(message.channel)
+                delivered += bool(is_delivered)
+        finally:
+            _active_holders.discard(holder)
     return delivered
 
 
 def _send(
     session: Session, message: Outgoing, channel: Channel | None, holder: str, seconds: float
-) -> bool:
-    """Send a message unless another process is sending it; return True if it was delivered."""
+) -> bool | None:
+    """Send a message; return whether it was delivered, None if another process is sending it."""
     # The claim is committed before the message is sent, so that no other process sends it.
     if not _claim(session, message, holder):
-        return False
+        return None
     try:
         if channel is None:
             raise NotDelivered(f"unknown channel {message.channel!r}")
@@ -168,6 +183,7 @@ def _send(
         _log.warning("alert to %s was not delivered: %s", message.channel, error)
         with session.registry.transaction() as connection:
             alerts.record_failed_delivery(connection, message, str(error), wait)
+            alerts.defer_channel(connection, message.channel, _FIRST_WAIT)
         return False
     with session.registry.transaction() as connection:
         alerts.record_delivery(connection, message)
@@ -175,10 +191,13 @@ def _send(
 
 
 def _claim(session: Session, message: Outgoing, holder: str) -> bool:
-    """Claim a message; return False if a live process has claimed it."""
+    """Claim a message; return False if it is being sent."""
+    owner, current_owner = (text.partition("/")[0] for text in (holder, message.holder or ""))
     with session.registry.transaction() as connection:
-        if message.holder is not None:
-            owner = message.holder.partition("/")[0]
-            if liveness.is_alive(connection, session.location, owner):
-                return False
-        return alerts.claim_message(connection, message, holder)
+        # A claim of this process remains if the registry failed after the message was sent. Without
+        # this condition, the message would never be sent again.
+        if current_owner == owner:
+            is_active = message.holder in _active_holders
+        else:
+            is_active = liveness.is_alive(connection, session.location, current_owner)
+        return not is_active and alerts.claim_message(connection, message, holder)

@@ -165,7 +165,7 @@ def remove_waiting_reminders(connection: Connection, job: str) -> None:
 def due_messages(
     connection: Connection, *, limit: int | None = None, excluded_channels: Iterable[str] = ()
 ) -> list[Outgoing]:
-    """Return the messages due for sending, oldest first, except to ``excluded_channels``.
+    """Return the messages due for sending, longest due first, except to ``excluded_channels``.
 
     A message whose next attempt is further away than the maximum delay is also due, because the
     clock was set back.
@@ -176,7 +176,7 @@ def due_messages(
     query = (
         sa.select(outbox)
         .where(outbox.c.delivered.is_(None), due, outbox.c.channel.not_in(list(excluded_channels)))
-        .order_by(outbox.c.created)
+        .order_by(outbox.c.next_try, outbox.c.created)
         .limit(limit)
     )
     return [_to_outgoing(row) for row in connection.execute(query)]
@@ -203,24 +203,40 @@ def claim_message(connection: Connection, message: Outgoing, holder: str) -> boo
 
 def record_delivery(connection: Connection, message: Outgoing) -> None:
     """Record that a message was delivered."""
-    update = outbox.update().where(outbox.c.id == message.id)
     now = to_micros(times.utc_now())
-    connection.execute(
-        update.values(delivered=now, holder=None, error=None, attempts=message.attempts + 1)
-    )
+    values = {"delivered": now, "holder": None, "error": None, "attempts": message.attempts + 1}
+    _update_messages(connection, outbox.c.id == message.id, **values)
 
 
 def record_failed_delivery(
     connection: Connection, message: Outgoing, error: str, wait: timedelta
 ) -> None:
     """Record that a delivery failed, and when to retry it."""
-    update = outbox.update().where(outbox.c.id == message.id)
-    next_attempt = to_micros(times.utc_now() + wait)
-    connection.execute(
-        update.values(
-            holder=None, error=error[:500], attempts=message.attempts + 1, next_try=next_attempt
-        )
+    _update_messages(
+        connection,
+        outbox.c.id == message.id,
+        holder=None,
+        error=error[:500],
+        attempts=message.attempts + 1,
+        next_try=to_micros(times.utc_now() + wait),
     )
+
+
+def defer_channel(connection: Connection, channel: str, wait: timedelta) -> None:
+    """Send no message to a channel for some time, so that messages to others are sent first."""
+    next_attempt = to_micros(times.utc_now() + wait)
+    is_due = sa.and_(
+        outbox.c.channel == channel,
+        outbox.c.delivered.is_(None),
+        outbox.c.next_try < next_attempt,
+    )
+    _update_messages(connection, is_due, next_try=next_attempt)
+
+
+def _update_messages(
+    connection: Connection, condition: sa.ColumnElement[bool], **values: object
+) -> None:
+    connection.execute(outbox.update().where(condition).values(**values))
 
 
 def count_messages_by_channel(connection: Connection) -> dict[str, dict[str, int]]:

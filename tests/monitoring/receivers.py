@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import socket
 import ssl
+import struct
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -106,3 +107,114 @@ def mail_server(folder: Path) -> Iterator[tuple[Mails, int, Path]]:
         yield mails, port, certificate
     finally:
         controller.stop()
+
+
+# Answers a connection until the event is set.
+Response = Callable[[socket.socket, threading.Event], object]
+
+
+@contextmanager
+def tcp_server(respond: Response) -> Iterator[int]:
+    """Run a server that answers each connection by a function; yield its port."""
+    stop, connections = threading.Event(), list[socket.socket]()
+
+    def run(connection: socket.socket) -> None:
+        with connection, suppress(OSError):  # the client has closed the connection
+            respond(connection, stop)
+
+    def accept() -> None:
+        with suppress(OSError):  # the server was closed
+            while True:
+                connection, _ = listener.accept()
+                connections.append(connection)
+                threading.Thread(target=run, args=(connection,), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+        threading.Thread(target=accept, daemon=True).start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            stop.set()
+            listener.shutdown(socket.SHUT_RDWR)
+            for connection in connections:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+def drip(start: bytes, repeated: bytes = b"x") -> Response:
+    """Return a response whose end consists of few bytes at a time, without an end."""
+
+    def respond(connection: socket.socket, stop: threading.Event) -> None:
+        connection.sendall(start)
+        while not stop.wait(0.05):
+            connection.sendall(repeated)
+
+    return respond
+
+
+def flood(start: bytes, repeated: bytes) -> Response:
+    """Return a response without an end, as fast as the client reads it."""
+
+    def respond(connection: socket.socket, stop: threading.Event) -> None:
+        connection.sendall(start)
+        while not stop.is_set():
+            connection.sendall(repeated)
+
+    return respond
+
+
+def _reset(connection: socket.socket, _: threading.Event) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def _flood_after_greeting(connection: socket.socket, stop: threading.Event) -> None:
+    connection.sendall(b"220 ready\r\n")
+    connection.recv(100)
+    flood(b"", b"250-option\r\n" * 1000)(connection, stop)
+
+
+_BROKEN: dict[str, Response] = {
+    "silent": lambda _, stop: stop.wait(60),
+    "resets": _reset,
+    "closes": lambda *_: None,
+    "garbage": flood(b"", b"\x00\xff\n" * 10_000),
+}
+_BODY = b"y" * 65_536
+_LENGTH = b"Content-Length: 9999999999\r\n\r\n"
+WEB_RESPONSES = _BROKEN | {
+    "slow status": drip(b"HTTP/1.1 2"),
+    "slow header": drip(b"HTTP/1.1 204 OK\r\nX: "),
+    "slow headers": drip(b"HTTP/1.1 204 OK\r\n", b"X: y\r\n"),
+    "slow continues": drip(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "endless continues": flood(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100),
+    "endless headers": flood(b"HTTP/1.1 200 OK\r\n", b"X: y\r\n" * 1000),
+    "endless header": flood(b"HTTP/1.1 200 OK\r\nX: ", _BODY),
+    "endless error": flood(b"HTTP/1.1 500 no\r\n" + _LENGTH, _BODY),
+    "endless redirect": flood(b"HTTP/1.1 307 no\r\nLocation: /\r\n" + _LENGTH, _BODY),
+    "redirect to a file": drip(b"HTTP/1.1 302 no\r\nLocation: file:///etc/passwd\r\n\r\n"),
+}
+# The body of a successful response is not read.
+ENDLESS_BODIES = {
+    "endless body": flood(b"HTTP/1.1 200 OK\r\n" + _LENGTH, _BODY),
+    "endless chunks": flood(
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"10000\r\n" + _BODY + b"\r\n"
+    ),
+}
+TLS_RESPONSES: dict[str, Response] = {
+    "silent": _BROKEN["silent"],
+    "slow handshake": drip(b"\x16\x03\x03\x40\x00\x02"),
+}
+MAIL_RESPONSES = _BROKEN | {
+    "slow greeting": drip(b"220 "),
+    "slow lines": drip(b"", b"220-hello\r\n"),
+    "endless lines": flood(b"", b"220-hello\r\n" * 1000),
+    "endless line": flood(b"220 ", _BODY),
+    "endless options": _flood_after_greeting,
+}
+PROGRAMS = {
+    "endless output": "cat > /dev/null; yes",
+    "endless errors": "yes >&2",
+    "reads nothing": "sleep 60",
+    "ignores SIGTERM": "trap '' TERM; sleep 60",
+    "fails": "exit 1",
+}

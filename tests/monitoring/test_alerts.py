@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,13 +21,25 @@ import pytest
 import sqlalchemy as sa
 
 import featurestore
+from featurestore.alerts.channels import SECONDS, NotDelivered, deliver
 from featurestore.alerts.incidents import send_waiting
-from featurestore.errors import FeatureStoreError, InvalidJob, JobFailed
+from featurestore.errors import FeatureStoreError, InvalidJob, JobFailed, RegistryError
+from featurestore.jobs.scheduler import Options
+from featurestore.model.alert import Alert, Channel
 from featurestore.model.job import JobSpec
 from featurestore.registry import alerts
 from featurestore.store import FeatureStore
 from tests.monitoring.conftest import DAY, DAYS, NOW, Clock, sales
-from tests.monitoring.receivers import mail_server, web_server
+from tests.monitoring.receivers import (
+    ENDLESS_BODIES,
+    MAIL_RESPONSES,
+    PROGRAMS,
+    TLS_RESPONSES,
+    WEB_RESPONSES,
+    mail_server,
+    tcp_server,
+    web_server,
+)
 
 Define = Callable[..., str]
 
@@ -39,6 +55,10 @@ def put(store: FeatureStore, *, channel: str = "ops", lines: int = 1) -> None:
 def quiet(tmp_path: Path, clock: Clock) -> FeatureStore:
     """An empty store."""
     return featurestore.connect(tmp_path / "quiet", engine="duckdb")
+
+
+def thread_names() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
 
 
 # -- what is worth a message ----------------------------------------------------------------------
@@ -212,6 +232,110 @@ def test_hanging_receiver_times_out_and_slow_receiver_succeeds(quiet: FeatureSto
         put(quiet)
         received.behavior = "slow"
         assert quiet.send_alerts() == 1
+
+
+def test_bad_receivers_neither_block_nor_fill_memory(
+    quiet: FeatureStore, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    """About thirty receivers that answer slowly, endlessly or wrongly, all at once."""
+    uris = {}
+    with ExitStack() as stack:
+        for scheme, responses in (
+            ("webhook+http://{}/hook", WEB_RESPONSES | ENDLESS_BODIES),
+            ("webhook+https://{}/hook", TLS_RESPONSES),
+            ("smtp://{}/?to=ops@example.com&starttls=no", MAIL_RESPONSES),
+            ("smtps://{}/?to=ops@example.com", TLS_RESPONSES),
+        ):
+            for name, respond in responses.items():
+                port = stack.enter_context(tcp_server(respond))
+                uris[f"{scheme} {name}"] = scheme.format(f"127.0.0.1:{port}")
+        for name, script in PROGRAMS.items():
+            program = tmp_path / name
+            program.write_text(f"#!/bin/sh\n{script}\n")
+            program.chmod(0o755)
+            uris[f"command {name}"] = f"command:{program}"
+        alert = Alert("1", "begin", "watch", ("drift",), ("a feature drifted",), NOW)
+
+        def measure(name: str) -> tuple[float, bool]:
+            start, channel = time.monotonic(), Channel("ops", uris[name])
+            limit = SECONDS if name.endswith(tuple(ENDLESS_BODIES)) else 1.0
+            try:
+                deliver(channel, alert, location=quiet.location, seconds=limit)
+            except NotDelivered:
+                return time.monotonic() - start, False
+            return time.monotonic() - start, True
+
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with ThreadPoolExecutor(len(uris)) as pool:
+            outcomes = dict(zip(uris, pool.map(measure, uris), strict=True))
+        # The threads of overdue deliveries end soon after their connections are closed.
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and "alert" in thread_names():
+            time.sleep(0.05)
+        assert "alert" not in thread_names()
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert kilobytes < 150 << 10
+    for name, (seconds, is_delivered) in outcomes.items():
+        with subtests.test(name):
+            assert seconds < SECONDS
+            assert is_delivered == name.endswith(tuple(ENDLESS_BODIES))
+
+
+def test_messages_to_hanging_receiver_do_not_delay_others(
+    quiet: FeatureStore, clock: Clock
+) -> None:
+    with tcp_server(WEB_RESPONSES["slow header"]) as port, web_server() as received:
+        quiet.add_alert_channel("hangs", f"webhook+http://127.0.0.1:{port}/")
+        quiet.add_alert_channel("ops", received.uri)
+        for _ in range(60):
+            put(quiet, channel="hangs")
+        put(quiet)
+        calls = 0
+        while not received.messages and calls < 5:
+            send_waiting(quiet.session, seconds=0.3)
+            clock.now += timedelta(seconds=1)
+            calls += 1
+    assert calls <= 2
+
+
+def test_scheduler_polls_while_receiver_hangs(
+    quiet: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polls = []
+    with tcp_server(WEB_RESPONSES["slow header"]) as port:
+        quiet.add_alert_channel("ops", f"webhook+http://127.0.0.1:{port}/")
+        put(quiet)
+        scheduler = quiet.scheduler(Options(every=0.05))
+        run_due = scheduler.run_due
+
+        def count_poll() -> None:
+            run_due()
+            polls.append(time.monotonic())
+            if len(polls) == 10:
+                scheduler.stop()
+
+        monkeypatch.setattr(scheduler, "run_due", count_poll)
+        start = time.monotonic()
+        scheduler.run()
+        # The message is still being sent.
+        assert time.monotonic() - start < SECONDS
+        assert quiet.get_alerts()[0].attempts == 0
+
+
+def test_alert_is_sent_again_after_registry_failure(
+    quiet: FeatureStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RegistryError("The database does not respond.")
+
+    with web_server() as received:
+        quiet.add_alert_channel("ops", received.uri)
+        put(quiet)
+        with monkeypatch.context() as patched:
+            patched.setattr(alerts, "record_delivery", fail)
+            assert quiet.send_alerts() == 0
+        assert quiet.send_alerts() == 1
+    assert len(set(received.keys())) == 1
 
 
 def test_mail_alert_is_encrypted_and_retried_after_refusal(

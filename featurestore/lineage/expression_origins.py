@@ -90,9 +90,18 @@ class ExpressionTracer(ABC):
 
     def column(self, node: exp.Column, context: Context) -> Origins:
         """Return the origins of a column of a table or, in a clause, of the result."""
-        if not node.table:
-            return context.outputs.column(node.name)
-        return self.source(node.table, context.scope).column(node.name)
+        scope = context.scope
+        if node.table:
+            return self.source(node.table, scope).column(node.name)
+        if node.name in context.outputs.columns:
+            return context.outputs.columns[node.name]
+        # sqlglot does not resolve columns of USING in HAVING, QUALIFY and ORDER BY.
+        tables = [name for name in scope.selected_sources if self._has(name, node.name, scope)]
+        values = [self.source(name, scope).column(node.name) for name in _merge(tables, scope)]
+        return union(values)
+
+    def _has(self, table: str, column: str, scope: Scope) -> bool:
+        return column in self.source(table, scope).columns
 
     def row(self, node: exp.TableColumn, context: Context) -> Origins:
         """Return the origins of a table row as a struct, ``select t from t``."""
@@ -130,9 +139,9 @@ class ExpressionTracer(ABC):
 
     def coalesce(self, node: exp.Expr, context: Context) -> Origins:
         """Return the origins of COALESCE and NULLIF, or of a column that USING merges."""
-        merged_columns = _columns_of_using(node, context.scope)
-        if merged_columns:
-            return union(self.value(column, context) for column in merged_columns)
+        tables = _tables_of_using(node, context.scope)
+        if tables:
+            return union(self.source(name, context.scope).column(node.this.name) for name in tables)
         origins = self.identity(node, context)
         value = self.value(node.this, context) if node.key == "nullif" else origins
         return then(origins, CONDITIONAL) | then(value, TRANSFORMATION)
@@ -210,6 +219,8 @@ def is_aggregate(node: exp.Expr) -> bool:
     """Return whether a function computes one value from many rows."""
     from sqlglot import exp
 
+    if isinstance(node, exp.Filter | exp.WithinGroup):
+        return is_aggregate(node.this)
     if isinstance(node, exp.Anonymous):
         return node.name.lower() in _AGGREGATES
     # These return the value of one row.
@@ -217,23 +228,32 @@ def is_aggregate(node: exp.Expr) -> bool:
     return isinstance(node, exp.AggFunc) and not is_window
 
 
-def _columns_of_using(node: exp.Expr, scope: Scope) -> list[exp.Expr]:
-    """Return the columns with the value of a column in USING, [] for other expressions.
+def _tables_of_using(node: exp.Expr, scope: Scope) -> list[str]:
+    """Return the tables that have the value of a column in USING, [] for other expressions.
 
-    sqlglot replaces the column by COALESCE. The value is that of the outer table of the join.
+    sqlglot replaces the column by COALESCE.
     """
     from sqlglot import exp
 
     columns = [node.this, *node.expressions] if isinstance(node, exp.Coalesce) else []
     # Only columns of the query text have a position.
-    if any(column.find(exp.Identifier).meta.get("start") is not None for column in columns):
+    if not all(
+        isinstance(column, exp.Column) and column.this.meta.get("start") is None
+        for column in columns
+    ):
         return []
+    return _merge([column.table for column in columns], scope)
+
+
+def _merge(tables: Iterable[str], scope: Scope) -> list[str]:
+    """Return the joined tables whose values a column in USING has: those of the outer side."""
+    from sqlglot import exp
+
     sides = {join.alias_or_name: join.side for join in scope.find_all(exp.Join)}
-    merged_columns: list[exp.Expr] = []
-    for column in columns:
-        side = sides.get(column.table)
-        if side == "RIGHT":
-            merged_columns.clear()
-        if side in ("RIGHT", "FULL") or not merged_columns:
-            merged_columns.append(column)
-    return merged_columns
+    outer_tables: list[str] = []
+    for name in tables:
+        if sides.get(name) == "RIGHT":
+            outer_tables.clear()
+        if sides.get(name) in ("RIGHT", "FULL") or not outer_tables:
+            outer_tables.append(name)
+    return outer_tables

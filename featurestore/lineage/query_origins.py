@@ -168,16 +168,19 @@ class _QueryTracer(ExpressionTracer):
         return union(rows)
 
     def _group_keys(self, context: Context, select: exp.Select) -> Origins:
-        """Return the origins of the keys of GROUP BY ALL: the columns outside aggregates."""
+        """Return the origins of the keys of GROUP BY ALL: what is outside of aggregates."""
         from sqlglot import exp
         from sqlglot.optimizer.scope import walk_in_scope
 
-        return union(
-            self.value(node, context)
-            for projection in select.selects
-            for node in walk_in_scope(projection, prune=is_aggregate)
-            if isinstance(node, exp.Column | exp.TableColumn)
-        )
+        keys = []
+        for projection in select.selects:
+            nodes = list(walk_in_scope(projection, prune=is_aggregate))
+            if any(map(is_aggregate, nodes)):
+                nodes = [node for node in nodes if isinstance(node, exp.Column | exp.TableColumn)]
+            else:
+                nodes = [projection]
+            keys += [self.value(node, context) for node in nodes]
+        return union(keys)
 
     def _trace_set_operation(self, scope: Scope, expression: exp.SetOperation) -> Relation:
         left_scope, right_scope = scope.set_operation_scopes

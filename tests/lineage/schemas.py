@@ -1,108 +1,94 @@
-"""JSON Schemas of OpenLineage's events and facets, from the classes that its package ships."""
+"""Validation of events with the JSON Schemas of OpenLineage (``tests/assets/openlineage``)."""
 
 from __future__ import annotations
 
-import dataclasses
-import enum
-import types
-import typing
+import json
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from functools import cache
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import attr
-import jsonschema
-from openlineage.client import event_v2
-from openlineage.client import facet_v2 as facets
+from jsonschema import Draft202012Validator, FormatChecker
+from referencing import Registry, Resource
 
-_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
-_FORMATS = {
-    "runId": "uuid",
-    "eventTime": "date-time",
-    "nominalStartTime": "date-time",
-    "nominalEndTime": "date-time",
-    "producer": "uri",
-    "_producer": "uri",
-    "_schemaURL": "uri",
-    "schemaURL": "uri",
+_FOLDER = Path(__file__).parents[1] / "assets" / "openlineage"
+_FACET_GROUPS = ("facets", "inputFacets", "outputFacets")
+# By the specification, ``type`` and ``subtype`` are any strings; its description lists these.
+SUBTYPES = {
+    "DIRECT": {"IDENTITY", "TRANSFORMATION", "AGGREGATION"},
+    "INDIRECT": {"JOIN", "GROUP_BY", "FILTER", "SORT", "WINDOW", "CONDITIONAL"},
 }
-# Facets by their names in the specification.
-FACETS: dict[str, type] = {
-    "columnLineage": facets.column_lineage_dataset.ColumnLineageDatasetFacet,
-    "dataQualityAssertions": (
-        facets.data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet
-    ),
-    "errorMessage": facets.error_message_run.ErrorMessageRunFacet,
-    "jobType": facets.job_type_job.JobTypeJobFacet,
-    "lifecycleStateChange": facets.lifecycle_state_change_dataset.LifecycleStateChangeDatasetFacet,
-    "nominalTime": facets.nominal_time_run.NominalTimeRunFacet,
-    "outputStatistics": facets.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet,
-    "parent": facets.parent_run.ParentRunFacet,
-    "schema": facets.schema_dataset.SchemaDatasetFacet,
-    "sql": facets.sql_job.SQLJobFacet,
-    "symlinks": facets.symlinks_dataset.SymlinksDatasetFacet,
-    "tags": facets.tags_run.TagsRunFacet,  # the client's own
-    "version": facets.dataset_version_dataset.DatasetVersionDatasetFacet,
-}
-_METRICS = {
-    "facets": facets.data_quality_metrics_dataset.DataQualityMetricsDatasetFacet,
-    "inputFacets": facets.data_quality_metrics_input_dataset.DataQualityMetricsInputDatasetFacet,
-}
+# The client names 1-0-1 of the schema of these metrics, and the specification has 1-0-0.
+_OTHER_VERSIONS = {"DataQualityMetricsDatasetFacet"}
+_formats = FormatChecker()
 
 
-def check_event(event: dict[str, Any]) -> None:
-    """Raise an error if an event or facet does not conform to the specification's classes."""
-    checker = jsonschema.FormatChecker()
-    jsonschema.validate(event, schema_of(event_v2.RunEvent), format_checker=checker)
-    facet_groups = [("facets", event["run"]["facets"]), ("facets", event["job"]["facets"])]
-    for dataset in (*event["inputs"], *event["outputs"]):
-        for name in ("facets", "inputFacets", "outputFacets"):
-            facet_groups.append((name, dataset.get(name, {})))
-    for section, result in facet_groups:
-        for name, facet in result.items():
-            facet_class = _METRICS[section] if name == "dataQualityMetrics" else FACETS[name]
-            jsonschema.validate(facet, schema_of(facet_class), format_checker=checker)
+@_formats.checks("date-time", raises=ValueError)
+def _is_timestamp(value: object) -> bool:
+    return datetime.fromisoformat(str(value)).tzinfo is not None
 
 
-def schema_of(cls: type) -> dict[str, Any]:
-    """Return the JSON Schema of an OpenLineage class: its fields and no others."""
-    hints = typing.get_type_hints(cls)
-    properties, required = {}, []
-    for field in attr.fields(cls):
-        name = field.name
-        properties[name] = _schema_of_type(hints[name], name)
-        # Fields that the package fills itself are required, too.
-        if field.default is attr.NOTHING or name in ("_producer", "_schemaURL"):
-            required.append(name)
+@_formats.checks("uri", raises=ValueError)
+def _is_uri(value: object) -> bool:
+    return bool(urlsplit(str(value)).scheme)
+
+
+@cache
+def _schemas() -> dict[str, dict[str, Any]]:
+    """Return the schemas by title, the name of their file."""
     return {
-        "type": "object",
-        "properties": properties,
-        "required": required,
-        "additionalProperties": False,
+        path.stem: json.loads(path.read_text("utf-8"))
+        for path in [_FOLDER / "OpenLineage.json", *sorted((_FOLDER / "facets").iterdir())]
     }
 
 
-def _schema_of_type(field_type: Any, name: str) -> dict[str, Any]:
-    origin, inside = typing.get_origin(field_type), typing.get_args(field_type)
-    if origin in (typing.Union, types.UnionType):
-        (field_type,) = [member for member in inside if member is not type(None)]
-        return _schema_of_type(field_type, name)
-    if origin is list:
-        return {"type": "array", "items": _item(inside[0])}
-    if origin is dict:
-        return {"type": "object", "additionalProperties": _item(inside[1])}
-    if field_type in _PLAIN:
-        format_of = {"format": _FORMATS[name]} if name in _FORMATS else {}
-        return {"type": _PLAIN[field_type], **format_of}
-    if isinstance(field_type, type) and issubclass(field_type, enum.Enum):
-        return {"enum": [member.value for member in field_type]}
-    return _item(field_type)
+@cache
+def _validator(title: str, definition: str) -> Draft202012Validator:
+    resources = [(schema["$id"], Resource.from_contents(schema)) for schema in _schemas().values()]
+    schema = {"$ref": f"{_schemas()[title]['$id']}#/$defs/{definition}"}
+    return Draft202012Validator(
+        schema, registry=Registry().with_resources(resources), format_checker=_formats
+    )
 
 
-def _item(field_type: Any) -> dict[str, Any]:
-    """Return the schema of a nested class; facets are checked separately by name."""
-    if field_type is Any or dataclasses.is_dataclass(field_type):
-        return {}
-    if field_type in _PLAIN:
-        return {"type": _PLAIN[field_type]}
-    if field_type.__name__.endswith("Facet") or field_type.__name__ == "SchemaDatasetFacetFields":
-        return {"type": "object"}
-    return schema_of(field_type)
+def check_event(event: dict[str, Any]) -> None:
+    """Raise an error if an event or one of its facets does not conform to OpenLineage."""
+    _validator("OpenLineage", "RunEvent").validate(event)
+    assert event["eventType"] in ("START", "COMPLETE", "FAIL", "ABORT")
+    for facet in _iterate_facets(event):
+        # The URL is https://openlineage.io/spec/facets/1-2-0/NAME.json#/$defs/NAME.
+        url, _, definition = facet["_schemaURL"].partition("#/$defs/")
+        title = url.rpartition("/")[2].removesuffix(".json")
+        assert title in _OTHER_VERSIONS or url == _schemas()[title]["$id"]
+        _validator(title, definition).validate(facet)
+        _check_property_names(facet, title)
+    for output in event["outputs"]:
+        lineage = output.get("facets", {}).get("columnLineage", {})
+        for inputs in _iterate_input_fields(lineage):
+            keys = [(field["namespace"], field["name"], field["field"]) for field in inputs]
+            assert len(keys) == len(set(keys))
+            for transformation in [item for field in inputs for item in field["transformations"]]:
+                assert transformation["subtype"] in SUBTYPES[transformation["type"]]
+
+
+def _iterate_facets(event: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for holder in (event["run"], event["job"], *event["inputs"], *event["outputs"]):
+        for group in _FACET_GROUPS:
+            yield from holder.get(group, {}).values()
+
+
+def _check_property_names(facet: Mapping[str, Any], title: str) -> None:
+    """Check that a facet has no other properties; the schemas allow all."""
+    (definition,) = [
+        member for member in _schemas()[title]["$defs"][title]["allOf"] if "properties" in member
+    ]
+    names = {"_producer", "_schemaURL", "_deleted", *definition["properties"]}
+    assert set(facet) <= names, (title, set(facet) - names)
+
+
+def _iterate_input_fields(lineage: Mapping[str, Any]) -> Iterator[list[dict[str, Any]]]:
+    yield lineage.get("dataset", [])
+    for field in lineage.get("fields", {}).values():
+        yield field["inputFields"]

@@ -269,15 +269,6 @@ REPLACEMENTS: dict[str, str] = {
     "list_contains": "store the result in a separate boolean column",
 }
 
-# Functions that queries may call on Spark; sqlglot translates them to functions with equal results.
-_ON_SPARK = """
-    count sum avg min max row_number rank dense_rank lag lead
-    coalesce ifnull nullif greatest least abs length char_length starts_with ends_with contains
-    replace substring substr left right strpos year quarter month day dayofmonth dayofyear
-    hour minute second date_trunc unnest
-"""
-SPARK_QUERY_FUNCTIONS = frozenset(_ON_SPARK.split())
-
 
 @lru_cache(maxsize=1)
 def duckdb_functions() -> frozenset[str]:

@@ -3,7 +3,7 @@
 Three checks isolate a query. Its syntax tree may only contain listed nodes, and every table name is
 resolved in its scope: it is a table of the query, or of a visible WITH clause. Its functions are
 listed: for DuckDB, functions that only depend on their arguments; for Spark, functions that were
-compared with DuckDB (``tests/usersql``). In addition, DuckDB runs the query in a separate database
+compared with DuckDB (``spark_functions``). In addition, DuckDB runs the query in a separate database
 without access to files, network or settings (``Engine.user_sql``).
 
 A fourth check decides whether a query returns the same rows in every run over the same tables.
@@ -24,12 +24,11 @@ from featurestore.errors import InvalidSql, did_you_mean, listing
 from featurestore.usersql.functions import (
     CLOCK,
     REPLACEMENTS,
-    SPARK_QUERY_FUNCTIONS,
     duckdb_functions,
 )
+from featurestore.usersql.spark_functions import query_functions
 from featurestore.usersql.text import (
     DIALECT,
-    clean_error_message,
     parse_statement,
     quote_keywords,
     shorten_sql,
@@ -85,25 +84,25 @@ _NODE_NAMES = """
     RespectNulls
 """
 _NODES = frozenset(_NODE_NAMES.split())
-# Nodes that were not verified to be equal on Spark, and the cast target types that were.
+# Nodes that were not verified to be equal on Spark.
 _NOT_ON_SPARK_LISTED = """
     Lateral Unnest Cube Rollup GroupingSets ILike RegexpLike Glob SimilarTo Escape Any All IntDiv
-    Pow
+    Pow Xor TryCast
     BitwiseAnd BitwiseOr BitwiseXor BitwiseNot BitwiseLeftShift BitwiseRightShift AtTimeZone Collate
     StartsWith Lambda Bracket Slice Array Struct PropertyEQ ToMap Comprehension JSONExtract
     JSONExtractScalar Pivot PivotAlias TableSample IgnoreNulls RespectNulls WithinGroup
 """
 _NOT_ON_SPARK = frozenset(_NOT_ON_SPARK_LISTED.split())
-_CASTS_ON_SPARK = frozenset({"DOUBLE", "DATE", "TIMESTAMP", "TIMESTAMPTZ", "TIMESTAMPNTZ"})
 # Table functions that compute their rows; all others read files or the database.
 _TABLE_FUNCTIONS = frozenset({"range", "generate_series", "unnest"})
 _IN_PYTHON = "use Spark DataFrames: frame.to_spark(), or a job in Python"
 
 
 def query(sql: str, *, tables: Iterable[str], dialect: str) -> str:
-    """Translate a SELECT over named tables to the SQL of an engine.
+    """Return a validated SELECT over named tables, in DuckDB SQL, for ``Engine.user_sql``.
 
-    ``$name`` parameters are preserved. Columns whose names are words of SQL are quoted.
+    ``$name`` parameters are preserved. Columns whose names are words of SQL are quoted. An engine
+    with another dialect translates the query when it knows the types of the tables.
 
     >>> query("select max(fare) as fare from trips", tables=["trips"], dialect="duckdb")
     'select max(fare) as fare from trips'
@@ -111,11 +110,12 @@ def query(sql: str, *, tables: Iterable[str], dialect: str) -> str:
     Args:
         sql: The query, in DuckDB SQL.
         tables: The tables that the query may read.
-        dialect: The dialect of the engine.
+        dialect: The dialect of the engine that runs the query.
 
     Raises:
         InvalidSql: The SQL is not a single SELECT, reads other tables or files, uses the clock or
-            random numbers, or uses syntax that was not verified to be equal in the dialect.
+            random numbers, or uses syntax or functions that were not verified to be equal in the
+            dialect.
     """
     from sqlglot import exp
 
@@ -132,11 +132,8 @@ def query(sql: str, *, tables: Iterable[str], dialect: str) -> str:
     scopes = _Scopes(sql)
     scopes.check(tree, frozenset())
     scopes.check_read(tables)
-    quoted_sql = quote_keywords(sql, tree)
-    if dialect == DIALECT:
-        # DuckDB parses its own dialect best, so the validated query is returned, not a translation.
-        return quoted_sql.strip().rstrip(";").rstrip()
-    return _transpile(quoted_sql, dialect)
+    # DuckDB parses its own dialect best, so the validated query is returned, not a translation.
+    return quote_keywords(sql, tree).strip().rstrip(";").rstrip()
 
 
 def find_tables(sql: str) -> tuple[str, ...]:
@@ -263,7 +260,7 @@ def _function_error(name: str, sql: str, dialect: str = DIALECT) -> InvalidSql:
         hint = REPLACEMENTS.get(name) or did_you_mean(name, duckdb_functions(), write="{}()")
     else:
         reason = f"which was not verified to be equal on {dialect}"
-        functions = listing(sorted(SPARK_QUERY_FUNCTIONS), limit=60)
+        functions = listing(sorted(query_functions()), limit=60)
         hint = f"supported functions: {functions}; or {_IN_PYTHON}"
     return InvalidSql(f"{shorten_sql(sql)} uses {name}, {reason}.", hint=hint)
 
@@ -273,13 +270,8 @@ def _check_portable(tree: exp.Expr, sql: str, dialect: str) -> None:
     from sqlglot import exp
 
     for node in tree.walk():
-        is_cast = isinstance(node, exp.Cast)
-        is_null = is_cast and isinstance(node.this, exp.Null)
-        # NULL has the same cast to every type on every engine.
-        if is_null or (is_cast and str(node.args["to"].this.name) in _CASTS_ON_SPARK):
-            continue
         calls_table = isinstance(node, exp.Table) and isinstance(node.this, exp.Anonymous)
-        if is_cast or calls_table or type(node).__name__ in _NOT_ON_SPARK:
+        if calls_table or type(node).__name__ in _NOT_ON_SPARK:
             raise InvalidSql(
                 f"{shorten_sql(sql)} contains {shorten_sql(node.sql(dialect=DIALECT))}, which was not "
                 f"verified to be equal on {dialect}.",
@@ -291,9 +283,7 @@ def _check_functions(tree: exp.Expr, sql: str, dialect: str) -> None:
     """Reject functions that are not on the list of the dialect."""
     from sqlglot import exp
 
-    allowed = frozenset(SPARK_QUERY_FUNCTIONS)
-    if dialect == DIALECT:
-        allowed = duckdb_functions()
+    allowed = duckdb_functions() if dialect == DIALECT else query_functions()
     for node in tree.find_all(exp.Anonymous):
         name = node.name.lower()
         if isinstance(node.parent, exp.Table | exp.Lateral):
@@ -366,22 +356,6 @@ class _Scopes:
             hint=did_you_mean(name, table_names)
             or "a query names its tables without schema, database or file",
         )
-
-
-def _transpile(sql: str, dialect: str) -> str:
-    """Translate a validated query to another dialect."""
-    from sqlglot.errors import ErrorLevel, SqlglotError
-
-    # Parsed with sqlglot's function definitions, without which functions cannot be translated.
-    tree = parse_statement(sql, expected="query")
-    try:
-        return tree.sql(dialect=dialect, unsupported_level=ErrorLevel.RAISE, comments=False)
-    except SqlglotError as error:
-        raise InvalidSql(
-            f"{shorten_sql(sql)} cannot be translated to the SQL of {dialect}: "
-            f"{clean_error_message(error)}.",
-            hint="use functions that both dialects support",
-        ) from error
 
 
 def _column_types(schemas: Iterable[pa.Schema]) -> dict[str, list[pa.DataType]]:

@@ -69,6 +69,8 @@ def plain_values(values: pa.ChunkedArray) -> list[Any]:
     """Return values that compare equal if they are equal: one NaN, times in microseconds."""
     if pa.types.is_timestamp(values.type):
         values = values.cast(pa.int64())
+    if pa.types.is_date(values.type):  # years beyond 9999 are results of additions
+        values = values.cast(pa.int32())
     result = []
     for value in values.to_pylist():
         if isinstance(value, float):

@@ -24,6 +24,14 @@ from featurestore.model.arguments import warn_caller
 from featurestore.model.times import NaiveTimeWarning
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.storage import files as storage
+from featurestore.usersql.spark_queries import check_forms
+from featurestore.usersql.typed_tables import (
+    SANDBOX_SETTINGS,
+    check_single_select,
+    describe_tables,
+    parameter_types,
+)
+from featurestore.usersql.typed_values import DuckDBTypes
 from featurestore_connectors.duckdb_delta import sqltext, streams
 from featurestore_connectors.duckdb_delta.failures import translate_errors, watch_source
 from featurestore_connectors.duckdb_delta.session import Database, query_of, relation_lock
@@ -32,13 +40,6 @@ ENGINE = "duckdb"
 # The row number column for row comparisons. Feature names cannot start with this prefix.
 _NUMBER = "__fs_row"
 _TIME = pa.timestamp("us", tz="UTC")
-# Sandbox settings. The last one locks all settings, so the order matters.
-_SANDBOX_SETTINGS = (
-    "SET GLOBAL TimeZone = 'UTC'",
-    "SET GLOBAL python_enable_replacements = false",
-    "SET GLOBAL enable_external_access = false",
-    "SET GLOBAL lock_configuration = true",
-)
 
 
 def relation(
@@ -241,6 +242,8 @@ class UserSql:
         self._database = database
         self._opening = threading.Lock()
         self._connection: duckdb.DuckDBPyConnection | None = None
+        self._types: DuckDBTypes | None = None
+        self._portable: set[tuple[str, str]] = set()
 
     def relation(
         self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
@@ -253,13 +256,16 @@ class UserSql:
         try:
             return self._bind_query(query, tables, dict(parameters))
         except InvalidSql as error:
-            hint = f"available tables: {listing(tables)}; parameters: {listing(parameters)}"
+            hint = (
+                error.hint
+                or f"available tables: {listing(tables)}; parameters: {listing(parameters)}"
+            )
             raise InvalidSql(error.message, hint=hint) from error
 
     def check_syntax(self, query: str) -> None:
         """Raise InvalidSql if DuckDB cannot parse a query, or if it is not a single SELECT."""
         with translate_errors(), self._open().cursor() as cursor:
-            _check_select(cursor, query)
+            check_single_select(cursor, query)
 
     def close(self) -> None:
         """Close the database of the sandbox."""
@@ -271,23 +277,35 @@ class UserSql:
     ) -> Relation:
         """Return the lazy result of a query; its types are determined over empty tables."""
         with translate_errors(), self._open().cursor() as cursor:
-            _check_select(cursor, query)
+            check_single_select(cursor, query)
             # Bound to empty tables, so that names and types of the result are known without reading
             # a row.
-            for name, table in tables.items():
-                cursor.register(name, table.schema.empty_table())
+            schemas = {name: table.schema for name, table in tables.items()}
+            typed_tables = describe_tables(cursor, schemas)
             result = cursor.sql(query, params=parameters or None)
             if result is None:
                 raise InvalidSql("The query returns no rows.")
             result = cast_to_storable_types(result)
             types = [str(kind) for kind in result.types]
             schema = result.to_arrow_table().schema
+        self._check_forms(query, typed_tables, parameters)
         rows = _ResultStream(self, query, tables, parameters, schema)
         with relation_lock():
             native = self._database.connection.from_arrow(rows)
             typed_rows = cast_to_features(native, schema, types)
         single_use = any(table.single_use for table in tables.values())
         return relation(typed_rows.native, typed_rows.schema, single_use=single_use)
+
+    def _check_forms(
+        self, query: str, tables: dict[str, Any], parameters: Mapping[str, Any]
+    ) -> None:
+        """Raise InvalidSql for forms that differ on Spark: a job may move between engines."""
+        checked = (query, repr((tables, parameters.keys())))
+        if checked in self._portable or self._types is None:
+            return
+        check_forms(query, tables=tables, parameters=parameter_types(parameters), types=self._types)
+        # The windows of a job run one query many times.
+        self._portable.add(checked)
 
     def run(
         self, query: str, tables: Mapping[str, Relation], parameters: dict[str, Any]
@@ -308,19 +326,11 @@ class UserSql:
                 # A database of its own: the engine's connection can read files and all registered
                 # tables.
                 connection = duckdb.connect(":memory:", config=self._database.config)
-                for setting in _SANDBOX_SETTINGS:
+                for setting in SANDBOX_SETTINGS:
                     connection.execute(setting)
                 self._connection = connection
+                self._types = DuckDBTypes(connection.cursor(), error=duckdb.Error)
             return self._connection
-
-
-def _check_select(cursor: duckdb.DuckDBPyConnection, query: str) -> None:
-    statements = cursor.extract_statements(query)
-    if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
-        raise InvalidSql(
-            "The query is not a single SELECT statement.",
-            hint="write one SELECT; queries cannot change tables",
-        )
 
 
 class _TableStream:

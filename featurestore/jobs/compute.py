@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.arrow.fitting import can_widen
@@ -30,13 +32,13 @@ from featurestore.jobs.inputs import (
     read_input,
     read_time_bounds,
 )
-from featurestore.jobs.query import BoundsAccumulator, JobQuery
+from featurestore.jobs.query import WINDOW_COLUMNS, JobQuery, Unproven
 from featurestore.jobs.run import JobRun
 from featurestore.jobs.window_jobs import WindowRows
-from featurestore.jobs.window_proofs import find_obstacle
+from featurestore.jobs.window_proofs import prove_chunk, windows_to_micros
 from featurestore.model.job import JobSpec
 from featurestore.model.times import Window, from_micros, to_micros
-from featurestore.plugins.engine import Engine, Relation, TimeRange
+from featurestore.plugins.engine import Accumulator, Engine, Relation, TimeRange
 from featurestore.retrieval.labels import typed_relation
 
 _log = logging.getLogger("featurestore.jobs")
@@ -52,19 +54,43 @@ def compute(run: JobRun, sources: SourceInputs) -> Relation | None:
     if run.spec.kind == "window":
         rows = WindowRows(run.session, run.spec, run.inputs, run.staging).compute(windows)
         return _stage_and_check(run, run.window, rows, name="rows")[0]
-    inputs = _filter_chunk_inputs(run, sources, run.window)
+    inputs = _filter_chunk_inputs(run, sources)
     if run.spec.kind == "sql" and len(windows) > 1:
-        obstacle = find_obstacle(
-            run.spec,
-            windows,
-            schemas={name: relation.schema for name, relation in inputs.items()},
-            times={each.name: each.time for each in run.inputs if each.time is not None},
-        )
-        if obstacle is None:
-            rows = JobQuery(run.spec, run.session.engine).run(inputs, run.window)
+        try:
+            rows = _compute_in_one_query(run, inputs)
+        except Unproven as obstacle:
+            _log.info("computing %d windows one by one: %s", len(windows), obstacle)
+        else:
             return _stage_and_check(run, run.window, rows, name="rows")[0]
-        _log.info("computing %d windows one by one: %s", len(windows), obstacle)
     return _compute_one_by_one(run, inputs)
+
+
+def _compute_in_one_query(run: JobRun, inputs: Mapping[str, Relation]) -> Relation:
+    """Return the rows of all windows.
+
+    Raises:
+        Unproven: Separate queries may return other rows.
+        InvalidSql: The query of the job is invalid.
+    """
+    engine = run.session.engine
+    times = {each.name: each.time for each in run.inputs if each.time is not None}
+    schemas = {name: relation.schema for name, relation in inputs.items()}
+    chunk = prove_chunk(run.spec, run.windows, schemas=schemas, times=times)
+    rows = JobQuery(run.spec, engine).run(inputs, run.window)
+    if chunk.input is None:
+        return rows
+    add_bounds = AddWindowBounds(times[chunk.input], windows_to_micros(run.windows))
+    relation = inputs[chunk.input]
+    schema = pa.schema([*relation.schema, *((name, TIMESTAMP) for name in WINDOW_COLUMNS)])
+    inputs = {**inputs, chunk.input: engine.map_batches(relation, add_bounds, schema=schema)}
+    chunk_rows = JobQuery(replace(run.spec, code=chunk.code), engine).run(inputs, run.window)
+    event_time = str(run.spec.event_time)
+    expected_schema = rows.schema
+    if event_time not in rows.schema.names:
+        expected_schema = rows.schema.append(pa.field(event_time, TIMESTAMP))
+    if chunk_rows.schema != expected_schema:
+        raise Unproven(f"columns of windows change the types of the result to {chunk_rows.schema}")
+    return chunk_rows
 
 
 def _compute_one_by_one(run: JobRun, inputs: Mapping[str, Relation]) -> Relation | None:
@@ -182,9 +208,9 @@ def _is_empty(returned: Any, group: OpenGroup | None) -> bool:
     return len(returned.columns) == 0 or (group is None and library_name(returned) == "pandas")
 
 
-def _filter_chunk_inputs(run: JobRun, sources: SourceInputs, window: Window) -> dict[str, Relation]:
+def _filter_chunk_inputs(run: JobRun, sources: SourceInputs) -> dict[str, Relation]:
     """Return the inputs, filtered to the rows that any window of a chunk may read."""
-    lookback = run.spec.lookback
+    window, lookback = run.window, run.spec.lookback
     inputs = {}
     for name, relation in sources.within(window).items():
         # A source may return more rows than its filter selects, for example with coarser times.
@@ -319,3 +345,58 @@ class AddConstantTime:
         return pa.RecordBatch.from_arrays(
             [*batch.columns, values], names=[*batch.schema.names, self.column]
         )
+
+
+@dataclass(frozen=True)
+class AddWindowBounds:
+    """A batch function that adds the bounds of the window of each row, as ``WINDOW_COLUMNS``.
+
+    ``bounds`` has the starts and ends of consecutive windows in microseconds, one row per window.
+    """
+
+    time: str
+    bounds: npt.NDArray[np.int64]
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Append the columns to a batch whose times are in the windows."""
+        micros = _read_micros(batch.column(batch.schema.get_field_index(self.time)))
+        windows = np.searchsorted(self.bounds[:, 0], micros, side="right") - 1
+        columns = [pa.array(column).view(TIMESTAMP) for column in self.bounds[windows].T]
+        return pa.RecordBatch.from_arrays(
+            [*batch.columns, *columns], names=[*batch.schema.names, *WINDOW_COLUMNS]
+        )
+
+
+def _read_micros(times: pa.Array) -> npt.NDArray[np.int64]:
+    """Return the times that are not null, in microseconds; dates are midnights."""
+    micros: npt.NDArray[np.int64] = pc.cast(
+        pc.cast(times.drop_null(), TIMESTAMP), pa.int64()
+    ).to_numpy()
+    return micros
+
+
+@dataclass(frozen=True)
+class BoundsAccumulator(Accumulator[TimeBounds, TimeBounds]):
+    """Accumulates the bounds of a time column."""
+
+    column: str
+
+    def start(self) -> TimeBounds:
+        """Return the bounds of zero rows."""
+        return TimeBounds()
+
+    def update(self, state: TimeBounds, batch: pa.RecordBatch) -> TimeBounds:
+        """Extend the bounds by a batch."""
+        values = batch.column(batch.schema.get_field_index(self.column))
+        micros = _read_micros(values)
+        if len(micros):
+            state = state.merge(TimeBounds(int(micros.min()), int(micros.max())))
+        return state.merge(TimeBounds(nulls=values.null_count, rows=len(values)))
+
+    def merge(self, left: TimeBounds, right: TimeBounds) -> TimeBounds:
+        """Merge two bounds."""
+        return left.merge(right)
+
+    def finish(self, state: TimeBounds) -> TimeBounds:
+        """Return the bounds."""
+        return state

@@ -62,6 +62,42 @@ def test_spark_jobs_equal_duckdb_jobs(cities: list[FeatureStore], define: Define
         assert store.featuregroup("demand").delta_version == before
 
 
+WINDOW_QUERIES = {
+    "stamped": "select zone, count(*) as trips, sum(fare) as fares from trips group by zone",
+    "strict": """
+        select zone, $window_end as hour, count(*) as trips, sum(fare) as fares from trips
+        where left_at > $window_start and left_at <= $window_end group by zone, hour
+    """,
+    "unproven": """
+        select zone, max(left_at) as hour, count(*) as trips, sum(fare) as fares from trips
+        group by zone
+    """,
+}
+
+
+def test_spark_chunks_equal_duckdb_chunks(
+    cities: list[FeatureStore], define: Define, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = define(*(sql_job(name, sql=sql) for name, sql in WINDOW_QUERIES.items()))
+    names = ("zone", "hour", "trips", "fares")
+    for store in cities:
+        caplog.clear()
+        store.register_jobs(file)
+        for job in WINDOW_QUERIES:
+            store.backfill_job(job, START, START + 4 * HOUR)
+        for job in ("stamped", "strict"):
+            assert [{name: row[name] for name in names} for row in rows(store, job)] == expected(4)
+        times = {(row["zone"], row["hour"] - START) for row in rows(store, "unproven")}
+        minutes = {"a": 50, "b": 20}
+        assert times == {
+            (zone, timedelta(hours=hour, minutes=minute))
+            for hour in range(4)
+            for zone, minute in minutes.items()
+        }
+        (message,) = [text for text in caplog.messages if "one by one" in text]
+        assert "MAX(left_at)" in message
+
+
 def test_spark_frames_example_equals_query_example(
     cities: list[FeatureStore], example_jobs: Path
 ) -> None:

@@ -105,6 +105,7 @@ _FUNCTIONS = (
     "backfill_job",
     "get_runs",
     "pause_job",
+    "remove_job",
     "replay_quarantine",
     "unpause_job",
     "check_monitor",

@@ -75,12 +75,14 @@ def list_jobs(context: typer.Context, limit: Limit = None, page: PageNumber = 1)
         counts = {"due": status.due, "failed": status.failed}
         # Jobs without a topic have the same keys in the JSON output.
         stream = (status.stream or NO_STATUS).summary()
-        rows.append({**_job_row(status.job), **counts, **stream, **_last_run_columns(status.last)})
+        validity = {"state": status.state, "error": status.error, "hint": status.hint}
+        last_run = _last_run_columns(status.last)
+        rows.append({**_job_row(status.job), **validity, **counts, **stream, **last_run})
     show_rows(
         context,
         rows,
         columns=["name", "state", "schedule", "watermark", "due", "failed", "last_state"],
-        optional=["lag", "rows_per_second", "last_commit", "last_error"],
+        optional=["lag", "rows_per_second", "last_commit", "last_error", "error", "hint"],
         wide=["target", "inputs", "bad_records", "last_ended", "last_hint"],
         empty="no jobs yet",
         next_page=status_page.next,
@@ -196,6 +198,13 @@ def unpause(context: typer.Context, name: Name) -> None:
     """Resume a paused job; the windows that it missed are due."""
     store(context).unpause_job(name)
     show_text(context, f"{name} is active", data={"name": name, "paused": False})
+
+
+@app.command(epilog="Example: featurestore job remove origin_traffic")
+def remove(context: typer.Context, name: Name) -> None:
+    """Remove a job with its runs; the group or dataset that it wrote remains."""
+    removed = store(context).remove_job(name)
+    show_text(context, str(removed), data=vars(removed))
 
 
 def _job_row(job: Any) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from featurestore.alerts.channels import remove_channel
 from featurestore.define.loading import Refusal, refuse
 from featurestore.define.steps import Step
 from featurestore.featuregroups.maintenance import delete_group
+from featurestore.jobs.removal import remove_job
 from featurestore.model.job import JobSpec
 from featurestore.model.names import parse_group_reference
 from featurestore.model.project import (
@@ -23,7 +24,6 @@ from featurestore.model.project import (
     format_object,
 )
 from featurestore.model.validation import FeatureComparison
-from featurestore.recovery.liveness import hold_job_lease
 from featurestore.recovery.pins import find_pinning_datasets
 from featurestore.registry import alerts, featuregroups, jobs, sources
 from featurestore.registry.artifacts import feature_views
@@ -214,17 +214,10 @@ def check_blockers(steps: Sequence[Step]) -> None:
 # -- removal --------------------------------------------------------------------------------------
 
 
-def remove_job(session: Session, mark: OwnerMark) -> None:
-    """Remove a job and its runs, unless it is running."""
-    # A job that is running would record its result after the removal.
-    with hold_job_lease(session, mark.name), session.registry.transaction() as connection:
-        jobs.remove(connection, mark.name)
-
-
-_REMOVALS: Mapping[str, Callable[[Session, OwnerMark], None]] = {
+_REMOVALS: Mapping[str, Callable[[Session, OwnerMark], object]] = {
     SOURCE: lambda session, mark: registration.remove(session, mark.name),
     CHANNEL: lambda session, mark: remove_channel(session, mark.name),
     GROUP: lambda session, mark: delete_group(session, mark.name, version=mark.version),
     VIEW: lambda session, mark: views.remove(session, mark.name, mark.version),
-    JOB: remove_job,
+    JOB: lambda session, mark: remove_job(session, mark.name),
 }

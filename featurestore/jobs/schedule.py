@@ -99,6 +99,17 @@ def build_schedule(spec: JobSpec) -> Schedule:
     return Schedule(spec.schedule, spec.window, spec.start, spec.allowed_lateness, spec.timezone)
 
 
+def is_computable(spec: JobSpec) -> bool:
+    """Return whether a registered job has a valid schedule, or reads a stream without windows.
+
+    A registry may contain a schedule of an earlier release or of another store.
+    """
+    try:
+        return spec.stream is not None or bool(build_schedule(spec))
+    except InvalidJob:
+        return False
+
+
 def due_windows(
     schedule: Schedule,
     *,

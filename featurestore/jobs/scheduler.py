@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from featurestore.alerts.incidents import send_waiting
-from featurestore.errors import FeatureStoreError, JobLeased
+from featurestore.errors import FeatureStoreError, InvalidJob, JobLeased
 from featurestore.jobs import catalog_jobs, publish_jobs
 from featurestore.jobs.execution import Watch, WindowSelector, run_attempt
 from featurestore.jobs.run import TrainingCall
-from featurestore.jobs.schedule import build_schedule, latest_complete_window
+from featurestore.jobs.schedule import build_schedule, is_computable, latest_complete_window
 from featurestore.jobs.stream_jobs import is_due
 from featurestore.jobs.windows import find_all_stale, find_due_windows
 from featurestore.model import times
@@ -69,6 +69,8 @@ class Scheduler:
         self._options = options or Options()
         self._watch = Watch()
         self._sending: threading.Thread | None = None
+        # The last error of each job that cannot run until a user acts.
+        self._reported: dict[str, str] = {}
 
     def run(self) -> None:
         """Run due windows repeatedly until SIGTERM, SIGINT or ``stop``.
@@ -147,6 +149,10 @@ class Scheduler:
                 self._attempt(name, find_all_stale)
         except JobLeased:
             _log.debug("another process is running job %s", name)
+        except InvalidJob as error:  # lasts until a user acts, so it is logged only once
+            if self._reported.get(name) != str(error):
+                _log.error("%s (%s): %s", name, job.origin, error)
+            self._reported[name] = str(error)
         except FeatureStoreError as error:
             _log.error("%s: %s", name, error)
         except Exception:  # errors in the code of one job must not stop the others
@@ -154,6 +160,7 @@ class Scheduler:
 
     def _attempt(self, name: str, choose: WindowSelector) -> None:
         run_attempt(self._session, name, choose, call=self._call, watch=self._watch)
+        self._reported.pop(name, None)
 
     def due(self, job: RegisteredJob, waiting: Mapping[str, Sequence[Window]]) -> Sequence[Window]:
         """Return the windows of a job to compute now.
@@ -189,7 +196,7 @@ class Scheduler:
         for name in upstream_jobs(job.spec, specs):
             with self._session.registry.reading() as connection:
                 upstream_job = jobs.get(connection, name)
-                if upstream_job.paused:
+                if upstream_job.paused or not is_computable(upstream_job.spec):
                     continue
                 # A failed window must not block the jobs that read the group.
                 failed = runs.window_states(connection, name, states=[runs.FAILED])

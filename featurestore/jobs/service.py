@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from featurestore.alerts.incidents import send_waiting
@@ -27,7 +27,6 @@ from featurestore.jobs.windows import (
     resolve_window,
 )
 from featurestore.model import display
-from featurestore.model.arguments import warn_caller
 from featurestore.model.display import Listing
 from featurestore.model.runtime import usable_cores
 from featurestore.model.times import Window
@@ -45,7 +44,9 @@ _RECENT = 20
 class JobStatus:
     """A registered job with its last run and the number of due and failed windows.
 
-    ``stream`` is the progress of a stream job, None before its first run.
+    ``stream`` is the progress of a stream job, None before its first run. ``error`` is the reason
+    why the schedule of a registered job cannot be computed, and ``hint`` how to correct it; such a
+    job has no due windows.
     """
 
     job: RegisteredJob
@@ -53,6 +54,8 @@ class JobStatus:
     failed: int
     last: Run | None
     stream: StreamStatus | None = None
+    error: str | None = None
+    hint: str | None = None
 
     __repr__ = display.record_repr
 
@@ -61,12 +64,19 @@ class JobStatus:
         """The name of the job."""
         return self.job.spec.name
 
+    @property
+    def state(self) -> str:
+        """Whether schedulers run the job: "active", "paused" or "invalid"."""
+        return self.job.state if self.error is None else "invalid"
+
     def _summary(self) -> dict[str, object]:
         last_state = None
         if self.last is not None:
             last_state = self.last.state
         counts = {"due": self.due, "failed": self.failed, "last_run": last_state}
-        summary = {**self.job._summary(), **counts}
+        summary = {**self.job._summary(), "state": self.state, **counts}
+        if self.error is not None:
+            summary |= {"error": self.error, "hint": self.hint}
         if self.stream is not None:
             summary |= self.stream.summary()
         return summary
@@ -79,13 +89,7 @@ def get_jobs(session: Session, *, limit: int | None = None, offset: int = 0) -> 
     """Return registered jobs with their status by name, at most ``limit`` from ``offset``."""
     with session.registry.reading() as connection:
         registered_jobs = jobs.list_all(connection, limit=limit, offset=offset)
-    statuses = []
-    for job in registered_jobs:
-        try:
-            statuses.append(load_status(session, job))
-        except InvalidJob as error:  # an imported registry may contain invalid schedules
-            warn_caller(f"Skipping the job {job.spec.name!r}: {error.message}")
-    return Listing(statuses)
+    return Listing([load_status(session, job) for job in registered_jobs])
 
 
 def load_status(session: Session, job: RegisteredJob) -> JobStatus:
@@ -94,8 +98,13 @@ def load_status(session: Session, job: RegisteredJob) -> JobStatus:
         last = runs.last(connection, job.spec.name)
         failed = runs.window_states(connection, job.spec.name, states=[runs.FAILED])
         stream = jobs.stream_status(connection, job.spec.name)
-    due = len(find_due_windows(session, job))
-    return JobStatus(job, due=due, failed=len(failed), last=last, stream=stream)
+    status = JobStatus(job, due=0, failed=len(failed), last=last, stream=stream)
+    try:
+        return replace(status, due=len(find_due_windows(session, job)))
+    # The registry may contain a schedule of an earlier release or of another store.
+    except InvalidJob as error:
+        hint = f"{error.hint}, then: featurestore job register {job.origin}"
+        return replace(status, error=error.message, hint=hint)
 
 
 def get_job(session: Session, name: str) -> RegisteredJob:

@@ -277,7 +277,7 @@ def hold_job_lease(store: Store, job: str) -> Iterator[str]:
         # job.
         holder = f"{owner}/{threading.get_ident()}"
         with registry.transaction() as connection:
-            jobs.get(connection, job)
+            jobs.check_exists(connection, job)
             intents.record_heartbeat(connection, owner)
             current_holder = acquire_job_lease(connection, location, job, holder)
         if current_holder is not None:

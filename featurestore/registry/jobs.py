@@ -16,11 +16,13 @@ from featurestore.model import display, times
 from featurestore.model.arguments import warn_caller
 from featurestore.model.job import JobSpec
 from featurestore.model.times import to_micros
-from featurestore.registry.rows import to_column, to_time, translate_parse_errors
+from featurestore.registry.rows import put_row, to_column, to_time, translate_parse_errors
 from featurestore.registry.tables import (
     incidents,
     job_definitions,
     job_states,
+    monitor_acceptances,
+    monitor_results,
     runs,
     stream_offsets,
     stream_progress,
@@ -98,12 +100,19 @@ def register(
     return version
 
 
-def remove(connection: Connection, name: str) -> None:
-    """Remove the definitions, the state and the runs of a job."""
-    tables_of_runs = (runs, windows, incidents, stream_offsets, stream_progress)
-    columns = [job_definitions.c.name, job_states.c.name, *[each.c.job for each in tables_of_runs]]
-    for column in columns:
-        connection.execute(sa.delete(column.table).where(column == name))
+def remove(connection: Connection, name: str) -> int:
+    """Remove the definitions, state, reports and runs of a job; return the number of runs."""
+    columns = [
+        runs.c.job,
+        *[table.c.job for table in (windows, incidents, stream_offsets, stream_progress)],
+        *[table.c.monitor for table in (monitor_results, monitor_acceptances)],
+        *[table.c.name for table in (job_definitions, job_states)],
+    ]
+    counts: list[int] = [
+        connection.execute(sa.delete(column.table).where(column == name)).rowcount
+        for column in columns
+    ]
+    return counts[0]
 
 
 def get(connection: Connection, name: str) -> RegisteredJob:
@@ -114,13 +123,23 @@ def get(connection: Connection, name: str) -> RegisteredJob:
     """
     job = find(connection, name)
     if job is None:
-        query = sa.select(job_states.c.name).order_by(job_states.c.name)
-        names = connection.execute(query).scalars().all()
-        raise JobNotFound(
-            f"Unknown job {name!r}. Available: {listing(names)}.",
-            hint=did_you_mean(name, names) or "featurestore job register path/to/jobs.py",
-        )
+        raise _unknown_job_error(connection, name)
     return job
+
+
+def check_exists(connection: Connection, name: str) -> None:
+    """Raise JobNotFound if a job does not exist; its definition may be damaged."""
+    if _latest_row(connection, name) is None:
+        raise _unknown_job_error(connection, name)
+
+
+def _unknown_job_error(connection: Connection, name: str) -> JobNotFound:
+    names = connection.execute(sa.select(job_states.c.name).order_by(job_states.c.name)).scalars()
+    available = list(names)
+    return JobNotFound(
+        f"Unknown job {name!r}. Available: {listing(available)}.",
+        hint=did_you_mean(name, available) or "featurestore job register path/to/jobs.py",
+    )
 
 
 def find(connection: Connection, name: str) -> RegisteredJob | None:
@@ -312,7 +331,7 @@ def record_offsets(
         lag = None if end is None else max(end - offset, 0)
         key = {"job": job, "topic": topic, "partition": number}
         values = {"offset": offset, "end_offset": end, "lag": lag, "at": now}
-        _put_row(connection, stream_offsets, key, values)
+        put_row(connection, stream_offsets, key, values)
 
 
 def record_progress(
@@ -338,7 +357,7 @@ def record_progress(
         "delta_version": delta_version,
     }
     values |= {name: value for name, value in optional_values.items() if value is not None}
-    _put_row(connection, stream_progress, {"job": job}, values)
+    put_row(connection, stream_progress, {"job": job}, values)
 
 
 def topic_id(connection: Connection, job: str) -> str | None:
@@ -375,14 +394,3 @@ def stream_status(connection: Connection, job: str) -> StreamStatus | None:
         polled=to_time(progress.looked),
         offsets=tuple(offsets),
     )
-
-
-def _put_row(
-    connection: Connection, table: sa.Table, key: Mapping[str, Any], values: Mapping[str, Any]
-) -> None:
-    """Update a row, or insert it if it does not exist."""
-    # SQLAlchemy has no upsert that works in both databases.
-    has_key = sa.and_(*(table.c[name] == value for name, value in key.items()))
-    result = connection.execute(table.update().where(has_key).values(**values))
-    if not result.rowcount:
-        connection.execute(table.insert().values(**key, **values))

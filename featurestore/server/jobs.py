@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import PlainTextResponse, RedirectResponse, Response
 
-from featurestore.errors import JobNotFound
+from featurestore.errors import InvalidJob, JobNotFound
 from featurestore.jobs import service
 from featurestore.jobs.monitors import service as monitor_service
 from featurestore.jobs.run import definition_words
@@ -48,13 +49,15 @@ def status_record(job_status: service.JobStatus) -> dict[str, Any]:
     return {
         "name": job_status.name,
         "kind": job_status.job.spec.kind,
-        "state": job_status.job.state,
+        "state": job_status.state,
         "schedule": job_status.job.spec.schedule,
         "target": job_status.job.spec.target,
         "inputs": dict(job_status.job.spec.inputs),
         "watermark": job_status.job.watermark,
         "due": job_status.due,
         "failed": job_status.failed,
+        "error": job_status.error,
+        "hint": job_status.hint,
         "last_state": last_run.state if last_run else None,
         "last_error": last_run.error if last_run else None,
         "last_ended": last_run.ended if last_run else None,
@@ -117,7 +120,9 @@ def window_strip(store: FeatureStore, name: str, *, limit: int = 400) -> WindowS
     job = service.get_job(session, name)
     with session.registry.reading() as connection:
         states = dict(overview.newest_windows(connection, name, limit=limit))
-    due_windows = sorted(find_due_windows(session, job))
+    due_windows = []
+    with suppress(InvalidJob):  # the page displays the error of the schedule
+        due_windows = sorted(find_due_windows(session, job))
     shown_due, later_due = due_windows[-limit:], 0
     if states:
         first, last = min(states), max(states)

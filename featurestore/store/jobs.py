@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from featurestore.jobs.definitions import JobDefinition
     from featurestore.jobs.monitors.service import MonitorStatus
+    from featurestore.jobs.removal import RemovedJob
     from featurestore.jobs.scheduler import Options, Scheduler
     from featurestore.jobs.service import JobPlan, JobStatus
     from featurestore.model.alert import Channel
@@ -230,6 +231,33 @@ class JobCalls(StoreBase):
         from featurestore.jobs.recovery import replay_quarantine
 
         return replay_quarantine(self._session, name)
+
+    def remove_job(self, name: str) -> RemovedJob:
+        """Remove a job from the registry, for example after it was renamed in its file.
+
+        The definitions, the states of windows, the runs and the reports of the job are removed. The
+        feature group or training dataset that it wrote remains.
+
+        Args:
+            name: Name of the job.
+
+        Returns:
+            What was removed, and what remains.
+
+        Raises:
+            JobNotFound: The job does not exist.
+            JobLeased: A process is running the job.
+
+        >>> registered = store.register_jobs("jobs.py")
+        >>> print(store.remove_job("mean_temp"))
+        removed job 'mean_temp': its definitions, window states and 0 runs
+        not removed: feature group 'mean_temp' with its rows, logs
+        >>> store.get_jobs()
+        []
+        """
+        from featurestore.jobs.removal import remove_job
+
+        return remove_job(self._session, name)
 
     def unpause_job(self, name: str) -> None:
         """Resume a paused job; the windows it missed are due.

@@ -441,6 +441,7 @@ WRITES = {
         lambda store: store.unpause_job("hourly"),
         lambda store: store.pause_job("hourly"),
     ),
+    "remove a job": Write("remove_job", lambda store: store.remove_job("hourly")),
     "replay a stream": Write(
         "replay_quarantine", lambda store: store.replay_quarantine("read_again"), _misread
     ),

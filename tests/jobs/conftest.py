@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import sqlalchemy as sa
 
 from featurestore.model import times
 from featurestore.store import FeatureStore
@@ -135,6 +137,16 @@ def define(tmp_path: Path) -> Callable[..., Path]:
         return file
 
     return write
+
+
+def change_definition(store: FeatureStore, name: str, **fields: object) -> None:
+    """Change the definition of a job in the registry, without the checks of a registration."""
+    select = "select spec from job_definitions where name = :name order by version"
+    update = "update job_definitions set spec = :spec, hash = 'changed' where name = :name"
+    with store.session.registry.transaction() as connection:
+        text = connection.execute(sa.text(select), {"name": name}).scalars().all()[-1]
+        changed = json.dumps({**json.loads(text), **fields})
+        connection.execute(sa.text(update), {"name": name, "spec": changed})
 
 
 def rows(store: FeatureStore, name: str = "demand") -> list[dict[str, Any]]:

@@ -8,16 +8,21 @@ import pty
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from featurestore.cli import app
-from featurestore.errors import JobFailed
+from featurestore.errors import InvalidJob, JobFailed, JobLeased, JobNotFound
+from featurestore.recovery.liveness import hold_job_lease
+from featurestore.registry.tables import metadata
+from featurestore.server.app import create_app
 from featurestore.store import FeatureStore
-from tests.jobs.conftest import expected, python_job, rows, sql_job
+from tests.jobs.conftest import change_definition, expected, python_job, rows, sql_job
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
@@ -67,6 +72,74 @@ def test_job_commands_paused_job_prints_unpause_command(city: FeatureStore, defi
     output = text(city, "job", "run", "demand", "--due")
     assert output.startswith("demand is paused: featurestore job unpause demand")
     assert "done" in text(city, "job", "run", "demand", "--window", "2024-01-01T05:00")
+
+
+def test_job_with_invalid_schedule_is_listed_with_its_error(
+    city: FeatureStore, define: Define
+) -> None:
+    for name in ("demand", "monthly"):
+        call(city, "job", "register", str(define(sql_job(name), name=f"{name}.py")))
+    for schedule in ("0 0 30 2 *", "R 0 * * *", "0 0 1 1 * 5", "1 2 3"):
+        change_definition(city, "monthly", schedule=schedule)
+        valid, invalid = city.get_jobs()
+        assert (valid.state, valid.error, valid.due) == ("active", None, 48)
+        assert (invalid.state, invalid.due) == ("invalid", 0)
+        assert f"schedule={schedule!r} cannot be computed" in str(invalid.error)
+        assert f"then: featurestore job register {invalid.job.origin}" in str(invalid.hint)
+        assert "cannot be computed" in text(city, "job", "list")
+        assert [each["state"] for each in call(city, "job", "list")] == ["active", "invalid"]
+        city.pause_job("monthly")
+        city.unpause_job("monthly")
+        with pytest.raises(InvalidJob, match="cannot be computed"):
+            city.plan_job("monthly")
+    with TestClient(create_app(city), base_url="http://localhost") as client:
+        items = client.get("/api/v1/jobs").json()["items"]
+        assert [(each["state"], each["due"]) for each in items] == [("active", 48), ("invalid", 0)]
+        for page in ("/jobs", "/jobs/monthly", "/api/v1/jobs/monthly", "/", "/metrics"):
+            assert client.get(page).status_code == 200, page
+        assert "cannot be computed" in client.get("/jobs").text
+        assert "cannot be computed" in client.get("/jobs/monthly").text
+    assert call(city, "job", "register", str(define(sql_job("monthly"), name="monthly.py")))
+    assert [status.state for status in city.get_jobs()] == ["active", "active"]
+
+
+def test_remove_job_removes_all_rows_of_the_registry_but_not_the_group(
+    city: FeatureStore, define: Define
+) -> None:
+    hourly = sql_job("hourly", rules='featuregroup="demand"')
+    city.register_jobs(define(hourly, python_job("failing", body="raise ValueError")))
+    city.run_job("hourly", due=True)
+    with pytest.raises(JobFailed):
+        city.run_job("failing", window="2024-01-01T05:00Z")
+    # The threads of a process have different leases.
+    with hold_job_lease(city.session, "hourly"), ThreadPoolExecutor(1) as pool:
+        refused = pool.submit(city.remove_job, "hourly").exception()
+    assert isinstance(refused, JobLeased)
+    assert "Job 'hourly' is currently run by" in str(refused)
+    removed = city.remove_job("hourly")
+    assert removed.runs == 1
+    assert "'demand' with its rows" in str(removed)
+    assert rows(city) == expected()
+    assert call(city, "job", "remove", "failing")["runs"] == 1
+    assert city.get_jobs() == []
+    with city.session.registry.reading() as connection:
+        for table in metadata.tables.values():
+            # The group and its lineage name the job that wrote them.
+            if table.name not in ("featuregroups", "lineage"):
+                rows_of_table = connection.execute(table.select()).mappings()
+                assert not [row for row in rows_of_table if "hourly" in row.values()], table.name
+    with pytest.raises(JobNotFound, match="Unknown job 'hourly'"):
+        city.remove_job("hourly")
+    # A job of this name computes only what its group does not have.
+    city.register_jobs(define(hourly))
+    assert city.run_job("hourly", due=True) == []
+
+
+def test_remove_job_with_damaged_definition(city: FeatureStore, define: Define) -> None:
+    city.register_jobs(define(sql_job()))
+    change_definition(city, "demand", retries="many")
+    assert str(city.remove_job("demand")).startswith("removed job 'demand'")
+    assert city.get_jobs() == []
 
 
 def test_job_tables_fit_80_columns(city: FeatureStore, define: Define) -> None:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 import featurestore
+from featurestore.errors import JobLeased
 from featurestore.jobs import execution, service
+from featurestore.recovery.liveness import hold_job_lease
 from featurestore.registry import jobs
 from featurestore.store import FeatureStore
 from tests.jobs.conftest import HOURS, START, Clock, expected, rows, sql_job, trips
@@ -43,6 +46,19 @@ def test_parallel_backfill_on_postgres_moves_watermark_to_end(
     assert sum(run.windows for run in hosts[1].get_runs("demand")) == HOURS
     with hosts[1].session.registry.reading() as connection:
         assert jobs.watermark(connection, "demand") == END
+
+
+def test_remove_job_on_postgres_is_seen_by_other_hosts(
+    hosts: list[FeatureStore], define: Define
+) -> None:
+    hosts[0].register_jobs(define(sql_job()))
+    hosts[0].run_job("demand", due=True)
+    with hold_job_lease(hosts[1].session, "demand"), ThreadPoolExecutor(1) as pool:
+        refused = pool.submit(hosts[0].remove_job, "demand").exception()
+    assert isinstance(refused, JobLeased)
+    assert hosts[0].remove_job("demand").runs == 1
+    assert hosts[1].get_jobs() == []
+    assert rows(hosts[1]) == expected()
 
 
 def test_two_schedulers_on_postgres_compute_each_window_once(

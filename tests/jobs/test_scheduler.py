@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -13,7 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from featurestore.cli import app
 from featurestore.jobs.scheduler import Options, dependency_levels, is_retry_due, windows_before_gap
 from featurestore.model.job import JobSpec
 from featurestore.model.times import Window
@@ -21,7 +24,17 @@ from featurestore.registry import jobs
 from featurestore.store import FeatureStore
 from tests.forked_processes import kill, start
 from tests.jobs import killed_jobs
-from tests.jobs.conftest import HOURS, START, Clock, expected, python_job, rows, sql_job, trips
+from tests.jobs.conftest import (
+    HOURS,
+    START,
+    Clock,
+    change_definition,
+    expected,
+    python_job,
+    rows,
+    sql_job,
+    trips,
+)
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
@@ -187,6 +200,60 @@ def test_broken_or_missing_job_file_blocks_no_other_job(city: FeatureStore, defi
         "b_broken": HOURS,
         "demand": 0,
     }
+
+
+def test_scheduler_logs_jobs_that_cannot_run_once(
+    city: FeatureStore, define: Define, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    missing, renamed = define(sql_job("missing"), name="gone.py"), define(sql_job("earlier"))
+    changed = define(sql_job("changed"), name="changed.py")
+    reader = sql_job("reader", inputs='{"trips": "trips", "earlier": "monthly"}')
+    two_jobs = define(sql_job("monthly"), reader, name="two_jobs.py")
+    for file in (missing, renamed, changed, two_jobs):
+        city.register_jobs(file)
+    city.run_job("monthly", window="2024-01-01T05:00Z")
+    missing.unlink()
+    city.register_jobs(define(sql_job("demand")))
+    changed.write_text(sql_job("changed", rules="retries=1"))
+    change_definition(city, "monthly", schedule="0 0 30 2 *")
+    expected_hints = {
+        "missing": "featurestore job register path/to/jobs.py, or: featurestore job remove missing",
+        "earlier": "featurestore job remove earlier",
+        "changed": f"featurestore job register {changed}",
+        "monthly": "schedule='0 0 L 2 *'",
+    }
+    scheduler = city.scheduler()
+
+    def poll() -> dict[str, str]:
+        caplog.clear()
+        for _ in range(3):
+            scheduler.run_due()
+            clock.now += timedelta(minutes=1)
+        errors = [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
+        errors_by_name = {text.split()[0]: text for text in errors}
+        assert len(errors_by_name) == len(errors), errors
+        return errors_by_name
+
+    errors = poll()
+    assert errors.keys() == expected_hints.keys()
+    for name, hint in expected_hints.items():
+        assert errors[name].endswith(f"Hint: {hint}")
+    assert poll() == {}
+    assert rows(city) == rows(city, "reader") == expected()
+    for command in ("remove earlier", "remove missing", f"register {changed}"):
+        result = CliRunner().invoke(app, ["job", *command.split(), "--location", city.location])
+        assert result.exit_code == 0, result.output
+    assert poll() == {}
+    assert [status.name for status in city.get_jobs()] == [
+        "changed",
+        "demand",
+        "monthly",
+        "reader",
+    ]
+    assert rows(city, "changed") == expected()
+    change_definition(city, "changed", retries=9)
+    clock.now += HOUR
+    assert poll().keys() == {"changed"}, "a new error of a job is logged"
 
 
 def test_scheduler_runs_failure_command_after_last_retry(

@@ -109,6 +109,7 @@ PARAMETERS = {
     "backfill_job": "name start end * resume",
     "get_runs": "name",
     "pause_job": "name",
+    "remove_job": "name",
     "replay_quarantine": "name",
     "unpause_job": "name",
     "get_monitors": "",

@@ -75,14 +75,19 @@ class ExpressionTracer(ABC):
 
     def value(self, node: exp.Expr, context: Context) -> Origins:
         """Return the origins of the value of an expression."""
-        visitor = _find_visitor(node)
-        if visitor is not None:
-            return visitor(self, node, context)
-        name = _function_name(node)
-        if name.startswith(("arg_max", "arg_min")):
+        from sqlglot import exp
+
+        for base in type(node).__mro__:
+            if base.__name__ in _VISITORS:
+                return _VISITORS[base.__name__](self, node, context)
+        name = node.name if isinstance(node, exp.Anonymous) else ""
+        if isinstance(node, exp.Func) and not name:
+            name = node.sql_name()
+        if name.lower().startswith(("arg_max", "arg_min")):
             return self.selected(node, context)
         subtype = AGGREGATION if is_aggregate(node) else TRANSFORMATION
-        return then(self.identity(node, context), subtype, masking=name in _MASKING)
+        masking = name.lower() in _MASKING
+        return then(self.identity(node, context), subtype, masking=masking)
 
     def identity(self, node: exp.Expr, context: Context) -> Origins:
         """Return the origins of all children, whose values do not change."""
@@ -95,13 +100,15 @@ class ExpressionTracer(ABC):
             return self.source(node.table, scope).column(node.name)
         if node.name in context.outputs.columns:
             return context.outputs.columns[node.name]
-        # sqlglot does not resolve columns of USING in HAVING, QUALIFY and ORDER BY.
+        # sqlglot resolves neither columns of USING in HAVING, QUALIFY and ORDER BY, nor columns of
+        # a table with unknown columns.
         tables = [name for name in scope.selected_sources if self._has(name, node.name, scope)]
         values = [self.source(name, scope).column(node.name) for name in _merge(tables, scope)]
         return union(values)
 
     def _has(self, table: str, column: str, scope: Scope) -> bool:
-        return column in self.source(table, scope).columns
+        relation = self.source(table, scope)
+        return column in relation.columns or relation.table is not None
 
     def row(self, node: exp.TableColumn, context: Context) -> Origins:
         """Return the origins of a table row as a struct, ``select t from t``."""
@@ -139,8 +146,12 @@ class ExpressionTracer(ABC):
 
     def coalesce(self, node: exp.Expr, context: Context) -> Origins:
         """Return the origins of COALESCE and NULLIF, or of a column that USING merges."""
-        tables = _tables_of_using(node, context.scope)
-        if tables:
+        columns = [node.this, *node.expressions]
+        # sqlglot replaces a column of USING by COALESCE of columns without a position in the text.
+        if node.key == "coalesce" and all(
+            column.key == "column" and column.this.meta.get("start") is None for column in columns
+        ):
+            tables = _merge([column.table for column in columns], context.scope)
             return union(self.source(name, context.scope).column(node.this.name) for name in tables)
         origins = self.identity(node, context)
         value = self.value(node.this, context) if node.key == "nullif" else origins
@@ -202,19 +213,6 @@ _VISITORS: dict[str, _Visitor] = {
 }
 
 
-def _find_visitor(node: exp.Expr) -> _Visitor | None:
-    names = [base.__name__ for base in type(node).__mro__]
-    return next((_VISITORS[name] for name in names if name in _VISITORS), None)
-
-
-def _function_name(node: exp.Expr) -> str:
-    from sqlglot import exp
-
-    if isinstance(node, exp.Anonymous):
-        return node.name.lower()
-    return node.sql_name().lower() if isinstance(node, exp.Func) else ""
-
-
 def is_aggregate(node: exp.Expr) -> bool:
     """Return whether a function computes one value from many rows."""
     from sqlglot import exp
@@ -226,23 +224,6 @@ def is_aggregate(node: exp.Expr) -> bool:
     # These return the value of one row.
     is_window = isinstance(node, exp.Lag | exp.Lead | exp.FirstValue | exp.LastValue | exp.NthValue)
     return isinstance(node, exp.AggFunc) and not is_window
-
-
-def _tables_of_using(node: exp.Expr, scope: Scope) -> list[str]:
-    """Return the tables that have the value of a column in USING, [] for other expressions.
-
-    sqlglot replaces the column by COALESCE.
-    """
-    from sqlglot import exp
-
-    columns = [node.this, *node.expressions] if isinstance(node, exp.Coalesce) else []
-    # Only columns of the query text have a position.
-    if not all(
-        isinstance(column, exp.Column) and column.this.meta.get("start") is None
-        for column in columns
-    ):
-        return []
-    return _merge([column.table for column in columns], scope)
 
 
 def _merge(tables: Iterable[str], scope: Scope) -> list[str]:

@@ -65,11 +65,6 @@ def trace_query(sql: str, tables: Mapping[str, QueryTable]) -> Relation:
         sql: The query, in DuckDB SQL.
         tables: The tables of the query by name; names are compared without case, as in SQL.
     """
-    return _QueryTracer(tables).trace(_resolve_names(sql, tables))
-
-
-def _resolve_names(sql: str, tables: Mapping[str, QueryTable]) -> Scope:
-    """Parse a query and resolve its names, in lower case."""
     import sqlglot
     from sqlglot.optimizer.qualify import qualify
     from sqlglot.optimizer.scope import build_scope
@@ -91,7 +86,7 @@ def _resolve_names(sql: str, tables: Mapping[str, QueryTable]) -> Scope:
     scope = build_scope(tree)
     if scope is None:
         raise ValueError("it is not a query")
-    return scope
+    return _QueryTracer(tables).trace(scope)
 
 
 class _QueryTracer(ExpressionTracer):
@@ -120,11 +115,14 @@ class _QueryTracer(ExpressionTracer):
         return self._results[key]
 
     def _trace_select(self, scope: Scope, select: exp.Select) -> Relation:
+        from sqlglot import exp
+
         columns: dict[str, Origins] = {}
         context = Context(scope)
         for projection in select.selects:
             name, origins = projection.alias_or_name, self.value(projection, context)
-            if _has_unnamed_columns(projection):
+            # A star of a struct, or names that match a pattern.
+            if projection.is_star or projection.find(exp.Columns):
                 name, origins = UNNAMED, self._expanded(projection, context)
             # Set operations combine columns by position, so columns with equal names are separate.
             columns[name if name not in columns else f"{name} {len(columns)}"] = origins
@@ -183,17 +181,20 @@ class _QueryTracer(ExpressionTracer):
         return union(keys)
 
     def _trace_set_operation(self, scope: Scope, expression: exp.SetOperation) -> Relation:
-        left_scope, right_scope = scope.set_operation_scopes
-        left = self.trace(left_scope)
-        if not _is_recursive(scope):
-            return _combine(expression, left, self.trace(right_scope))
-        anchor = id(expression.this.unnest())
-        result, previous = left, None
+        from sqlglot import exp
+
+        anchor_scope, second_scope = scope.set_operation_scopes
+        anchor = self.trace(anchor_scope)
+        clause = expression.find_ancestor(exp.With)
+        if not scope.is_cte or clause is None or not clause.args.get("recursive"):
+            return _combine(expression, anchor, self.trace(second_scope))
+        key = id(expression.this.unnest())
+        result, previous = anchor, None
         # A column of the recursive query may come from another column of the iteration before.
         while result != previous:
-            previous = self._recursive[anchor] = result
+            previous = self._recursive[key] = result
             results = dict(self._results)
-            result = _combine(expression, previous, self.trace(right_scope))
+            result = _combine(expression, previous, self.trace(second_scope))
             self._results = results
         return result
 
@@ -240,56 +241,52 @@ class _QueryTracer(ExpressionTracer):
         node = pivots[0].parent
         assert isinstance(node, exp.Table | exp.Subquery)
         base = self._relation(scope.cte_sources.get(node.name) or scope.sources[node.alias_or_name])
-        computed: dict[str, Origins] = {}
         is_unpivot = all(pivot.args.get("unpivot") for pivot in pivots)
+        subtypes = {"expressions": AGGREGATION, "fields": CONDITIONAL}
+        if is_unpivot:
+            subtypes = dict.fromkeys(subtypes, TRANSFORMATION)
+        computed: dict[str, Origins] = {}
         for pivot in pivots:
-            for child in pivot.iter_expressions():
-                subtype = CONDITIONAL
-                if is_unpivot:
-                    subtype = TRANSFORMATION
-                elif child.arg_key == "expressions":
-                    subtype = AGGREGATION
-                for column in child.find_all(exp.Column):
-                    origins = then(base.column(column.name), subtype)
-                    computed[column.name] = computed.get(column.name, NONE) | origins
+            for clause, subtype in subtypes.items():
+                for column in _find_columns(pivot, clause):
+                    origins = then(base.column(column), subtype)
+                    computed[column] = computed.get(column, NONE) | origins
         keys = {name: base.columns[name] for name in base.columns if name not in computed}
+        group = {name for pivot in pivots for name in _find_columns(pivot, "group")}
+        if group:
+            keys = {name: origins for name, origins in keys.items() if name in group}
         rows = base.rows
         if not is_unpivot:
             rows |= then(union(keys.values()), GROUP_BY)
         return Relation({**keys, UNNAMED: union(computed.values())}, rows)
 
 
-def _has_unnamed_columns(projection: exp.Expr) -> bool:
-    """Return whether a projection is several columns, or a column whose name is unknown."""
+def _find_columns(pivot: exp.Pivot, clause: str) -> list[str]:
+    """Return the names of the columns in a clause of PIVOT or UNPIVOT."""
     from sqlglot import exp
 
-    return projection.is_star or projection.find(exp.Columns) is not None
+    nodes = pivot.args.get(clause) or []
+    nodes = nodes if isinstance(nodes, list) else [nodes]
+    return [column.name for node in nodes for column in node.find_all(exp.Column)]
 
 
-def _is_recursive(scope: Scope) -> bool:
-    from sqlglot import exp
-
-    clause = scope.expression.find_ancestor(exp.With)
-    return scope.is_cte and clause is not None and bool(clause.args.get("recursive"))
-
-
-def _combine(expression: exp.SetOperation, left: Relation, right: Relation) -> Relation:
+def _combine(expression: exp.SetOperation, first: Relation, second: Relation) -> Relation:
     """Return the origins of the result of UNION, EXCEPT or INTERSECT."""
     from sqlglot import exp
 
-    names = dict.fromkeys(left.columns)
-    by_position = dict(zip(left.columns, right.columns, strict=False))
+    names = dict.fromkeys(first.columns)
+    by_position = dict(zip(first.columns, second.columns, strict=False))
     if expression.args.get("by_name"):
-        names |= dict.fromkeys(right.columns)
+        names |= dict.fromkeys(second.columns)
         by_position = {name: name for name in names}
-    rows = left.rows | right.rows
-    columns = {name: left.columns.get(name, NONE) for name in names}
+    rows = first.rows | second.rows
+    columns = {name: first.columns.get(name, NONE) for name in names}
     is_union = isinstance(expression, exp.Union)
     if is_union:
-        for name, right_name in by_position.items():
-            columns[name] |= right.columns.get(right_name, NONE)
+        for name, second_name in by_position.items():
+            columns[name] |= second.columns.get(second_name, NONE)
     else:
-        rows |= then(right.all_columns, FILTER)
+        rows |= then(second.all_columns, FILTER)
     # EXCEPT ALL and INTERSECT ALL count equal rows.
     if expression.args.get("distinct") or not is_union:
         rows |= then(union(columns.values()), GROUP_BY)

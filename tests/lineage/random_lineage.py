@@ -75,7 +75,7 @@ class QueryBuilder:
 
     def build(self) -> Query:
         """Return a query, which may have common table expressions."""
-        definitions = []
+        definitions: list[str] = []
         for _ in range(self._random.choice([0, 0, 1, 2])):
             query = self._query(1)
             name = f"Common{len(definitions)}"
@@ -99,17 +99,17 @@ class QueryBuilder:
         query = self._select(depth)
         if not self._flag(0.25):
             return query
-        other = self._select(depth, width=len(query.columns))
+        second = self._select(depth, width=len(query.columns))
         operator = self._random.choice(["union all", "union", "except", "intersect"])
-        rows, columns = query.rows | other.rows, dict(query.columns)
+        rows, columns = query.rows | second.rows, dict(query.columns)
         if operator.startswith("union"):
-            for name, edges in zip(query.columns, other.columns.values(), strict=True):
+            for name, edges in zip(query.columns, second.columns.values(), strict=True):
                 columns[name] |= edges
         else:
-            rows |= after(_all(other.columns.values()), "FILTER")
+            rows |= after(_all(second.columns.values()), "FILTER")
         if operator != "union all":
             rows |= after(_all(columns.values()), "GROUP_BY")
-        return Query(f"({query.sql}) {operator} ({other.sql})", columns, rows)
+        return Query(f"({query.sql}) {operator} ({second.sql})", columns, rows)
 
     # -- FROM -------------------------------------------------------------------------------------
 
@@ -137,38 +137,40 @@ class QueryBuilder:
         return Source(f"{name} as {alias}", values, rows, alias)
 
     def _from(self, depth: int) -> Source:
-        left = self._source(depth)
+        outer = self._source(depth)
         if not self._flag(0.45):
-            return left
-        right = self._source(depth)
-        rows = left.rows | right.rows
-        values = [*left.columns, *right.columns]
-        right_names = {name.lower(): value for name, value in right.columns}
-        common = [name for name, _ in left.columns if name.lower() in right_names]
+            return outer
+        inner = self._source(depth)
+        rows = outer.rows | inner.rows
+        values = [*outer.columns, *inner.columns]
+        right_names = {name.lower(): value for name, value in inner.columns}
+        common = [name for name, _ in outer.columns if name.lower() in right_names]
         if common and self._flag():
-            return self._join_using(left, right, self._random.choice(common))
+            return self._join_using(outer, inner, self._random.choice(common))
         kind = self._random.choice(["join", "left join", "full join", "semi join", "anti join"])
         (_, first), (_, second) = (
-            self._random.choice(left.columns),
-            self._random.choice(right.columns),
+            self._random.choice(outer.columns),
+            self._random.choice(inner.columns),
         )
         rows |= after(first.edges | second.edges, "JOIN")
         condition = f"{first.sql} = {second.sql}"
         if kind in ("semi join", "anti join"):
-            values = left.columns
-        return Source(f"{left.sql} {kind} {right.sql} on {condition}", values, rows)
+            values = outer.columns
+        return Source(f"{outer.sql} {kind} {inner.sql} on {condition}", values, rows)
 
-    def _join_using(self, left: Source, right: Source, column: str) -> Source:
-        (first,) = [value for name, value in left.columns if name == column]
-        (second,) = [value for name, value in right.columns if name.lower() == column.lower()]
+    def _join_using(self, outer: Source, inner: Source, column: str) -> Source:
+        (first,) = [value for name, value in outer.columns if name == column]
+        (second,) = [value for name, value in inner.columns if name.lower() == column.lower()]
         side = self._random.choice(["", "left", "right", "full"])
         merged = {"right": second.edges, "full": first.edges | second.edges}.get(side, first.edges)
         spelling = self._spell(column)
         merged_value = Value(spelling, merged)
-        values = [(name, merged_value if name == column else value) for name, value in left.columns]
-        values += [pair for pair in right.columns if pair[0].lower() != column.lower()]
-        rows = left.rows | right.rows | after(first.edges | second.edges, "JOIN")
-        return Source(f"{left.sql} {side} join {right.sql} using ({spelling})", values, rows)
+        values = [
+            (name, merged_value if name == column else value) for name, value in outer.columns
+        ]
+        values += [pair for pair in inner.columns if pair[0].lower() != column.lower()]
+        rows = outer.rows | inner.rows | after(first.edges | second.edges, "JOIN")
+        return Source(f"{outer.sql} {side} join {inner.sql} using ({spelling})", values, rows)
 
     # -- SELECT -----------------------------------------------------------------------------------
 
@@ -196,7 +198,7 @@ class QueryBuilder:
     def _plain(self, source: Source, aliases: Sequence[str], depth: int) -> Query:
         """Build a SELECT without groups, which may refer to its aliases and have windows."""
         projections, columns = [], dict[str, Edges]()
-        # DuckDB does not replace the name of a subquery in other columns.
+        # DuckDB does not replace the name of a subquery in second columns.
         lateral: list[str] = []
         lower_names = {name.lower() for name, _ in source.columns}
         for alias in aliases:

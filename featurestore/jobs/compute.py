@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore import usersql
 from featurestore.arrow.fitting import can_widen
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.arrow.untyped import adopt_types
@@ -54,7 +55,16 @@ def compute(run: JobRun, sources: SourceInputs) -> Relation | None:
     if run.spec.kind == "window":
         rows = WindowRows(run.session, run.spec, run.inputs, run.staging).compute(windows)
         return _stage_and_check(run, run.window, rows, name="rows")[0]
-    inputs = _filter_chunk_inputs(run, sources)
+    # The rows that any window of the chunk may read.
+    chunk_range, lookback = run.window, run.spec.lookback
+    inputs = {}
+    for name, relation in sources.within(chunk_range).items():
+        # A source may return more rows than its filter selects, for example with coarser times.
+        time = run.spec.input_times.get(name)
+        inputs[name] = filter_window(run.session, relation, time, chunk_range, lookback=lookback)
+    for pinned in run.inputs:
+        if pinned.kind != "source":
+            inputs[pinned.name] = read_input(run.session, pinned, chunk_range, lookback=lookback)
     if run.spec.kind == "sql" and len(windows) > 1:
         try:
             rows = _compute_in_one_query(run, inputs)
@@ -80,7 +90,9 @@ def _compute_in_one_query(run: JobRun, inputs: Mapping[str, Relation]) -> Relati
     if chunk.input is None:
         return rows
     add_bounds = AddWindowBounds(times[chunk.input], windows_to_micros(run.windows))
-    relation = inputs[chunk.input]
+    used_columns = usersql.find_columns(chunk.code, inputs[chunk.input].schema.names)
+    columns = dict.fromkeys([*used_columns, times[chunk.input]])
+    relation = engine.select(inputs[chunk.input], {name: name for name in columns})
     schema = pa.schema([*relation.schema, *((name, TIMESTAMP) for name in WINDOW_COLUMNS)])
     inputs = {**inputs, chunk.input: engine.map_batches(relation, add_bounds, schema=schema)}
     chunk_rows = JobQuery(replace(run.spec, code=chunk.code), engine).run(inputs, run.window)
@@ -102,7 +114,13 @@ def _compute_one_by_one(run: JobRun, inputs: Mapping[str, Relation]) -> Relation
     schema_by_path: dict[str, pa.Schema] = {}
     schema, first_rows = (None if run.group is None else run.group.spec.schema), None
     for number, window in enumerate(windows):
-        rows = _compute_window(run, _filter_window_inputs(run, inputs, window), window)
+        visible = {
+            each.name: filter_window(
+                run.session, inputs[each.name], each.time, window, lookback=run.spec.lookback
+            )
+            for each in run.inputs
+        }
+        rows = _compute_window(run, visible, window)
         if rows is None:
             continue
         name = f"w{number:06d}"
@@ -208,21 +226,6 @@ def _is_empty(returned: Any, group: OpenGroup | None) -> bool:
     return len(returned.columns) == 0 or (group is None and library_name(returned) == "pandas")
 
 
-def _filter_chunk_inputs(run: JobRun, sources: SourceInputs) -> dict[str, Relation]:
-    """Return the inputs, filtered to the rows that any window of a chunk may read."""
-    window, lookback = run.window, run.spec.lookback
-    inputs = {}
-    for name, relation in sources.within(window).items():
-        # A source may return more rows than its filter selects, for example with coarser times.
-        time = run.spec.input_times.get(name)
-        inputs[name] = filter_window(run.session, relation, time, window, lookback=lookback)
-    for pinned_input in run.inputs:
-        if pinned_input.kind != "source":
-            name = pinned_input.name
-            inputs[name] = read_input(run.session, pinned_input, window, lookback=lookback)
-    return inputs
-
-
 def _stage_inputs(run: JobRun, inputs: Mapping[str, Relation]) -> dict[str, Relation]:
     """Stage the inputs of a chunk, so that each window does not read the entire table again."""
     staged_inputs = {}
@@ -234,19 +237,6 @@ def _stage_inputs(run: JobRun, inputs: Mapping[str, Relation]) -> dict[str, Rela
         path = os.path.join(run.staging, f"input-{name}")
         staged_inputs[name] = run.session.engine.stage(relation, path)
     return staged_inputs
-
-
-def _filter_window_inputs(
-    run: JobRun, inputs: Mapping[str, Relation], window: Window
-) -> dict[str, Relation]:
-    """Return the input rows that one window may read."""
-    lookback = run.spec.lookback
-    return {
-        each.name: filter_window(
-            run.session, inputs[each.name], each.time, window, lookback=lookback
-        )
-        for each in run.inputs
-    }
 
 
 def _stage_and_check(
@@ -393,9 +383,9 @@ class BoundsAccumulator(Accumulator[TimeBounds, TimeBounds]):
             state = state.merge(TimeBounds(int(micros.min()), int(micros.max())))
         return state.merge(TimeBounds(nulls=values.null_count, rows=len(values)))
 
-    def merge(self, left: TimeBounds, right: TimeBounds) -> TimeBounds:
+    def merge(self, first: TimeBounds, second: TimeBounds) -> TimeBounds:
         """Merge two bounds."""
-        return left.merge(right)
+        return first.merge(second)
 
     def finish(self, state: TimeBounds) -> TimeBounds:
         """Return the bounds."""

@@ -70,7 +70,7 @@ class JobQuery:
             tables[name] = self.engine.select(relation, columns_by_name)
         work = observers.current()
         if work is not None:
-            # Bounds of windows are no columns of the input.
+            # The bounds of windows are not columns of the input.
             work.input_columns = {
                 name: tuple(
                     column
@@ -137,22 +137,22 @@ class WindowedQuery:
         """
         if spec.lookback:
             raise Unproven("with lookback=, an input row belongs to several windows")
-        select = _check_syntax(parse_query(spec.code))
+        select = cls._check_syntax(parse_query(spec.code))
         names = {name.lower(): name for name in schemas}
         columns: dict[str, list[str]] = {}
         windowed = []
         tables = [select.args["from_"].this, *(join.this for join in select.args.get("joins", ()))]
         for position, table in enumerate(tables):
-            name = names[_check_table(table).lower()]
+            name = names[cls._check_table(table).lower()]
             alias = table.alias_or_name.lower()
             columns[alias] = [column.lower() for column in schemas[name].names]
             if name in times:
                 windowed.append((position, alias, name, times[name].lower()))
-                _check_time_type(schemas[name].field(times[name]))
+                cls._check_time_type(schemas[name].field(times[name]))
         if len(windowed) != 1:
             raise Unproven(f"the query reads inputs with a time {len(windowed)} times, not once")
         for number, join in enumerate(select.args.get("joins", ()), 1):
-            _check_join(join, number, windowed=windowed[0][0])
+            cls._check_join(join, number, windowed=windowed[0][0])
         return cls(spec, select, columns, *windowed[0])
 
     def is_time(self, node: exp.Expr | None) -> bool:
@@ -161,11 +161,11 @@ class WindowedQuery:
 
         if not isinstance(node, exp.Column) or node.name.lower() != self.time:
             return False
-        if len(node.parts) == 1:  # an unqualified name, which must belong to no other table
+        if not node.table:  # an unqualified name, which must belong to no other table
             names = [name for table_names in self.columns.values() for name in table_names]
         else:
             names = self.columns[self.alias]
-            if len(node.parts) > 2 or node.table.lower() != self.alias:
+            if node.args.get("db") is not None or node.table.lower() != self.alias:
                 return False
             # ``a.b`` is also the field ``b`` of a struct ``a``.
             if any(self.alias in table_names for table_names in self.columns.values()):
@@ -217,18 +217,12 @@ class WindowedQuery:
         """
         from sqlglot import exp
 
+        self._check_columns()
         select = self.select.copy()
         bounds = [exp.column(name, table=self.alias, quoted=True) for name in WINDOW_COLUMNS]
-        if any(node.is_star for node in select.expressions):
-            raise Unproven("* would return the bounds of the window")
-        if any(self.alias in names for names in self.columns.values()):
-            raise Unproven(f"{self.alias!r} is the name of a table and of a column")
-        for join in select.args.get("joins", ())[: max(self.position - 1, 0)]:
-            if find_parameters(join):
-                raise Unproven("a join does not see the bounds of the window")
         group_by = select.args.get("group")
         if group_by is not None and group_by.args.get("all"):
-            _check_constant_parameters(select)
+            self._check_constant_parameters(select)
         elif group_by is not None:
             group_by.set("expressions", [*group_by.expressions, *bounds])
         for node in find_parameters(select):
@@ -241,97 +235,110 @@ class WindowedQuery:
             raise Unproven("the query is not the same after it is parsed and written")
         return code
 
+    def _check_columns(self) -> None:
+        """Check that ``WINDOW_COLUMNS`` are visible wherever parameters are, but not in ``*``."""
+        if any(node.is_star for node in self.select.expressions):
+            raise Unproven("* would return the bounds of the window")
+        for names in self.columns.values():
+            if not {self.alias, *WINDOW_COLUMNS}.isdisjoint(names):
+                raise Unproven(f"a column has the name {self.alias!r} of its table")
+        earlier_joins = self.select.args.get("joins", ())[: max(self.position - 1, 0)]
+        if any(find_parameters(join) for join in earlier_joins):
+            raise Unproven("a join does not see the bounds of the window")
 
-def _check_syntax(tree: exp.Expr) -> exp.Select:
-    """Return a tree whose result rows each depend on one joined input row, or a group of them."""
-    from sqlglot import exp
+    @staticmethod
+    def _check_syntax(tree: exp.Expr) -> exp.Select:
+        """Return a tree whose result rows each depend on one joined input row or one group."""
+        from sqlglot import exp
 
-    if not isinstance(tree, exp.Select) or tree.args.get("from_") is None:
-        raise Unproven("the query is not a SELECT from a table")
-    for node in tree.walk():
-        is_subquery = isinstance(node, exp.Select) and node is not tree
-        if is_subquery or type(node).__name__ not in _ROW_NODES:
-            raise Unproven(f"{quote_sql(node)} may combine rows of different windows")
-        if isinstance(node, exp.Anonymous):
-            _check_function(node, is_grouped=tree.args.get("group") is not None)
-    _check_clauses(tree, _CLAUSES | {"distinct"})
-    for node in tree.find_all(exp.Distinct):
-        _check_clauses(node, frozenset({"expressions"}))  # DISTINCT ON selects any one row
-    group_by = tree.args.get("group")
-    if group_by is not None:
-        _check_clauses(group_by, frozenset({"expressions", "all"}))
-    elif tree.args.get("having") is not None:
-        raise Unproven("without GROUP BY, the result has one row for all windows")
-    return tree
+        if not isinstance(tree, exp.Select) or tree.args.get("from_") is None:
+            raise Unproven("the query is not a SELECT from a table")
+        for node in tree.walk():
+            is_subquery = isinstance(node, exp.Select) and node is not tree
+            if is_subquery or type(node).__name__ not in _ROW_NODES:
+                raise Unproven(f"{quote_sql(node)} may combine rows of different windows")
+            if isinstance(node, exp.Anonymous):
+                WindowedQuery._check_function(node, is_grouped=tree.args.get("group") is not None)
+        _check_clauses(tree, _CLAUSES | {"distinct"})
+        for node in tree.find_all(exp.Distinct):
+            _check_clauses(node, frozenset({"expressions"}))  # DISTINCT ON selects any one row
+        group_by = tree.args.get("group")
+        if group_by is not None:
+            _check_clauses(group_by, frozenset({"expressions", "all"}))
+        elif tree.args.get("having") is not None:
+            raise Unproven("without GROUP BY, the result has one row for all windows")
+        return tree
+
+    @staticmethod
+    def _check_function(call: exp.Anonymous, *, is_grouped: bool) -> None:
+        """Check that the result of a function depends on its row or its group only."""
+        name = call.name.lower()
+        if name in _ORDER_DEPENDENT or name == "columns":
+            raise Unproven(f"{quote_sql(call)} depends on the order in which rows are read")
+        if name in _AGGREGATES and not is_grouped:
+            raise Unproven("without GROUP BY, the result has one row for all windows")
+
+    @staticmethod
+    def _check_table(table: exp.Expr) -> str:
+        """Return the name of a table; raise Unproven if it is not an input as it is."""
+        from sqlglot import exp
+
+        if not isinstance(table, exp.Table) or not isinstance(table.this, exp.Identifier):
+            raise Unproven(f"{quote_sql(table)} is not an input")
+        _check_clauses(table, frozenset({"this", "alias"}))
+        if table.args.get("alias") is not None:
+            _check_clauses(table.args["alias"], frozenset({"this"}))
+        return table.name
+
+    @staticmethod
+    def _check_time_type(field: pa.Field) -> None:
+        is_exact = pat.is_timestamp(field.type) and field.type.unit != "ns"
+        if not is_exact and not pat.is_date(field.type):
+            raise Unproven(f"the time {field.name!r} has type {field.type}")
+
+    @staticmethod
+    def _check_join(join: exp.Join, number: int, *, windowed: int) -> None:
+        """Check that a join adds no rows without a row of the windowed table.
+
+        Args:
+            join: The join.
+            number: The position of its table in the query; 0 is the table after FROM.
+            windowed: The position of the windowed table.
+        """
+        _check_clauses(join, _JOIN_CLAUSES)
+        method, side, kind = (str(join.args.get(name) or "") for name in ("method", "side", "kind"))
+        is_inner = side == "" and kind in _INNER
+        keeps_left = side in ("", "LEFT") and kind in ("SEMI", "ANTI")
+        keeps_left = keeps_left or (side == "LEFT" and kind in _OUTER)
+        keeps_right = side == "RIGHT" and kind in _OUTER
+        if number > windowed:
+            is_allowed = is_inner or keeps_left
+        elif number == windowed:
+            is_allowed = is_inner or keeps_right
+        else:
+            is_allowed = is_inner or keeps_left or keeps_right
+        if not is_allowed or method not in ("", "NATURAL"):
+            raise Unproven(f"{quote_sql(join)} may add rows without a row of the window")
+
+    @staticmethod
+    def _check_constant_parameters(select: exp.Select) -> None:
+        """Check that GROUP BY ALL would not group by columns that replace the parameters."""
+        from sqlglot import exp
+
+        clauses = [node for node in (*select.expressions, select.args.get("having")) if node]
+        for node in clauses:
+            calls = node.find_all(exp.Anonymous)
+            has_aggregate = any(call.name.lower() in _AGGREGATES for call in calls)
+            if find_parameters(node) and (has_aggregate or isinstance(node, exp.Having)):
+                raise Unproven(
+                    f"GROUP BY ALL does not group by the parameters of {quote_sql(node)}"
+                )
 
 
 def _check_clauses(node: exp.Expr, allowed: frozenset[str]) -> None:
     clauses = {name for name, value in node.args.items() if value}
     if not clauses <= allowed:
         raise Unproven(f"{quote_sql(node)} may combine rows of different windows")
-
-
-def _check_function(call: exp.Anonymous, *, is_grouped: bool) -> None:
-    """Check that the result of a function depends on its row or its group only."""
-    name = call.name.lower()
-    if name in _ORDER_DEPENDENT or name == "columns":
-        raise Unproven(f"{quote_sql(call)} depends on the order in which rows are read")
-    if name in _AGGREGATES and not is_grouped:
-        raise Unproven("without GROUP BY, the result has one row for all windows")
-
-
-def _check_table(table: exp.Expr) -> str:
-    """Return the name of a table; raise Unproven if it is not an input as it is."""
-    from sqlglot import exp
-
-    if not isinstance(table, exp.Table) or not isinstance(table.this, exp.Identifier):
-        raise Unproven(f"{quote_sql(table)} is not an input")
-    _check_clauses(table, frozenset({"this", "alias"}))
-    if table.args.get("alias") is not None:
-        _check_clauses(table.args["alias"], frozenset({"this"}))
-    return table.name
-
-
-def _check_time_type(field: pa.Field) -> None:
-    is_exact = pat.is_timestamp(field.type) and field.type.unit != "ns"
-    if not is_exact and not pat.is_date(field.type):
-        raise Unproven(f"the time {field.name!r} has type {field.type}")
-
-
-def _check_join(join: exp.Join, number: int, *, windowed: int) -> None:
-    """Check that a join adds no rows without a row of the windowed table.
-
-    Args:
-        join: The join.
-        number: The position of its table in the query; 0 is the table after FROM.
-        windowed: The position of the windowed table.
-    """
-    _check_clauses(join, _JOIN_CLAUSES)
-    method, side, kind = (str(join.args.get(name) or "") for name in ("method", "side", "kind"))
-    is_inner = side == "" and kind in _INNER
-    keeps_left = side in ("", "LEFT") and kind in ("SEMI", "ANTI")
-    keeps_left = keeps_left or (side == "LEFT" and kind in _OUTER)
-    keeps_right = side == "RIGHT" and kind in _OUTER
-    if number > windowed:
-        is_allowed = is_inner or keeps_left
-    elif number == windowed:
-        is_allowed = is_inner or keeps_right
-    else:
-        is_allowed = is_inner or keeps_left or keeps_right
-    if not is_allowed or method not in ("", "NATURAL"):
-        raise Unproven(f"{quote_sql(join)} may add rows without a row of the window")
-
-
-def _check_constant_parameters(select: exp.Select) -> None:
-    """Check that GROUP BY ALL would not group by columns that replace the parameters."""
-    from sqlglot import exp
-
-    clauses = [node for node in (*select.expressions, select.args.get("having")) if node]
-    for node in clauses:
-        calls = node.find_all(exp.Anonymous)
-        has_aggregate = any(call.name.lower() in _AGGREGATES for call in calls)
-        if find_parameters(node) and (has_aggregate or isinstance(node, exp.Having)):
-            raise Unproven(f"GROUP BY ALL does not group by the parameters of {quote_sql(node)}")
 
 
 def find_parameters(node: exp.Expr) -> list[exp.Expr]:

@@ -3,7 +3,7 @@
 A query over a chunk reads the inputs of all its windows at once. This is a hundred times as fast as
 a query per window, and allowed only if the syntax tree proves that the rows are the same:
 
-- The query is one SELECT that computes its rows from single input rows or from groups of them.
+- The query is one SELECT that computes its rows from single input rows or from groups of rows.
 - Exactly one of its tables is an input with a time. That input is read once, and no join adds rows
   without one of its rows. All windows read the same rows of the other tables. Therefore each input
   row, joined, belongs to exactly one window.
@@ -16,7 +16,7 @@ The query remains as it is, with ``$window_start`` and ``$window_end`` bound to 
 chunk, if two more conditions hold:
 
 - The parameters are only the half-open bounds of the time of the input. Its rows are between the
-  bounds of their window and of the chunk, so these conditions are true for all of them.
+  bounds of their window and of the chunk, so these conditions are always true.
 - Rows are grouped by the event time. Rows of two windows never have the same event time, so no
   group has rows of two windows.
 
@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -53,8 +52,9 @@ _CALENDAR = {"second": "s", "minute": "m", "hour": "h", "day": "D", "month": "M"
 # 1970-01-01 was a Thursday, and weeks begin on Monday.
 _MONDAY = 3
 _DAY = 86_400_000_000
-# The origin of time_bucket is Monday, 2000-01-03.
-_BUCKET_ORIGIN = 946_857_600_000_000
+# A thousand years: longer intervals may overflow.
+_LONGEST = 1000 * 366 * _DAY
+_TRUNCATIONS = ("date_trunc", "datetrunc")
 # Casts of a time that keep it, in a session whose time zone is UTC.
 _TIME_TYPES = frozenset({"TIMESTAMP", "TIMESTAMPTZ", "TIMESTAMPNTZ"})
 
@@ -96,13 +96,13 @@ def prove_chunk(
         raise Unproven("there is time between the windows")
     query = WindowedQuery.resolve(spec, schemas=schemas, times=times)
     event_time = query.event_time()
-    if event_time is None and spec.closed == "left":
-        raise Unproven(f"the result has no column {spec.event_time!r}")
     if event_time is not None:
-        base, steps = parse_time(event_time)
-        _check_inside(query, event_time, base, steps, windows)
-        if query.is_time(base) and _has_only_bounds(query) and _is_grouped(query, event_time):
+        proof = EventTimeProof(query, event_time, TimeExpression.parse(event_time))
+        proof.check_inside(windows)
+        if proof.separates_windows() and has_only_bounds(query):
             return ChunkQuery(spec.code)
+    elif spec.closed == "left":
+        raise Unproven(f"the result has no column {spec.event_time!r}")
     return ChunkQuery(query.with_window_columns(), query.input)
 
 
@@ -111,46 +111,81 @@ def windows_to_micros(windows: Sequence[Window]) -> Micros:
     return np.array([(to_micros(each.start), to_micros(each.end)) for each in windows], np.int64)
 
 
-def _check_inside(
-    query: WindowedQuery,
-    event_time: exp.Expr,
-    base: exp.Expr,
-    steps: TimeTransform,
-    windows: Sequence[Window],
-) -> None:
-    """Check that the event time of every row is inside the window of its input row."""
-    starts, ends = windows_to_micros(windows).T
-    if query.is_time(base):
-        # Inputs are read in [start, end), so the last instant is one microsecond before the end.
-        first, last = starts, ends - 1
-    elif base in find_parameters(event_time):
-        first = last = ends if base.name == "window_end" else starts
-    else:
-        raise Unproven(f"{quote_sql(event_time)} is not a known function of {query.time}")
-    first, last = steps(first), steps(last)
-    if query.spec.closed == "right":
-        is_inside = (first > starts).all() and (last <= ends).all()
-    else:
-        is_inside = (first >= starts).all() and (last < ends).all()
-    if not is_inside:
-        closed = query.spec.closed
-        raise Unproven(f"{quote_sql(event_time)} may be outside of its window (closed={closed!r})")
+@dataclass(frozen=True)
+class EventTimeProof:
+    """The proof that the event times of result rows are in the window of their input rows."""
+
+    query: WindowedQuery
+    event_time: exp.Expr
+    steps: TimeExpression
+
+    def check_inside(self, windows: Sequence[Window]) -> None:
+        """Check that the event time of every row is inside the window of its input row.
+
+        Raises:
+            Unproven: It may be outside.
+        """
+        starts, ends = windows_to_micros(windows).T
+        operand = self.steps.operand
+        if self.query.is_time(operand):
+            # Inputs are read in [start, end), so the last instant is one microsecond before the end.
+            first, last = starts, ends - 1
+        elif operand in find_parameters(self.event_time):
+            first = last = ends if operand.name == "window_end" else starts
+        else:
+            raise Unproven(
+                f"{quote_sql(self.event_time)} is not a known function of {self.query.time}"
+            )
+        first, last = self.steps.compute(first), self.steps.compute(last)
+        closed = self.query.spec.closed
+        if closed == "right":
+            is_inside = (first > starts).all() and (last <= ends).all()
+        else:
+            is_inside = (first >= starts).all() and (last < ends).all()
+        if not is_inside:
+            raise Unproven(
+                f"{quote_sql(self.event_time)} may be outside of its window (closed={closed!r})"
+            )
+
+    def separates_windows(self) -> bool:
+        """Return whether no row and no group depends on input rows of two windows."""
+        group_by = self.query.select.args.get("group")
+        if not self.query.is_time(self.steps.operand):
+            return False
+        if group_by is None or group_by.args.get("all"):
+            return True
+        return any(self._determines_window(key) for key in group_by.expressions)
+
+    def _determines_window(self, key: exp.Expr) -> bool:
+        """Return whether a key of GROUP BY is the event time, or the time of the input."""
+        from sqlglot import exp
+
+        if key == self.event_time or self.query.is_time(key):
+            return True
+        name = str(self.query.spec.event_time)
+        if isinstance(key, exp.Literal):
+            names = [output_name for output_name, _ in self.query.outputs()]
+            return key.name == str(names.index(name) + 1)
+        # A column of a table hides the result column of the same name.
+        is_hidden = any(key.name.lower() in names for names in self.query.columns.values())
+        is_name = isinstance(key, exp.Column) and not key.table and not is_hidden
+        return is_name and key.name.lower() == name.lower()
 
 
-def _has_only_bounds(query: WindowedQuery) -> bool:
-    """Return whether parameters are only the half-open bounds of the time."""
-    where = query.select.args.get("where")
-    conditions = [] if where is None else list(_split_conjunction(where.this))
+def has_only_bounds(query: WindowedQuery) -> bool:
+    """Return whether the parameters of a query are only the half-open bounds of the time."""
+    clause = query.select.args.get("where")
+    conditions = [] if clause is None else list(_split_conjunction(clause.this))
     in_bounds = {
         id(node)
         for condition in conditions
-        if _is_bound(condition, query)
+        if is_bound(condition, query)
         for node in find_parameters(condition)
     }
     return all(id(node) in in_bounds for node in find_parameters(query.select))
 
 
-def _is_bound(condition: exp.Expr, query: WindowedQuery) -> bool:
+def is_bound(condition: exp.Expr, query: WindowedQuery) -> bool:
     """Return whether a condition is ``time >= $window_start`` or ``time < $window_end``."""
     from sqlglot import exp
 
@@ -178,85 +213,54 @@ def _split_conjunction(condition: exp.Expr) -> Iterator[exp.Expr]:
         yield condition
 
 
-def _is_grouped(query: WindowedQuery, event_time: exp.Expr) -> bool:
-    """Return whether no group has rows of two event times."""
-    group_by = query.select.args.get("group")
-    if group_by is None or group_by.args.get("all"):
-        return True
-    return any(_determines_window(key, event_time, query) for key in group_by.expressions)
+@dataclass(frozen=True)
+class TimeExpression:
+    """The expression of a time as monotonic steps from an operand, such as a column."""
 
+    operand: exp.Expr
+    steps: tuple[TimeTransform, ...]
 
-def _determines_window(key: exp.Expr, event_time: exp.Expr, query: WindowedQuery) -> bool:
-    """Return whether a key of GROUP BY is the event time, or the time of the input."""
-    from sqlglot import exp
+    @classmethod
+    def parse(cls, node: exp.Expr) -> TimeExpression:
+        """Parse an expression; the operand is the innermost expression that is not a step."""
+        steps = list[TimeTransform]()
+        while True:
+            node = node.unnest()
+            step, operand = cls._parse_step(node)
+            if step is None or operand is None:
+                return cls(node, tuple(reversed(steps)))
+            steps.append(step)
+            node = operand
 
-    if key == event_time or query.is_time(key):
-        return True
-    name = str(query.spec.event_time)
-    if isinstance(key, exp.Literal):
-        names = [output_name for output_name, _ in query.outputs()]
-        return key.name == str(names.index(name) + 1)
-    # A column of a table hides the result column of the same name.
-    is_hidden = any(key.name.lower() in names for names in query.columns.values())
-    is_name = isinstance(key, exp.Column) and len(key.parts) == 1 and not is_hidden
-    return is_name and key.name.lower() == name.lower()
+    def compute(self, micros: Micros) -> Micros:
+        """Return the times for values of the operand, in microseconds."""
+        for step in self.steps:
+            micros = step(micros)
+        return micros
 
+    @staticmethod
+    def _parse_step(node: exp.Expr) -> tuple[TimeTransform | None, exp.Expr | None]:
+        """Return the monotonic step of an expression and its operand; None if it is not a step."""
+        from sqlglot import exp
 
-# -- Monotonic steps of times -------------------------------------------------------------------
-
-
-def _parse_step(node: exp.Expr) -> tuple[TimeTransform | None, exp.Expr | None]:
-    """Return the monotonic step of an expression and its operand; None if unknown."""
-    from sqlglot import exp
-
-    if isinstance(node, exp.Cast):
-        return _cast_to(str(node.to.this.name)), node.this
-    if isinstance(node, exp.Add | exp.Sub):
-        micros = _interval_micros(node.expression)
-        if micros is None:
+        if isinstance(node, exp.Cast) and not node.to.expressions:
+            type_name = str(node.to.this.name)
+            if type_name in _TIME_TYPES:
+                return (lambda micros: micros), node.this
+            return (_truncate_to("day") if type_name == "DATE" else None), node.this
+        if isinstance(node, exp.Add | exp.Sub):
+            shift = _interval_micros(node.expression)
+            sign = -1 if isinstance(node, exp.Sub) else 1
+            return (lambda micros: micros + sign * shift) if shift is not None else None, node.this
+        is_truncation = isinstance(node, exp.Anonymous) and node.name.lower() in _TRUNCATIONS
+        if not is_truncation or len(node.expressions) != 2 or not node.expressions[0].is_string:
             return None, None
-        return _shift_by(-micros if isinstance(node, exp.Sub) else micros), node.this
-    if not isinstance(node, exp.Anonymous) or len(node.expressions) != 2:
-        return None, None
-    name, (first, operand) = node.name.lower(), node.expressions
-    if name in ("date_trunc", "datetrunc") and isinstance(first, exp.Literal):
-        return _truncate_to(_singular(first.name)), operand
-    if name == "time_bucket":
-        width = _interval_micros(first)
-        return (_bucket_by(width) if width else None), operand
-    return None, None
-
-
-def parse_time(node: exp.Expr) -> tuple[exp.Expr, TimeTransform]:
-    """Split the expression of a time into the innermost operand and a monotonic function of it."""
-    steps = list[TimeTransform]()
-    while True:
-        node = node.unnest()
-        step, operand = _parse_step(node)
-        if step is None or operand is None:
-            return node, partial(_apply, tuple(reversed(steps)))
-        steps.append(step)
-        node = operand
-
-
-def _apply(steps: tuple[TimeTransform, ...], micros: Micros) -> Micros:
-    for step in steps:
-        micros = step(micros)
-    return micros
-
-
-def _identity(micros: Micros) -> Micros:
-    return micros
+        unit, operand = node.expressions
+        return _truncate_to(_singular(unit.name)), operand
 
 
 def _singular(unit: str) -> str:
     return unit.lower().removesuffix("s")
-
-
-def _cast_to(type_name: str) -> TimeTransform | None:
-    if type_name == "DATE":
-        return _truncate_to("day")
-    return _identity if type_name in _TIME_TYPES else None
 
 
 def _truncate_to(unit: str) -> TimeTransform | None:
@@ -272,14 +276,6 @@ def _truncate_to(unit: str) -> TimeTransform | None:
     )
 
 
-def _shift_by(shift: int) -> TimeTransform:
-    return lambda micros: micros + shift
-
-
-def _bucket_by(width: int) -> TimeTransform:
-    return lambda micros: (micros - _BUCKET_ORIGIN) // width * width + _BUCKET_ORIGIN
-
-
 def _interval_micros(node: Any) -> int | None:
     """Return the length of a fixed interval; None for calendar units such as months."""
     from sqlglot import exp
@@ -292,4 +288,5 @@ def _interval_micros(node: Any) -> int | None:
     seconds = _FIXED.get(_singular(unit.name))
     if seconds is None or not amount.name.isdigit():
         return None
-    return int(amount.name) * seconds * 1_000_000
+    micros = int(amount.name) * seconds * 1_000_000
+    return micros if micros < _LONGEST else None

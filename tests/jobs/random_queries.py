@@ -11,17 +11,18 @@ _FITTING_TIMES = {
     "left": (
         "{time}", "date_trunc('hour', {time})", "date_trunc('minute', {time})",
         "date_trunc('hour', {time}) + interval 30 minutes", "date_trunc('hour', cast({time} as timestamp))",
-        "time_bucket(interval '15 minutes', {time})",
+        "date_trunc('hour', {time}) + interval 59 minutes",
     ),
     "right": (
         "date_trunc('hour', {time}) + interval 1 hour", "date_trunc('hour', {time}) + interval '60 minutes'",
         "date_trunc('hour', {time} - interval '1 hour') + interval 2 hours",
         "date_trunc('second', {time}) + interval 1 second",
-        "time_bucket(interval 15 minutes, {time}) + interval '5 minutes'",
+        "date_trunc('minute', {time}) + interval '1 minute'",
     ),
 }  # fmt: skip
 _OUTSIDE_TIMES = (
-    "date_trunc('day', {time})", "date_trunc('week', {time}) + interval '1 hour'",
+    "date_trunc('day', {time})", "time_bucket(interval '15 minutes', {time})",
+    "date_trunc('week', {time}) + interval '1 hour'",
     "date_trunc('hour', {time}) + interval '61 minutes'", "{time} - interval '1 hour'",
 )  # fmt: skip
 _BOUNDS = (
@@ -79,15 +80,15 @@ class QueryGenerator:
         """Return a random query."""
         tables = self._tables()
         time = f"{self.trips}.left_at" if self._occurs(0.7) else "left_at"
-        self.names = {"time": time, "trips": self.trips, "other": self.other}
+        self.names = {"time": time, "trips": self.trips, "other": self.second_alias}
         conditions = [
             self._choose(_BOUNDS, _RISKY_BOUNDS) for _ in range(self.random.randint(0, 3))
         ]
         conditions += [f"{self.trips}.fare > 1"] * self._occurs(0.3)
-        where = f" where {' and '.join(conditions)}" if conditions else ""
+        filters = f" where {' and '.join(conditions)}" if conditions else ""
         outputs, clauses = self._outputs(time)
         lookback = "1h" if self._occurs(self.risk / 6) else None
-        sql = f"select {outputs} from {tables}{where}{clauses}"
+        sql = f"select {outputs} from {tables}{filters}{clauses}"
         return RandomQuery(sql, self.closed, lookback)
 
     def _occurs(self, probability: float) -> bool:
@@ -100,7 +101,7 @@ class QueryGenerator:
     def _tables(self) -> str:
         """Return the FROM clause, after choosing the aliases of the trips and of another table."""
         self.trips = self.random.choice(("trips", "t"))
-        self.other = "p"
+        self.second_alias = "p"
         trips = "trips" if self.trips == "trips" else "trips t"
         if self._occurs(0.5):
             return trips
@@ -136,7 +137,7 @@ class QueryGenerator:
         has_time = self._occurs(0.85)
         columns = [f"{self.trips}.zone"] + [f"{hour} as hour"] * has_time
         if self._occurs(0.35):
-            if self.other not in hour and self._occurs(0.1):
+            if self.second_alias not in hour and self._occurs(0.1):
                 return f"{self.trips}.*, {hour} as hour", ""
             columns += [f"{self.trips}.id", f"{self.trips}.fare * 2 as double"]
             distinct = "distinct " if self._occurs(0.2) else ""

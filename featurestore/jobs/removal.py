@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from featurestore.errors import FeatureStoreError, JobLeased, listing
 from featurestore.jobs.shared_targets import release_target
 from featurestore.model import display
-from featurestore.model.job import JobSpec
 from featurestore.recovery.liveness import hold_job_lease, is_alive
 from featurestore.registry import jobs, runs
 from featurestore.session import Session
@@ -46,14 +45,23 @@ def remove_job(session: Session, name: str) -> RemovedJob:
         JobNotFound: The job does not exist.
         JobLeased: A process is running the job.
     """
+    spec, owners = None, list[str]()
     # A job that is running would record its result after the removal.
     with hold_job_lease(session, name):
-        spec = None
         with suppress(FeatureStoreError), session.registry.reading() as connection:
             spec = jobs.get(connection, name).spec
+            # The members of a consumer group do not hold the lease of the job.
+            if spec.stream is not None and spec.stream.consumer_group is not None:
+                running = runs.runs_of_job(connection, name, state=runs.RUNNING)
+                owners = [run.owner.partition("/")[0] for run in running]
+                owners = [each for each in owners if is_alive(connection, session.location, each)]
+        if owners:
+            raise JobLeased(
+                f"Job {name!r} is currently run by {listing(owners)}.",
+                hint="retry after these runs have ended",
+            )
+        # Before the removal from the registry, so that a second call completes a killed one.
         if spec is not None:
-            _check_runners(session, spec)
-            # Before the removal from the registry, so that a second call completes a killed one.
             release_target(session, spec)
         with session.registry.transaction() as connection:
             removed_runs = jobs.remove(connection, name)
@@ -61,17 +69,3 @@ def remove_job(session: Session, name: str) -> RemovedJob:
         return RemovedJob(name, removed_runs, "what it wrote")
     results = _RESULTS.get(spec.kind, "feature group {target!r} with its rows")
     return RemovedJob(name, removed_runs, f"{results.format(target=spec.target)}, logs")
-
-
-def _check_runners(session: Session, spec: JobSpec) -> None:
-    if spec.stream is None or spec.stream.consumer_group is None:
-        return
-    with session.registry.reading() as connection:
-        # The members of a consumer group do not hold the lease of the job.
-        running = runs.runs_of_job(connection, spec.name, state=runs.RUNNING)
-        owners = [run.owner.partition("/")[0] for run in running]
-        if any(is_alive(connection, session.location, owner) for owner in owners):
-            raise JobLeased(
-                f"Job {spec.name!r} is currently run by {listing(owners)}.",
-                hint="retry after these runs have ended",
-            )

@@ -249,7 +249,7 @@ class TimeExpression:
                 return (lambda micros: micros), node.this
             return (_truncate_to("day") if type_name == "DATE" else None), node.this
         if isinstance(node, exp.Add | exp.Sub):
-            shift = _interval_micros(node.expression)
+            shift = TimeExpression._interval_micros(node.expression)
             sign = -1 if isinstance(node, exp.Sub) else 1
             return (lambda micros: micros + sign * shift) if shift is not None else None, node.this
         is_truncation = isinstance(node, exp.Anonymous) and node.name.lower() in _TRUNCATIONS
@@ -257,6 +257,22 @@ class TimeExpression:
             return None, None
         unit, operand = node.expressions
         return _truncate_to(_singular(unit.name)), operand
+
+    @staticmethod
+    def _interval_micros(node: Any) -> int | None:
+        """Return the length of a fixed interval; None for calendar units such as months."""
+        from sqlglot import exp
+
+        if not isinstance(node, exp.Interval):
+            return None
+        amount, unit = node.this, node.args.get("unit")
+        if not isinstance(amount, exp.Literal) or not isinstance(unit, exp.Var):
+            return None
+        seconds = _FIXED.get(_singular(unit.name))
+        if seconds is None or not amount.name.isdigit():
+            return None
+        micros = int(amount.name) * seconds * 1_000_000
+        return micros if micros < _LONGEST else None
 
 
 def _singular(unit: str) -> str:
@@ -274,19 +290,3 @@ def _truncate_to(unit: str) -> TimeTransform | None:
     return lambda micros: (
         micros.view("M8[us]").astype(f"M8[{code}]").astype("M8[us]").view(np.int64)
     )
-
-
-def _interval_micros(node: Any) -> int | None:
-    """Return the length of a fixed interval; None for calendar units such as months."""
-    from sqlglot import exp
-
-    if not isinstance(node, exp.Interval):
-        return None
-    amount, unit = node.this, node.args.get("unit")
-    if not isinstance(amount, exp.Literal) or not isinstance(unit, exp.Var):
-        return None
-    seconds = _FIXED.get(_singular(unit.name))
-    if seconds is None or not amount.name.isdigit():
-        return None
-    micros = int(amount.name) * seconds * 1_000_000
-    return micros if micros < _LONGEST else None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import duckdb
@@ -337,7 +339,7 @@ def is_inside(time: datetime, window: Window, closed: str) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore::featurestore.model.times.NaiveTimeWarning")
-@pytest.mark.parametrize("count", [200, pytest.param(20_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("count", [120, pytest.param(20_000, marks=pytest.mark.soak)])
 def test_random_queries_in_chunk_equal_single_windows(
     market: FeatureStore, tmp_path: Path, count: int
 ) -> None:
@@ -366,6 +368,77 @@ def check_alike(actual: Rows, expected: Rows, query: str) -> None:
         assert (actual is RowsOutsideWindow) == (expected is RowsOutsideWindow), query
     else:
         assert actual == expected, query
+
+
+LOWER = {"": None, "{time} >= $window_start": operator.ge, "{time} > $window_start": operator.gt}
+UPPER = {"": None, "{time} < $window_end": operator.lt, "{time} <= $window_end": operator.le}
+# The event time, and how much later it is than the hour of the row; None is the window's end.
+STAMPS: dict[str, timedelta | None] = {
+    "": None,
+    "$window_end as hour": None,
+    "date_trunc('hour', {time}) as hour": timedelta(0),
+    "date_trunc('hour', {time}) + interval 30 minutes as hour": timedelta(minutes=30),
+    "date_trunc('hour', {time}) + interval 1 hour as hour": HOUR,
+}
+SIMPLE = [
+    (lower, upper, stamp, closed)
+    for lower in LOWER
+    for upper in UPPER
+    for stamp in STAMPS
+    for closed in ("left", "right")
+    if stamp or closed == "right"
+]
+
+
+@pytest.mark.parametrize("count", [15, pytest.param(len(SIMPLE), marks=pytest.mark.soak)])
+def test_chunks_of_simple_queries_equal_python(
+    market: FeatureStore, tmp_path: Path, count: int
+) -> None:
+    outcomes: Counter[str] = Counter()
+    for number, (lower, upper, stamp, closed) in enumerate(Random(1).sample(SIMPLE, count)):
+        conditions = [condition for condition in (lower, upper) if condition]
+        text = (
+            f"select zone, count(*) as n, sum(fare) as fares{stamp and ', '}{stamp} from trips"
+            f"{' where ' if conditions else ''}{' and '.join(conditions)}"
+            f" group by zone{stamp and ', hour'}"
+        )
+        spec = build_spec(text.format(time="left_at"), closed=closed)
+        outcomes[outcome_of(spec)] += 1
+        actual = rows_of_chunk(market, spec, CHUNK, tmp_path / str(number))
+        expected = rows_in_python(LOWER[lower], UPPER[upper], STAMPS[stamp], closed)
+        check_alike(actual, expected, f"{spec.code} closed={closed}")
+    assert outcomes["as is"]
+    assert outcomes["columns"] > count / 4
+
+
+def rows_in_python(
+    lower: Callable[..., bool] | None,
+    upper: Callable[..., bool] | None,
+    shift: timedelta | None,
+    closed: str,
+) -> Rows:
+    """Return the count and the sum of fares for each zone and event time, window by window."""
+    groups: dict[tuple[str, datetime], list[int]] = {}
+    for window in CHUNK:
+        for row in TABLES["trips"].to_pylist():
+            time = row["left_at"]
+            is_below = lower is not None and not lower(time, window.start)
+            is_above = upper is not None and not upper(time, window.end)
+            if not window.start <= time < window.end or is_below or is_above:
+                continue
+            stamp = window.end
+            if shift is not None:
+                stamp = time.replace(minute=0, second=0, microsecond=0) + shift
+            if not is_inside(stamp, window, closed):
+                return RowsOutsideWindow
+            groups.setdefault((row["zone"], stamp), []).append(row["fare"])
+    return sorted(
+        [
+            (zone, float(len(fares)), float(sum(fares)), time)
+            for (zone, time), fares in groups.items()
+        ],
+        key=repr,
+    )
 
 
 @pytest.fixture

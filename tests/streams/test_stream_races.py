@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import featurestore
+from featurestore.errors import JobLeased
 from featurestore.jobs.target import declaration, find_target
 from featurestore.registry import jobs
 from featurestore.registry.runs import Run
@@ -91,3 +92,30 @@ def test_consumer_group_runners_share_partitions(
     rows = empty_store.get_featuregroup("clicks").to_arrow()
     assert sorted(rows.column("id").to_pylist()) == list(range(400))
     second_store.close()
+
+
+def test_remove_stream_job_while_its_consumer_group_reads_is_refused(
+    empty_store: FeatureStore,
+    broker: Broker,
+    job_file: JobFile,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from featurestore.streams import loop, micro_batches
+
+    topic = broker.topic(1)
+    broker.send(topic, clicks(0, 10))
+    empty_store.add_source("events", broker.uri)
+    empty_store.register_jobs(job_file(job(topic, consumer_group=f"{topic}-readers")))
+    refusals = []
+
+    def land(*args: Any, **kwargs: Any) -> Any:
+        with pytest.raises(JobLeased, match="Job 'clicks' is currently run by") as refused:
+            empty_store.remove_job("clicks")
+        refusals.append(refused)
+        return micro_batches.commit_micro_batch(*args, **kwargs)
+
+    monkeypatch.setattr(loop, "commit_micro_batch", land)
+    (run,) = empty_store.run_job("clicks")
+    assert (run.rows, len(refusals)) == (10, 1)
+    assert empty_store.remove_job("clicks").runs == 1
+    assert len(empty_store.get_featuregroup("clicks").to_arrow()) == 10

@@ -96,14 +96,15 @@ def origins_of_window_job(spec: JobSpec, tables: Iterable[QueryTable]) -> Column
     job = WindowJob.from_spec(spec)
     columns: dict[str, list[Origin]] = {name: [] for name in spec.primary_key}
     rows = []
-    table_list = list(tables)
+    tables_by_dataset = {table.dataset: table for table in tables}
     for aggregate in job.lineage:
         text = f"{aggregate}, every {format_duration(job.every)}"
-        version = aggregate.version
-        for dataset in [table.dataset for table in table_list]:
-            if dataset.source == aggregate.group and version in (None, dataset.version):
-                columns[aggregate.name] = _aggregate_origins(dataset, aggregate, text)
-    for table in table_list:
+        for dataset in tables_by_dataset:
+            if dataset.source == aggregate.group and aggregate.version in (None, dataset.version):
+                columns[aggregate.name] = _aggregate_origins(
+                    dataset, aggregate, text, lambda dataset: tables_by_dataset[dataset].columns
+                )
+    for table in tables_by_dataset.values():
         for name in spec.primary_key:
             if name in table.columns:
                 columns[name].append(Origin(table.dataset, name))
@@ -113,12 +114,19 @@ def origins_of_window_job(spec: JobSpec, tables: Iterable[QueryTable]) -> Column
     return _sort(columns, rows)
 
 
-def _aggregate_origins(dataset: Dataset, aggregate: WindowLineage, text: str) -> list[Origin]:
+def _aggregate_origins(
+    dataset: Dataset, aggregate: WindowLineage, text: str, read_columns: ColumnReader
+) -> list[Origin]:
     masking = aggregate.function in _MASKING_AGGREGATES
     origins = [Origin(dataset, aggregate.column, AGGREGATION, text, masking)]
     condition = aggregate.to_json()["where"]
     if condition is not None:
-        origins += [Origin(dataset, name, FILTER) for name in find_columns(condition)]
+        # A condition may spell a name in another case.
+        names = {name.lower(): name for name in read_columns(dataset)}
+        origins += [
+            Origin(dataset, names.get(name.lower(), name), FILTER)
+            for name in find_columns(condition)
+        ]
     return origins
 
 
@@ -232,7 +240,8 @@ class _PlanTracer:
             output["offset_us"] or 0,
             output["where"],
         )
-        return frozenset(_aggregate_origins(dataset, aggregate, str(aggregate)))
+        origins = _aggregate_origins(dataset, aggregate, str(aggregate), self.read_columns)
+        return frozenset(origins)
 
 
 def _source_dataset(source: Mapping[str, Any]) -> Dataset:

@@ -106,19 +106,19 @@ def check_columns_of_sqlglot(seed: int) -> None:
                 assert (table.name, column) in columns, (name, query.sql)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(SEEDS)
 def test_origins_of_random_queries_equal_their_construction(seed: int) -> None:
     check_construction(seed)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(SEEDS)
 def test_result_columns_do_not_depend_on_other_columns(seed: int) -> None:
     check_values(seed)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(SEEDS)
 def test_columns_of_sqlglot_are_origins(seed: int) -> None:
     check_columns_of_sqlglot(seed)

@@ -48,9 +48,19 @@ def register(
         ),
     ],
 ) -> None:
-    """Register the jobs and monitors of a module, file or folder, or their new versions."""
-    registered = store(context).register_jobs(module_or_path)
-    rows = [_job_row(each) for each in registered]
+    """Register the jobs and monitors of a module, file or folder, or their new versions.
+
+    The output of a changed job lists the windows that stay, are replaced, or become due.
+    """
+    from featurestore.featuregroups.existing import collect_notices
+
+    connected = store(context)
+    with collect_notices(connected.session) as changes:
+        registered = connected.register_jobs(module_or_path)
+    # JSON output must be a single document.
+    if changes and settings(context).output is not OutputFormat.JSON:
+        show_text(context, "\n".join(changes), data=None)
+    rows = [{**_job_row(each), "changes": list(each.changes)} for each in registered]
     columns = ["name", "version", "state", "schedule", "target"]
     show_rows(context, rows, columns=columns, wide=["kind", "inputs", "origin"])
 

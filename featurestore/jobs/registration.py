@@ -33,7 +33,12 @@ from featurestore.featuregroups.existing import notify
 from featurestore.jobs.catalog_jobs import check_catalog_job
 from featurestore.jobs.definitions import DEFINED_JOBS, JobDefinition
 from featurestore.jobs.recovery import recover_dead_runs
-from featurestore.jobs.shared_targets import Registration, check_targets, claim_target
+from featurestore.jobs.shared_targets import (
+    Registration,
+    check_targets,
+    claim_target,
+    release_target,
+)
 from featurestore.jobs.window_changes import can_change_windows, find_target_version, put_job
 from featurestore.jobs.window_jobs import check_window_job, with_primary_key
 from featurestore.model.display import Listing
@@ -131,6 +136,8 @@ def register_spec(
         with session.registry.transaction() as connection:
             former = check_targets(connection, session, registration, name=spec.name, warns=False)
             job = put_job(connection, session, spec, origin=origin, version=version, former=former)
+    if earlier is not None and earlier.spec.target != spec.target:
+        release_target(session, earlier.spec)
     claim_target(session, spec, former=former)
     return job
 

@@ -79,7 +79,7 @@ def check_targets(
     for spec in checked_specs:
         specs = {
             each: job.spec for each, job in registered_jobs.items() if each not in former
-        } | registration.specs
+        } | dict(registration.specs)
         group = _find_group(connection, session, spec.target)
         # The registry knows the current definition of a job, the table also jobs of other
         # registries.
@@ -173,9 +173,11 @@ def release_target(session: Session, spec: JobSpec) -> None:
 def find_owned_groups(session: Session, job: str) -> list[str]:
     """Return the feature groups whose tables record a job as a writer, also of other registries."""
     with session.registry.reading() as connection:
-        names = featuregroups.latest_names(connection)
-        open_groups = [(name, _find_group(connection, session, name)) for name in names]
-    return [name for name, group in open_groups if group is not None and job in writers_of(group)]
+        names = {group.spec.name for group in featuregroups.list_all(connection)}
+        groups = {name: _find_group(connection, session, name) for name in sorted(names)}
+    return [
+        name for name, group in groups.items() if group is not None and job in writers_of(group)
+    ]
 
 
 def _find_group(connection: Connection, session: Session, name: str) -> OpenGroup | None:

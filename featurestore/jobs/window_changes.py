@@ -319,23 +319,39 @@ class _Comparison:
 
     def recompute(self, conflicts: Sequence[tuple[Window, StoredRows]]) -> WindowChange:
         """Recompute the windows from ``start=`` on, or refuse the definition."""
-        boundary = self._find_boundary(min(window.start for window, _ in conflicts))
-        if self.spec.mode == "append" or not self._is_start_chosen(boundary):
+        grid = self._grid_of_stored_rows()
+        covered = Coverage(grid, self.schedule)
+        first_conflict = min(window.start for window, _ in conflicts)
+        boundaries = (
+            window
+            for window in reversed(grid)
+            if window.start <= first_conflict and self._is_boundary(window, covered)
+        )
+        boundary = next(boundaries, None)
+        if (
+            self.spec.mode == "append"
+            or not self._is_start_chosen(boundary)
+            or not self._is_boundary(self.windows[0], covered)
+        ):
             raise self._refuse(conflicts, boundary)
         first = self.windows[0]
         replaced = [
             window
-            for window in self.progress.windows(runs.DONE, runs.STALE, runs.REPLACED)
+            for window in [
+                *self.progress.windows(runs.DONE, runs.STALE, runs.REPLACED),
+                *self.outdated,
+            ]
             if window.start >= first.start
         ]
-        outdated = [window for window in self.outdated if window.start >= first.start]
-        new_ranges = Coverage(self.windows, self.schedule)
-        uncovered = [window for window in [*replaced, *outdated] if window not in new_ranges]
-        if not self._is_boundary(first) or uncovered:
-            raise self._refuse(conflicts, boundary)
         self.settled = [window for window in self.settled if window.start < first.start]
         watermark = first.start if self.spec.start is None else None
-        return self._change(self.windows, watermark, replaced=[*replaced, *outdated])
+        return self._change(self.windows, watermark, replaced=replaced)
+
+    def _grid_of_stored_rows(self) -> list[Window]:
+        """Return the windows of the new definition from before the first stored rows on."""
+        earliest = min(rows.window.start for rows in self.stored)
+        upcoming = windows_after(self.schedule, times.shift_time(earliest, -_MICROSECOND))
+        return list(takewhile(lambda window: window.start <= self.horizon, upcoming))
 
     def _is_start_chosen(self, boundary: Window | None) -> bool:
         """Return whether the definition says from when on windows are recomputed."""
@@ -344,23 +360,19 @@ class _Comparison:
         is_new = self.earlier is not None and self.earlier.start != self.spec.start
         return is_new or self.windows[0] == boundary
 
-    def _find_boundary(self, conflict: datetime) -> Window | None:
-        """Return the last window up to a time from which stored rows can be replaced completely."""
-        earliest = min(rows.window.start for rows in self.stored)
-        candidates = list(
-            takewhile(
-                lambda window: window.start <= conflict,
-                windows_after(self.schedule, times.shift_time(earliest, -_MICROSECOND)),
-            )
-        )
-        return next(filter(self._is_boundary, reversed(candidates)), None)
+    def _is_boundary(self, first: Window, covered: Coverage) -> bool:
+        """Return whether the windows from ``first`` on replace stored rows completely or not at all.
 
-    def _is_boundary(self, window: Window) -> bool:
-        """Return whether all stored rows are before the start of a window, or after it."""
-        first = event_time_range(window, self.spec.closed).start
+        Rows on the bounds of windows remain if their windows are closed on the other side.
+        """
+        first_time = event_time_range(first, self.spec.closed).start
         return all(
-            (rows.window.end <= window.start and rows.event_times.end <= first)
-            or (rows.window.start >= window.start and rows.event_times.start >= first)
+            (rows.window.end <= first.start and rows.event_times.end <= first_time)
+            or (
+                rows.window.start >= first.start
+                and rows.closed == self.spec.closed
+                and rows.window in covered
+            )
             for rows in self.stored
         )
 

@@ -244,8 +244,9 @@ def register_or_follow_hint(city: City, rules: dict[str, Any]) -> None:
         city.register(**rules)
     except InvalidJob as error:
         hint = eval(f"dict({error.hint})")
-        if "featuregroup" not in hint:
-            city.register(**{**rules, **hint})
+        if "featuregroup" in hint:
+            hint, rules = {}, {}  # the earlier definition is the only one for this group
+        city.register(**{**rules, **hint})
 
 
 def run_changes(

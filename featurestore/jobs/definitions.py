@@ -470,8 +470,8 @@ def _check_overlap(spec: JobSpec) -> None:
             f"Job {spec.name!r}: windows of {spec.window} overlap under the schedule "
             f"{spec.schedule!r}, so each window would replace rows of the previous one.",
             hint=(
-                "make the window as wide as the schedule interval, and read earlier rows with "
-                "lookback="
+                "leave out window=, so that each window is as wide as its schedule interval, and "
+                "read earlier rows with lookback="
             ),
         )
 

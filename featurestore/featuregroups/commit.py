@@ -199,7 +199,7 @@ def publish_rows(
         commit_metadata=_commit_metadata(write, run, batch, claim),
         transaction=_choose_transaction(write, run, batch),
         offsets=write.offsets,
-        deletes=batch.deletes,
+        deletes=write.deletes if batch.deletes is None else batch.deletes,
     )
     # The failing records of a replay are in the quarantine already.
     is_replay = write.order is not None and write.order.written_positions is not None

@@ -76,7 +76,7 @@ from featurestore.model.paths import parse_version_directory
 from featurestore.model.source import SourceRead
 from featurestore.model.validation import ValidationReport
 from featurestore.model.words import SIMILAR_VALUES
-from featurestore.plugins.engine import TimeRange
+from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.recovery import groups
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.recovery.liveness import versions_in_flight
@@ -106,6 +106,7 @@ class Write:
         inputs: Lineage sources: objects with ``source`` or ``featuregroup``, ``version`` and
             ``delta_version``.
         window: The windows of a job run: ``job``, ``start``, ``end``, ``count``.
+        deletes: The keys of stored rows that an upsert deletes in the same commit.
         staged: Whether the rows are already in staged files, which the caller removes.
         reads: The reads of registered sources, complete after the rows were read.
         offsets: The new offsets of stream partitions (see ``TableWrite``).
@@ -126,6 +127,7 @@ class Write:
     run_id: str | None = None
     inputs: tuple[Mapping[str, Any], ...] = ()
     window: Mapping[str, Any] | None = None
+    deletes: Relation | None = None
     staged: bool = False
     reads: Sequence[SourceRead] | None = None
     offsets: Mapping[str, tuple[int | None, int]] = field(default_factory=dict)

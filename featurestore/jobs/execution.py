@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
+
+import pyarrow as pa
 
 from featurestore import progress
 from featurestore.alerts import incidents
@@ -26,20 +27,22 @@ from featurestore.jobs.catalog_jobs import run_catalog
 from featurestore.jobs.compute import compute
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.inputs import SourceInputs
+from featurestore.jobs.key_versions import stage_table
 from featurestore.jobs.monitors.run import run_monitor
 from featurestore.jobs.publish_jobs import run_publish
 from featurestore.jobs.recovery import recover_dead_runs
 from featurestore.jobs.registration import load_definition
 from featurestore.jobs.run import JobRun, RunOutput, TrainingCall, check_lease, run_recorded
-from featurestore.jobs.schedule import build_schedule, windows_after
+from featurestore.jobs.schedule import build_schedule, has_overlapping_windows, windows_after
 from featurestore.jobs.stream_jobs import current_window, is_due, run_stream
 from featurestore.jobs.training_jobs import run_training
+from featurestore.jobs.upserts import Upsert, may_remove_rows, plan_upsert, record_versions
 from featurestore.jobs.windows import refuse_repeated_rows
 from featurestore.model.display import escape_controls
 from featurestore.model.job import RUN_ONCE, JobSpec
 from featurestore.model.source import SourceRead
 from featurestore.model.times import Window
-from featurestore.plugins.engine import Relation, TimeRange, find_engine
+from featurestore.plugins.engine import TimeRange, find_engine
 from featurestore.recovery import liveness
 from featurestore.recovery.in_flight import in_flight
 from featurestore.recovery.liveness import hold_job_lease
@@ -188,8 +191,11 @@ def split_chunks(spec: JobSpec, windows: Sequence[Window]) -> Iterator[tuple[Win
     """Yield chunks of consecutive windows, one chunk per commit."""
     # The transaction of an append identifies exactly one window, by which the table rejects it the
     # second time. In a commit of several windows, one repeated window could not be rejected alone.
-    size = 1 if spec.mode == "append" else CHUNKS[spec.kind]
     schedule, group = build_schedule(spec), list[Window]()
+    size = 1 if spec.mode == "append" else CHUNKS[spec.kind]
+    # Rows of overlapping windows may have the same key.
+    if spec.mode == "upsert" and has_overlapping_windows(schedule):
+        size = 1
     upcoming: Iterator[Window] = iter(())
     for window in windows:
         # A commit replaces one time range, in which an earlier definition may have computed rows
@@ -256,32 +262,35 @@ def _compute_chunk(chunk: JobRun, outcome: Outcome, watch: Watch) -> None:
 
 
 def _compute_and_write(run: JobRun) -> RunOutput:
-    """Stage the rows of a run, commit them, then delete keys."""
+    """Stage the rows of a run, and commit them with the deleted keys."""
     spec, group = run.spec, run.group
     with in_flight(run.session, kind="stage", name=spec.name, version=1) as staged_write:
         run = replace(run, staging=staged_write.rows)
         sources = SourceInputs(run.session, spec, run.inputs, run.staging)
         rows = compute(run, sources)
-        if rows is None and (group is None or spec.mode != "replace_window"):
+        if rows is None and not may_remove_rows(run, sources.keys):
             _log.info("no rows")
-            version = None if group is None else group.spec.version
-            _delete_keys(run, sources, version, [])
-            return RunOutput(target_version=version)
-        if rows is None:  # the commit replaces rows of an earlier run by none
+            return RunOutput(target_version=None if group is None else group.spec.version)
+        if rows is None:  # the commit only removes rows
             assert group is not None
-            no_rows = run.session.engine.from_arrow(group.spec.schema.empty_table().to_reader())
-            rows = run.session.engine.stage(no_rows, os.path.join(run.staging, "nothing"))
+            schema = group.spec.schema
+            if spec.tombstone is not None:
+                schema = schema.append(pa.field(spec.tombstone, pa.bool_()))
+            rows = stage_table(run, schema.empty_table(), "nothing")
+        write = Upsert(rows)
+        if spec.mode == "upsert":
+            write = plan_upsert(run, rows, sources.keys)
         # A process that was suspended while it computed may have lost the lease. If the lease is
         # lost between this check and the commit, the transaction number lets only one of the two
         # processes commit.
         check_lease(run)
-        rows, deleted_keys = target.split_tombstones(run.session, spec, rows)
-        output = _commit_rows(run, rows, sources.reads)
-        _delete_keys(run, sources, output.target_version, deleted_keys)
-        return output
+        run = record_versions(run, write)
+        return _commit_rows(run, write, sources.reads, is_staged=write.rows is rows)
 
 
-def _commit_rows(run: JobRun, rows: Relation, reads: Sequence[SourceRead]) -> RunOutput:
+def _commit_rows(
+    run: JobRun, upsert: Upsert, reads: Sequence[SourceRead], *, is_staged: bool
+) -> RunOutput:
     """Commit the rows of a run; the first run of a job creates the group."""
     session, spec, window, group = run.session, run.spec, run.window, run.group
     mode: str = spec.mode
@@ -290,7 +299,7 @@ def _commit_rows(run: JobRun, rows: Relation, reads: Sequence[SourceRead]) -> Ru
         mode = "replace"
         replaced_range = TimeRange(str(spec.event_time), window.start, window.end, spec.closed)
     stored_names = () if group is None else group.spec.schema.names
-    typed = target.drop_null_columns(session, spec, rows, stored_names)
+    typed = target.drop_null_columns(session, spec, upsert.rows, stored_names)
     write = Write(
         mode=mode,
         replace=replaced_range,
@@ -301,9 +310,12 @@ def _commit_rows(run: JobRun, rows: Relation, reads: Sequence[SourceRead]) -> Ru
         # The reads of sources are recorded with their snapshots, in ``reads``.
         inputs=tuple(each.to_json() for each in run.inputs if each.kind != "source"),
         reads=reads or None,
-        window=target.build_windows_metadata(spec, window, len(run.windows)),
+        window=target.build_windows_metadata(
+            spec, window, len(run.windows), first_changed=upsert.first_deleted
+        ),
         # Staged files can become files of the table only if they contain exactly these rows.
-        staged=spec.tombstone is None and typed is rows,
+        staged=is_staged and typed is upsert.rows,
+        deletes=upsert.deletes,
     )
     frame = FeatureFrame(session, typed)
     if group is None:
@@ -317,19 +329,6 @@ def _commit_rows(run: JobRun, rows: Relation, reads: Sequence[SourceRead]) -> Ru
         _log.info("the table already contains these windows from an earlier run")
         return RunOutput(0, commit.delta_version, group.spec.version)
     return RunOutput(commit.rows_in, commit.delta_version, group.spec.version)
-
-
-def _delete_keys(
-    run: JobRun, sources: SourceInputs, version: int | None, deleted_keys: Sequence[dict[str, Any]]
-) -> None:
-    """Delete the keys that were deleted at the source, after the run's rows are committed."""
-    if version is None:
-        return
-    check_lease(run)
-    if deleted_keys:
-        target.delete_tombstones(run.session, run.spec, version, deleted_keys, run_id=run.run_id)
-    if sources.keys is not None:
-        target.delete_missing(run.session, run.spec, version, sources.keys, run_id=run.run_id)
 
 
 def _fails_consecutively(outcome: Outcome) -> bool:

@@ -1,25 +1,21 @@
-"""The target group of a job: its declaration, transactions, commit metadata and deletes."""
+"""The target group of a job: its declaration, transactions and commit metadata."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
-from decimal import Decimal
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore import usersql
 from featurestore.arrow.untyped import format_schema, format_sql_casts, refuse_untyped
 from featurestore.delta.history import LogCommit, read_history
 from featurestore.delta.snapshot import transaction_version
-from featurestore.errors import FeatureStoreError, InvalidJob, SourceChanged, listing
+from featurestore.errors import FeatureStoreError
 from featurestore.featuregroups.definition import Declaration
-from featurestore.featuregroups.maintenance import delete_rows
-from featurestore.featuregroups.table import OpenGroup, open_group, open_stored
+from featurestore.featuregroups.table import OpenGroup, open_stored
 from featurestore.jobs.schedule import Schedule
 from featurestore.model.job import JobSpec
 from featurestore.model.times import Window, duration_from_json, duration_to_json, format_ttl
@@ -28,16 +24,6 @@ from featurestore.registry import featuregroups
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.streams.opening import describe_column_changes
-
-_log = logging.getLogger("featurestore.jobs")
-# Number of keys per condition; each condition is one commit.
-_KEYS_PER_COMMIT = 500
-# Key columns are renamed by number, so that the same query works on every engine.
-_LAST_TOMBSTONES = "SELECT {keys}, max(t) AS t FROM tombstones GROUP BY {keys}"
-_MISSING = (
-    "SELECT DISTINCT {keys} FROM group_rows WHERE {present} "
-    "AND NOT EXISTS (SELECT 1 FROM source_rows WHERE {same})"
-)
 
 
 @dataclass(frozen=True)
@@ -142,8 +128,13 @@ def next_transaction(group: OpenGroup | None, spec: JobSpec, window: Window) -> 
     return app, last + 1
 
 
-def build_windows_metadata(spec: JobSpec, window: Window, count: int) -> dict[str, Any]:
-    """Build the commit metadata for windows; see ``parse_windows``."""
+def build_windows_metadata(
+    spec: JobSpec, window: Window, count: int, *, first_changed: datetime | None = None
+) -> dict[str, Any]:
+    """Build the commit metadata for windows; see ``parse_windows``.
+
+    ``first_changed`` is the event time of the first deleted row, which may be before the windows.
+    """
     metadata = {
         "job": spec.name,
         "start": window.start.isoformat(),
@@ -156,8 +147,11 @@ def build_windows_metadata(spec: JobSpec, window: Window, count: int) -> dict[st
             "closed": spec.closed,
         },
     }
-    if spec.row_lookback:
-        metadata["rows_from"] = (window.start - spec.row_lookback).isoformat()
+    first = window.start - spec.row_lookback
+    if first_changed is not None:
+        first = min(first, first_changed)
+    if first < window.start:
+        metadata["rows_from"] = first.isoformat()
     return metadata
 
 
@@ -243,137 +237,3 @@ def job_commits(path: str, job: str | None = None) -> list[JobCommit]:
         if parsed is not None and job in (None, parsed[0]):
             commits.append(JobCommit(*parsed, commit))
     return commits
-
-
-def split_tombstones(
-    session: Session, spec: JobSpec, rows: Relation
-) -> tuple[Relation, list[dict[str, Any]]]:
-    """Separate tombstones from the rows, and return their keys with the deletion times.
-
-    Raises:
-        InvalidJob: The rows lack the tombstone column.
-    """
-    if spec.tombstone is None:
-        return rows, []
-    engine, column = session.engine, spec.tombstone
-    if column not in rows.schema.names:
-        raise InvalidJob(
-            f"Job {spec.name!r}: unknown column {column!r} in tombstone=. Available: "
-            f"{listing(rows.schema.names)}."
-        )
-    is_set = f'"{column}" IS NOT NULL'
-    # A boolean column marks deleted keys by true; null and false both mean that the key exists.
-    if pat.is_boolean(rows.schema.field(column).type):
-        is_set = f'coalesce("{column}", false)'
-    marked, live = [
-        engine.filter(rows, usersql.predicate(each, schema=rows.schema, dialect=engine.dialect))
-        for each in (is_set, f"NOT ({is_set})")
-    ]
-    stored_columns = [name for name in rows.schema.names if name != column]
-    live = engine.select(live, dict(zip(stored_columns, stored_columns, strict=True)))
-    keys = _key_aliases(spec.primary_key)
-    tombstones = engine.select(marked, {**keys, "t": str(spec.event_time)})
-    query = _LAST_TOMBSTONES.format(keys=", ".join(keys))
-    deleted = engine.stream(
-        engine.sql(query, tables={"tombstones": tombstones}, parameters={})
-    ).read_all()
-    return live, deleted.to_pylist()
-
-
-def delete_tombstones(
-    session: Session,
-    spec: JobSpec,
-    version: int,
-    deleted_keys: Sequence[dict[str, Any]],
-    *,
-    run_id: str,
-) -> None:
-    """Delete the rows of each key up to the time of its tombstone."""
-    # Rows after the tombstone belong to a key that was created again.
-    conditions = []
-    for deleted_key in deleted_keys:
-        timestamp = _to_literal(deleted_key.pop("t"))
-        conditions.append(
-            f'({_key_condition(spec, deleted_key)} AND "{spec.event_time}" <= {timestamp})'
-        )
-    _delete(session, spec, version, conditions, run_id=run_id)
-
-
-def delete_missing(
-    session: Session, spec: JobSpec, version: int, source_keys: Relation, *, run_id: str
-) -> None:
-    """Delete the rows whose keys no longer exist in the source.
-
-    Raises:
-        SourceChanged: The source has no keys at all, which is more likely a fault than intended.
-    """
-    engine = session.engine
-    # An empty source is more likely a failed load than the deletion of all keys.
-    if engine.count(source_keys) == 0:
-        raise SourceChanged(
-            f"Job {spec.name!r}: the source has no rows, so nothing was deleted.",
-            hint="if this is correct: "
-            f"store.delete_from_featuregroup({spec.target!r}, where='true')",
-        )
-    group = open_group(session, spec.target, version)
-    columns = _key_aliases(spec.primary_key)
-    stored_rows = engine.read_table(
-        group.path, version=group.delta_version, schema=group.spec.schema, columns=spec.primary_key
-    )
-    # A null key equals no key of the source, so without this condition its rows would be deleted.
-    present = [f"group_rows.{name} IS NOT NULL" for name in columns]
-    equal = [f"source_rows.{name} = group_rows.{name}" for name in columns]
-    query = _MISSING.format(
-        keys=", ".join(columns), present=" AND ".join(present), same=" AND ".join(equal)
-    )
-    tables = {
-        "group_rows": engine.select(stored_rows, columns),
-        "source_rows": engine.select(source_keys, columns),
-    }
-    missing = engine.sql(query, tables=tables, parameters={})
-    conditions = [
-        f"({_key_condition(spec, key)})"
-        for batch in engine.stream(missing)
-        for key in batch.to_pylist()
-    ]
-    _delete(session, spec, version, conditions, run_id=run_id)
-
-
-def _key_aliases(columns: Sequence[str]) -> dict[str, str]:
-    return {f"k{number}": name for number, name in enumerate(columns)}
-
-
-def _delete(
-    session: Session, spec: JobSpec, version: int, conditions: Sequence[str], *, run_id: str
-) -> None:
-    """Delete the rows that satisfy any of the conditions, in commits of limited size."""
-    ordered = sorted(conditions)
-    chunks = [
-        ordered[start : start + _KEYS_PER_COMMIT]
-        for start in range(0, len(ordered), _KEYS_PER_COMMIT)
-    ]
-    for number, chunk in enumerate(chunks):
-        condition = " OR ".join(chunk)
-        delete_rows(session, spec.target, condition, version=version, run_id=f"{run_id}-d{number}")
-        _log.info("%d keys deleted", len(chunk))
-
-
-def _key_condition(spec: JobSpec, values: dict[str, Any]) -> str:
-    """Return a DuckDB SQL condition that a row has this key."""
-    pairs = zip(spec.primary_key, values.values(), strict=True)
-    return " AND ".join([f'"{name}" = {_to_literal(value)}' for name, value in pairs])
-
-
-def _to_literal(value: object) -> str:
-    """Format a key or time as a DuckDB SQL literal; DuckDB casts strings to times."""
-    if isinstance(value, bool | int):
-        return str(value).lower()
-    if isinstance(value, str):
-        return "'" + value.replace("'", "''") + "'"
-    if isinstance(value, datetime):
-        return f"'{value.astimezone(UTC).isoformat(sep=' ', timespec='microseconds')}'"
-    if isinstance(value, date):
-        return f"'{value.isoformat()}'"
-    if isinstance(value, Decimal):
-        return f"{value:f}"
-    raise InvalidJob(f"A job cannot delete keys of type {type(value).__name__}.")

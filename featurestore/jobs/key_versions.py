@@ -1,0 +1,256 @@
+"""Key versions: the deleted keys and late rows of upsert jobs, with the window that computed them.
+
+A window that is computed again must not restore a key that a later window deleted, or replace a row
+that a later window wrote. For most rows the event time suffices: it belongs to one window. A
+deleted key has no row any more, and a late row (before its window, within ``lookback=`` or in
+overlapping windows) could be of several windows. These are recorded in a Delta table in the folder
+``_key_versions`` of the group version, which Delta, its vacuum and its readers ignore; it is copied,
+moved and deleted with the group. It has one row per deleted key, late row and window:
+
+* ``deleted`` and ``key``: 128-bit hash of the primary key of deleted rows, or of the primary key
+  and the times of a late row. The values of deleted keys are not stored.
+* ``time``: the time of the tombstone, up to which rows are deleted, or of the late row;
+* ``window_end``: the window. Times are microseconds since 1970.
+* ``job`` and ``run``: versions are written before the rows of a run. If the log of the group has no
+  commit of the run, it was killed in between, and its versions are ignored.
+* ``sequence`` orders the computations of one window by a job. Only the last one counts, so a window
+  that no longer deletes a key has a row with a null key.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from featurestore.arrow.types import TIMESTAMP
+from featurestore.delta.history import read_history
+from featurestore.delta.log import is_delta_table
+from featurestore.delta.maintenance import find_merge_size_limit
+from featurestore.delta.snapshot import read_snapshot
+from featurestore.errors import WriteConflict
+from featurestore.featuregroups.record_queries import run_query
+from featurestore.hashing import row_hash
+from featurestore.jobs.run import JobRun
+from featurestore.jobs.schedule import build_schedule, has_overlapping_windows, last_schedule_time
+from featurestore.model.job import JobSpec
+from featurestore.model.times import to_micros, utc_now
+from featurestore.plugins.engine import Relation, TableWrite
+from featurestore.storage.failures import warn_after_publication
+
+_FOLDER = "_key_versions"
+_SCHEMA = pa.schema(
+    [
+        ("deleted", pa.bool_()),
+        ("key", pa.binary()),
+        ("time", pa.int64()),
+        ("window_end", pa.int64()),
+        ("job", pa.string()),
+        ("run", pa.string()),
+        ("sequence", pa.int64()),
+    ]
+)
+# Columns that ``AddVersions`` adds to computed rows.
+KEY, ROW, TIME, WINDOW_END, IS_LATE = (
+    f"__fs_{name}" for name in ("key", "row", "time", "window_end", "is_late")
+)
+_VERSIONS = (
+    "SELECT versions.deleted, versions.key, versions.time, versions.window_end "
+    "FROM versions JOIN computations USING (run, window_end)"
+)
+_MAX_TIME = 2**63 - 1
+# Files of earlier versions of the table, which no run reads any more.
+_RETAIN = timedelta(days=1)
+# Two independent hashes of 64 bits.
+_SEEDS = (0x6B65792076657273, 0x696F6E7320747761)
+
+
+@dataclass(frozen=True)
+class RecordedVersions:
+    """The versions of later windows, None without any, and the windows of a run with versions."""
+
+    later: Relation | None = None
+    own_windows: tuple[int, ...] = ()
+
+
+def accepts_late_rows(spec: JobSpec) -> bool:
+    """Return whether the rows of a window may be before the end of the window before."""
+    return bool(spec.row_lookback) or has_overlapping_windows(build_schedule(spec))
+
+
+def has_versions(group_path: str) -> bool:
+    """Return whether a group has a table of key versions."""
+    return is_delta_table(os.path.join(group_path, _FOLDER))
+
+
+def read_versions(run: JobRun) -> RecordedVersions:
+    """Read the versions of windows that end after the first window of a run."""
+    if run.group is None or not has_versions(run.group.path):
+        return RecordedVersions()
+    path = os.path.join(run.group.path, _FOLDER)
+    engine, state = run.session.engine, read_snapshot(path)
+    ends = {to_micros(window.end) for window in run.windows}
+    first = min(ends)
+    bounds = state.bounds("window_end")
+    # Most runs compute the newest windows, and read only the log of the versions.
+    if bounds is None or not bounds.may_contain(first, _MAX_TIME).any():
+        return RecordedVersions()
+    versions = engine.read_table(path, version=state.version, schema=_SCHEMA)
+    query = (
+        f"SELECT DISTINCT window_end, job, run, sequence FROM versions WHERE window_end >= {first}"
+    )
+    computations = engine.stream(run_query(engine, query, {"versions": versions})).read_all()
+    history = read_history(run.group.path)
+    committed_runs = {commit.user_metadata.get("run") for commit in history}
+    # Other programs may remove old commits of a log. Runs that it does not contain are older then.
+    is_complete = history[-1].version == 0
+    last_runs, own_windows = {}, set()
+    for each in computations.sort_by("sequence").to_pylist():
+        # Versions of the run's own windows are replaced by this run.
+        if each["job"] == run.spec.name and each["window_end"] in ends:
+            own_windows.add(each["window_end"])
+        elif each["run"] in committed_runs or not is_complete:
+            last_runs[each["job"], each["window_end"]] = each["run"]
+    if not last_runs:
+        return RecordedVersions(None, tuple(own_windows))
+    window_ends = [end for _, end in last_runs]
+    rows = pa.table({"window_end": window_ends, "run": list(last_runs.values())})
+    tables = {"versions": versions, "computations": stage_table(run, rows, "computations")}
+    later = engine.stage(run_query(engine, _VERSIONS, tables), os.path.join(run.staging, "later"))
+    return RecordedVersions(later, tuple(own_windows))
+
+
+def append_versions(run: JobRun, group_path: str, versions: Relation) -> None:
+    """Append rows with the first four columns of the table, before the commit of a run."""
+    path, engine = os.path.join(group_path, _FOLDER), run.session.engine
+    if not is_delta_table(path):
+        with suppress(FileExistsError):  # another job of the group was faster
+            engine.create_table(
+                path,
+                schema=_SCHEMA,
+                partition_by=(),
+                properties={},
+                commit_metadata={"operation": "create"},
+            )
+    state = read_snapshot(path)
+    constants = (run.spec.name, run.run_id, state.version + 1)
+    rows = engine.map_batches(versions, _AddConstants(constants), schema=_SCHEMA)
+    metadata = {"operation": "append", "run": run.run_id}
+    engine.write(path, rows, TableWrite("append", commit_metadata=metadata))
+    with warn_after_publication("The key versions of a job"):
+        below = find_merge_size_limit(state)
+        if below is not None:
+            with suppress(WriteConflict):  # the next run merges the files
+                engine.compact(path, below=below)
+            engine.vacuum(path, keep_versions=(), retain=utc_now() - _RETAIN)
+
+
+def stage_table(run: JobRun, rows: pa.Table, name: str) -> Relation:
+    """Stage Arrow rows in a folder of a run."""
+    engine = run.session.engine
+    relation = engine.from_arrow(rows.to_reader())
+    # On Spark, the rows were written to temporary files.
+    try:
+        return engine.stage(relation, os.path.join(run.staging, name))
+    finally:
+        engine.release(relation)
+
+
+def stage_markers(run: JobRun, windows: Sequence[int]) -> Relation:
+    """Stage versions without keys, which replace the earlier versions of windows."""
+    count = len(windows)
+    columns = [[False] * count, [None] * count, [None] * count, windows]
+    return stage_table(run, pa.table(columns, schema=pa.schema(list(_SCHEMA)[:4])), "markers")
+
+
+@dataclass(frozen=True)
+class _AddConstants:
+    """A batch function that adds job, run and sequence to versions."""
+
+    values: tuple[str, str, int]
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        fields = list(_SCHEMA)[-len(self.values) :]
+        constants = [
+            pa.repeat(pa.scalar(value, field.type), batch.num_rows)
+            for value, field in zip(self.values, fields, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays([*batch.columns, *constants], schema=_SCHEMA)
+
+
+@dataclass(frozen=True)
+class AddVersions:
+    """A batch function that adds hashes, time and window of computed rows.
+
+    Attributes:
+        primary_key: The primary key.
+        times: Event time, and created time if the group has one.
+        ends: The ends of the windows of a run, in microseconds, oldest first.
+        closed: The bound that belongs to each window.
+        last_late: The last time of late rows; None if windows accept none.
+    """
+
+    primary_key: tuple[str, ...]
+    times: tuple[str, ...]
+    ends: tuple[int, ...]
+    closed: str
+    last_late: int | None = None
+
+    @classmethod
+    def for_run(cls, run: JobRun) -> AddVersions:
+        """Return the function for the rows of a run."""
+        spec, first = run.spec, run.windows[0]
+        last_late = None
+        if accepts_late_rows(spec):
+            # Rows after the end of the window before belong to no earlier window.
+            before = last_schedule_time(build_schedule(spec), first.end - timedelta.resolution)
+            last_late = to_micros(before) - (spec.closed == "left")
+        times = [str(spec.event_time)]
+        if spec.created_time is not None:
+            times.append(spec.created_time)
+        ends = tuple(to_micros(window.end) for window in run.windows)
+        return cls(spec.primary_key, tuple(times), ends, spec.closed, last_late)
+
+    def output_schema(self, schema: pa.Schema) -> pa.Schema:
+        """Return the schema of the rows with the added columns."""
+        types = (pa.binary(), pa.binary(), pa.int64(), pa.int64(), pa.bool_())
+        for name, added_type in zip((KEY, ROW, TIME, WINDOW_END, IS_LATE), types, strict=True):
+            schema = schema.append(pa.field(name, added_type))
+        return schema
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the batch with the added columns; hashes are null if a key is null."""
+        keys = [batch.column(name) for name in self.primary_key]
+        # Types of times may differ between a query and the group, unlike those of keys.
+        micros = [batch.column(name).cast(TIMESTAMP).cast(pa.int64()) for name in self.times]
+        times = micros[0].fill_null(0).to_numpy(zero_copy_only=False)
+        ends = np.asarray(self.ends, dtype=np.int64)
+        # The end of a window belongs to it if it is closed on the right.
+        last_of_window = ends if self.closed == "right" else ends - 1
+        window_ends = ends[np.searchsorted(last_of_window, times).clip(max=len(ends) - 1)]
+        is_late = np.zeros(batch.num_rows, dtype=np.bool_)
+        if self.last_late is not None:
+            is_late = times <= self.last_late
+        added = [_hash(keys), _hash([*keys, *micros], keys=len(keys)), micros[0]]
+        added += [pa.array(window_ends, pa.int64()), pa.array(is_late)]
+        schema = self.output_schema(batch.schema)
+        return pa.RecordBatch.from_arrays([*batch.columns, *added], schema=schema)
+
+
+def _hash(columns: Sequence[pa.Array], *, keys: int | None = None) -> pa.Array:
+    """Return 128-bit hashes of rows, null if one of the first ``keys`` columns is null."""
+    batch = pa.RecordBatch.from_arrays(columns, names=list(map(str, range(len(columns)))))
+    words = np.stack([row_hash(batch, seed=seed) for seed in _SEEDS], axis=1)
+    hashes = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(16), batch.num_rows, [None, pa.py_buffer(words.tobytes())]
+    )
+    is_valid = np.ones(batch.num_rows, dtype=np.bool_)
+    for column in columns[:keys]:
+        is_valid &= column.is_valid().to_numpy(zero_copy_only=False)
+    return pc.if_else(pa.array(is_valid), hashes.cast(pa.binary()), None)

@@ -77,7 +77,7 @@ from featurestore.model.source import SourceRead
 from featurestore.model.validation import ValidationReport
 from featurestore.model.words import SIMILAR_VALUES
 from featurestore.plugins.engine import Relation, TimeRange
-from featurestore.recovery import groups
+from featurestore.recovery import claims, groups
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.recovery.liveness import versions_in_flight
 from featurestore.registry import featuregroups, reports
@@ -329,8 +329,9 @@ def next_version(session: Session, name: str, *, claimed: bool = True) -> int:
     # Folders are listed as well, because a lost registry does not contain all versions. A folder
     # without data is the rest of a failed creation.
     for entry in files.list_directory(folder):
-        number = parse_version_directory(entry)
-        if number is not None and groups.is_group(os.path.join(folder, entry)):
+        directory = claims.version_entry_name(entry)
+        number, path = parse_version_directory(directory), os.path.join(folder, directory)
+        if number is not None and (groups.is_group(path) or claims.is_abandoned(path)):
             versions.append(number)
     return max(versions, default=0) + 1
 

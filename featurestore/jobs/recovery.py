@@ -16,6 +16,7 @@ from sqlalchemy.engine import Connection
 from featurestore.delta.history import LogCommit, read_history
 from featurestore.delta.log import is_delta_table
 from featurestore.errors import InvalidJob
+from featurestore.featuregroups.write import Write, insert
 from featurestore.featuregroups.writers import writes_group
 from featurestore.jobs.coverage import Coverage, merge_ranges, overlaps_itself
 from featurestore.jobs.run import RunOutput, latest_dataset_version, record_computed
@@ -229,6 +230,8 @@ def _recover_run(session: Session, run: Run) -> Run:
     if spec.stream is not None:
         return _recover_stream_run(session, spec, run)
     output = _committed_output(session, spec, run)
+    if output is None and not _revoke_transaction(session, spec, run):
+        output = _committed_output(session, spec, run)
     with session.registry.transaction() as connection:
         if output is None:
             error, hint = "The process died before it committed.", "its windows are due again"
@@ -242,6 +245,28 @@ def _recover_run(session: Session, run: Run) -> Run:
             record_computed(connection, spec, windows, run, output.target_version)
         recovered = runs.get(connection, run.run_id)
     return recovered
+
+
+def _revoke_transaction(session: Session, spec: JobSpec, run: Run) -> bool:
+    """Commit the transaction of a dead run without rows; return False if the run has committed it.
+
+    A process on another machine may only be suspended, even just before its commit. When it
+    resumes, the table refuses the commit, because it contains the transaction.
+    """
+    owner = run.owner.partition("/")[0]
+    if run.transaction is None or liveness.is_on_this_machine(session.location, owner):
+        return True
+    group = find_target(session, spec)
+    if group is None:
+        return True
+    write = Write(
+        mode="append",
+        validation="off",
+        transaction=run.transaction,
+        run_id=f"{run.run_id}-revoked",
+    )
+    no_rows = group.spec.schema.empty_table()
+    return insert(session, no_rows, spec.target, version=group.spec.version, write=write).applied
 
 
 def _recover_stream_run(session: Session, spec: JobSpec, run: Run) -> Run:

@@ -29,7 +29,7 @@ from featurestore.errors import (
     ValidationFailed,
 )
 from featurestore.featuregroups.table import OpenGroup
-from featurestore.jobs.coverage import Coverage
+from featurestore.jobs.coverage import COMPUTED, Coverage
 from featurestore.jobs.definitions import JobDefinition
 from featurestore.jobs.inputs import PinnedInput, pin_inputs
 from featurestore.jobs.schedule import advance_watermark, build_schedule
@@ -56,8 +56,6 @@ except ImportError:  # Windows
 TrainingCall = Callable[[JobDefinition, Window], object]
 
 _log = logging.getLogger("featurestore.jobs")
-# Stale windows were computed, so they are not gaps.
-_COMPUTED = (runs.DONE, runs.STALE)
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 # The peak is measured in KiB on Linux and in bytes on macOS.
 _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
@@ -160,7 +158,7 @@ def run_recorded(run: JobRun, work: Callable[[JobRun], RunOutput]) -> Run:
                 output = work(run)
             except Exception as error:  # code of jobs may raise any error: it ends the run
                 observed_work.error = error
-                return _fail_run(session, spec, run_id, error)
+                return _fail_run(run, run_id, error)
             return _end_run(run, record, output)
 
 
@@ -195,15 +193,22 @@ def _start_run(run: JobRun, record: Run) -> tuple[JobRun, Run]:
 def check_lease(run: JobRun) -> None:
     """Raise an error before a commit if another process has taken over the job's lease."""
     with run.session.registry.reading() as connection:
-        lease_owner = jobs.lease_owner(connection, run.spec.name)
-    if lease_owner != run.owner:
-        raise JobLeased(f"Job {run.spec.name!r} was taken over by {lease_owner} during this run.")
+        if not _has_lease(connection, run):
+            raise JobLeased(
+                f"Another process has taken over job {run.spec.name!r} during this run."
+            )
+
+
+def _has_lease(connection: Connection, run: JobRun, *, locked: bool = False) -> bool:
+    """Return whether the process of a run still holds the job's lease."""
+    return jobs.lease_owner(connection, run.spec.name, locked=locked) == run.owner
 
 
 def _end_run(run: JobRun, record: Run, output: RunOutput) -> Run:
     """Record the run, its windows and the watermark in one transaction.
 
-    The rows are already committed: if the registry fails, the next run finds the commit.
+    The rows are already committed: if the registry fails, the next run finds the commit. If another
+    process has taken over the lease, that process records the run.
     """
     figures: dict[str, Any] = {
         "rows": output.rows,
@@ -212,6 +217,11 @@ def _end_run(run: JobRun, record: Run, output: RunOutput) -> Run:
     }
     try:
         with run.session.registry.transaction() as connection:
+            # The lock prevents that another process takes over the lease before the end of the
+            # transaction. The members of a consumer group share a stream job without a lease.
+            if run.spec.stream is None and not _has_lease(connection, run, locked=True):
+                _log.warning("another process has taken over the job, and records this run")
+                return runs.get(connection, record.run_id)
             runs.end(connection, record.run_id, runs.DONE, **figures)
             if run.spec.stream is None:
                 record_computed(connection, run.spec, run.windows, record, output.target_version)
@@ -251,7 +261,7 @@ def record_computed(
     # leave the watermark before both.
     watermark = jobs.lock_watermark(connection, spec.name)
     computed = runs.find_windows(
-        connection, spec.name, states=_COMPUTED, start=watermark, excluded_run=run.run_id
+        connection, spec.name, states=COMPUTED, start=watermark, excluded_run=run.run_id
     )
     covered = Coverage(computed.union(windows), schedule)
     advanced = advance_watermark(schedule, watermark, covered)
@@ -272,7 +282,7 @@ def forget_replaced_windows(
     waiting = runs.find_windows(connection, name, states=[runs.REPLACED])
     if waiting:
         start = min(window.start for window in waiting)
-        computed = runs.find_windows(connection, name, states=_COMPUTED, start=start)
+        computed = runs.find_windows(connection, name, states=COMPUTED, start=start)
         covered = Coverage(computed, schedule)
         replaced |= {window for window in waiting if window in covered}
     runs.change_states(connection, name, sorted(replaced), None)
@@ -292,8 +302,12 @@ def _update_alerts(connection: Connection, spec: JobSpec, run_id: str) -> None:
         incidents.update_incidents(connection, spec, present, families=[incidents.VALIDATION])
 
 
-def _fail_run(session: Session, spec: JobSpec, run_id: str, error: Exception) -> Run:
-    """Log an error, and record the run as failed with its redacted message."""
+def _fail_run(run: JobRun, run_id: str, error: Exception) -> Run:
+    """Log an error, and record the run as failed with its redacted message.
+
+    A run that another process has recorded after it took over the lease is not changed.
+    """
+    session, spec = run.session, run.spec
     if isinstance(error, FeatureStoreError):
         # Errors of the store describe their cause themselves; a traceback is only logged for other
         # errors.
@@ -308,6 +322,10 @@ def _fail_run(session: Session, spec: JobSpec, run_id: str, error: Exception) ->
     message = redact_names(session.registry, message, allowed_names=own_names)
     hint = redact_hint(session.registry, hint, allowed_names=own_names)
     with session.registry.transaction() as connection:
+        recorded = runs.get(connection, run_id)
+        is_over = spec.stream is None and not _has_lease(connection, run, locked=True)
+        if is_over and recorded.state != runs.RUNNING:
+            return recorded
         runs.end(connection, run_id, runs.FAILED, memory=_peak_memory(), error=message, hint=hint)
         if isinstance(error, ValidationFailed | BadRecord):  # the same rows fail again
             incidents.update_incidents(

@@ -114,17 +114,19 @@ def drop_null_columns(
 def next_transaction(group: OpenGroup | None, spec: JobSpec, window: Window) -> tuple[str, int]:
     """Return the application id of a chunk, and its next transaction number.
 
-    The transaction number of an appended window is always 0, so that the table accepts it only
-    once.
+    The transaction of an appended window that the table contains is its last one, so that the
+    table accepts a window only once.
     """
     app = f"job/{spec.name}/{window.start.isoformat()}/{window.end.isoformat()}"
-    if spec.mode == "append" or group is None:
-        return app, 0
     # A run recomputes its windows with the next number. If another process commits the same windows
     # in the meantime, the table already has this number and rejects the second commit.
-    last = transaction_version(group.path, app)
-    if last is None:
+    last = None if group is None else transaction_version(group.path, app)
+    if group is None or last is None:
         return app, 0
+    if spec.mode == "append":
+        # The last transaction has no rows if it was revoked from a dead run.
+        windows = [job_commit.window for job_commit in job_commits(group.path, spec.name)]
+        return app, last + (window not in windows)
     return app, last + 1
 
 

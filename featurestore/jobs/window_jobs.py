@@ -381,7 +381,10 @@ class WindowRows:
         # UNION removes keys that several groups have, which would give duplicate labels.
         keys = []
         tables = {}
-        for number, pinned in enumerate(self._inputs_with_keys()):
+        inputs_with_keys = [
+            each for each in self.inputs if _has_columns(_group_spec(each), self.spec.primary_key)
+        ]
+        for number, pinned in enumerate(inputs_with_keys):
             tables[f"fs_rows_{number}"] = self._read_keys(pinned, job, instants)
             keys.append(self._distinct_keys(f"fs_rows_{number}"))
         ends = pa.table({column: to_array(instants, TIMESTAMP)})
@@ -396,11 +399,6 @@ class WindowRows:
         # A single-use relation can be read only once, but the retrieval may read its labels again.
         typed = Relation(engine.name, labels.native, schema, single_use=True)
         return engine.stage(typed, os.path.join(self.staging, "labels"))
-
-    def _inputs_with_keys(self) -> list[PinnedInput]:
-        return [
-            each for each in self.inputs if _has_columns(_group_spec(each), self.spec.primary_key)
-        ]
 
     def _read_keys(
         self, pinned: PinnedInput, job: WindowJob, instants: Sequence[datetime]

@@ -24,6 +24,7 @@ from featurestore.storage import files, locks, storage_for
 
 _SUFFIX = ".claim"
 _OUTCOME = ".end"
+_ABANDONED = ".abandoned"
 _PUBLISHED, _REVOKED = "published", "given up"
 # An upper bound for the duration of a storage request.
 _MAX_REQUEST_TIME = timedelta(days=1)
@@ -99,13 +100,28 @@ def revoke(path: str, *, is_certainly_dead: bool) -> bool:
     return published_at is not None and files.current_time(path) - published_at > _MAX_REQUEST_TIME
 
 
+def abandon(path: str) -> None:
+    """Mark the version of a creation whose process may only be suspended on another machine.
+
+    When the process resumes, it commits to this directory, where its data files are missing.
+    Therefore no other process may create the version.
+    """
+    files.write_new(path + _ABANDONED, b"")
+
+
+def is_abandoned(path: str) -> bool:
+    """Return True if the process that created a version may still resume; it has a day for it."""
+    abandoned_at = files.last_write_time(path + _ABANDONED)
+    return abandoned_at is not None and files.current_time(path) - abandoned_at < _MAX_REQUEST_TIME
+
+
 def version_entry_name(entry: str) -> str:
     """Return the directory name for a claim object name; other names are returned unchanged.
 
-    >>> version_entry_name("v3.claim"), version_entry_name("v3")
-    ('v3', 'v3')
+    >>> version_entry_name("v3.claim"), version_entry_name("v3.abandoned"), version_entry_name("v3")
+    ('v3', 'v3', 'v3')
     """
-    return entry.removesuffix(_SUFFIX)
+    return entry.removesuffix(_SUFFIX).removesuffix(_ABANDONED)
 
 
 def release(path: str, *, below: str) -> None:

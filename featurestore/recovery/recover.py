@@ -204,10 +204,11 @@ def _resolve_version(
     # Only the first kind creates the version. Other writes must never remove an existing version.
     if intent.kind != kind.intents[0]:
         return "nothing to do"
-    if kind.is_revocable:
-        is_local = liveness.is_on_this_machine(paths.location, intent.owner)
-        if not claims.revoke(directory, is_certainly_dead=is_local):
-            return "kept for a day, because it was about to be published"
+    is_local = liveness.is_on_this_machine(paths.location, intent.owner)
+    if kind.is_revocable and not claims.revoke(directory, is_certainly_dead=is_local):
+        return "kept for a day, because it was about to be published"
+    if kind is GROUPS and not is_local:
+        claims.abandon(directory)
     kind.remove_files(paths, name, version)
     return f"removed, because it had no {kind.content} yet"
 

@@ -38,6 +38,8 @@ REGISTRY_FILE = "registry.db"
 # SQLite stores the last transactions in a write-ahead log next to the database file.
 SQLITE_FILES = ("", "-wal")
 BUSY_SECONDS = 60
+# Longer than the removal of the files of a large dataset, which is part of a transaction.
+IDLE_SECONDS = 600
 _CONNECTION_NUMBER = "featurestore_number"
 _connection_numbers = count()
 
@@ -354,17 +356,21 @@ def _engine(url: sa.URL, *, durable: bool, connections: int, schema: str | None 
             # This listener replaces the mode that _prepare_sqlite sets.
             event.listen(engine, "connect", _sync_each_transaction)
         event.listen(engine, "begin", _begin_sqlite)
+    else:
+        # Locks of a suspended process would block all others.
+        statement = f"set idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'"
+        event.listen(engine, "connect", partial(_execute_setting, statement))
     if schema is not None:
-        event.listen(engine, "connect", partial(_set_search_path, schema))
+        # The schema name is derived from a validated id.
+        statement = f'set search_path to "{schema}"'
+        event.listen(engine, "connect", partial(_execute_setting, statement))
     return engine
 
 
-def _set_search_path(schema: str, connection: object, _record: object) -> None:
-    """Make the tables of a schema those of a new connection."""
+def _execute_setting(statement: str, connection: object, _record: object) -> None:
+    """Change a setting of a new connection."""
     cursor = connection.cursor()  # type: ignore[attr-defined]
-    cursor.execute(
-        f'set search_path to "{schema}"'
-    )  # the schema name is derived from a validated id
+    cursor.execute(statement)
     cursor.close()
     # A later rollback would otherwise undo the setting.
     connection.commit()  # type: ignore[attr-defined]

@@ -95,10 +95,14 @@ class ExpressionTracer(ABC):
 
     def column(self, node: exp.Column, context: Context) -> Origins:
         """Return the origins of a column of a table or, in a clause, of the result."""
+        from sqlglot import exp
+
         scope = context.scope
         if node.table:
             return self.source(node.table, scope).column(node.name)
-        if node.name in context.outputs.columns:
+        # An aggregate in HAVING does not refer to an aggregate of the result.
+        is_result = node.name in context.outputs.columns
+        if is_result and not node.find_ancestor(exp.Having, exp.Qualify):
             return context.outputs.columns[node.name]
         # sqlglot resolves neither columns of USING in HAVING, QUALIFY and ORDER BY, nor columns of
         # a table with unknown columns.

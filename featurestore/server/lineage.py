@@ -117,9 +117,15 @@ class FeatureLineage:
                 if origins is None:
                     edges += [(node, job), (job, target)]
                     continue
-                for name in _derived_columns(node, origins):
-                    feature = Node("feature", f"{target.name}.{name}", target.version)
-                    edges += [(node, job), (job, feature)]
+                results = [
+                    Node("feature", f"{target.name}.{name}", target.version)
+                    for name in _derived_columns(node, origins)
+                ]
+                # A feature in a join or filter determines all rows of the group.
+                if not results and _contains(node, origins.rows):
+                    results = [target]
+                for result in results:
+                    edges += [(node, job), (job, result)]
         return edges
 
     def _columns_of(self, target: Node, job: str) -> ColumnOrigins | None:

@@ -13,10 +13,14 @@ from tests.lineage.schemas import check_event
 
 JOB = """
 import featurestore
-featurestore.sql_job("daily", sql="select origin, max(temp) + 1 as warmest, $window_end as at "
-                     "from weather group by origin", inputs={"weather": "weather"},
-                     featuregroup="daily", primary_key="origin",
-                     event_time="at", schedule="0 0 * * *", start="2023-11-14T00:00Z", retries=0)
+featurestore.sql_job(
+    "daily", featuregroup="daily", primary_key="origin", event_time="at",
+    schedule="0 0 * * *", start="2023-11-14T00:00Z", retries=0,
+    sql="select W.Origin as origin, max(TEMP) + 1 as temp, count(late) as flights, $window_end as at "
+        "from weather w left join flights f on w.origin = f.origin where temp > 30 "
+        "group by W.origin having count(*) > 0",
+    inputs={"weather": "weather", "flights": "flights"},
+)
 """
 # Fields that always differ: times, run ids, sizes and durations.
 _VARYING_FIELDS = (

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+import featurestore
 from featurestore.errors import JobFailed
 from featurestore.store import FeatureStore
 from tests.lineage.conftest import FLIGHTS, WEATHER, Lineage
@@ -136,6 +137,35 @@ def test_events_of_every_kind_of_job_follow_specification(
         "": {
             "weather.origin JOIN", "weather.at JOIN", "flights.origin JOIN", "flights.asked JOIN",
             "flights.late FILTER",
+        },
+    }  # fmt: skip
+
+
+def test_exports_have_lineage_of_queries_conditions_and_on_demand_features(
+    emitting_store: FeatureStore, lineage: Lineage
+) -> None:
+    store = emitting_store
+    store.create_featuregroup(WEATHER, "weather", primary_key="origin", event_time="at")
+    store.create_featuregroup(FLIGHTS, "flights", primary_key="id", event_time="asked")
+    labels = store.sql("select id, origin, asked, LATE + 1 as late from flights f where ID > 0")
+    count = featurestore.window("weather.temp", "count", over="2h", where="TEMP > 39", name="hours")
+    hot = featurestore.feature("hot", "case when hours > 1 then Late else 0 end")
+    frame = store.get_features([count, hot], labels=labels).filter("Hot >= 0")
+    store.create_training_dataset(frame, "hot", label="late", shards=1, progress=False)
+    events = lineage.events()
+    check_event(events[-1])
+    hours = {"weather.temp AGGREGATION*", "weather.temp FILTER"}
+    assert column_lineage(events, "export.hot") == {
+        "id": {"flights.id IDENTITY"},
+        "origin": {"flights.origin IDENTITY"},
+        "asked": {"flights.asked IDENTITY"},
+        "late": {"flights.late TRANSFORMATION"},
+        "hours": hours,
+        "hot": {"weather.temp CONDITIONAL", "weather.temp CONDITIONAL*", "flights.late TRANSFORMATION"},
+        "": {
+            "weather.origin JOIN", "weather.at JOIN", "flights.origin JOIN", "flights.asked JOIN",
+            "flights.id FILTER", "flights.late FILTER", "weather.temp FILTER",
+            "weather.temp FILTER*",
         },
     }  # fmt: skip
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from featurestore.server.lineage import filter_kinds
+from featurestore.server.lineage import filter_kinds, graph_around
 from featurestore.server.lineage_graph import Graph, Node
 from featurestore.server.lineage_page import arrange, draw
+from featurestore.store import FeatureStore
 
 NODES = [Node("featuregroup", f"g{number}", 1) for number in range(12)]
 PAIRS = st.lists(st.tuples(st.sampled_from(NODES), st.sampled_from(NODES)), max_size=40)
@@ -109,3 +113,44 @@ def test_lineage_feature_returns_derived_features_and_models(client: TestClient)
     assert client.get("/lineage?node=feature:visits@2").status_code == 400
     names = "".join(client.get(f"/groups/visits/{version}").text for version in (1, 2))
     assert "/lineage?node=feature%3Avisits.sales%402" in names
+
+
+JOB = """
+import featurestore
+featurestore.sql_job(
+    "daily", featuregroup="daily", primary_key="zone", event_time="at",
+    sql="select ZONE, sum(fare) as Fare, $window_end as at from trips where tip > 0 group by all",
+    inputs={"trips": "trips"}, schedule="0 0 * * *", start="2024-01-01T00:00Z", retries=0,
+)
+"""
+
+
+def test_graph_of_feature_follows_query_of_sql_job(
+    empty_store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    trips = {
+        "zone": ["a"],
+        "at": [datetime(2024, 1, 1, 6, tzinfo=UTC)],
+        "fare": [1.0],
+        "tip": [2.0],
+        "id": [3],
+    }
+    empty_store.create_featuregroup(trips, "trips", primary_key="zone", event_time="at")
+    (tmp_path / "jobs.py").write_text(JOB)
+    empty_store.register_jobs(tmp_path / "jobs.py")
+    empty_store.run_job("daily", window="2024-01-01T00:00Z")
+    job = Node("job", "daily")
+
+    def neighbors(node: Node) -> set[Node]:
+        edges = graph_around(empty_store, node).edges
+        return {*[target for source, target in edges if source == job]} | {
+            source for source, target in edges if target == job
+        }
+
+    fare, total = Node("feature", "trips.fare", 1), Node("feature", "daily.Fare", 1)
+    assert neighbors(fare) == neighbors(total) == {fare, total}
+    # A filter determines all rows of the group.
+    tip = Node("feature", "trips.tip", 1)
+    assert neighbors(tip) == {tip, Node("featuregroup", "daily", 1)}
+    assert neighbors(Node("feature", "trips.id", 1)) == set()

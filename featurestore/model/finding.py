@@ -28,7 +28,15 @@ _STATEMENTS: Mapping[str, tuple[str, str, str]] = {
 }
 _SHARES = ("null_share", "out_of_range", "new_values", "gone_values")
 # A metric and the number of rows need no further name.
-_LABELS = {"psi": "PSI", "ks": "KS", "js": "JS", "value": "", "rows": "", "columns": ""}
+_LABELS = {
+    "psi": "PSI",
+    "ks": "KS",
+    "js": "JS",
+    "tv": "TV",
+    "value": "",
+    "rows": "",
+    "columns": "",
+}
 
 
 @dataclass(frozen=True)
@@ -116,9 +124,14 @@ class Finding:
         words = f"{self.subject or self.measure}: {self.statement}"
         if self.value is None:
             return words if self.out else f"{self.subject or self.measure}: not measured"
+        return f"{words}; {self.measured_text}"
+
+    @property
+    def measured_text(self) -> str:
+        """The value with its measure and bounds, such as "PSI 1.7, limit 0.2"."""
         label = "share" if self.measure in _SHARES else _LABELS.get(self.measure, self.measure)
         measured = f"{label} {self.format(self.value)}".strip()
-        return ", ".join(filter(None, [f"{words}; {measured}", self.bounds_text]))
+        return ", ".join(filter(None, [measured, self.bounds_text]))
 
     def to_json(self) -> list[Any]:
         """Convert to a JSON array, the inverse of ``from_json``."""

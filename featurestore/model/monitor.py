@@ -44,6 +44,7 @@ MODEL_MEASURES = (AUC, *SQL_MEASURES)
 DEFAULT_DRIFT: Mapping[str, float] = {
     "psi": 0.2,
     "ks": 0.1,
+    "tv": 0.1,
     "null_share": 0.05,
     "new_values": 0.01,
     "out_of_range": 0.02,

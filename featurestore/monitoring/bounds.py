@@ -27,7 +27,7 @@ _TAIL_FACTOR = 1.5
 _MAX_ALPHA = 0.005
 _ALARM_RATE = 1e-3
 # Maximum distances: a bound at the maximum means that there are too few rows to detect drift.
-MAX_DISTANCES = {"psi": math.inf, "ks": 1.0, "js": 1.0}
+MAX_DISTANCES = {"psi": math.inf, "ks": 1.0, "js": 1.0, "tv": 1.0}
 # Up to this many rows, the probabilities of counts are summed exactly.
 _EXACT_ROWS = 100_000
 
@@ -43,29 +43,68 @@ def alpha_of(features: int, confirm: int) -> float:
     return min(float((_ALARM_RATE / max(features, 1)) ** (1 / confirm)), _MAX_ALPHA)
 
 
-def chance_ks(before: float, now: float, alpha: float) -> float:
-    """Return the Kolmogorov-Smirnov distance that unchanged samples exceed with ``alpha``.
+def critical_distance(measure: str, bins: int, alpha: float) -> float:
+    """Return the distance that unchanged samples exceed with ``alpha``, for 1/n + 1/m = 1.
 
-    Smirnov's limit: P(D > d) is about 2 exp(-2 d^2 / (1/n + 1/m)).
+    KS: Smirnov's limit, P(D > d) is about 2 exp(-2 d^2). PSI and chi-squared: without a change,
+    both are approximately chi-squared with ``bins - 1`` degrees of freedom. JS (base 2): for small
+    changes, the divergence is an eighth of the population stability index.
+
+    >>> round(critical_distance("ks", 0, 0.05), 3), round(critical_distance("tv", 2, 0.05), 2)
+    (1.358, 1.96)
     """
-    return math.sqrt(-math.log(alpha / 2) / 2 * _size_factor(before, now))
+    if measure == "ks" and bins == 0:
+        return math.sqrt(-math.log(alpha / 2) / 2)
+    distance = math.sqrt(chi_squared(bins - 1, alpha))
+    return distance / math.sqrt(8 * math.log(2)) if measure == "js" else distance
 
 
-def chance_psi(bins: int, before: float, now: float, alpha: float) -> float:
-    """Return the population stability index that unchanged samples exceed with ``alpha``.
+def distance_limit(
+    measure: str,
+    bins: int,
+    alpha: float,
+    *,
+    size: float,
+    reference: NDArray[np.float64],
+    reference_sizes: NDArray[np.float64],
+    variation: float = 1.0,
+    heavy_tails: bool = False,
+) -> float:
+    """Return the limit of a distance by chance and by the variation of the reference windows.
 
-    Without a change, the index is approximately chi-squared with ``bins - 1`` degrees of freedom,
-    times 1/n + 1/m.
+    Reference windows have sampling errors, too. Only their variation beyond chance widens the
+    limit, because it would otherwise count the sampling error twice.
+
+    Args:
+        measure: The measure; see ``critical_distance``.
+        bins: The number of bins, 0 for distribution functions.
+        alpha: The significance level.
+        size: 1/n + 1/m of the window and its baseline.
+        reference: The distances of the reference windows.
+        reference_sizes: 1/n + 1/m of each reference window.
+        variation: The variation of a mixture of windows relative to that of one window.
+        heavy_tails: Whether to exceed the largest distance of a reference window, too.
     """
-    return chi_squared(bins - 1, alpha) * _size_factor(before, now)
-
-
-def chance_js(bins: int, before: float, now: float, alpha: float) -> float:
-    """Return the Jensen-Shannon distance (base 2) that unchanged samples exceed with ``alpha``.
-
-    For small changes, the divergence is an eighth of the population stability index.
-    """
-    return math.sqrt(chance_psi(bins, before, now, alpha) / (8 * math.log(2)))
+    chance = critical_distance(measure, bins, alpha) * math.sqrt(size)
+    if len(reference) < MIN_WINDOWS:
+        return chance
+    median, decile = (critical_distance(measure, bins, level) for level in (0.5, 0.1))
+    usual = float(np.median(reference_sizes))
+    ratio = float(np.quantile(reference / np.sqrt(reference_sizes), 0.9)) / decile
+    # Variances add up: that of the sampling error, and that between windows.
+    between = max(ratio**2 - 1, 0.0) * usual * variation**2
+    limit = chance * math.sqrt(1 + between / size)
+    # The ninth decile of few distances varies by about half of its value over their root, so the
+    # shape of their distribution counts from two such errors on, and fully from four.
+    weight = min(max((ratio - 1) * math.sqrt(len(reference)) - 1, 0.0), 1.0)
+    by_chance = (median + _DEVIATIONS * (decile - median) / _NORMAL_DECILE) * math.sqrt(usual)
+    excess = max(baseline_limit(reference) ** 2 - by_chance**2, 0.0) * variation**2 * weight
+    limit = max(limit, math.hypot(chance, math.sqrt(excess)))
+    if heavy_tails:
+        critical = critical_distance(measure, bins, _MAX_ALPHA / len(reference))
+        largest = max(float((reference**2 - critical**2 * reference_sizes).max()), 0.0)
+        limit = max(limit, math.hypot(chance, _TAIL_FACTOR * math.sqrt(largest)))
+    return limit
 
 
 def chance_count(missing: float, before: float, now: float, alpha: float) -> tuple[int, int]:
@@ -83,7 +122,7 @@ def chance_count(missing: float, before: float, now: float, alpha: float) -> tup
     successes, failures = missing + 0.5, max(before - missing, 0.0) + 0.5
     if rows > _EXACT_ROWS:
         share = successes / (successes + failures)
-        deviation = math.sqrt(share * (1 - share) * _size_factor(before, now))
+        deviation = math.sqrt(share * (1 - share) * size_factor(before, now))
         width = quantile(alpha / 2) * deviation * rows
         return math.floor(share * rows - width), math.ceil(share * rows + width)
     cumulative = np.cumsum(_beta_binomial(rows, successes, failures))
@@ -103,23 +142,26 @@ def _beta_binomial(rows: int, successes: float, failures: float) -> NDArray[np.f
     return np.exp(np.concatenate(([first], first + np.cumsum(steps))))
 
 
-def chance_unseen(counts: Sequence[int], now: float) -> float:
-    """Return an upper bound for the share of unseen values if nothing changed.
+def chance_unseen(counts: Sequence[int], now: float, alpha: float) -> float:
+    """Return the share of unseen values that ``alpha / 2`` of unchanged windows exceed.
 
     The probability of unseen values is approximately the share of rows whose value occurs once
-    (Good and Turing, 1953); the bound is three standard deviations above.
+    (Good and Turing, 1953). The bound is the exact one of a count. Values that occur twice show how
+    uncertain the estimate is.
 
     Args:
         counts: Number of occurrences of each value of the baseline.
         now: Number of rows of the window.
+        alpha: The significance level of a two-sided test.
 
-    >>> chance_unseen([50, 50], 100) < 0.1 < chance_unseen([1] * 10 + [90], 100)
+    >>> chance_unseen([50, 50], 100, 0.01) < 0.1 < chance_unseen([1] * 10 + [90], 100, 0.01)
     True
     """
     rows = max(sum(counts), 1)
     once = sum(count == 1 for count in counts)
-    unseen = (once + 3 * math.sqrt(once + 1)) / rows
-    return unseen + 3 * math.sqrt(unseen / max(now, 1.0)) + 1.5 / max(now, 1.0)
+    deviation = math.sqrt(once + 2 * sum(count == 2 for count in counts))
+    _, maximum = chance_count(min(once + deviation, rows), rows, now, alpha)
+    return maximum / max(now, 1.0)
 
 
 def quantile(alpha: float) -> float:
@@ -181,5 +223,8 @@ def baseline_range(values: Sequence[float]) -> tuple[float, float] | None:
     return median - width, median + width
 
 
-def _size_factor(before: float, now: float) -> float:
-    return 1 / max(before, 1.0) + 1 / max(now, 1.0)
+def size_factor(
+    before: float | NDArray[np.float64], now: float | NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return 1/n + 1/m, the scale of the variance of a difference between two samples."""
+    return np.asarray(1 / np.maximum(before, 1.0) + 1 / np.maximum(now, 1.0))

@@ -7,73 +7,30 @@ source vary without a change.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from featurestore.model.monitor_report import BinShares, Subject
 from featurestore.model.statistics import Value
+from featurestore.monitoring.distances import (
+    Floats,
+    MeasuredDistance,
+    Shares,
+    has_common_change,
+    measure_categories,
+    measure_points,
+    measure_shares,
+)
 from featurestore.monitoring.profile import ColumnProfile, Profile
 
 # Minimum number of reference windows for a comparison.
 MIN_HISTORY = 3
-Floats = NDArray[np.float64]
-# Added to the row count of every bin, because the logarithm of an empty bin is infinite.
-_PSEUDO_COUNT = 0.5
-
-
-def population_stability(
-    before: Floats, now: Floats, rows: tuple[Floats | float, Floats | float]
-) -> Floats:
-    """Return the population stability index: the sum of (q - p) ln(q / p).
-
-    >>> half = np.array([0.5, 0.5])
-    >>> float(population_stability(half, half, (100, 100)))
-    0.0
-    """
-    p, q = _smooth_shares(before, rows[0]), _smooth_shares(now, rows[1])
-    return np.asarray(((q - p) * np.log(q / p)).sum(axis=-1))
-
-
-def jensen_shannon(before: Floats, now: Floats) -> Floats:
-    """Return the Jensen-Shannon distance: the root of the divergence in bits, from 0 to 1.
-
-    >>> float(jensen_shannon(np.array([1.0, 0.0]), np.array([0.0, 1.0])))
-    1.0
-    """
-    middle = (before + now) / 2
-    divergence = (_relative_entropy(before, middle) + _relative_entropy(now, middle)) / 2
-    # Rounding can make the divergence of equal distributions negative.
-    return np.asarray(np.sqrt(np.clip(divergence, 0.0, 1.0)))
-
-
-def kolmogorov_smirnov(before: Floats, now: Floats) -> Floats:
-    """Return the largest difference between two distribution functions at the same points.
-
-    >>> float(kolmogorov_smirnov(np.array([0.25, 1.0]), np.array([0.75, 1.0])))
-    0.5
-    """
-    return np.asarray(np.abs(before - now).max(axis=-1, initial=0.0))
-
-
-def _smooth_shares(shares: Floats, rows: Floats | float) -> Floats:
-    row_counts = np.asarray(rows)[..., np.newaxis]
-    bins = shares.shape[-1]
-    return np.asarray((shares * row_counts + _PSEUDO_COUNT) / (row_counts + _PSEUDO_COUNT * bins))
-
-
-def _relative_entropy(p: Floats, q: Floats) -> Floats:
-    p, q = np.broadcast_arrays(p, q)
-    # By convention, 0 log 0 is 0.
-    ratio = np.divide(p, q, out=np.ones(p.shape), where=p > 0)
-    return np.asarray((p * np.log2(ratio)).sum(axis=-1))
-
-
 # Probabilities of the pooled quantiles, and of the edges of the ten bins for numbers.
 _GRID = np.linspace(0.0, 1.0, 101)
 _DECILES = np.linspace(0.0, 1.0, 11)[1:-1]
@@ -162,242 +119,250 @@ class ComparedProfiles:
 
 @dataclass(frozen=True)
 class MeasuredDistances:
-    """Distances of a window and of the baseline windows, by measure."""
+    """The distances of one or several consecutive windows from their baseline, by measure.
 
-    bins: int
-    psi: float
-    js: float
-    ks: float | None
-    baseline_distances: dict[str, Floats] = field(default_factory=dict)
-    shares: BinShares | None = None
-
-
-def measure_distances(profiles: ComparedProfiles) -> MeasuredDistances | None:
-    """Measure the distances of a window from its baseline; None without data to compare."""
-    if not profiles.now.comparable or profiles.rows == 0:
-        return None
-    if profiles.now.kind == "number":
-        return _measure_numbers(profiles)
-    return _measure_values(profiles)
-
-
-def measure_mixture(
-    profiles: ComparedProfiles, later: Sequence[ColumnProfile]
-) -> MeasuredDistances | None:
-    """Measure the distances of the mixture of later windows from a baseline.
-
-    Return None without data to compare. ``profiles.now`` only determines the kind of the feature.
+    ``common`` contains the measures by which each window has at least half of the joint change.
     """
-    if not profiles.now.comparable or profiles.rows == 0:
-        return None
-    if profiles.now.kind == "number":
-        return _measure_numbers(profiles, later)
-    return _measure_values(profiles, later)
+
+    distances: Mapping[str, MeasuredDistance]
+    shares: BinShares
+    common: frozenset[str]
 
 
-def shares_out_of_range(profiles: ComparedProfiles) -> tuple[float, list[float]] | None:
-    """Return the share of numbers outside the baseline's range, and the same of reference windows.
+def measure_distances(chain: Sequence[ComparedProfiles]) -> MeasuredDistances | None:
+    """Measure the distances of the mixture of windows from the mixture of their baselines.
 
-    A reference window with a group is compared with the range of the other windows of its group.
-    Return None without numbers to compare.
+    The reference windows are those of the last window. Return None without data to compare.
     """
-    baseline_range = _value_range(profiles.members)
-    if profiles.now.cumulative is None or baseline_range is None:
+    if not chain or any(not profiles.now.comparable or profiles.rows == 0 for profiles in chain):
         return None
-    ranges = [_value_range([window]) for window in profiles.reference_windows]
-    reference_shares = []
-    for number, window in enumerate(profiles.reference_windows):
-        other_range: tuple[float, float] | None = baseline_range
-        if profiles.groups:
-            group = profiles.groups[number]
-            other_range = _join_ranges(
-                [
-                    value_range
-                    for index, value_range in enumerate(ranges)
-                    if profiles.groups[index] == group and index != number
-                ]
-            )
-        if other_range is not None and ranges[number] is not None:
-            reference_shares.append(_share_outside(window, other_range))
-    return _share_outside(profiles.now, baseline_range), reference_shares
-
-
-def _value_range(profiles: Sequence[ColumnProfile]) -> tuple[float, float] | None:
-    """Return the smallest and the largest number of profiles, or None without numbers."""
-    distributions = [profile.cumulative for profile in profiles]
-    return _join_ranges(
-        [(each.points[0], each.points[-1]) for each in distributions if each is not None]
-    )
-
-
-def _join_ranges(ranges: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
-    value_ranges = [each for each in ranges if each is not None]
-    if not value_ranges:
+    if chain[-1].now.kind == "number":
+        return _measure_numbers(chain)
+    values = _frequent_values(chain)
+    binned = _bin_chain(chain, partial(_bin_values, frequent=values))
+    if binned is None:
         return None
-    return min(low for low, _ in value_ranges), max(high for _, high in value_ranges)
+    distances = measure_shares(binned.mixture)
+    if chain[-1].now.kind == "boolean":
+        distances.append(measure_categories("ks", binned.mixture))
+    elif has_few_values(chain):
+        distances.append(measure_categories("tv", binned.mixture))
+    common = frozenset(each.measure for each in distances if binned.is_common)
+    labels = (*map(str, values), "others")
+    return _to_measured(chain, distances, binned, labels, common)
 
 
-def _share_outside(profile: ColumnProfile, value_range: tuple[float, float]) -> float:
-    low, high = value_range
-    # Numbers equal to the minimum are inside of the range.
-    below, up_to_high = profile.up_to(np.array([np.nextafter(low, -np.inf), high]))
-    return float(below + 1.0 - up_to_high)
-
-
-@dataclass(frozen=True)
-class _BinnedProfiles:
-    """Bin shares and distribution function values, one row per profile."""
-
-    shares: Floats
-    points: Floats
-    rows: Floats
-    index: Sequence[int] = ()
-
-
-def _measure_numbers(
-    profiles: ComparedProfiles, later: Sequence[ColumnProfile] | None = None
-) -> MeasuredDistances | None:
+def _measure_numbers(chain: Sequence[ComparedProfiles]) -> MeasuredDistances | None:
     """Measure the distances of a numeric feature, with bins between the baseline's deciles."""
-    grid = _pooled_quantiles(profiles.members)
+    grid = _pooled_quantiles(_unique_members(chain))
     if grid is None:
         return None
     # A frequent value is several deciles at once, which would give empty bins.
     edges = np.unique(np.interp(_DECILES, _GRID, grid))
     points = np.unique(grid)
-    members = _bin_numbers(profiles.members, edges, points)
-    reference_windows = _bin_numbers(profiles.reference_windows, edges, points)
-    now = _bin_numbers([profiles.now] if later is None else later, edges, points)
-    return _compute_distances(profiles, members, reference_windows, now, labels=_ranges(edges))
 
-
-def _bin_numbers(
-    profiles: Sequence[ColumnProfile], edges: Floats, points: Floats
-) -> _BinnedProfiles:
-    """Return the shares of the bins, and the distribution functions at the points."""
-    shares, cumulative_points, rows, index = [], [], [], []
-    all_points = np.concatenate((edges, points))
-    for number, profile in enumerate(profiles):
-        # Profiles without a distribution are skipped; ``index`` assigns the others to their groups.
+    def to_bins(profile: ColumnProfile) -> Floats | None:
         if profile.cumulative is None:
-            continue
-        index.append(number)
-        cumulative_shares = profile.up_to(all_points)
-        steps = np.concatenate(([0.0], cumulative_shares[: len(edges)], [1.0]))
-        shares.append(steps[1:] - steps[:-1])
-        cumulative_points.append(cumulative_shares[len(edges) :])
-        rows.append(float(profile.sampled))
-    sizes = np.array(rows)
-    return _BinnedProfiles(
-        _stack_rows(shares, len(edges) + 1),
-        _stack_rows(cumulative_points, len(points)),
-        sizes,
-        index,
-    )
+            return None
+        return np.diff(np.concatenate(([0.0], profile.up_to(edges), [1.0])))
 
+    def to_points(profile: ColumnProfile) -> Floats | None:
+        return None if profile.cumulative is None else profile.up_to(points)
 
-def _measure_values(
-    profiles: ComparedProfiles, later: Sequence[ColumnProfile] | None = None
-) -> MeasuredDistances | None:
-    """Measure the distances of a feature by the shares of its most frequent values."""
-    value_counts: dict[Value, int] = {}
-    for member in profiles.members:
-        for value, count in member.values:
-            value_counts[value] = value_counts.get(value, 0) + count
-    # Ties are broken by the value, so that a repeated check has the same bins.
-    frequent = sorted(value_counts, key=lambda value: (-value_counts[value], str(value)))[
-        :_MAX_VALUES
-    ]
-    members = _bin_values(profiles.members, frequent)
-    reference_windows = _bin_values(profiles.reference_windows, frequent)
-    now = _bin_values([profiles.now] if later is None else later, frequent)
-    return _compute_distances(
-        profiles, members, reference_windows, now, labels=[*map(str, frequent), "others"]
-    )
-
-
-def _bin_values(profiles: Sequence[ColumnProfile], frequent: Sequence[Value]) -> _BinnedProfiles:
-    shares, rows, index = [], [], []
-    for number, profile in enumerate(profiles):
-        if not profile.sampled:
-            continue
-        index.append(number)
-        counts = dict(profile.values)
-        frequent_shares = np.array([counts.get(value, 0) / profile.sampled for value in frequent])
-        shares.append(np.append(frequent_shares, max(1.0 - frequent_shares.sum(), 0.0)))
-        rows.append(float(profile.sampled))
-    no_points = np.empty((len(rows), 0))
-    return _BinnedProfiles(_stack_rows(shares, len(frequent) + 1), no_points, np.array(rows), index)
-
-
-def _compute_distances(
-    profiles: ComparedProfiles,
-    members: _BinnedProfiles,
-    reference_windows: _BinnedProfiles,
-    now: _BinnedProfiles,
-    *,
-    labels: Sequence[str],
-) -> MeasuredDistances | None:
-    """Compute all distances from binned distributions; None without rows to compare."""
-    if not len(members.rows) or not len(now.rows):
+    binned, evaluated = _bin_chain(chain, to_bins), _bin_chain(chain, to_points)
+    if binned is None or evaluated is None:
         return None
-    before, total = _mix_distributions(members)
-    after, rows_now = _mix_distributions(now)
-    ks = None
-    if members.points.shape[1]:
-        ks = float(kolmogorov_smirnov(before.points, after.points))
-    sizes = (total, rows_now)
-    return MeasuredDistances(
-        bins=members.shares.shape[1],
-        psi=float(population_stability(before.shares, after.shares, sizes)),
-        js=float(jensen_shannon(before.shares, after.shares)),
-        ks=ks,
-        baseline_distances=_baseline_distances(before, reference_windows, total, profiles.groups),
-        shares=BinShares(
-            profiles.now.name,
-            tuple(labels),
-            tuple(np.round(before.shares, 5).tolist()),
-            tuple(np.round(after.shares, 5).tolist()),
-        ),
+    distances = [*measure_shares(binned.mixture), measure_points(evaluated.mixture)]
+    chains = {"psi": binned, "js": binned, "ks": evaluated}
+    # Codes can be replaced within their range, which hardly changes the distribution function.
+    if has_few_values(chain):
+        values = _frequent_values(chain)
+        categories = _bin_chain(chain, partial(_bin_values, frequent=values))
+        if categories is not None:
+            distances.append(measure_categories("tv", categories.mixture))
+            chains["tv"] = categories
+    common = frozenset(measure for measure, each in chains.items() if each.is_common)
+    return _to_measured(chain, distances, binned, _ranges(edges), common)
+
+
+def _to_measured(
+    chain: Sequence[ComparedProfiles],
+    distances: Sequence[MeasuredDistance],
+    binned: _BinnedChain,
+    labels: Sequence[str],
+    common: frozenset[str],
+) -> MeasuredDistances:
+    shares = BinShares(
+        chain[-1].now.name,
+        tuple(labels),
+        tuple(np.round(binned.mixture.before[0], 5).tolist()),
+        tuple(np.round(binned.mixture.now[0], 5).tolist()),
+    )
+    return MeasuredDistances({each.measure: each for each in distances}, shares, common)
+
+
+def _frequent_values(chain: Sequence[ComparedProfiles]) -> list[Value]:
+    """Return the most frequent values of the baselines, the most frequent first."""
+    counts = _sum_value_counts(_unique_members(chain))
+    # Ties are broken by the value, so that a repeated check has the same bins.
+    return sorted(counts, key=lambda value: (-counts[value], str(value)))[:_MAX_VALUES]
+
+
+@dataclass(frozen=True)
+class _BinnedWindows:
+    """The shares and numbers of rows of windows, one row per window with a distribution."""
+
+    shares: Floats
+    rows: Floats
+    index: Sequence[int]
+
+    @property
+    def total(self) -> float:
+        """The number of rows of all windows."""
+        return float(self.rows.sum())
+
+    @property
+    def mixture(self) -> Floats:
+        """The shares of all rows together."""
+        return np.asarray(self.rows @ self.shares / self.total)
+
+
+@dataclass(frozen=True)
+class _BinnedChain:
+    """The compared shares of each window of a chain, and of their mixture.
+
+    The first row of ``mixture`` is the mixture, the others are the reference windows.
+    """
+
+    windows: Shares
+    mixture: Shares
+
+    @property
+    def is_common(self) -> bool:
+        """Whether each window of the chain has at least half of the joint change."""
+        return has_common_change(self.windows)
+
+
+ToShares = Callable[[ColumnProfile], Floats | None]
+
+
+def _bin_chain(chain: Sequence[ComparedProfiles], to_shares: ToShares) -> _BinnedChain | None:
+    """Compute the shares of windows, their baselines and their reference windows."""
+    # All windows that are compared with an anchor share its members.
+    baselines = {id(profiles.members): profiles.members for profiles in chain}
+    binned_baselines = {key: _bin_windows(members, to_shares) for key, members in baselines.items()}
+    before = [binned_baselines[id(profiles.members)] for profiles in chain]
+    now = [_bin_windows([profiles.now], to_shares) for profiles in chain]
+    if any(binned is None for binned in (*before, *now)):
+        return None
+    windows = Shares(
+        np.vstack([binned.mixture for binned in before if binned is not None]),
+        np.vstack([binned.mixture for binned in now if binned is not None]),
+        np.array([binned.total for binned in before if binned is not None]),
+        np.array([binned.total for binned in now if binned is not None]),
+    )
+    reference = _compare_reference(without_chain(chain), to_shares, windows)
+    weights = windows.rows_now / windows.rows_now.sum()
+    mixture = Shares(
+        np.vstack((weights @ windows.before, reference.before)),
+        np.vstack((weights @ windows.now, reference.now)),
+        # Baselines of consecutive windows overlap, so their rows cannot be added.
+        np.append(windows.rows_before.max(), reference.rows_before),
+        np.append(windows.rows_now.sum(), reference.rows_now),
+    )
+    return _BinnedChain(windows, mixture)
+
+
+def _bin_windows(profiles: Sequence[ColumnProfile], to_shares: ToShares) -> _BinnedWindows | None:
+    """Compute the shares of windows; None if no window has a distribution."""
+    # Profiles without a distribution are skipped; ``index`` assigns the others to their groups.
+    shares = {
+        number: window_shares
+        for number, profile in enumerate(profiles)
+        if (window_shares := to_shares(profile)) is not None
+    }
+    if not shares:
+        return None
+    rows = np.array([float(profiles[number].sampled) for number in shares])
+    return _BinnedWindows(np.vstack(list(shares.values())), rows, list(shares))
+
+
+def _compare_reference(profiles: ComparedProfiles, to_shares: ToShares, windows: Shares) -> Shares:
+    """Return the shares of reference windows, and of the baseline or the rest of their group."""
+    binned = _bin_windows(profiles.reference_windows, to_shares)
+    if binned is None:
+        width = windows.before.shape[1]
+        return Shares(np.empty((0, width)), np.empty((0, width)), np.empty(0), np.empty(0))
+    if not profiles.groups:
+        before = np.tile(windows.before[-1], (len(binned.rows), 1))
+        rows_before = np.full(len(binned.rows), windows.rows_before[-1])
+        return Shares(before, binned.shares, rows_before, binned.rows)
+    group_ids = np.array(profiles.groups)[list(binned.index)]
+    # A window is compared with the other windows of its group; with itself in the mixture, its
+    # distance would be too small.
+    is_same_group = (group_ids[:, np.newaxis] == group_ids) & ~np.eye(len(group_ids), dtype=bool)
+    # A window without others in its group has no distance.
+    has_peers = (is_same_group @ binned.rows) > 0
+    shares, rows = binned.shares[has_peers], binned.rows[has_peers]
+    weights = is_same_group[np.ix_(has_peers, has_peers)] * rows
+    rows_before = weights.sum(axis=1)
+    return Shares(weights @ shares / rows_before[:, np.newaxis], shares, rows_before, rows)
+
+
+def _bin_values(profile: ColumnProfile, frequent: Sequence[Value]) -> Floats | None:
+    """Return the shares of frequent values, followed by the share of all others."""
+    if not profile.sampled:
+        return None
+    counts = dict(profile.values)
+    shares = np.array([counts.get(value, 0) / profile.sampled for value in frequent])
+    return np.append(shares, max(1.0 - shares.sum(), 0.0))
+
+
+def without_chain(chain: Sequence[ComparedProfiles]) -> ComparedProfiles:
+    """Return the last profiles of a chain without reference windows that are in the chain itself.
+
+    A change of the first window would otherwise count as usual variation of the source.
+    """
+    last = chain[-1]
+    compared = {id(profiles.now) for profiles in chain}
+    index = [
+        number for number, window in enumerate(last.reference_windows) if id(window) not in compared
+    ]
+    return replace(
+        last,
+        reference_windows=[last.reference_windows[number] for number in index],
+        groups=[last.groups[number] for number in index] if last.groups else (),
     )
 
 
-def _mix_distributions(windows: _BinnedProfiles) -> tuple[_BinnedProfiles, float]:
-    """Return the mixture of the windows' distributions, and their total number of rows."""
-    total = float(windows.rows.sum())
-    shares = windows.rows @ windows.shares / total
-    return _BinnedProfiles(shares, windows.rows @ windows.points / total, windows.rows), total
+def _unique_members(chain: Sequence[ComparedProfiles]) -> list[ColumnProfile]:
+    """Return the baseline profiles of all windows; consecutive windows may share some."""
+    return list({id(member): member for each in chain for member in each.members}.values())
 
 
-def _baseline_distances(
-    before: _BinnedProfiles, reference_windows: _BinnedProfiles, total: float, groups: Sequence[int]
-) -> dict[str, Floats]:
-    """Return the distances of reference windows from the baseline, or from their own group."""
-    other_rows = np.full(len(reference_windows.rows), total)
-    shares, points = before.shares, before.points
-    if groups:
-        group_ids = np.array(groups)[list(reference_windows.index)]
-        # A window is compared with the other windows of its group; with itself in the mixture, its
-        # distance would be too small.
-        is_same_group = (group_ids[:, np.newaxis] == group_ids) & ~np.eye(
-            len(group_ids), dtype=bool
-        )
-        # A window without others in its group has no distance.
-        has_peers = (is_same_group @ reference_windows.rows) > 0
-        reference_windows = _BinnedProfiles(
-            reference_windows.shares[has_peers],
-            reference_windows.points[has_peers],
-            reference_windows.rows[has_peers],
-        )
-        weights = is_same_group[np.ix_(has_peers, has_peers)] * reference_windows.rows
-        other_rows = weights.sum(axis=1)
-        shares = weights @ reference_windows.shares / other_rows[:, np.newaxis]
-        points = weights @ reference_windows.points / other_rows[:, np.newaxis]
-    sizes = (other_rows, reference_windows.rows)
-    return {
-        "psi": population_stability(shares, reference_windows.shares, sizes),
-        "js": jensen_shannon(shares, reference_windows.shares),
-        "ks": kolmogorov_smirnov(points, reference_windows.points),
-    }
+def count_baseline_values(chain: Sequence[ComparedProfiles]) -> dict[Value, int] | None:
+    """Return the counts of all baseline values of a chain, or None if they are incomplete."""
+    members = [member for member in _unique_members(chain) if member.sampled]
+    # Only the most frequent values are known, so any other value may have occurred, too.
+    if not all(member.complete for member in members):
+        return None
+    return _sum_value_counts(members) or None
+
+
+def _sum_value_counts(members: Sequence[ColumnProfile]) -> dict[Value, int]:
+    counts: dict[Value, int] = {}
+    for member in members:
+        for value, count in member.values:
+            counts[value] = counts.get(value, 0) + count
+    return counts
+
+
+def has_few_values(chain: Sequence[ComparedProfiles]) -> bool:
+    """Return whether the values of a feature are categories: all are known, and at most 50."""
+    counts = count_baseline_values(chain)
+    if counts is None or not all(profiles.now.complete for profiles in chain):
+        return False
+    return len(counts) <= _MAX_VALUES
 
 
 def _pooled_quantiles(members: Sequence[ColumnProfile]) -> Floats | None:
@@ -420,12 +385,6 @@ def _pooled_quantiles(members: Sequence[ColumnProfile]) -> Floats | None:
     positions = np.cumsum(rows) - rows / 2
     index = np.searchsorted(positions, _GRID * rows.sum())
     return np.asarray(values[np.minimum(index, len(values) - 1)])
-
-
-def _stack_rows(rows: Sequence[Floats], width: int) -> Floats:
-    if not rows:
-        return np.empty((0, width))
-    return np.vstack(rows)
 
 
 def _ranges(edges: Floats) -> list[str]:

@@ -1,91 +1,113 @@
-"""Rules for features: distribution distances, new and lost values, missing values.
+"""Rules for features: distribution distances, new and lost values, values outside of the range.
 
-A share of missing values may depend on few rows, so that even a doubled share can be noise in a
-single window. Consecutive windows together have more rows and therefore less noise.
+A change of few rows can be noise in a single window. Consecutive windows together have more rows
+and therefore less noise, so a change is also out of bounds if the windows together show it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import timedelta
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from featurestore.model.finding import Finding
 from featurestore.model.monitor import MonitorSpec
 from featurestore.model.monitor_report import BinShares
+from featurestore.model.statistics import Value
 from featurestore.monitoring import bounds
 from featurestore.monitoring.comparison import (
-    Anchor,
     ComparedProfiles,
     Comparison,
-    MeasuredDistances,
     ReferenceWindows,
+    count_baseline_values,
     has_enough_windows,
+    has_few_values,
     measure_distances,
-    measure_mixture,
-    shares_out_of_range,
+    without_chain,
 )
+from featurestore.monitoring.distances import MeasuredDistance
 from featurestore.monitoring.profile import ColumnProfile, Profile
 
 # A lost value is reported if at least this many rows of the window were expected to have it.
 _EXPECTED_ROWS = 10
-# Smallest relevant change in the share of missing values.
-_MIN_CHANGE = 0.005
 
 
-def compare_distribution(
-    watched: MonitorSpec, name: str, now: Profile, reference: ReferenceWindows, alpha: float
-) -> tuple[list[Finding], list[BinShares]]:
-    """Compare the distribution of a feature: distances, new values and lost values."""
-    profiles = _compared_profiles(name, now, reference)
-    if profiles.now.rows + profiles.now.missing == 0:
-        return [], []
-    findings: list[Finding] = []
-    shares: list[BinShares] = []
+@dataclass(frozen=True)
+class ComparedFeature:
+    """A feature in a window and its baseline, and how they are compared.
+
+    ``thresholds`` are the smallest relevant changes by measure. ``alpha`` is the significance level
+    for one window, ``joint_alpha`` for consecutive windows together.
+    """
+
+    profiles: ComparedProfiles
+    thresholds: Mapping[str, float]
+    alpha: float
+    joint_alpha: float
+
+    def is_relevant(self, finding: Finding) -> bool:
+        """Return whether the value of a finding exceeds the smallest relevant change."""
+        return finding.value is not None and finding.value > self.thresholds[finding.measure]
+
+    def compare(self) -> tuple[list[Finding], BinShares | None]:
+        """Compare the distribution: distances, new and lost values, values outside the range."""
+        profiles, thresholds = self.profiles, self.thresholds
+        if profiles.now.rows + profiles.now.missing == 0:
+            return [], None
+        findings: list[Finding] = []
+        shares = None
+        measured = measure_distances([profiles])
+        if measured is not None:
+            shares = measured.shares
+            findings += [
+                _check_distance(distance, profiles.now.name, thresholds, distance.limit(self.alpha))
+                for measure, distance in measured.distances.items()
+                if measure in thresholds
+            ]
+        if "out_of_range" in thresholds:
+            findings += _find_out_of_range(thresholds["out_of_range"], profiles, self.alpha)
+        if "new_values" in thresholds:
+            findings += _find_new_values(thresholds["new_values"], [profiles], self.alpha)
+        if "gone_values" in thresholds:
+            findings += _find_lost_values(thresholds["gone_values"], profiles)
+        return findings, shares
+
+
+def compare_jointly(chain: Sequence[ComparedFeature]) -> list[Finding]:
+    """Return the changes of a feature in consecutive windows together that are out of bounds.
+
+    Each window must have at least half of the joint change, so that one extreme window cannot
+    decide alone.
+    """
+    last = chain[-1]
+    profiles = [feature.profiles for feature in chain]
+    findings = []
     measured = measure_distances(profiles)
     if measured is not None:
-        findings += _compare_distances(watched.drift, profiles, measured, alpha)
-        if measured.shares is not None:
-            shares.append(measured.shares)
-    if "out_of_range" in watched.drift:
-        findings += _find_out_of_range(watched.drift["out_of_range"], profiles, alpha)
-    if "new_values" in watched.drift:
-        findings += _find_new_values(watched.drift["new_values"], profiles)
-    if "gone_values" in watched.drift:
-        findings += _find_lost_values(watched.drift["gone_values"], profiles)
-    return findings, shares
+        findings += [
+            _check_distance(
+                distance,
+                last.profiles.now.name,
+                last.thresholds,
+                distance.limit(last.joint_alpha, heavy_tails=True),
+            )
+            for measure, distance in measured.distances.items()
+            if measure in last.thresholds and measure in measured.common
+        ]
+    if "new_values" in last.thresholds:
+        findings += _find_new_values(last.thresholds["new_values"], profiles, last.joint_alpha)
+    return [finding for finding in findings if finding.out]
 
 
-def _compare_distances(
-    thresholds: Mapping[str, float],
-    profiles: ComparedProfiles,
-    measured: MeasuredDistances,
-    alpha: float,
-) -> list[Finding]:
-    """Compare each configured distance with the widest of its three limits."""
-    before, after = profiles.rows, float(profiles.now.sampled)
-    values = {"psi": measured.psi, "ks": measured.ks, "js": measured.js}
-    by_chance = {
-        "psi": bounds.chance_psi(measured.bins, before, after, alpha),
-        "ks": bounds.chance_ks(before, after, alpha),
-        "js": bounds.chance_js(measured.bins, before, after, alpha),
-    }
-    findings = []
-    for name, value in values.items():
-        if name not in thresholds or value is None:
-            continue
-        high = max(
-            thresholds[name],
-            by_chance[name],
-            bounds.baseline_limit(measured.baseline_distances[name]),
-        )
-        high = min(high, bounds.MAX_DISTANCES[name])
-        findings.append(
-            Finding("drift", profiles.now.name, name, round(value, 6), None, high, value > high)
-        )
-    return findings
+def _check_distance(
+    distance: MeasuredDistance, feature: str, thresholds: Mapping[str, float], limit: float
+) -> Finding:
+    """Compare a distance with its threshold and its limit by chance and variation."""
+    measure, value = distance.measure, distance.value
+    high = min(max(thresholds[measure], limit), bounds.MAX_DISTANCES[measure])
+    return Finding("drift", feature, measure, round(value, 6), None, high, value > high)
 
 
 def _find_out_of_range(threshold: float, profiles: ComparedProfiles, alpha: float) -> list[Finding]:
@@ -93,7 +115,7 @@ def _find_out_of_range(threshold: float, profiles: ComparedProfiles, alpha: floa
 
     A few extreme values hardly move the deciles, on which the distances are based.
     """
-    shares = shares_out_of_range(profiles)
+    shares = _shares_out_of_range(profiles)
     if shares is None:
         return []
     share, reference_shares = shares
@@ -119,35 +141,128 @@ def _find_out_of_range(threshold: float, profiles: ComparedProfiles, alpha: floa
     ]
 
 
-def _find_new_values(threshold: float, profiles: ComparedProfiles) -> list[Finding]:
-    """Return the share of rows with values that never occur in a complete baseline."""
-    baseline_counts = _value_counts(profiles.members)
-    if baseline_counts is None or profiles.now.kind not in ("text", "boolean"):
-        return []
-    rows = 0
-    new_values: list[str] = []
-    for value, count in profiles.now.values:
-        if value not in baseline_counts:
-            rows += count
-            new_values.append(str(value))
-    share = rows / max(profiles.now.sampled, 1)
-    high = max(
-        threshold, bounds.chance_unseen(list(baseline_counts.values()), float(profiles.now.sampled))
+def _shares_out_of_range(profiles: ComparedProfiles) -> tuple[float, list[float]] | None:
+    """Return the share of numbers outside the baseline's range, and the same of reference windows.
+
+    A reference window with a group is compared with the range of the other windows of its group.
+    Return None without numbers to compare.
+    """
+    baseline_range = _value_range(profiles.members)
+    if profiles.now.cumulative is None or baseline_range is None:
+        return None
+    ranges = [_value_range([window]) for window in profiles.reference_windows]
+    reference_shares = []
+    for number, window in enumerate(profiles.reference_windows):
+        other_range: tuple[float, float] | None = baseline_range
+        if profiles.groups:
+            group = profiles.groups[number]
+            other_range = _join_ranges(
+                [
+                    value_range
+                    for index, value_range in enumerate(ranges)
+                    if profiles.groups[index] == group and index != number
+                ]
+            )
+        if other_range is not None and ranges[number] is not None:
+            reference_shares.append(_share_outside(window, other_range))
+    return _share_outside(profiles.now, baseline_range), reference_shares
+
+
+def _value_range(profiles: Sequence[ColumnProfile]) -> tuple[float, float] | None:
+    """Return the smallest and the largest number of profiles, or None without numbers."""
+    distributions = [profile.cumulative for profile in profiles]
+    return _join_ranges(
+        [(each.points[0], each.points[-1]) for each in distributions if each is not None]
     )
+
+
+def _join_ranges(ranges: Sequence[tuple[float, float] | None]) -> tuple[float, float] | None:
+    value_ranges = [each for each in ranges if each is not None]
+    if not value_ranges:
+        return None
+    return min(low for low, _ in value_ranges), max(high for _, high in value_ranges)
+
+
+def _share_outside(profile: ColumnProfile, value_range: tuple[float, float]) -> float:
+    low, high = value_range
+    # Numbers equal to the minimum are inside of the range.
+    below, up_to_high = profile.up_to(np.array([np.nextafter(low, -np.inf), high]))
+    return float(below + 1.0 - up_to_high)
+
+
+def _find_new_values(
+    threshold: float, chain: Sequence[ComparedProfiles], alpha: float
+) -> list[Finding]:
+    """Return the share of rows with values that never occur in a complete baseline.
+
+    With several windows, each must have at least half of their joint share.
+    """
+    now = chain[-1].now
+    baseline_counts = count_baseline_values(chain)
+    is_category = now.kind in ("text", "boolean") or has_few_values(chain)
+    if baseline_counts is None or not is_category:
+        return []
+    new_counts = [
+        {value: count for value, count in profiles.now.values if value not in baseline_counts}
+        for profiles in chain
+    ]
+    rows = [float(max(profiles.now.sampled, 1)) for profiles in chain]
+    new_rows = [sum(counts.values()) for counts in new_counts]
+    share = sum(new_rows) / sum(rows)
+    by_chance = bounds.chance_unseen(list(baseline_counts.values()), sum(rows), alpha)
+    reference_shares = _new_value_shares(without_chain(chain), baseline_counts)
+    high = min(
+        max(
+            threshold,
+            by_chance,
+            bounds.baseline_limit(reference_shares),
+            # In a source with new values every day, such as dates, all windows have such a share.
+            bounds.heavy_tail_limit(reference_shares),
+        ),
+        1.0,
+    )
+    smallest = min(count / total for count, total in zip(new_rows, rows, strict=True))
+    out = share > high and smallest >= share / 2
     text = ""
-    if share > high:
-        text = (
-            f"{profiles.now.name}: new values in {share:.1%} of rows: {', '.join(new_values[:5])}"
-        )
-    name = profiles.now.name
+    if out:
+        values = ", ".join(map(str, list(new_counts[-1])[:5]))
+        text = f"{now.name}: new values in {share:.1%} of rows: {values}"
+    return [Finding("values", now.name, "new_values", round(share, 6), None, high, out, text=text)]
+
+
+def _new_value_shares(profiles: ComparedProfiles, baseline: Collection[Value]) -> list[float]:
+    """Return the share of new values of each reference window.
+
+    A reference window with a group is compared with the other windows of its group, else with the
+    ``baseline``. Windows whose values are not all known are skipped.
+    """
+    windows = [window for window in profiles.reference_windows if window.sampled]
+    groups = [0] * len(windows)
+    if profiles.groups:
+        pairs = zip(profiles.reference_windows, profiles.groups, strict=True)
+        groups = [group for window, group in pairs if window.sampled]
+    counts = Counter(
+        (group, value)
+        for window, group in zip(windows, groups, strict=True)
+        for value, _ in window.values
+    )
+    # Without peers, all values of a window would be new.
+    peers = Counter(groups)
     return [
-        Finding("values", name, "new_values", round(share, 6), None, high, share > high, text=text)
+        sum(
+            count
+            for value, count in window.values
+            if (counts[group, value] == 1 if profiles.groups else value not in baseline)
+        )
+        / window.sampled
+        for window, group in zip(windows, groups, strict=True)
+        if window.complete and (peers[group] > 1 or not profiles.groups)
     ]
 
 
 def _find_lost_values(threshold: float, profiles: ComparedProfiles) -> list[Finding]:
     """Return the baseline share of the most frequent value that is missing in the window."""
-    baseline_counts = _value_counts(profiles.members)
+    baseline_counts = count_baseline_values([profiles])
     if (
         baseline_counts is None
         or not profiles.now.complete
@@ -173,21 +288,7 @@ def _find_lost_values(threshold: float, profiles: ComparedProfiles) -> list[Find
     ]
 
 
-def _value_counts(members: Sequence[ColumnProfile]) -> dict[object, int] | None:
-    """Return the counts of all baseline values, or None if they are incomplete."""
-    counts: dict[object, int] = {}
-    for member in members:
-        if not member.sampled:
-            continue
-        # Only the most frequent values are known, so any other value may have occurred, too.
-        if not member.complete:
-            return None
-        for value, count in member.values:
-            counts[value] = counts.get(value, 0) + count
-    return counts or None
-
-
-def _compared_profiles(name: str, now: Profile, reference: ReferenceWindows) -> ComparedProfiles:
+def select_profiles(name: str, now: Profile, reference: ReferenceWindows) -> ComparedProfiles:
     """Select the profiles of a feature that have the same kind as in the window."""
     kind = now.columns[name].kind
 
@@ -226,234 +327,31 @@ def compare_with_anchors(
     baseline windows are compared as a mixture, so that a single window has little weight.
     """
     findings = []
-    for name in select_compared_features(watched, now, comparison.reference()):
+    names = select_compared_features(watched, now, comparison.reference())
+    alpha = bounds.alpha_of(len(names), 1)
+    for name in names:
         anchor = comparison.anchor(("feature", name))
         if anchor is None or not has_enough_windows(anchor.reference):
             continue
         moving = comparison.reference(("feature", name))
-        before = _compared_profiles(name, now, anchor.reference)
-        after = _compared_profiles(name, now, moving)
-        measured = measure_mixture(before, after.members)
+        before = select_profiles(name, now, anchor.reference)
+        after = select_profiles(name, now, moving)
+        members = [member for member in after.members if member.comparable]
+        measured = measure_distances([replace(before, now=member) for member in members])
         if measured is None:
             continue
-        values = {"psi": measured.psi, "ks": measured.ks, "js": measured.js}
-        for measure_name, value in values.items():
-            if measure_name in watched.drift and value is not None:
-                # The mean of several windows varies less than a single window.
-                baseline = (
-                    bounds.baseline_limit(measured.baseline_distances[measure_name])
-                    / len(after.members) ** 0.5
+        # The mean of several windows varies less than a single window.
+        variation = len(members) ** -0.5
+        for measure, distance in measured.distances.items():
+            if measure not in watched.drift:
+                continue
+            limit = distance.limit(alpha, variation=variation)
+            finding = _check_distance(distance, name, watched.drift, limit)
+            text = ""
+            if finding.out:
+                text = (
+                    f"{name}: the moving baseline has drifted from its anchor of "
+                    f"{anchor.start:%Y-%m-%d} to {anchor.end:%Y-%m-%d}; {finding.measured_text}"
                 )
-                high = max(watched.drift[measure_name], baseline)
-                findings.append(_anchor_finding(name, measure_name, value, high, anchor))
+            findings.append(replace(finding, kind="anchor", text=text))
     return findings
-
-
-def _anchor_finding(
-    name: str, measure_name: str, value: float, high: float, anchor: Anchor
-) -> Finding:
-    out = value > high
-    text = ""
-    if out:
-        text = (
-            f"{name}: the moving baseline has drifted from its anchor of {anchor.start:%Y-%m-%d} "
-            f"to {anchor.end:%Y-%m-%d}; {measure_name.upper()} {value:.3g}, limit {high:.3g}"
-        )
-    return Finding("anchor", name, measure_name, round(value, 6), None, high, out, text=text)
-
-
-def missing_values(
-    watched: MonitorSpec, now: Profile, comparison: Comparison
-) -> dict[str, MissingValues]:
-    """Return the missing values of each monitored feature."""
-    if "null_share" not in watched.drift:
-        return {}
-    names = select_compared_features(watched, now, comparison.reference())
-    # Consecutive windows together are one test, so they need the level of an alarm of one window.
-    alphas = bounds.alpha_of(len(names), watched.confirm), bounds.alpha_of(len(names), 1)
-    missing = {}
-    for name in names:
-        column = now.columns[name]
-        reference = comparison.reference(("feature", name))
-        if column.rows + column.missing and has_enough_windows(reference):
-            missing[name] = _count_feature_missing_values(
-                name,
-                now,
-                members=reference.members,
-                reference_windows=reference.reference_windows,
-                groups=reference.groups,
-                threshold=watched.drift["null_share"],
-                alphas=alphas,
-            )
-    return missing
-
-
-def _count_feature_missing_values(
-    feature: str,
-    now: Profile,
-    *,
-    members: Sequence[Profile],
-    reference_windows: Sequence[Profile],
-    groups: Sequence[int],
-    threshold: float,
-    alphas: tuple[float, float],
-) -> MissingValues:
-    """Return the missing values of a feature in a window, its baseline and reference windows.
-
-    Args:
-        feature: The name of the feature.
-        now: The profile of the window.
-        members: The baseline profiles.
-        reference_windows: Windows of the baseline's period.
-        groups: The group of each reference window; if empty, all are compared with the baseline.
-        threshold: The configured change.
-        alphas: The significance levels for one window, and for consecutive windows together.
-    """
-    before = _sum_counts(
-        [_missing_count(member, feature) for member in members if feature in member.columns]
-    )
-    # A small share can change by less than the threshold and still be halved or doubled.
-    min_change = max(min(threshold, before.share / 2), _MIN_CHANGE)
-    excess = _excess_missing_counts(feature, now, reference_windows, groups, before.share)
-    return MissingValues(feature, _missing_count(now, feature), before, min_change, *alphas, excess)
-
-
-@dataclass(frozen=True)
-class MissingCount:
-    """The number of missing values and of rows; fractional for expected counts."""
-
-    missing: float
-    rows: float
-
-    @property
-    def share(self) -> float:
-        """The share of rows without a value."""
-        return self.missing / max(self.rows, 1.0)
-
-
-@dataclass(frozen=True)
-class MissingValues:
-    """Missing values of a feature in a window, its baseline and its reference windows.
-
-    ``min_change`` is the smallest relevant change. ``alpha`` is the significance level for one
-    window, ``joint_alpha`` for consecutive windows together. ``excess`` contains the missing values
-    of reference windows above the median of their group, by age relative to this window.
-    """
-
-    feature: str
-    now: MissingCount
-    before: MissingCount
-    min_change: float
-    alpha: float
-    joint_alpha: float
-    excess: Mapping[timedelta, MissingCount] = field(default_factory=dict)
-
-    @property
-    def change(self) -> float:
-        """The difference between the window's share and the baseline's share."""
-        return self.now.share - self.before.share
-
-    @property
-    def finding(self) -> Finding:
-        """The finding for this window alone."""
-        baseline = bounds.baseline_limit([abs(each.share) for each in self.excess.values()])
-        low, high = _share_bounds(self.now, self.before, max(self.min_change, baseline), self.alpha)
-        share = self.now.share
-        out = not low <= share <= high
-        return Finding("nulls", self.feature, "null_share", round(share, 6), low, high, out)
-
-
-def is_jointly_out_of_bounds(chain: Sequence[MissingValues]) -> bool:
-    """Return True if consecutive windows together have a changed share of missing values.
-
-    All changes must have the same direction and be at least half of the smallest relevant change
-    and a quarter of the largest change, so that a single window cannot decide alone. Together they
-    must exceed the smallest relevant change, the sampling error, and the changes in the same number
-    of consecutive reference windows.
-    """
-    directions = {np.sign(missing.change) for missing in chain}
-    largest = max(abs(missing.change) for missing in chain)
-    small_changes = [
-        missing
-        for missing in chain
-        if abs(missing.change) < max(missing.min_change / 2, largest / 4)
-    ]
-    if len(directions) > 1 or small_changes:
-        return False
-    now = _sum_counts([missing.now for missing in chain])
-    expected = sum(missing.before.share * missing.now.rows for missing in chain) / max(
-        now.rows, 1.0
-    )
-    # Baselines of consecutive windows overlap, so their rows cannot be added.
-    rows = max(missing.before.rows for missing in chain)
-    ages = [age for age in chain[-1].excess if all(age in missing.excess for missing in chain)]
-    sums = [_sum_counts([missing.excess[age] for missing in chain]) for age in ages]
-    baseline_excess = [abs(missing.share) for missing in sums]
-    min_change = max(missing.min_change for missing in chain)
-    width = max(
-        min_change, bounds.baseline_limit(baseline_excess), bounds.heavy_tail_limit(baseline_excess)
-    )
-    low, high = _share_bounds(
-        now, MissingCount(expected * rows, rows), width, chain[-1].joint_alpha
-    )
-    return not low <= now.share <= high
-
-
-def _share_bounds(
-    now: MissingCount, before: MissingCount, width: float, alpha: float
-) -> tuple[float, float]:
-    """Return the bounds of a window's share, by a fixed width and by sampling error."""
-    minimum, maximum = bounds.chance_count(before.missing, before.rows, now.rows, alpha)
-    rows = max(now.rows, 1.0)
-    low = min(before.share - width, minimum / rows)
-    high = max(before.share + width, maximum / rows)
-    return max(low, 0.0), min(high, 1.0)
-
-
-def _excess_missing_counts(
-    feature: str,
-    now: Profile,
-    reference_windows: Sequence[Profile],
-    groups: Sequence[int],
-    before: float,
-) -> dict[timedelta, MissingCount]:
-    """Return the missing values of reference windows above what is expected, by age."""
-    shares: dict[int, list[float]] = {}
-    window_counts = []
-    for index, reference_window in enumerate(reference_windows):
-        if (
-            feature in reference_window.columns
-            and reference_window.window is not None
-            and now.window is not None
-        ):
-            group = groups[index] if groups else 0
-            missing_count = _missing_count(reference_window, feature)
-            shares.setdefault(group, []).append(missing_count.share)
-            window_counts.append(
-                (now.window.start - reference_window.window.start, group, missing_count)
-            )
-    excess = {}
-    medians = {group: float(np.median(group_shares)) for group, group_shares in shares.items()}
-    for age, group, missing_count in window_counts:
-        # The baseline of a weekday does not apply to the other days, so these are compared with
-        # their own median.
-        middle = before
-        if groups:
-            middle = medians[group]
-        excess[age] = MissingCount(
-            missing_count.missing - middle * missing_count.rows, missing_count.rows
-        )
-    return excess
-
-
-def _missing_count(profile: Profile, feature: str) -> MissingCount:
-    column = profile.columns[feature]
-    return MissingCount(float(column.missing), float(column.rows + column.missing))
-
-
-def _sum_counts(counts: Sequence[MissingCount]) -> MissingCount:
-    missing = rows = 0.0
-    for count in counts:
-        missing += count.missing
-        rows += count.rows
-    return MissingCount(missing, rows)

@@ -10,9 +10,10 @@ error for its number of rows, or if it exceeds its configured limits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 import numpy as np
 
@@ -27,12 +28,16 @@ from featurestore.monitoring.comparison import (
     has_enough_windows,
 )
 from featurestore.monitoring.feature_rules import (
-    MissingValues,
-    compare_distribution,
+    ComparedFeature,
+    compare_jointly,
     compare_with_anchors,
+    select_compared_features,
+    select_profiles,
+)
+from featurestore.monitoring.missing_values import (
+    MissingValues,
     is_jointly_out_of_bounds,
     missing_values,
-    select_compared_features,
 )
 from featurestore.monitoring.profile import Profile, chance_mean, merge_estimates
 
@@ -42,35 +47,41 @@ _IMMEDIATE_KINDS: tuple[FindingKind, ...] = ("freshness", "schema")
 
 @dataclass(frozen=True)
 class RuleResult:
-    """The findings of one window, the shares to plot, and the missing values by feature."""
+    """The findings of one window, the shares to plot, and its data by feature for joint tests."""
 
     findings: tuple[Finding, ...]
     learning: bool
     shares: tuple[BinShares, ...] = field(default=())
     missing: Mapping[str, MissingValues] = field(default_factory=dict)
+    features: Mapping[str, ComparedFeature] = field(default_factory=dict)
 
 
 def evaluate_rules(watched: MonitorSpec, now: Profile, comparison: Comparison) -> RuleResult:
     """Evaluate all rules on a window."""
     findings: list[Finding] = []
     shares: list[BinShares] = []
+    features: dict[str, ComparedFeature] = {}
     missing: dict[str, MissingValues] = {}
     default_reference = comparison.reference()
     learning = not has_enough_windows(default_reference)
     if watched.drift and now.rows:
         names = select_compared_features(watched, now, default_reference)
-        alpha = bounds.alpha_of(len(names), watched.confirm)
         # Each feature has its own reference, without the windows in which it was out of bounds.
         for name in names:
             reference = comparison.reference(("feature", name))
             if not has_enough_windows(reference):
                 learning = True
                 continue
-            feature_findings, feature_shares = compare_distribution(
-                watched, name, now, reference, alpha
+            features[name] = ComparedFeature(
+                select_profiles(name, now, reference),
+                watched.drift,
+                alpha=bounds.alpha_of(len(names), watched.confirm),
+                joint_alpha=bounds.alpha_of(len(names), 1),
             )
+            feature_findings, feature_shares = features[name].compare()
             findings += feature_findings
-            shares += feature_shares
+            if feature_shares is not None:
+                shares.append(feature_shares)
         missing = missing_values(watched, now, comparison)
         findings += [each.finding for each in missing.values()]
         findings += compare_with_anchors(watched, now, comparison)
@@ -84,7 +95,7 @@ def evaluate_rules(watched: MonitorSpec, now: Profile, comparison: Comparison) -
     findings += check_metrics_in_bounds(
         watched, now, lambda name: comparison.reference(("metric", name)).reference_windows
     )
-    return RuleResult(tuple(findings), learning, tuple(shares), missing)
+    return RuleResult(tuple(findings), learning, tuple(shares), missing, features)
 
 
 def confirm_findings(
@@ -97,44 +108,69 @@ def confirm_findings(
         confirm: The number of consecutive windows that must be out of bounds.
         are_disjoint: Whether the windows do not overlap, so that their counts can be added.
     """
+    earlier = results[-confirm:-1]
+    has_enough = len(earlier) == confirm - 1
+    joint_findings = {}
+    if has_enough and are_disjoint and confirm > 1:
+        joint_findings = _find_joint_changes(results[-confirm:])
     earlier_keys = [
-        {finding.key for finding in result.findings if finding.out}
-        for result in results[-confirm:-1]
+        {finding.key for finding in result.findings if finding.out} for result in earlier
     ]
     findings = []
     for finding in results[-1].findings:
         is_immediate = finding.kind in _IMMEDIATE_KINDS or (
             finding.kind == "volume" and finding.value == 0
         )
-        has_enough = len(earlier_keys) == confirm - 1
         repeated = has_enough and all(finding.key in keys for keys in earlier_keys)
-        if (
-            finding.kind == "nulls"
-            and has_enough
-            and are_disjoint
-            and not (finding.out and repeated)
-        ):
-            joint_finding = _joint_finding(finding, results[-confirm:])
-            repeated = joint_finding is not None
-            finding = joint_finding or finding
+        if finding.key in joint_findings and not (finding.out and repeated):
+            finding, repeated = joint_findings[finding.key], True
         findings.append(replace(finding, alarm=finding.out and (is_immediate or repeated)))
     return tuple(findings)
 
 
-def _joint_finding(finding: Finding, results: Sequence[RuleResult]) -> Finding | None:
-    """Mark a finding on missing values as out of bounds if the windows jointly are."""
-    chain = []
-    for result in results:
-        if finding.subject not in result.missing:
-            return None
-        chain.append(result.missing[finding.subject])
-    if len(chain) > 1 and is_jointly_out_of_bounds(chain):
-        text = (
-            f"{finding.subject}: missing values changed over {len(chain)} windows combined; share "
-            f"{finding.format(finding.value)} in this window, {finding.bounds_text}"
-        )
-        return replace(finding, out=True, text=text)
-    return None
+def _find_joint_changes(results: Sequence[RuleResult]) -> dict[tuple[str, str, str], Finding]:
+    """Return the findings of the last window that are out of bounds over all windows together."""
+    joint_findings = {}
+    # Distances are convex: that of several windows together is at most their largest one.
+    relevant = {
+        finding.subject
+        for result in results
+        for finding in result.findings
+        if finding.kind in ("drift", "values")
+        and result.features[finding.subject].is_relevant(finding)
+    }
+    changes = {
+        name: {change.measure: change for change in compare_jointly(chain)}
+        for name, chain in _chains([result.features for result in results])
+        if name in relevant
+    }
+    missing = dict(_chains([result.missing for result in results]))
+    for finding in results[-1].findings:
+        text = ""
+        words = f"over {len(results)} windows combined"
+        if finding.kind == "nulls" and finding.subject in missing:
+            if is_jointly_out_of_bounds(missing[finding.subject]):
+                text = (
+                    f"{finding.subject}: missing values changed {words}; share "
+                    f"{finding.format(finding.value)} in this window, {finding.bounds_text}"
+                )
+        elif finding.kind in ("drift", "values"):
+            change = changes.get(finding.subject, {}).get(finding.measure)
+            if change is not None:
+                text = f"{finding.subject}: {change.statement} {words}; {change.measured_text}"
+        if text:
+            joint_findings[finding.key] = replace(finding, out=True, text=text)
+    return joint_findings
+
+
+Compared = TypeVar("Compared")
+
+
+def _chains(windows: Sequence[Mapping[str, Compared]]) -> Iterator[tuple[str, list[Compared]]]:
+    """Yield the data of each feature that all windows have."""
+    for name in windows[-1]:
+        if all(name in window for window in windows):
+            yield name, [window[name] for window in windows]
 
 
 def check_volume(

@@ -100,7 +100,7 @@ def check_sequence(store: FeatureStore, clock: Clock, seed: int, *, deliver: boo
     rng = random.Random(seed)
     clock.now = NOW
     model = PlainModel()
-    seen: set[str] = set()
+    known: set[str] = set()
     for _ in range(25):
         clock.now += timedelta(hours=rng.choice([1, 6, 24, 40]))
         # States last, so that reminders become due.
@@ -112,7 +112,7 @@ def check_sequence(store: FeatureStore, clock: Clock, seed: int, *, deliver: boo
         with store.session.registry.transaction() as connection:
             report = report_of(states, Window(end - DAY, end))
             monitor_run._update_incidents(connection, SPEC, report, back)
-        messages = queued(store, seen)
+        messages = queued(store, known)
         actual = {(message.event, message.families) for message in messages}
         assert {(event, frozenset(names)) for event, names in actual} == {
             (event, frozenset(names)) for event, names in expected
@@ -121,14 +121,14 @@ def check_sequence(store: FeatureStore, clock: Clock, seed: int, *, deliver: boo
         for message in messages:
             for name in model.began.keys() - set(message.families):
                 assert any(line.startswith(f"{name} continues") for line in message.lines)
-        seen |= {message.id for message in messages if deliver}
+        known |= {message.id for message in messages if deliver}
         if not deliver:
             waiting = queued(store, set())
             assert sum(message.event == "reminder" for message in waiting) <= 1
             if messages_of(expected, "end"):
                 assert not any(message.event == "reminder" for message in waiting)
-            seen = {message.id for message in waiting}
-    return len(seen)
+            known = {message.id for message in waiting}
+    return len(known)
 
 
 def messages_of(messages: Sequence[tuple[str, set[str]]], event: str) -> list[set[str]]:
@@ -159,12 +159,12 @@ def test_recovered_run_sends_no_reminder_of_open_incident(
         incidents.update_incidents(
             connection, SPEC, {incidents.FAILURE: ["it broke"]}, families=[incidents.FAILURE]
         )
-    begun = {message.id for message in queued(store, set())}
+    first_messages = {message.id for message in queued(store, set())}
     clock.now += 2 * REMIND
     # A run that succeeds records its findings first, and then ends the failure.
     with store.session.registry.transaction() as connection:
         incidents.update_incidents(connection, SPEC, drift, families=["drift"])
         incidents.update_incidents(connection, SPEC, {}, families=[incidents.FAILURE])
-    (message,) = queued(store, begun)
+    (message,) = queued(store, first_messages)
     assert (message.event, message.families) == ("end", ("failure",))
     assert message.lines[1:] == (f"drift continues, since {NOW.isoformat()}",)

@@ -122,9 +122,10 @@ def monitor_job(
         allowed_lateness: How long to wait for late data after a window ends.
         timezone: The time zone of the schedule.
         baseline: The baseline; None for the windows on the same weekday in the last 56 days.
-        drift: ``{measure: bound}`` for "psi", "ks", "js", "null_share", "new_values",
-            "out_of_range" and "gone_values"; None compares no distributions. Differences within
-            sampling error or the variation of the baseline windows are not drift.
+        drift: ``{measure: bound}`` for "psi", "ks" (numbers and booleans), "tv" (at most 50 values),
+            "js", "null_share", "new_values", "out_of_range" and "gone_values"; None compares no
+            distributions. Differences within sampling error or the variation of the baseline
+            windows are not drift.
         features: The features to compare; None for all except keys and times.
         freshness: The maximum age of the latest event time and the last commit, or
             ``{"event_time": "2h", "commit": "1d"}``.

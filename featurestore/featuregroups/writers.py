@@ -35,7 +35,7 @@ class Writer:
     shared: bool = False
 
     @classmethod
-    def of(cls, spec: JobSpec) -> Writer:
+    def from_spec(cls, spec: JobSpec) -> Writer:
         """Return the writer that a job definition describes."""
         return cls(spec.stream is not None, spec.shared)
 
@@ -58,7 +58,9 @@ def writers_of(group: OpenGroup) -> dict[str, Writer]:
 def writer_properties(connection: Connection, name: str) -> dict[str, str]:
     """Return the property of a new table: the registered jobs that write the group."""
     specs = [job.spec for job in jobs.list_all(connection) if writes_group(job.spec, name)]
-    return {WRITERS: _to_text({spec.name: Writer.of(spec) for spec in specs})} if specs else {}
+    return (
+        {WRITERS: _to_text({spec.name: Writer.from_spec(spec) for spec in specs})} if specs else {}
+    )
 
 
 def writes_group(spec: JobSpec, name: str) -> bool:

@@ -1,15 +1,69 @@
-"""The windows that computed windows cover, whatever schedule they had when they were computed."""
+"""The recorded windows of a job, and the windows of any schedule that they cover."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import lru_cache
 
 from featurestore.jobs.schedule import Schedule, has_overlapping_windows, windows_after
 from featurestore.model import times
 from featurestore.model.times import Window
+from featurestore.registry import runs
+from featurestore.registry.runs import WindowState
+
+# Stale windows were computed, too, so they are not gaps.
+COMPUTED = (runs.DONE, runs.STALE)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The recorded windows and the watermark of a job.
+
+    ``version`` is the version of the target that the next run writes, None if it creates one.
+    """
+
+    states: Mapping[Window, WindowState]
+    watermark: datetime | None
+    version: int | None
+
+    def windows(self, *states: str) -> list[Window]:
+        """Return the windows in the given states."""
+        return [window for window, state in self.states.items() if state.state in states]
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """The rows of a computed window in the target; ``closed`` is the end that belongs to it."""
+
+    window: Window
+    closed: str
+
+    @property
+    def event_times(self) -> Window:
+        """The range of event times, from the first to before the last microsecond."""
+        return event_time_range(self.window, self.closed)
+
+
+def event_time_range(window: Window, closed: str) -> Window:
+    """Return the event times of a window's rows as a range that excludes its end."""
+    if closed == "left":
+        return window
+    return Window(
+        times.shift_time(window.start, _MICROSECOND), times.shift_time(window.end, _MICROSECOND)
+    )
+
+
+def list_stored_rows(progress: Progress) -> list[StoredRows]:
+    """Return the windows whose rows are in the target, whether they are due again or not."""
+    return [
+        StoredRows(window, str(state.inputs.get("closed", "right")))
+        for window, state in progress.states.items()
+        if progress.version is not None and state.target_version == progress.version
+    ]
 
 
 class Coverage(Collection[Window]):
@@ -66,7 +120,7 @@ def touching(windows: Sequence[Window], window: Window) -> Sequence[Window]:
 
 def is_scheduled(schedule: Schedule, window: Window) -> bool:
     """Return whether a window is one of the windows of a schedule."""
-    before_end = times.shift_time(window.end, -timedelta(microseconds=1))
+    before_end = times.shift_time(window.end, -_MICROSECOND)
     return next(windows_after(schedule, before_end)) == window
 
 

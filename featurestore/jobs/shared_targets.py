@@ -1,9 +1,9 @@
 """Jobs with one target: which jobs may write the same feature group, and which jobs write it.
 
 Two jobs that replace windows of one group would delete rows of each other. Therefore a group has
-one job, unless all its jobs append or upsert rows with disjoint keys, and their definitions say
-``shared=True``. A stream beside another job is often intended, for example if a batch job replaces
-the rows of a stream after each day, and only causes a warning.
+one job, unless all its jobs append or upsert rows with disjoint keys, and their definitions set
+``shared=True``. A stream and another job are often intended, for example if a batch job replaces
+the rows of a stream after each day, and only cause a warning.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Registration:
     removed: Collection[str] = ()
 
     def removes(self, job: jobs.RegisteredJob) -> bool:
-        """Return whether a registered job is no longer defined."""
+        """Return whether the definition of a registered job was removed."""
         name = job.spec.name
         return name in self.removed or (job.origin in self.origins and name not in self.specs)
 
@@ -86,7 +86,9 @@ def check_targets(
         writers = {} if group is None else writers_of(group)
         writers = {each: writer for each, writer in writers.items() if each not in registered_jobs}
         writers |= {
-            each.name: Writer.of(each) for each in specs.values() if writes_group(each, spec.target)
+            each.name: Writer.from_spec(each)
+            for each in specs.values()
+            if writes_group(each, spec.target)
         }
         writers.pop(spec.name, None)
         earlier = registered_jobs.get(spec.name)
@@ -94,14 +96,14 @@ def check_targets(
         for writer_name, writer in writers.items():
             # Two jobs of an earlier release may be registered. One becomes shared before the other.
             if not (spec.shared and (writer.shared or is_writer)):
-                _refuse_pair(spec, writer_name, writer, warns=warns)
+                refuse_pair(spec, writer_name, writer, warns=warns)
             if writer_name in specs:
-                _check_same_roles(spec, specs[writer_name])
+                check_same_roles(spec, specs[writer_name])
     return former
 
 
-def _refuse_pair(spec: JobSpec, name: str, writer: Writer, *, warns: bool) -> None:
-    """Refuse a job whose group another job writes; only warn if one of them is a stream."""
+def refuse_pair(spec: JobSpec, name: str, writer: Writer, *, warns: bool) -> None:
+    """Refuse a job whose group another job writes; only warn if one job is a stream."""
     title = f"Job {spec.name!r} and job {name!r} both write feature group {spec.target!r}"
     if spec.stream is not None or writer.stream:
         if not warns:
@@ -112,22 +114,22 @@ def _refuse_pair(spec: JobSpec, name: str, writer: Writer, *, warns: bool) -> No
             JobWarning,
         )
         return
-    hint = f"featuregroup={_free_name(spec)!r}"
+    free_name = f"{spec.target}_2" if spec.name == spec.target else spec.name
+    advice, hint = "", f"featuregroup={free_name!r}"
     if spec.mode != "replace_window":
-        hint = f"shared=True in both definitions if their keys are disjoint, or {hint}"
-    if spec.shared:
-        hint = f"shared=True in the definition of {name!r}"
+        hint = "shared=True"
+        advice = " If their keys are disjoint, set shared=True in both definitions."
+        if spec.shared:
+            advice = f" The definition of {name!r} does not set shared=True."
+            hint = f"shared=True in the definition of {name!r}"
     raise InvalidJob(
-        f"{title}, so a run of one could replace rows of the other.",
-        hint=f"{hint}; featurestore job remove {name} releases the group",
+        f"{title}, so a run of one could replace rows of the other.{advice} 'featurestore job remove "
+        f"{name}' releases the group.",
+        hint=hint,
     )
 
 
-def _free_name(spec: JobSpec) -> str:
-    return f"{spec.target}_2" if spec.name == spec.target else spec.name
-
-
-def _check_same_roles(spec: JobSpec, second: JobSpec) -> None:
+def check_same_roles(spec: JobSpec, second: JobSpec) -> None:
     """Refuse jobs with different keys or times, which would create a version in turn."""
     for argument in ("primary_key", "event_time", "created_time", "partition_by"):
         first_value, second_value = getattr(spec, argument), getattr(second, argument)
@@ -151,7 +153,7 @@ def claim_target(session: Session, spec: JobSpec, *, former: Collection[str] = (
             group,
             lambda writers: {
                 **{name: writer for name, writer in writers.items() if name not in former},
-                spec.name: Writer.of(spec),
+                spec.name: Writer.from_spec(spec),
             },
         )
 

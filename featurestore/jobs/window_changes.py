@@ -9,7 +9,7 @@ twice: the job has to recompute the windows from a ``start=`` on, which replaces
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -19,8 +19,13 @@ from sqlalchemy.engine import Connection
 
 from featurestore.errors import FeatureStoreError, InvalidJob
 from featurestore.jobs.coverage import (
+    COMPUTED,
     Coverage,
+    Progress,
+    StoredRows,
+    event_time_range,
     is_scheduled,
+    list_stored_rows,
     overlaps_itself,
     touching,
 )
@@ -39,7 +44,6 @@ from featurestore.model.runtime import iterate_within_limit
 from featurestore.model.times import Window
 from featurestore.registry import jobs, runs
 from featurestore.registry.jobs import RegisteredJob
-from featurestore.registry.runs import WindowState
 from featurestore.session import Session
 
 _MICROSECOND = timedelta(microseconds=1)
@@ -107,40 +111,11 @@ def put_job(
 
 
 @dataclass(frozen=True)
-class Progress:
-    """The recorded windows and the watermark of a job.
-
-    ``version`` is the version of the target that the next run writes, None if it creates one.
-    """
-
-    states: Mapping[Window, WindowState]
-    watermark: datetime | None
-    version: int | None
-
-    def windows(self, *states: str) -> list[Window]:
-        """Return the windows in the given states."""
-        return [window for window, state in self.states.items() if state.state in states]
-
-
-@dataclass(frozen=True)
-class StoredRows:
-    """The rows of a computed window in the target; ``closed`` is the end that belongs to it."""
-
-    window: Window
-    closed: str
-
-    @property
-    def event_times(self) -> Window:
-        """The range of event times, from the first to before the last microsecond."""
-        return event_time_range(self.window, self.closed)
-
-
-@dataclass(frozen=True)
 class WindowChange:
     """The windows whose state changes with a definition, and the new watermark.
 
     ``replaced`` are computed windows whose rows new windows replace, ``outdated`` failed windows
-    whose rows stay, and ``dropped`` failed windows that are no longer due. ``lines`` describe the
+    whose rows stay, and ``dropped`` failed windows that stop being due. ``lines`` describe the
     change.
     """
 
@@ -170,24 +145,6 @@ def can_change_windows(spec: JobSpec, earlier: JobSpec) -> bool:
     return not has_same_target(spec, earlier) or (
         spec.stream is None and any(getattr(spec, name) != getattr(earlier, name) for name in names)
     )
-
-
-def event_time_range(window: Window, closed: str) -> Window:
-    """Return the event times of a window's rows as a range that excludes its end."""
-    if closed == "left":
-        return window
-    return Window(
-        times.shift_time(window.start, _MICROSECOND), times.shift_time(window.end, _MICROSECOND)
-    )
-
-
-def stored_rows(progress: Progress) -> list[StoredRows]:
-    """Return the windows whose rows are in the target, whether they are due again or not."""
-    return [
-        StoredRows(window, str(state.inputs.get("closed", "right")))
-        for window, state in progress.states.items()
-        if progress.version is not None and state.target_version == progress.version
-    ]
 
 
 def compare_windows(
@@ -228,7 +185,7 @@ class _Comparison:
         self.spec, self.earlier, self.progress, self.now = spec, earlier, progress, now
         self.schedule = build_schedule(spec)
         self.until = times.shift_time(now, -spec.allowed_lateness)
-        self.stored = stored_rows(progress)
+        self.stored_rows = list_stored_rows(progress)
         self.is_same_grid = earlier is not None and all(
             getattr(spec, name) == getattr(earlier, name) for name in _GRID_FIELDS
         )
@@ -240,9 +197,9 @@ class _Comparison:
             if progress.states[window].target_version is not None
             and (spec.mode == "append" or not self.is_same_grid)
         ]
-        self.settled = [*progress.windows(runs.DONE, runs.STALE), *self.outdated]
+        self.settled = [*progress.windows(*COMPUTED), *self.outdated]
         self.first = self._find_first_instant()
-        self.horizon = max([rows.window.end for rows in self.stored], default=self.first)
+        self.horizon = max([rows.window.end for rows in self.stored_rows], default=self.first)
         self.windows = list(self._iter_windows())
 
     def _find_first_instant(self) -> datetime:
@@ -271,14 +228,14 @@ class _Comparison:
         """Return pairs of a window to compute and stored rows that it contains only in part."""
         covered = Coverage(self.settled, self.schedule)
         pending = [window for window in self.windows if window not in covered]
-        stored = self.stored
+        stored_rows = self.stored_rows
         if self.is_same_grid and self.spec.mode != "append":
             # An earlier registration has chosen to replace these rows.
             replaced = set(self.progress.windows(runs.REPLACED))
-            stored = [rows for rows in stored if rows.window not in replaced]
+            stored_rows = [rows for rows in stored_rows if rows.window not in replaced]
         return [
             (window, rows)
-            for rows in stored
+            for rows in stored_rows
             for window in touching(pending, rows.window)
             if self._is_conflict(window, rows)
         ]
@@ -338,7 +295,7 @@ class _Comparison:
         replaced = [
             window
             for window in [
-                *self.progress.windows(runs.DONE, runs.STALE, runs.REPLACED),
+                *self.progress.windows(*COMPUTED, runs.REPLACED),
                 *self.outdated,
             ]
             if window.start >= first.start
@@ -349,12 +306,12 @@ class _Comparison:
 
     def _grid_of_stored_rows(self) -> list[Window]:
         """Return the windows of the new definition from before the first stored rows on."""
-        earliest = min(rows.window.start for rows in self.stored)
+        earliest = min(rows.window.start for rows in self.stored_rows)
         upcoming = windows_after(self.schedule, times.shift_time(earliest, -_MICROSECOND))
         return list(takewhile(lambda window: window.start <= self.horizon, upcoming))
 
     def _is_start_chosen(self, boundary: Window | None) -> bool:
-        """Return whether the definition says from when on windows are recomputed."""
+        """Return whether the definition sets the time from which windows are recomputed."""
         if self.spec.start is None or not self.windows:
             return False
         is_new = self.earlier is not None and self.earlier.start != self.spec.start
@@ -373,7 +330,7 @@ class _Comparison:
                 and rows.closed == self.spec.closed
                 and rows.window in covered
             )
-            for rows in self.stored
+            for rows in self.stored_rows
         )
 
     def _unfinished(self) -> list[Window]:
@@ -401,8 +358,8 @@ class _Comparison:
             *_describe(replaced, "computed", "is replaced", "are replaced by new windows"),
             *_describe(due, "", "is due", "are due"),
             *_describe(
-                dropped, "failed", "is no longer due in the earlier schedule",
-                "are no longer due in the earlier schedule",
+                dropped, "failed", "was due in the earlier schedule, and now is not",
+                "were due in the earlier schedule, and now are not",
             ),
             *self._describe_skipped(),
         ]  # fmt: skip
@@ -461,14 +418,16 @@ def _describe_range(window: Window) -> str:
     return f"{window.start.isoformat()} to {window.end.isoformat()}"
 
 
-def _describe(windows: Iterable[Window], adjective: str, one: str, many: str) -> list[str]:
+def _describe(windows: Iterable[Window], adjective: str, singular: str, plural: str) -> list[str]:
     """Describe windows in one line; return no line without windows."""
     ordered = sorted(windows)
     if not ordered:
         return []
     noun = "window" if len(ordered) == 1 else "windows"
-    verb = one if len(ordered) == 1 else many
-    whole = Window(ordered[0].start, max(window.end for window in ordered))
+    verb = singular if len(ordered) == 1 else plural
+    time_range = Window(ordered[0].start, max(window.end for window in ordered))
     return [
-        f"{len(ordered):,} {adjective} {noun} {verb}: {_describe_range(whole)}".replace("  ", " ")
+        f"{len(ordered):,} {adjective} {noun} {verb}: {_describe_range(time_range)}".replace(
+            "  ", " "
+        )
     ]

@@ -18,6 +18,7 @@ from featurestore.delta.log import commit_path, parse_user_metadata, read_commit
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidArgument, JobWarning
 from featurestore.jobs.coverage import (
+    COMPUTED,
     Coverage,
     is_scheduled,
     merge_ranges,
@@ -95,9 +96,7 @@ def find_due_windows(session: Session, job: RegisteredJob) -> list[Window]:
     with session.registry.reading() as connection:
         failed = runs.find_windows(connection, name, states=[runs.FAILED])
         # Stale windows are not due: they are computed again only on request.
-        computed = runs.find_windows(
-            connection, name, states=[runs.DONE, runs.STALE], start=job.watermark
-        )
+        computed = runs.find_windows(connection, name, states=COMPUTED, start=job.watermark)
         replaced = runs.find_windows(connection, name, states=[runs.REPLACED])
     windows = due_windows(
         schedule,
@@ -166,7 +165,7 @@ def refuse_repeated_rows(session: Session, job: RegisteredJob, windows: Sequence
         replaced = runs.find_windows(connection, spec.name, states=[runs.REPLACED])
         computed = set()
         if replaced:
-            computed = runs.find_windows(connection, spec.name, states=[runs.DONE])
+            computed = runs.find_windows(connection, spec.name, states=COMPUTED)
     if spec.mode == "append":
         # The table accepts the transaction of an appended window only once.
         repeated = _find_repeated(schedule, windows, stored_windows - failed.intersection(windows))
@@ -306,6 +305,9 @@ def find_changes(
         since: When the run ended.
     """
     if (pinned.source, pinned.version) != (recorded.get("source"), recorded.get("version")):
+        return [_EVERYTHING]
+    # Runs of earlier releases have no identities of their inputs.
+    if recorded.get("identity", pinned.identity) != pinned.identity:
         return [_EVERYTHING]
     if pinned.kind == "source":
         return []  # sources report no changes: lookback= and upserts handle late rows

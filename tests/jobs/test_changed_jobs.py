@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,10 +15,22 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from featurestore.errors import FeatureGroupNotFound, InvalidJob, JobFailed
+import featurestore
+from featurestore.cli import app
+from featurestore.errors import (
+    FeatureGroupNotFound,
+    InvalidArgument,
+    InvalidJob,
+    JobFailed,
+    JobLeased,
+)
+from featurestore.jobs.recovery import restore_runs
 from featurestore.jobs.schedule import Schedule, windows_between
-from featurestore.registry import runs
+from featurestore.recovery.liveness import hold_job_lease
+from featurestore.recovery.rebuild import rebuild
+from featurestore.registry import jobs, runs
 from featurestore.store import FeatureStore
 from tests.jobs.conftest import Clock
 from tests.store_copies import copy_of, open_at_time
@@ -177,6 +191,156 @@ def test_change_from_hours_to_days_appends_each_trip_once(city: City) -> None:
     city.run(until=FIRST + 72 * HOUR)
     city.check()
     assert len(city.counts()) == len(trips_between(FIRST, FIRST + 72 * HOUR))
+
+
+DAILY = {"schedule": "0 0 * * *"}
+# Changes after the hours of the first day until 10:00 were computed, except for the hour at 03:00:
+# the new arguments, the outcome, and the number of windows that are due.
+CHANGES: list[tuple[str, dict[str, Any], dict[str, Any], str, int]] = [
+    ("same windows", {}, {}, "", 1),
+    ("another mode", {}, {"mode": "upsert"}, "9 computed windows stay", 1),
+    (
+        "an earlier start",
+        {},
+        {"start": (FIRST - 5 * HOUR).isoformat()},
+        "6 windows are due: 2024-03-28T19:00",
+        6,
+    ),
+    ("a later start", {}, {"start": (FIRST + 5 * HOUR).isoformat()}, "1 due window is before", 0),
+    ("quarters of the missing hour", {}, {"schedule": "*/15 * * * *"}, "4 windows are due", 4),
+    (
+        "days that replace hours from their start",
+        {},
+        DAILY,
+        "9 computed windows are replaced by new windows: 2024-03-29T00:00",
+        0,
+    ),
+    (
+        "days that replace some hours",
+        {"start": (FIRST - 48 * HOUR).isoformat()},
+        DAILY,
+        "Hint: start='2024-03-29T00:00:00+00:00'",
+        0,
+    ),
+    (
+        "days that would append hours twice",
+        {"mode": "append"},
+        DAILY,
+        "Hint: mode='replace_window', start='2024-03-29T00:00:00+00:00'",
+        0,
+    ),
+    (
+        "other bounds",
+        {},
+        {"closed": "left"},
+        "Hint: featuregroup='demand_2'",
+        1,
+    ),
+    (
+        "overlapping windows",
+        {"mode": "append"},
+        {"window": "3h"},
+        "Hint: featuregroup='demand_2'",
+        1,
+    ),
+]
+
+
+def test_changed_definition_states_which_windows_stay_and_are_due(
+    tmp_path: Path, clock: Clock, four_days: Path, subtests: pytest.Subtests
+) -> None:
+    for number, (title, first, changes, outcome, due) in enumerate(CHANGES):
+        with subtests.test(title):
+            folder = tmp_path / f"city{number}"
+            folder.mkdir()
+            clock.now = FIRST + 10 * HOUR
+            city = City(copy_of(four_days, folder / "store"), folder / "definitions", clock)
+            city.register(**{"mode": "replace_window", **first})
+            city.run(until=clock.now, failing=(FIRST + 3 * HOUR,))
+            try:
+                city.register(**changes)
+                printed = "\n".join(city.printed)
+            except InvalidJob as error:
+                printed = str(error)
+                register_or_follow_hint(city, changes)
+            assert outcome in printed if outcome else not printed
+            assert city.store.get_jobs()[0].due == due
+            city.run(until=FIRST + 26 * HOUR)
+            city.check()
+            city.store.close()
+
+
+def test_lost_registry_and_changed_definition_keep_appended_rows(city: City) -> None:
+    city.register()
+    city.run(until=FIRST + 24 * HOUR)
+    location = city.store.location
+    city.store.close()
+    for name in ("registry.db", "registry.db-wal", "registry.db-shm"):
+        (Path(location) / name).unlink(missing_ok=True)
+    rebuild(location, restore=restore_runs)
+    with featurestore.connect(location, engine="duckdb") as city.store:
+        city.register(**DAILY)
+        assert city.printed[0].startswith("24 computed windows stay as they are")
+        city.run(until=FIRST + 48 * HOUR)
+        city.check()
+
+
+def test_windows_with_gaps_do_not_replace_rows_between_them(city: City) -> None:
+    city.register(mode="replace_window", start=(FIRST + 24 * HOUR).isoformat())
+    city.run(until=FIRST + 47 * HOUR)
+    city.register(schedule="0 0 * * *", window="1h", start=FIRST.isoformat())
+    assert city.printed[1].startswith("1 window is due: 2024-03-29T23:00")
+    city.run(until=FIRST + 48 * HOUR)
+    city.check()
+    assert set(city.counts()) == trips_between(FIRST + 23 * HOUR, FIRST + 48 * HOUR)
+
+
+def test_range_with_a_part_of_an_earlier_window_is_not_computed_again(city: City) -> None:
+    city.register(mode="replace_window", **DAILY)
+    city.run(until=FIRST + 24 * HOUR)
+    city.register(schedule="0 * * * *")
+    city.run(until=FIRST + 25 * HOUR)
+    for window in (FIRST, FIRST + 12 * HOUR):
+        with pytest.raises(InvalidArgument, match="contains only a part") as refused:
+            city.store.run_job("demand", window=window)
+    start, end = FIRST, FIRST + 24 * HOUR
+    assert f"{start.isoformat()!r}, {end.isoformat()!r}, resume=False" in str(refused.value)
+    assert city.store.backfill_job("demand", start, end) == []
+    city.store.backfill_job("demand", start, end, resume=False)
+    city.run(until=FIRST + 26 * HOUR)
+    city.check()
+
+
+def test_running_job_keeps_its_windows(city: City) -> None:
+    city.register()
+    with hold_job_lease(city.store.session, "demand"):
+        thread = ThreadPoolExecutor(1)
+        with pytest.raises(JobLeased, match="retry after"):
+            thread.submit(city.register, **DAILY).result()
+        thread.submit(city.register, name="demand").result()
+    city.register(**DAILY)
+
+
+def test_command_and_project_plan_print_changed_windows(city: City) -> None:
+    city.register()
+    city.run(until=FIRST + 3 * HOUR)
+    city.clock.now = FIRST + 4 * HOUR
+    file = city.folder / "jobs.py"
+    file.write_text(file.read_text().replace("0 * * * *", "*/30 * * * *"))
+    lines = ["3 computed windows stay as they are", "2 windows are due: 2024-03-29T03:00"]
+    (change,) = city.store.plan(city.folder, project="city").changes
+    assert [line in " ".join(change.details) for line in lines] == [True, True]
+    command = ["job", "register", str(file), "--location", city.store.location]
+    with city.store.session.registry.reading() as connection:
+        assert jobs.get(connection, "demand").version == 1  # the plan has changed nothing
+    result = CliRunner().invoke(app, [*command, "--output", "json"])
+    (row,) = json.loads(result.output)
+    assert [line in " ".join(row["changes"]) for line in lines] == [True, True]
+    file.write_text(file.read_text().replace("*/30 * * * *", "0 * * * *"))
+    result = CliRunner().invoke(app, command)
+    assert "demand: 3 computed windows stay as they are" in result.output
+    city.run(until=city.clock.now)
+    city.check()
 
 
 SCHEDULES = ("0 */2 * * *", "0 */3 * * *", "0 */5 * * *", "30 */4 * * *", "0 0 * * *", "0 6 * * *")

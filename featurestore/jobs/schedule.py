@@ -1,10 +1,10 @@
 """Windows of a schedule as pure functions: all windows, and the due windows.
 
 A schedule is a cron expression in a time zone. Each window is a data interval that ends at a
-schedule time t. With the width ``window`` it is ``[t - window, t)``; without a width it starts at
-the previous schedule time, so that windows are adjacent across daylight saving changes. Widths are
-elapsed time: on the night when clocks go back, a daily schedule at 00:00 local time has a window of
-25 hours without ``window=`` and of 24 hours with ``window="1d"``.
+schedule time t. Without a width it starts at the previous schedule time, so that windows are
+adjacent across daylight saving changes. With the width ``window`` it is ``[t - window, t)``, unless
+the width is the interval of the schedule: then windows are adjacent, too. On the night when clocks
+go back, a daily schedule at 00:00 local time has a window of 25 hours, also with ``window="1d"``.
 
 A window is due once ``allowed_lateness`` has elapsed since its end. The due windows are a function
 of (definition, watermark, now).
@@ -197,12 +197,14 @@ def windows_after(schedule: Schedule, instant: datetime) -> Iterator[Window]:
     Raises:
         OutOfRange: The next window begins or ends outside the years 1 to 9999.
     """
-    if schedule.width is not None:
-        for end in _schedule_times(schedule, instant):
-            yield Window(times.shift_time(end, -schedule.width), end)
-    previous = last_schedule_time(schedule, instant)
-    for end in _schedule_times(schedule, instant):
-        yield Window(previous, end)
+    cron, zone = _parse_cron(schedule.cron), ZoneInfo(schedule.timezone)
+    previous, width = last_schedule_time(schedule, instant), schedule.width
+    days = _times_by_day(schedule, instant, step=_DAY)
+    for end in (time for day_times in days for time in day_times if time > instant):
+        if width is None or cron.is_changed_interval(previous, end, zone=zone, width=width):
+            yield Window(previous, end)
+        else:
+            yield Window(times.shift_time(end, -width), end)
         previous = end
 
 
@@ -222,8 +224,9 @@ def window_ending(schedule: Schedule, end: datetime) -> Window:
 
 def window_starting(schedule: Schedule, start: datetime) -> Window:
     """Return the window that begins at ``start``; InvalidJob if there is none."""
-    ending = times.shift_time(start, schedule.width or timedelta(microseconds=1))
-    window = next(windows_after(schedule, times.shift_time(ending, -timedelta(microseconds=1))))
+    # Offsets change by at most a day, so a window is at most a day shorter than its width.
+    since = times.shift_time(start, max((schedule.width or _DAY) - 2 * _DAY, timedelta(0)))
+    window = next(window for window in windows_after(schedule, since) if window.start >= start)
     if window.start != start:
         raise InvalidJob(
             f"No window of the schedule {schedule.cron!r} ({schedule.timezone}) begins at "
@@ -255,23 +258,17 @@ def last_schedule_time(schedule: Schedule, instant: datetime) -> datetime:
 
 def has_overlapping_windows(schedule: Schedule) -> bool:
     """Return whether consecutive windows overlap because the width exceeds a schedule interval."""
-    width = schedule.width
-    if width is None:
+    if schedule.width is None:
         return False
     since = schedule.start or times.utc_now()
     upcoming = takewhile(
-        lambda time: time.year <= since.year + _YEARS_COMPARED, _schedule_times(schedule, since)
+        lambda window: window.end.year <= since.year + _YEARS_COMPARED,
+        windows_after(schedule, since),
     )
     # Intervals of a schedule can differ, for example between months, so one interval is not enough.
     return any(
-        later - earlier < width for earlier, later in pairwise(islice(upcoming, _TIMES_COMPARED))
+        later.start < earlier.end for earlier, later in pairwise(islice(upcoming, _TIMES_COMPARED))
     )
-
-
-def _schedule_times(schedule: Schedule, instant: datetime) -> Iterator[datetime]:
-    """Yield the schedule times after an instant, indefinitely."""
-    for day_times in _times_by_day(schedule, instant, step=_DAY):
-        yield from (time for time in day_times if time > instant)
 
 
 def _times_by_day(
@@ -339,6 +336,21 @@ class _Cron:
         if next(self.local_times(change + before, change + after), None) is not None:
             return sorted({*first_instants, change})
         return first_instants
+
+    def is_changed_interval(
+        self, previous: datetime, end: datetime, *, zone: ZoneInfo, width: timedelta
+    ) -> bool:
+        """Return whether an interval has another length than ``width`` only by a change of offset.
+
+        ``previous`` and ``end`` are consecutive schedule times.
+        """
+        offset = _utc_offset(zone, end)
+        # After a gap, the previous time may be a skipped time, before the change of the offset.
+        change = abs(offset - _utc_offset(zone, previous - _SECOND))
+        if abs(end - previous - width) > change or not change:
+            return False
+        *_, local = self.local_times(end + offset - change, end + offset + _SECOND)
+        return list(self.local_times(local - width, local)) == [local - width]
 
 
 @cache

@@ -43,9 +43,11 @@ def test_windows_without_width_tile_time_across_dst_changes() -> None:
             assert all(before.end == after.start < after.end for before, after in pairwise(actual))
 
 
-def test_schedule_width_is_elapsed_time_across_dst_changes() -> None:
-    daily = w.Schedule("0 0 * * *", timedelta(days=1), timezone="Europe/Stockholm")
-    assert spans(daily, datetime(2024, 10, 26, 22, tzinfo=UTC), 3) == [24, 24, 24]
+def test_width_is_elapsed_time_unless_it_is_the_interval() -> None:
+    for hours, expected in ((24, [25, 24, 24]), (20, [20, 20, 20]), (48, [48, 48, 48])):
+        daily = w.Schedule("0 0 * * *", hours * HOUR, timezone="Europe/Stockholm")
+        assert spans(daily, datetime(2024, 10, 26, 22, tzinfo=UTC), 3) == expected
+        assert w.has_overlapping_windows(daily) == (hours == 48)
 
 
 def test_hourly_windows_clocks_back_cover_each_hour_once() -> None:
@@ -237,8 +239,12 @@ def test_windows_of_random_schedules_equal_walk_over_minutes(count: int) -> None
         change = datetime.fromisoformat(chance.choice(CHANGES[name])).replace(tzinfo=UTC)
         start = change + timedelta(seconds=chance.randrange(-100_000, 40_000))
         cron, zone = random_cron(chance, restricted_days=0.1), ZoneInfo(name)
-        end, schedule = start + DAY, w.Schedule(cron.text, timezone=name)
-        message = f"{cron.text} in {name} from {start}"
+        end, message = start + DAY, f"{cron.text} in {name} from {start}"
+        try:
+            schedule = w.Schedule(cron.text, timezone=name)
+        except InvalidJob:
+            assert not walk_minutes(cron, zone, start, end), message
+            continue
         windows = list_windows(schedule, start, end)
         ends = [window.end for window in windows]
         assert ends == sorted(walk_minutes(cron, zone, start, end)), message
@@ -248,6 +254,37 @@ def test_windows_of_random_schedules_equal_walk_over_minutes(count: int) -> None
             later = [window for window in windows if window.end > since]
             assert list_windows(schedule, since, end) == later, f"{message}, listed from {since}"
             assert w.last_schedule_time(schedule, since) <= since
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(6_000, marks=pytest.mark.soak)])
+def test_windows_as_wide_as_the_interval_are_adjacent(count: int) -> None:
+    chance = random.Random(count)
+    for _ in range(count):
+        name = chance.choice(list(CHANGES))
+        change = datetime.fromisoformat(chance.choice(CHANGES[name])).replace(tzinfo=UTC)
+        minute, hour, step = chance.randrange(60), chance.randrange(24), chance.choice([2, 3, 4, 6])
+        intervals = {
+            f"*/{5 * step} * * * *": 5 * step * MINUTE,
+            f"{minute} * * * *": HOUR,
+            f"{minute} 0-23 * * *": HOUR,
+            f"{minute} */{step} * * *": step * HOUR,
+            f"{minute} {hour} * * *": DAY,
+            f"{minute} {hour} * * 3": 7 * DAY,
+        }
+        cron, interval = chance.choice(list(intervals.items()))
+        start = change - chance.random() * 2 * interval
+        adjacent, wide, double, half = (
+            list(islice(w.windows_after(w.Schedule(cron, width, timezone=name), start), 8))
+            for width in (None, interval, 2 * interval, interval / 2)
+        )
+        assert wide == adjacent, f"{cron} in {name} from {start}"
+        assert [(each.end - each.start) / interval for each in [*double, *half]] == 8 * [2] + 8 * [
+            0.5
+        ]
+        for window in wide:
+            schedule = w.Schedule(cron, interval, timezone=name)
+            assert w.window_starting(schedule, window.start) == window
+            assert w.window_ending(schedule, window.end) == window
 
 
 @pytest.mark.parametrize("count", [30, pytest.param(3_000, marks=pytest.mark.soak)])

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 
 from featurestore.delta.history import LogCommit, read_history
 from featurestore.delta.log import is_delta_table
-from featurestore.errors import InvalidJob
+from featurestore.errors import InvalidJob, JobFailed
 from featurestore.featuregroups.write import Write, insert
 from featurestore.featuregroups.writers import writes_group
 from featurestore.jobs.coverage import Coverage, merge_ranges, overlaps_itself
@@ -31,6 +31,8 @@ from featurestore.jobs.target import (
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec
 from featurestore.model.times import Window
+from featurestore.plugins import observers
+from featurestore.plugins.observers import Work
 from featurestore.recovery import liveness
 from featurestore.recovery import recover as recover_writes
 from featurestore.recovery.liveness import hold_job_lease
@@ -228,7 +230,7 @@ def _recover_run(session: Session, run: Run) -> Run:
     with session.registry.reading() as connection:
         spec = jobs.definition(connection, run.job, run.job_version)
     if spec.stream is not None:
-        return _recover_stream_run(session, spec, run)
+        return _report_end(session, spec, _recover_stream_run(session, spec, run))
     output = _committed_output(session, spec, run)
     if output is None and not _revoke_transaction(session, spec, run):
         output = _committed_output(session, spec, run)
@@ -244,7 +246,17 @@ def _recover_run(session: Session, run: Run) -> Run:
             )
             record_computed(connection, spec, windows, run, output.target_version)
         recovered = runs.get(connection, run.run_id)
-    return recovered
+    return _report_end(session, spec, recovered)
+
+
+def _report_end(session: Session, spec: JobSpec, run: Run) -> Run:
+    """Notify observers of the end of a run whose process died, and return the run."""
+    work = Work("job", run.job, run.run_id.removeprefix("job-"), session.location, job=spec)
+    work.window, work.inputs = run.window, tuple((run.inputs or {}).get("inputs", ()))
+    if run.state == runs.FAILED:
+        work.process_died, work.error = True, JobFailed(run.error or "The process died.")
+    observers.notify_end(work)
+    return run
 
 
 def _revoke_transaction(session: Session, spec: JobSpec, run: Run) -> bool:

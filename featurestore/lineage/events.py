@@ -61,8 +61,9 @@ def build_event(work: Work, timestamp: datetime, *, ended: bool) -> openlineage.
     if ended and work.error is None:
         event_type = EventType.COMPLETE
     elif ended:
-        # The user or another process ended the operation: Ctrl+C, SIGTERM, a takeover of the lease.
-        is_aborted = isinstance(work.error, JobLeased) or not isinstance(work.error, Exception)
+        # Neither its code nor its data ended the operation: Ctrl+C, SIGTERM, a lost lease, a kill.
+        is_interrupted = not isinstance(work.error, Exception)
+        is_aborted = is_interrupted or work.process_died or isinstance(work.error, JobLeased)
         event_type = EventType.ABORT if is_aborted else EventType.FAIL
     inputs, outputs = build_datasets(work, ended=ended)
     return openlineage.RunEvent(

@@ -53,6 +53,7 @@ class Work:
         report: The validation report; set at the end.
         monitor_report: The monitor report; set at the end.
         error: The exception if the operation failed; set at the end.
+        process_died: Whether the process of the operation died; set by the recovery.
     """
 
     kind: WorkKind
@@ -71,6 +72,7 @@ class Work:
     report: ValidationReport | None = None
     monitor_report: MonitorReport | None = None
     error: BaseException | None = None
+    process_died: bool = False
 
 
 class Observer(Protocol):
@@ -123,8 +125,13 @@ def observed(work: Work) -> Iterator[Work]:
         raise
     finally:
         _current.reset(token)
-        for observer in tuple(_observers):
-            observer.ended(work, times.utc_now())
+        notify_end(work)
+
+
+def notify_end(work: Work) -> None:
+    """Notify observers of the end of an operation, which may have begun in another process."""
+    for observer in tuple(_observers):
+        observer.ended(work, times.utc_now())
 
 
 @contextlib.contextmanager

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from tests.lineage.schemas import check_event
 from tests.streams.conftest import broker, job_file  # noqa: F401
 from tests.streams.topics import Broker, clicks, job
 
+CLI = [sys.executable, "-m", "featurestore"]
 WINDOW = "2023-11-14T00:00Z"
 _SCHEDULE = f"schedule='0 0 * * *', start='{WINDOW}', retries=0"
 JOBS = """
@@ -168,6 +172,44 @@ def test_exports_have_lineage_of_queries_conditions_and_on_demand_features(
             "weather.temp FILTER*",
         },
     }  # fmt: skip
+
+
+DYING_JOB = """
+import os
+import featurestore
+
+@featurestore.job(featuregroup="dying", event_time="at", {schedule})
+def dying(window):
+    if "DIES" in os.environ:
+        os._exit(9)
+    return [{{"at": window.end}}]
+"""
+
+
+def test_recovery_aborts_run_of_killed_process(
+    emitting_store: FeatureStore, lineage: Lineage, tmp_path: Path
+) -> None:
+    (tmp_path / "jobs.py").write_text(DYING_JOB.format(schedule=_SCHEDULE))
+    emitting_store.register_jobs(tmp_path / "jobs.py")
+    command = [*CLI, "--location", emitting_store.location, "job", "run", "dying"]
+    process = subprocess.run(
+        [*command, "--window", WINDOW], env=os.environ | {"DIES": "1"}, check=False
+    )
+    assert process.returncode == 9
+    emitting_store.run_job("dying", window=WINDOW)
+    events = lineage.events()
+    for event in events:
+        check_event(event)
+    # The killed process may not have sent its START.
+    types = [
+        (event["run"]["runId"], event["eventType"])
+        for event in events
+        if event["job"]["name"] == "dying" and event["eventType"] != "START"
+    ]
+    assert [event_type for _, event_type in types] == ["ABORT", "COMPLETE"]
+    states = {run.run_id: run.state for run in emitting_store.get_runs("dying")}
+    aborted = types[0][0].replace("-", "")
+    assert states[f"job-{aborted}"] == "failed"
 
 
 @pytest.mark.services

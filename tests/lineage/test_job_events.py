@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow.parquet as pq
 import pytest
 
@@ -172,6 +173,39 @@ def test_exports_have_lineage_of_queries_conditions_and_on_demand_features(
             "weather.temp FILTER*",
         },
     }  # fmt: skip
+
+
+SOURCE_JOB = """
+import featurestore
+featurestore.sql_job(
+    "sold", featuregroup="sold", primary_key="zone", event_time="at", {schedule},
+    sql="select zone, sum(AMOUNT) as amount, $window_end as at from sales group by zone",
+    inputs={{"sales": featurestore.source("shop", table="sales", time="at")}},
+)
+"""
+
+
+def test_windows_of_source_read_same_dataset(
+    emitting_store: FeatureStore, lineage: Lineage, tmp_path: Path
+) -> None:
+    with duckdb.connect(tmp_path / "shop.duckdb") as database:
+        times = "timestamptz '2023-11-14 05:00:00+00' + interval (n) day"
+        query = f"select 'EWR' as zone, {times} as at, n as Amount from range(2) as days(n)"
+        database.execute(f"create table sales as {query}")
+    emitting_store.add_source("shop", f"duckdb:///{tmp_path}/shop.duckdb")
+    (tmp_path / "jobs.py").write_text(SOURCE_JOB.format(schedule=_SCHEDULE))
+    emitting_store.register_jobs(tmp_path / "jobs.py")
+    for window in (WINDOW, "2023-11-15T00:00Z"):
+        emitting_store.run_job("sold", window=window)
+    events = lineage.events()
+    names = {
+        (dataset["namespace"], dataset["name"])
+        for event in events
+        for dataset in event["inputs"]
+        if not event["job"]["name"].startswith("validate")
+    }
+    assert names == {("source:shop", "sales")}
+    assert column_lineage(events, "create.sold")["amount"] == {"sales.Amount AGGREGATION"}
 
 
 DYING_JOB = """

@@ -7,25 +7,19 @@ constants of the user's SQL reach Spark.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidSql
 from featurestore.model.runtime import check_time
-from featurestore.usersql.functions import ALIASES
+from featurestore.usersql.spark_calls import CallWriter
 from featurestore.usersql.spark_functions import (
-    AGGREGATES,
-    CHOICES,
-    FORMS,
     OPERATOR_WRITERS,
-    QUERY_ALIASES,
-    WINDOW_FUNCTIONS,
     family_is_nested,
-    write_call,
-    write_choice,
-    write_truncation,
+    ordered_hint,
 )
+from featurestore.usersql.spark_scopes import Scope
 from featurestore.usersql.text import DIALECT, quote
 from featurestore.usersql.typed_values import (
     NULL,
@@ -38,6 +32,7 @@ from featurestore.usersql.typed_values import (
     narrow,
     string_literal,
     type_name,
+    with_flags,
 )
 
 if TYPE_CHECKING:
@@ -49,9 +44,6 @@ _MICROSECONDS = {
     "HOUR": 3_600_000_000, "DAY": 86_400_000_000, "WEEK": 7 * 86_400_000_000,
 }  # fmt: skip
 _MONTHS = {"MONTH": 1, "QUARTER": 3, "YEAR": 12, "DECADE": 120, "CENTURY": 1200}
-# Fields of extract() that are also functions.
-_FIELDS = ("year", "quarter", "month", "week", "day", "dayofyear", "dayofweek", "isodow", "hour",
-           "minute", "second", "epoch")  # fmt: skip
 # A date plus days, and the days between dates.
 _DATE_FORMS = {
     ("date", "+", "integer"): "date_add({0}, CAST({1} AS INT))",
@@ -60,79 +52,13 @@ _DATE_FORMS = {
     ("date", "-", "date"): "CAST(datediff({0}, {1}) AS BIGINT)",
 }
 _UNORDERED = ("=", "<>", "IS NOT DISTINCT FROM", "IS DISTINCT FROM")
-_FRAME = re.compile(r"UNBOUNDED|CURRENT ROW|\d{1,9}")
-
-
-@dataclass(frozen=True)
-class Source:
-    """A table or subquery of a FROM clause: its name and its columns in order."""
-
-    name: str
-    columns: tuple[tuple[str, Value], ...]
-
-    def find(self, name: str) -> Value | None:
-        """Return a column by its name without case."""
-        for column, value in self.columns:
-            if column.lower() == name.lower():
-                return value
-        return None
-
-
-@dataclass
-class Scope:
-    """The names that an expression may use.
-
-    Args:
-        sources: The tables.
-        parent: The scope of the outer query.
-        merged: The columns of USING, which belong to no table.
-        aliases: The columns of the SELECT list.
-        has_alias_first: Whether an alias hides a column of a table, as in ORDER BY.
-        keys: The Spark SQL of the GROUP BY expressions; None where columns need not be keys.
-    """
-
-    sources: list[Source] = field(default_factory=list)
-    parent: Scope | None = None
-    merged: dict[str, Value] = field(default_factory=dict)
-    aliases: dict[str, Value] = field(default_factory=dict)
-    has_alias_first: bool = False
-    keys: frozenset[str] | None = None
-
-    def find(self, name: str) -> Value | None:
-        """Return a column, or an alias, by its name."""
-        alias = self.aliases.get(name.lower())
-        column = self._find_column(name)
-        is_hidden = self.has_alias_first or (
-            column is not None and self.keys is not None and column.sql not in self.keys
-        )
-        value = alias if alias is not None and (column is None or is_hidden) else column
-        if value is None and self.parent is not None:
-            return self.parent.find(name)
-        return value
-
-    def find_source(self, name: str) -> Source | None:
-        """Return a table by its name or alias."""
-        for source in self.sources:
-            if source.name.lower() == name.lower():
-                return source
-        return None if self.parent is None else self.parent.find_source(name)
-
-    def _find_column(self, name: str) -> Value | None:
-        if name.lower() in self.merged:
-            return self.merged[name.lower()]
-        matches = [value for source in self.sources if (value := source.find(name)) is not None]
-        if len(matches) > 1:
-            raise InvalidSql(
-                f"the column {name!r} is ambiguous.", hint="write the table: a.id instead of id"
-            )
-        return matches[0] if matches else None
 
 
 # Writes a subquery: its Spark SQL and its columns.
-QueryWriter = Callable[["exp.Query", Scope], "tuple[str, Sequence[tuple[str, Value]]]"]
+QueryWriter = Callable[["exp.Expr", Scope], "tuple[str, Sequence[tuple[str, Value]]]"]
 
 
-class ExpressionWriter:
+class ExpressionWriter(CallWriter):
     """Writes the expressions of one SELECT.
 
     Args:
@@ -153,11 +79,10 @@ class ExpressionWriter:
     ) -> None:
         from sqlglot import exp
 
+        super().__init__(types, windows)
         self.scope = scope
-        self._types = types
         self._parameters = parameters
         self._write_query = write_query
-        self._windows = windows
         self._writers: dict[type[exp.Expr], Callable[[exp.Expr], Value]] = {
             exp.Paren: self._write_parentheses,
             exp.Column: self._write_column,
@@ -178,10 +103,10 @@ class ExpressionWriter:
             exp.Case: self._write_case,
             exp.If: self._write_if,
             exp.Cast: self._write_cast,
-            exp.Extract: lambda node: self._write_field(node.this.name, node.expression),
-            exp.Anonymous: lambda node: self._write_call(node),
-            exp.Filter: lambda node: self._write_call(node),
-            exp.Window: self._write_window,
+            exp.Extract: lambda node: self.write_field(node.this.name, node.expression),
+            exp.Anonymous: self.write_call,
+            exp.Filter: self.write_call,
+            exp.Window: self.write_window,
             exp.Exists: self._write_exists,
             exp.Subquery: self._write_subquery,
         }
@@ -213,6 +138,17 @@ class ExpressionWriter:
             DifferentForm: The expression has another result on Spark.
         """
         check_time()
+        try:
+            return self._write(node)
+        except DifferentForm as error:
+            if error.hint is None or "{0}" not in error.hint:
+                raise
+            # The hint is the form itself in another spelling.
+            operands = node.expressions or [node.this, node.args.get("expression")]
+            texts = [operand.sql(dialect=DIALECT) for operand in operands if operand is not None]
+            raise DifferentForm(error.form, error.hint.format(*texts)) from error
+
+    def _write(self, node: exp.Expr) -> Value:
         node_type = type(node)
         if node_type in self._comparisons:
             operands = [self.write(node.this), self.write(node.expression)]
@@ -226,7 +162,7 @@ class ExpressionWriter:
     def write_condition(self, node: exp.Expr) -> Value:
         """Return an expression as a boolean."""
         value = self.write(node)
-        return _with_flags(Value(convert(value, "BOOLEAN", self._types), "BOOLEAN"), [value])
+        return with_flags(Value(convert(value, "BOOLEAN", self._types), "BOOLEAN"), [value])
 
     # -- names and constants ----------------------------------------------------------------
 
@@ -239,25 +175,29 @@ class ExpressionWriter:
 
         if not isinstance(node, exp.Column) or node.is_star or node.args.get("join_mark"):
             raise DuckDBOnly(node.sql(dialect=DIALECT))
-        first, *rest = [identifier.name for identifier in node.parts]
-        source = self.scope.find_source(first) if rest else None
-        value = None if source is None else source.find(rest[0])
+        first, *fields = [identifier.name for identifier in node.parts]
+        source = self.scope.find_source(first) if fields else None
+        value = None if source is None else source.find(fields[0])
         if value is not None:
-            rest = rest[1:]
+            fields = fields[1:]
         else:
             value = self.scope.find(first)
         if value is None:
-            if self.scope.find_source(first) is not None and not rest:
+            if self.scope.find_source(first) is not None and not fields:
                 raise DuckDBOnly(f"the row {first}", f"select {first}.*")
             raise InvalidSql(f"unknown column {node.sql(dialect=DIALECT)}.")
-        for name in rest:
+        for name in fields:
             value = self._read_field(value, name)
         return value
 
     def _read_field(self, value: Value, name: str) -> Value:
+        from sqlglot import exp
+
         if value.family != "struct":
             raise InvalidSql(f"{name!r} is a field of {type_name(value.type)}, not of a struct.")
-        dtype = self._types.type_of(f"struct_extract({value.stand_in}, {_duckdb_text(name)})")
+        dtype = self._types.type_of(
+            f"struct_extract({value.stand_in}, {exp.Literal.string(name).sql(dialect=DIALECT)})"
+        )
         return replace(value, sql=f"{value.sql}.{quote(name, dialect='spark')}", type=dtype)
 
     def _write_literal(self, node: exp.Expr) -> Value:
@@ -285,7 +225,7 @@ class ExpressionWriter:
         sql = f"(-{operand.sql})"
         if dtype.startswith("U"):
             sql = narrow(f"(-CAST({operand.sql} AS DECIMAL(38,0)))", dtype)
-        return _with_flags(Value(sql, dtype), [operand])
+        return with_flags(Value(sql, dtype), [operand])
 
     # -- conditions -------------------------------------------------------------------------
 
@@ -298,7 +238,7 @@ class ExpressionWriter:
         operands.append(self.write_condition(node))
         word = f" {node_type.__name__.upper()} "
         sql = word.join(operand.sql for operand in reversed(operands))
-        return _with_flags(Value(f"({sql})", "BOOLEAN"), operands)
+        return with_flags(Value(f"({sql})", "BOOLEAN"), operands)
 
     def _write_not(self, node: exp.Expr) -> Value:
         operand = self.write_condition(node.this)
@@ -313,11 +253,11 @@ class ExpressionWriter:
             operand, word = self.write_condition(node.this), str(node.expression.this).upper()
         else:
             raise DuckDBOnly(node.sql(dialect=DIALECT))
-        return _with_flags(Value(f"({operand.sql} IS {word})", "BOOLEAN"), [operand])
+        return with_flags(Value(f"({operand.sql} IS {word})", "BOOLEAN"), [operand])
 
     def _compare(self, sign: str, operands: Sequence[Value]) -> Value:
-        left, right = self._to_comparable(operands, is_ordered=sign not in _UNORDERED)
-        return _with_flags(Value(f"({left} {sign} {right})", "BOOLEAN"), operands)
+        first, second = self._to_comparable(operands, is_ordered=sign not in _UNORDERED)
+        return with_flags(Value(f"({first} {sign} {second})", "BOOLEAN"), operands)
 
     def _to_comparable(self, values: Sequence[Value], *, is_ordered: bool) -> list[str]:
         """Return values in the type in which DuckDB compares them."""
@@ -329,7 +269,8 @@ class ExpressionWriter:
             raise DuckDBOnly(f"the comparison of {names}", "cast(n as varchar) = s")
         common = self._types.common_type([*typed] if families else [*values])
         if is_ordered and family_is_nested(values):
-            raise DifferentForm(f"the order of {type_name(common)}", "a.x < b.x")
+            texts = [ordered_hint(value, number) for number, value in enumerate(values)]
+            raise DifferentForm(f"the order of {type_name(common)}", " < ".join(texts))
         return [convert(value, common, self._types) for value in values]
 
     def _write_in(self, node: exp.Expr) -> Value:
@@ -340,16 +281,15 @@ class ExpressionWriter:
             raise DuckDBOnly(node.sql(dialect=DIALECT))
         values = [self.write(node.this), *map(self.write, node.expressions)]
         value, *choices = self._to_comparable(values, is_ordered=False)
-        return _with_flags(Value(f"({value} IN ({', '.join(choices)}))", "BOOLEAN"), values)
+        return with_flags(Value(f"({value} IN ({', '.join(choices)}))", "BOOLEAN"), values)
 
     def _write_in_query(self, node: exp.Expr, query: exp.Expr) -> Value:
         value = self.write(node.this)
         sql, columns = self._write_query(query.unnest(), self.scope)
-        ((name, column),) = columns
-        chosen = replace(column, sql=quote(name, dialect="spark"))
-        left, right = self._to_comparable([value, chosen], is_ordered=False)
-        text = f"({left} IN (SELECT {right} FROM ({sql})))"
-        return _with_flags(Value(text, "BOOLEAN"), [value])
+        ((_, column),) = columns
+        first, second = self._to_comparable([value, column], is_ordered=False)
+        text = f"({first} IN (SELECT {second} FROM ({sql})))"
+        return with_flags(Value(text, "BOOLEAN"), [value])
 
     def _write_exists(self, node: exp.Expr) -> Value:
         sql, _ = self._write_query(node.this.unnest(), self.scope)
@@ -370,7 +310,7 @@ class ExpressionWriter:
             self.write(node.args["high"]),
         ]
         value, low, high = self._to_comparable(values, is_ordered=True)
-        return _with_flags(Value(f"({value} BETWEEN {low} AND {high})", "BOOLEAN"), values)
+        return with_flags(Value(f"({value} BETWEEN {low} AND {high})", "BOOLEAN"), values)
 
     def _write_like(self, node: exp.Expr) -> Value:
         values = [self.write(node.this), self.write(node.expression)]
@@ -379,7 +319,7 @@ class ExpressionWriter:
         backslash = string_literal("\\")
         escaped = f"replace({pattern}, {backslash}, {string_literal(chr(92) * 2)})"
         word = "NOT LIKE" if node.args.get("negate") else "LIKE"
-        return _with_flags(Value(f"({text} {word} {escaped})", "BOOLEAN"), values)
+        return with_flags(Value(f"({text} {word} {escaped})", "BOOLEAN"), values)
 
     def _write_case(self, node: exp.Expr) -> Value:
         conditions, results = [], []
@@ -409,7 +349,7 @@ class ExpressionWriter:
             sql += f" WHEN {condition.sql} THEN {convert(result, dtype, self._types)}"
         for result in results[len(conditions) :]:
             sql += f" ELSE {convert(result, dtype, self._types)}"
-        return _with_flags(Value(f"{sql} END", dtype), [*conditions, *results])
+        return with_flags(Value(f"{sql} END", dtype), [*conditions, *results])
 
     # -- operators and functions --------------------------------------------------------------
 
@@ -429,11 +369,11 @@ class ExpressionWriter:
             if template is None:
                 names = f"{type_name(values[0].type)} {operator} {type_name(values[1].type)}"
                 raise DuckDBOnly(names, "epoch_us(a) - epoch_us(b), or t + interval 1 day")
-            return _with_flags(Value(template.format(*(v.sql for v in values)), dtype), values)
+            return with_flags(Value(template.format(*(v.sql for v in values)), dtype), values)
         if dtype == NULL:
             return Value("NULL", NULL)
         sql = OPERATOR_WRITERS[operator](values[0], values[1], dtype, self._types)
-        return _with_flags(Value(sql, dtype), values)
+        return with_flags(Value(sql, dtype), values)
 
     def _shift_time(self, operator: str, time: Value, interval: exp.Expr) -> Value:
         """Return a date or time plus or minus a constant interval; a date becomes a timestamp."""
@@ -454,7 +394,7 @@ class ExpressionWriter:
         else:
             micros = number * _MICROSECONDS[name]
             sql = f"timestamp_micros(unix_micros({timestamp}) + {micros}L)"
-        return _with_flags(Value(sql, dtype), [time])
+        return with_flags(Value(sql, dtype), [time])
 
     def _write_cast(self, node: exp.Expr) -> Value:
         from sqlglot import exp
@@ -466,158 +406,4 @@ class ExpressionWriter:
         dtype = self._types.type_of(f"CAST(NULL AS {target})")
         sql = convert(operand, dtype, self._types)
         constant = None if operand.constant is None else f"CAST({operand.constant} AS {target})"
-        return _with_flags(Value(sql, dtype, constant=constant), [operand])
-
-    def _write_field(self, name: str, time: exp.Expr) -> Value:
-        function = ALIASES.get(name.lower(), name.lower())
-        if function not in _FIELDS:
-            raise DuckDBOnly(f"extract({name.lower()} from ...)", f"fields: {', '.join(_FIELDS)}")
-        return self._call(function, [self.write(time)])
-
-    def _write_call(self, node: exp.Expr, over: str | None = None) -> Value:
-        """Write a call, perhaps of an aggregate with a filter, perhaps over a window."""
-        from sqlglot import exp
-
-        condition = None
-        if isinstance(node, exp.Filter):
-            condition = self.write_condition(node.expression.this)
-            node = node.this
-        if not isinstance(node, exp.Anonymous):
-            raise DuckDBOnly(node.sql(dialect=DIALECT))
-        name = node.name.lower()
-        name = QUERY_ALIASES.get(name, name)
-        if name in AGGREGATES:
-            return self._aggregate(name, node, condition, over)
-        if (name in WINDOW_FUNCTIONS) != (over is not None) or condition is not None:
-            raise DuckDBOnly(node.sql(dialect=DIALECT))
-        if name == "date_part" and len(node.expressions) == 2:
-            return self._write_field(node.expressions[0].name, node.expressions[1])
-        arguments = list(map(self.write, node.expressions))
-        if name in ("lag", "lead"):
-            return self._neighbor(name, arguments, str(over))
-        return self._call(name, arguments, over or "")
-
-    def _call(self, name: str, arguments: Sequence[Value], over: str = "") -> Value:
-        if name not in FORMS and name not in (*CHOICES, "date_trunc"):
-            raise DuckDBOnly(name)
-        stand_ins = ", ".join(argument.stand_in for argument in arguments)
-        window = " OVER ()" if over else ""
-        dtype = self._types.type_of(f"{name}({stand_ins}){window}")
-        if name in CHOICES:
-            sql = write_choice(name, arguments, dtype, self._types)
-        elif name == "date_trunc":
-            sql = write_truncation(arguments[0], arguments[1], dtype, self._types)
-        else:
-            sql = write_call(name, arguments, result=dtype, over=over)
-        value = Value(sql, dtype, has_window=bool(over), has_rows=name == "unnest")
-        return _with_flags(value, arguments)
-
-    def _aggregate(
-        self, name: str, node: exp.Expr, condition: Value | None, over: str | None
-    ) -> Value:
-        from sqlglot import exp
-
-        (argument_node, *further) = node.expressions or [exp.Star()]
-        distinct = isinstance(argument_node, exp.Distinct)
-        if distinct:
-            argument_node, *further = argument_node.expressions
-        if further or isinstance(argument_node, exp.Order):
-            raise DuckDBOnly(node.sql(dialect=DIALECT))
-        if isinstance(argument_node, exp.Star):
-            argument = Value("1", "INTEGER", constant="1")
-        else:
-            argument = self.write(argument_node)
-        dtype = self._types.type_of(f"{name}({argument.stand_in})")
-        flags = [argument]
-        if condition is not None:
-            # Spark has no filter of an aggregate over a window; these aggregates skip nulls.
-            flags.append(condition)
-            filtered = f"CASE WHEN {condition.sql} THEN {argument.sql} END"
-            argument = replace(argument, sql=filtered, constant=None)
-        if argument.type == NULL and name != "count":
-            raise DuckDBOnly(f"{name}(null)", f"{name}(null::double)")
-        word = "DISTINCT " if distinct else ""
-        sql = write_call(name, [argument], result=dtype, distinct=word, over=over or "")
-        value = Value(sql, dtype, has_aggregate=over is None, has_window=over is not None)
-        return _with_flags(value, flags)
-
-    def _neighbor(self, name: str, arguments: Sequence[Value], over: str) -> Value:
-        """Return lag or lead: of a value, a constant number of rows, and a default."""
-        stand_ins = ", ".join(argument.stand_in for argument in arguments)
-        dtype = self._types.type_of(f"{name}({stand_ins}) OVER ()")
-        value, offset = arguments[0], "1"
-        if len(arguments) > 1:
-            offset = str(arguments[1].constant)
-            if not offset.isdigit():
-                raise DuckDBOnly(f"{name} by {offset} rows", f"{name}(x, 2)")
-        default = ""
-        if len(arguments) > 2:
-            default = f", {convert(arguments[2], dtype, self._types)}"
-        sql = f"{name}({convert(value, dtype, self._types)}, {offset}{default}){over}"
-        return replace(_with_flags(Value(sql, dtype), arguments), has_window=True)
-
-    # -- windows ------------------------------------------------------------------------------
-
-    def _write_window(self, node: exp.Expr) -> Value:
-        return self._write_call(node.this, f" OVER ({self._write_frame(node)})")
-
-    def _write_frame(self, node: exp.Expr) -> str:
-        """Return the text between the parentheses of a window."""
-        alias = node.args.get("alias")
-        if alias is not None:
-            named = self._windows.get(alias.name.lower())
-            if named is None or node.args.get("partition_by") or node.args.get("order"):
-                raise DuckDBOnly(node.sql(dialect=DIALECT))
-            return self._write_frame(named)
-        clauses = []
-        keys = [self.write(key).sql for key in node.args.get("partition_by") or ()]
-        if keys:
-            clauses.append(f"PARTITION BY {', '.join(keys)}")
-        order = node.args.get("order")
-        if order is not None:
-            terms = [self.write_order(self.write(term.this), term) for term in order.expressions]
-            clauses.append(f"ORDER BY {', '.join(terms)}")
-        spec = node.args.get("spec")
-        if spec is not None:
-            clauses.append(_write_rows(spec))
-        return " ".join(clauses)
-
-    def write_order(self, value: Value, term: exp.Expr) -> str:
-        """Return a term of ORDER BY for a value; DuckDB sorts nulls last unless told otherwise."""
-        if family_is_nested([value]):
-            raise DifferentForm(f"the order of {type_name(value.type)}", "order by s.a, s.b")
-        direction = "DESC" if term.args.get("desc") else "ASC"
-        nulls = "FIRST" if term.args.get("nulls_first") else "LAST"
-        return f"{value.sql} {direction} NULLS {nulls}"
-
-
-def _write_rows(spec: exp.Expr) -> str:
-    """Return the frame of a window in rows."""
-    bounds = []
-    for name in ("start", "end"):
-        bound = spec.args.get(name)
-        text = getattr(bound, "name", bound)
-        if not isinstance(text, str) or not _FRAME.fullmatch(text):
-            raise DuckDBOnly(spec.sql(dialect=DIALECT), "rows between 2 preceding and current row")
-        side = spec.args.get(f"{name}_side")
-        bounds.append(text if side is None else f"{text} {str(side).upper()}")
-    is_default = bounds == ["UNBOUNDED PRECEDING", "CURRENT ROW"]
-    words = str(spec.args.get("kind")).upper()
-    if spec.args.get("exclude") or (words != "ROWS" and not (words == "RANGE" and is_default)):
-        raise DuckDBOnly(spec.sql(dialect=DIALECT), "rows between 2 preceding and current row")
-    return f"{words} BETWEEN {bounds[0]} AND {bounds[1]}"
-
-
-def _with_flags(value: Value, operands: Iterable[Value]) -> Value:
-    """Return a value that aggregates rows or reads windows if one of its operands does."""
-    values = [value, *operands]
-    return replace(
-        value,
-        has_aggregate=any(operand.has_aggregate for operand in values),
-        has_window=any(operand.has_window for operand in values),
-        has_rows=any(operand.has_rows for operand in values),
-    )
-
-
-def _duckdb_text(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+        return with_flags(Value(sql, dtype, constant=constant), [operand])

@@ -38,8 +38,8 @@ _ANY: tuple[Family, ...] = (*_SCALARS, "list", "struct", "null")
 # A shortened factor of a product keeps numbers of so many digits before the point.
 _WHOLE_DIGITS = 10
 _SUM_DIGITS = 28  # Spark adds ten digits for the sum
-_FIELDS = ("year", "quarter", "month", "week", "day", "dayofyear", "dayofweek", "isodow",
-           "hour", "minute", "second")  # fmt: skip
+_CLOCK = ("hour", "minute", "second")
+_FIELDS = ("year", "quarter", "month", "week", "day", "dayofyear", "dayofweek", "isodow", *_CLOCK)
 # Units whose truncation is a truncation to years, with their number of years.
 _YEARS = {"decade": 10, "century": 100, "millennium": 1000}
 _FINE_UNITS = ("microsecond", "millisecond")
@@ -59,11 +59,11 @@ _SUFFIX = (
     "if({1} IS NULL, NULL, substring({0}, "
     f"CAST(least(greatest({_FIRST}, 0), {_SIZE}) + 1 AS INT)))"
 )
-_LEFT = (
+_PREFIX = (
     "if({1} IS NULL, NULL, substring({0}, 1, "
     f"CAST(if({_NUMBER} < 0, greatest({_SIZE} + {_NUMBER}, 0), least({_NUMBER}, {_SIZE})) AS INT)))"
 )
-_RIGHT = (
+_ENDING = (
     "if({1} IS NULL, NULL, substring({0}, "
     f"CAST(if({_NUMBER} < 0, least(-{_NUMBER}, {_SIZE}), greatest({_SIZE} - {_NUMBER}, 0)) AS INT)"
     " + 1))"
@@ -76,14 +76,16 @@ def _by_family(families: Sequence[Family], template: Template) -> dict[tuple[Fam
     return {(family,): template for family in families}
 
 
-def _field(name: str) -> dict[tuple[Family, ...], str]:
-    """Return the forms of a field of a date or time, which is a BIGINT in DuckDB."""
-    template = FUNCTIONS[name][0].spark
-    if name in ("hour", "minute", "second"):
-        template = template.replace("{0}", "CAST({0} AS TIMESTAMP)")
-    return _by_family(_TIMES, f"CAST({template} AS BIGINT)")
-
-
+# Fields of a date or time, which are BIGINT in DuckDB.
+_FIELD_FORMS = {
+    name: _by_family(
+        _TIMES,
+        f"CAST({FUNCTIONS[name][0].spark} AS BIGINT)".replace(
+            "{0}", "CAST({0} AS TIMESTAMP)" if name in _CLOCK else "{0}"
+        ),
+    )
+    for name in _FIELDS
+}
 # Templates by families of arguments.
 FORMS: dict[str, dict[tuple[Family, ...], Template]] = {
     "abs": _by_family(_NUMBERS, "abs({0})"),
@@ -99,14 +101,14 @@ FORMS: dict[str, dict[tuple[Family, ...], Template]] = {
     "replace": {("string", "string", "string"): "replace({0}, {1}, {2})"},
     "strpos": {("string", "string"): "CAST(instr({0}, {1}) AS BIGINT)"},
     "substring": {("string", "integer"): _SUFFIX, ("string", "integer", "integer"): _SUBSTRING},
-    "left": {("string", "integer"): _LEFT},
-    "right": {("string", "integer"): _RIGHT},
+    "left": {("string", "integer"): _PREFIX},
+    "right": {("string", "integer"): _ENDING},
     "trim": {("string",): FUNCTIONS["trim"][0].spark},
     "ltrim": {("string",): FUNCTIONS["ltrim"][0].spark},
     "rtrim": {("string",): FUNCTIONS["rtrim"][0].spark},
     "epoch_us": {("timestamp",): "unix_micros({0})"},
     "epoch": {("timestamp",): FUNCTIONS["epoch"][0].spark},
-    **{name: _field(name) for name in _FIELDS},
+    **_FIELD_FORMS,
     "unnest": {("list",): "explode({0})"},
     # -- aggregates --
     "count": _by_family(_ANY, "count({distinct}{0}){over}"),
@@ -143,11 +145,6 @@ _NAMED_ONLY = ("len", "char_length", "character_length", "ifnull", "prefix", "su
                "substr", "weekofyear", "dayofmonth", "dayofweek", "dayofyear", "weekday",
                "datetrunc")  # fmt: skip
 QUERY_ALIASES = {name: ALIASES[name] for name in _NAMED_ONLY if name in ALIASES} | {"mean": "avg"}
-# Forms that run on both engines, instead of refused ones.
-_INSTEAD = {
-    "min": "min(s.a), or a window: qualify row_number() over (order by s.a, s.b) = 1",
-    "max": "max(s.a), or a window: qualify row_number() over (order by s.a desc, s.b desc) = 1",
-}
 
 
 def query_functions() -> frozenset[str]:
@@ -155,7 +152,7 @@ def query_functions() -> frozenset[str]:
     return frozenset({*FORMS, *WINDOW_FUNCTIONS, *CHOICES, "date_trunc", *QUERY_ALIASES})
 
 
-def write_call(
+def write_function(
     name: str, arguments: Sequence[Value], *, result: str, distinct: str = "", over: str = ""
 ) -> str:
     """Return the Spark SQL of a call.
@@ -172,14 +169,15 @@ def write_call(
         DuckDBOnly: The call was not compared with Spark.
     """
     families = tuple(argument.family for argument in arguments)
-    template = _find_form(name, families)
+    template = find_form(name, families)
     if template is None:
         types = ", ".join(type_name(argument.type) for argument in arguments)
-        if name in ("min", "max") and families in (("struct",), ("list",)):
-            raise DifferentForm(f"{name}({types})", _INSTEAD[name])
-        raise DuckDBOnly(f"{name}({types})", _supported_types(name))
+        if name in ("min", "max") and family_is_nested(arguments):
+            raise DifferentForm(f"{name}({types})", f"{name}({ordered_hint(arguments[0])})")
+        accepted = ", ".join(f"{name}({', '.join(form)})" for form in FORMS[name])
+        raise DuckDBOnly(f"{name}({types})", f"on every engine: {accepted}")
     if name == "avg" and families[0] in ("integer", "decimal"):
-        return _write_exact_mean(arguments[0], distinct, over)
+        return write_exact_mean(arguments[0], distinct, over)
     if name in _POSITIVE and all(_is_positive(argument) for argument in arguments[1:]):
         texts = [arguments[0].sql, *(str(argument.constant) for argument in arguments[1:])]
         return f"{name}({', '.join(texts)})"
@@ -188,11 +186,12 @@ def write_call(
     )
 
 
-def _find_form(name: str, families: tuple[Family, ...]) -> Template | None:
+def find_form(name: str, families: tuple[Family, ...]) -> Template | None:
     """Return the template of a call; a null is accepted for every family."""
     for accepted, template in FORMS[name].items():
         if len(accepted) == len(families) and all(
-            family in (wanted, "null") for family, wanted in zip(families, accepted, strict=True)
+            family in (expected, "null")
+            for family, expected in zip(families, accepted, strict=True)
         ):
             return template
     return None
@@ -203,12 +202,7 @@ def _is_positive(argument: Value) -> bool:
     return re.fullmatch(r"[1-9]\d{0,8}", argument.constant or "") is not None
 
 
-def _supported_types(name: str) -> str:
-    accepted = [f"{name}({', '.join(families)})" for families in FORMS[name]]
-    return f"on every engine: {', '.join(accepted)}"
-
-
-def _write_exact_mean(argument: Value, distinct: str, over: str) -> str:
+def write_exact_mean(argument: Value, distinct: str, over: str) -> str:
     """Return the mean of integers or decimals: their exact sum as a double, divided by their count.
 
     Spark's own mean of integers adds doubles, and its mean of decimals is a decimal.
@@ -225,7 +219,8 @@ def write_choice(name: str, values: Sequence[Value], result: str, types: DuckDBT
     """Return a call of a function in ``CHOICES``."""
     common = types.common_type(list(values))
     if family_is_nested(values) and name in ("greatest", "least"):
-        raise DifferentForm(f"{name} of {type_name(common)}", f"{name}(a.x, b.x)")
+        texts = [ordered_hint(value, number) for number, value in enumerate(values)]
+        raise DifferentForm(f"{name}({type_name(common)})", f"{name}({', '.join(texts)})")
     converted = [convert(value, common, types) for value in values]
     if name != "nullif":
         return f"{name}({', '.join(converted)})"
@@ -237,6 +232,15 @@ def write_choice(name: str, values: Sequence[Value], result: str, types: DuckDBT
 def family_is_nested(values: Sequence[Value]) -> bool:
     """Return whether values are lists or structs, which engines order differently."""
     return any(value.family in ("list", "struct") for value in values)
+
+
+def ordered_hint(value: Value, number: int = 0) -> str:
+    """Return the hint for an operand that has no order: a field of a struct, or a length.
+
+    ``{0}`` is the SQL of the operand with this number.
+    """
+    match = re.match(r'STRUCT\(("(?:[^"]|"")*"|\w+) ', value.type)
+    return f"length({{{number}}})" if match is None else f"{{{number}}}.{match[1]}"
 
 
 def write_truncation(unit: Value, time: Value, result: str, types: DuckDBTypes) -> str:
@@ -260,29 +264,34 @@ OperatorWriter = Callable[[Value, Value, str, DuckDBTypes], str]
 
 def _write_exact(sign: str, first: Value, second: Value, result: str, types: DuckDBTypes) -> str:
     """Return an operation whose operands have the type of the result."""
-    left, right = convert(first, result, types), convert(second, result, types)
+    first_sql, second_sql = convert(first, result, types), convert(second, result, types)
     family = family_of(result)
     if family == "decimal":
         precision, scale = digits_of(result)
         if precision == 38 and scale > 6:
             # Spark would round a result with more digits.
             narrower = f"DECIMAL(37,{scale})"
-            left, right = f"CAST({left} AS {narrower})", f"CAST({right} AS {narrower})"
-        return f"CAST({left} {sign} {right} AS {result})"
+            first_sql, second_sql = (
+                f"CAST({first_sql} AS {narrower})",
+                f"CAST({second_sql} AS {narrower})",
+            )
+        return f"CAST({first_sql} {sign} {second_sql} AS {result})"
     if family == "integer":
-        return _write_integers(sign, left, right, result)
-    return f"({left} {sign} {right})"
+        return write_integers(sign, first_sql, second_sql, result)
+    return f"({first_sql} {sign} {second_sql})"
 
 
-def _write_integers(sign: str, left: str, right: str, result: str) -> str:
+def write_integers(sign: str, first_sql: str, second_sql: str, result: str) -> str:
+    """Return an operation on integers of the result's type; an overflow is an error."""
     if result in ("TINYINT", "SMALLINT", "INTEGER", "BIGINT"):
-        return f"({left} {sign} {right})"
+        return f"({first_sql} {sign} {second_sql})"
     if result in ("UBIGINT", "HUGEINT"):
-        return narrow(f"({left} {sign} {right})", result)
-    return narrow(f"(CAST({left} AS BIGINT) {sign} CAST({right} AS BIGINT))", result)
+        return narrow(f"({first_sql} {sign} {second_sql})", result)
+    return narrow(f"(CAST({first_sql} AS BIGINT) {sign} CAST({second_sql} AS BIGINT))", result)
 
 
-def _write_product(first: Value, second: Value, result: str, types: DuckDBTypes) -> str:
+def write_product(first: Value, second: Value, result: str, types: DuckDBTypes) -> str:
+    """Return a product; the product of decimals has the digits of both."""
     if family_of(result) != "decimal":
         return _write_exact("*", first, second, result, types)
     factors = []
@@ -300,29 +309,32 @@ def _write_product(first: Value, second: Value, result: str, types: DuckDBTypes)
         precision = 37 - digits
         if precision - scale < _WHOLE_DIGITS:
             names = f"{type_name(first.type)} and {type_name(second.type)}"
-            raise DifferentForm(f"the product of {names}", "a::double * b")
+            raise DifferentForm(f"the product of {names}", "cast({0} as double) * {1}")
         longer = f"CAST({longer} AS DECIMAL({precision},{scale}))"
     return f"CAST({longer} * {shorter} AS {result})"
 
 
-def _write_quotient(first: Value, second: Value, result: str, types: DuckDBTypes) -> str:
-    left, right = convert(first, result, types), convert(second, result, types)
+def write_quotient(first: Value, second: Value, result: str, types: DuckDBTypes) -> str:
+    """Return a quotient, which is a float32 or a double."""
+    first_sql, second_sql = convert(first, result, types), convert(second, result, types)
     if _is_positive(second) and result == "DOUBLE":
-        return f"({left} / {right})"
-    # DuckDB divides by zero as IEEE 754 says: infinity with the signs of both, or NaN.
-    by_zero = f"CAST({left} AS DOUBLE) * power(CAST({right} AS DOUBLE), -1D)"
-    quotient = f"if({right} = 0, {by_zero}, try_divide({left}, {right}))"
+        return f"({first_sql} / {second_sql})"
+    # DuckDB divides by zero as in IEEE 754: infinity with the signs of both, or NaN.
+    by_zero = f"CAST({first_sql} AS DOUBLE) * power(CAST({second_sql} AS DOUBLE), -1D)"
+    quotient = f"if({second_sql} = 0, {by_zero}, try_divide({first_sql}, {second_sql}))"
     return quotient if result == "DOUBLE" else f"CAST({quotient} AS {result})"
 
 
-def _write_remainder(first: Value, second: Value, result: str, types: DuckDBTypes) -> str:
-    left, right = convert(first, result, types), convert(second, result, types)
+def write_remainder(first: Value, second: Value, result: str, types: DuckDBTypes) -> str:
+    """Return a remainder, which has the sign of the dividend."""
+    first_sql, second_sql = convert(first, result, types), convert(second, result, types)
     if family_of(result) in ("float", "double"):
-        return f"if({right} = 0, {left} * CAST('NaN' AS {result}), try_mod({left}, {right}))"
-    return f"CAST({left} % {right} AS {spark_type(result)})"
+        return f"if({second_sql} = 0, {first_sql} * CAST('NaN' AS {result}), try_mod({first_sql}, {second_sql}))"
+    return f"CAST({first_sql} % {second_sql} AS {spark_type(result)})"
 
 
-def _write_concatenation(first: Value, second: Value, result: str, types: DuckDBTypes) -> str:
+def write_concatenation(first: Value, second: Value, result: str, types: DuckDBTypes) -> str:
+    """Return two values as one text."""
     if "binary" in (first.family, second.family):
         raise DuckDBOnly(f"{type_name(first.type)} || {type_name(second.type)}")
     return f"({convert(first, 'VARCHAR', types)} || {convert(second, 'VARCHAR', types)})"
@@ -331,8 +343,8 @@ def _write_concatenation(first: Value, second: Value, result: str, types: DuckDB
 OPERATOR_WRITERS: dict[str, OperatorWriter] = {
     "+": partial(_write_exact, "+"),
     "-": partial(_write_exact, "-"),
-    "*": _write_product,
-    "/": _write_quotient,
-    "%": _write_remainder,
-    "||": _write_concatenation,
+    "*": write_product,
+    "/": write_quotient,
+    "%": write_remainder,
+    "||": write_concatenation,
 }

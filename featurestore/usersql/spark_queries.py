@@ -7,13 +7,29 @@ aliases, converts types or sorts nulls.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidSql
-from featurestore.usersql.spark_expressions import ExpressionWriter, Scope, Source
+from featurestore.usersql.spark_clauses import (
+    argument_of,
+    refuse_arguments,
+    write_groups,
+    write_items,
+    write_limit,
+    write_order,
+)
+from featurestore.usersql.spark_expressions import ExpressionWriter
+from featurestore.usersql.spark_scopes import (
+    Columns,
+    Scope,
+    Source,
+    column_name,
+    output_columns,
+    rename_columns,
+)
 from featurestore.usersql.text import DIALECT, parse_statement, quote, shorten_sql
 from featurestore.usersql.typed_values import (
     DifferentForm,
@@ -26,9 +42,11 @@ from featurestore.usersql.typed_values import (
 if TYPE_CHECKING:
     from sqlglot import exp
 
-Columns = tuple[tuple[str, Value], ...]
 # Tables by lower-case name: the name on Spark, and the columns with their DuckDB types.
 Tables = Mapping[str, tuple[str, Sequence[tuple[str, str]]]]
+# Arguments of a join other than a comma, and of a subquery that sorts or limits its rows.
+_JOIN_WORDS = ("kind", "side", "method", "on", "using")
+_MODIFIERS = ("order", "limit", "offset")
 _FILTER = "`is_selected`"
 _ON_BOTH = "every function and type on both engines: docs/reference/sql.md"
 
@@ -110,7 +128,7 @@ class _QueryWriter:
         """
         from sqlglot import exp
 
-        clause = _argument(node, "with")
+        clause = argument_of(node, "with")
         definitions = ""
         if clause is not None:
             definitions, visible = self._write_definitions(clause, parent, visible)
@@ -137,7 +155,7 @@ class _QueryWriter:
         for expression in clause.expressions:
             sql, columns = self.write(expression.this, parent, inside)
             name = quote(f"cte_{next(self._numbers)}", dialect="spark")
-            renamed = _rename(columns, expression.args["alias"])
+            renamed = rename_columns(columns, expression.args["alias"])
             inside[expression.alias_or_name.lower()] = (name, renamed)
             definitions.append(f"{name} AS ({sql})")
         return f"WITH {', '.join(definitions)} ", inside
@@ -152,7 +170,7 @@ class _QueryWriter:
         distinct = node.args.get("distinct")
         if distinct is not None and distinct.args.get("on") is not None:
             raise DuckDBOnly("distinct on", "qualify row_number() over (partition by a) = 1")
-        _refuse_arguments(node, ("laterals", "pivots", "sample", "kind", "hint", "match", "into"))
+        refuse_arguments(node, ("laterals", "pivots", "sample", "kind", "hint", "match", "into"))
         scope = Scope(parent=parent)
         star: list[tuple[str, str, Value]] = []
         source_sql = self._write_from(node, scope, star, visible)
@@ -164,15 +182,19 @@ class _QueryWriter:
             lambda query, outer: self.write(query, outer, visible),
             windows,
         )
-        items = list(_write_items(node.expressions, writer, star))
-        where = node.args.get("where")
-        clauses = "" if where is None else f" WHERE {writer.write_condition(where.this).sql}"
-        clauses += _write_groups(node, writer, items)
+        items = list(write_items(node.expressions, writer, star))
+        condition = node.args.get("where")
+        clauses = ""
+        if condition is not None:
+            clauses = f" WHERE {writer.write_condition(condition.this).sql}"
+        clauses += write_groups(node, writer, items)
         having = node.args.get("having")
         if having is not None:
             clauses += f" HAVING {writer.write_condition(having.this).sql}"
-        selected = [f"{value.sql} AS {_column(index)}" for index, (_, value) in enumerate(items)]
-        columns = _outputs(items)
+        selected = [
+            f"{value.sql} AS {column_name(index)}" for index, (_, value) in enumerate(items)
+        ]
+        columns = output_columns(items)
         qualify = node.args.get("qualify")
         if qualify is not None:
             selected.append(f"{writer.write_condition(qualify.this).sql} AS {_FILTER}")
@@ -187,19 +209,19 @@ class _QueryWriter:
         scope.aliases = {name.lower(): value for name, value in reversed(columns)}
         order = node.args.get("order")
         if order is not None:
-            sql += _write_order(order, writer, columns)
+            sql += write_order(order, writer, columns)
         if any(isinstance(item, exp.Star) for item in node.expressions) and not items:
             raise InvalidSql("the query has no columns.")
-        return sql + _write_limit(node), columns
+        return sql + write_limit(node), columns
 
     def _write_modifiers(self, node: exp.Expr, sql: str, columns: Columns) -> str:
         """Return a query with the ORDER BY and LIMIT of a node over its columns."""
-        order, limit = node.args.get("order"), _write_limit(node)
+        order, limit = node.args.get("order"), write_limit(node)
         if order is None and not limit:
             return sql
         scope = Scope(sources=[Source("", columns)])
         writer = ExpressionWriter(scope, self._types, self._parameters, _refuse_query, {})
-        terms = "" if order is None else _write_order(order, writer, columns)
+        terms = "" if order is None else write_order(order, writer, columns)
         return f"SELECT * FROM ({sql}){terms}{limit}"
 
     # -- FROM ---------------------------------------------------------------------------------
@@ -212,7 +234,7 @@ class _QueryWriter:
         visible: Mapping[str, tuple[str, Columns]],
     ) -> str:
         """Write the FROM clause; add its tables to a scope, and its columns to ``star``."""
-        clause = _argument(node, "from")
+        clause = argument_of(node, "from")
         if clause is None:
             return ""
         sql, source = self._write_source(clause.this, scope.parent, visible)
@@ -221,7 +243,7 @@ class _QueryWriter:
         joins = node.args.get("joins") or ()
         is_comma = False
         for join in joins:
-            is_comma = is_comma or _is_comma(join)
+            is_comma = is_comma or not any(map(join.args.get, _JOIN_WORDS))
             if is_comma and join.side in ("RIGHT", "FULL"):
                 raise DuckDBOnly(f"{join.side.lower()} join after a comma", "cross join")
             sql += self._write_join(join, scope, star, visible)
@@ -232,7 +254,7 @@ class _QueryWriter:
     ) -> tuple[str, Source]:
         from sqlglot import exp
 
-        _refuse_arguments(node, ("joins", "laterals", "pivots", "sample", "version", "when"))
+        refuse_arguments(node, ("joins", "laterals", "pivots", "sample", "version", "when"))
         alias = quote(f"t{next(self._numbers)}", dialect="spark")
         columns: Sequence[tuple[str, Value]]
         if isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
@@ -249,19 +271,19 @@ class _QueryWriter:
                 ]
         elif isinstance(node, exp.Subquery | exp.Values):
             query = node
-            if isinstance(node, exp.Subquery) and not _has_modifiers(node):
+            if isinstance(node, exp.Subquery) and not any(map(node.args.get, _MODIFIERS)):
                 query = node.this
             text, columns = self.write(query, parent, visible)
             sql = f"({text})"
         else:
             raise DuckDBOnly(node.sql(dialect=DIALECT))
-        renamed = _rename(columns, node.args.get("alias"))
+        renamed = rename_columns(columns, node.args.get("alias"))
         qualified = [(name, replace(value, sql=f"{alias}.{value.sql}")) for name, value in renamed]
         return f"{sql} AS {alias}", Source(node.alias_or_name, tuple(qualified))
 
     def _write_join(
         self,
-        join: exp.Expr,
+        join: exp.Join,
         scope: Scope,
         star: list[tuple[str, str, Value]],
         visible: Mapping[str, tuple[str, Columns]],
@@ -275,9 +297,9 @@ class _QueryWriter:
         names = [identifier.name for identifier in join.args.get("using") or ()]
         if method == "NATURAL":
             names = [name for name, _ in source.columns if scope.find(name) is not None]
-        conditions = []
-        for name in names:
-            conditions.append(self._merge_column(name, scope, source, side=side, star=star))
+        conditions = [
+            self._merge_column(name, scope, source, side=side, star=star) for name in names
+        ]
         scope.sources.append(source)
         if not joined:
             merged = {name.lower() for name in names}
@@ -298,7 +320,9 @@ class _QueryWriter:
             conditions.append(writer.write_condition(on).sql)
         if joined:
             scope.sources.remove(source)
-        words = f"LEFT {joined}" if joined else side or ("INNER" if conditions else "CROSS")
+        words = side or ("INNER" if conditions else "CROSS")
+        if joined:
+            words = f"LEFT {joined}"
         condition = f" ON {' AND '.join(conditions)}" if conditions else ""
         return f" {words} JOIN {sql}{condition}"
 
@@ -312,17 +336,17 @@ class _QueryWriter:
         star: list[tuple[str, str, Value]],
     ) -> str:
         """Merge a column of USING; return the condition that its values are equal."""
-        left, right = scope.find(name), source.find(name)
-        if left is None or right is None:
+        first, second = scope.find(name), source.find(name)
+        if first is None or second is None:
             raise InvalidSql(f"unknown column {name!r} in USING.")
-        common = self._types.common_type([left, right])
-        equal = [convert(value, common, self._types) for value in (left, right)]
-        merged = {"RIGHT": right, "FULL": Value(f"coalesce({', '.join(equal)})", common)}.get(
-            side, left
+        common = self._types.common_type([first, second])
+        equal = [convert(value, common, self._types) for value in (first, second)]
+        merged = {"RIGHT": second, "FULL": Value(f"coalesce({', '.join(equal)})", common)}.get(
+            side, first
         )
         scope.merged[name.lower()] = merged
         for index, (table, column, value) in enumerate(star):
-            if column.lower() == name.lower() and value == left:
+            if column.lower() == name.lower() and value == first:
                 star[index] = (table, column, merged)
         return f"({' = '.join(equal)})"
 
@@ -331,19 +355,19 @@ class _QueryWriter:
     def _write_set_operation(
         self, node: exp.Expr, parent: Scope | None, visible: Mapping[str, tuple[str, Columns]]
     ) -> tuple[str, Columns]:
-        _refuse_arguments(node, ("by_name", "side", "kind", "on"))
+        refuse_arguments(node, ("by_name", "side", "kind", "on"))
         queries = [self.write(side, parent, visible) for side in (node.this, node.expression)]
-        (_, left), (_, right) = queries
-        if len(left) != len(right):
+        (_, first), (_, second) = queries
+        if len(first) != len(second):
             raise InvalidSql("the queries of a set operation have different numbers of columns.")
         common = [
             self._types.common_type([replace(a, constant=None), replace(b, constant=None)])
-            for (_, a), (_, b) in zip(left, right, strict=True)
+            for (_, a), (_, b) in zip(first, second, strict=True)
         ]
         texts = []
         for sql, columns in queries:
             selected = [
-                f"{convert(value, dtype, self._types)} AS {_column(index)}"
+                f"{convert(value, dtype, self._types)} AS {column_name(index)}"
                 for index, ((_, value), dtype) in enumerate(zip(columns, common, strict=True))
             ]
             texts.append(f"(SELECT {', '.join(selected)} FROM ({sql}))")
@@ -351,9 +375,9 @@ class _QueryWriter:
         if not node.args.get("distinct"):
             word += " ALL"
         typed = [
-            (name, replace(value, type=t)) for (name, value), t in zip(left, common, strict=True)
+            (name, replace(value, type=t)) for (name, value), t in zip(first, common, strict=True)
         ]
-        result = _outputs(typed)
+        result = output_columns(typed)
         return self._write_modifiers(node, f" {word} ".join(texts), result), result
 
     def _write_values(self, node: exp.Expr, parent: Scope | None) -> tuple[str, Columns]:
@@ -365,162 +389,12 @@ class _QueryWriter:
         texts = []
         for row in rows:
             cells = [
-                f"{convert(cell, dtype, self._types)} AS {_column(index)}"
+                f"{convert(cell, dtype, self._types)} AS {column_name(index)}"
                 for index, (cell, dtype) in enumerate(zip(row, common, strict=True))
             ]
             texts.append(f"SELECT {', '.join(cells)}")
-        columns = _outputs([(f"col{i}", Value("", dtype)) for i, dtype in enumerate(common)])
+        columns = output_columns([(f"col{i}", Value("", dtype)) for i, dtype in enumerate(common)])
         return " UNION ALL ".join(texts), columns
-
-
-def _write_items(
-    nodes: Sequence[exp.Expr], writer: ExpressionWriter, star: Sequence[tuple[str, str, Value]]
-) -> Iterator[tuple[str, Value]]:
-    """Yield the names and values of a SELECT list; a later item may use an earlier alias."""
-    from sqlglot import exp
-
-    generators = 0
-    for node in nodes:
-        if isinstance(node, exp.Star):
-            yield from _expand_star(node, star, writer)
-            continue
-        if isinstance(node, exp.Column) and isinstance(node.this, exp.Star):
-            table = node.table.lower()
-            columns = [entry for entry in star if entry[0].lower() == table]
-            source = writer.scope.find_source(node.table)
-            if source is not None:
-                columns = [(source.name, name, value) for name, value in source.columns]
-            yield from _expand_star(node.this, columns, writer)
-            continue
-        value = writer.write(node.unalias())
-        generators += value.has_rows
-        is_whole = isinstance(node.unalias(), exp.Anonymous)
-        if value.has_rows and (not is_whole or generators > 1):
-            raise DuckDBOnly("unnest within an expression", "select unnest(list) as x")
-        name = node.alias_or_name
-        if name and isinstance(node, exp.Alias):
-            writer.scope.aliases.setdefault(name.lower(), value)
-        yield name, value
-
-
-def _expand_star(
-    node: exp.Expr, columns: Sequence[tuple[str, str, Value]], writer: ExpressionWriter
-) -> Iterator[tuple[str, Value]]:
-    """Yield the columns of a star with its EXCLUDE, REPLACE and RENAME."""
-    excluded = {column.name.lower() for column in _argument(node, "except") or ()}
-    replaced = {
-        column.alias.lower(): writer.write(column.this) for column in node.args.get("replace") or ()
-    }
-    renamed = {column.this.name.lower(): column.alias for column in node.args.get("rename") or ()}
-    for _, name, value in columns:
-        if name.lower() not in excluded:
-            yield renamed.get(name.lower(), name), replaced.get(name.lower(), value)
-
-
-def _write_groups(
-    node: exp.Expr, writer: ExpressionWriter, items: Sequence[tuple[str, Value]]
-) -> str:
-    """Return the GROUP BY clause; its keys are then the columns that HAVING may use."""
-    from sqlglot import exp
-
-    group = node.args.get("group")
-    if group is None:
-        return ""
-    _refuse_arguments(group, ("rollup", "cube", "grouping_sets", "totals"))
-    keys = []
-    if group.args.get("all"):
-        keys = [value.sql for _, value in items if not (value.has_aggregate or value.has_window)]
-    for key in group.expressions:
-        if isinstance(key, exp.Rollup | exp.Cube | exp.GroupingSets | exp.Tuple):
-            raise DuckDBOnly(key.sql(dialect=DIALECT), "group by a, b")
-        position = _position(key, items)
-        keys.append(writer.write(key).sql if position is None else items[position][1].sql)
-    writer.scope.keys = frozenset(keys)
-    return f" GROUP BY {', '.join(keys)}" if keys else ""
-
-
-def _write_order(order: exp.Expr, writer: ExpressionWriter, columns: Columns) -> str:
-    """Return the ORDER BY clause over the columns of a query."""
-    from sqlglot import exp
-
-    terms = []
-    for term in order.expressions:
-        if isinstance(term.this, exp.Var) and term.this.name.upper() == "ALL":
-            terms += [writer.write_order(value, term) for _, value in columns]
-            continue
-        position = _position(term.this, columns)
-        value = writer.write(term.this) if position is None else columns[position][1]
-        terms.append(writer.write_order(value, term))
-    return f" ORDER BY {', '.join(terms)}"
-
-
-def _write_limit(node: exp.Expr) -> str:
-    """Return the LIMIT and OFFSET clauses with constant numbers of rows."""
-    text = ""
-    for name in ("limit", "offset"):
-        clause = node.args.get(name)
-        if clause is None:
-            continue
-        number = clause.expression
-        if clause.args.get("limit_options") or not number.name.isdigit() or not number.is_int:
-            raise DuckDBOnly(clause.sql(dialect=DIALECT), f"{name} 10")
-        text += f" {name.upper()} {number.name}"
-    return text
-
-
-def _position(node: exp.Expr, items: Sequence[tuple[str, Value]]) -> int | None:
-    """Return the index of the column that a number in ORDER BY or GROUP BY names."""
-    from sqlglot import exp
-
-    if not isinstance(node, exp.Literal) or not node.is_int:
-        return None
-    position = int(node.name) - 1
-    if position not in range(len(items)):
-        raise InvalidSql(f"the query has {len(items)} columns, not {node.name}.")
-    return position
-
-
-def _column(index: int) -> str:
-    return f"`c{index}`"
-
-
-def _outputs(items: Sequence[tuple[str, Value]]) -> Columns:
-    """Return the columns of a query, by their names on Spark."""
-    return tuple((name, Value(_column(i), value.type)) for i, (name, value) in enumerate(items))
-
-
-def _rename(columns: Sequence[tuple[str, Value]], alias: exp.Expr | None) -> Columns:
-    """Return columns with the names of a table alias such as ``t(a, b)``."""
-    names = [] if alias is None else [column.name for column in alias.args.get("columns") or ()]
-    if len(names) > len(columns):
-        raise InvalidSql(f"{len(names)} names for {len(columns)} columns.")
-    renamed = list(columns)
-    renamed[: len(names)] = [
-        (name, value) for name, (_, value) in zip(names, columns, strict=False)
-    ]
-    return tuple(renamed)
-
-
-def _is_comma(join: exp.Expr) -> bool:
-    return not (
-        join.kind or join.side or join.method or join.args.get("on") or join.args.get("using")
-    )
-
-
-def _has_modifiers(node: exp.Expr) -> bool:
-    return any(node.args.get(name) is not None for name in ("order", "limit", "offset"))
-
-
-def _argument(node: exp.Expr, name: str) -> exp.Expr | None:
-    """Return an argument whose name is a word of Python; older sqlglot has no underscore."""
-    value: exp.Expr | None = node.args.get(f"{name}_") or node.args.get(name)
-    return value
-
-
-def _refuse_arguments(node: exp.Expr, names: Sequence[str]) -> None:
-    for name in names:
-        if node.args.get(name):
-            raise DuckDBOnly(f"{name.replace('_', ' ')} in {node.sql(dialect=DIALECT)[:60]!r}")
 
 
 def _refuse_query(node: exp.Expr, scope: Scope) -> tuple[str, Columns]:

@@ -10,8 +10,11 @@ from datetime import date, datetime
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as pat
 
-from featurestore.errors import InvalidSql
+from featurestore.errors import InvalidSql, listing
+from featurestore.model.arguments import warn_caller
+from featurestore.model.times import NaiveTimeWarning
 from featurestore.usersql.text import quote
 from featurestore.usersql.typed_values import TIMESTAMP_TZ
 
@@ -59,6 +62,18 @@ def describe_tables(
         types = map(str, table.types)
         tables[name.lower()] = (name, list(zip(table.columns, types, strict=True)))
     return tables
+
+
+def warn_about_naive_times(schema: pa.Schema) -> None:
+    """Warn the caller about columns of times without a time zone, such as a date plus an interval."""
+    naive_columns = [
+        field.name for field in schema if pat.is_timestamp(field.type) and field.type.tz is None
+    ]
+    if naive_columns:
+        warn_caller(
+            f"the times of {listing(naive_columns)} have no time zone and are interpreted as UTC",
+            NaiveTimeWarning,
+        )
 
 
 def parameter_types(parameters: Mapping[str, Any]) -> dict[str, str]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from featurestore.errors import InvalidSql
@@ -104,6 +104,17 @@ class Value:
     def family(self) -> Family:
         """The family of the type."""
         return family_of(self.type)
+
+
+def with_flags(value: Value, operands: Iterable[Value]) -> Value:
+    """Return a value that aggregates rows or reads windows if one of its operands does."""
+    values = [value, *operands]
+    return replace(
+        value,
+        has_aggregate=any(operand.has_aggregate for operand in values),
+        has_window=any(operand.has_window for operand in values),
+        has_rows=any(operand.has_rows for operand in values),
+    )
 
 
 def family_of(duckdb_type: str) -> Family:
@@ -239,9 +250,10 @@ def convert(value: Value, target: str, types: DuckDBTypes) -> str:
         return literal(value, target, types)
     conversion = CONVERSIONS.get((value.family, family_of(target)))
     if conversion is None:
-        raise DuckDBOnly(
-            f"the cast of {type_name(value.type)} to {type_name(target)}", _cast_hint(value.family)
-        )
+        form = f"the cast of {type_name(value.type)} to {type_name(target)}"
+        families = [end for start, end in CONVERSIONS if start == value.family and end != start]
+        hint = f"casts of {value.family} on every engine: to {', '.join(families)}"
+        raise DuckDBOnly(form, hint if families else None)
     return conversion(value.sql, value.type, target)
 
 
@@ -264,29 +276,21 @@ def narrow(sql: str, target: str) -> str:
     return f"CAST(CAST({checked} AS {wide}) + {half} AS {spark_type(target)})"
 
 
-def _cast_hint(family: Family) -> str | None:
-    targets = [target for source, target in CONVERSIONS if source == family and target != family]
-    if not targets:
-        return None
-    return f"casts of {family} on every engine: to {', '.join(targets)}"
-
-
 def _plain(sql: str, source: str, target: str) -> str:
     return f"CAST({sql} AS {spark_type(target)})"
 
 
-def _to_integer(sql: str, source: str, target: str) -> str:
-    return narrow(sql, target)
-
-
-def _decimal_to_integer(sql: str, source: str, target: str) -> str:
-    # DuckDB rounds half away from zero; a cast on Spark truncates.
+def decimal_to_integer(sql: str, source: str, target: str) -> str:
+    """Return a decimal as an integer, rounded half away from zero; a cast on Spark truncates."""
     return narrow(f"round({sql}, 0)", target)
 
 
 def _float_to_integer(sql: str, source: str, target: str) -> str:
     if target in ("UBIGINT", "HUGEINT"):
-        raise DifferentForm(f"the cast of {type_name(source)} to {type_name(target)}", "x::bigint")
+        raise DifferentForm(
+            f"the cast of {type_name(source)} to {type_name(target)}",
+            f"cast(cast({{0}} as bigint) as {type_name(target)})",
+        )
     # DuckDB rounds half to even; a cast on Spark truncates.
     return narrow(f"CAST(rint(CAST({sql} AS DOUBLE)) AS BIGINT)", target)
 
@@ -303,23 +307,24 @@ def _decimal_to_binary(sql: str, source: str, target: str) -> str:
     if target == "FLOAT":
         short = f"CAST({sql} AS DECIMAL({max(digits + 1, scale)},{scale}))"
         quotient = _divide_digits(sql if precision <= digits else short, scale, target)
-    if precision <= digits:
-        return quotient
+    if precision <= digits or scale == 0:
+        return quotient if scale else f"CAST({sql} AS {target})"
     if scale > _MAX_FRACTION:
+        narrower = f"decimal(38,{_MAX_FRACTION})"
         raise DifferentForm(
             f"the conversion of {type_name(source)} to {target.lower()}",
-            f"x::decimal(38,{_MAX_FRACTION})",
+            f"cast(cast({{0}} as {narrower}) as {target.lower()})",
         )
-    whole = f"CAST(CAST({sql} - {sql} % 1 AS DECIMAL(38,0)) AS {target})"
-    if scale == 0:
-        return whole
-    parts = f"CAST({whole} + {_divide_digits(f'({sql} % 1)', scale, target)} AS {target})"
+    integer = f"CAST(CAST({sql} - {sql} % 1 AS DECIMAL(38,0)) AS {target})"
+    fraction = _divide_digits(f"({sql} % 1)", scale, target)
+    total = f"CAST({integer} + {fraction} AS {target})"
     bound = str(limit).rjust(scale + 1, "0")
     bound = f"{bound[:-scale]}.{bound[-scale:]}"
-    return f"if({sql} BETWEEN -{bound} AND {bound}, {quotient}, {parts})"
+    return f"if({sql} BETWEEN -{bound} AND {bound}, {quotient}, {total})"
 
 
-def _decimal_to_text(sql: str, source: str, target: str) -> str:
+def decimal_to_text(sql: str, source: str, target: str) -> str:
+    """Return a decimal as text."""
     precision, scale = digits_of(source)
     if precision > scale:
         return f"CAST({sql} AS STRING)"
@@ -336,17 +341,17 @@ def _divide_digits(sql: str, scale: int, target: str) -> str:
 
 # The conversions that both engines compute equally, by families.
 CONVERSIONS: dict[tuple[Family, Family], Callable[[str, str, str], str]] = {
-    ("integer", "integer"): _to_integer,
+    ("integer", "integer"): lambda sql, _, target: narrow(sql, target),
     ("integer", "decimal"): _plain,
     ("integer", "float"): _plain,
     ("integer", "double"): _plain,
     ("integer", "boolean"): lambda sql, _source, _target: f"({sql} <> 0)",
     ("integer", "string"): _plain,
-    ("decimal", "integer"): _decimal_to_integer,
+    ("decimal", "integer"): decimal_to_integer,
     ("decimal", "decimal"): _plain,
     ("decimal", "float"): _decimal_to_binary,
     ("decimal", "double"): _decimal_to_binary,
-    ("decimal", "string"): _decimal_to_text,
+    ("decimal", "string"): decimal_to_text,
     ("float", "integer"): _float_to_integer,
     ("float", "double"): _plain,
     ("double", "integer"): _float_to_integer,

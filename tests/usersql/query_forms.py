@@ -20,6 +20,7 @@ from tests.usersql.edge_values import EDGES, plain_values
 
 _BITS = (8, 16, 32, 64)
 _SPECIAL = EDGES["number"][1]
+_WIDE = ("0", "1.5", "-2.25", "1234567890123456.8901234567", "9" * 16)
 _STRUCTS = [{"x": 1, "y": "a"}, {"x": 1, "y": None}, {"x": None, "y": "b"}]
 # The values of each type, by the name of its columns.
 TYPES: dict[str, tuple[pa.DataType, list[Any]]] = {
@@ -35,7 +36,7 @@ TYPES: dict[str, tuple[pa.DataType, list[Any]]] = {
     "f32": (pa.float32(), [*EDGES["float"][1], 3.0]),
     "f64": (pa.float64(), _SPECIAL),
     "dec": (pa.decimal128(10, 2), EDGES["decimal"][1]),
-    "wide": (pa.decimal128(38, 10), [Decimal(text) for text in ("0", "1.5", "-2.25", "1234567890123456.8901234567", "9" * 16)]),
+    "wide": (pa.decimal128(38, 10), [Decimal(text) for text in _WIDE]),
     "tiny": (pa.decimal128(4, 4), [Decimal(text) for text in ("0", "0.5", "-0.0001", "0.9999")]),
     "text": EDGES["string"],
     "blob": EDGES["binary"],
@@ -62,10 +63,10 @@ NUMBERS = (
 _SCALARS = (*NUMBERS, "bool", "text", "blob", "day", "time")
 _LITERALS = {
     "1": "1", "300": "300", "-1": "-1", "0.5": "0.5", "0.1": "0.1", "1e0": "1e0", "null": "null",
-    "3000000000": "3000000000",
+    "3": "3", "3000000000": "3000000000",
 }  # fmt: skip
 _FIELDS = ("year", "quarter", "month", "week", "day", "dayofmonth", "dayofyear", "dayofweek",
-           "isodow", "weekofyear", "hour", "minute", "second", "epoch")  # fmt: skip
+           "isodow", "weekday", "weekofyear", "hour", "minute", "second", "epoch")  # fmt: skip
 _UNITS = ("microsecond", "millisecond", "second", "minute", "hour", "day", "week", "month",
           "quarter", "year", "decade", "century", "millennium")  # fmt: skip
 _CASTS = ("tinyint", "smallint", "int", "bigint", "utinyint", "ubigint", "float", "double",
@@ -112,6 +113,7 @@ def scalar_forms() -> Iterator[Form]:
         yield Form("case", (dtype, "0.5"), f"case when a_bool then a_{dtype} else 0.5 end")
         yield Form("in", (dtype, "0.5"), f"a_{dtype} in (1, 0.5, b_{dtype})")
         yield Form("between", (dtype, "0.5"), f"a_{dtype} between 0 and 0.5")
+    yield Form("ifnull", ("i8", "i8"), "ifnull(a_i8, 0)")
     for dtype in ("f32", "f64"):
         yield Form("isnan", (dtype,), f"isnan(a_{dtype})")
     yield from _text_forms()
@@ -154,20 +156,17 @@ def _time_forms() -> Iterator[Form]:
     for name, dtype in product(_FIELDS, ("day", "time")):
         yield Form(name, (dtype,), f"{name}(a_{dtype})")
         field = {"dayofweek": "dow", "dayofyear": "doy"}.get(name, name)
-        if name not in ("dayofmonth", "weekofyear"):
+        if name not in ("dayofmonth", "weekday", "weekofyear"):
             yield Form("extract", (dtype,), f"extract({field} from a_{dtype})")
+    yield Form("datetrunc", ("'day'", "time"), "datetrunc('day', a_time)")
     yield Form("epoch_us", ("time",), "epoch_us(a_time)")
     for unit, dtype in product(_UNITS, ("day", "time")):
-        yield Form("date_trunc", (unit, dtype), f"date_trunc('{unit}', a_{dtype})")
-    for amount, unit, dtype in product(
-        (1, -13), ("microsecond", "second", "hour", "day", "week", "month", "year"), ("day", "time")
-    ):
-        yield Form(
-            "interval",
-            (dtype, unit),
-            f"a_{dtype} + interval ({amount}) {unit}".replace("(1)", "1").replace("(-13)", "'-13'"),
-        )
-        yield Form("interval", (dtype, unit), f"a_{dtype} - interval 3 {unit}")
+        yield Form("date_trunc", (f"'{unit}'", dtype), f"date_trunc('{unit}', a_{dtype})")
+    units = ("microsecond", "second", "hour", "day", "week", "month", "year")
+    for unit, dtype in product(units, ("day", "time")):
+        for amount in ("1", "'-13'"):
+            yield Form("interval", (dtype, f"'{unit}'"), f"a_{dtype} + interval {amount} {unit}")
+        yield Form("interval", (dtype, f"'{unit}'"), f"a_{dtype} - interval 3 {unit}")
     yield Form("+", ("day", "i32"), "a_day + b_i8")
     yield Form("-", ("day", "i32"), "a_day - 1")
     yield Form("-", ("day", "day"), "a_day - b_day")
@@ -184,6 +183,7 @@ def aggregate_forms() -> Iterator[Form]:
     for dtype in ("i8", "i64", "u64", "f32", "dec", "text", "day"):
         yield Form("count distinct", (dtype,), f"count(distinct b_{dtype})", is_aggregate=True)
     yield Form("count", ("*",), "count(*)", is_aggregate=True)
+    yield Form("mean", ("i32",), "mean(b_i32)", is_aggregate=True)
     yield Form("sum distinct", ("i64",), "sum(distinct b_i8)", is_aggregate=True)
     yield Form("avg filter", ("i64",), "avg(b_i64) filter (where b_i64 > 0)", is_aggregate=True)
     yield Form("count filter", ("*",), "count(*) filter (where b_text > 'a')", is_aggregate=True)

@@ -20,8 +20,6 @@ import pyarrow.types as pat
 from featurestore.arrow.types import feature_schema
 from featurestore.arrow.unstorable import cast_to_storable_types
 from featurestore.errors import InvalidSql, StorageError, listing
-from featurestore.model.arguments import warn_caller
-from featurestore.model.times import NaiveTimeWarning
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.storage import files as storage
 from featurestore.usersql.spark_queries import check_forms
@@ -30,6 +28,7 @@ from featurestore.usersql.typed_tables import (
     check_single_select,
     describe_tables,
     parameter_types,
+    warn_about_naive_times,
 )
 from featurestore.usersql.typed_values import DuckDBTypes
 from featurestore_connectors.duckdb_delta import sqltext, streams
@@ -100,24 +99,13 @@ def cast_to_features(
 ) -> Relation:
     """Cast the columns of a native relation to feature types; ``types`` are their DuckDB types."""
     schema = feature_schema(arrow_schema, language="duckdb")
-    _warn_about_naive_times(arrow_schema)
+    warn_about_naive_times(arrow_schema)
     columns = []
     for field, native_type in zip(schema, types, strict=True):
         name, feature_type = sqltext.quote(field.name), sqltext.column_type(field.type)
         value = name if native_type == feature_type else f"CAST({name} AS {feature_type})"
         columns.append(f"{value} AS {name}")
     return relation(native.project(", ".join(columns)), schema)
-
-
-def _warn_about_naive_times(schema: pa.Schema) -> None:
-    naive_columns = [
-        field.name for field in schema if pat.is_timestamp(field.type) and field.type.tz is None
-    ]
-    if naive_columns:
-        warn_caller(
-            f"the times of {listing(naive_columns)} have no time zone and are interpreted as UTC",
-            NaiveTimeWarning,
-        )
 
 
 def read_files(database: Database, paths: Sequence[str], *, schema: pa.Schema | None) -> Relation:

@@ -15,9 +15,10 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.arrow.types import feature_schema
 from featurestore.arrow.unstorable import cast_to_storable_types, translate_query_errors
-from featurestore.errors import InvalidSql
+from featurestore.errors import ConfigurationError, InvalidSql
 from featurestore.plugins.engine import Relation
 from featurestore.usersql.spark_queries import to_spark_sql
 from featurestore.usersql.typed_tables import (
@@ -25,10 +26,13 @@ from featurestore.usersql.typed_tables import (
     check_single_select,
     describe_tables,
     parameter_types,
+    warn_about_naive_times,
 )
 from featurestore.usersql.typed_values import DuckDBTypes
 from featurestore_connectors.spark_delta import relations
 from featurestore_connectors.spark_delta.sqltext import quote, spark_schema
+
+_ANSI = "spark.sql.ansi.enabled"
 
 
 class UserSql:
@@ -57,12 +61,13 @@ class UserSql:
                 both engines.
         """
         spark_sql, schema = self._translate(query, tables, parameters)
-        result = relations.run_sql(session, spark_sql, tables=tables, parameters=parameters)
         columns = [
             f"CAST(`c{index}` AS {field.dataType.simpleString()}) AS {quote(field.name)}"
             for index, field in enumerate(spark_schema(schema).fields)
         ]
-        return relations.relation(result.native.selectExpr(*columns), schema)
+        with report_overflows(session):
+            result = relations.run_sql(session, spark_sql, tables=tables, parameters=parameters)
+            return relations.relation(result.native.selectExpr(*columns), schema)
 
     def check_syntax(self, query: str) -> None:
         """Raise InvalidSql if DuckDB cannot parse a query, or if it is not a single SELECT."""
@@ -86,8 +91,10 @@ class UserSql:
             typed_tables = describe_tables(cursor, schemas)
             with translate_query_errors():
                 bound = cast_to_storable_types(cursor.sql(query, params=dict(parameters) or None))
-                schema = feature_schema(bound.to_arrow_table().schema, language="duckdb")
-            types = self._types or DuckDBTypes(cursor, error=duckdb.Error)
+                arrow_schema = bound.to_arrow_table().schema
+            warn_about_naive_times(arrow_schema)
+            schema = feature_schema(arrow_schema, language="duckdb")
+            types = self._types or DuckDBTypes(cursor, error=duckdb.Error)  # after close()
             spark_sql = to_spark_sql(
                 query, tables=typed_tables, parameters=parameter_types(parameters), types=types
             )
@@ -113,3 +120,25 @@ class UserSql:
             ) from error
         finally:
             cursor.close()
+
+
+@contextmanager
+def report_overflows(session: Any) -> Iterator[None]:
+    """Make overflows errors, as in DuckDB, in the expressions that are resolved within the context.
+
+    Raises:
+        ConfigurationError: The setting of a client of Spark Connect, which resolves later, is off.
+    """
+    if str(session.conf.get(_ANSI, "true")).lower() == "true":
+        yield
+        return
+    if is_connect_object(session):
+        raise ConfigurationError(
+            "SQL queries need ANSI mode: without it, Spark returns wrong values for overflows.",
+            hint=f'spark.conf.set("{_ANSI}", "true")',
+        )
+    session.conf.set(_ANSI, "true")
+    try:
+        yield
+    finally:
+        session.conf.set(_ANSI, "false")

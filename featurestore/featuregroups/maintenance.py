@@ -13,6 +13,7 @@ from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (
     FeatureViewWarning,
     InvalidArgument,
+    JobWarning,
     PinnedByTrainingDataset,
     UsedByFeatureView,
     WriteConflict,
@@ -30,7 +31,7 @@ from featurestore.recovery.pins import (
     pinned_versions,
     versions_pinned_by_exports,
 )
-from featurestore.registry import featuregroups
+from featurestore.registry import featuregroups, jobs
 from featurestore.registry.artifacts import feature_views
 from featurestore.session import Session
 from featurestore.storage.failures import warn_after_publication
@@ -198,6 +199,7 @@ def delete_group(session: Session, name: str, *, version: int, force: bool = Fal
                 # The group is unregistered before its files are removed: a crash in between leaves
                 # only orphan files, which recovery removes.
                 groups.unregister(connection, name, version)
+                writers = jobs.writers_of(connection, name)
             record_deletion(session.featuregroup_path(name, version))
             with warn_after_publication(
                 f"The deletion of feature group {name!r} version {version}"
@@ -205,6 +207,14 @@ def delete_group(session: Session, name: str, *, version: int, force: bool = Fal
                 groups.remove_files(session.paths, name, version)
                 run.registered = True
         reclaim_run.registered = True
+    for job in writers:
+        if job.watermark is not None:
+            warn_caller(
+                f"Job {job.spec.name!r} computes feature group {name!r} again from "
+                f"{job.watermark.isoformat()} on. backfill_job({job.spec.name!r}, start, end) "
+                "computes earlier windows.",
+                JobWarning,
+            )
 
 
 def _check_unpinned(session: Session, name: str, version: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ import pyarrow as pa
 from featurestore import usersql
 from featurestore.arrow.column_names import check_feature_names
 from featurestore.arrow.types import feature_type
-from featurestore.delta.log import is_delta_table, latest_version
+from featurestore.delta.log import is_delta_table
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import ExternalRowsError, InvalidJob
 from featurestore.external.reading import (
@@ -50,6 +51,9 @@ class PinnedInput:
     """An input pinned to the version that a run reads; ``time`` is its filter column, if any.
 
     A registered source is pinned when its rows are read: each run reads one snapshot.
+
+    ``identity`` is the id of the Delta table, or a hash of the registration of a source: it differs
+    if the input was removed and created again, even with the same versions.
     """
 
     name: str
@@ -60,6 +64,7 @@ class PinnedInput:
     version: int | None = None
     delta_version: int | None = None
     fingerprint: str | None = None
+    identity: str | None = None
     spec: FeatureGroupSpec | None = None
     windows: tuple[WindowLineage, ...] = ()
 
@@ -67,8 +72,8 @@ class PinnedInput:
         """Return the version and lineage of the input, as recorded with the run."""
         data: dict[str, Any] = {"input": self.name, "source": self.source, "version": self.version}
         data["delta_version"] = self.delta_version
-        if self.fingerprint is not None:
-            data["fingerprint"] = self.fingerprint
+        optional_values = {"fingerprint": self.fingerprint, "identity": self.identity}
+        data |= {name: value for name, value in optional_values.items() if value is not None}
         if self.windows:
             data["windows"] = [window.to_json() for window in self.windows]
         return data
@@ -87,7 +92,12 @@ def pin_inputs(session: Session, spec: JobSpec) -> tuple[PinnedInput, ...]:
         time_column = spec.input_times.get(name)
         if name in spec.sources:
             registered = source_of(session, spec.sources[name].source)
-            pinned.append(PinnedInput(name, "source", source, registered.uri, time_column))
+            # Descriptions and references to secrets do not change the rows.
+            address = [registered.kind, registered.uri, sorted(registered.options.items())]
+            identity = hashlib.sha256(json.dumps(address).encode()).hexdigest()
+            pinned.append(
+                PinnedInput(name, "source", source, registered.uri, time_column, identity=identity)
+            )
         elif "/" in source:
             pinned.append(_pin_path(name, source, time_column, job=spec.name))
         else:
@@ -119,6 +129,7 @@ def _pin_group(
         time=time_column or spec.event_time,
         version=spec.version,
         delta_version=group.delta_version,
+        identity=group.state.table_id,
         spec=spec,
     )
 
@@ -127,8 +138,16 @@ def _pin_path(name: str, source: str, time_column: str | None, *, job: str) -> P
     """Pin a Delta table to its version, or a folder of Parquet files to a hash of its files."""
     path = os.path.abspath(os.path.expanduser(source))
     if is_delta_table(path):
-        version = latest_version(path)
-        return PinnedInput(name, "delta", path, path, time_column, delta_version=version)
+        state = read_snapshot(path)
+        return PinnedInput(
+            name,
+            "delta",
+            path,
+            path,
+            time_column,
+            delta_version=state.version,
+            identity=state.table_id,
+        )
     file_paths = list(parquet_files(path))
     if not file_paths:
         raise InvalidJob(

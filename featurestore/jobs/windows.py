@@ -309,6 +309,9 @@ def find_changes(
     # Runs of earlier releases have no identities of their inputs.
     if recorded.get("identity", pinned.identity) != pinned.identity:
         return [_EVERYTHING]
+    # Runs of earlier releases have no identities of their inputs.
+    if recorded.get("identity", pinned.identity) != pinned.identity:
+        return [_EVERYTHING]
     if pinned.kind == "source":
         return []  # sources report no changes: lookback= and upserts handle late rows
     if pinned.kind == "parquet":

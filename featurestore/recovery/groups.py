@@ -18,8 +18,10 @@ from featurestore.recovery.liveness import versions_in_flight
 from featurestore.registry import (
     artifacts,
     featuregroups,
+    jobs,
     lineage,
     rows,
+    runs,
 )
 from featurestore.storage import files
 
@@ -115,8 +117,10 @@ def add_lineage(connection: Connection, spec: FeatureGroupSpec, commit: Commit) 
 
 
 def unregister(connection: Connection, name: str, version: int) -> None:
-    """Remove a group version from the registry."""
+    """Remove a group version, and the windows that jobs computed for it, from the registry."""
     featuregroups.remove(connection, name, version)
+    for job in jobs.writers_of(connection, name):
+        runs.forget_windows(connection, job.spec.name, target_version=version)
 
 
 def remove_files(paths: StorePaths, name: str, version: int) -> None:

@@ -188,6 +188,13 @@ def set_paused(connection: Connection, name: str, paused: bool) -> None:
     connection.execute(job_states.update().where(job_states.c.name == name).values(paused=paused))
 
 
+def writers_of(connection: Connection, group: str) -> list[RegisteredJob]:
+    """Return the jobs that compute windows of a feature group."""
+    return [
+        job for job in list_all(connection) if job.spec.fills_group and job.spec.target == group
+    ]
+
+
 def watermark(connection: Connection, name: str) -> datetime | None:
     """Return the time up to which all windows of a job are computed."""
     micros = connection.execute(

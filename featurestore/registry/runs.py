@@ -274,9 +274,15 @@ def change_states(
     )
 
 
-def forget_windows(connection: Connection, job: str) -> None:
-    """Delete the recorded windows of a job, whose target has changed."""
-    connection.execute(windows.delete().where(windows.c.job == job))
+def forget_windows(connection: Connection, job: str, *, target_version: int | None = None) -> None:
+    """Delete the recorded windows of a job, whose target has changed.
+
+    ``target_version`` selects the windows whose rows were in a version of the target.
+    """
+    is_forgotten = windows.c.job == job
+    if target_version is not None:
+        is_forgotten = sa.and_(is_forgotten, windows.c.target_version == target_version)
+    connection.execute(windows.delete().where(is_forgotten))
 
 
 def window_states(

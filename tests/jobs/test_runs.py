@@ -82,8 +82,15 @@ def test_run_records_inputs_and_outcome(city: FeatureStore, define: Define) -> N
     city.register_jobs(define(python_job()))
     (run,) = city.run_job("demand", window=START)
     assert (run.rows, run.delta_version, run.windows, run.state) == (2, 1, 1, "done")
+    identity = deltalake.DeltaTable(city.featuregroup("trips").path).metadata().id
     assert run.inputs["inputs"] == [
-        {"input": "trips", "source": "trips", "version": 1, "delta_version": 1}
+        {
+            "input": "trips",
+            "source": "trips",
+            "version": 1,
+            "delta_version": 1,
+            "identity": identity,
+        }
     ]
     assert run.memory is not None
     assert run.memory > 2**20

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 
-from featurestore.errors import FeatureStoreError, JobLeased, listing
-from featurestore.jobs.shared_targets import release_target
+from featurestore.errors import FeatureStoreError, JobLeased, JobNotFound, listing
+from featurestore.jobs.shared_targets import release_groups, release_target
 from featurestore.model import display
 from featurestore.recovery.liveness import hold_job_lease, is_alive
 from featurestore.registry import jobs, runs
@@ -39,13 +39,22 @@ class RemovedJob:
 
 
 def remove_job(session: Session, name: str) -> RemovedJob:
-    """Remove a job that is not running, also if its definition is damaged.
+    """Remove a job that is not running, also if its definition is damaged or only in tables.
 
     Raises:
         JobNotFound: The job does not exist.
         JobLeased: A process is running the job.
     """
     spec, owners = None, list[str]()
+    try:
+        with session.registry.reading() as connection:
+            jobs.check_exists(connection, name)
+    except JobNotFound:
+        # After the loss of a registry, only the tables of its groups know the job.
+        groups = release_groups(session, name)
+        if not groups:
+            raise
+        return RemovedJob(name, 0, f"feature group {listing(groups)} with its rows")
     # A job that is running would record its result after the removal.
     with hold_job_lease(session, name):
         with suppress(FeatureStoreError), session.registry.reading() as connection:

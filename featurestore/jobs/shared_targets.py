@@ -160,26 +160,34 @@ def claim_target(session: Session, spec: JobSpec, *, former: Collection[str] = (
 
 def release_target(session: Session, spec: JobSpec) -> None:
     """Remove a job from the recorded writers of its target."""
-    if not writes_group(spec, spec.target):
-        return
     with session.registry.reading() as connection:
         group = _find_group(connection, session, spec.target)
-    if group is not None:
-        change_writers(
-            session,
-            group,
-            lambda writers: {name: writer for name, writer in writers.items() if name != spec.name},
-        )
+    if group is not None and writes_group(spec, spec.target):
+        _remove_writer(session, group, spec.name)
 
 
-def find_owned_groups(session: Session, job: str) -> list[str]:
-    """Return the feature groups whose tables record a job as a writer, also of other registries."""
+def release_groups(session: Session, job: str) -> list[str]:
+    """Remove a job from the recorded writers of all groups, and return the names of these groups.
+
+    The job may be unknown to this registry, for example after its loss.
+    """
     with session.registry.reading() as connection:
         names = {group.spec.name for group in featuregroups.list_all(connection)}
         groups = {name: _find_group(connection, session, name) for name in sorted(names)}
-    return [
-        name for name, group in groups.items() if group is not None and job in writers_of(group)
-    ]
+    released = []
+    for name, group in groups.items():
+        if group is not None and job in writers_of(group):
+            _remove_writer(session, group, job)
+            released.append(name)
+    return released
+
+
+def _remove_writer(session: Session, group: OpenGroup, job: str) -> None:
+    change_writers(
+        session,
+        group,
+        lambda writers: {name: writer for name, writer in writers.items() if name != job},
+    )
 
 
 def _find_group(connection: Connection, session: Session, name: str) -> OpenGroup | None:

@@ -28,13 +28,14 @@ from datetime import timedelta
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pat
 
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.delta.history import read_history
 from featurestore.delta.log import is_delta_table
 from featurestore.delta.maintenance import find_merge_size_limit
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.errors import WriteConflict
+from featurestore.errors import InvalidJob, WriteConflict
 from featurestore.featuregroups.record_queries import run_query
 from featurestore.hashing import row_hash
 from featurestore.jobs.run import JobRun
@@ -194,6 +195,7 @@ class AddVersions:
         ends: The ends of the windows of a run, in microseconds, oldest first.
         closed: The bound that belongs to each window.
         last_late: The last time of late rows; None if windows accept none.
+        tombstone: The column that marks deleted keys, if the rows have one.
     """
 
     primary_key: tuple[str, ...]
@@ -201,6 +203,7 @@ class AddVersions:
     ends: tuple[int, ...]
     closed: str
     last_late: int | None = None
+    tombstone: str | None = None
 
     @classmethod
     def for_run(cls, run: JobRun) -> AddVersions:
@@ -215,7 +218,7 @@ class AddVersions:
         if spec.created_time is not None:
             times.append(spec.created_time)
         ends = tuple(to_micros(window.end) for window in run.windows)
-        return cls(spec.primary_key, tuple(times), ends, spec.closed, last_late)
+        return cls(spec.primary_key, tuple(times), ends, spec.closed, last_late, spec.tombstone)
 
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         """Return the schema of the rows with the added columns."""
@@ -225,7 +228,11 @@ class AddVersions:
         return schema
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the batch with the added columns; hashes are null if a key is null."""
+        """Return the batch with the added columns; hashes are null if a key is null.
+
+        Raises:
+            InvalidJob: A tombstone has no key.
+        """
         keys = [batch.column(name) for name in self.primary_key]
         # Types of times may differ between a query and the group, unlike those of keys.
         micros = [batch.column(name).cast(TIMESTAMP).cast(pa.int64()) for name in self.times]
@@ -238,6 +245,14 @@ class AddVersions:
         if self.last_late is not None:
             is_late = times <= self.last_late
         added = [_hash(keys), _hash([*keys, *micros], keys=len(keys)), micros[0]]
+        if self.tombstone in batch.schema.names:
+            marks = batch.column(self.tombstone)
+            is_marked = marks.fill_null(False) if pat.is_boolean(marks.type) else marks.is_valid()
+            if pc.any(pc.and_(is_marked, added[0].is_null())).as_py():
+                raise InvalidJob(
+                    f"Rows with {self.tombstone!r} have no key.",
+                    hint=f"where {' and '.join(self.primary_key)} is not null",
+                )
         added += [pa.array(window_ends, pa.int64()), pa.array(is_late)]
         schema = self.output_schema(batch.schema)
         return pa.RecordBatch.from_arrays([*batch.columns, *added], schema=schema)

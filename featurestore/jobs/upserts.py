@@ -25,6 +25,7 @@ from featurestore.featuregroups.record_queries import equality_condition, run_qu
 from featurestore.featuregroups.table import open_group
 from featurestore.featuregroups.write import Write, create
 from featurestore.jobs import key_versions, target
+from featurestore.jobs.inputs import parquet_files, read_time_bounds
 from featurestore.jobs.key_versions import (
     IS_LATE,
     KEY,
@@ -35,6 +36,7 @@ from featurestore.jobs.key_versions import (
     RecordedVersions,
 )
 from featurestore.jobs.run import JobRun
+from featurestore.model.times import from_micros
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval import FeatureFrame
 
@@ -169,12 +171,6 @@ class _UpsertQueries:
             f"WITH live AS (SELECT * FROM computed WHERE NOT ({is_marked})), "
             f"marked AS (SELECT * FROM computed WHERE {is_marked}) "
         )
-        without_key = self._query(f"{self._with}SELECT 1 AS n FROM marked WHERE {KEY} IS NULL")
-        if self._engine.count(without_key):
-            raise InvalidJob(
-                f"Job {self._spec.name!r}: rows with {self._spec.tombstone!r} have no key.",
-                hint=f"where {' and '.join(self._spec.primary_key)} is not null",
-            )
         conditions = [_NOT_DELETED]
         if recorded.later is not None:
             conditions.append(_NOT_DELETED_LATER)
@@ -231,20 +227,28 @@ class _UpsertQueries:
             )
         key_fields = [group.spec.schema.field(name) for name in key]
         schema = pa.schema([*key_fields, pa.field(_UNTIL, pa.int64())])
-        query = self._query(f"{self._with}{' UNION ALL '.join(selects)}")
-        outgoing, condition = replace(query, schema=schema), "true"
+        outgoing = self._query(f"{self._with}{' UNION ALL '.join(selects)}")
+        outgoing = replace(outgoing, schema=schema)
+        condition = "true"
         if "later" in self._tables:
-            outgoing = self._with_versions(outgoing)
+            outgoing = self._stage(self._with_versions(outgoing), "outgoing")
             condition = _NOT_WRITTEN_LATER.format(rows="outgoing", end=_UNTIL)
-        self._tables["outgoing"] = self._stage(outgoing, "outgoing")
+        self._tables["outgoing"] = outgoing
         names = ", ".join(map(quoted, key))
         deletes = self._query(f"SELECT DISTINCT {names} FROM outgoing WHERE {condition}")
         return self._stage(replace(deletes, schema=pa.schema(key_fields)), "deletes")
 
-    def find_first_time(self, rows: Relation) -> datetime | None:
-        """Return the earliest event time of rows, or None without rows."""
-        query = f"SELECT min({quoted(str(self._spec.event_time))}) AS first FROM deletes"
-        times = self._engine.stream(run_query(self._engine, query, {"deletes": rows})).read_all()
+    def find_first_time(self, deletes: Relation) -> datetime | None:
+        """Return the earliest event time of staged keys, or None without keys."""
+        column = str(self._spec.event_time)
+        paths = parquet_files(os.path.join(self._run.staging, "deletes"))
+        bounds = [read_time_bounds(path, column) for path in paths]
+        lows = [each.low for each in bounds if each is not None and each.times is not None]
+        if None not in bounds:
+            return from_micros(min(lows)) if lows else None
+        # Spark writes no statistics for INT96 times.
+        query = f"SELECT min({quoted(column)}) AS first FROM deletes"
+        times = self._engine.stream(run_query(self._engine, query, {"deletes": deletes})).read_all()
         first: datetime | None = times["first"].cast(TIMESTAMP)[0].as_py()
         return first
 

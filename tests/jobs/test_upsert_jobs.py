@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,8 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from featurestore.delta.history import read_history
 from featurestore.jobs import execution, run
 from featurestore.store import FeatureStore
+from tests.forked_processes import start
+from tests.jobs import killed_jobs
 from tests.jobs.conftest import START, Clock, clock  # noqa: F401  # fixtures
 from tests.sources.test_job_sources import sqlite_of
 
@@ -23,6 +27,7 @@ STEP = timedelta(minutes=20)
 KEYS = ("ada", "o'bob", "eve", "joe")
 JOB = """
 import json
+import signal
 from datetime import datetime
 import featurestore
 
@@ -77,11 +82,11 @@ class History:
         self, store: FeatureStore, folder: Path, case: Case, random: Random, *, windows: int
     ) -> None:
         self.store, self.folder, self.case, self.random = store, folder, case, random
-        changes = self._random_rows(START, START + timedelta(hours=windows + case.width), 16)
+        changes = self.random_rows(START, START + timedelta(hours=windows + case.width), 16)
         self.contents = []
         for number in range(windows):
-            first, last = self._bounds(number)
-            rows = self._random_rows(first, last, random.randint(0, 5))
+            first, last = self.bounds(number)
+            rows = self.random_rows(first, last, random.randint(0, 5))
             if case.consistent:
                 rows = [row for row in changes if first <= row["at"] < last]
             self.contents.append(rows)
@@ -96,14 +101,14 @@ class History:
         )
         store.register_jobs(definition)
 
-    def _bounds(self, number: int) -> tuple[datetime, datetime]:
+    def bounds(self, number: int) -> tuple[datetime, datetime]:
         """Return the first time of the rows of a window, and the time after them."""
         start = START + timedelta(hours=number)
         shift = STEP if self.case.closed == "right" else timedelta(0)
         end = start + timedelta(hours=self.case.width)
         return start - timedelta(hours=self.case.lookback) + shift, end + shift
 
-    def _random_rows(self, first: datetime, last: datetime, count: int) -> list[Row]:
+    def random_rows(self, first: datetime, last: datetime, count: int) -> list[Row]:
         """Return rows with unique keys and times; some are tombstones."""
         rows = {}
         for _ in range(count):
@@ -118,7 +123,7 @@ class History:
         table = pa.table({"id": self.source_ids, "at": times})
         sqlite_of(self.folder / "crm.db", table, "customers")
 
-    def _write_contents(self, contents: Sequence[Sequence[Row]]) -> None:
+    def write_contents(self, contents: Sequence[Sequence[Row]]) -> None:
         by_start = {
             (START + timedelta(hours=number)).isoformat(): [
                 row | {"at": row["at"].isoformat()} for row in rows
@@ -172,7 +177,7 @@ class History:
             if random.random() < 0.1:
                 with suppress(Exception):
                     self.store.compact_featuregroup("states")
-            self._write_contents(self.contents)
+            self.write_contents(self.contents)
             if random.random() >= kills:
                 self.compute(*step)
                 continue
@@ -184,8 +189,8 @@ class History:
         module, name = self.random.choice([(execution, "_commit_rows"), (run, "_end_run")])
         if module is execution:
             # What a run computed that was killed before its commit does not count.
-            bounds = map(self._bounds, range(len(self.contents)))
-            self._write_contents([self._random_rows(*each, 4) for each in bounds])
+            bounds = map(self.bounds, range(len(self.contents)))
+            self.write_contents([self.random_rows(*each, 4) for each in bounds])
         with patch.context() as patched:
             patched.setattr(module, name, _die)
             with suppress(Killed):
@@ -210,7 +215,7 @@ def play(
     clock.now = START + timedelta(days=2)
 
     def play_history(
-        name: str, seed: int, *, windows: int = 4, repeats: int = 2, kills: float = 0.3
+        name: str, seed: int, *, windows: int = 3, repeats: int = 2, kills: float = 0.3
     ) -> None:
         folder = tmp_path / f"{name}{seed}"
         folder.mkdir()
@@ -241,6 +246,59 @@ def test_many_histories_equal_windows_in_order(
 
 
 @pytest.mark.spark
+@pytest.mark.soak
 @pytest.mark.parametrize("engine_name", ["spark"])
-def test_windows_on_spark_equal_windows_in_order(play: Play) -> None:
-    play("late", 1, windows=3, repeats=1, kills=0.2)
+def test_windows_on_spark_equal_windows_in_order(play: Play, subtests: pytest.Subtests) -> None:
+    for name in ("tombstones", "late", "missing"):
+        with subtests.test(name):
+            play(name, 1, windows=3, repeats=2)
+
+
+def test_recomputed_window_restores_no_deleted_key(
+    clock: Clock,  # noqa: F811
+    tmp_path: Path,
+    store: FeatureStore,
+) -> None:
+    clock.now = START + timedelta(days=2)
+    history = History(store, tmp_path, CASES["tombstones"], Random(1), windows=2)
+    created = START + STEP
+    later = START + timedelta(hours=1) + STEP
+    ada = {"id": "ada", "at": created, "value": 1, "gone": False}
+    bob = ada | {"id": "o'bob"}
+    history.contents = [[ada, bob], [ada | {"at": later}, bob | {"at": later, "gone": True}]]
+    history.write_contents(history.contents)
+    for first in (0, 1, 0):
+        history.compute(first, 1)
+    assert history.actual() == [("ada", created, 1), ("ada", later, 1)]
+    # The rows and deletes of a window are one commit.
+    group = Path(store.session.featuregroup_path("states", 1))
+    operations = [commit.operation for commit in read_history(str(group))]
+    assert operations[:-1] == ["upsert", "upsert", "create"]
+    versions = group / "_key_versions"
+    for file in versions.rglob("*"):
+        assert not file.is_file() or b"o'bob" not in file.read_bytes()
+    # A key that the later window no longer deletes is written by the window before.
+    history.contents[1] = [ada | {"at": later}]
+    history.write_contents(history.contents)
+    for first in (1, 0):
+        history.compute(first, 1)
+    assert history.actual() == history.expected()
+
+
+@pytest.mark.parametrize("engine_name", ["duckdb"])
+def test_killed_run_leaves_key_versions_without_effect(
+    clock: Clock,  # noqa: F811
+    tmp_path: Path,
+    store: FeatureStore,
+) -> None:
+    clock.now = START + timedelta(hours=3)
+    history = History(store, tmp_path, CASES["late"], Random(3), windows=3)
+    history.write_contents([history.random_rows(*history.bounds(n), 5) for n in range(3)])
+    crash_point = "featurestore.jobs.execution:_commit_rows"
+    process = start(killed_jobs.run_due, store.location, "states", (crash_point,), clock.now)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    history.write_contents(history.contents)
+    for number in (2, 0, 1, 0):
+        history.compute(number, 1)
+    assert history.actual() == history.expected()

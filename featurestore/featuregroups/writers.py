@@ -88,7 +88,7 @@ def change_writers(
                 group.path,
                 {WRITERS: _to_text(writers)},
                 commit_metadata={
-                    "operation": "update",
+                    "operation": "writers",
                     "run": run.run_id,
                     "changes": [f"written by {listing(writers)}"],
                 },

@@ -83,7 +83,9 @@ def register_jobs(
     for spec in specs.values():
         check_catalog_job(session, spec)
     specs = _specs_to_register(session, specs)
-    registration = Registration(specs, {file.origin for _, file in definitions.values()})
+    # All notebooks have the same module name, so a missing job may be that of another notebook.
+    origins = {file.origin for _, file in definitions.values() if file.file is not None}
+    registration = Registration(specs, origins)
     with session.registry.reading() as connection:
         check_targets(connection, session, registration)
     registered_jobs = [

@@ -14,7 +14,7 @@ import pytest
 from openlineage.client.generated.base import EventType
 
 import featurestore
-from featurestore.errors import JobFailed, ValidationFailed
+from featurestore.errors import JobFailed, JobWarning, ValidationFailed
 from featurestore.lineage import emitter
 from featurestore.lineage.emitter import Emitter
 from featurestore.lineage.events import build_event
@@ -135,7 +135,8 @@ def test_start_event_sent_late_equals_event_at_start(
             frame = store.get_features(["weather.temp"], labels="flights")
             dataset = store.create_training_dataset(frame, "late", label="late", progress=False)
             store.delete_training_dataset("late", version=dataset.version)
-            store.delete_featuregroup("daily", version=1)
+            with pytest.warns(JobWarning, match="'daily' again"):
+                store.delete_featuregroup("daily", version=1)
     finally:
         remove_observer(emitter)
         all_done.set()

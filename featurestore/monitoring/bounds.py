@@ -174,12 +174,18 @@ def quantile(alpha: float) -> float:
 
 
 def chi_squared(degrees: int, alpha: float) -> float:
-    """Return the value that chi-squared exceeds with ``alpha`` (Wilson and Hilferty, 1931).
+    """Return the value that chi-squared exceeds with ``alpha``.
 
-    >>> round(chi_squared(9, 0.05), 1)
-    16.9
+    It is exact for one degree of freedom (the square of a normal variable) and for two (an
+    exponential variable), otherwise the approximation of Wilson and Hilferty (1931).
+
+    >>> round(chi_squared(1, 0.05), 2), round(chi_squared(9, 0.05), 1)
+    (3.84, 16.9)
     """
-    degrees = max(degrees, 1)
+    if degrees <= 1:
+        return quantile(alpha / 2) ** 2
+    if degrees == 2:
+        return -2 * math.log(alpha)
     step = 2 / (9 * degrees)
     return float(degrees * (1 - step + quantile(alpha) * math.sqrt(step)) ** 3)
 

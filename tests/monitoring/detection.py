@@ -4,6 +4,8 @@ Twenty features do not change. The others change on one day: a step of a number,
 shares of categories, a new category, a flag from 30 to 50 % true, and codes that are replaced by
 codes within their range. The comparison uses the same baseline windows, the same significance level
 and the same two consecutive windows: ``ks_2samp`` for numbers, ``chi2_contingency`` for values.
+
+python -m tests.monitoring.detection    # writes the table into docs/how-to/watch.md, some minutes
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +29,7 @@ from tests.monitoring.series import DAY, GRID, START
 
 SIZES = (80, 200, 1_500)
 SEEDS = range(20)
+WATCH_PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "watch.md"
 CHANGES = ("step", "category shift", "new category", "boolean", "replaced codes")
 # The first 56 days are the baseline of the first judged day; the change starts on day ``CHANGE``.
 JUDGED, CHANGE, END = 56, 60, 62
@@ -219,3 +223,14 @@ def detection_table(seeds: Iterable[int]) -> str:
             cells.append(f"{sum(map(false_alarms, alarms_of_series))} of {total}")
             lines.append(f"| {rows:,} | {test} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def replace_table(page: str, table: str) -> str:
+    """Return a page whose table of detections is replaced."""
+    start = page.index(table.splitlines()[0])
+    return page[:start] + table + page[page.index("\n\n", start) :]
+
+
+if __name__ == "__main__":
+    text = WATCH_PAGE.read_text()
+    WATCH_PAGE.write_text(replace_table(text, detection_table(SEEDS)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +16,6 @@ from featurestore.monitoring.distances import Shares, chi_distance, measure_cate
 from featurestore.store import FeatureStore
 from tests.monitoring import detection
 from tests.monitoring.conftest import DAY, NOW, START, Clock, Define
-
-WATCH_PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "watch.md"
 
 
 def test_changes_are_detected_within_two_windows_at_each_size(subtests: pytest.Subtests) -> None:
@@ -34,7 +31,7 @@ def test_table_of_detections_is_that_of_the_page_and_not_below_scipy(
     subtests: pytest.Subtests,
 ) -> None:
     table = detection.detection_table(detection.SEEDS)
-    assert table in WATCH_PAGE.read_text()
+    assert table in detection.WATCH_PAGE.read_text()
     rows = [re.findall(r"(\d+) of", line) for line in table.splitlines()[2:]]
     for monitor, by_scipy in zip(rows[::2], rows[1::2], strict=True):
         *detected, false_alarms = map(int, monitor)

@@ -21,7 +21,9 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 import featurestore
+from featurestore.delta.history import read_history
 from featurestore.errors import FeatureStoreError
+from featurestore.plugins.engine import TableWrite
 
 ROWS = 3_000
 START, DAY = 1_704_067_200_000_000, 86_400_000_000
@@ -94,6 +96,15 @@ def run_some(store: Any, to_frame: Callable[[pa.Table], Any]) -> dict[str, Any]:
         "joined": export(store, joined, "joined", exclude="pair", label="y"),
         "published": publish(store, to_frame),
     }
+    # An upsert leaves one of two stored rows of a key, and deletes keys in the same commit.
+    twins = pa.concat_tables([trips(0, 3), trips(0, 2)]).drop_columns("known")
+    store.create_featuregroup(twins, "twins", primary_key="zone", event_time="at", validation="off")
+    group = store.featuregroup("twins")
+    path, engine = store.session.featuregroup_path("twins", group.version), store.session.engine
+    keys = engine.from_arrow(trips(2, 3).select(["zone", "at"]).to_reader())
+    upsert = TableWrite("upsert", key=("zone", "at"), deletes=keys, transaction=("twins", 1))
+    engine.write(path, engine.from_arrow(trips(0, 2).drop_columns("known").to_reader()), upsert)
+    record["twins"] = sorted_rows(group.read()), read_history(path)[0].rows_in
     invalid = trips(0, 5).set_column(0, "zone", pa.nulls(5, pa.int64()))
     try:
         store.insert_into_featuregroup(invalid, "trips")

@@ -57,7 +57,7 @@ class TestSpark(EngineConformance):
 
 @pytest.mark.soak
 class TestManySparkUpserts(TestSpark):
-    upsert_seeds = range(1, 20)
+    upsert_seeds = range(1, 8)
 
 
 class TestSparkWithHeldRows(RelationConformance):

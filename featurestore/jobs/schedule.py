@@ -347,7 +347,8 @@ class _Cron:
         offset = _utc_offset(zone, end)
         # After a gap, the previous time may be a skipped time, before the change of the offset.
         change = abs(offset - _utc_offset(zone, previous - _SECOND))
-        if abs(end - previous - width) > change or not change:
+        # If a time of the interval is skipped, the interval is at most twice as long.
+        if not change or end - previous > max(width + change, 2 * width):
             return False
         *_, local = self.local_times(end + offset - change, end + offset + _SECOND)
         return list(self.local_times(local - width, local)) == [local - width]

@@ -296,7 +296,7 @@ class Engine(Protocol):
         ...
 
     def check_syntax(self, query: str) -> None:
-        """Raise InvalidSql if the engine's parser rejects a query; tables are not resolved.
+        """Raise InvalidSql if a user's query cannot be parsed; tables are not resolved.
 
         An engine whose parser is not available without tables does nothing.
         """
@@ -307,8 +307,12 @@ class Engine(Protocol):
     ) -> Relation:
         """Return the result of a user's query; the arguments are those of ``sql``.
 
-        The query must read only ``tables``. ``featurestore.usersql.query`` checks this before the
-        call, and the engine enforces it again at run time.
+        The query is DuckDB SQL, and the rows and types of the result are those of DuckDB. It must
+        read only ``tables``. ``featurestore.usersql.query`` checks this before the call, and the
+        engine enforces it again at run time.
+
+        Raises:
+            InvalidSql: The query is invalid, or has a form that differs between engines.
         """
         ...
 

@@ -1,22 +1,214 @@
-"""The clauses of a SELECT as Spark SQL: its columns, GROUP BY, ORDER BY and LIMIT."""
+"""The calls, windows and clauses of a SELECT as Spark SQL."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidSql
-from featurestore.usersql.spark_expressions import ExpressionWriter
-from featurestore.usersql.spark_scopes import Columns
+from featurestore.usersql.functions import ALIASES
+from featurestore.usersql.spark_functions import (
+    AGGREGATES,
+    CHOICES,
+    FORMS,
+    QUERY_ALIASES,
+    WINDOW_FUNCTIONS,
+    family_is_nested,
+    ordered_hint,
+    write_choice,
+    write_function,
+    write_truncation,
+)
+from featurestore.usersql.spark_scopes import Columns, Scope
 from featurestore.usersql.text import DIALECT
-from featurestore.usersql.typed_values import DuckDBOnly, Value
+from featurestore.usersql.typed_values import (
+    NULL,
+    DifferentForm,
+    DuckDBOnly,
+    DuckDBTypes,
+    Value,
+    convert,
+    type_name,
+    with_flags,
+)
 
 if TYPE_CHECKING:
     from sqlglot import exp
 
+# Fields of extract() that are also functions.
+_FIELDS = ("year", "quarter", "month", "week", "day", "dayofyear", "dayofweek", "isodow", "hour",
+           "minute", "second", "epoch")  # fmt: skip
+_FRAME = re.compile(r"UNBOUNDED|CURRENT ROW|\d{1,9}")
+
+
+class CallWriter(ABC):
+    """Writes calls; a subclass writes all other expressions.
+
+    Args:
+        scope: The names that the expressions may use.
+        types: DuckDB's types.
+        windows: The windows of the WINDOW clause by lower-case name.
+    """
+
+    def __init__(self, scope: Scope, types: DuckDBTypes, windows: Mapping[str, exp.Expr]) -> None:
+        self.scope = scope
+        self._types = types
+        self._windows = windows
+
+    @abstractmethod
+    def write(self, node: exp.Expr) -> Value:
+        """Return the Spark SQL and the type of an expression."""
+
+    @abstractmethod
+    def write_condition(self, node: exp.Expr) -> Value:
+        """Return an expression as a boolean."""
+
+    def write_field(self, name: str, time: exp.Expr) -> Value:
+        function = ALIASES.get(name.lower(), name.lower())
+        if function not in _FIELDS:
+            raise DuckDBOnly(f"extract({name.lower()} from ...)", f"fields: {', '.join(_FIELDS)}")
+        return self._call(function, [self.write(time)])
+
+    def write_call(self, node: exp.Expr, over: str | None = None) -> Value:
+        """Write a call, perhaps of an aggregate with a filter, perhaps over a window."""
+        from sqlglot import exp
+
+        condition = None
+        if isinstance(node, exp.Filter):
+            condition = self.write_condition(node.expression.this)
+            node = node.this
+        if not isinstance(node, exp.Anonymous):
+            raise DuckDBOnly(node.sql(dialect=DIALECT))
+        name = node.name.lower()
+        name = QUERY_ALIASES.get(name, name)
+        if name in AGGREGATES:
+            return self._aggregate(name, node, condition, over)
+        if (name in WINDOW_FUNCTIONS) != (over is not None) or condition is not None:
+            raise DuckDBOnly(node.sql(dialect=DIALECT))
+        if name == "date_part" and len(node.expressions) == 2:
+            return self.write_field(node.expressions[0].name, node.expressions[1])
+        arguments = list(map(self.write, node.expressions))
+        if name in ("lag", "lead"):
+            return self._neighbor(name, arguments, str(over))
+        return self._call(name, arguments, over or "")
+
+    def _call(self, name: str, arguments: Sequence[Value], over: str = "") -> Value:
+        if name not in FORMS and name not in (*CHOICES, "date_trunc"):
+            raise DuckDBOnly(name)
+        stand_ins = ", ".join(argument.stand_in for argument in arguments)
+        window = " OVER ()" if over else ""
+        dtype = self._types.type_of(f"{name}({stand_ins}){window}")
+        if name in CHOICES:
+            sql = write_choice(name, arguments, dtype, self._types)
+        elif name == "date_trunc":
+            sql = write_truncation(arguments[0], arguments[1], dtype, self._types)
+        else:
+            sql = write_function(name, arguments, result=dtype, over=over)
+        value = Value(sql, dtype, has_window=bool(over), has_rows=name == "unnest")
+        return with_flags(value, arguments)
+
+    def _aggregate(
+        self, name: str, node: exp.Expr, condition: Value | None, over: str | None
+    ) -> Value:
+        from sqlglot import exp
+
+        (argument_node, *further) = node.expressions or [exp.Star()]
+        distinct = isinstance(argument_node, exp.Distinct)
+        if distinct:
+            argument_node, *further = argument_node.expressions
+        if further or isinstance(argument_node, exp.Order) or (distinct and over is not None):
+            raise DuckDBOnly(node.sql(dialect=DIALECT))
+        if isinstance(argument_node, exp.Star):
+            argument = Value("1", "INTEGER", constant="1")
+        else:
+            argument = self.write(argument_node)
+        dtype = self._types.type_of(f"{name}({argument.stand_in})")
+        flags = [argument]
+        if condition is not None:
+            # Spark has no filter of an aggregate over a window; these aggregates skip nulls.
+            flags.append(condition)
+            filtered = f"CASE WHEN {condition.sql} THEN {argument.sql} END"
+            argument = replace(argument, sql=filtered, constant=None)
+        if argument.type == NULL and name != "count":
+            raise DuckDBOnly(f"{name}(null)", f"{name}(null::double)")
+        word = "DISTINCT " if distinct else ""
+        sql = write_function(name, [argument], result=dtype, distinct=word, over=over or "")
+        value = Value(sql, dtype, has_aggregate=over is None, has_window=over is not None)
+        return with_flags(value, flags)
+
+    def _neighbor(self, name: str, arguments: Sequence[Value], over: str) -> Value:
+        """Return lag or lead: of a value, a constant number of rows, and a default."""
+        stand_ins = ", ".join(argument.stand_in for argument in arguments)
+        dtype = self._types.type_of(f"{name}({stand_ins}) OVER ()")
+        value, offset = arguments[0], "1"
+        if len(arguments) > 1:
+            offset = str(arguments[1].constant)
+            if not offset.isdigit():
+                raise DuckDBOnly(f"{name} by {offset} rows", f"{name}(x, 2)")
+        default = ""
+        if len(arguments) > 2:
+            default = f", {convert(arguments[2], dtype, self._types)}"
+        sql = f"{name}({convert(value, dtype, self._types)}, {offset}{default}){over}"
+        return replace(with_flags(Value(sql, dtype), arguments), has_window=True)
+
+    # -- windows ------------------------------------------------------------------------------
+
+    def write_window(self, node: exp.Expr) -> Value:
+        return self.write_call(node.this, f" OVER ({self._write_frame(node)})")
+
+    def _write_frame(self, node: exp.Expr) -> str:
+        """Return the text between the parentheses of a window."""
+        alias = node.args.get("alias")
+        if alias is not None:
+            definition = self._windows.get(alias.name.lower())
+            if definition is None or node.args.get("partition_by") or node.args.get("order"):
+                raise DuckDBOnly(node.sql(dialect=DIALECT))
+            return self._write_frame(definition)
+        clauses = []
+        keys = [self.write(key).sql for key in node.args.get("partition_by") or ()]
+        if keys:
+            clauses.append(f"PARTITION BY {', '.join(keys)}")
+        order = node.args.get("order")
+        if order is not None:
+            terms = [self.write_order(self.write(term.this), term) for term in order.expressions]
+            clauses.append(f"ORDER BY {', '.join(terms)}")
+        spec = node.args.get("spec")
+        if spec is not None:
+            clauses.append(write_rows(spec))
+        return " ".join(clauses)
+
+    def write_order(self, value: Value, term: exp.Expr) -> str:
+        """Return a term of ORDER BY for a value; DuckDB sorts nulls last by default."""
+        if family_is_nested([value]):
+            hint = ordered_hint(value).format(term.this.sql(dialect=DIALECT))
+            raise DifferentForm(f"the order of {type_name(value.type)}", f"order by {hint}")
+        direction = "DESC" if term.args.get("desc") else "ASC"
+        nulls = "FIRST" if term.args.get("nulls_first") else "LAST"
+        return f"{value.sql} {direction} NULLS {nulls}"
+
+
+def write_rows(spec: exp.Expr) -> str:
+    """Return the frame of a window in rows."""
+    bounds = []
+    for name in ("start", "end"):
+        bound = spec.args.get(name)
+        text = getattr(bound, "name", bound)
+        if not isinstance(text, str) or not _FRAME.fullmatch(text):
+            raise DuckDBOnly(spec.sql(dialect=DIALECT), "rows between 2 preceding and current row")
+        side = spec.args.get(f"{name}_side")
+        bounds.append(text if side is None else f"{text} {str(side).upper()}")
+    is_default = bounds == ["UNBOUNDED PRECEDING", "CURRENT ROW"]
+    words = str(spec.args.get("kind")).upper()
+    if spec.args.get("exclude") or (words != "ROWS" and not (words == "RANGE" and is_default)):
+        raise DuckDBOnly(spec.sql(dialect=DIALECT), "rows between 2 preceding and current row")
+    return f"{words} BETWEEN {bounds[0]} AND {bounds[1]}"
+
 
 def write_items(
-    nodes: Sequence[exp.Expr], writer: ExpressionWriter, star: Sequence[tuple[str, str, Value]]
+    nodes: Sequence[exp.Expr], writer: CallWriter, star: Sequence[tuple[str, str, Value]]
 ) -> Iterator[tuple[str, Value]]:
     """Yield the names and values of a SELECT list; a later item may use an earlier alias."""
     from sqlglot import exp
@@ -46,7 +238,7 @@ def write_items(
 
 
 def _expand_star(
-    node: exp.Expr, columns: Sequence[tuple[str, str, Value]], writer: ExpressionWriter
+    node: exp.Expr, columns: Sequence[tuple[str, str, Value]], writer: CallWriter
 ) -> Iterator[tuple[str, Value]]:
     """Yield the columns of a star with its EXCLUDE, REPLACE and RENAME."""
     excluded = {column.name.lower() for column in argument_of(node, "except") or ()}
@@ -59,9 +251,7 @@ def _expand_star(
             yield renamed.get(name.lower(), name), replaced.get(name.lower(), value)
 
 
-def write_groups(
-    node: exp.Expr, writer: ExpressionWriter, items: Sequence[tuple[str, Value]]
-) -> str:
+def write_groups(node: exp.Expr, writer: CallWriter, items: Sequence[tuple[str, Value]]) -> str:
     """Return the GROUP BY clause; its keys are then the columns that HAVING may use."""
     from sqlglot import exp
 
@@ -81,7 +271,7 @@ def write_groups(
     return f" GROUP BY {', '.join(keys)}" if keys else ""
 
 
-def write_order(order: exp.Expr, writer: ExpressionWriter, columns: Columns) -> str:
+def write_order(order: exp.Expr, writer: CallWriter, columns: Columns) -> str:
     """Return the ORDER BY clause over the columns of a query."""
     from sqlglot import exp
 

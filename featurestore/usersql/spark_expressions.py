@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidSql
 from featurestore.model.runtime import check_time
-from featurestore.usersql.spark_calls import CallWriter
+from featurestore.usersql.spark_clauses import CallWriter
 from featurestore.usersql.spark_functions import (
     OPERATOR_WRITERS,
     family_is_nested,
@@ -79,8 +79,7 @@ class ExpressionWriter(CallWriter):
     ) -> None:
         from sqlglot import exp
 
-        super().__init__(types, windows)
-        self.scope = scope
+        super().__init__(scope, types, windows)
         self._parameters = parameters
         self._write_query = write_query
         self._writers: dict[type[exp.Expr], Callable[[exp.Expr], Value]] = {

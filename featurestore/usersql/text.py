@@ -23,6 +23,7 @@ _MAX_SPELLINGS = 40
 _MAX_SPELLED_CHARACTERS = 4_000
 
 
+@lru_cache(maxsize=4096)
 def quote(name: str, *, dialect: str = DIALECT) -> str:
     """Quote an identifier for a dialect.
 

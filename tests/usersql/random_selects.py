@@ -86,7 +86,7 @@ class SelectGenerator:
     def _plain(self) -> str:
         source, scope = self._source()
         distinct = self._maybe("distinct ", 0.2)
-        return f"select {distinct}{self._items(scope)} from {source}{self._where(scope)}"
+        return f"select {distinct}{self._items(scope)} from {source}{self._filter(scope)}"
 
     def _grouped(self) -> str:
         source, scope = self._source()
@@ -98,7 +98,7 @@ class SelectGenerator:
             names = [self.random.choice([f"k{n}", str(n + 1), keys[n]]) for n in range(len(keys))]
             group = " group by " + self.random.choice(["all", ", ".join(names)])
         having = self._maybe(f" having {self._aggregate(scope, 'count')} > 1", 0.3) if keys else ""
-        return f"select {', '.join(items)} from {source}{self._where(scope)}{group}{having}"
+        return f"select {', '.join(items)} from {source}{self._filter(scope)}{group}{having}"
 
     def _window(self) -> str:
         scope = TRIP_COLUMNS
@@ -117,16 +117,17 @@ class SelectGenerator:
         ]
         items = [f"{call} as w{n}" for n, call in enumerate(self.random.sample(calls, 3))]
         qualify = self._maybe(" qualify w0 is not null", 0.3)
-        return f"select id, {', '.join(items)} from trips{self._where(scope)}{qualify}"
+        return f"select id, {', '.join(items)} from trips{self._filter(scope)}{qualify}"
 
     def _union(self) -> str:
         families = self.random.choices(["number", "text", "bool", "time"], k=2)
         sides = []
         for _ in range(2):
             items = [
-                f"{self._of(family, TRIP_COLUMNS, 1)} as c{n}" for n, family in enumerate(families)
+                f"{self._operand(family, TRIP_COLUMNS, 1)} as c{n}"
+                for n, family in enumerate(families)
             ]
-            sides.append(f"select {', '.join(items)} from trips{self._where(TRIP_COLUMNS)}")
+            sides.append(f"select {', '.join(items)} from trips{self._filter(TRIP_COLUMNS)}")
         word = self.random.choice(["union all", "union", "except", "intersect"])
         return f" {word} ".join(sides)
 
@@ -140,10 +141,13 @@ class SelectGenerator:
 
     def _nested(self) -> str:
         inner_scope = TRIP_COLUMNS
-        number, text = self._of("number", inner_scope, 1), self._of("text", inner_scope, 1)
+        number, text = (
+            self._operand("number", inner_scope, 1),
+            self._operand("text", inner_scope, 1),
+        )
         scope: Scope = {"number": ["p", "id"], "text": ["q"], "date": [], "time": [], "bool": []}
-        inner = f"select id, {number} as p, {text} as q from trips{self._where(inner_scope)}"
-        return f"select {self._items(scope)} from ({inner}) n{self._where(scope)}"
+        inner = f"select id, {number} as p, {text} as q from trips{self._filter(inner_scope)}"
+        return f"select {self._items(scope)} from ({inner}) n{self._filter(scope)}"
 
     def _limit(self) -> str:
         size, skipped = self.random.randint(1, 9), self.random.randint(0, 3)
@@ -184,8 +188,8 @@ class SelectGenerator:
             scope["text"].append("zone")
         return source, scope
 
-    def _where(self, scope: Scope) -> str:
-        return self._maybe(f" where {self._of('bool', scope, 2)}", 0.5)
+    def _filter(self, scope: Scope) -> str:
+        return self._maybe(f" where {self._operand('bool', scope, 2)}", 0.5)
 
     def _items(self, scope: Scope) -> str:
         return ", ".join(
@@ -204,9 +208,9 @@ class SelectGenerator:
             if scope[family] or depth
         ]
         families = [family for family in families if scope[family] or family in ("number", "bool")]
-        return self._of(self.random.choice(families), scope, depth)
+        return self._operand(self.random.choice(families), scope, depth)
 
-    def _of(self, family: str, scope: Scope, depth: int) -> str:
+    def _operand(self, family: str, scope: Scope, depth: int) -> str:
         names = scope[family]
         if depth == 0 or self.random.random() < 0.2:
             if names:
@@ -216,10 +220,10 @@ class SelectGenerator:
         return str(getattr(self, f"_{family}")(scope, depth - 1))
 
     def _number(self, scope: Scope, depth: int) -> str:
-        first, second = (self._of("number", scope, 0) for _ in range(2))
-        deep = self._of("number", scope, depth) if depth else first
+        first, second = (self._operand("number", scope, 0) for _ in range(2))
+        deep = self._operand("number", scope, depth) if depth else first
         default = self.random.choice(["0", "0.5", "1e1", second])
-        text = self._of("text", scope, 0) if scope["text"] else "'abc'"
+        text = self._operand("text", scope, 0) if scope["text"] else "'abc'"
         forms = [
             f"({first} / {second})",
             f"(cast({first} as double) * 0.5 + {second})",
@@ -231,33 +235,33 @@ class SelectGenerator:
             f"greatest({first}, {second})",
             f"nullif({first}, {self.random.choice(['0', '1.25'])})",
             f"abs({deep})",
-            f"case when {self._of('bool', scope, depth)} then {first} else {default} end",
+            f"case when {self._operand('bool', scope, depth)} then {first} else {default} end",
             f"case {first} when 1 then 2 when 0.5 then 3 end",
             f"length({text})",
             f"strpos({text}, 'b')",
         ]  # fmt: skip
         if scope["time"]:
-            time = self._of("time", scope, depth)
+            time = self._operand("time", scope, depth)
             forms += [
                 f"year({time})",
                 f"extract(second from {time})",
                 f"epoch_us({time})",
-                f"quarter({self._of('date', scope, 0)})",
+                f"quarter({self._operand('date', scope, 0)})",
             ]
         return self.random.choice(forms)
 
     def _text(self, scope: Scope, depth: int) -> str:
-        text = self._of("text", scope, depth) if depth else self._of("text", scope, 0)
+        text = self._operand("text", scope, depth) if depth else self._operand("text", scope, 0)
         number = self.random.randint(-3, 3)
         return self.random.choice([
             f"left({text}, {number})",
             f"right({text}, {number})",
             f"substring({text}, {number}, {self.random.randint(-2, 3)})",
-            f"({text} || {self._of('text', scope, 0)})",
+            f"({text} || {self._operand('text', scope, 0)})",
             f"replace({text}, 'a', 'é')",
             f"trim({text})",
             f"cast({self._exact(scope)} as varchar)",
-            f"case when {self._of('bool', scope, depth)} then {text} end",
+            f"case when {self._operand('bool', scope, depth)} then {text} end",
         ])  # fmt: skip
 
     def _exact(self, scope: Scope) -> str:
@@ -265,27 +269,27 @@ class SelectGenerator:
         return self.random.choice(names or ["1"])
 
     def _date(self, scope: Scope, depth: int) -> str:
-        return self.random.choice([
-            f"({self._of('date', scope, 0)} + {self.random.randint(-40, 40)})",
-            f"cast({self._of('time', scope, depth) if scope['time'] else self._of('date', scope, 0)} as date)",
-        ])  # fmt: skip
+        day = self._operand("date", scope, 0)
+        time = self._operand("time", scope, depth) if scope["time"] else day
+        days = self.random.randint(-40, 40)
+        return self.random.choice([f"({day} + {days})", f"cast({time} as date)"])
 
     def _time(self, scope: Scope, depth: int) -> str:
-        time = self._of("time", scope, 0)
+        time = self._operand("time", scope, 0)
         amount = self.random.choice(["1 month", "3 days", "7 hours", "1 year", "5 microseconds"])
         return self.random.choice([
-            f"date_trunc('{self.random.choice(_UNITS)}', {self._of('time', scope, depth)})",
+            f"date_trunc('{self.random.choice(_UNITS)}', {self._operand('time', scope, depth)})",
             f"({time} {self.random.choice('+-')} interval {amount})",
-            f"({self._of('date', scope, 0)} + interval {amount})" if scope["date"] else time,
-            f"coalesce({time}, cast({self._of('date', scope, 0)} as timestamptz))" if scope["date"] else time,
+            f"({self._operand('date', scope, 0)} + interval {amount})" if scope["date"] else time,
+            f"coalesce({time}, cast({self._operand('date', scope, 0)} as timestamptz))" if scope["date"] else time,
         ])  # fmt: skip
 
     def _bool(self, scope: Scope, depth: int) -> str:
         families = [family for family in ("number", "text", "date", "time") if scope[family]]
         family = self.random.choice(families)
-        first, second = (self._of(family, scope, depth) for _ in range(2))
+        first, second = (self._operand(family, scope, depth) for _ in range(2))
         sign = self.random.choice(["=", "<>", "<", "<=", ">", ">=", "is distinct from"])
-        number = self._of("number", scope, 0)
+        number = self._operand("number", scope, 0)
         forms = [
             f"{first} {sign} {second}",
             f"{number} {sign} {self.random.choice(['0.1', '1', '0.5', '2e0', '-7.1'])}",
@@ -297,13 +301,13 @@ class SelectGenerator:
             f"({first} {sign} {second} and {number} is not null)",
         ]
         if scope["text"]:
-            forms.append(f"{self._of('text', scope, 0)} like '%a%'")
+            forms.append(f"{self._operand('text', scope, 0)} like '%a%'")
         return self.random.choice(forms)
 
     def _aggregate(self, scope: Scope, name: str | None = None) -> str:
         numbers = [column for column in scope["number"] if column.split(".")[-1] in _SUMMED]
         number = self.random.choice(numbers)
-        condition = self._maybe(f" filter (where {self._of('bool', scope, 1)})", 0.2)
+        condition = self._maybe(f" filter (where {self._operand('bool', scope, 1)})", 0.2)
         name = name or self.random.choice(
             ["count", "count *", "sum", "avg", "min", "max", "count distinct"]
         )

@@ -77,8 +77,8 @@ class Classifier:
                 return INVALID, ""
             is_refused = isinstance(error.__cause__, DifferentForm)
             return (REFUSED if is_refused else DUCKDB_ONLY), error.hint or ""
-        written = spark.removeprefix("SELECT ").removesuffix(" AS `c0` FROM `edges` AS `t0`")
-        text = written.replace("`t0`.", "").replace("`", "")
+        spark_text = spark.removeprefix("SELECT ").removesuffix(" AS `c0` FROM `edges` AS `t0`")
+        text = spark_text.replace("`t0`.", "").replace("`", "")
         return (EQUAL if _plain(text) == _plain(form.sql) else REWRITTEN), text
 
     def _is_valid(self, sql: str) -> bool:

@@ -25,8 +25,8 @@ def test_query_for_duckdb_is_unchanged() -> None:
 
 def test_query_is_duckdb_sql_for_both_engines() -> None:
     text = (
-        "select * exclude (a), x::double as i from trips where at >= $window_start and "
-        "at < $window_end and at > $window_start"
+        "select * exclude (a), x::double as i from trips where seen >= $window_start and "
+        "seen < $window_end and seen > $window_start"
     )
     assert parameters(text) == ("window_start", "window_end")
     for dialect in ("duckdb", "spark"):

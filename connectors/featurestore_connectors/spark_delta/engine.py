@@ -47,6 +47,7 @@ from featurestore_connectors.spark_delta import (
     tables,
 )
 from featurestore_connectors.spark_delta.failures import translate_calls
+from featurestore_connectors.spark_delta.relations import UserSql
 from featurestore_connectors.spark_delta.row_buffer import BufferedRelation
 from featurestore_connectors.spark_delta.session import (
     check_session,
@@ -57,7 +58,6 @@ from featurestore_connectors.spark_delta.session import (
     start_session,
 )
 from featurestore_connectors.spark_delta.staged import StagedRelation
-from featurestore_connectors.spark_delta.user_sql import UserSql
 
 if TYPE_CHECKING:
     from featurestore.model.plan import FeaturePlan
@@ -170,9 +170,7 @@ class SparkEngine:
     def user_sql(
         self, query: str, *, tables: Mapping[str, Relation], parameters: Mapping[str, Any]
     ) -> Relation:
-        return self._user_sql.relation(
-            self.session, query, tables=tables, parameters=parameters
-        )
+        return self._user_sql.relation(self.session, query, tables=tables, parameters=parameters)
 
     def count(self, relation: Relation) -> int:
         if isinstance(relation, BufferedRelation):

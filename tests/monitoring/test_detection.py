@@ -143,11 +143,11 @@ def flags(first: int, days: int, *, changed: bool = False) -> pa.Table:
     # Codes within the range are replaced, so that minimum, maximum and quantiles hardly change.
     code = np.where(changed & np.isin(code, (7, 15, 23)), code + 1, code)
     weights = [0.3, 0.3, 0.4] if changed else [0.5, 0.3, 0.2]
-    at = [START + first * DAY + number * timedelta(minutes=7.2) for number in range(rows)]
+    event_times = [START + first * DAY + number * timedelta(minutes=7.2) for number in range(rows)]
     return pa.table(
         {
             "id": pa.array(range(first * 200, first * 200 + rows), pa.int64()),
-            "at": pa.array(at, pa.timestamp("us", tz="UTC")),
+            "at": pa.array(event_times, pa.timestamp("us", tz="UTC")),
             "flag": flag,
             "flag_number": flag.astype(np.int64),
             "code": code,

@@ -100,7 +100,7 @@ def check_sequence(store: FeatureStore, clock: Clock, seed: int, *, deliver: boo
     rng = random.Random(seed)
     clock.now = NOW
     model = PlainModel()
-    known: set[str] = set()
+    recorded_ids: set[str] = set()
     for _ in range(25):
         clock.now += timedelta(hours=rng.choice([1, 6, 24, 40]))
         # States last, so that reminders become due.
@@ -112,7 +112,7 @@ def check_sequence(store: FeatureStore, clock: Clock, seed: int, *, deliver: boo
         with store.session.registry.transaction() as connection:
             report = report_of(states, Window(end - DAY, end))
             monitor_run._update_incidents(connection, SPEC, report, back)
-        messages = queued(store, known)
+        messages = queued(store, recorded_ids)
         actual = {(message.event, message.families) for message in messages}
         assert {(event, frozenset(names)) for event, names in actual} == {
             (event, frozenset(names)) for event, names in expected
@@ -121,14 +121,14 @@ def check_sequence(store: FeatureStore, clock: Clock, seed: int, *, deliver: boo
         for message in messages:
             for name in model.began.keys() - set(message.families):
                 assert any(line.startswith(f"{name} continues") for line in message.lines)
-        known |= {message.id for message in messages if deliver}
+        recorded_ids |= {message.id for message in messages if deliver}
         if not deliver:
             waiting = queued(store, set())
             assert sum(message.event == "reminder" for message in waiting) <= 1
             if messages_of(expected, "end"):
                 assert not any(message.event == "reminder" for message in waiting)
-            known = {message.id for message in waiting}
-    return len(known)
+            recorded_ids = {message.id for message in waiting}
+    return len(recorded_ids)
 
 
 def messages_of(messages: Sequence[tuple[str, set[str]]], event: str) -> list[set[str]]:

@@ -194,6 +194,29 @@ def test_own_spark_session_runs_on_cluster(standalone: Any, master: str, tmp_pat
     assert (results["master"], results["count"], results["summed_by"]) == (master, ROWS, 2)
 
 
+@pytest.mark.parametrize("scope", ["some", pytest.param("all", marks=pytest.mark.soak)])
+def test_sql_jobs_on_cluster_equal_embedded_jobs(
+    standalone: Any, master: str, tmp_path: Path, scope: str
+) -> None:
+    env = standalone.environment(
+        FEATURESTORE_SPARK_MASTER=master,
+        PYSPARK_SUBMIT_ARGS=" ".join([*standalone.EXECUTORS, "pyspark-shell"]),
+        FEATURESTORE_SPARK_STAGING=str(tmp_path / "staging"),
+        FEATURESTORE_SPARK_DRIVER_MEMORY="1g",
+        PYTHONPATH=PATH,
+    )
+    program = str(ROOT / "tests" / "engines" / "job_engines.py")
+    results = {}
+    for engine in ("duckdb", "spark"):
+        (tmp_path / engine).mkdir()
+        results[engine] = run_application(
+            [sys.executable, program, engine, str(tmp_path / engine), scope], env
+        )
+    assert results["spark"].pop("session") == "pyspark.sql.session"
+    assert results["spark"].pop("master") == master
+    assert results["spark"] == results["duckdb"]
+
+
 @pytest.mark.soak
 def test_cluster_executors_write_s3_and_hdfs_stores(
     standalone: Any,

@@ -151,3 +151,23 @@ def test_spark_engine_on_connect_equals_embedded_engine(
     assert embedded.get("function") != []
     for name, expected in embedded.items():
         assert on_spark[name] == expected, name
+
+
+@pytest.mark.parametrize("scope", ["some", pytest.param("all", marks=pytest.mark.soak)])
+def test_sql_jobs_on_connect_equal_embedded_jobs(
+    engine_server: str, tmp_path: Path, scope: str
+) -> None:
+    program = [sys.executable, str(FOLDER / "job_engines.py")]
+    results = []
+    for engine, *address in (("duckdb",), ("spark", engine_server)):
+        folder = tmp_path / engine
+        folder.mkdir()
+        finished = subprocess.run(
+            [*program, engine, str(folder), scope, *address],
+            capture_output=True, text=True, timeout=500, check=False,
+        )  # fmt: skip
+        assert finished.returncode == 0, finished.stderr[-3000:]
+        results.append(json.loads(finished.stdout.splitlines()[-1]))
+    embedded, on_spark = results
+    assert on_spark.pop("session") == "pyspark.sql.connect.session"
+    assert on_spark == embedded

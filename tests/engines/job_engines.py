@@ -1,0 +1,162 @@
+"""A process that runs SQL jobs on an engine. Prints their rows after each step as JSON.
+
+Arguments: the engine, a folder, "all" or "some" for the jobs, and the address of a Spark Connect
+server (optional). On Spark without an address the session is that of the environment, for example
+on a cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import featurestore
+from featurestore.model import times
+
+START, HOUR = datetime(2024, 1, 1, tzinfo=UTC), timedelta(hours=1)
+HOURS, ROWS = 6, 1_200
+PRICE = pa.decimal128(12, 2)
+JOBS = '''
+import featurestore
+
+common = dict(schedule="0 * * * *", start="2024-01-01T00:00Z", event_time="hour")
+HOUR = "date_trunc('hour', r.at) + interval 1 hour"
+WITHIN = "r.at >= $window_start and r.at < $window_end"
+
+featurestore.sql_job(
+    "totals", primary_key=["zone"], inputs={"r": "rides"}, **common,
+    sql=f"""
+        select zone, {HOUR} as hour, count(*) as rides, sum(seats) as seats,
+               cast(sum(price) as decimal(18, 2)) as price, min(word) as first, max(r.at) as last,
+               cast(sum(cast(fare * 10 as integer)) as bigint) as tenths, count(distinct seats) as kinds
+        from r where {WITHIN} group by zone, {HOUR}
+    """,
+)
+featurestore.sql_job(
+    "strict", primary_key=["zone"], inputs={"r": "rides"}, **common,
+    sql="""
+        select zone, $window_end as hour, count(*) as rides from r
+        where r.at > $window_start and r.at <= $window_end group by zone
+    """,
+)
+featurestore.sql_job(
+    "joined", primary_key=["id"], inputs={"r": "rides", "z": "zones"}, closed="left", **common,
+    sql=f"""
+        select r.id, r.at as hour, z.name, z.name || '-' || cast(r.seats as varchar) as label,
+               case when r.fare > 0 then 'up' when r.fare is null then 'none' else 'down' end as sign,
+               coalesce(r.word, 'missing') as word
+        from r left join z using (zone) where {WITHIN} and r.seats <> 3
+    """,
+)
+featurestore.sql_job(
+    "ranked", primary_key=["zone"], inputs={"r": "rides"}, mode="append", **common,
+    sql=f"""
+        with ranked as (
+            select zone, r.at, price, row_number() over (partition by zone order by r.at, id) as n
+            from r where {WITHIN}
+        )
+        select zone, $window_end as hour, price as opening from ranked where n = 1
+    """,
+)
+featurestore.sql_job(
+    "latest", primary_key=["id"], inputs={"r": "rides"}, mode="upsert", lookback="2h",
+    tombstone="gone", **common,
+    sql="""
+        select id % 40 as id, max(r.at) as hour, max(seats) as seats,
+               case when max(seats) = 4 and count(*) = 1 then true else false end as gone
+        from r where r.at >= $window_start and r.at < $window_end group by id % 40
+    """,
+)
+'''
+NAMES = {
+    "some": ("totals", "latest"),
+    "all": ("totals", "strict", "joined", "ranked", "latest"),
+}
+
+
+def rides(first: int, last: int, *, factor: int = 1) -> pa.Table:
+    """Return rides with ties at the bounds of hours, nulls and decimals."""
+    numbers = np.arange(first, last)
+    micros = 1_704_067_200_000_000 + numbers * (HOURS * 3_600_000_000 // ROWS)
+    prices = pa.array([Decimal(int(number) * factor) / 100 for number in numbers % 997], PRICE)
+    return pa.table(
+        {
+            "id": pa.array(numbers),
+            "at": pa.array(micros).cast(pa.timestamp("us", "UTC")),
+            "zone": pa.array([f"z{number}" for number in numbers % 7]),
+            "seats": pa.array(numbers % 5, pa.int32()),
+            "fare": pa.array(np.round(np.sin(numbers), 1), mask=numbers % 11 == 3),
+            "price": prices,
+            "word": pa.array(
+                [None if number % 13 == 0 else "é" * (number % 4) for number in numbers]
+            ),
+        }
+    )
+
+
+def run_jobs(store: Any, jobs: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Backfill jobs, recompute windows after late rows, and compute due windows."""
+    zones = {"zone": [f"z{number}" for number in range(5)], "name": ["a", "ß", None, "d", ""]}
+    store.create_featuregroup(pa.table(zones), "zones", primary_key="zone")
+    store.create_featuregroup(rides(0, ROWS - 200), "rides", primary_key="id", event_time="at")
+    store.register_jobs(jobs)
+    steps: dict[str, Any] = {}
+    for name in names:
+        store.backfill_job(name, START, START + 4 * HOUR)
+    steps["backfill"] = read_all(store, names)
+    # Late rows of the second and third hours, which replace rides.
+    store.insert_into_featuregroup(rides(250, 500, factor=2), "rides", mode="upsert")
+    # Which windows are stale depends on the files of an engine; their rows do not.
+    store.run_job("totals", stale=True)
+    store.run_job("latest", window=START + HOUR)
+    steps["again"] = read_all(store, names)
+    store.insert_into_featuregroup(rides(ROWS - 200, ROWS), "rides")
+    for name in names:
+        store.run_job(name, due=True)
+    steps["due"] = read_all(store, names)
+    steps["states"] = sorted({run.state for name in names for run in store.get_runs(name)})
+    return steps
+
+
+def read_all(store: Any, names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the rows and the types of each group."""
+    result = {}
+    for name in names:
+        table = store.get_featuregroup(name).to_arrow()
+        result[name] = [str(table.schema.types), *sorted(map(repr, table.to_pylist()))]
+    return result
+
+
+def main() -> None:
+    engine, folder, scope, *addresses = sys.argv[1:]
+    result: dict[str, Any] = {}
+    with redirect_stdout(StringIO()):
+        if addresses:
+            from pyspark.sql import SparkSession
+
+            SparkSession.builder.remote(addresses[0]).getOrCreate()
+        times.clock = lambda: START + HOURS * HOUR
+        jobs = Path(folder, "jobs.py")
+        jobs.write_text(JOBS)
+        with featurestore.connect(Path(folder, "store"), engine=engine) as store:
+            result = run_jobs(store, jobs, NAMES[scope])
+            if engine == "spark":
+                session = store.session.engine.session
+                result["session"] = type(session).__module__
+                if not addresses:
+                    result["master"] = session.sparkContext.master
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -122,23 +122,23 @@ class Takeover:
             states = runs.window_states(connection, "demand")
             assert jobs.lease_owner(connection, "demand") is None
         trips_by_version = {1: 2, 2: 3}
-        stored = {(row["hour"], row["zone"]): row["trips"] for row in rows(self.store)}
+        trips_by_key = {(row["hour"], row["zone"]): row["trips"] for row in rows(self.store)}
         for window, state in states.items():
             (pinned,) = state.inputs["inputs"]
-            if state.state == "done" and (window.end, "a") in stored:
+            if state.state == "done" and (window.end, "a") in trips_by_key:
                 # The recorded input is the one from which the rows were computed.
                 version = pinned["delta_version"]
-                assert stored[window.end, "a"] == trips_by_version[version], window
+                assert trips_by_key[window.end, "a"] == trips_by_version[version], window
         time.sleep(TIMEOUT)
         self.schedule()
         assert {run.state for run in self.store.get_runs("demand")} <= {"done", "failed"}
         assert not list(Path(self.store.location, "_staging").glob("*"))
-        stored_rows = rows(self.store)
+        computed_rows = rows(self.store)
         hours = [START + hour * HOUR for hour in range(1, LAST + 1) if hour % 5]
-        keys = [(row["hour"], row["zone"]) for row in stored_rows]
+        keys = [(row["hour"], row["zone"]) for row in computed_rows]
         assert keys == [(hour, zone) for hour in hours for zone in "ab"]
         if mode != "append":
-            assert {row["trips"] for row in stored_rows if row["zone"] == "a"} == {3}
+            assert {row["trips"] for row in computed_rows if row["zone"] == "a"} == {3}
 
 
 @pytest.fixture(autouse=True)

@@ -115,12 +115,15 @@ class CallWriter(ABC):
     ) -> Value:
         from sqlglot import exp
 
-        (argument_node, *further) = node.expressions or [exp.Star()]
-        distinct = isinstance(argument_node, exp.Distinct)
+        arguments = node.expressions or [exp.Star()]
+        distinct = isinstance(arguments[0], exp.Distinct)
         if distinct:
-            argument_node, *further = argument_node.expressions
-        if further or isinstance(argument_node, exp.Order) or (distinct and over is not None):
-            raise DuckDBOnly(node.sql(dialect=DIALECT))
+            arguments = arguments[0].expressions
+        argument_node = arguments[0] if len(arguments) == 1 else None
+        is_ordered = argument_node is None or isinstance(argument_node, exp.Order)
+        if is_ordered or (distinct and over is not None):
+            window = "" if over is None else " over a window"
+            raise DuckDBOnly(f"{node.sql(dialect=DIALECT)}{window}")
         if isinstance(argument_node, exp.Star):
             argument = Value("1", "INTEGER", constant="1")
         else:

@@ -285,8 +285,9 @@ class ExpressionWriter(CallWriter):
     def _write_in_query(self, node: exp.Expr, query: exp.Expr) -> Value:
         value = self.write(node.this)
         sql, columns = self._write_query(query.unnest(), self.scope)
-        ((_, column),) = columns
-        first, second = self._to_comparable([value, column], is_ordered=False)
+        if len(columns) != 1:
+            raise InvalidSql(f"a subquery with {len(columns)} columns is not a list of values.")
+        first, second = self._to_comparable([value, columns[0][1]], is_ordered=False)
         text = f"({first} IN (SELECT {second} FROM ({sql})))"
         return with_flags(Value(text, "BOOLEAN"), [value])
 

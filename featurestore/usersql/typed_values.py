@@ -55,6 +55,7 @@ _UNSIGNED = {
 _DECIMAL = re.compile(r"DECIMAL\((\d+),(\d+)\)")
 # The digits of a decimal that is always exact as a float, and the largest such integer.
 _EXACT_DIGITS = {"FLOAT": (7, 2**24), "DOUBLE": (15, 2**53)}
+_MAX_CACHED = 10_000
 # Spark multiplies a fraction of so many digits exactly by its power of ten.
 _MAX_FRACTION = 17
 _SHORTEST = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}
@@ -176,10 +177,10 @@ class DuckDBTypes:
         Raises:
             InvalidSql: DuckDB cannot bind the expression.
         """
-        if sql not in self._types:
-            with self._running:
-                self._types[sql] = str(self._query(sql).types[0])
-        return self._types[sql]
+        dtype = self._types.get(sql)
+        if dtype is None:
+            dtype = self._types[sql] = self._read(sql, lambda result: str(result.types[0]))
+        return dtype
 
     def text_of(self, sql: str) -> str | None:
         """Return the value of a constant expression as text.
@@ -187,24 +188,31 @@ class DuckDBTypes:
         Raises:
             InvalidSql: The value does not exist.
         """
-        if sql not in self._texts:
-            with self._running:
-                (row,) = self._query(f"CAST({sql} AS VARCHAR)").to_arrow_table().to_pylist()
-            self._texts[sql] = next(iter(row.values()))
-        return self._texts[sql]
+        if sql in self._texts:
+            return self._texts.get(sql)
+        query = f"CAST({sql} AS VARCHAR)"
+        text: str | None = self._read(query, lambda result: result.to_arrow_table()[0][0].as_py())
+        self._texts[sql] = text
+        return text
 
     def common_type(self, values: list[Value]) -> str:
         """Return the type to which DuckDB converts values before it compares or chooses them."""
         return self.type_of(f"coalesce({', '.join(value.stand_in for value in values)})")
 
-    def _query(self, sql: str) -> Any:
-        try:
-            return self._connection.sql(f"SELECT {sql}")
-        except self._error as error:
-            message = str(error).partition("\n")[0]
-            raise InvalidSql(
-                f"DuckDB rejects the query: {message}", hint="check the types of the operands"
-            ) from error
+    def _read(self, sql: str, read: Callable[[Any], Any]) -> Any:
+        """Return what a function reads of a query for one expression."""
+        with self._running:
+            # A server translates the queries of many users.
+            for cache in (self._types, self._texts):
+                if len(cache) > _MAX_CACHED:
+                    cache.clear()
+            try:
+                return read(self._connection.sql(f"SELECT {sql}"))
+            except self._error as error:
+                message = str(error).partition("\n")[0]
+                raise InvalidSql(
+                    f"DuckDB rejects the query: {message}", hint="check the types of the operands"
+                ) from error
 
 
 def literal(value: Value, target: str, types: DuckDBTypes) -> str:

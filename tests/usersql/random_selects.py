@@ -28,6 +28,8 @@ ZONE_COLUMNS = {
 }
 # Sums of these columns are exact as doubles, so their order does not matter.
 _SUMMED = ("id", "small", "seats", "fare", "miles", "cost", "rank_of", "weight")
+# Spark has no distinct aggregates over windows.
+_AGGREGATES = ("count", "count *", "sum", "avg", "min", "max")
 _UNITS = ("second", "hour", "day", "week", "month", "quarter", "year", "decade")
 _DAYS = [date(2000, 1, 1), None, date(2024, 2, 29), date(1970, 1, 1), date(1960, 6, 1)]
 # Columns of integers and decimals; the text of a float differs between engines.
@@ -112,8 +114,8 @@ class SelectGenerator:
             f"dense_rank() over ({partition}order by zone)",
             f"lag({self._value(scope, 1)}) over ({window})",
             f"lead(small, 2, 0) over ({window})",
-            f"{self._aggregate(scope)} over ({window}{frame})",
-            f"{self._aggregate(scope)} over ({partition})",
+            f"{self._aggregate(scope, self.random.choice(_AGGREGATES))} over ({window}{frame})",
+            f"{self._aggregate(scope, self.random.choice(_AGGREGATES))} over ({partition})",
         ]
         items = [f"{call} as w{n}" for n, call in enumerate(self.random.sample(calls, 3))]
         qualify = self._maybe(" qualify w0 is not null", 0.3)
@@ -308,9 +310,7 @@ class SelectGenerator:
         numbers = [column for column in scope["number"] if column.split(".")[-1] in _SUMMED]
         number = self.random.choice(numbers)
         condition = self._maybe(f" filter (where {self._operand('bool', scope, 1)})", 0.2)
-        name = name or self.random.choice(
-            ["count", "count *", "sum", "avg", "min", "max", "count distinct"]
-        )
+        name = name or self.random.choice([*_AGGREGATES, "count distinct"])
         if name == "count *":
             return f"count(*){condition}"
         if name == "count distinct":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -30,7 +31,7 @@ from tests.streams.kafka_server import PASSWORD, USER
 from tests.streams.killed_streams import count_click_ids
 from tests.streams.test_passwords import options
 from tests.streams.test_stream_kills import share, values
-from tests.streams.topics import Broker, clicks, job
+from tests.streams.topics import Broker, click, clicks, job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -279,3 +280,82 @@ def test_hundred_killed_spark_streams_write_records_once(
 ) -> None:
     del ten  # each ten of the hundred has a store and a topic of its own
     kill_runners(empty_store, broker, job_file, records=20_000, kills=10, batch=500)
+
+
+def random_changes(rng: random.Random, count: int) -> list[tuple[int, bytes | None]]:
+    """Return keys with changed clicks, tombstones and invalid values, in the order of sending."""
+    keys, changes = count // 20, list[tuple[int, bytes | None]]()
+    for number in range(count):
+        key, form = rng.randrange(keys), rng.random()
+        value: bytes | None = click(
+            key, user=f"u{number}", at=f"2024-01-0{rng.randint(1, 3)}T00:00:00Z"
+        )
+        if form < 0.03:
+            value = None
+        elif form < 0.04:
+            value = f"poison {number}".encode()
+        changes.append((key, value))
+    return changes
+
+
+def final_clicks(changes: list[tuple[int, bytes | None]]) -> tuple[list[tuple[int, str, str]], int]:
+    """Return the rows after all changes, and the number of invalid values."""
+    rows: dict[int, dict[str, str]] = {}
+    invalid_count = 0
+    for key, value in changes:
+        if value is None:
+            rows.pop(key, None)
+        elif value.startswith(b"poison"):
+            invalid_count += 1
+        else:
+            document = json.loads(value)
+            rows.setdefault(key, {})[document["at"][:10]] = document["user"]
+    final_rows = [(key, day, user) for key, row in rows.items() for day, user in row.items()]
+    return sorted(final_rows), invalid_count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("records", "kills", "batch"),
+    [
+        (3_000, 1, 500),
+        pytest.param(300_000, 10, 5_000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),
+    ],
+)
+def test_killed_upsert_stream_on_spark_equals_model(
+    empty_store: FeatureStore,
+    broker: Broker,
+    job_file: JobFile,
+    records: int,
+    kills: int,
+    batch: int,
+) -> None:
+    """Runners are killed at random; the embedded engine computes the last micro-batches."""
+    rng = random.Random(f"upserts/{records}")
+    changes = random_changes(rng, records)
+    topic = broker.topic(4)
+    empty_store.add_source("events", broker.uri)
+    path = job_file(job(topic, mode="upsert", statistics=False, batch_records=batch))
+    empty_store.register_jobs(path)
+    after_commits, start = 0, time.monotonic()
+    for number in range(kills):
+        first, last = (turn * records // kills for turn in (number, number + 1))
+        broker.send_by_key(topic, changes[first:last])
+        runner = SparkRunner(empty_store, path.parent / f"commits-{number}")
+        try:
+            runner.wait_for_a_commit()
+            time.sleep(rng.uniform(0, 5))
+        finally:
+            runner.kill()
+        after_commits += runner.commits()
+    while empty_store.run_job("clicks"):
+        pass
+    rows = empty_store.get_featuregroup("clicks").to_arrow().to_pylist()
+    expected_rows, invalid_count = final_clicks(changes)
+    assert sorted((row["id"], row["at"].date().isoformat(), row["user"]) for row in rows) == (
+        expected_rows
+    )
+    path_of_invalid = empty_store.session.quarantine_path("clicks", 1)
+    assert sum(file.rows for file in read_snapshot(path_of_invalid).files) == invalid_count
+    seconds = time.monotonic() - start
+    print(f"{records} records, {kills} kills, {after_commits} commits of Spark, {seconds:.0f} s")

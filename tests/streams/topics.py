@@ -79,6 +79,24 @@ class Broker:
             producer.poll(0)
         producer.flush()
 
+    def send_by_key(self, topic: str, records: Iterable[tuple[int, bytes | None]]) -> None:
+        """Send the records of an integer key to one partition, in their order."""
+        from confluent_kafka import Producer
+
+        producer = Producer({"bootstrap.servers": self.address, "linger.ms": 5, "log_level": 0})
+        partitions = self._partitions(topic)
+        for key, value in records:
+            while True:
+                try:
+                    producer.produce(
+                        topic, value, partition=key % partitions, key=str(key).encode()
+                    )
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+            producer.poll(0)
+        producer.flush()
+
     def _partitions(self, topic: str) -> int:
         """Return the number of partitions of a topic, which may be 0 right after its creation."""
         client = self._admin()

@@ -171,7 +171,7 @@ def compare_windows(
     if overlaps_itself(comparison.schedule):
         return comparison.continue_overlapping()
     conflicts = comparison.find_conflicts()
-    if not conflicts:
+    if not conflicts and not comparison.leaves_unfinished():
         return comparison.continue_windows()
     return comparison.recompute(conflicts)
 
@@ -198,9 +198,26 @@ class _Comparison:
             and (spec.mode == "append" or not self.is_same_grid)
         ]
         self.settled = [*progress.windows(*COMPUTED), *self.outdated]
+        self.unfinished = self._find_unfinished_replacements()
         self.first = self._find_first_instant()
         self.horizon = max([rows.window.end for rows in self.stored_rows], default=self.first)
         self.windows = list(self._iter_windows())
+
+    def _find_unfinished_replacements(self) -> list[Window]:
+        """Return windows whose rows were replaced only in part, because further windows failed."""
+        computed = sorted(self.progress.windows(*COMPUTED))
+        return [
+            window
+            for window in self.progress.windows(runs.REPLACED)
+            if any(_overlaps(window, each) for each in touching(computed, window))
+        ]
+
+    def leaves_unfinished(self) -> bool:
+        """Return whether rows that were replaced in part would stay."""
+        if not self.unfinished:
+            return False
+        is_later = not self.windows or self.windows[0].start > min(self.unfinished).start
+        return is_later or self.spec.mode == "append"
 
     def _find_first_instant(self) -> datetime:
         """Return the time from which windows may be due."""
@@ -229,7 +246,7 @@ class _Comparison:
         covered = Coverage(self.settled, self.schedule)
         pending = [window for window in self.windows if window not in covered]
         stored_rows = self.stored_rows
-        if self.is_same_grid and self.spec.mode != "append":
+        if self.is_same_grid and self.spec.mode != "append" and not self.leaves_unfinished():
             # An earlier registration has chosen to replace these rows.
             replaced = set(self.progress.windows(runs.REPLACED))
             stored_rows = [rows for rows in stored_rows if rows.window not in replaced]
@@ -264,6 +281,8 @@ class _Comparison:
         """Continue with windows that overlap each other, each of which has rows of its own."""
         if self.is_same_grid or not self.settled:
             return self.continue_windows()
+        if self.unfinished:
+            raise self._refuse_new_group("windows were replaced only in part")
         boundary = max(window.end for window in self.settled)
         lost = [each for each in self._unfinished() if each.end <= boundary]
         if lost or not any(window.end == boundary for window in self.windows):
@@ -278,7 +297,8 @@ class _Comparison:
         """Recompute the windows from ``start=`` on, or refuse the definition."""
         grid = self._grid_of_stored_rows()
         covered = Coverage(grid, self.schedule)
-        first_conflict = min(window.start for window, _ in conflicts)
+        in_conflict = [*[window for window, _ in conflicts], *self.unfinished]
+        first_conflict = min(window.start for window in in_conflict)
         boundaries = (
             window
             for window in reversed(grid)
@@ -289,6 +309,7 @@ class _Comparison:
             self.spec.mode == "append"
             or not self._is_start_chosen(boundary)
             or not self._is_boundary(self.windows[0], covered)
+            or self.leaves_unfinished()
         ):
             raise self._refuse(conflicts, boundary)
         first = self.windows[0]
@@ -388,11 +409,17 @@ class _Comparison:
     def _refuse(
         self, conflicts: Sequence[tuple[Window, StoredRows]], boundary: Window | None
     ) -> InvalidJob:
-        window, rows = conflicts[0]
-        reason = (
-            f"the window {_describe_range(window)} of the new definition contains rows of the "
-            f"computed window {_describe_range(rows.window)}, and further time"
-        )
+        if conflicts:
+            window, rows = conflicts[0]
+            reason = (
+                f"the window {_describe_range(window)} of the new definition contains rows of the "
+                f"computed window {_describe_range(rows.window)}, and further time"
+            )
+        else:
+            reason = (
+                f"the rows of the computed window {_describe_range(min(self.unfinished))} were "
+                "replaced only in part, since further windows failed"
+            )
         if boundary is None:
             return self._refuse_new_group(reason)
         start = f"start={boundary.start.isoformat()!r}"

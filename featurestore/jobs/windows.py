@@ -98,6 +98,9 @@ def find_due_windows(session: Session, job: RegisteredJob) -> list[Window]:
         # Stale windows are not due: they are computed again only on request.
         computed = runs.find_windows(connection, name, states=COMPUTED, start=job.watermark)
         replaced = runs.find_windows(connection, name, states=[runs.REPLACED])
+        replacing = set()
+        if replaced:
+            replacing = runs.find_windows(connection, name, states=COMPUTED)
     windows = due_windows(
         schedule,
         watermark=job.watermark,
@@ -108,27 +111,38 @@ def find_due_windows(session: Session, job: RegisteredJob) -> list[Window]:
     failed = {window for window in failed if is_scheduled(schedule, window)}
     if failed:
         windows = sorted({*failed, *windows})
-    windows = without_open_replacements(windows, replaced)
+    if replaced:
+        windows = without_open_replacements(schedule, windows, replaced, replacing)
     # Rows of an earlier schedule may be replaced only by several windows together.
     return windows if spec.catchup is None or replaced else windows[: spec.catchup]
 
 
 def without_open_replacements(
-    windows: Sequence[Window], replaced: Collection[Window]
+    schedule: Schedule,
+    windows: Sequence[Window],
+    replaced: Collection[Window],
+    computed: Collection[Window],
 ) -> list[Window]:
-    """Return the due windows that can replace earlier rows completely.
+    """Return the due windows that replace earlier rows completely, with the computed windows.
 
     A computed window of an earlier schedule may extend beyond the last complete window. Until the
     next window is complete, its rows cannot be replaced without counting some rows twice.
     """
     windows = list(windows)
-    while windows:
-        end = windows[-1].end
-        open_starts = [each.start for each in replaced if each.start < end < each.end]
-        if not open_starts:
-            break
-        windows = [window for window in windows if window.end <= min(open_starts)]
-    return windows
+    while True:
+        covered = Coverage([*windows, *computed], schedule)
+        open_ranges = merge_ranges(window for window in replaced if window not in covered)
+        replacing = [
+            window
+            for window in windows
+            if not any(
+                each.start < window.end and window.start < each.end
+                for each in touching(open_ranges, window)
+            )
+        ]
+        if len(replacing) == len(windows):
+            return windows
+        windows = replacing
 
 
 def find_complete_windows(
@@ -305,9 +319,6 @@ def find_changes(
         since: When the run ended.
     """
     if (pinned.source, pinned.version) != (recorded.get("source"), recorded.get("version")):
-        return [_EVERYTHING]
-    # Runs of earlier releases have no identities of their inputs.
-    if recorded.get("identity", pinned.identity) != pinned.identity:
         return [_EVERYTHING]
     # Runs of earlier releases have no identities of their inputs.
     if recorded.get("identity", pinned.identity) != pinned.identity:

@@ -277,6 +277,8 @@ def test_recomputed_window_restores_no_deleted_key(
     versions = group / "_key_versions"
     for file in versions.rglob("*"):
         assert not file.is_file() or b"o'bob" not in file.read_bytes()
+    if store.engine == "spark":  # the same queries as above, and ten seconds
+        return
     # A key that the later window no longer deletes is written by the window before.
     history.contents[1] = [ada | {"at": later}]
     history.write_contents(history.contents)

@@ -112,10 +112,14 @@ class History:
         """Return rows with unique keys and times; some are tombstones."""
         rows = {}
         for _ in range(count):
-            at = first + self.random.randrange((last - first) // STEP) * STEP
+            event_time = first + self.random.randrange((last - first) // STEP) * STEP
             is_tombstone = self.case.tombstones and self.random.random() < 0.35
-            row = {"id": self.random.choice(KEYS), "at": at, "value": self.random.randrange(1000)}
-            rows[row["id"], at] = row | {"gone": is_tombstone}
+            row = {
+                "id": self.random.choice(KEYS),
+                "at": event_time,
+                "value": self.random.randrange(1000),
+            }
+            rows[row["id"], event_time] = row | {"gone": is_tombstone}
         return list(rows.values())
 
     def _write_source(self) -> None:
@@ -140,12 +144,14 @@ class History:
             for deleted in rows:
                 if deleted["gone"]:
                     table = {
-                        (key, at): value
-                        for (key, at), value in table.items()
-                        if key != deleted["id"] or at > deleted["at"]
+                        (key, event_time): value
+                        for (key, event_time), value in table.items()
+                        if key != deleted["id"] or event_time > deleted["at"]
                     }
         return sorted(
-            (key, at, value) for (key, at), value in table.items() if key in self.source_ids
+            (key, event_time, value)
+            for (key, event_time), value in table.items()
+            if key in self.source_ids
         )
 
     def actual(self) -> list[tuple[Any, ...]]:

@@ -212,6 +212,16 @@ class _Comparison:
             if any(_overlaps(window, each) for each in touching(computed, window))
         ]
 
+    def _continues_replacement(self) -> bool:
+        """Return whether the definition replaces the same rows as the earlier definition."""
+        if self.earlier is None or not self.is_same_grid or self.spec.mode == "append":
+            return False
+        start, earlier_start = self.spec.start, self.earlier.start
+        has_later_start = start != earlier_start and (
+            start is None or earlier_start is None or start > earlier_start
+        )
+        return not has_later_start and not self.leaves_unfinished()
+
     def leaves_unfinished(self) -> bool:
         """Return whether rows that were replaced in part would stay."""
         if not self.unfinished:
@@ -246,7 +256,7 @@ class _Comparison:
         covered = Coverage(self.settled, self.schedule)
         pending = [window for window in self.windows if window not in covered]
         stored_rows = self.stored_rows
-        if self.is_same_grid and self.spec.mode != "append" and not self.leaves_unfinished():
+        if self._continues_replacement():
             # An earlier registration has chosen to replace these rows.
             replaced = set(self.progress.windows(runs.REPLACED))
             stored_rows = [rows for rows in stored_rows if rows.window not in replaced]

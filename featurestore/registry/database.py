@@ -40,6 +40,16 @@ SQLITE_FILES = ("", "-wal")
 BUSY_SECONDS = 60
 # Longer than the removal of the files of a large dataset, which is part of a transaction.
 IDLE_SECONDS = 600
+LONGEST_SECONDS = 3600
+# The locks of a suspended process would block all others. Postgres before 17 has no
+# ``transaction_timeout``, which also ends a transaction that is suspended between the statements of
+# an ``executemany``; there the other processes fail after ``lock_timeout``.
+_POSTGRES_LIMITS = (
+    "set lock_timeout = '{busy}s'",
+    "set idle_in_transaction_session_timeout = '{idle}s'",
+    "select set_config(name, '{longest}s', false) from pg_settings "
+    "where name = 'transaction_timeout'",
+)
 _CONNECTION_NUMBER = "featurestore_number"
 _connection_numbers = count()
 
@@ -357,9 +367,9 @@ def _engine(url: sa.URL, *, durable: bool, connections: int, schema: str | None 
             event.listen(engine, "connect", _sync_each_transaction)
         event.listen(engine, "begin", _begin_sqlite)
     else:
-        # Locks of a suspended process would block all others.
-        statement = f"set idle_in_transaction_session_timeout = '{IDLE_SECONDS}s'"
-        event.listen(engine, "connect", partial(_execute_setting, statement))
+        for statement in _POSTGRES_LIMITS:
+            limits = {"busy": BUSY_SECONDS, "idle": IDLE_SECONDS, "longest": LONGEST_SECONDS}
+            event.listen(engine, "connect", partial(_execute_setting, statement.format_map(limits)))
     if schema is not None:
         # The schema name is derived from a validated id.
         statement = f'set search_path to "{schema}"'

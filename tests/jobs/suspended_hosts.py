@@ -40,6 +40,7 @@ def shorten_timeouts() -> None:
     liveness.HEARTBEAT_TIMEOUT = timedelta(seconds=TIMEOUT)
     liveness.HEARTBEAT_SECONDS = TIMEOUT / 4
     database.IDLE_SECONDS = IDLE_SECONDS
+    database.LONGEST_SECONDS = 2 * IDLE_SECONDS
 
 
 def run_due_jobs(

@@ -120,8 +120,11 @@ class CallWriter(ABC):
         if distinct:
             arguments = arguments[0].expressions
         argument_node = arguments[0] if len(arguments) == 1 else None
-        is_ordered = argument_node is None or isinstance(argument_node, exp.Order)
-        if is_ordered or (distinct and over is not None):
+        if (
+            argument_node is None
+            or isinstance(argument_node, exp.Order)
+            or (distinct and over is not None)
+        ):
             window = "" if over is None else " over a window"
             raise DuckDBOnly(f"{node.sql(dialect=DIALECT)}{window}")
         if isinstance(argument_node, exp.Star):

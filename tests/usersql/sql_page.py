@@ -141,7 +141,7 @@ def _function_table(words: dict[Form, tuple[str, str]]) -> Iterator[str]:
         if word and not is_in_table:
             groups.setdefault((form.name, word), []).append(form)
     for (name, word), forms in sorted(groups.items(), key=lambda group: group[0][0]):
-        types = dict.fromkeys(" × ".join(map(_type_name, form.types)) for form in forms)
+        types = dict.fromkeys(f"`{' and '.join(map(_type_name, form.types))}`" for form in forms)
         text = "" if word == EQUAL else f"`{_shorten(words[forms[0]][1])}`"
         yield f"| `{_escape(name)}` | {word} | {_escape(', '.join(types))} | {_escape(text)} |"
 

@@ -343,10 +343,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
         )
     for name, count in sorted(cases.items()):
         terminalreporter.write_line(f"point in time: the oracle agreed with {count:,} {name}")
-    for problem in terminalreporter.config.stash.get(HINT_PROBLEMS, []):
-        terminalreporter.write_line(f"invalid hint: {problem}", red=True)
     if terminalreporter.config.getoption("--times"):
         _write_times(terminalreporter)
+    # Last, since a log that is cut keeps its end.
+    for report in (*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")):
+        terminalreporter.write_line(f"FAILED {report.nodeid}", red=True)
+    for problem in terminalreporter.config.stash.get(HINT_PROBLEMS, []):
+        terminalreporter.write_line(f"invalid hint: {problem}", red=True)
 
 
 def _write_times(terminalreporter: Any) -> None:

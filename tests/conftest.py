@@ -88,14 +88,17 @@ SERVICE_FIXTURES = frozenset(
 SERVICE_MARKERS = ("spark", "postgres", "mariadb")
 
 # Two processes share two cores with a JVM, so the duration of an example is not checked; pytest-timeout
-# limits each test.
+# limits each test. Examples are the same in each run, so that a failure is repeated by the next run;
+# soak tests draw new ones.
 settings.register_profile(
     "house",
     max_examples=50,
     deadline=None,
+    derandomize=True,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("soak", settings.get_profile("house"), derandomize=False)
 settings.load_profile("house")
 
 # Tests do not cover power loss, so files need no sync.
@@ -293,6 +296,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("markexpr") == "soak":
+        settings.load_profile("soak")
     if config.getoption("--hints"):
         if not hasattr(config, "workerinput"):
             os.environ[HINTS_FOLDER] = tempfile.mkdtemp(prefix="featurestore-hints-")

@@ -88,14 +88,17 @@ SERVICE_FIXTURES = frozenset(
 SERVICE_MARKERS = ("spark", "postgres", "mariadb")
 
 # Two processes share two cores with a JVM, so the duration of an example is not checked; pytest-timeout
-# limits each test.
+# limits each test. Examples are the same in each run, so that a failure is repeated by the next run;
+# soak tests draw new ones.
 settings.register_profile(
     "house",
     max_examples=50,
     deadline=None,
+    derandomize=True,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("soak", settings.get_profile("house"), derandomize=False)
 settings.load_profile("house")
 
 # Tests do not cover power loss, so files need no sync.
@@ -293,6 +296,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("markexpr") == "soak":
+        settings.load_profile("soak")
     if config.getoption("--hints"):
         if not hasattr(config, "workerinput"):
             os.environ[HINTS_FOLDER] = tempfile.mkdtemp(prefix="featurestore-hints-")
@@ -343,10 +348,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
         )
     for name, count in sorted(cases.items()):
         terminalreporter.write_line(f"point in time: the oracle agreed with {count:,} {name}")
-    for problem in terminalreporter.config.stash.get(HINT_PROBLEMS, []):
-        terminalreporter.write_line(f"invalid hint: {problem}", red=True)
     if terminalreporter.config.getoption("--times"):
         _write_times(terminalreporter)
+    # Last, since a log that is cut keeps its end.
+    for report in (*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")):
+        terminalreporter.write_line(f"FAILED {report.nodeid}", red=True)
+    for problem in terminalreporter.config.stash.get(HINT_PROBLEMS, []):
+        terminalreporter.write_line(f"invalid hint: {problem}", red=True)
 
 
 def _write_times(terminalreporter: Any) -> None:

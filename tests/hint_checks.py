@@ -46,7 +46,9 @@ OWN_OBJECTS = {"store", "frame", "group", "dataset", "view", "reader", "study", 
 
 def code_of(text: str) -> ast.AST | None:
     """Return the code at the start of a hint, or None for prose and commands."""
-    for candidate in (text, re.split(r", or |; | or |: ", text)[0]):
+    # A colon also separates the keys and values of a dict.
+    first_choices = [re.split(separator, text)[0] for separator in (", or ", "; | or ", ": ")]
+    for candidate in (text, *first_choices):
         for form in (candidate, f"f({candidate})"):
             try:
                 tree = ast.parse(form.strip())

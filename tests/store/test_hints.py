@@ -72,6 +72,7 @@ def test_recorded_hints_name_existing_functions(tmp_path: Path, subtests: pytest
         "df['c'] = df['c'].astype('float64'); primary_key=['id']": None,
         "store.compact_featuregroup('g')": None,
         "featurestore fg list": None,
+        "nulls={'k': 0}, or another value of type decimal128(5, 2)": None,
         "key={'k': <string>}": "is not valid Python",
         "primary_keys=['id']": "unknown argument primary_keys=",
         "store.compact_group('g')": "unknown function compact_group()",

@@ -115,7 +115,7 @@ def code_problems(text: str, *, is_recorded: bool = False) -> Iterator[str]:
                     yield f"unknown argument {ast.unparse(target)}="
         if not isinstance(node, ast.Call) or (is_recorded and is_foreign(node)):
             continue
-        if ast.unparse(node.func).startswith("torch."):
+        if ast.unparse(node.func).startswith(("torch.", "ray.")):
             continue
         name = ast.unparse(node.func).rsplit(".", 1)[-1]
         arguments = {keyword.arg for keyword in node.keywords if keyword.arg}

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
+from featurestore.errors import FeatureStoreError
 from featurestore.jobs import execution
 from featurestore.jobs.run import JobRun
 from featurestore.jobs.scheduler import Options
@@ -213,8 +214,9 @@ def test_scheduler_interrupted_at_random_calls_loses_and_repeats_no_window(
                 file, point, action, record=record, resumes_during=rng.random() < 0.5
             )
             takeover.check(mode)
-        except Exception as error:
+        except (AssertionError, FeatureStoreError, OSError) as error:
             failures.append(f"{point} {action.name}: {type(error).__name__}: {error}"[:500])
+            print(failures[-1])
         finally:
             takeover.store.close()
     print(f"{mode}, new={is_new}: {trials} trials, {reached} interrupted, {len(failures)} fell")

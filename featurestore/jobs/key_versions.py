@@ -31,6 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.arrow.types import TIMESTAMP
+from featurestore.arrow.values import to_scalar
 from featurestore.delta.history import read_history
 from featurestore.delta.log import is_delta_table
 from featurestore.delta.maintenance import find_merge_size_limit
@@ -179,7 +180,7 @@ class _AddConstants:
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         fields = list(_SCHEMA)[-len(self.values) :]
         constants = [
-            pa.repeat(pa.scalar(value, field.type), batch.num_rows)
+            pa.repeat(to_scalar(value, field.type), batch.num_rows)
             for value, field in zip(self.values, fields, strict=True)
         ]
         return pa.RecordBatch.from_arrays([*batch.columns, *constants], schema=_SCHEMA)
@@ -253,7 +254,7 @@ class AddVersions:
                     f"Rows with {self.tombstone!r} have no key.",
                     hint=f"where {' and '.join(self.primary_key)} is not null",
                 )
-        added += [pa.array(window_ends, pa.int64()), pa.array(is_late)]
+        added += [pa.array(window_ends), pa.array(is_late)]
         schema = self.output_schema(batch.schema)
         return pa.RecordBatch.from_arrays([*batch.columns, *added], schema=schema)
 

@@ -190,10 +190,8 @@ class JobSpec:
             }
         if self.tombstone is not None:
             data["tombstone"] = self.tombstone
-        if self.delete_missing:
-            data["delete_missing"] = True
-        if self.shared:
-            data["shared"] = True
+        flags = {"delete_missing": self.delete_missing, "shared": self.shared}
+        data |= {name: True for name, is_set in flags.items() if is_set}
         if self.publishes:
             data["publishes"] = [target.to_json() for target in self.publishes]
         objects = {"watched": self.watched, "stream": self.stream, "registers": self.registers}

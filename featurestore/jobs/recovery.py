@@ -266,10 +266,9 @@ def _revoke_transaction(session: Session, spec: JobSpec, run: Run) -> bool:
     resumes, the table refuses the commit, because it contains the transaction.
     """
     owner = run.owner.partition("/")[0]
-    if run.transaction is None or liveness.is_on_this_machine(session.location, owner):
-        return True
-    group = find_target(session, spec)
-    if group is None:
+    may_resume = liveness.is_on_another_machine(session.location, owner)
+    group = find_target(session, spec) if may_resume else None
+    if group is None or run.transaction is None:
         return True
     write = Write(
         mode="append",

@@ -104,7 +104,7 @@ def abandon(path: str) -> None:
     """Mark the version of a creation whose process may only be suspended on another machine.
 
     When the process resumes, it commits to this directory, where its data files are missing.
-    Therefore no other process may create the version.
+    Therefore creations without ``version=`` choose another version.
     """
     files.write_new(path + _ABANDONED, b"")
 

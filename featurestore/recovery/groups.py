@@ -149,12 +149,6 @@ def claim(connection: Connection, location: str, name: str, version: int) -> int
     is_registered = featuregroups.find(connection, name, version) is not None
     is_in_flight = version in versions_in_flight(connection, location, "create", name)
     if not is_registered and not is_in_flight:
-        if claims.is_abandoned(path):
-            raise FeatureGroupExists(
-                f"Feature group {name!r} version {version} was being created by a process on "
-                "another machine, which sends no heartbeats and may resume within a day.",
-                hint="omit version= to create the next one",
-            )
         has_claim = claims.claim(connection, path)
         if not is_group(path):
             if not has_claim:

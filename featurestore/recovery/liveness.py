@@ -123,6 +123,12 @@ def is_on_this_machine(location: str, owner: str) -> bool:
     return match is not None and match[1] == _machine_id(location)
 
 
+def is_on_another_machine(location: str, owner: str) -> bool:
+    """Return True if an owner is on another machine, where it may be suspended and not dead."""
+    match = _NAME.fullmatch(owner)
+    return match is not None and match[1] != _machine_id(location)
+
+
 @contextmanager
 def heartbeat(registry: Registry, location: str) -> Iterator[str]:
     """Send heartbeats during a ``with`` block, and yield the owner name.

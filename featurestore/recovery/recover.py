@@ -207,7 +207,7 @@ def _resolve_version(
     is_local = liveness.is_on_this_machine(paths.location, intent.owner)
     if kind.is_revocable and not claims.revoke(directory, is_certainly_dead=is_local):
         return "kept for a day, because it was about to be published"
-    if kind is GROUPS and not is_local:
+    if kind is GROUPS and liveness.is_on_another_machine(paths.location, intent.owner):
         claims.abandon(directory)
     kind.remove_files(paths, name, version)
     return f"removed, because it had no {kind.content} yet"

@@ -378,6 +378,10 @@ class WindowRows:
     def _build_labels(self, job: WindowJob, instants: Sequence[datetime]) -> Relation:
         """Return the known keys in the range of the instants, combined with every instant."""
         engine, column = self.session.engine, str(self.spec.event_time)
+        key_list = self._quote_columns(self.spec.primary_key)
+        present = " AND ".join(
+            [f"{self._quote_columns([name])} IS NOT NULL" for name in self.spec.primary_key]
+        )
         # UNION removes keys that several groups have, which would give duplicate labels.
         keys = []
         tables = {}
@@ -386,7 +390,7 @@ class WindowRows:
         ]
         for number, pinned in enumerate(inputs_with_keys):
             tables[f"fs_rows_{number}"] = self._read_keys(pinned, job, instants)
-            keys.append(self._distinct_keys(f"fs_rows_{number}"))
+            keys.append(f"SELECT DISTINCT {key_list} FROM fs_rows_{number} WHERE {present}")
         ends = pa.table({column: to_array(instants, TIMESTAMP)})
         tables["fs_ends"] = engine.from_arrow(ends.to_reader())
         column_list = self._quote_columns([*self.spec.primary_key, column])
@@ -416,13 +420,6 @@ class WindowRows:
             str(group.event_time), instants[0] - job.lookback, instants[-1], closed="right"
         )
         return self.session.engine.within(rows, time_range)
-
-    def _distinct_keys(self, table: str) -> str:
-        column_list = self._quote_columns(self.spec.primary_key)
-        present = " AND ".join(
-            [f"{self._quote_columns([name])} IS NOT NULL" for name in self.spec.primary_key]
-        )
-        return f"SELECT DISTINCT {column_list} FROM {table} WHERE {present}"
 
     def _quote_columns(self, names: Sequence[str]) -> str:
         dialect = self.session.engine.dialect

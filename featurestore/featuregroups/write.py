@@ -374,8 +374,9 @@ def insert(
     spec = group.spec
     _check_write(write, spec)
     df, write = _describe_rows(session, df, write)
-    # The writes of jobs have windows or stream records; a write without rows adds columns.
-    if write.window is None and write.stream is None and write.rows != 0:
+    # Only jobs write windows, stream records and ordered records; a write without rows adds columns.
+    is_from_job = (write.window, write.stream, write.order) != (None, None, None)
+    if not is_from_job and write.rows != 0:
         warn_of_writers(group)
     # A repeated transaction is detected before any row is read; the engine checks it again during
     # the commit.

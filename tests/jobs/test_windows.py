@@ -359,7 +359,7 @@ def test_window_ending_equals_window_starting() -> None:
 
 def test_schedule_invalid_arguments_raise(subtests: pytest.Subtests) -> None:
     for wrong in ({"timezone": "Mars/Olympus"}, {"width": timedelta(0)}):
-        with subtests.test(wrong), pytest.raises(InvalidJob):
+        with subtests.test(str(wrong)), pytest.raises(InvalidJob):
             w.Schedule(**{"cron": "0 * * * *", **wrong})  # type: ignore[arg-type]
 
 

@@ -204,7 +204,7 @@ def test_group_without_event_time_is_monitored_by_commits(
         ({"limits": {"x": (0, 1)}}, "not in metrics="),
         ({"freshness": {"rows": "1h"}}, "unknown time"),
         ({"confirm": 0}, "confirm"),
-        ({"schedule": "hourly"}, "cron"),
+        ({"schedule": "hourly"}, "fields instead of 5"),
         ({"features": ["amount"], "alert": "Ops!"}, "alert channel"),
     ],
 )

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 _TIMES_COMPARED = 400
 _YEARS_COMPARED = 8
 _SECOND, _DAY = timedelta(seconds=1), timedelta(days=1)
+_FIRST_SECOND = datetime(1, 1, 1, second=1, tzinfo=UTC)
 _FIELDS = ("minute", "hour", "day-of-month", "month", "day-of-week")
 # Fields of Jenkins, Quartz and croniter, and the same in cronsim.
 _NOTATIONS = {r"\?": "*", "[HR]": "0", r"[HR]/(\d+)": r"*/\1", r"L(\d)": r"\1L"}
@@ -296,6 +297,11 @@ def _utc_offset(zone: ZoneInfo, instant: datetime) -> timedelta:
     return instant.astimezone(zone).utcoffset() or timedelta(0)
 
 
+def _offset_before(zone: ZoneInfo, instant: datetime) -> timedelta:
+    """Return the offset of the second before an instant; nothing is before the year 1."""
+    return _utc_offset(zone, max(instant, _FIRST_SECOND) - _SECOND)
+
+
 @dataclass(frozen=True)
 class _Cron:
     """A parsed cron expression; ``times_of_day`` are the matching times since midnight."""
@@ -317,7 +323,7 @@ class _Cron:
     def times_on(self, day: datetime, zone: ZoneInfo) -> list[datetime]:
         """Return the schedule times of a UTC day, in ascending order."""
         end = day + _DAY
-        before, after = _utc_offset(zone, day - _SECOND), _utc_offset(zone, end - _SECOND)
+        before, after = _offset_before(zone, day), _offset_before(zone, end)
         change = day
         if before != after:
             # The time zone database has no zone that changes its offset twice within three days.
@@ -346,7 +352,7 @@ class _Cron:
         """
         offset = _utc_offset(zone, end)
         # After a gap, the previous time may be a skipped time, before the change of the offset.
-        change = abs(offset - _utc_offset(zone, previous - _SECOND))
+        change = abs(offset - _offset_before(zone, previous))
         # If a time of the interval is skipped, the interval is at most twice as long.
         if not change or end - previous > max(width + change, 2 * width):
             return False

@@ -19,6 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import sqlglot
+
 from featurestore.errors import FeatureStoreError
 
 ROOT = Path(__file__).parents[1]
@@ -161,6 +163,16 @@ def command_problems(text: str) -> Iterator[str]:
         yield f"unknown options {unknown}"
 
 
+def sql_problems(text: str) -> Iterator[str]:
+    """Yield why the first expression of a hint is no SQL, unless the hint is prose."""
+    expression = re.split("; |, or ", text)[0]
+    if re.match(r"[\w.]+\(.*\)$", expression):
+        try:
+            sqlglot.parse_one(expression, dialect="duckdb")
+        except sqlglot.errors.ParseError as error:
+            yield f"is not valid SQL: {error}"
+
+
 def record_hints(folder: Path) -> None:
     """Write the hint of each error that the library raises in this process to a file."""
     initialize = FeatureStoreError.__init__
@@ -196,6 +208,8 @@ def find_recorded_problems(folder: Path) -> list[str]:
     for text, position in positions.items():
         if re.match("featurestore [a-z]", text):
             text_problems = command_problems(text)
+        elif position.startswith("featurestore.usersql.spark_"):
+            text_problems = sql_problems(text)
         else:
             text_problems = code_problems(text, is_recorded=True)
         problems += [f"{position}: {problem}: {text}" for problem in text_problems]

@@ -53,7 +53,7 @@ def lost(window):
 
 lost_sql = featurestore.sql_job(
     "lost_sql", sql="select who, seen from visitz", inputs={{"visitz": "visitz"}},
-    featuregroup="lost", event_time="seen", {_SCHEDULE},
+    featuregroup="lost_sql", event_time="seen", {_SCHEDULE},
 )
 """
 PRIVATE_JOBS = f"""

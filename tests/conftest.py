@@ -296,7 +296,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("markexpr") == "soak":
+    if config.getoption("markexpr").startswith("soak"):
         settings.load_profile("soak")
     if config.getoption("--hints"):
         if not hasattr(config, "workerinput"):

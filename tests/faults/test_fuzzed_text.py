@@ -647,7 +647,6 @@ def fuzz(world: World, watch: Watch, name: str, times: int) -> None:
     @settings(
         max_examples=examples * times,
         database=None,
-        derandomize=times == 1,
         phases=[Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck),
     )

@@ -123,7 +123,7 @@ class Baselines:
         fixed: The fixed baseline, or None for a moving baseline.
         history: Windows out of bounds, and acceptances.
         load: Returns the profiles of windows, except windows before the first row of the group.
-        first: The first event time of the group, if known.
+        first: A time at most a millisecond before the first row of the group, if known.
         registered: When the monitor was registered.
     """
 
@@ -229,10 +229,12 @@ class WindowBaselines:
     ) -> Anchor | None:
         """Return the anchor, or None if the moving baseline still overlaps it."""
         baselines = self._baselines
-        last = baselines.baseline.last
-        begin = baselines.first
-        if last is None or begin is None:
+        last, first = baselines.baseline.last, baselines.first
+        if last is None or first is None:
             return None
+        # Spark records milliseconds, so the time may be up to 999 µs before the first row. A window
+        # that starts with the first row would not belong to the anchor.
+        begin = first + timedelta(microseconds=-first.microsecond % 1000)
         if restart is not None:
             begin = restart[0]
         # The anchor ends when the monitor was registered. In a backfill of earlier windows, it is

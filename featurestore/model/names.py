@@ -43,15 +43,29 @@ def check_name(name: str, *, noun: str = "feature group") -> str:
     if isinstance(name, str) and _NAME.fullmatch(name):
         return name
     if not isinstance(name, str):
-        hint = "pass a string, such as 'my_features'"
-        if noun == "feature group":
-            # Most often the arguments are in the wrong order, and the object is a dataframe.
-            hint = "data comes before the name: featurestore.insert_into_featuregroup(data, 'name')"
-        raise InvalidName(f"The {noun} name is a {type(name).__name__}, not a string.", hint=hint)
+        raise InvalidName(
+            f"The {noun} name is a {type(name).__name__}, not a string.",
+            hint="pass a string, such as 'my_features'",
+        )
     raise InvalidName(
         f"{name!r} is not a valid {noun} name: names match [a-z][a-z0-9_]{{0,62}}.",
         hint=f"call it {suggest_name(name)!r}",
     )
+
+
+def refuse_name_before_data(data: object, name: object, *, call: str) -> None:
+    """Raise InvalidName if the first two arguments of a method that writes data are swapped.
+
+    Args:
+        data: The first argument, which should be data.
+        name: The second argument, which should be the name.
+        call: The name of the method.
+    """
+    if isinstance(data, str) and not isinstance(name, str):
+        raise InvalidName(
+            f"The name in {call} is a {type(name).__name__}, not a string: data comes before the name.",
+            hint=f"store.{call}(data, {suggest_name(data)!r})",
+        )
 
 
 def suggest_name(name: str) -> str:

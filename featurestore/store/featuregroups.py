@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from featurestore.model.featuregroup import normalize_tags
+from featurestore.model.names import refuse_name_before_data
 from featurestore.store.connected import StoreBase
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class FeatureGroupCalls(StoreBase):
         from featurestore.featuregroups.inputs import find_inputs
         from featurestore.featuregroups.renaming import rename_frame_columns
 
+        refuse_name_before_data(df, name, call="create_featuregroup")
         declared = Declaration(
             primary_key=primary_key,
             event_time=event_time,
@@ -184,6 +186,7 @@ class FeatureGroupCalls(StoreBase):
         from featurestore.featuregroups.inputs import find_inputs
         from featurestore.featuregroups.renaming import rename_frame_columns
 
+        refuse_name_before_data(df, name, call="get_or_create_featuregroup")
         declared = Declaration(
             primary_key=primary_key,
             event_time=event_time,
@@ -251,6 +254,7 @@ class FeatureGroupCalls(StoreBase):
         from featurestore.featuregroups import Write, insert
         from featurestore.featuregroups.renaming import rename_frame_columns
 
+        refuse_name_before_data(df, name, call="insert_into_featuregroup")
         write = Write(
             mode=mode,
             schema_change=schema_change,

@@ -29,7 +29,11 @@ from featurestore.featuregroups.inputs import input_texts
 from featurestore.featuregroups.renaming import rename_frame_columns
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.featuregroup import Commit
-from featurestore.model.names import check_name, format_group_reference
+from featurestore.model.names import (
+    check_name,
+    format_group_reference,
+    refuse_name_before_data,
+)
 from featurestore.model.times import format_duration
 from featurestore.plugins.remote import METADATA, Client
 from featurestore.retrieval.resolve import is_whole_number
@@ -63,9 +67,11 @@ class RemoteWriteCalls(FeatureGroupCalls):
     """Methods that write feature groups in a served store."""
 
     def create_featuregroup(self, df: object, name: str, **declared: Any) -> FeatureGroup:
+        refuse_name_before_data(df, name, call="create_featuregroup")
         return self._create(df, name, {**declared, "may_exist": False})
 
     def get_or_create_featuregroup(self, df: object, name: str, **declared: Any) -> FeatureGroup:
+        refuse_name_before_data(df, name, call="get_or_create_featuregroup")
         return self._create(df, name, {**declared, "may_exist": True})
 
     def _create(self, df: object, name: str, declared: Mapping[str, Any]) -> FeatureGroup:
@@ -115,6 +121,7 @@ class RemoteWriteCalls(FeatureGroupCalls):
         validation: str | None = None,
         rename: Mapping[str, str] | str | None = None,
     ) -> Commit:
+        refuse_name_before_data(df, name, call="insert_into_featuregroup")
         group = self.featuregroup(name, version=version)
         return group.insert(
             rename_frame_columns(df, rename),

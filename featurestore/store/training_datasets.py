@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from featurestore.model.names import refuse_name_before_data
 from featurestore.store.connected import StoreBase
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class TrainingDatasetCalls(StoreBase):
         from featurestore.storage.failures import warn_after_publication
         from featurestore.training.create import create
 
+        refuse_name_before_data(data, name, call="create_training_dataset")
         request = TrainingDatasetRequest(
             name=name,
             label=label,

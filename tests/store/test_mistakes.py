@@ -172,8 +172,16 @@ DATA: list[Row] = [
     ("names by case", lambda w: w.create(frame(a=[1], A=[2])), InvalidName, ("df.rename(columns={'A': 'A_2'})",)),
     ("names with spaces", lambda w: w.create(pd.DataFrame([[1] * 5], columns=["a b", "c.d", "é", "", "%"])),
      InvalidName, ("{'a b': 'a_b', 'c.d': 'c_d', 'é': 'e', '': 'feature', '%': 'feature_2'}",)),
-    ("name before data", lambda w: w.store.insert_into_featuregroup("made", frame(a=[1])), InvalidName,
-     ("is a DataFrame, not a string", "insert_into_featuregroup(data, 'name')")),
+    ("name before data to insert", lambda w: w.store.insert_into_featuregroup("made", frame(a=[1])), InvalidName,
+     ("is a DataFrame, not a string", "Hint: store.insert_into_featuregroup(data, 'made')")),
+    ("name before data", lambda w: w.store.create_featuregroup("Trips", frame(a=[1]), rename="snake_case"), InvalidName,
+     ("Hint: store.create_featuregroup(data, 'trips')",)),
+    ("name before rows", lambda w: w.store.get_or_create_featuregroup("trips", [{"a": 1}]), InvalidName,
+     ("is a list, not a string", "Hint: store.get_or_create_featuregroup(data, 'trips')")),
+    ("name before data to export", lambda w: w.store.create_training_dataset("trips", table()), InvalidName,
+     ("Hint: store.create_training_dataset(data, 'trips')",)),
+    ("data for a name", lambda w: w.store.get_featuregroup(frame(a=[1])), InvalidName,
+     ("is a DataFrame, not a string", "pass a string")),
     ("numbers as names", lambda w: w.create(pd.DataFrame([[1, 2]])), InvalidName, ("df.columns = ['col_0', 'col_1']",)),
 ]  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -13,11 +14,15 @@ import pyarrow.types as pat
 
 from featurestore import usersql
 from featurestore.arrow.column_names import RESERVED_PREFIX
+from featurestore.errors import FeatureStoreError
 from featurestore.model.job import JobSpec
-from featurestore.model.times import Window
+from featurestore.model.names import parse_group_reference
+from featurestore.model.times import Window, utc_now
 from featurestore.plugins import observers
 from featurestore.plugins.engine import Engine, Relation
+from featurestore.retrieval.resolve import Specs, find_spec
 from featurestore.usersql.queries import REPEATABLE, SUMS, VARYING
+from featurestore.usersql.typed_values import has_refused_form
 
 if TYPE_CHECKING:
     from sqlglot import exp
@@ -58,6 +63,31 @@ class JobQuery:
 
     spec: JobSpec
     engine: Engine
+
+    def check(self, specs: Specs) -> None:
+        """Raise InvalidSql for a query that the engine cannot parse, or with a refused form.
+
+        Some forms are refused for some types only, which are known if all inputs are existing
+        groups. Unknown columns and wrong types are allowed: a group may change before the first
+        window.
+        """
+        query = _transpile(self.spec.code, tuple(self.spec.inputs), self.engine.dialect)
+        self.engine.check_syntax(query)
+        tables = {}
+        try:
+            for name, source in self.spec.inputs.items():
+                reference, version = parse_group_reference(source)
+                schema = find_spec(reference, version=version, specs=specs).schema
+                tables[name] = self.engine.from_arrow(schema.empty_table().to_reader())
+            now = utc_now()
+            self.run(tables, Window(now - timedelta(hours=1), now))
+        except FeatureStoreError as error:
+            # The first window reports other errors, such as an input that is missing then.
+            if has_refused_form(error):
+                raise
+        finally:
+            for relation in tables.values():
+                self.engine.release(relation)
 
     def run(self, inputs: Mapping[str, Relation], window: Window) -> Relation:
         """Compute the rows of a window from filtered inputs."""

@@ -20,7 +20,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import ModuleType
 
-from featurestore import usersql
 from featurestore.errors import (
     FeatureStoreError,
     InvalidExpectation,
@@ -32,6 +31,7 @@ from featurestore.featuregroups.definition import normalize_expectations
 from featurestore.featuregroups.existing import notify
 from featurestore.jobs.catalog_jobs import check_catalog_job
 from featurestore.jobs.definitions import DEFINED_JOBS, JobDefinition
+from featurestore.jobs.query import JobQuery
 from featurestore.jobs.recovery import recover_dead_runs
 from featurestore.jobs.shared_targets import (
     Registration,
@@ -47,6 +47,7 @@ from featurestore.model.job import JobSpec
 from featurestore.recovery.liveness import hold_job_lease
 from featurestore.registry import alerts, jobs
 from featurestore.registry.jobs import RegisteredJob
+from featurestore.retrieval.catalog import RegisteredSpecs
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.storage.grants import find_grant, write_grant
@@ -174,14 +175,16 @@ def check_channels(session: Session, specs: Sequence[JobSpec]) -> None:
 
 
 def check_queries(session: Session, specs: Sequence[JobSpec]) -> None:
-    """Raise InvalidSql for SQL jobs whose query the engine cannot parse or is not equal on it."""
+    """Raise InvalidSql for SQL jobs whose query the engine cannot parse or is not equal on it.
+
+    The types of inputs that do not exist yet are checked before the first window.
+    """
+    group_specs = RegisteredSpecs(session)
     for spec in specs:
         if spec.kind != "sql":
             continue
-        engine = session.engine
         try:
-            query = usersql.query(spec.code, tables=list(spec.inputs), dialect=engine.dialect)
-            engine.check_syntax(query)
+            JobQuery(spec, session.engine).check(group_specs)
         except InvalidSql as error:
             raise InvalidSql(f"Job {spec.name!r}: {error.message}", hint=error.hint) from error
 

@@ -79,6 +79,12 @@ class DifferentForm(DuckDBOnly):
     """A form whose result differs between engines; it is refused on every engine."""
 
 
+def has_refused_form(error: BaseException) -> bool:
+    """Return whether an engine raised an error because it refuses a form of a query."""
+    cause = error.__cause__
+    return cause is not None and (isinstance(cause, DuckDBOnly) or has_refused_form(cause))
+
+
 @dataclass(frozen=True)
 class Value:
     """The Spark SQL of an expression and its DuckDB type.

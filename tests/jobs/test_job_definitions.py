@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,10 +18,12 @@ from hypothesis import strategies as st
 import featurestore
 import featurestore_schemas
 from featurestore.errors import (
+    DefinitionsRefused,
     FeatureStoreError,
     InvalidExpectation,
     InvalidJob,
     InvalidSql,
+    JobFailed,
     RegistryError,
 )
 from featurestore.jobs.registration import load_jobs
@@ -109,6 +112,42 @@ def test_invalid_expectations_are_refused_at_registration(
                 with pytest.raises(InvalidExpectation, match=r"\{'type': 'expect_|have names like"):
                     city.register_jobs(define(text(rules=f"expectations={expectations}")))
             assert not city.get_jobs()
+
+
+MAXIMUM = """
+select zone, $window_end as hour, max(steps) as top from journeys
+where left_at >= $window_start and left_at < $window_end group by zone
+"""
+
+
+def test_queries_are_refused_by_types_as_soon_as_inputs_exist(
+    city: FeatureStore, define: Define, subtests: pytest.Subtests
+) -> None:
+    inputs = '{"journeys": "journeys"}'
+    file = define(sql_job("early", sql=MAXIMUM, inputs=inputs))
+    city.register_jobs(file)
+    trips = city.get_featuregroup("trips").to_arrow()
+    journeys = trips.append_column("steps", pa.array([[1, 2]] * len(trips)))
+    city.create_featuregroup(journeys, "journeys", primary_key="id", event_time="left_at")
+    with pytest.raises(JobFailed, match="differs between engines"):
+        city.run_job("early")
+    for query, is_refused in (
+        (MAXIMUM, True),
+        (MAXIMUM.replace("(steps)", "(length(steps))"), False),
+        # A later version of the group may have the column.
+        (MAXIMUM.replace("steps", "distance"), False),
+    ):
+        with subtests.test(query=query):
+            file = define(sql_job("late", sql=query, inputs=inputs), name="late.py")
+            if is_refused:
+                with pytest.raises(InvalidSql, match=r"Job 'late'.* differs between engines"):
+                    city.register_jobs(file)
+                with pytest.raises(DefinitionsRefused, match="differs between engines"):
+                    city.plan(file.parent, project="city")
+            assert len(city.get_jobs()) == 1
+            if not is_refused:
+                city.register_jobs(file)
+                city.remove_job("late")
 
 
 def test_window_wider_than_schedule_interval_allowed_for_append() -> None:

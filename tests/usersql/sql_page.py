@@ -45,8 +45,9 @@ expressions, `try_cast`, casts of strings, `distinct on`, `asof join`, `pivot`, 
 `with`, `unnest` in FROM, frames other than ROWS, `ignore nulls`. A query with such a form is checked
 by DuckDB alone.
 
-Types are checked when the tables are known: by `store.sql(...)`, and before a job computes its first
-window. Names of functions are checked when a job is registered.
+Types are checked when the tables are known: by `store.sql(...)`, when a job over existing groups is
+registered, and before a job computes its first window. Names of functions are checked when a job is
+registered.
 
 - An overflow is an error on both engines. Decimals of Spark have 38 digits: a sum or product that is
   longer is an error on Spark before it is one in DuckDB.

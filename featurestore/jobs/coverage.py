@@ -118,6 +118,26 @@ def touching(windows: Sequence[Window], window: Window) -> Sequence[Window]:
     return windows[first:last]
 
 
+def find_overlapping(
+    schedule: Schedule, windows: Sequence[Window], computed: Iterable[Window]
+) -> list[Window]:
+    """Return the computed windows whose rows the computation of windows of a schedule replaces.
+
+    They overlap one of these windows. If windows of the schedule overlap each other, they equal
+    one, because each window has rows of its own.
+    """
+    if overlaps_itself(schedule):
+        return sorted({*computed}.intersection(windows))
+    ranges = merge_ranges(windows)
+    return [
+        window
+        for window in computed
+        if any(
+            each.start < window.end and window.start < each.end for each in touching(ranges, window)
+        )
+    ]
+
+
 def is_scheduled(schedule: Schedule, window: Window) -> bool:
     """Return whether a window is one of the windows of a schedule."""
     before_end = times.shift_time(window.end, -_MICROSECOND)

@@ -10,11 +10,16 @@ moved and deleted with the group. It has one row per deleted key, late row and w
 * ``deleted`` and ``key``: 128-bit hash of the primary key of deleted rows, or of the primary key
   and the times of a late row. The values of deleted keys are not stored.
 * ``time``: the time of the tombstone, up to which rows are deleted, or of the late row;
-* ``window_end``: the window. Times are microseconds since 1970.
+* ``window_start`` and ``window_end``: the window. Times are microseconds since 1970.
 * ``job`` and ``run``: versions are written before the rows of a run. If the log of the group has no
   commit of the run, it was killed in between, and its versions are ignored.
 * ``sequence`` orders the computations of one window by a job. Only the last one counts, so a window
   that no longer deletes a key has a row with a null key.
+
+After a change of the definition, windows of another length replace earlier windows. A day ends after
+most of its hours, but its versions are older than those of the hours that replace it. A run therefore
+ignores the versions of windows that it replaces, and of windows that are being replaced, and adds a
+row with a null key for the windows that it replaces.
 """
 
 from __future__ import annotations
@@ -38,12 +43,15 @@ from featurestore.delta.maintenance import find_merge_size_limit
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import InvalidJob, WriteConflict
 from featurestore.featuregroups.record_queries import run_query
+from featurestore.featuregroups.writers import writers_of
 from featurestore.hashing import row_hash
+from featurestore.jobs.coverage import find_overlapping
 from featurestore.jobs.run import JobRun
 from featurestore.jobs.schedule import build_schedule, has_overlapping_windows, last_schedule_time
 from featurestore.model.job import JobSpec
-from featurestore.model.times import to_micros, utc_now
+from featurestore.model.times import Window, from_micros, to_micros, utc_now
 from featurestore.plugins.engine import Relation, TableWrite
+from featurestore.registry import runs
 from featurestore.storage.failures import warn_after_publication
 
 _FOLDER = "_key_versions"
@@ -52,6 +60,7 @@ _SCHEMA = pa.schema(
         ("deleted", pa.bool_()),
         ("key", pa.binary()),
         ("time", pa.int64()),
+        ("window_start", pa.int64()),
         ("window_end", pa.int64()),
         ("job", pa.string()),
         ("run", pa.string()),
@@ -59,12 +68,12 @@ _SCHEMA = pa.schema(
     ]
 )
 # Columns that ``AddVersions`` adds to computed rows.
-KEY, ROW, TIME, WINDOW_END, IS_LATE = (
-    f"__fs_{name}" for name in ("key", "row", "time", "window_end", "is_late")
+KEY, ROW, TIME, WINDOW_START, WINDOW_END, IS_LATE = (
+    f"__fs_{name}" for name in ("key", "row", "time", "window_start", "window_end", "is_late")
 )
 _VERSIONS = (
     "SELECT versions.deleted, versions.key, versions.time, versions.window_end "
-    "FROM versions JOIN computations USING (run, window_end)"
+    "FROM versions JOIN computations USING (run, window_start, window_end)"
 )
 _MAX_TIME = 2**63 - 1
 # Files of earlier versions of the table, which no run reads any more.
@@ -75,10 +84,10 @@ _SEEDS = (0x6B65792076657273, 0x696F6E7320747761)
 
 @dataclass(frozen=True)
 class RecordedVersions:
-    """The versions of later windows, None without any, and the windows of a run with versions."""
+    """The versions of later windows, None without any, and windows with versions to replace."""
 
     later: Relation | None = None
-    own_windows: tuple[int, ...] = ()
+    replaced: tuple[Window, ...] = ()
 
 
 def accepts_late_rows(spec: JobSpec) -> bool:
@@ -92,44 +101,57 @@ def has_versions(group_path: str) -> bool:
 
 
 def read_versions(run: JobRun) -> RecordedVersions:
-    """Read the versions of windows that end after the first window of a run."""
+    """Read the versions of windows that end after the begin of a run's first window."""
     if run.group is None or not has_versions(run.group.path):
         return RecordedVersions()
     path = os.path.join(run.group.path, _FOLDER)
     engine, state = run.session.engine, read_snapshot(path)
-    ends = {to_micros(window.end) for window in run.windows}
-    first = min(ends)
+    first = to_micros(run.window.start)
     bounds = state.bounds("window_end")
     # Most runs compute the newest windows, and read only the log of the versions.
-    if bounds is None or not bounds.may_contain(first, _MAX_TIME).any():
+    if bounds is None or not bounds.may_contain(first + 1, _MAX_TIME).any():
         return RecordedVersions()
     versions = engine.read_table(path, version=state.version, schema=_SCHEMA)
     query = (
-        f"SELECT DISTINCT window_end, job, run, sequence FROM versions WHERE window_end >= {first}"
+        "SELECT DISTINCT window_start, window_end, job, run, sequence FROM versions "
+        f"WHERE window_end > {first}"
     )
     computations = engine.stream(run_query(engine, query, {"versions": versions})).read_all()
     history = read_history(run.group.path)
     committed_runs = {commit.user_metadata.get("run") for commit in history}
     # Other programs may remove old commits of a log. Runs that it does not contain are older then.
     is_complete = history[-1].version == 0
-    last_runs, own_windows = {}, set()
+    # The windows of a job that no longer writes the group, after a new name, are those of this job.
+    writers = {*writers_of(run.group)} - {run.spec.name}
+    last_runs: dict[tuple[str, Window], str] = {}
+    own_windows = set()
     for each in computations.sort_by("sequence").to_pylist():
-        # Versions of the run's own windows are replaced by this run.
-        if each["job"] == run.spec.name and each["window_end"] in ends:
-            own_windows.add(each["window_end"])
-        elif each["run"] in committed_runs or not is_complete:
-            last_runs[each["job"], each["window_end"]] = each["run"]
-    if not last_runs:
-        return RecordedVersions(None, tuple(own_windows))
-    window_ends = [end for _, end in last_runs]
-    rows = pa.table({"window_end": window_ends, "run": list(last_runs.values())})
+        window = Window(from_micros(each["window_start"]), from_micros(each["window_end"]))
+        job = each["job"] if each["job"] in writers else run.spec.name
+        if job == run.spec.name:
+            own_windows.add(window)
+        if each["run"] in committed_runs or not is_complete:
+            last_runs[job, window] = each["run"]
+    replaced = find_overlapping(build_schedule(run.spec), run.windows, own_windows)
+    with run.session.registry.reading() as connection:
+        ignored = runs.find_windows(connection, run.spec.name, states=[runs.REPLACED])
+    ignored.update(replaced)
+    later_runs = [
+        (to_micros(window.start), to_micros(window.end), last_run)
+        for (job, window), last_run in last_runs.items()
+        if job != run.spec.name or window not in ignored
+    ]
+    if not later_runs:
+        return RecordedVersions(None, tuple(replaced))
+    names = ["window_start", "window_end", "run"]
+    rows = pa.table(dict(zip(names, zip(*later_runs, strict=True), strict=True)))
     tables = {"versions": versions, "computations": stage_table(run, rows, "computations")}
     later = engine.stage(run_query(engine, _VERSIONS, tables), os.path.join(run.staging, "later"))
-    return RecordedVersions(later, tuple(own_windows))
+    return RecordedVersions(later, tuple(replaced))
 
 
 def append_versions(run: JobRun, group_path: str, versions: Relation) -> None:
-    """Append rows with the first four columns of the table, before the commit of a run."""
+    """Append rows with the first columns of the table, to ``window_end``, before a run's commit."""
     path, engine = os.path.join(group_path, _FOLDER), run.session.engine
     if not is_delta_table(path):
         with suppress(FileExistsError):  # another job of the group was faster
@@ -164,11 +186,12 @@ def stage_table(run: JobRun, rows: pa.Table, name: str) -> Relation:
         engine.release(relation)
 
 
-def stage_markers(run: JobRun, windows: Sequence[int]) -> Relation:
+def stage_markers(run: JobRun, windows: Sequence[Window]) -> Relation:
     """Stage versions without keys, which replace the earlier versions of windows."""
     count = len(windows)
-    columns = [[False] * count, [None] * count, [None] * count, windows]
-    return stage_table(run, pa.table(columns, schema=pa.schema(list(_SCHEMA)[:4])), "markers")
+    bounds = [[to_micros(getattr(window, end)) for window in windows] for end in ("start", "end")]
+    columns = [[False] * count, [None] * count, [None] * count, *bounds]
+    return stage_table(run, pa.table(columns, schema=pa.schema(list(_SCHEMA)[:5])), "markers")
 
 
 @dataclass(frozen=True)
@@ -193,7 +216,8 @@ class AddVersions:
     Attributes:
         primary_key: The primary key.
         times: Event time, and created time if the group has one.
-        ends: The ends of the windows of a run, in microseconds, oldest first.
+        starts: The starts of the windows of a run, in microseconds, oldest first.
+        ends: Their ends.
         closed: The bound that belongs to each window.
         last_late: The last time of late rows; None if windows accept none.
         tombstone: The column that marks deleted keys, if the rows have one.
@@ -201,6 +225,7 @@ class AddVersions:
 
     primary_key: tuple[str, ...]
     times: tuple[str, ...]
+    starts: tuple[int, ...]
     ends: tuple[int, ...]
     closed: str
     last_late: int | None = None
@@ -218,15 +243,19 @@ class AddVersions:
         times = [str(spec.event_time)]
         if spec.created_time is not None:
             times.append(spec.created_time)
+        starts = tuple(to_micros(window.start) for window in run.windows)
         ends = tuple(to_micros(window.end) for window in run.windows)
-        return cls(spec.primary_key, tuple(times), ends, spec.closed, last_late, spec.tombstone)
+        return cls(
+            spec.primary_key, tuple(times), starts, ends, spec.closed, last_late, spec.tombstone
+        )
 
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
         """Return the schema of the rows with the added columns."""
-        types = (pa.binary(), pa.binary(), pa.int64(), pa.int64(), pa.bool_())
-        for name, added_type in zip((KEY, ROW, TIME, WINDOW_END, IS_LATE), types, strict=True):
-            schema = schema.append(pa.field(name, added_type))
-        return schema
+        for name in (KEY, ROW):
+            schema = schema.append(pa.field(name, pa.binary()))
+        for name in (TIME, WINDOW_START, WINDOW_END):
+            schema = schema.append(pa.field(name, pa.int64()))
+        return schema.append(pa.field(IS_LATE, pa.bool_()))
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the batch with the added columns; hashes are null if a key is null.
@@ -241,7 +270,8 @@ class AddVersions:
         ends = np.asarray(self.ends, dtype=np.int64)
         # The end of a window belongs to it if it is closed on the right.
         last_of_window = ends if self.closed == "right" else ends - 1
-        window_ends = ends[np.searchsorted(last_of_window, times).clip(max=len(ends) - 1)]
+        positions = np.searchsorted(last_of_window, times).clip(max=len(ends) - 1)
+        starts = np.asarray(self.starts, dtype=np.int64)
         is_late = np.zeros(batch.num_rows, dtype=np.bool_)
         if self.last_late is not None:
             is_late = times <= self.last_late
@@ -254,7 +284,8 @@ class AddVersions:
                     f"Rows with {self.tombstone!r} have no key.",
                     hint=f"where {' and '.join(self.primary_key)} is not null",
                 )
-        added += [pa.array(window_ends), pa.array(is_late)]
+        added += [pa.array(bounds[positions]) for bounds in (starts, ends)]
+        added.append(pa.array(is_late))
         schema = self.output_schema(batch.schema)
         return pa.RecordBatch.from_arrays([*batch.columns, *added], schema=schema)
 

@@ -32,6 +32,7 @@ from featurestore.jobs.key_versions import (
     ROW,
     TIME,
     WINDOW_END,
+    WINDOW_START,
     AddVersions,
     RecordedVersions,
 )
@@ -56,12 +57,12 @@ _NOT_WRITTEN_LATER = (
     "AND later.window_end > {rows}.{end})"
 )
 _TOMBSTONE_VERSIONS = (
-    f"SELECT true AS deleted, {KEY} AS key, max({TIME}) AS time, {WINDOW_END} AS window_end "
-    f"FROM marked GROUP BY {KEY}, {WINDOW_END}"
+    f"SELECT true AS deleted, {KEY} AS key, max({TIME}) AS time, {WINDOW_START} AS window_start, "
+    f"{WINDOW_END} AS window_end FROM marked GROUP BY {KEY}, {WINDOW_START}, {WINDOW_END}"
 )
 _LATE_VERSIONS = (
-    f"SELECT false AS deleted, {ROW} AS key, {TIME} AS time, {WINDOW_END} AS window_end "
-    f"FROM live WHERE {IS_LATE} AND "
+    f"SELECT false AS deleted, {ROW} AS key, {TIME} AS time, {WINDOW_START} AS window_start, "
+    f"{WINDOW_END} AS window_end FROM live WHERE {IS_LATE} AND "
 )
 
 
@@ -194,9 +195,9 @@ class _UpsertQueries:
             selects.append(_TOMBSTONE_VERSIONS)
         if key_versions.accepts_late_rows(self._spec):
             selects.append(f"{_LATE_VERSIONS}{self._is_written}")
-        if recorded.own_windows:
+        if recorded.replaced:
             selects.append("SELECT * FROM markers")
-            markers = key_versions.stage_markers(self._run, recorded.own_windows)
+            markers = key_versions.stage_markers(self._run, recorded.replaced)
             self._tables["markers"] = markers
         if not selects:
             return None

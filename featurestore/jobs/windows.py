@@ -20,9 +20,9 @@ from featurestore.errors import InvalidArgument, JobWarning
 from featurestore.jobs.coverage import (
     COMPUTED,
     Coverage,
+    find_overlapping,
     is_scheduled,
     merge_ranges,
-    overlaps_itself,
     touching,
 )
 from featurestore.jobs.inputs import (
@@ -182,7 +182,8 @@ def refuse_repeated_rows(session: Session, job: RegisteredJob, windows: Sequence
             computed = runs.find_windows(connection, spec.name, states=COMPUTED)
     if spec.mode == "append":
         # The table accepts the transaction of an appended window only once.
-        repeated = _find_repeated(schedule, windows, stored_windows - failed.intersection(windows))
+        appended = stored_windows - failed.intersection(windows)
+        repeated = min(find_overlapping(schedule, windows, appended), default=None)
         if repeated is not None:
             raise InvalidArgument(
                 f"Job {spec.name!r} appends, and {spec.target!r} already contains the window "
@@ -202,7 +203,7 @@ def refuse_repeated_rows(session: Session, job: RegisteredJob, windows: Sequence
         for window in stored_windows
         if window not in (replacing if window in replaced else covered)
     ]
-    repeated = _find_repeated(schedule, windows, partly_replaced)
+    repeated = min(find_overlapping(schedule, windows, partly_replaced), default=None)
     if repeated is not None:
         first = next(windows_after(schedule, repeated.start))
         last = next(windows_after(schedule, times.shift_time(repeated.end, -_MICROSECOND)))
@@ -214,22 +215,6 @@ def refuse_repeated_rows(session: Session, job: RegisteredJob, windows: Sequence
             hint=f"backfill_job({spec.name!r}, {start!r}, {end!r}, resume=False)",
             command=f"featurestore job backfill {spec.name} --start {start} --end {end} --anew",
         )
-
-
-def _find_repeated(
-    schedule: Schedule, windows: Sequence[Window], stored_windows: Collection[Window]
-) -> Window | None:
-    """Return the first stored window that overlaps a window to compute; None if none overlaps."""
-    if overlaps_itself(schedule):  # each window has rows of its own
-        return min({*stored_windows} & {*windows}, default=None)
-    ranges = merge_ranges(windows)
-    overlapping = [
-        window
-        for window in stored_windows
-        for each in touching(ranges, window)
-        if each.start < window.end and window.start < each.end
-    ]
-    return min(overlapping, default=None)
 
 
 def computed_windows(

@@ -33,7 +33,7 @@ from tests.forking import WORKER_MODULE, ForkedWorker, ForkServer
 from tests.hint_checks import find_recorded_problems, record_hints
 from tests.maven import NotFetched
 from tests.object_server import ObjectServer, program, serving
-from tests.on_spark import QUICK_JAVA, look_names_up_once
+from tests.on_spark import INTERPRETED_QUERIES, QUICK_JAVA, look_names_up_once
 from tests.streams import kafka_server
 
 if TYPE_CHECKING:
@@ -509,12 +509,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     settings = {
         "spark.driver.memory": "2g",
-        # Compiling or adaptively planning a query for ten rows costs more than it saves. Tests that start
-        # their own Spark (on a cluster, by spark-submit, by the engine) have the settings of
-        # users.
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.sql.adaptive.enabled": "false",
+        # Most tests that start their own Spark (on a cluster, by spark-submit, by the engine) have
+        # the settings of users.
+        **INTERPRETED_QUERIES,
         # Recording the source line of each column is slow.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.ui.enabled": "false",

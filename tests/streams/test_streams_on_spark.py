@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from featurestore.model.stream import StreamSpec
 from featurestore.plugins.source import SourceConfig
 from featurestore.store import FeatureStore
 from featurestore_connectors.kafka import spark_stream
+from tests.on_spark import INTERPRETED_QUERIES
 from tests.streams import kafka_server
 from tests.streams.conftest import Landings
 from tests.streams.kafka_server import PASSWORD, USER
@@ -123,16 +124,13 @@ def test_spark_stream_wrong_password_error_omits_password(
 
 
 _RUNNER = """
-import sys, featurestore
+import json, sys, featurestore
 from pyspark.sql import SparkSession
 from featurestore.streams import loop
 from featurestore_connectors.spark_delta import configure_session
-location, jars, commits = sys.argv[1:]
-builder = SparkSession.builder.master("local[1]").config("spark.jars", jars)
-for key, value in {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1",
-                   "spark.sql.shuffle.partitions": "1",
-                   "spark.databricks.delta.snapshotPartitions": "1",
-                   }.items():
+location, commits, settings = sys.argv[1:]
+builder = SparkSession.builder.master("local[1]")
+for key, value in json.loads(settings).items():
     builder = builder.config(key, value)
 configure_session(builder).getOrCreate().sparkContext.setLogLevel("ERROR")
 store = featurestore.connect(location, engine="spark")
@@ -153,13 +151,26 @@ _PATIENCE = 600.0
 
 
 class SparkRunner:
-    """A process with its own JVM that runs the job until it is killed."""
+    """A process with its own JVM that runs the job until it is killed.
 
-    def __init__(self, store: FeatureStore, commits: Path) -> None:
+    Args:
+        store: The store, and the job in it.
+        commits: The file to which the process writes the version of each commit.
+        settings: More settings of the session.
+    """
+
+    def __init__(self, store: FeatureStore, commits: Path, settings: Mapping[str, str]) -> None:
         self._commits = commits
-        jars = ",".join(map(str, kafka_server.spark_jars()))
+        settings_of_tests = {
+            "spark.jars": ",".join(map(str, kafka_server.spark_jars())),
+            "spark.ui.enabled": "false",
+            "spark.driver.host": "127.0.0.1",
+            "spark.sql.shuffle.partitions": "1",
+            "spark.databricks.delta.snapshotPartitions": "1",
+        }
+        session_settings = json.dumps({**settings_of_tests, **settings})
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _RUNNER, store.location, jars, str(commits)],
+            [sys.executable, "-c", _RUNNER, store.location, str(commits), session_settings],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -228,6 +239,7 @@ def kill_runners(
     """
     topic = broker.topic(4)
     inputs = values(records)
+    settings = INTERPRETED_QUERIES if kills == 1 else {}
     store.add_source("events", broker.uri)
     shared = {"consumer_group": f"{topic}-readers"} if kills > 1 else {}
     path = file(job(topic, statistics=False, batch_records=batch, publish=["users"], **shared))
@@ -241,7 +253,7 @@ def kill_runners(
         records_of_turn = share(inputs, number, kills)
         broker.send(topic, records_of_turn)
         sent_count += len(records_of_turn)
-        runner = SparkRunner(store, path.parent / f"commits-{number}")
+        runner = SparkRunner(store, path.parent / f"commits-{number}", settings)
         try:
             runner.wait_for_a_commit()
             seconds = rng.uniform(0, 3)
@@ -333,6 +345,7 @@ def test_killed_upsert_stream_on_spark_equals_model(
     """Runners are killed at random; the embedded engine computes the last micro-batches."""
     rng = random.Random(f"upserts/{records}")
     changes = random_changes(rng, records)
+    settings = INTERPRETED_QUERIES if kills == 1 else {}
     topic = broker.topic(4)
     empty_store.add_source("events", broker.uri)
     path = job_file(job(topic, mode="upsert", statistics=False, batch_records=batch))
@@ -341,10 +354,10 @@ def test_killed_upsert_stream_on_spark_equals_model(
     for number in range(kills):
         first, last = (turn * records // kills for turn in (number, number + 1))
         broker.send_by_key(topic, changes[first:last])
-        runner = SparkRunner(empty_store, path.parent / f"commits-{number}")
+        runner = SparkRunner(empty_store, path.parent / f"commits-{number}", settings)
         try:
             runner.wait_for_a_commit()
-            time.sleep(rng.uniform(0, 5))
+            time.sleep(rng.uniform(0, min(kills, 5)))
         finally:
             runner.kill()
         after_commits += runner.commits()

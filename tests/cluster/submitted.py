@@ -12,6 +12,7 @@ import runpy
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import featurestore
 from featurestore.plugins.engine import Accumulator, Relation, TableWrite
 from featurestore_connectors.spark_delta import SparkEngine
 from tests.cluster import barrier_runs
+from tests.engines import job_engines
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
@@ -139,7 +141,7 @@ def export(store: FeatureStore) -> dict[str, list[str]]:
 def main(folder: str, location: str, example: str, *job: str) -> None:
     """Run everything in one Spark application.
 
-    The engine, a training dataset, experiments, and the program of the example.
+    The engine, a training dataset, experiments, the program of the example, and SQL jobs.
     """
     engine = SparkEngine()
     results = work(engine, folder)
@@ -148,6 +150,9 @@ def main(folder: str, location: str, example: str, *job: str) -> None:
     with contextlib.redirect_stdout(sys.stderr):
         results["experiments"] = barrier_runs.run(store.get_training_dataset("sums"))
         runpy.run_path(example)["main"](location, *job)
+        results["sql_jobs"] = job_engines.run_on(
+            engine, Path(folder, "sql_jobs"), job_engines.SCOPES["some"]
+        )
     engine.close()
     results["parked"] = os.listdir(os.environ["FEATURESTORE_SPARK_STAGING"])
     print(json.dumps(results))

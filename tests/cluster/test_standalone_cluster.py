@@ -23,6 +23,7 @@ import featurestore
 from featurestore import experiments
 from tests.cluster import submitted_at_uris
 from tests.conftest import SKIPPED_STORAGE
+from tests.engines import job_engines
 from tests.experiments import training_functions
 from tests.hdfs_server import HdfsServer
 from tests.object_server import ObjectServer
@@ -194,9 +195,14 @@ def test_own_spark_session_runs_on_cluster(standalone: Any, master: str, tmp_pat
     assert (results["master"], results["count"], results["summed_by"]) == (master, ROWS, 2)
 
 
-@pytest.mark.parametrize("scope", ["some", pytest.param("all", marks=pytest.mark.soak)])
-def test_sql_jobs_on_cluster_equal_embedded_jobs(
-    standalone: Any, master: str, tmp_path: Path, scope: str
+def test_sql_jobs_on_cluster_equal_embedded_jobs(application: Application, tmp_path: Path) -> None:
+    embedded = job_engines.run_on("duckdb", tmp_path / "jobs", job_engines.SCOPES["some"])
+    assert application.results["sql_jobs"] == embedded
+
+
+@pytest.mark.soak
+def test_sql_jobs_of_own_session_equal_embedded_jobs(
+    standalone: Any, master: str, tmp_path: Path
 ) -> None:
     env = standalone.environment(
         FEATURESTORE_SPARK_MASTER=master,
@@ -205,16 +211,11 @@ def test_sql_jobs_on_cluster_equal_embedded_jobs(
         FEATURESTORE_SPARK_DRIVER_MEMORY="1g",
         PYTHONPATH=PATH,
     )
-    program = str(ROOT / "tests" / "engines" / "job_engines.py")
-    results = {}
-    for engine in ("duckdb", "spark"):
-        (tmp_path / engine).mkdir()
-        results[engine] = run_application(
-            [sys.executable, program, engine, str(tmp_path / engine), scope], env
-        )
-    assert results["spark"].pop("session") == "pyspark.sql.session"
-    assert results["spark"].pop("master") == master
-    assert results["spark"] == results["duckdb"]
+    program = [sys.executable, "-m", "tests.engines.job_engines"]
+    on_spark = run_application([*program, str(tmp_path / "spark"), "all"], env)
+    assert on_spark.pop("session") == "pyspark.sql.session"
+    assert on_spark.pop("master") == master
+    assert on_spark == job_engines.run_on("duckdb", tmp_path / "duckdb", job_engines.SCOPES["all"])
 
 
 @pytest.mark.soak

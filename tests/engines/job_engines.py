@@ -1,8 +1,8 @@
-"""A process that runs SQL jobs on an engine. Prints their rows after each step as JSON.
+"""SQL jobs on an engine, and their rows after each step; as a program, on Spark.
 
-Arguments: the engine, a folder, "all" or "some" for the jobs, and the address of a Spark Connect
-server (optional). On Spark without an address the session is that of the environment, for example
-on a cluster.
+Arguments of the program: a folder, "all" or "some" for the jobs, and the address of a Spark Connect
+server (optional). Without an address the session is that of the environment, for example on a
+cluster. The program prints the rows as JSON.
 """
 
 from __future__ import annotations
@@ -11,20 +11,24 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
 
 import featurestore
 from featurestore.model import times
+from featurestore_connectors.spark_delta import SparkEngine
+from tests.on_spark import INTERPRETED_QUERIES
 
 START, HOUR = datetime(2024, 1, 1, tzinfo=UTC), timedelta(hours=1)
-HOURS, ROWS = 6, 1_200
+RIDES_PER_HOUR = 200
 PRICE = pa.decimal128(12, 2)
 JOBS = '''
 import featurestore
@@ -73,28 +77,62 @@ featurestore.sql_job(
     tombstone="gone", **common,
     sql="""
         select id % 40 as id, max(r.at) as hour, max(seats) as seats,
-               case when max(seats) = 4 and count(*) = 1 then true else false end as gone
+               max(r.id) % 3 = 0 as gone
         from r where r.at >= $window_start and r.at < $window_end group by id % 40
     """,
 )
 '''
-NAMES = {
-    "some": ("totals", "latest"),
-    "all": ("totals", "strict", "joined", "ranked", "latest"),
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The jobs that run, those that also compute due windows, and the hours of their backfill.
+
+    With ``embedded_inputs`` the embedded engine writes the rides also for jobs on Spark, where each
+    commit takes a second or more. With ``interpreted_queries`` Spark does not compile queries.
+    """
+
+    jobs: tuple[str, ...]
+    due_jobs: tuple[str, ...]
+    hours: int
+    embedded_inputs: bool
+    interpreted_queries: bool
+
+    @property
+    def end(self) -> datetime:
+        """The time at which the due windows are computed."""
+        return START + (self.hours + 2) * HOUR
+
+
+SCOPES = {
+    "some": Scope(
+        ("totals", "latest"),
+        due_jobs=("totals",),
+        hours=2,
+        embedded_inputs=True,
+        interpreted_queries=True,
+    ),
+    "all": Scope(
+        ("totals", "strict", "joined", "ranked", "latest"),
+        due_jobs=("totals", "strict", "joined", "ranked", "latest"),
+        hours=4,
+        embedded_inputs=False,
+        interpreted_queries=False,
+    ),
 }
 
 
 def rides(first: int, last: int, *, factor: int = 1) -> pa.Table:
     """Return rides with ties at the bounds of hours, nulls and decimals."""
     numbers = np.arange(first, last)
-    micros = 1_704_067_200_000_000 + numbers * (HOURS * 3_600_000_000 // ROWS)
+    micros = 1_704_067_200_000_000 + numbers * (3_600_000_000 // RIDES_PER_HOUR)
     prices = pa.array([Decimal(int(number) * factor) / 100 for number in numbers % 997], PRICE)
     return pa.table(
         {
             "id": pa.array(numbers),
             "at": pa.array(micros).cast(pa.timestamp("us", "UTC")),
             "zone": pa.array([f"z{number}" for number in numbers % 7]),
-            "seats": pa.array(numbers % 5, pa.int32()),
+            "seats": pa.array(numbers * factor % 5, pa.int32()),
             "fare": pa.array(np.round(np.sin(numbers), 1), mask=numbers % 11 == 3),
             "price": prices,
             "word": pa.array(
@@ -104,26 +142,48 @@ def rides(first: int, last: int, *, factor: int = 1) -> pa.Table:
     )
 
 
-def run_jobs(store: Any, jobs: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Backfill jobs, recompute windows after late rows, and compute due windows."""
+def run_on(engine: Any, folder: Path, scope: Scope) -> dict[str, Any]:
+    """Return the rows and the states of jobs in a new store in a new folder."""
+    folder.mkdir()
+    if engine != "duckdb" and scope.interpreted_queries:
+        for key, value in INTERPRETED_QUERIES.items():
+            engine.session.conf.set(key, value)
+    jobs = folder / "jobs.py"
+    jobs.write_text(JOBS)
+    with (
+        mock.patch.object(times, "clock", return_value=scope.end),
+        featurestore.connect(
+            folder / "store", engine="duckdb" if scope.embedded_inputs else engine
+        ) as inputs,
+        featurestore.connect(folder / "store", engine=engine) as store,
+    ):
+        return run_jobs(store, inputs, jobs, scope)
+
+
+def run_jobs(store: Any, inputs: Any, jobs: Path, scope: Scope) -> dict[str, Any]:
+    """Backfill jobs, recompute windows after late rows, and compute due windows.
+
+    ``store`` runs the jobs, and ``inputs`` is the same store for writes of the inputs.
+    """
+    names, last = scope.jobs, scope.hours * RIDES_PER_HOUR
     zones = {"zone": [f"z{number}" for number in range(5)], "name": ["a", "ß", None, "d", ""]}
-    store.create_featuregroup(pa.table(zones), "zones", primary_key="zone")
-    store.create_featuregroup(rides(0, ROWS - 200), "rides", primary_key="id", event_time="at")
+    inputs.create_featuregroup(pa.table(zones), "zones", primary_key="zone")
+    inputs.create_featuregroup(rides(0, last + 100), "rides", primary_key="id", event_time="at")
     store.register_jobs(jobs)
     steps: dict[str, Any] = {}
     for name in names:
-        store.backfill_job(name, START, START + 4 * HOUR)
+        store.backfill_job(name, START, START + scope.hours * HOUR)
     steps["backfill"] = read_all(store, names)
-    # Late rows of the second and third hours, which replace rides.
-    store.insert_into_featuregroup(rides(250, 500, factor=2), "rides", mode="upsert")
+    # Late rows of the first and second hours, which replace rides.
+    inputs.insert_into_featuregroup(rides(50, 300, factor=2), "rides", mode="upsert")
     # Which windows are stale depends on the files of an engine; their rows do not.
     store.run_job("totals", stale=True)
-    store.run_job("latest", window=START + HOUR)
+    store.run_job("latest", window=START)
     steps["again"] = read_all(store, names)
-    store.insert_into_featuregroup(rides(ROWS - 200, ROWS), "rides")
-    for name in names:
+    inputs.insert_into_featuregroup(rides(last + 100, last + 400), "rides")
+    for name in scope.due_jobs:
         store.run_job(name, due=True)
-    steps["due"] = read_all(store, names)
+    steps["due"] = read_all(store, scope.due_jobs)
     steps["states"] = sorted({run.state for name in names for run in store.get_runs(name)})
     return steps
 
@@ -138,23 +198,17 @@ def read_all(store: Any, names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def main() -> None:
-    engine, folder, scope, *addresses = sys.argv[1:]
-    result: dict[str, Any] = {}
+    folder, scope, *addresses = sys.argv[1:]
     with redirect_stdout(StringIO()):
         if addresses:
             from pyspark.sql import SparkSession
 
             SparkSession.builder.remote(addresses[0]).getOrCreate()
-        times.clock = lambda: START + HOURS * HOUR
-        jobs = Path(folder, "jobs.py")
-        jobs.write_text(JOBS)
-        with featurestore.connect(Path(folder, "store"), engine=engine) as store:
-            result = run_jobs(store, jobs, NAMES[scope])
-            if engine == "spark":
-                session = store.session.engine.session
-                result["session"] = type(session).__module__
-                if not addresses:
-                    result["master"] = session.sparkContext.master
+        engine = SparkEngine()
+        result = run_on(engine, Path(folder), SCOPES[scope])
+        result["session"] = type(engine.session).__module__
+        if not addresses:
+            result["master"] = engine.session.sparkContext.master
     print(json.dumps(result))
 
 

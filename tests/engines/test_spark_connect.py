@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from tests.engines import job_engines
 from tests.streams.kafka_server import free_port
 
-FOLDER = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.spark
 
 
@@ -85,13 +86,13 @@ def _wait_for_start(server: subprocess.Popen[bytes], log: Path) -> None:
 @pytest.fixture(scope="module")
 def record(connect_server: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a process with a session of the server saw."""
-    return _run_client("connect_client.py", connect_server, tmp_path_factory.mktemp("store"))
+    return _run_client("connect_client", connect_server, str(tmp_path_factory.mktemp("store")))
 
 
-def _run_client(program: str, address: str, folder: Path, *arguments: str) -> dict[str, Any]:
+def _run_client(program: str, *arguments: str) -> dict[str, Any]:
     finished = subprocess.run(
-        [sys.executable, str(FOLDER / program), address, str(folder), *arguments],
-        capture_output=True, text=True, timeout=300, check=False,
+        [sys.executable, "-m", f"tests.engines.{program}", *arguments], cwd=ROOT,
+        capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr[-3000:]
     result: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
@@ -142,7 +143,7 @@ def test_spark_engine_names_settings_that_server_lacks(record: dict[str, Any]) -
 def test_spark_engine_on_connect_equals_embedded_engine(
     engine_server: str, tmp_path: Path, scope: str
 ) -> None:
-    result = _run_client("connect_engine.py", engine_server, tmp_path, scope)
+    result = _run_client("connect_engine", engine_server, str(tmp_path), scope)
     assert result["module"] == "pyspark.sql.connect.dataframe"
     embedded, on_spark = result["duckdb"], result["spark"]
     assert "wider decimals needs Spark in this process" in result["refused"]
@@ -157,17 +158,7 @@ def test_spark_engine_on_connect_equals_embedded_engine(
 def test_sql_jobs_on_connect_equal_embedded_jobs(
     engine_server: str, tmp_path: Path, scope: str
 ) -> None:
-    program = [sys.executable, str(FOLDER / "job_engines.py")]
-    results = []
-    for engine, *address in (("duckdb",), ("spark", engine_server)):
-        folder = tmp_path / engine
-        folder.mkdir()
-        finished = subprocess.run(
-            [*program, engine, str(folder), scope, *address],
-            capture_output=True, text=True, timeout=500, check=False,
-        )  # fmt: skip
-        assert finished.returncode == 0, finished.stderr[-3000:]
-        results.append(json.loads(finished.stdout.splitlines()[-1]))
-    embedded, on_spark = results
+    embedded = job_engines.run_on("duckdb", tmp_path / "duckdb", job_engines.SCOPES[scope])
+    on_spark = _run_client("job_engines", str(tmp_path / "spark"), scope, engine_server)
     assert on_spark.pop("session") == "pyspark.sql.connect.session"
     assert on_spark == embedded

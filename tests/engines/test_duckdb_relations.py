@@ -163,6 +163,33 @@ def test_second_read_of_stream_raises(engine: DuckDBEngine) -> None:
         engine.count(relation)
 
 
+# Queries that scan a table twice, and the number of rows that each counts in 30,000 rows.
+TWO_SCANS = {
+    "select count(*) from t where id in (select id + 100 from t where id > -1)": 29_900,
+    "select count(*) from t where not exists (select 1 from t as u where u.id = t.id + 1)": 1,
+    "select count(*) from (select id from t where id < 10 union all select id from t)": 30_010,
+    "select count(*) from t join (select max(id) as top from t) on id < top": 29_999,
+}
+
+
+def test_stream_read_twice_in_one_query_loses_no_rows(
+    engine: DuckDBEngine, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    def read_stream() -> Relation:
+        return engine.from_arrow(pa.table({"id": range(30_000)}).to_reader(1_000))
+
+    def count(result: Relation) -> int:
+        return int(engine.stream(result).read_all().column(0)[0].as_py())
+
+    staged = engine.stage(read_stream(), str(tmp_path / "staged"))
+    for query, expected in TWO_SCANS.items():
+        with subtests.test(query):
+            assert count(engine.sql(query, tables={"t": read_stream()}, parameters={})) == expected
+            assert count(engine.user_sql(query, tables={"t": staged}, parameters={})) == expected
+            with pytest.raises(EngineError, match="only once"):
+                count(engine.user_sql(query, tables={"t": read_stream()}, parameters={}))
+
+
 def test_batches_of_wide_rows_stay_small(engine: DuckDBEngine) -> None:
     pixels = np.zeros((300, 1_000_000), dtype="u1")
     wide = pa.table(

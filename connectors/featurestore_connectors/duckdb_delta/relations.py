@@ -19,7 +19,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.types import feature_schema
 from featurestore.arrow.unstorable import cast_to_storable_types
-from featurestore.errors import InvalidSql, StorageError, listing
+from featurestore.errors import EngineError, InvalidSql, StorageError, listing
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.storage import files as storage
 from featurestore.usersql.spark_queries import check_forms
@@ -328,10 +328,20 @@ class _TableStream:
         self.schema = relation.schema
         self._database = database
         self._relation = relation
+        self._is_read = False
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        batches = streams.batches_of(self._database, self._relation)
-        return streams.source(self.schema, batches).__arrow_c_stream__()
+        return streams.source(self.schema, self._batches()).__arrow_c_stream__()
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        # Two scans of one query would each read some of the rows of a stream, without an error.
+        if self._is_read and self._relation.single_use:
+            raise EngineError(
+                "The query reads a table several times, but its rows can be read only once.",
+                hint="rows = engine.stage(rows, folder)",
+            )
+        self._is_read = True
+        yield from streams.batches_of(self._database, self._relation)
 
 
 class _ResultStream:

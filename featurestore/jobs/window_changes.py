@@ -171,7 +171,7 @@ def compare_windows(
     if overlaps_itself(comparison.schedule):
         return comparison.continue_overlapping()
     conflicts = comparison.find_conflicts()
-    if not conflicts and not comparison.leaves_unfinished():
+    if not conflicts and not comparison.leaves_partly_replaced_rows():
         return comparison.continue_windows()
     return comparison.recompute(conflicts)
 
@@ -198,12 +198,12 @@ class _Comparison:
             and (spec.mode == "append" or not self.is_same_grid)
         ]
         self.settled = [*progress.windows(*COMPUTED), *self.outdated]
-        self.unfinished = self._find_unfinished_replacements()
+        self.partly_replaced = self._find_partly_replaced_windows()
         self.first = self._find_first_instant()
         self.horizon = max([rows.window.end for rows in self.stored_rows], default=self.first)
         self.windows = list(self._iter_windows())
 
-    def _find_unfinished_replacements(self) -> list[Window]:
+    def _find_partly_replaced_windows(self) -> list[Window]:
         """Return windows whose rows were replaced only in part, because further windows failed."""
         computed = sorted(self.progress.windows(*COMPUTED))
         return [
@@ -220,13 +220,13 @@ class _Comparison:
         has_later_start = start != earlier_start and (
             start is None or earlier_start is None or start > earlier_start
         )
-        return not has_later_start and not self.leaves_unfinished()
+        return not has_later_start and not self.leaves_partly_replaced_rows()
 
-    def leaves_unfinished(self) -> bool:
+    def leaves_partly_replaced_rows(self) -> bool:
         """Return whether rows that were replaced in part would stay."""
-        if not self.unfinished:
+        if not self.partly_replaced:
             return False
-        is_later = not self.windows or self.windows[0].start > min(self.unfinished).start
+        is_later = not self.windows or self.windows[0].start > min(self.partly_replaced).start
         return is_later or self.spec.mode == "append"
 
     def _find_first_instant(self) -> datetime:
@@ -235,8 +235,7 @@ class _Comparison:
             return self.spec.start
         if not self.progress.states:
             return last_schedule_time(self.schedule, self.until)
-        unfinished = self.progress.windows(runs.FAILED, runs.REPLACED)
-        starts = [window.start for window in unfinished]
+        starts = [window.start for window in self.progress.windows(runs.FAILED, runs.REPLACED)]
         if self.progress.watermark is not None:
             return min([self.progress.watermark, *starts])
         return min(window.start for window in self.progress.states)
@@ -291,10 +290,10 @@ class _Comparison:
         """Continue with windows that overlap each other, each of which has rows of its own."""
         if self.is_same_grid or not self.settled:
             return self.continue_windows()
-        if self.unfinished:
+        if self.partly_replaced:
             raise self._refuse_new_group("windows were replaced only in part")
         boundary = max(window.end for window in self.settled)
-        lost = [each for each in self._unfinished() if each.end <= boundary]
+        lost = [each for each in self._find_dropped_windows() if each.end <= boundary]
         if lost or not any(window.end == boundary for window in self.windows):
             raise self._refuse_new_group(
                 f"windows of the new definition do not begin where those of the earlier one end, "
@@ -307,7 +306,7 @@ class _Comparison:
         """Recompute the windows from ``start=`` on, or refuse the definition."""
         grid = self._grid_of_stored_rows()
         covered = Coverage(grid, self.schedule)
-        in_conflict = [*[window for window, _ in conflicts], *self.unfinished]
+        in_conflict = [*[window for window, _ in conflicts], *self.partly_replaced]
         first_conflict = min(window.start for window in in_conflict)
         boundaries = (
             window
@@ -319,7 +318,7 @@ class _Comparison:
             self.spec.mode == "append"
             or not self._is_start_chosen(boundary)
             or not self._is_boundary(self.windows[0], covered)
-            or self.leaves_unfinished()
+            or self.leaves_partly_replaced_rows()
         ):
             raise self._refuse(conflicts, boundary)
         first = self.windows[0]
@@ -364,7 +363,7 @@ class _Comparison:
             for rows in self.stored_rows
         )
 
-    def _unfinished(self) -> list[Window]:
+    def _find_dropped_windows(self) -> list[Window]:
         """Return the failed windows without rows that the new definition does not have."""
         return [
             window
@@ -380,7 +379,7 @@ class _Comparison:
         *,
         replaced: Sequence[Window] = (),
     ) -> WindowChange:
-        dropped = self._unfinished()
+        dropped = self._find_dropped_windows()
         outdated = [window for window in self.outdated if window not in replaced]
         due = [window for window in pending if window.end <= self.until]
         stays = [window for window in self.settled if window not in replaced]
@@ -427,7 +426,7 @@ class _Comparison:
             )
         else:
             reason = (
-                f"the rows of the computed window {_describe_range(min(self.unfinished))} were "
+                f"the rows of the computed window {_describe_range(min(self.partly_replaced))} were "
                 "replaced only in part, since further windows failed"
             )
         if boundary is None:

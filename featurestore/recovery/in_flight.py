@@ -196,7 +196,12 @@ def _record_intent(
     store: Store, intent_id: str, owner: str, *, kind: str, name: str, version: int | None
 ) -> int:
     """Claim the version of a write and record its intent in one transaction."""
-    _resolve_pending(store)
+    # Earlier writes of this process whose intents could not be resolved when they ended.
+    for url, pending_id in list(_pending_intents):
+        if url == store.registry.url:
+            with suppress(FeatureStoreError, OSError):
+                _resolve_intent(store, pending_id)
+                _pending_intents.discard((url, pending_id))
     with store.registry.transaction() as connection:
         if kind == "create" and version is not None:
             claimed_version = groups.claim(connection, store.location, name, version)
@@ -242,16 +247,6 @@ def _end_intent(store: Store, write: InFlight, *, needs_resolution: bool) -> boo
         return False
     _pending_intents.discard(key)
     return True
-
-
-def _resolve_pending(store: Store) -> None:
-    """Resolve the pending intents of this process."""
-    for url, intent_id in list(_pending_intents):
-        if url != store.registry.url:
-            continue
-        with suppress(FeatureStoreError, OSError):
-            _resolve_intent(store, intent_id)
-            _pending_intents.discard((url, intent_id))
 
 
 def _resolve_intent(store: Store, intent_id: str) -> None:

@@ -206,9 +206,11 @@ def find_recorded_problems(folder: Path) -> list[str]:
             positions |= {text: position for text in texts if text}
     problems = []
     for text, position in positions.items():
+        # A failed job passes on the hint of its error, followed by the path of its log.
+        origin = positions.get(text.partition("; log: ")[0], position)
         if re.match("featurestore [a-z]", text):
             text_problems = command_problems(text)
-        elif position.startswith("featurestore.usersql.spark_"):
+        elif origin.startswith("featurestore.usersql.spark_"):
             text_problems = sql_problems(text)
         else:
             text_problems = code_problems(text, is_recorded=True)

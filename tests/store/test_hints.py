@@ -89,6 +89,20 @@ def test_recorded_hints_name_existing_functions(tmp_path: Path, subtests: pytest
             assert [problem in message for message in problems] == expected
 
 
+def test_recorded_hint_of_failed_job_is_checked_like_the_passed_on_hint(tmp_path: Path) -> None:
+    def problems(*lines: tuple[str, str]) -> list[str]:
+        content = [
+            json.dumps([f"featurestore.{position}:1", hint, None]) for position, hint in lines
+        ]
+        (tmp_path / "1.jsonl").write_text("\n".join(content))
+        return find_recorded_problems(tmp_path)
+
+    sql = ("usersql.spark_types", "max(length(steps))")
+    assert problems(sql, ("jobs.service", f"{sql[1]}; log: /logs/1.log")) == []
+    assert len(problems(("jobs.service", f"{sql[1]}; log: /logs/1.log"))) == 1
+    assert len(problems(("usersql.spark_types", "max(steps from)"))) == 1
+
+
 NOON = datetime(2024, 1, 31, 12, tzinfo=UTC)
 
 

@@ -164,7 +164,7 @@ def command_problems(text: str) -> Iterator[str]:
 
 
 def sql_problems(text: str) -> Iterator[str]:
-    """Yield why the first expression of a hint is no SQL, unless the hint is prose."""
+    """Yield why the first expression of a hint is not SQL, unless the hint is prose."""
     expression = re.split("; |, or ", text)[0]
     if re.match(r"[\w.]+\(.*\)$", expression):
         try:

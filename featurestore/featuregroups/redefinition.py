@@ -155,7 +155,7 @@ def change_definition(
                     "changes": differences,
                 },
             )
-        # Recovery knows of the commit if the registration fails.
+        # If the registration fails, recovery finds the commit.
         run.committed_version = latest_version(group.path)
         title = version_title(changed.spec, run.committed_version)
         with warn_after_publication(title):

@@ -93,7 +93,7 @@ def change_writers(
                     "changes": [f"written by {listing(writers)}"],
                 },
             )
-        # Recovery knows of the commit if the registration fails.
+        # If the registration fails, recovery finds the commit.
         run.committed_version = latest_version(group.path)
         with warn_after_publication(version_title(group.spec, run.committed_version)):
             with session.registry.transaction() as connection:

@@ -81,7 +81,7 @@ def check_targets(
             each: job.spec for each, job in registered_jobs.items() if each not in former
         } | dict(registration.specs)
         group = _find_group(connection, session, spec.target)
-        # The registry knows the current definition of a job, the table also jobs of other
+        # The registry has the current definition of a job; the table also names jobs of other
         # registries.
         writers = {} if group is None else writers_of(group)
         writers = {each: writer for each, writer in writers.items() if each not in registered_jobs}

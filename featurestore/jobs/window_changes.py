@@ -154,7 +154,7 @@ def compare_windows(
 
     Args:
         spec: The new definition.
-        earlier: The registered definition; None if only the table knows the computed windows.
+        earlier: The registered definition; None if the computed windows come from the table.
         progress: The recorded windows.
         now: The current time.
 

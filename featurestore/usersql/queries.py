@@ -102,7 +102,7 @@ def query(sql: str, *, tables: Iterable[str], dialect: str) -> str:
     """Return a validated SELECT over named tables, in DuckDB SQL, for ``Engine.user_sql``.
 
     ``$name`` parameters are preserved. Columns whose names are words of SQL are quoted. An engine
-    with another dialect translates the query when it knows the types of the tables.
+    with another dialect translates the query when the types of the tables are known.
 
     >>> query("select max(fare) as fare from trips", tables=["trips"], dialect="duckdb")
     'select max(fare) as fare from trips'

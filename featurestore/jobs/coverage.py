@@ -123,19 +123,13 @@ def find_overlapping(
 ) -> list[Window]:
     """Return the computed windows whose rows the computation of windows of a schedule replaces.
 
-    They overlap one of these windows. If windows of the schedule overlap each other, they equal
-    one, because each window has rows of its own.
+    They overlap one of these windows. If windows of the schedule overlap each other, only equal
+    windows are replaced, because each window has rows of its own.
     """
     if overlaps_itself(schedule):
         return sorted({*computed}.intersection(windows))
     ranges = merge_ranges(windows)
-    return [
-        window
-        for window in computed
-        if any(
-            each.start < window.end and window.start < each.end for each in touching(ranges, window)
-        )
-    ]
+    return [window for window in computed if any(map(window.overlaps, touching(ranges, window)))]
 
 
 def is_scheduled(schedule: Schedule, window: Window) -> bool:

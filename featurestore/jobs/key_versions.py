@@ -137,14 +137,17 @@ def read_versions(run: JobRun) -> RecordedVersions:
         ignored = runs.find_windows(connection, run.spec.name, states=[runs.REPLACED])
     ignored.update(replaced)
     later_runs = [
-        (to_micros(window.start), to_micros(window.end), last_run)
+        {
+            "window_start": to_micros(window.start),
+            "window_end": to_micros(window.end),
+            "run": last_run,
+        }
         for (job, window), last_run in last_runs.items()
         if job != run.spec.name or window not in ignored
     ]
     if not later_runs:
         return RecordedVersions(None, tuple(replaced))
-    names = ["window_start", "window_end", "run"]
-    rows = pa.table(dict(zip(names, zip(*later_runs, strict=True), strict=True)))
+    rows = pa.Table.from_pylist(later_runs)
     tables = {"versions": versions, "computations": stage_table(run, rows, "computations")}
     later = engine.stage(run_query(engine, _VERSIONS, tables), os.path.join(run.staging, "later"))
     return RecordedVersions(later, tuple(replaced))
@@ -189,8 +192,9 @@ def stage_table(run: JobRun, rows: pa.Table, name: str) -> Relation:
 def stage_markers(run: JobRun, windows: Sequence[Window]) -> Relation:
     """Stage versions without keys, which replace the earlier versions of windows."""
     count = len(windows)
-    bounds = [[to_micros(getattr(window, end)) for window in windows] for end in ("start", "end")]
-    columns = [[False] * count, [None] * count, [None] * count, *bounds]
+    starts = [to_micros(window.start) for window in windows]
+    ends = [to_micros(window.end) for window in windows]
+    columns = [[False] * count, [None] * count, [None] * count, starts, ends]
     return stage_table(run, pa.table(columns, schema=pa.schema(list(_SCHEMA)[:5])), "markers")
 
 

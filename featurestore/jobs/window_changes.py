@@ -209,7 +209,7 @@ class _Comparison:
         return [
             window
             for window in self.progress.windows(runs.REPLACED)
-            if any(_overlaps(window, each) for each in touching(computed, window))
+            if any(map(window.overlaps, touching(computed, window)))
         ]
 
     def _continues_replacement(self) -> bool:
@@ -269,11 +269,11 @@ class _Comparison:
     def _is_conflict(self, window: Window, rows: StoredRows) -> bool:
         """Return whether computing a window would repeat or delete rows of another window."""
         if self.spec.mode == "append":
-            return _overlaps(window, rows.window)
+            return window.overlaps(rows.window)
         if window == rows.window and rows.closed == self.spec.closed:
             return False
         event_times = event_time_range(window, self.spec.closed)
-        return _overlaps(window, rows.window) or _overlaps(event_times, rows.event_times)
+        return window.overlaps(rows.window) or event_times.overlaps(rows.event_times)
 
     def continue_windows(self) -> WindowChange:
         """Keep all computed windows; time ranges that were not computed are due."""
@@ -444,10 +444,6 @@ class _Comparison:
             "twice or lost.",
             hint=f"featuregroup='{self.spec.target}_2'",
         )
-
-
-def _overlaps(first: Window, second: Window) -> bool:
-    return first.start < second.end and second.start < first.end
 
 
 def _describe_range(window: Window) -> str:

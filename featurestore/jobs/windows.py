@@ -135,10 +135,7 @@ def without_open_replacements(
         replacing = [
             window
             for window in windows
-            if not any(
-                each.start < window.end and window.start < each.end
-                for each in touching(open_ranges, window)
-            )
+            if not any(map(window.overlaps, touching(open_ranges, window)))
         ]
         if len(replacing) == len(windows):
             return windows

@@ -328,6 +328,10 @@ class Window:
     start: datetime
     end: datetime
 
+    def overlaps(self, window: Window) -> bool:
+        """Return whether the ranges have a common instant; adjacent ranges have none."""
+        return self.start < window.end and window.start < self.end
+
 
 def _to_python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     """Convert a column to Python values, with strings for times beyond the year 9999."""

@@ -61,7 +61,7 @@ class ChangedHistory:
         return {"id": key, "at": event_time, "value": value, "gone": is_tombstone}
 
     def change_rows(self, first: int, last: int) -> None:
-        """Change rows of a range of hours: their values, and which of them delete their key."""
+        """Change rows of a range of hours: their values, and which rows delete their key."""
         for key, event_time in self.rows:
             hour = (event_time - START) / timedelta(hours=1)
             if first <= hour < last and self.random.random() < 0.7:
@@ -102,7 +102,7 @@ class ChangedHistory:
             self.store.run_job(self.name, due=True)
 
     def register(self, hours: int, lookback: str) -> None:
-        # A renamed job does not know which windows have failed.
+        # A renamed job has no record of failed windows.
         if self.is_complete:
             self.name = self.random.choice(["states", "renamed"])
         path = str(self.folder / "contents.json")

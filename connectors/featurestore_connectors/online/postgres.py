@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from functools import cache
 from time import monotonic
@@ -29,6 +28,7 @@ _CREATE = """
     CREATE TABLE IF NOT EXISTS featurestore_online (key bytea PRIMARY KEY, value bytea NOT NULL)
     WITH (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.05)
 """
+_CREATE_LOCK = "SELECT pg_advisory_xact_lock(hashtext('featurestore_online'))"
 _EXISTS = "SELECT to_regclass('featurestore_online') IS NOT NULL"
 _READ = "SELECT key, value FROM featurestore_online WHERE key = ANY(%b)"
 _COPY = "COPY featurestore_online (key, value) FROM STDIN (FORMAT binary)"
@@ -183,13 +183,10 @@ class PostgresOnlineStore:
             raise self._unavailable(error) from None
 
     def _create_table(self) -> None:
-        errors = _import_psycopg().errors
         if self._has_table:
             return
         if not self._fetch(_EXISTS)[0][0]:
-            # Another process may create the table at the same time.
-            with suppress(errors.UniqueViolation, errors.DuplicateObject):
-                self._run(lambda connection: connection.execute(_CREATE))
+            self._run(_create_table)
         self._has_table = True
 
     def _upsert(self, statement: str, keys: Sequence[bytes], values: Sequence[bytes]) -> int:
@@ -209,7 +206,7 @@ class PostgresOnlineStore:
         """Call a function with a connection; repeat it once if the server had closed that.
 
         Raises:
-            UndefinedTable, UniqueViolation, DuplicateObject: Unchanged, for the caller.
+            UndefinedTable, UniqueViolation: Unchanged, for the caller.
         """
         psycopg = _import_psycopg()
         errors = psycopg.errors
@@ -225,7 +222,7 @@ class PostgresOnlineStore:
                 self._pool.close_idle()
                 with self._pool.borrow() as connection:
                     return call(connection)
-        except (errors.UndefinedTable, errors.UniqueViolation, errors.DuplicateObject):
+        except (errors.UndefinedTable, errors.UniqueViolation):
             raise
         except (psycopg.OperationalError, TimeoutError) as error:
             raise self._unavailable(error) from None
@@ -249,6 +246,16 @@ class PostgresOnlineStore:
 def _execute(connection: Any, statement: str, arguments: Sequence[object]) -> Any:
     """Execute a prepared statement with binary results."""
     return connection.execute(statement, arguments, prepare=True, binary=True)
+
+
+def _create_table(connection: Any) -> None:
+    """Create the table; concurrent calls wait for each other.
+
+    Without the lock, two statements may both find no table, and one of them fails.
+    """
+    with connection.transaction():
+        connection.execute(_CREATE_LOCK)
+        connection.execute(_CREATE)
 
 
 def _copy_row(row: tuple[bytes, bytes]) -> bytes:

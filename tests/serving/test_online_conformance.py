@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -48,3 +50,21 @@ class TestPostgres(OnlineConformance):
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute("drop table if exists featurestore_online")
         return open_config(OnlineConfig("ours", self.url))
+
+    def test_first_writes_of_many_processes_create_one_table(self, tmp_path: Path) -> None:
+        for _ in range(5):
+            first = self.store(tmp_path)
+            writers = [first, *(open_config(OnlineConfig("ours", self.url)) for _ in range(7))]
+            for writer in writers:
+                writer.read([b"key"])  # connects
+            start = threading.Barrier(len(writers))
+            with ThreadPoolExecutor(len(writers)) as threads:
+                list(threads.map(partial(_write_together, start), writers, range(len(writers))))
+            assert first.statistics()["keys"] == len(writers)
+            for writer in writers:
+                writer.close()
+
+
+def _write_together(start: threading.Barrier, writer: OnlineStore, number: int) -> None:
+    start.wait()
+    writer.write([b"%d" % number], [b"value"])

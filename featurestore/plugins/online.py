@@ -6,7 +6,7 @@ Online stores, including the built-in ones, are entry points of the group
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -98,6 +98,18 @@ class OnlineStore(Protocol):
             Whether the value was set. Also True if the stored value already equals ``value``, so
             that a call can be repeated after its response was lost.
         """
+        ...
+
+    def scan(self, prefix: bytes) -> Iterator[list[bytes]]:
+        """Yield the keys that start with a prefix, in batches of at most a few thousand.
+
+        All keys that exist during the complete scan are yielded; a key may be repeated. No
+        connection is in use while the caller has control.
+        """
+        ...
+
+    def delete(self, keys: Sequence[bytes]) -> int:
+        """Delete keys, and return the number of those that existed."""
         ...
 
     def delete_prefix(self, prefix: bytes) -> int:

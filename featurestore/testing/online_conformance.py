@@ -152,6 +152,23 @@ class OnlineConformance:
         assert online.delete_prefix(prefix) == 0
         assert [value for value in online.read(_KEYS) if value is not None] == remaining
 
+    @pytest.mark.parametrize("prefix", [b"", b"a", b"a*", b"a\xff", b"\xff", b"a?["])
+    def test_scan_and_delete_use_only_matching_keys(
+        self, online: OnlineStore, prefix: bytes
+    ) -> None:
+        numbers = [b"a\xff" + number.to_bytes(2, "big") for number in range(6_000)]
+        online.write([*_KEYS, *numbers], [*_KEYS, *numbers])
+        expected = {key for key in (*_KEYS, *numbers) if key.startswith(prefix)}
+        scanned = {key for batch in online.scan(prefix) for key in batch}
+        assert scanned == expected
+        # Keys may be deleted during a scan.
+        deleted = sum([online.delete(batch) for batch in online.scan(prefix)])
+        assert deleted == len(expected)
+        assert online.delete([b"missing", *list(scanned)[:1]]) == 0
+        assert online.delete([]) == 0
+        remaining = {key for batch in online.scan(b"") for key in batch}
+        assert remaining == {*_KEYS, *numbers} - expected
+
     def test_reads_from_threads_never_mix_values(self, online: OnlineStore) -> None:
         keys = [bytes([number]) for number in range(50)]
         online.write(keys, keys)

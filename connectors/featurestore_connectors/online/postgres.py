@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from time import monotonic
@@ -23,6 +23,7 @@ _OPTIONS = ("application_name", "channel_binding", "gssencmode", "options", "ssl
 _COPY_BATCH = 50_000
 _UPSERT_BATCH = 10_000
 _DELETE_BATCH = 10_000
+_SCAN_BATCH = 5_000
 # Free space in each page keeps new row versions in the page of the old ones, without index updates.
 _CREATE = """
     CREATE TABLE IF NOT EXISTS featurestore_online (key bytea PRIMARY KEY, value bytea NOT NULL)
@@ -49,6 +50,11 @@ _DELETE = """
         SELECT key FROM featurestore_online
         WHERE key >= %b AND (%b::bytea IS NULL OR key < %b) ORDER BY key LIMIT %s
     ) RETURNING key
+"""
+_DELETE_KEYS = "DELETE FROM featurestore_online WHERE key = ANY(%b)"
+_SCAN = """
+    SELECT key FROM featurestore_online
+    WHERE key >= %b AND (%b OR key > %b) AND (%b::bytea IS NULL OR key < %b) ORDER BY key LIMIT %s
 """
 _STATISTICS = """
     SELECT count(*), pg_total_relation_size('featurestore_online') FROM featurestore_online
@@ -121,6 +127,21 @@ class PostgresOnlineStore:
         else:
             count = self._count(_REPLACE, (value, key, expected))
         return count == 1 or self.read([key]) == [value]
+
+    def scan(self, prefix: bytes) -> Iterator[list[bytes]]:
+        self._create_table()
+        start, is_first, end = prefix, True, end_of_prefix(prefix)
+        while True:
+            arguments = (start, is_first, start, end, end, _SCAN_BATCH)
+            keys = [key for (key,) in self._fetch(_SCAN, arguments)]
+            if not keys:
+                return
+            yield keys
+            start, is_first = keys[-1], False
+
+    def delete(self, keys: Sequence[bytes]) -> int:
+        self._create_table()
+        return self._count(_DELETE_KEYS, (list(keys),))
 
     def delete_prefix(self, prefix: bytes) -> int:
         self._create_table()

@@ -129,17 +129,26 @@ class RedisOnlineStore:
         arguments = [value] if expected is None else [value, expected]
         return self._run_script(_COMPARE_AND_SET, [key], arguments) == 1
 
-    def delete_prefix(self, prefix: bytes) -> int:
+    def scan(self, prefix: bytes) -> Iterator[list[bytes]]:
         pattern = _SPECIAL.sub(rb"\\\g<0>", prefix) + b"*"
-        deleted, cursor = 0, 0
+        cursor = None
+        while cursor != 0:
+            with self._translate_errors():
+                cursor, keys = self._client.scan(cursor or 0, match=pattern, count=_SCAN_BATCH)
+            if keys:
+                yield keys
+
+    def delete(self, keys: Sequence[bytes]) -> int:
+        deleted = 0
         with self._translate_errors():
-            while True:
-                cursor, keys = self._client.scan(cursor, match=pattern, count=_SCAN_BATCH)
-                if keys:
-                    # The server frees the memory in the background.
-                    deleted += self._client.execute_command("UNLINK", *keys)
-                if cursor == 0:
-                    return deleted
+            for start in range(0, len(keys), _WRITE_BATCH):
+                # The server frees the memory in the background.
+                batch = keys[start : start + _WRITE_BATCH]
+                deleted += self._client.execute_command("UNLINK", *batch)
+        return deleted
+
+    def delete_prefix(self, prefix: bytes) -> int:
+        return sum(map(self.delete, self.scan(prefix)))
 
     def clock(self) -> datetime:
         with self._translate_errors():

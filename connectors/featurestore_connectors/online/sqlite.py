@@ -33,6 +33,7 @@ _SWITCH_POLL_SECONDS = 0.005
 # SQLite compiles, and Python caches 128 statements.
 _MAX_KEYS = 512
 _DELETE_BATCH = 10_000
+_SCAN_BATCH = 5_000
 _CREATE = """
     CREATE TABLE IF NOT EXISTS entries (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID
 """
@@ -46,6 +47,11 @@ _UPSERT_NEWER = f"{_UPSERT} WHERE substr(entries.value, 2, 8) < substr(excluded.
 _DELETE = """
     DELETE FROM entries
     WHERE key IN (SELECT key FROM entries WHERE key >= ?1 AND (?2 IS NULL OR key < ?2) LIMIT ?3)
+"""
+_DELETE_KEY = "DELETE FROM entries WHERE key = ?"
+_SCAN = """
+    SELECT key FROM entries
+    WHERE key >= ?1 AND (?2 OR key > ?1) AND (?3 IS NULL OR key < ?3) ORDER BY key LIMIT ?4
 """
 _STATISTICS = "SELECT count(*), coalesce(sum(length(key) + length(value)), 0) FROM entries"
 
@@ -97,6 +103,21 @@ class SQLiteOnlineStore:
                 return False
             connection.execute(_UPSERT, (key, value))
             return True
+
+    def scan(self, prefix: bytes) -> Iterator[list[bytes]]:
+        start, is_first, end = prefix, True, end_of_prefix(prefix)
+        while True:
+            with self._borrow() as connection:
+                arguments = (start, is_first, end, _SCAN_BATCH)
+                keys = [bytes(key) for (key,) in connection.execute(_SCAN, arguments)]
+            if not keys:
+                return
+            yield keys
+            start, is_first = keys[-1], False
+
+    def delete(self, keys: Sequence[bytes]) -> int:
+        with self._transaction() as connection:
+            return max(connection.executemany(_DELETE_KEY, zip(keys, strict=True)).rowcount, 0)
 
     def delete_prefix(self, prefix: bytes) -> int:
         deleted, count = 0, _DELETE_BATCH

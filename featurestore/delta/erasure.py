@@ -1,0 +1,271 @@
+"""Removal of rows from the history of a Delta table: its data files, commits and checkpoints.
+
+The log describes data files: their statistics contain values, and their paths contain the values of
+partition columns. The log keeps an entry for each file that was removed, so that row counts and the
+sequence of versions remain. Such an entry has no statistics but the number of rows; a path with an
+erased value is replaced by a digest of the path. A version that needs a removed file is reported as
+vacuumed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from featurestore.delta.datafile import file_path, parse_statistics, rows_in_statistics
+from featurestore.delta.log import LOG_FOLDER, list_log
+from featurestore.errors import UnsupportedTable
+from featurestore.storage import files
+
+_NESTED_TABLES = ("_key_versions",)
+_ERASED_FOLDER = "erased"
+# Parsed forms of values that a checkpoint also has as strings.
+_PARSED = ("stats_parsed", "partitionValues_parsed")
+# The actions with texts of writers.
+_NOTES = ("commitInfo", "txn")
+
+
+@dataclass(frozen=True)
+class LogScrubber:
+    """The erased values of one table, for its log.
+
+    Attributes:
+        path: The table.
+        has_value: Returns whether a text contains an erased value.
+        remove_value: Returns a text without erased values.
+        is_partition: Returns whether values by column are those of erased rows.
+    """
+
+    path: str
+    has_value: Callable[[str], bool]
+    remove_value: Callable[[str], str]
+    is_partition: Callable[[Mapping[str, Any]], bool]
+
+    def has_traces(self, action: Mapping[str, Any]) -> bool:
+        """Return whether an action of a commit or a checkpoint contains an erased value.
+
+        Actions of files that exist do not count: their rows are searched.
+        """
+        for kind in ("add", "remove"):
+            file = action.get(kind)
+            if file is not None and self._is_missing(file["path"]) and self._names_value(file):
+                return True
+        notes = [action.get(kind) for kind in _NOTES]
+        return any(self.has_value(text) for text in texts_of(notes))
+
+    def clean(self, action: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an action without erased values, and without statistics of missing files."""
+        cleaned = dict(action)
+        for kind in _NOTES:
+            if action.get(kind) is not None:
+                cleaned[kind] = self._clean_texts(action[kind])
+        for kind in ("add", "remove"):
+            file = action.get(kind)
+            # The path of an existing file must not change.
+            if file is not None and self._is_missing(file["path"]):
+                cleaned[kind] = self._clean_file(file)
+        return cleaned
+
+    def _names_value(self, file: Mapping[str, Any]) -> bool:
+        """Return whether the path, the partition or the statistics of a file have a value."""
+        if self.is_partition(dict(file.get("partitionValues") or {})):
+            return True
+        statistics = parse_statistics(file.get("stats"))
+        for bound in ("minValues", "maxValues"):
+            values = statistics.get(bound)
+            if isinstance(values, Mapping) and self.is_partition(values):
+                return True
+        return any(self.has_value(text) for text in texts_of([file["path"], file.get("stats")]))
+
+    def _clean_file(self, file: Mapping[str, Any]) -> dict[str, Any]:
+        partition = dict(file.get("partitionValues") or {})
+        is_erased = self.is_partition(partition)
+        cleaned = dict(file)
+        if "stats" in cleaned:
+            cleaned["stats"] = _row_count_only(cleaned["stats"])
+        for name in _PARSED:
+            if name in cleaned:
+                cleaned[name] = None
+        if is_erased or self.has_value(file["path"]):
+            cleaned["path"] = _erased_path(file["path"])
+        if partition:
+            cleaned["partitionValues"] = {
+                name: None if is_erased or self.has_value(str(value)) else value
+                for name, value in partition.items()
+            }
+        if cleaned.get("tags"):
+            cleaned["tags"] = self._clean_texts(dict(cleaned["tags"]))
+        return cleaned
+
+    def _is_missing(self, log_path: str) -> bool:
+        try:
+            return not files.exists(file_path(self.path, log_path))
+        except UnsupportedTable:  # another table's file, as in a shallow clone
+            return False
+
+    def _clean_texts(self, value: Any) -> Any:
+        """Return a JSON value whose strings contain no erased values."""
+        if isinstance(value, str):
+            return self.remove_value(value) if self.has_value(value) else value
+        if isinstance(value, Mapping):
+            return {name: self._clean_texts(item) for name, item in value.items()}
+        if isinstance(value, list):
+            return list(map(self._clean_texts, value))
+        return value
+
+
+def _row_count_only(statistics: str | None) -> str | None:
+    rows = rows_in_statistics(statistics)
+    return None if rows is None else json.dumps({"numRecords": rows})
+
+
+def _erased_path(path: str) -> str:
+    """Return a path that replaces one with an erased value, equal in all commits."""
+    if path.startswith(f"{_ERASED_FOLDER}/"):
+        return path
+    # Names of data files are random, so that the digest cannot be computed from the value.
+    return f"{_ERASED_FOLDER}/{hashlib.sha256(path.encode()).hexdigest()}.parquet"
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """Yield all strings in a JSON value, and those in strings that are JSON themselves.
+
+    >>> list(texts_of({"stats": '{"minValues": {"user": "a"}}'}))
+    ['{"minValues": {"user": "a"}}', 'minValues', 'user', 'a', 'stats']
+    """
+    if isinstance(value, str):
+        yield value
+        if value[:1] in ("{", "["):
+            try:
+                nested = json.loads(value)
+            except (ValueError, RecursionError):
+                return
+            yield from texts_of(nested)
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from texts_of(item)
+            yield str(name)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from texts_of(item)
+
+
+def data_files(path: str) -> Iterator[str]:
+    """Yield the paths of all Parquet files of a table, including those that no commit names."""
+    for file in files.walk(path, enter=lambda name: name not in (LOG_FOLDER, *_NESTED_TABLES)):
+        if file.endswith(".parquet"):
+            yield file
+
+
+def log_files(path: str) -> list[str]:
+    """Return the commits, checkpoints and checksums in a log."""
+    folder = os.path.join(path, LOG_FOLDER)
+    return [file for file in files.walk(folder) if not file.endswith("_last_checkpoint")]
+
+
+def read_actions(file: str) -> list[dict[str, Any]]:
+    """Return the actions in a commit or checkpoint; an empty list for other files."""
+    if file.endswith(".parquet"):
+        from pyarrow import parquet
+
+        table = parquet.read_table(io.BytesIO(files.read_bytes(file)))
+        return [_with_mappings(row) for row in table.to_pylist()]
+    if not file.endswith(".json"):
+        return []
+    lines = files.read_bytes(file).decode().split("\n")
+    return [json.loads(line) for line in lines if line.strip()]
+
+
+def _with_mappings(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the maps of a checkpoint row, which are lists of pairs, to mappings."""
+    actions: dict[str, Any] = {}
+    for kind, payload in row.items():
+        if payload is None:
+            continue
+        actions[kind] = {
+            name: dict(item) if name in ("partitionValues", "tags") and item is not None else item
+            for name, item in payload.items()
+        }
+    return actions
+
+
+def scrub_log(scrubber: LogScrubber) -> int:
+    """Rewrite the commits and checkpoints of a table without erased values; return their number.
+
+    Commits are replaced atomically and keep their versions. A killed call can be repeated.
+    """
+    count = 0
+    for file in log_files(scrubber.path):
+        # Checksum files of Spark repeat the statistics of files; readers do not need them.
+        if file.endswith(".crc"):
+            files.remove(file, below=scrubber.path)
+            continue
+        actions = read_actions(file)
+        cleaned = [scrubber.clean(action) for action in actions]
+        if cleaned == actions:
+            continue
+        count += 1
+        if file.endswith(".parquet"):
+            files.write_atomically(file, _checkpoint_bytes(file, cleaned))
+        else:
+            _keep_commit_time(cleaned, file)
+            lines = [json.dumps(action, separators=(",", ":")) for action in cleaned]
+            files.write_atomically(file, "\n".join(lines).encode() + b"\n")
+    return count
+
+
+def _checkpoint_bytes(file: str, actions: list[dict[str, Any]]) -> bytes:
+    """Return a checkpoint with other actions, with the schema of the file."""
+    from pyarrow import parquet
+
+    schema = parquet.read_schema(io.BytesIO(files.read_bytes(file)))
+    columns = {
+        field.name: [_to_arrow_value(action.get(field.name), field.type) for action in actions]
+        for field in schema
+    }
+    table = pa.Table.from_pydict(columns, schema=schema)
+    buffer = io.BytesIO()
+    parquet.write_table(table, buffer)
+    return buffer.getvalue()
+
+
+def _to_arrow_value(value: Any, kind: pa.DataType) -> Any:
+    """Convert mappings to the pairs that pyarrow expects for a map."""
+    if value is None:
+        return None
+    if pa.types.is_map(kind):
+        return list(value.items()) if isinstance(value, Mapping) else value
+    if pa.types.is_struct(kind):
+        return {field.name: _to_arrow_value(value.get(field.name), field.type) for field in kind}
+    return value
+
+
+def _keep_commit_time(actions: list[dict[str, Any]], file: str) -> None:
+    """Record the time of a commit that has none: readers use the time of its file instead."""
+    modified = files.status(file).modified_ns // 1_000_000
+    for action in actions:
+        info = action.get("commitInfo")
+        if info is not None and ("timestamp" in info or "inCommitTimestamp" in info):
+            return
+    for action in actions:
+        if action.get("commitInfo") is not None:
+            action["commitInfo"]["timestamp"] = modified
+            return
+    actions.insert(0, {"commitInfo": {"timestamp": modified}})
+
+
+def committed_files(path: str) -> Collection[str]:
+    """Return the absolute paths of the files that commits in the log add."""
+    added = set()
+    for version in list_log(path).commits:
+        for action in read_actions(os.path.join(path, LOG_FOLDER, f"{version:020d}.json")):
+            if action.get("add") is not None:
+                added.add(file_path(path, action["add"]["path"]))
+    return added

@@ -1,0 +1,416 @@
+"""The keys of erased entities: comparison with columns of rows, and search in bytes.
+
+A key value is compared by its canonical text, so that 5 in an integer column and "5" in a string
+column are the same key. A certificate has only a keyed digest of this text. Columns are compared by
+the digests of their distinct values. Bytes are searched with a rolling hash, whose parameters need
+the key of the store.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from functools import cached_property
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from featurestore.errors import InvalidArgument
+from featurestore.model.json_object import JsonObject
+
+ERASED = "[erased]"
+# Shorter texts occur by chance in logs and descriptions, and so do shorter numbers.
+_MIN_TEXT, _MIN_DIGITS = 4, 8
+_WORD = re.compile(rb"[0-9A-Za-z]")
+_CHUNK = 1 << 20
+_MASK_BYTES = 16
+
+
+def canonical_text(value: object) -> str | None:
+    """Return the text of a key value, equal for equal values of all types; None for null.
+
+    >>> canonical_text(5), canonical_text("5"), canonical_text(Decimal("5.00"))
+    ('5', '5', '5')
+
+    Raises:
+        InvalidArgument: The value cannot be a key.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | str):
+        return str(value)
+    if isinstance(value, Decimal):
+        return format(value.normalize(), "f")
+    if isinstance(value, datetime):
+        # Times of a store are UTC.
+        moment = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        return moment.isoformat(sep=" ")
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, np.generic):
+        return canonical_text(value.item())
+    raise InvalidArgument(
+        f"{value!r} of type {type(value).__name__} is not a key value.",
+        hint='store.erase({"user": "u-7731"})',
+    )
+
+
+class KeyValue(Protocol):
+    """A value of a key: known, or known by its digest."""
+
+    def equals(self, text: str) -> bool:
+        """Return whether a canonical text is the value."""
+        ...
+
+    def occurs_in(self, data: bytes) -> bool:
+        """Return whether bytes contain the value as a separate word.
+
+        Always False for a value that is too short for such a search.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class KnownValue:
+    """A key value."""
+
+    text: str
+
+    def equals(self, text: str) -> bool:
+        return text == self.text
+
+    def occurs_in(self, data: bytes) -> bool:
+        return any(_find_words(data, form) for form in self.forms)
+
+    @cached_property
+    def forms(self) -> tuple[bytes, ...]:
+        """The forms of the value in files; empty if it is too short for a search."""
+        return text_forms(self.text)
+
+    def remove_from(self, text: str) -> str:
+        """Return a text in which the value is replaced by ``[erased]``."""
+        data = text.encode("utf-8", "surrogatepass")
+        for form in self.forms:
+            for start in sorted(_find_words(data, form), reverse=True):
+                data = data[:start] + ERASED.encode() + data[start + len(form) :]
+        return data.decode("utf-8", "surrogatepass")
+
+
+def text_forms(text: str) -> tuple[bytes, ...]:
+    """Return the forms of a value in files: UTF-8, JSON, percent-encoded and UTF-16.
+
+    >>> text_forms("u-7731")[0], text_forms("u-1")
+    (b'u-7731', ())
+    """
+    minimum = _MIN_DIGITS if text.isdigit() else _MIN_TEXT
+    if len(text) < minimum:
+        return ()
+    texts = (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], quote(text))
+    forms = [form.encode("utf-8", "surrogatepass") for form in texts]
+    return tuple(dict.fromkeys([*forms, text.encode("utf-16-le", "surrogatepass")]))
+
+
+def _find_words(data: bytes, form: bytes) -> list[int]:
+    """Return the offsets of a form that is not part of a longer word."""
+    offsets = []
+    start = data.find(form)
+    while start >= 0:
+        if _is_word(data, start, len(form)):
+            offsets.append(start)
+        start = data.find(form, start + 1)
+    return offsets
+
+
+def _is_word(data: bytes, start: int, length: int) -> bool:
+    """Return whether bytes neither continue a word nor are continued by one."""
+    before, after = data[max(start - 1, 0) : start], data[start + length : start + length + 1]
+    starts_word = not (_WORD.match(before) and _WORD.match(data[start : start + 1]))
+    ends_word = not (_WORD.match(after) and _WORD.match(data[start + length - 1 : start + length]))
+    # An escape of JSON, such as \n, may precede a word.
+    is_escaped = start >= 2 and data[start - 2 : start - 1] == b"\\"
+    return (starts_word or is_escaped) and ends_word
+
+
+# -- digests ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """A form of a value in a certificate: its length and rolling hash, and its digest."""
+
+    length: int
+    rolling: int
+    digest: bytes
+    factor: int
+
+    def occurs_in(self, data: bytes, key: bytes) -> bool:
+        """Return whether bytes contain the form as a separate word."""
+        step = _CHUNK - self.length
+        for start in range(0, max(len(data) - self.length + 1, 0), step):
+            chunk = np.frombuffer(data[start : start + _CHUNK], np.uint8)
+            for offset in self._candidates(chunk):
+                word = data[start + offset : start + offset + self.length]
+                if keyed_digest(key, word) == self.digest and _is_word(
+                    data, start + offset, self.length
+                ):
+                    return True
+        return False
+
+    def _candidates(self, chunk: np.ndarray[Any, np.dtype[np.uint8]]) -> list[int]:
+        if len(chunk) < self.length:
+            return []
+        powers = _powers(self.factor, len(chunk) + 1)
+        sums = np.zeros(len(chunk) + 1, np.uint64)
+        np.cumsum((chunk.astype(np.uint64) + np.uint64(1)) * powers[:-1], out=sums[1:])
+        count = len(chunk) - self.length + 1
+        # The window that starts at i has the sum of its bytes times factor**(i + 1 ...).
+        windows = sums[self.length :][:count] - sums[:count]
+        expected = np.uint64(self.rolling) * powers[:count]
+        return [int(offset) for offset in np.flatnonzero(windows == expected)]
+
+
+def _powers(factor: int, count: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    factors = np.full(count, factor, np.uint64)
+    factors[0] = 1
+    return np.cumprod(factors, dtype=np.uint64)
+
+
+def fingerprint_of(form: bytes, *, factor: int, key: bytes) -> Fingerprint:
+    """Return the fingerprint of a form of a value."""
+    rolling = 0
+    for position, byte in enumerate(form):
+        rolling += (byte + 1) * pow(factor, position, 1 << 64)
+    return Fingerprint(len(form), rolling % (1 << 64), keyed_digest(key, form), factor)
+
+
+def keyed_digest(key: bytes, data: bytes) -> bytes:
+    """Return a digest that only the owner of the key can compute."""
+    return hashlib.blake2b(data, key=key, digest_size=32).digest()
+
+
+@dataclass(frozen=True)
+class DigestedValue:
+    """A key value in a certificate: digests with the key of the store and a salt."""
+
+    key: bytes
+    digest: bytes
+    fingerprints: tuple[Fingerprint, ...]
+
+    @classmethod
+    def of(cls, text: str, *, key: bytes) -> DigestedValue:
+        """Return the digests of a value; ``key`` belongs to one value of one certificate."""
+        factor = _rolling_factor(key)
+        fingerprints = tuple(
+            fingerprint_of(form, factor=factor, key=key) for form in text_forms(text)
+        )
+        return cls(key, keyed_digest(key, text.encode("utf-8", "surrogatepass")), fingerprints)
+
+    def equals(self, text: str) -> bool:
+        return keyed_digest(self.key, text.encode("utf-8", "surrogatepass")) == self.digest
+
+    def occurs_in(self, data: bytes) -> bool:
+        return any(each.occurs_in(data, self.key) for each in self.fingerprints)
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to a JSON object, the inverse of ``from_json``; lengths and hashes are masked."""
+        forms = [
+            {
+                "digest": each.digest.hex(),
+                "search": _mask(
+                    self.key,
+                    each.digest,
+                    each.length.to_bytes(8, "big") + each.rolling.to_bytes(8, "big"),
+                ),
+            }
+            for each in self.fingerprints
+        ]
+        return {"digest": self.digest.hex(), "forms": forms}
+
+    @classmethod
+    def from_json(cls, data: JsonObject, *, key: bytes) -> DigestedValue:
+        """Parse the output of ``to_json``.
+
+        Raises:
+            MalformedJson: A field is missing or invalid.
+        """
+        factor = _rolling_factor(key)
+        fingerprints = []
+        for form in data.objects("forms"):
+            digest = bytes.fromhex(form.text("digest"))
+            content = _unmask(key, digest, form.text("search"))
+            length, rolling = (int.from_bytes(part, "big") for part in (content[:8], content[8:]))
+            # With another key, the unmasked length is a random number.
+            fingerprints.append(
+                Fingerprint(max(min(length, _CHUNK // 2), 1), rolling, digest, factor)
+            )
+        return cls(key, bytes.fromhex(data.text("digest")), tuple(fingerprints))
+
+
+def _rolling_factor(key: bytes) -> int:
+    # Odd, so that no window loses its first bytes.
+    return int.from_bytes(keyed_digest(key, b"rolling")[:8], "big") | 1
+
+
+def _mask(key: bytes, digest: bytes, content: bytes) -> str:
+    stream = hmac.digest(key, b"mask" + digest, "sha256")[:_MASK_BYTES]
+    masked = bytes(left ^ right for left, right in zip(content, stream, strict=True))
+    return base64.b64encode(masked).decode()
+
+
+def _unmask(key: bytes, digest: bytes, text: str) -> bytes:
+    stream = hmac.digest(key, b"mask" + digest, "sha256")[:_MASK_BYTES]
+    masked = base64.b64decode(text)[:_MASK_BYTES].ljust(_MASK_BYTES, b"\0")
+    return bytes(left ^ right for left, right in zip(masked, stream, strict=True))
+
+
+# -- entities ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entities:
+    """The erased entities: for each, the values of its keys.
+
+    ``columns`` maps ``group.column`` to the key that the column contains, if it has another name.
+    """
+
+    entities: tuple[Mapping[str, KeyValue], ...]
+    columns: Mapping[str, str]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The names of all keys, sorted."""
+        return tuple(sorted({key for entity in self.entities for key in entity}))
+
+    @property
+    def values(self) -> Iterator[KeyValue]:
+        """The values of all keys of all entities."""
+        for entity in self.entities:
+            yield from entity.values()
+
+    def key_columns(self, names: Sequence[str], *, owner: str = "") -> dict[str, str]:
+        """Return the key in each column of a table, by column.
+
+        Args:
+            names: The columns of the table.
+            owner: The name of the feature group or training dataset.
+        """
+        key_names = set(self.keys)
+        columns = {}
+        for name in names:
+            key = self.columns.get(f"{owner}.{name}", name)
+            if key in key_names:
+                columns[name] = key
+        return columns
+
+    def is_searchable(self, columns: Mapping[str, str]) -> bool:
+        """Return whether all keys of an entity are columns of a table."""
+        return any(set(entity) <= set(columns.values()) for entity in self.entities)
+
+    def matches(self, batch: pa.RecordBatch, columns: Mapping[str, str]) -> pa.BooleanArray:
+        """Return which rows of a batch belong to an entity.
+
+        Args:
+            batch: The rows.
+            columns: The key in each column, the result of ``key_columns``.
+        """
+        is_match = np.zeros(batch.num_rows, dtype=np.bool_)
+        texts = {name: _DistinctTexts(batch.column(name)) for name in columns}
+        for entity in self.entities:
+            if not set(entity) <= set(columns.values()):
+                continue
+            is_entity = np.ones(batch.num_rows, dtype=np.bool_)
+            for key, value in entity.items():
+                # A key may be in several columns, such as the two users of a friendship.
+                has_value = np.zeros(batch.num_rows, dtype=np.bool_)
+                for name, column_key in columns.items():
+                    if column_key == key:
+                        has_value |= texts[name].equals(value)
+                is_entity &= has_value
+            is_match |= is_entity
+        return pa.array(is_match)
+
+    def occurs_in(self, data: bytes) -> bool:
+        """Return whether bytes contain a key value as a separate word."""
+        return any(value.occurs_in(data) for value in self.values)
+
+    def remove_from(self, text: str) -> str:
+        """Return a text in which known key values are replaced by ``[erased]``."""
+        for value in self.values:
+            if isinstance(value, KnownValue):
+                text = value.remove_from(text)
+        return text
+
+
+class _DistinctTexts:
+    """The canonical texts of a column, once for each distinct value."""
+
+    def __init__(self, column: pa.Array) -> None:
+        encoded = column.dictionary_encode()
+        if isinstance(encoded, pa.ChunkedArray):
+            encoded = encoded.combine_chunks()
+        self._indices = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        self._values = encoded.dictionary
+
+    @cached_property
+    def _texts(self) -> list[str | None]:
+        try:
+            return list(map(canonical_text, self._values.to_pylist()))
+        except InvalidArgument:  # lists and numbers with fractions are no keys
+            return [None] * len(self._values)
+
+    def equals(self, value: KeyValue) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Return in which rows the column has a value."""
+        if isinstance(value, KnownValue) and pa.types.is_string(self._values.type):
+            hits = pc.equal(self._values, value.text).to_numpy(zero_copy_only=False)
+        else:
+            hits = np.array(
+                [text is not None and value.equals(text) for text in self._texts], dtype=np.bool_
+            )
+        # The last item is that of nulls, whose index is -1.
+        return np.append(hits, False).astype(np.bool_)[self._indices]
+
+
+def parse_entities(subject: object, columns: Mapping[str, str] | None) -> Entities:
+    """Parse the arguments of ``erase``: an entity, or several.
+
+    Raises:
+        InvalidArgument: An entity has no keys, or a value cannot be a key.
+    """
+    subjects = [subject] if isinstance(subject, Mapping) else subject
+    example = 'store.erase({"user": "u-7731"})'
+    if not isinstance(subjects, list | tuple) or not subjects:
+        raise InvalidArgument(f"{subject!r} is not an entity.", hint=example)
+    entities = []
+    for entity in subjects:
+        if not isinstance(entity, Mapping) or not entity:
+            raise InvalidArgument(f"{entity!r} is not an entity.", hint=example)
+        values: dict[str, KeyValue] = {}
+        for key, value in entity.items():
+            text = canonical_text(value)
+            if not isinstance(key, str) or not text:
+                raise InvalidArgument(f"{key!r}: {value!r} is not a key value.", hint=example)
+            values[key] = KnownValue(text)
+        entities.append(values)
+    if not isinstance(columns or {}, Mapping):
+        raise InvalidArgument(f"columns={columns!r} is not a mapping.", hint=_COLUMNS_HINT)
+    for name, key in (columns or {}).items():
+        if not isinstance(name, str) or "." not in name or not isinstance(key, str):
+            raise InvalidArgument(f"columns={columns!r} is not a mapping.", hint=_COLUMNS_HINT)
+    return Entities(tuple(entities), dict(columns or {}))
+
+
+_COLUMNS_HINT = 'store.erase({"user": "u-7731"}, columns={"orders.buyer": "user"})'

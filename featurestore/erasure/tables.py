@@ -1,0 +1,416 @@
+"""Erasure in Delta tables: feature groups in all versions, quarantine, and stored statistics.
+
+Vector logs and predictions are feature groups, too. All data files of a table are searched, also
+those that only old versions need and those that no commit names.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from featurestore.delta import commits, iceberg
+from featurestore.delta.erasure import (
+    LogScrubber,
+    committed_files,
+    data_files,
+    log_files,
+    read_actions,
+    scrub_log,
+)
+from featurestore.delta.log import is_delta_table, latest_version
+from featurestore.delta.maintenance import modification_time, orphan_cutoff_time
+from featurestore.delta.snapshot import read_snapshot
+from featurestore.erasure.areas import Scan
+from featurestore.erasure.keys import Entities, canonical_text
+from featurestore.errors import FeatureStoreError, InvalidArgument, WriteConflict
+from featurestore.featuregroups.maintenance import register_delta_version
+from featurestore.model.erasure import ErasureFinding
+from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.paths import parse_version_directory
+from featurestore.model.times import utc_now
+from featurestore.recovery import liveness
+from featurestore.recovery.in_flight import in_flight
+from featurestore.recovery.pins import RECLAIM, versions_pinned_by_exports
+from featurestore.registry import intents
+from featurestore.session import Session
+from featurestore.statistics.accumulator import state_from_bytes
+from featurestore.storage import files
+from featurestore.usersql import predicate
+from featurestore.usersql.text import quote
+
+GROUPS, QUARANTINE, STATISTICS = "feature groups", "quarantine", "statistics"
+_QUARANTINE_SUFFIX, _STATISTICS_SUFFIX = "_quarantine", "_statistics"
+# The number of keys in one condition of a deletion.
+_KEYS_PER_DELETION = 200
+
+
+@dataclass(frozen=True)
+class Table:
+    """A Delta table of a feature group: its rows, or its quarantine."""
+
+    group: str
+    version: int
+    path: str
+    area: str
+
+    @property
+    def title(self) -> str:
+        """The name of the table in findings."""
+        return f"{self.group}@v{self.version}"
+
+
+@dataclass
+class TableMatches:
+    """The rows of entities in one table.
+
+    Attributes:
+        columns: The key in each column; see ``Entities.key_columns``.
+        files: The number of matching rows by data file.
+        current: The matching files of the newest version.
+        key_texts: The texts of the key columns of matching rows.
+        primary_keys: The primary keys of matching rows.
+        log_traces: The number of log files with an erased value.
+    """
+
+    columns: Mapping[str, str]
+    files: dict[str, int] = field(default_factory=dict)
+    current: set[str] = field(default_factory=set)
+    key_texts: set[tuple[str | None, ...]] = field(default_factory=set)
+    primary_keys: set[tuple[object, ...]] = field(default_factory=set)
+    log_traces: int = 0
+
+    @property
+    def rows(self) -> int:
+        """The number of matching rows in the newest version."""
+        return sum(count for file, count in self.files.items() if file in self.current)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the table has no trace of the entities."""
+        return not self.files and not self.log_traces
+
+
+def group_tables(session: Session) -> Iterator[Table]:
+    """Yield the tables of all feature groups in the location, registered or not."""
+    root = session.paths.featuregroups
+    for group in files.list_directory(root):
+        for entry in files.list_directory(os.path.join(root, group)):
+            name, area = entry, GROUPS
+            if entry.endswith(_QUARANTINE_SUFFIX):
+                name, area = entry.removesuffix(_QUARANTINE_SUFFIX), QUARANTINE
+            version = parse_version_directory(name)
+            path = os.path.join(root, group, entry)
+            if version is not None and is_delta_table(path):
+                yield Table(group, version, path, area)
+
+
+class GroupTables:
+    """The tables of feature groups, and their quarantine."""
+
+    name = GROUPS
+
+    def search(self, scan: Scan) -> list[ErasureFinding]:
+        findings = []
+        for table in group_tables(scan.session):
+            scan.scanned[table.area] += 1
+            matches = find_rows(table, scan)
+            if matches is None or matches.is_empty:
+                continue
+            scan.key_rows.setdefault((table.group, table.version), set()).update(
+                matches.primary_keys
+            )
+            detail = f"{matches.rows:,} rows in the newest version"
+            old = len(set(matches.files) - matches.current)
+            if old:
+                detail += f", {old:,} data files of older versions"
+            if matches.log_traces:
+                detail += f", {matches.log_traces:,} files of the log"
+            findings.append(ErasureFinding(table.area, table.title, detail, "erase", matches.rows))
+        return findings
+
+    def erase(self, scan: Scan) -> None:
+        for table in group_tables(scan.session):
+            matches = find_rows(table, scan)
+            if matches is not None and not matches.is_empty:
+                erase_rows(scan, table, matches)
+
+
+def find_rows(table: Table, scan: Scan) -> TableMatches | None:
+    """Return the rows of entities in a table; None if it has no columns for all of their keys."""
+    snapshot = read_snapshot(table.path)
+    columns = scan.entities.key_columns(snapshot.schema.names, owner=table.group)
+    scan.key_names.update(columns.values())
+    if not scan.entities.is_searchable(columns):
+        return None
+    matches = TableMatches(columns)
+    spec = _spec_of(table)
+    primary_key = () if spec is None else spec.primary_key
+    for file in data_files(table.path):
+        count = 0
+        for batch in read_columns(file, table.path, [*dict.fromkeys([*columns, *primary_key])]):
+            mask = scan.entities.matches(batch, columns)
+            matching_rows = batch.filter(mask)
+            if matching_rows.num_rows:
+                count += matching_rows.num_rows
+                matches.key_texts.update(_texts(matching_rows, list(columns)))
+                if primary_key and table.area == GROUPS:
+                    keys = [matching_rows.column(name).to_pylist() for name in primary_key]
+                    matches.primary_keys.update(zip(*keys, strict=True))
+        if count:
+            matches.files[file] = count
+    matches.current = {file.path for file in snapshot.files} & set(matches.files)
+    scrubber = _scrubber(table.path, scan.entities, columns)
+    for file in log_files(table.path):
+        if any(map(scrubber.has_traces, read_actions(file))):
+            matches.log_traces += 1
+    return matches
+
+
+def _spec_of(table: Table) -> FeatureGroupSpec | None:
+    """Return the definition of the group of a table; None if its table is missing or damaged."""
+    path = table.path.removesuffix(_QUARANTINE_SUFFIX)
+    try:
+        return commits.spec_of(read_snapshot(path))
+    except FeatureStoreError:
+        return None
+
+
+def read_columns(file: str, table_path: str, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield columns of a data file; columns that it lacks are partition values or null."""
+    from pyarrow import parquet
+
+    partition = _partition_of(file, table_path)
+    try:
+        reader = parquet.ParquetFile(files.open_complete(file))
+    except (pa.ArrowInvalid, OSError):  # a killed writer left an incomplete file
+        return
+    stored_names = [name for name in names if name in reader.schema_arrow.names]
+    for batch in reader.iter_batches(columns=stored_names):
+        arrays = []
+        for name in names:
+            if name in stored_names:
+                arrays.append(batch.column(name))
+            else:
+                arrays.append(pa.array([partition.get(name)] * batch.num_rows, pa.string()))
+        yield pa.RecordBatch.from_arrays(arrays, names=list(names))
+
+
+def _partition_of(file: str, table_path: str) -> dict[str, str]:
+    """Return the partition values in the path of a data file."""
+    partition = {}
+    for folder in os.path.dirname(file).removeprefix(table_path).split("/"):
+        name, mark, value = folder.partition("=")
+        if mark:
+            # Delta encodes a value for the file system; the log encodes the path again.
+            partition[unquote(name)] = unquote(value)
+    return partition
+
+
+def _texts(batch: pa.RecordBatch, names: Sequence[str]) -> set[tuple[str | None, ...]]:
+    rows = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+    return {tuple(map(canonical_text, row)) for row in rows}
+
+
+def _scrubber(path: str, entities: Entities, columns: Mapping[str, str]) -> LogScrubber:
+    def is_partition(values: Mapping[str, Any]) -> bool:
+        for entity in entities.entities:
+            for column, key in columns.items():
+                if key in entity and values.get(column) is not None:
+                    text = canonical_text(_plain(values[column]))
+                    if text is not None and entity[key].equals(text):
+                        return True
+        return False
+
+    return LogScrubber(
+        path,
+        has_value=lambda text: entities.occurs_in(text.encode("utf-8", "surrogatepass")),
+        remove_value=entities.remove_from,
+        is_partition=is_partition,
+    )
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | int | bool) else str(value)
+
+
+# -- erasure ----------------------------------------------------------------------------------
+
+
+def erase_rows(scan: Scan, table: Table, matches: TableMatches) -> None:
+    """Delete the rows, then the data files of older versions, then the values in the log."""
+    session = scan.session
+    with (
+        in_flight(session, kind=RECLAIM, name=table.group, version=table.version) as reclaim,
+        in_flight(session, kind="write", name=table.group, version=table.version) as run,
+    ):
+        check_no_writers(session, table, except_for=(reclaim.intent, run.intent))
+        metadata = {
+            "operation": "erase",
+            "run": run.run_id,
+            "unique": "kept",
+            **commits.base_metadata(table.path, latest_version(table.path)),
+        }
+        schema = _schema_of(table)
+        for condition in _conditions(matches, schema):
+            sql = predicate(condition, schema=schema, dialect=session.engine.dialect)
+            version = session.engine.delete(table.path, sql, commit_metadata=metadata)
+            if version is not None:
+                metadata |= commits.base_metadata(table.path, version)
+        _remove_files(table, matches)
+        scrub_log(_scrubber(table.path, scan.entities, matches.columns))
+        if table.area == GROUPS:
+            spec = commits.spec_of(read_snapshot(table.path))
+            register_delta_version(session, spec, latest_version(table.path), run=run)
+            if spec.iceberg:
+                iceberg.remove_old_metadata(table.path, version=iceberg.publish(table.path))
+        run.registered = reclaim.registered = True
+    remove_statistics(session, table)
+
+
+def check_no_writers(session: Session, table: Table, *, except_for: Sequence[str] = ()) -> None:
+    """Check that no other process writes a group, and no running export reads it.
+
+    Raises:
+        WriteConflict: The message names the writer.
+    """
+    with session.registry.reading() as connection:
+        for intent in intents.list_all(connection):
+            is_same = (intent.name, intent.version) == (table.group, table.version)
+            if not is_same or intent.run_id in except_for or intent.kind in ("export", "remove"):
+                continue
+            if liveness.is_alive(connection, session.location, intent.owner):
+                raise WriteConflict(
+                    f"Feature group {table.group!r} version {table.version} is being written by "
+                    f"{intent.owner}; its rows were not erased.",
+                    hint="wait for the write to end, and run the erasure again",
+                )
+    if versions_pinned_by_exports(session, table.group, table.version):
+        raise WriteConflict(
+            f"A training dataset is being created from feature group {table.group!r} version "
+            f"{table.version}; its rows were not erased.",
+            hint="wait until it is complete, and run the erasure again",
+        )
+
+
+def _schema_of(table: Table) -> pa.Schema:
+    snapshot = read_snapshot(table.path)
+    return commits.spec_of(snapshot).schema if table.area == GROUPS else snapshot.schema
+
+
+def _conditions(matches: TableMatches, schema: pa.Schema) -> Iterator[str]:
+    """Yield SQL conditions for the matching rows of the newest version."""
+    if not matches.current:
+        return
+    rows = sorted(matches.key_texts, key=str)
+    for start in range(0, len(rows), _KEYS_PER_DELETION):
+        conditions = []
+        for row in rows[start : start + _KEYS_PER_DELETION]:
+            parts = []
+            for column, text in zip(matches.columns, row, strict=True):
+                name = quote(column)
+                if text is None:
+                    parts.append(f"{name} IS NULL")
+                else:
+                    parts.append(f"{name} = {_literal(text, schema.field(column).type)}")
+            conditions.append(f"({' AND '.join(parts)})")
+        yield " OR ".join(conditions)
+
+
+def _literal(text: str, kind: pa.DataType) -> str:
+    """Return a key value as a literal in DuckDB's SQL."""
+    escaped = text.replace("'", "''")
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return f"'{escaped}'"
+    if pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_boolean(kind):
+        return text
+    if pa.types.is_date(kind):
+        return f"DATE '{escaped}'"
+    if pa.types.is_timestamp(kind):
+        return f"TIMESTAMPTZ '{escaped}'"
+    if pa.types.is_binary(kind):
+        return f"unhex('{escaped}')"
+    raise InvalidArgument(f"Rows cannot be erased by a key of type {kind}.")
+
+
+def _remove_files(table: Table, matches: TableMatches) -> None:
+    """Remove the data files with matching rows that the newest version does not need."""
+    current = {file.path for file in read_snapshot(table.path).files}
+    committed = committed_files(table.path)
+    abandoned = orphan_cutoff_time(utc_now())
+    for file in set(matches.files) - current:
+        # A newer file without a commit may belong to a running write, which then fails to remove
+        # it itself. No writer was running when the erasure began.
+        if file in committed or modification_time(file) < abandoned or file in matches.files:
+            files.remove(file, below=table.path)
+            _remove_empty_folder(os.path.dirname(file), table.path)
+
+
+def _remove_empty_folder(folder: str, table_path: str) -> None:
+    """Remove the folder of a partition without files: its name is a value."""
+    while folder != table_path and folder.startswith(table_path):
+        if not files.is_directory(folder) or next(files.walk(folder), None) is not None:
+            return
+        files.remove(folder, below=table_path)
+        folder = os.path.dirname(folder)
+
+
+# -- statistics -------------------------------------------------------------------------------
+
+
+class StoredStatistics:
+    """Stored statistics of feature groups: top values, samples, and states of accumulators."""
+
+    name = STATISTICS
+
+    def search(self, scan: Scan) -> list[ErasureFinding]:
+        findings = []
+        for table in group_tables(scan.session):
+            if table.area == GROUPS:
+                count = sum(1 for _ in _statistics_with_values(scan, table))
+                if count:
+                    detail = f"{count:,} files"
+                    findings.append(ErasureFinding(STATISTICS, table.title, detail, "remove"))
+        return findings
+
+    def erase(self, scan: Scan) -> None:
+        # All files of the table are removed: newer states were merged from older ones.
+        for table in group_tables(scan.session):
+            if table.area == GROUPS and any(True for _ in _statistics_with_values(scan, table)):
+                remove_statistics(scan.session, table)
+
+
+def _statistics_with_values(scan: Scan, table: Table) -> Iterator[str]:
+    directory = f"{table.path}{_STATISTICS_SUFFIX}"
+    for name in files.list_directory(directory):
+        scan.scanned[STATISTICS] += 1
+        content = files.read_bytes(os.path.join(directory, name))
+        if scan.entities.occurs_in(content) or (
+            name.endswith(".state") and _has_sample(scan, table, content)
+        ):
+            yield name
+
+
+def _has_sample(scan: Scan, table: Table, content: bytes) -> bool:
+    """Return whether a state has a matching row in its compressed sample."""
+    try:
+        state = state_from_bytes(content)
+    except FeatureStoreError:
+        return False
+    rows = state.sample.rows()
+    columns = scan.entities.key_columns(rows.schema.names, owner=table.group)
+    if not scan.entities.is_searchable(columns):
+        return False
+    return bool(scan.entities.matches(rows, columns).true_count)
+
+
+def remove_statistics(session: Session, table: Table) -> None:
+    """Remove all stored statistics of a group; the next request computes them again."""
+    directory = f"{table.path.removesuffix(_QUARANTINE_SUFFIX)}{_STATISTICS_SUFFIX}"
+    if files.exists(directory):
+        files.remove(directory, below=session.location)

@@ -1,0 +1,167 @@
+"""The results of an erasure: the findings, the report, and the check of a certificate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+# What an erasure does with a finding: "erase" removes the rows, "remove" the file or value, and
+# "rewrite" replaces the text. "list" changes nothing; a person decides.
+Action = Literal["erase", "remove", "rewrite", "list"]
+DATASET_ACTIONS = ("export", "keep")
+
+
+@dataclass(frozen=True, order=True)
+class ErasureFinding:
+    """A place with data of the erased entities.
+
+    Attributes:
+        area: The area of the store, such as "feature groups" or "online values".
+        place: The object, such as ``visits@v1``, or a path relative to the store.
+        detail: What the place contains.
+        action: What the erasure does: "erase", "remove", "rewrite", or "list" for nothing.
+        rows: The number of rows or values, 0 if it does not apply.
+    """
+
+    area: str
+    place: str
+    detail: str
+    action: Action
+    rows: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to a JSON object, the inverse of ``from_json``."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ErasureFinding:
+        """Parse the output of ``to_json``."""
+        return cls(
+            str(data["area"]),
+            str(data["place"]),
+            str(data["detail"]),
+            data["action"],
+            int(data["rows"]),
+        )
+
+    def __str__(self) -> str:
+        """Describe the finding in a line.
+
+        >>> print(ErasureFinding("feature groups", "visits@v1", "2 rows", "erase", 2))
+        feature groups: visits@v1: 2 rows (erase)
+        """
+        return f"{self.area}: {self.place}: {self.detail} ({self.action})"
+
+
+@dataclass(frozen=True)
+class ErasureReport:
+    """What an erasure found, and what it did.
+
+    Attributes:
+        keys: The names of the searched keys; the values are not stored.
+        dry_run: Whether the erasure only searched.
+        findings: The places, by area. After an erasure, each action was done.
+        remaining: The places that an erasure could not change; empty after a complete erasure.
+        models: The models that were trained on affected datasets, as ``name@v1``.
+        datasets: The new version of each training dataset that was exported again, by old version.
+        certificate: The certificate of an erasure; None after a dry run.
+    """
+
+    keys: tuple[str, ...]
+    dry_run: bool
+    findings: Sequence[ErasureFinding] = field(repr=False)
+    remaining: Sequence[ErasureFinding] = ()
+    models: tuple[str, ...] = ()
+    datasets: Mapping[str, str] = field(default_factory=dict)
+    certificate: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    @property
+    def complete(self) -> bool:
+        """Whether an erasure was executed and left only listed places."""
+        return not self.dry_run and not self.remaining
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to a JSON object, the inverse of ``from_json``."""
+        return {
+            "keys": list(self.keys),
+            "dry_run": self.dry_run,
+            "findings": [finding.to_json() for finding in self.findings],
+            "remaining": [finding.to_json() for finding in self.remaining],
+            "models": list(self.models),
+            "datasets": dict(self.datasets),
+            "certificate": None if self.certificate is None else dict(self.certificate),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ErasureReport:
+        """Parse the output of ``to_json``."""
+        return cls(
+            tuple(data["keys"]),
+            bool(data["dry_run"]),
+            tuple(map(ErasureFinding.from_json, data["findings"])),
+            tuple(map(ErasureFinding.from_json, data["remaining"])),
+            tuple(data["models"]),
+            dict(data["datasets"]),
+            data["certificate"],
+        )
+
+    def __str__(self) -> str:
+        """List the findings and the models."""
+        title = "Found, nothing was changed:" if self.dry_run else "Erased:"
+        lines = [title, *map(str, self.findings)] if self.findings else ["Nothing found."]
+        if self.remaining:
+            lines += ["Not erased:", *map(str, self.remaining)]
+        if self.models:
+            lines.append(f"Models trained on these rows: {', '.join(self.models)}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class ErasureCheck:
+    """The result of ``verify_erasure``.
+
+    Attributes:
+        certificate: The id of the certificate.
+        findings: The places with data of the erased entities; empty if there are none. Places that
+            the erasure only listed, such as models, are not included.
+        problems: Defects of the certificate or the audit log.
+        scanned: The number of scanned places of each area.
+    """
+
+    certificate: str
+    findings: Sequence[ErasureFinding]
+    problems: tuple[str, ...] = ()
+    scanned: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the certificate is genuine, and the store has no data of the entities."""
+        return not self.findings and not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to a JSON object, the inverse of ``from_json``."""
+        return {
+            "certificate": self.certificate,
+            "ok": self.ok,
+            "findings": [finding.to_json() for finding in self.findings],
+            "problems": list(self.problems),
+            "scanned": dict(self.scanned),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ErasureCheck:
+        """Parse the output of ``to_json``."""
+        return cls(
+            str(data["certificate"]),
+            tuple(map(ErasureFinding.from_json, data["findings"])),
+            tuple(data["problems"]),
+            dict(data["scanned"]),
+        )
+
+    def __str__(self) -> str:
+        """State the result, and list the findings and problems."""
+        if self.ok:
+            return f"Certificate {self.certificate}: the store has no data of these entities."
+        lines = [f"Certificate {self.certificate} is not confirmed:"]
+        return "\n".join([*lines, *self.problems, *map(str, self.findings)])

@@ -35,7 +35,8 @@ _MILLISECOND_DIGITS = 3
 _TRUNCATED_MICROS = 999
 _FIRST_DAY = date(1970, 1, 1).toordinal()
 _INT64 = np.iinfo(np.int64)
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:/")
+# In the log, a colon in the first name of a relative path is encoded.
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:")
 # delta-rs, Spark and this library write the row count first. It is read without parsing the
 # statistics, which may have thousands of columns.
 _LEADING_ROW_COUNT = re.compile(r'\{\s*"numRecords"\s*:\s*(\d+)\s*[,}]')

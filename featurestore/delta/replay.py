@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.delta import log
-from featurestore.delta.datafile import DataFile, commit_order_key, data_file
+from featurestore.delta.datafile import DataFile, commit_order_key, data_file, file_path
 from featurestore.delta.log import (
     LOG_FOLDER,
     Actions,
@@ -32,6 +32,8 @@ _ADD_FIELDS = (
     "stats",
     "deletionVector",
 )
+# The columns of Parquet checkpoints that are read.
+_COLUMNS = ("protocol", "metaData", "txn", "sidecar", "add")
 
 
 @dataclass
@@ -65,8 +67,8 @@ def read_checkpoint(path: str, files: Sequence[str]) -> Checkpoint:
 
 
 def _read_sidecar(checkpoint: Checkpoint, path: str, name: str) -> None:
-    # The log is untrusted. Only the base name is used, so that the path cannot leave the folder.
-    file = os.path.join(path, LOG_FOLDER, _SIDECARS, os.path.basename(name))
+    # The log is untrusted. Other clients of Delta open the path, which may also be a URL.
+    file = file_path(os.path.join(path, LOG_FOLDER, _SIDECARS), name)
     try:
         _add_parquet_file(checkpoint, file)
     except OSError as error:
@@ -94,7 +96,11 @@ def _add_parquet_file(checkpoint: Checkpoint, path: str) -> list[str]:
 
     file = parquet.ParquetFile(files.open_complete(path))
     names = set(file.schema_arrow.names)
-    kinds = [name for name in ("protocol", "metaData", "txn", "sidecar") if name in names]
+    # Spark ignores the case of columns, so it would read actions that are not read below.
+    readable_names = {name.lower() for name in _COLUMNS}
+    if any(name.lower() in readable_names for name in names.difference(_COLUMNS)):
+        raise ValueError("a column is an action in another case")
+    kinds = [name for name in _COLUMNS if name in names and name != "add"]
     actions = file.read(columns=kinds)
     for protocol in _actions_of_kind(actions, "protocol"):
         checkpoint.protocol = protocol

@@ -30,6 +30,7 @@ from featurestore.storage.failures import warn_published
 from featurestore_connectors.spark_delta import connect
 from featurestore_connectors.spark_delta.buckets import use_table
 from featurestore_connectors.spark_delta.failures import full_text, spark_errors, to_store_error
+from featurestore_connectors.spark_delta.listed_files import check_listed_files
 from featurestore_connectors.spark_delta.relations import cast_to
 
 _SESSIONS = "org.apache.spark.sql.classic.SparkSession$"
@@ -70,7 +71,8 @@ class CommitSession:
 
     Raises:
         ConfigurationError: The user's session could overwrite commits of other writers.
-        UnsupportedTable: The table uses unsupported features.
+        UnsupportedTable: The table uses unsupported features, or Delta lists files outside of its
+            folder.
     """
 
     def __init__(
@@ -87,7 +89,9 @@ class CommitSession:
     def __enter__(self) -> CommitSession:
         use_table(self.parent, self._path)
         # Delta for Spark would also write tables with features that the embedded engine refuses.
-        check_writable(self._path, read_snapshot(self._path).protocol)
+        snapshot = read_snapshot(self._path)
+        check_writable(self._path, snapshot.protocol)
+        check_listed_files(self.parent, self._path, snapshot.version)
         if is_connect_object(self.parent):
             self.session = connect.open_session(self.parent)
         else:

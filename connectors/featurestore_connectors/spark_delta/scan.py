@@ -29,6 +29,7 @@ from featurestore_connectors.spark_delta.failures import (
     spark_errors,
     to_store_error,
 )
+from featurestore_connectors.spark_delta.listed_files import check_listed_files
 from featurestore_connectors.spark_delta.relations import cast_to, relation
 from featurestore_connectors.spark_delta.sqltext import column, quote, spark_schema
 
@@ -53,6 +54,7 @@ def read_scan(session: Any, table_scan: TableScan) -> Relation:
         if is_plain(snapshot) or (table_scan.is_partial and _has_plain_files(snapshot)):
             frame = plain_frame(session, snapshot, snapshot.files)
         else:
+            check_listed_files(session, snapshot.path, snapshot.version)
             frame = session.read.format("delta").option("versionAsOf", snapshot.version)
             frame = frame.load(snapshot.path)
             if table_scan.is_partial:

@@ -1,0 +1,73 @@
+"""The data files that Delta for Spark lists for a table must be in the table's folder.
+
+``featurestore.delta`` replays the log and refuses other files, but Delta may replay different files
+of the same log: it reads compacted logs, and may select another checkpoint. Logs that consist of
+commits have one interpretation, so only the other ones are checked here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from typing import Any
+from urllib.parse import unquote
+
+from featurestore.delta.log import LOG_FOLDER
+from featurestore.delta.schema import unsupported_feature_error
+from featurestore.storage import files
+from featurestore.storage.interface import FileStatus
+from featurestore.storage.location import is_uri, make_absolute, remove_owner
+
+_SUMMARY = re.compile(r"(?:\d{20}\.)?(?P<last>\d{20})\.(?:checkpoint|compacted)\.")
+_LOCAL_SCHEME = re.compile(r"file:/+")
+# For each table and its summaries, the lowest version that was checked. Listing the files of a
+# version takes a Spark job.
+_lowest_checked: dict[tuple[str, frozenset[tuple[str, FileStatus]]], int] = {}
+_MAX_CHECKED = 1000
+_guard = threading.Lock()
+
+
+def check_listed_files(session: Any, path: str, version: int) -> None:
+    """Check that Delta lists no files outside of a table's folder for a version.
+
+    Raises:
+        UnsupportedTable: A file is outside of the table.
+    """
+    summaries = frozenset(
+        (file, status)
+        for file, status in files.walk_with_status(os.path.join(path, LOG_FOLDER))
+        if 0 <= _summarized_version(os.path.basename(file)) <= version
+    )
+    # The commits after the summaries have been replayed by this process, which refuses such files.
+    lowest = _lowest_checked.get((path, summaries), version + 1)
+    if not summaries or lowest <= version:
+        return
+    frame = session.read.format("delta").option("versionAsOf", version).load(path)
+    for file in frame.inputFiles():
+        _check_inside(path, file)
+    with _guard:
+        if len(_lowest_checked) >= _MAX_CHECKED:
+            _lowest_checked.clear()
+        _lowest_checked[path, summaries] = version
+
+
+def _summarized_version(name: str) -> int:
+    """Return the last version in a checkpoint or a compacted log, or -1 for other files.
+
+    >>> _summarized_version("00000000000000000010.checkpoint.parquet")
+    10
+    """
+    match = _SUMMARY.match(name)
+    return -1 if match is None else int(match["last"])
+
+
+def _check_inside(path: str, file: str) -> None:
+    """Raise UnsupportedTable if a file that Delta lists is outside of a table."""
+    folder = f"{make_absolute(remove_owner(path))}/"
+    # Delta returns the paths of local files without encoding and with a scheme.
+    listed = remove_owner(file)
+    if not is_uri(path):
+        listed = _LOCAL_SCHEME.sub("/", file)
+    if not listed.startswith(folder) or ".." in unquote(listed[len(folder) :]).split("/"):
+        raise unsupported_feature_error(path, f"files outside its folder ({file})")

@@ -25,6 +25,7 @@ from featurestore.model.job import JobSpec
 from featurestore.recovery import liveness
 from featurestore.registry import alerts
 from featurestore.registry.alerts import LONGEST_WAIT, Outgoing
+from featurestore.registry.stored_errors import text_for_readers
 from featurestore.session import Session
 
 _log = logging.getLogger("featurestore.alerts")
@@ -181,8 +182,9 @@ def _send(
         # attempts.
         wait = min(_FIRST_WAIT * 2 ** min(message.attempts, 10), LONGEST_WAIT)
         _log.warning("alert to %s was not delivered: %s", message.channel, error)
+        reason = text_for_readers(session.registry, str(error)).message
         with session.registry.transaction() as connection:
-            alerts.record_failed_delivery(connection, message, str(error), wait)
+            alerts.record_failed_delivery(connection, message, reason, wait)
             alerts.defer_channel(connection, message.channel, _FIRST_WAIT)
         return False
     with session.registry.transaction() as connection:

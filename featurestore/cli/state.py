@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from featurestore.errors import InvalidArgument
+from featurestore.model.reader_text import indent_continuation
 
 if TYPE_CHECKING:
     from featurestore.plugins.observers import Work
@@ -137,9 +138,17 @@ def log_to_stderr(log_format: LogFormat) -> None:
         # Warnings would otherwise appear as text between the JSON lines.
         logging.captureWarnings(True)
     else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        handler.setFormatter(Records("%(asctime)s %(levelname)s %(message)s"))
     # Handlers of an earlier configuration would print each record again.
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+
+
+class Records(logging.Formatter):
+    """Formats a log record as text whose further lines are indented."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a log record; no text of an exception can imitate the next record."""
+        return indent_continuation(super().format(record))
 
 
 class JsonLines(logging.Formatter):

@@ -18,7 +18,7 @@ from featurestore.model.times import utc_now
 from featurestore.recovery import record_files
 from featurestore.registry import experiments as index
 from featurestore.registry.hidden import extract_words
-from featurestore.registry.stored_errors import redact_names, restore_names
+from featurestore.registry.stored_errors import restore_names, text_for_readers
 from featurestore.storage import files
 from featurestore.storage.failures import warn_after_publication
 
@@ -110,9 +110,11 @@ def _remove_unlisted_names(session: Session, record: RunRecord) -> RunRecord:
     )
     if record.dataset is not None:
         allowed_words |= extract_words(record.dataset.name)
-    return _map_reasons(
-        record, lambda text: redact_names(session.registry, text, allowed_names=allowed_words)
-    )
+
+    def redact(reason: str) -> str:
+        return text_for_readers(session.registry, reason, allowed_names=allowed_words).message
+
+    return _map_reasons(record, redact)
 
 
 def _redact_unreadable_names(session: Session, record: RunRecord) -> RunRecord:

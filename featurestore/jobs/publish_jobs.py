@@ -16,11 +16,12 @@ from featurestore.jobs.definitions import (
 from featurestore.jobs.run import JobRun, RunOutput, definition_words, run_recorded
 from featurestore.jobs.schedule import build_schedule
 from featurestore.model.arguments import calling_globals, with_suggestions
+from featurestore.model.failure_action import OnFailure, parse_on_failure
 from featurestore.model.job import JobSpec
 from featurestore.model.names import check_name, format_group_reference
 from featurestore.model.publication_target import PublicationTarget
 from featurestore.registry.runs import Run
-from featurestore.registry.stored_errors import redact_names
+from featurestore.registry.stored_errors import text_for_readers
 from featurestore.serving import Publication, publish
 from featurestore.serving.view_calls import measure_lag
 from featurestore.session import Session
@@ -39,7 +40,7 @@ def publish_job(
     timezone: str = "UTC",
     description: str = "",
     retries: int = 2,
-    on_failure: str | None = None,
+    on_failure: OnFailure = None,
     alert: Columns = (),
 ) -> JobDefinition:
     """Define a scheduled job that publishes a feature view, as ``store.publish`` does.
@@ -55,7 +56,8 @@ def publish_job(
         timezone: The time zone of the schedule.
         description: The purpose of the job.
         retries: The maximum number of retries of a failed run.
-        on_failure: The command to run when the retries of a run are exhausted.
+        on_failure: What runs when the retries of a run are exhausted: a program with its arguments,
+            or a top-level function of the file, which is called with the run.
         alert: The channels to alert of failures, as for ``job``.
 
     Raises:
@@ -78,7 +80,7 @@ def publish_job(
         timezone=timezone,
         description=description,
         retries=retries,
-        on_failure=on_failure,
+        on_failure=parse_on_failure(on_failure, job=name),
         alert=check_channel_names(alert),
         publishes=(target,),
     )
@@ -153,7 +155,7 @@ def _update_publication_alert(
     # Channels have no access to groups, so the messages must not name other objects.
     words = definition_words(spec)
     lines = [
-        redact_names(session.registry, problem, allowed_names=words)
+        text_for_readers(session.registry, problem, allowed_names=words).message
         for problem in problems
         if problem is not None
     ]

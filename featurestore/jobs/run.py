@@ -41,7 +41,7 @@ from featurestore.recovery import recover as recover_writes
 from featurestore.registry import jobs, reports, runs
 from featurestore.registry.hidden import extract_words
 from featurestore.registry.runs import Run
-from featurestore.registry.stored_errors import NameRedactor, redact_hint, redact_names
+from featurestore.registry.stored_errors import LogRedactor, message_of, text_for_readers
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.training import catalog
@@ -140,8 +140,8 @@ def run_recorded(run: JobRun, work: Callable[[JobRun], RunOutput]) -> Run:
     )
     own_names = definition_words(spec)
     with (
-        NameRedactor(session.registry, allowed_names=own_names) as without_names,
-        _log_to_file(str(record.log), without_names=without_names),
+        LogRedactor(session.registry, allowed_names=own_names) as redact,
+        _log_to_file(str(record.log), redact=redact),
     ):
         _log.info(
             "%s, %d windows from %s to %s",
@@ -308,34 +308,34 @@ def _fail_run(run: JobRun, run_id: str, error: Exception) -> Run:
     A run that another process has recorded after it took over the lease is not changed.
     """
     session, spec = run.session, run.spec
-    if isinstance(error, FeatureStoreError):
-        # Errors of the store describe their cause themselves; a traceback is only logged for other
-        # errors.
-        message, hint = error.message, error.hint
-        is_explained = error.__cause__ is None
-    else:
-        message, hint = f"{type(error).__name__}: {error}", None
-        is_explained = False
-    _log.error("failed: %s", message, exc_info=None if is_explained else error)
-    own_names = definition_words(spec)
     # Users without access to all groups can read the run, so its error must not list other names.
-    message = redact_names(session.registry, message, allowed_names=own_names)
-    hint = redact_hint(session.registry, hint, allowed_names=own_names)
+    text = text_for_readers(session.registry, error, allowed_names=definition_words(spec))
+    # Errors of the store describe their cause themselves; a traceback is only logged for other
+    # errors.
+    is_explained = isinstance(error, FeatureStoreError) and error.__cause__ is None
+    _log.error("failed: %s", message_of(error), exc_info=None if is_explained else error)
     with session.registry.transaction() as connection:
         recorded = runs.get(connection, run_id)
         is_over = spec.stream is None and not _has_lease(connection, run, locked=True)
         if is_over and recorded.state != runs.RUNNING:
             return recorded
-        runs.end(connection, run_id, runs.FAILED, memory=_peak_memory(), error=message, hint=hint)
+        runs.end(
+            connection,
+            run_id,
+            runs.FAILED,
+            memory=_peak_memory(),
+            error=text.message,
+            hint=text.hint,
+        )
         if isinstance(error, ValidationFailed | BadRecord):  # the same rows fail again
             incidents.update_incidents(
                 connection,
                 spec,
-                {incidents.VALIDATION: [message]},
+                {incidents.VALIDATION: [text.message]},
                 families=[incidents.VALIDATION],
             )
         # Alerts and commands receive the redacted error, without names of other objects.
-        return replace(runs.get(connection, run_id), error=message, hint=hint)
+        return replace(runs.get(connection, run_id), error=text.message, hint=text.hint)
 
 
 def definition_words(spec: JobSpec) -> frozenset[str]:
@@ -357,15 +357,15 @@ def latest_dataset_version(session: Session, name: str) -> int:
 
 
 @contextmanager
-def _log_to_file(path: str, *, without_names: Callable[[str], str]) -> Iterator[None]:
+def _log_to_file(path: str, *, redact: LogRedactor) -> Iterator[None]:
     """Write this thread's log records to a file; a remote file is uploaded at the end.
 
-    ``without_names`` removes object names from warnings, errors and tracebacks.
+    ``redact`` removes details of the machine, and names from warnings, errors and tracebacks.
     """
     thread = threading.get_ident()
     with files.growing_file(path) as local_path:
         handler = logging.FileHandler(local_path, encoding="utf-8")
-        handler.setFormatter(_LogFormatter(without_names))
+        handler.setFormatter(_LogFormatter(redact))
         # Other threads of the process run other jobs, which have their own files.
         handler.addFilter(lambda record: record.thread == thread)
         # The level would be inherited from the root logger, whose default drops messages below
@@ -382,12 +382,11 @@ def _log_to_file(path: str, *, without_names: Callable[[str], str]) -> Iterator[
 
 
 class _LogFormatter(logging.Formatter):
-    def __init__(self, without_names: Callable[[str], str]) -> None:
+    def __init__(self, redact: LogRedactor) -> None:
         super().__init__(_LOG_FORMAT)
-        self._without_names = without_names
+        self._redact = redact
 
     def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
         # Only errors list names of other objects.
         is_error = record.levelno >= logging.WARNING or record.exc_info is not None
-        return self._without_names(text) if is_error else text
+        return self._redact(super().format(record), lists_names=is_error)

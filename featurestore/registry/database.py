@@ -121,6 +121,11 @@ class Registry:
         return False
 
     @property
+    def location(self) -> str:
+        """The location of the store."""
+        return self._location
+
+    @property
     def dialect(self) -> str:
         """The SQL dialect: "sqlite" or "postgresql"."""
         return self._engine.dialect.name

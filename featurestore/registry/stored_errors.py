@@ -1,25 +1,29 @@
-"""Removal of name lists from error messages in records and logs.
+"""Text for readers from exceptions: in records, logs, alerts and responses.
 
 A list of names ("Available: 'a', 'b'") may contain names that are hidden from a reader. It is
 stored as a placeholder, which is replaced with names from the reader's registry when the error is
-displayed.
+displayed. Counts of objects are removed, and so are the details of the machine.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Self
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import FeatureStoreError, listing
+from featurestore.model.reader_text import remove_location, remove_machine_details
 from featurestore.registry import tables
 from featurestore.registry.database import ChangeWatch, Registry
 from featurestore.registry.hidden import HIDDEN, HiddenObjects, find_hidden_objects
+from featurestore.registry.rows import location_of
 
 _NAME_COLUMNS = {
     "feature groups": tables.featuregroups.c.name,
@@ -41,18 +45,79 @@ _QUOTED = re.compile(r"""(['"`])([a-z0-9][a-z0-9_-]*)((?:[.@:=][^'"`\s]*| versio
 _WORD = re.compile(r"[a-z0-9_]+")
 _MARK = rf"\[list of (?:{'|'.join(_NAME_COLUMNS)})\]|{re.escape(_HIDDEN_NAME)}"
 _MARKS = re.compile(rf"({_MARK})(?:(?:, | and )(?:{_MARK}))*(?: and \d+ more)?")
+# A number of objects, which counts hidden ones: "in 7 feature groups".
+_COUNT = re.compile(
+    r"\b\d[\d,]*(?: of the)? (?=(?:feature group|training dataset|feature view|job|model|experiment"
+    r"|run|source|online store|alert channel|user|group|dataset|view)s?\b)"
+)
 _SHOWN = re.compile(rf"\[list of ({'|'.join(_NAME_COLUMNS)})\]")
 _WITHHELD = "The error contains names of objects that you are not allowed to read."
 
 
-def redact_names(registry: Registry, text: str, *, allowed_names: Collection[str]) -> str:
-    """Return an error message in which names that are not allowed are replaced by placeholders.
+@dataclass(frozen=True)
+class ReaderText:
+    """The message and the hint of an error, without what a reader may not know."""
+
+    message: str
+    hint: str | None = None
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}\nHint: {self.hint}"
+
+
+def text_for_readers(
+    registry: Registry, error: BaseException | str, *, allowed_names: Collection[str] | None = None
+) -> ReaderText:
+    """Return the text of an error for readers who may not see all objects of the store.
+
+    Paths, addresses, secrets and control characters are removed (``remove_machine_details``). A
+    hint that contains any of these is omitted, since it would not work.
 
     Args:
         registry: The registry of the entire store.
-        text: The error message or hint.
-        allowed_names: The names that may remain: those in the definition of the job or run.
+        error: The exception, or its text.
+        allowed_names: The names that may remain: those in the definition of the job or run. None:
+            the error was raised by a call that sees only what the reader may see.
     """
+    hint = error.hint if isinstance(error, FeatureStoreError) else None
+    addresses: tuple[str, ...] = ()
+    with suppress(FeatureStoreError), registry.reading() as connection:
+        addresses = find_addresses(connection, registry)
+
+    def convert(text: str) -> str:
+        text = remove_machine_details(text, location=registry.location, addresses=addresses)
+        return text if allowed_names is None else _redact_names(registry, text, allowed_names)
+
+    message = convert(error if isinstance(error, str) else message_of(error))
+    if hint is not None:
+        hint = remove_location(hint, location=registry.location)
+        hint = hint if convert(hint) == hint else None
+    return ReaderText(message, hint)
+
+
+def message_of(error: BaseException) -> str:
+    """Return the message of an error without its hint; that of other libraries with its class.
+
+    >>> message_of(FeatureStoreError("No rows.", hint="insert some")), message_of(KeyError("k"))
+    ('No rows.', "KeyError: 'k'")
+    """
+    if isinstance(error, FeatureStoreError):
+        return error.message
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+def find_addresses(connection: Connection, registry: Registry) -> tuple[str, ...]:
+    """Return the addresses of sources, online stores, alert channels and the registry."""
+    addresses = {registry.url}
+    for table in (tables.sources, tables.online_stores):
+        for text in connection.execute(sa.select(table.c.spec)).scalars():
+            with suppress(ValueError, LookupError, TypeError):  # a damaged registration
+                addresses.add(str(json.loads(text)["uri"]))
+    addresses.update(map(str, connection.execute(sa.select(tables.alert_channels.c.uri)).scalars()))
+    return tuple(sorted(addresses))
+
+
+def _redact_names(registry: Registry, text: str, allowed_names: Collection[str]) -> str:
     # If the registry cannot be read, names stays None and every quoted string is removed.
     names: Mapping[str, str] | None = None
     private: frozenset[str] = frozenset()
@@ -64,8 +129,8 @@ def redact_names(registry: Registry, text: str, *, allowed_names: Collection[str
     )
 
 
-class NameRedactor:
-    """Applies ``redact_names`` to many messages, with a cache of the names in the registry.
+class LogRedactor:
+    """Applies ``text_for_readers`` to the records of a log, with a cache of the registry's names.
 
     The cache is discarded when any process commits to the registry. An object may be shared by
     threads.
@@ -84,6 +149,7 @@ class NameRedactor:
         self._private: frozenset[str] = frozenset()
         self._checked: set[str] = set()
         self._names: dict[str, str] = {}
+        self._addresses: tuple[str, ...] = ()
 
     def __enter__(self) -> Self:
         return self
@@ -93,15 +159,21 @@ class NameRedactor:
         if self._watch is not None:
             self._watch.close()
 
-    def __call__(self, text: str) -> str:
-        """Return a message in which names are replaced by placeholders."""
-        quoted = {match[2] for match in _QUOTED.finditer(text)}
+    def __call__(self, text: str, *, lists_names: bool = True) -> str:
+        """Return a record without details of the machine, and without names if it may list them."""
+        quoted = {match[2] for match in _QUOTED.finditer(text)} if lists_names else set()
+        names: Mapping[str, str] | None
         with self._lock:
             try:
                 self._read(quoted)
+                names, private = self._names, self._private
             except FeatureStoreError:
-                return _redact(text, None, private=(), allowed_names=self._allowed)
-            return _redact(text, self._names, private=self._private, allowed_names=self._allowed)
+                names, private = None, frozenset()
+            addresses = self._addresses
+        text = remove_machine_details(text, location=self._registry.location, addresses=addresses)
+        if not lists_names:
+            return text
+        return _redact(text, names, private=private, allowed_names=self._allowed)
 
     def _read(self, quoted: Collection[str]) -> None:
         """Update the cache: private names, and the quoted strings that are names."""
@@ -115,23 +187,19 @@ class NameRedactor:
             if state != self._state:
                 hidden = find_hidden_objects(connection, granted=(), reads_store=True)
                 self._private = hidden.names.difference(self._allowed)
+                self._addresses = find_addresses(connection, self._registry)
                 self._checked, self._names = set(), {}
                 self._state = state
-            self._names.update(_find_names(connection, set(quoted) - self._checked))
+            # Other threads read the previous dict without the lock.
+            self._names = self._names | _find_names(connection, set(quoted) - self._checked)
             self._checked.update(quoted)
 
 
-def redact_hint(
-    registry: Registry, hint: str | None, *, allowed_names: Collection[str]
-) -> str | None:
-    """Return a hint, None if it contains names that are not allowed."""
-    if hint is None or redact_names(registry, hint, allowed_names=allowed_names) != hint:
-        return None
-    return hint
-
-
 def restore_names(connection: Connection, text: str) -> str:
-    """Return a stored error with placeholders replaced by the names visible to the reader."""
+    """Return a stored error with placeholders replaced by the names visible to the reader.
+
+    Details of the machine are removed again: an earlier release or another program stored them.
+    """
 
     def list_names(match: re.Match[str]) -> str:
         column = _NAME_COLUMNS[match[1]]
@@ -140,6 +208,7 @@ def restore_names(connection: Connection, text: str) -> str:
         names = listing(connection.execute(first_names).scalars())
         return f"{names} and {count - _LISTED} more" if count > _LISTED else names
 
+    text = remove_machine_details(text, location=location_of(connection))
     text = _SHOWN.sub(list_names, text)
     hidden: HiddenObjects | None = connection.info.get(HIDDEN)
     # An error that was stored before a group became private may contain its name.
@@ -169,6 +238,7 @@ def _redact(
             return match[0]
         return _HIDDEN_NAME if suffix or names is None else f"[list of {names[name]}]"
 
+    text = _COUNT.sub("the ", text)
     # Quoted names are marked first, so that a list of names becomes one placeholder for its kind.
     text = _QUOTED.sub(mark, text)
     if private:

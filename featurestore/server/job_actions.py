@@ -212,16 +212,21 @@ class RequestedRun:
         return "done" if is_done else "failed"
 
     @property
+    def error(self) -> FeatureStoreError | None:
+        """The error of the store that ended the run; None for other outcomes."""
+        if not self.future.done() or self.future.cancelled():
+            return None
+        error = self.future.exception()
+        return error if isinstance(error, FeatureStoreError) else None
+
+    @property
     def outcome_text(self) -> str:
-        """The error or the row counts of a finished run."""
+        """The outcome of a finished run without an error of the store."""
         if not self.future.done():
             return ""
         if self.future.cancelled():
             return "The server stopped before the run started."
-        error = self.future.exception()
-        if isinstance(error, FeatureStoreError):
-            return str(error)
-        if error is not None:
+        if self.future.exception() is not None:
             return "Unexpected error; see the server log for the traceback."
         runs = self.future.result()
         windows = sum(run.windows for run in runs)

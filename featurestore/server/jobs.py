@@ -15,6 +15,7 @@ from featurestore.jobs.monitors import service as monitor_service
 from featurestore.jobs.run import definition_words
 from featurestore.jobs.windows import find_due_windows
 from featurestore.model.monitor_report import MonitorReport
+from featurestore.model.reader_text import remove_location
 from featurestore.model.times import Window, parse_moment
 from featurestore.registry import overview, runs, stored_errors
 from featurestore.registry.jobs import RegisteredJob
@@ -94,12 +95,13 @@ def outcome_text(
     """Return the outcome of a requested run, without names that are hidden from the visitor."""
     if requested_run is None:
         return ""
-    known_names = definition_words(job.spec)
-    stored_text = stored_errors.redact_names(
-        full_store.session.registry, requested_run.outcome_text, allowed_names=known_names
+    if requested_run.error is None:
+        return requested_run.outcome_text
+    stored_text = stored_errors.text_for_readers(
+        full_store.session.registry, requested_run.error, allowed_names=definition_words(job.spec)
     )
     with store.session.registry.reading() as connection:
-        return stored_errors.restore_names(connection, stored_text)
+        return stored_errors.restore_names(connection, str(stored_text))
 
 
 @dataclass(frozen=True)
@@ -235,7 +237,7 @@ def log_page(store: Store, name: str, run_id: str) -> PlainTextResponse:
         raise no_log
     text = files.read_bytes(log).decode(errors="replace")
     # The location is removed first, since its folders may be named like hidden objects.
-    if store.session.registry.has_hidden_name(text.replace(store.location, "")):
+    if store.session.registry.has_hidden_name(remove_location(text, location=store.location)):
         raise no_log
     with store.session.registry.reading() as connection:
         return PlainTextResponse(stored_errors.restore_names(connection, text))

@@ -20,7 +20,9 @@ from starlette.exceptions import HTTPException as RoutingError
 from featurestore import errors
 from featurestore.errors import FeatureStoreError, NotSignedIn
 from featurestore.model.arguments import MAX_VERSION
+from featurestore.model.display import escape_line
 from featurestore.model.times import format_duration
+from featurestore.registry.stored_errors import text_for_readers
 from featurestore.server.guard import sign_in_address, visitor_of
 from featurestore.server.rendering import error_page
 from featurestore.server.settings import API, HEADERS
@@ -226,25 +228,26 @@ def error_heading(title: str) -> str:
 
 def _handle_store_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, FeatureStoreError)
-    details = _hide_location(request, problem_details(error))
+    details = _visible_details(request, error)
     if request.app.state.settings.auth and details["status"] == 404:
         # Missing and hidden objects must be indistinguishable.
         details["detail"] = f"{details['detail']} (not found or not allowed)"
-    return _error_response(request, http_status_of(error), details)
+    response = _error_response(request, http_status_of(error), details)
+    response.headers.update(retry_header(error))
+    return response
 
 
-def _hide_location(request: Request, details: dict[str, object]) -> dict[str, object]:
-    """Make paths relative to the store, so that responses do not reveal paths on the machine.
-
-    The server log contains the absolute paths.
-    """
-    location = str(request.app.state.store.location).rstrip("/")
-    shortened: dict[str, object] = {}
-    for name, text in details.items():
-        if isinstance(text, str):
-            text = text.replace(f"{location}/", "").replace(location, "the store")
-        shortened[name] = text
-    return shortened
+def _visible_details(request: Request, error: FeatureStoreError) -> dict[str, Any]:
+    """Return the problem details without paths, addresses and secrets; log the full text."""
+    text = text_for_readers(request.app.state.store.session.registry, error)
+    details = problem_details(error) | {"detail": text.message}
+    details.pop("hint", None)
+    if text.hint is not None:
+        details["hint"] = text.hint
+    # Operators need the address of a database that does not respond; readers must not see it.
+    if details["status"] >= 500 and text.message != error.message:
+        _log.warning("%s %s: %s", request.method, escape_line(request.url.path), error.message)
+    return details
 
 
 def _handle_not_signed_in(request: Request, error: Exception) -> Response:
@@ -254,7 +257,7 @@ def _handle_not_signed_in(request: Request, error: Exception) -> Response:
     # After the sign-in a browser can repeat only a GET request.
     if is_page and request.method == "GET":
         return RedirectResponse(sign_in_address(request), status_code=303)
-    details = _hide_location(request, problem_details(error))
+    details = _visible_details(request, error)
     response = _error_response(request, http_status_of(error), details)
     # RFC 9110 requires this header in a 401 response.
     response.headers["www-authenticate"] = "Bearer"
@@ -288,7 +291,7 @@ def _handle_invalid_arguments(request: Request, error: Exception) -> Response:
 
 
 def _handle_unexpected(request: Request, error: Exception) -> Response:
-    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    _log.error("%s %s failed", request.method, escape_line(request.url.path), exc_info=error)
     details: dict[str, object] = {
         "type": "about:blank",
         "title": "Internal error",

@@ -28,6 +28,7 @@ from featurestore.errors import ColumnConflict, FeatureGroupNotFound, InvalidArg
 from featurestore.featuregroups import Declaration, Write, get_or_create, insert
 from featurestore.model.names import check_name
 from featurestore.model.times import from_micros
+from featurestore.registry.stored_errors import text_for_readers
 from featurestore.retrieval.catalog import RegisteredSpecs
 from featurestore.retrieval.resolve import find_spec
 from featurestore.session import Session
@@ -251,7 +252,7 @@ class VectorLog:
         # The thread must survive errors of all libraries of a write.
         except Exception as error:
             self._failures += 1
-            self._last_error = f"{type(error).__name__}: {error}"
+            self._last_error = text_for_readers(self._session.registry, error).message
             if self._failures < _ATTEMPTS:
                 return False
             self._miss(len(self._batch), self._last_error)

@@ -20,6 +20,7 @@ from featurestore.featuregroups.records import RecordOrder, has_repeated_keys
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.featuregroups.write import Write, insert
 from featurestore.model.job import JobSpec
+from featurestore.model.reader_text import remove_machine_details
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.engine import BatchFunction, TableWrite
 from featurestore.plugins.source import (
@@ -249,7 +250,7 @@ def _handle_bad_records(
 def _to_quarantine_rows(bad: pa.Table, schema: pa.Schema) -> pa.Table:
     """Convert bad records to quarantine rows: null features, position and reason."""
     columns = {column.name: pa.nulls(bad.num_rows, column.type) for column in schema}
-    reasons = [[reason] for reason in bad.column(RECORD_ERROR).to_pylist()]
+    reasons = [[remove_machine_details(reason)] for reason in bad.column(RECORD_ERROR).to_pylist()]
     columns[REASONS] = pa.array(reasons, pa.list_(pa.field("item", pa.string())))
     for name in bad.schema.names:
         if name in STORED_COLUMNS:

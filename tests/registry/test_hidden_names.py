@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import featurestore
 from featurestore.registry import access
-from featurestore.registry.stored_errors import NameRedactor, redact_names
+from featurestore.registry.stored_errors import LogRedactor, text_for_readers
 from featurestore.store import FeatureStore
 
 NAMES = ["salaries", "visits", "trips", "unknown"]
@@ -42,12 +42,11 @@ def test_unlisted_texts_equal_single_text_results(
     filled: FeatureStore, steps: list[tuple[str, str]]
 ) -> None:
     registry = filled.session.registry
-    with NameRedactor(registry, allowed_names=["trips"]) as without_names:
+    with LogRedactor(registry, allowed_names=["trips"]) as without_names:
         for step, value in steps:
             if step == "text":
-                assert without_names(value) == redact_names(
-                    registry, value, allowed_names=["trips"]
-                )
+                text = text_for_readers(registry, value, allowed_names=["trips"])
+                assert without_names(value) == text.message
             else:
                 with registry.transaction() as connection:
                     access.set_private(connection, value, step == "hide")
@@ -63,7 +62,7 @@ def test_unlisted_texts_query_registry_once_per_state(filled: FeatureStore) -> N
     )
     with registry.transaction() as connection:
         access.set_private(connection, "salaries", True)
-    with NameRedactor(registry, allowed_names=[]) as without_names:
+    with LogRedactor(registry, allowed_names=[]) as without_names:
         first = without_names("a row of 'visits' and salaries")
         count = len(statements)
         for _ in range(100):
@@ -75,7 +74,7 @@ def test_unlisted_texts_unreadable_registry_removes_quoted_names(
     flights_copy: FeatureStore,
 ) -> None:
     registry = flights_copy.session.registry
-    with NameRedactor(registry, allowed_names=["planes"]) as without_names:
+    with LogRedactor(registry, allowed_names=["planes"]) as without_names:
         flights_copy.close()
         Path(flights_copy.location, "registry.db").write_bytes(b"damaged" * 100)
         assert without_names("'flights' of 'planes'") == "[...] of 'planes'"

@@ -26,6 +26,7 @@ MODELS = "models"
 STAGING = "_staging"
 LOGS = "_logs"
 OWNERS = "_owners"
+ORIGINS = "_origins"
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,79}")
 _VERSION_DIRECTORY = re.compile(r"v([1-9][0-9]{0,8})")
@@ -107,6 +108,18 @@ class StorePaths:
     def owners(self) -> str:
         """The directory of the lock files of writing processes."""
         return os.path.join(self.location, OWNERS)
+
+    @property
+    def origins(self) -> str:
+        """The directory of the origins of derived objects."""
+        return os.path.join(self.location, ORIGINS)
+
+    def origin_file(self, kind: str, name: str, version: int) -> str:
+        """Return the file with the origins of an object; ``name`` may be the id of a run."""
+        if not _RUN_ID.fullmatch(name):
+            check_name(name)
+        file_name = f"{name}@v{check_version(version)}.json"
+        return os.path.join(self.origins, check_name(kind), file_name)
 
     def featuregroup(self, name: str, version: int) -> str:
         """Return the directory of a group's Delta table."""

@@ -24,7 +24,7 @@ from featurestore.recovery.recover import (
     VersionKind,
     recover,
 )
-from featurestore.registry import Registry, open_registry, search_documents
+from featurestore.registry import Registry, open_registry, origin_files, search_documents
 from featurestore.registry.database import REGISTRY_FILE
 from featurestore.registry.tables import metadata
 from featurestore.storage import files
@@ -117,6 +117,8 @@ def rebuild(
             # Access rights must be restored first, and errors must not be caught, because private
             # groups must not become public.
             report.users = record_files.restore_access(connection, location)
+            # Before the objects, which otherwise would have only the origins in their files.
+            report.unreadable += origin_files.restore(connection, location)
             _restore_versions(connection, location, report, GROUPS, restore)
             _restore_versions(connection, location, report, DATASETS)
             _restore_versions(connection, location, report, VIEWS)

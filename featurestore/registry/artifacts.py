@@ -26,7 +26,7 @@ from featurestore.errors import (
 from featurestore.model.arguments import check_version
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.paths import TRAININGDATASETS
-from featurestore.registry import lineage, search_documents, tables
+from featurestore.registry import lineage, origins, search_documents, tables
 from featurestore.registry.rows import translate_parse_errors
 from featurestore.registry.tables import featuregroups, is_latest, tags
 
@@ -136,7 +136,12 @@ class VersionedTable:
         )
 
     def remove(self, connection: Connection, name: str, version: int) -> None:
-        """Remove a version with all its rows in the registry."""
+        """Remove a version with all its rows in the registry, except its origins."""
+        origins.end(connection, origins.Object(self.kind, name, version))
+        self.clear(connection, name, version)
+
+    def clear(self, connection: Connection, name: str, version: int) -> None:
+        """Remove the rows of a version that is registered again."""
         columns = self.table.c
         is_version = sa.and_(columns.name == name, columns.version == version)
         connection.execute(self.table.delete().where(is_version))
@@ -200,7 +205,7 @@ class _FeatureViews(VersionedTable):
     def add(self, connection: Connection, spec: FeatureViewSpec) -> None:
         """Register a version with its tags and source groups; replace an earlier registration."""
         name, version = spec.name, spec.version
-        self.remove(connection, name, version)
+        self.clear(connection, name, version)
         values = {"name": name, "version": version, "spec": json.dumps(spec.to_json())}
         connection.execute(self.table.insert().values(**values))
         replace_tags(connection, self.kind, name, version, spec.tags)
@@ -264,7 +269,7 @@ class _Models(VersionedTable):
     def add(self, connection: Connection, spec: ModelSpec, annotations: ModelAnnotations) -> None:
         """Register a version with its tags and lineage; replace an earlier registration."""
         name, version, dataset = spec.name, spec.version, spec.dataset
-        self.remove(connection, name, version)
+        self.clear(connection, name, version)
         connection.execute(
             self.table.insert().values(
                 name=name,
@@ -285,6 +290,9 @@ class _Models(VersionedTable):
         lineage.add(
             connection, self.kind, name, version, delta_version=None, inputs=inputs, run_id=spec.run
         )
+        if spec.run is not None:
+            run = origins.Object(origins.RUN, spec.run)
+            origins.record(connection, origins.Object(self.kind, name, version), [run])
 
     def get(
         self,

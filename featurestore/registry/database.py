@@ -29,8 +29,9 @@ from featurestore.errors import (
     missing_extra,
 )
 from featurestore.model.paths import FEATUREGROUPS, TRAININGDATASETS
-from featurestore.registry import stores
+from featurestore.registry import origin_files, stores
 from featurestore.registry.migrations import current_revision, head_revision, upgrade
+from featurestore.registry.origins import CHANGED
 from featurestore.registry.rows import LOCATION
 from featurestore.storage import files
 
@@ -107,7 +108,9 @@ class Registry:
         Upgrades use it, because the tables of a copy must also be those of this release.
         """
         with self._connection(immediate=True) as connection, connection.begin():
+            connection.info.pop(CHANGED, None)  # of a transaction that was rolled back
             yield connection
+            origin_files.write_changed(connection, is_copy=self._is_copy)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:

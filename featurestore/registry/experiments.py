@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 
 import sqlalchemy as sa
@@ -12,7 +12,9 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import RunNotFound, listing
 from featurestore.model.run_record import RunRecord, check_run_id
 from featurestore.model.times import to_micros
-from featurestore.registry.hidden import RUN, extract_words
+from featurestore.registry import origins
+from featurestore.registry.hidden import extract_words
+from featurestore.registry.origins import DATASET, GROUP, RUN, VIEW, Object
 from featurestore.registry.tables import (
     experiment_runs,
     feature_views,
@@ -44,6 +46,10 @@ def register(connection: Connection, record: RunRecord) -> None:
         )
     )
     names = _mentioned_names(connection, record)
+    read_objects = find_objects_named(connection, names)
+    if dataset is not None:
+        read_objects.append(Object(DATASET, dataset.name, dataset.version))
+    origins.record(connection, Object(RUN, record.id), read_objects)
     if names:
         rows = [
             {"kind": RUN, "name": record.id, "version": 1, "key": mentioned_name}
@@ -51,6 +57,18 @@ def register(connection: Connection, record: RunRecord) -> None:
         ]
         # The names are tags of the run, so that hidden runs are found without opening their files.
         connection.execute(tags.insert().values(value=""), rows)
+
+
+def find_objects_named(connection: Connection, names: Collection[str]) -> list[Object]:
+    """Return all versions of the groups, views and datasets with these names."""
+    named_tables = {GROUP: featuregroups, VIEW: feature_views, DATASET: training_datasets}
+    return [
+        Object(kind, name, version)
+        for kind, table in named_tables.items()
+        for name, version in connection.execute(
+            sa.select(table.c.name, table.c.version).where(table.c.name.in_(sorted(names)))
+        )
+    ]
 
 
 def _mentioned_names(connection: Connection, record: RunRecord) -> list[str]:

@@ -104,6 +104,8 @@ VISIBLE_ROWS = {
     "alert_channels": NOTHING,
     "project_definitions": NOTHING,
     "outbox": NOTHING,
+    "origins": NOTHING,
+    "origin_edges": NOTHING,
     "users": NOTHING,
     "tokens": NOTHING,
     "group_roles": NOTHING,

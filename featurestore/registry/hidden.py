@@ -1,8 +1,9 @@
 """Objects that are hidden from a user: private groups, and all objects derived from them.
 
-Privacy follows lineage: an object, including a group, is hidden if it was computed from a hidden
-object, reads it or contains its name. A role on a group makes the group visible, and also the
-objects derived only from visible groups.
+Privacy follows the stored origins: an object, including a group, is hidden if it was computed from a
+hidden object, has read it or contains its name. A role on a group makes the group visible, and also
+the objects derived only from visible groups. A group that was deleted while it was private stays
+hidden, and the objects that were computed from it.
 """
 
 from __future__ import annotations
@@ -12,32 +13,37 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from featurestore.model.paths import FEATUREGROUPS, FEATUREVIEWS, MODELS, TRAININGDATASETS
 from featurestore.model.validation import IN_FEATURE
 from featurestore.registry import access
-from featurestore.registry.featuregroups import KIND as GROUP
+from featurestore.registry.origins import (
+    DATASET,
+    FOLDERS,
+    GROUP,
+    JOB,
+    MODEL,
+    RUN,
+    Object,
+    parse_path,
+)
 from featurestore.registry.tables import (
     experiment_runs,
     featuregroups,
     job_definitions,
     lineage,
     models,
+    origin_edges,
+    origins,
     tags,
     training_dataset_pins,
-    training_datasets,
 )
 
 # The key in a connection's ``info`` for the objects that are hidden from its reader.
 HIDDEN = "featurestore_hidden"
-DATASET, MODEL, RUN = "training_dataset", "model", "experiment_run"
-# Lineage refers to these kinds by their folders.
-_FOLDERS = {"feature_view": FEATUREVIEWS, DATASET: TRAININGDATASETS, MODEL: MODELS}
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _WORD = re.compile(r"[a-z0-9_]+")
 # The targets of these jobs are feature groups that contain computed or copied data.
@@ -95,10 +101,12 @@ def find_hidden_objects(
     if not reads_store:
         groups |= _all_group_names(connection)
     groups -= set(granted)
-    if not groups and reads_store:
+    sealed = sa.select(origins.c.id).where(origins.c.sealed).limit(1)
+    if not groups and reads_store and connection.execute(sealed).first() is None:
         return HiddenObjects()
     closure = _Closure(connection, granted=frozenset(granted), hides_runs=not reads_store)
     closure.hide_groups(groups)
+    closure.hide_deleted(every_group=not reads_store)
     closure.complete()
     return HiddenObjects(
         frozenset(closure.groups),
@@ -120,8 +128,40 @@ class _JobWords:
 
 
 @dataclass
+class _Origins:
+    """The stored origins: what was computed from each creation of an object."""
+
+    objects: dict[str, Object]
+    derived: dict[str, list[str]]
+    sealed: frozenset[str]
+    last: dict[Object, str]
+    registered: frozenset[Source]
+
+    @cached_property
+    def last_of_groups(self) -> dict[str, list[str]]:
+        """The ids of the last creation of each version, by group name."""
+        ids: dict[str, list[str]] = {}
+        for version, identifier in self.last.items():
+            if version.kind == GROUP:
+                ids.setdefault(version.name, []).append(identifier)
+        return ids
+
+    def represents_group(self, identifier: str) -> bool:
+        """Return whether a creation decides about the name of its group.
+
+        A deleted version decides only if the group has no other version: its name may remain in the
+        definitions of jobs.
+        """
+        version = self.objects[identifier]
+        if self.last[version] != identifier:
+            return False
+        is_registered = (version.name, version.version) in self.registered
+        return is_registered or (version.name, None) not in self.registered
+
+
+@dataclass
 class _Closure:
-    """The transitive closure of hidden groups through lineage and names in definitions."""
+    """The transitive closure of hidden groups through origins and names in definitions."""
 
     connection: Connection
     granted: frozenset[str]
@@ -133,11 +173,11 @@ class _Closure:
 
     def __post_init__(self) -> None:
         # All edges are loaded once, since the closure visits them several times.
-        self._waiting: list[Source] = []
-        self._following = _results_by_source(self.connection)
-        self._paths = _paths_of_groups(self._following)
+        self._origins = _load_origins(self.connection)
+        self._hidden_ids: set[str] = set()
+        self._waiting: list[str] = []
+        self._paths = _paths_of_groups(self.connection)
         self._jobs = _job_definitions(self.connection)
-        self._job_edges = _jobs_by_source(self.connection)
         self._trained = _runs_of_models(self.connection)
         self._compared = _compared_groups(self.connection)
         # Runs store the names that they mention as tags, so their files need not be opened.
@@ -149,17 +189,26 @@ class _Closure:
         # A role on a group makes it visible, so the closure does not pass through it.
         for name in set(names) - self.groups - self.granted:
             self.groups.add(name)
-            self._hide_source((name, None))
-            for path in self._paths.get(name, ()):
-                self._hide_source((path, None))
+            self.sources.add((name, None))
+            self.sources.update((path, None) for path in self._paths.get(name, ()))
+            for identifier in self._origins.last_of_groups.get(name, ()):
+                self._hide_id(identifier)
+
+    def hide_deleted(self, *, every_group: bool) -> None:
+        """Hide what was deleted while it was private, or all deleted groups without a role."""
+        for identifier, version in self._origins.objects.items():
+            if version.kind == GROUP and version.name in self.granted:
+                continue
+            if identifier in self._origins.sealed or (every_group and version.kind == GROUP):
+                self._hide_id(identifier)
 
     def complete(self) -> None:
         """Hide derived objects until no more are found."""
         before = None
-        while before != (len(self.sources), len(self.jobs), len(self.outputs)):
+        while before != (len(self._hidden_ids), len(self.jobs), len(self.outputs)):
             # The sets only grow, so equal sizes mean that nothing was added.
-            before = (len(self.sources), len(self.jobs), len(self.outputs))
-            self._follow_lineage()
+            before = (len(self._hidden_ids), len(self.jobs), len(self.outputs))
+            self._follow_origins()
             # The result of a comparison states which values the other group has.
             for name, compared_groups in self._compared:
                 if not self.groups.isdisjoint(compared_groups):
@@ -167,50 +216,86 @@ class _Closure:
             self._hide_jobs()
             self._hide_runs()
 
-    def _hide_source(self, source: Source) -> None:
-        if source not in self.sources:
-            self.sources.add(source)
-            self._waiting.append(source)
+    def _hide_id(self, identifier: str) -> None:
+        if identifier not in self._hidden_ids:
+            self._hidden_ids.add(identifier)
+            self._waiting.append(identifier)
 
-    def _hide_output(self, output: Artifact) -> None:
-        self.outputs.add(output)
-        kind, name, version = output
-        if kind in _FOLDERS:  # only models are derived from runs
-            self._hide_source((f"{_FOLDERS[kind]}/{name}", version))
+    def _hide_object(self, version: Object) -> None:
+        """Hide the current dataset, view, model, run or job with a name and version."""
+        identifier = self._origins.last.get(version)
+        if identifier is not None:
+            self._hide_id(identifier)
+        if version.kind == JOB:
+            self.jobs.add(version.name)
+        else:
+            self.outputs.add((version.kind, version.name, version.version))
+            if version.kind in FOLDERS:
+                self.sources.add((f"{FOLDERS[version.kind]}/{version.name}", version.version))
 
-    def _follow_lineage(self) -> None:
-        """Hide the outputs of hidden sources."""
+    def _follow_origins(self) -> None:
+        """Hide the current objects among the hidden ones, and all that was computed from them."""
         while self._waiting:
-            for kind, name, version in self._following.get(self._waiting.pop(), ()):
-                if kind == GROUP:
-                    self.hide_groups([name])
-                else:
-                    self._hide_output((kind, name, version))
+            identifier = self._waiting.pop()
+            version = self._origins.objects[identifier]
+            if version.kind == GROUP:
+                if self._origins.represents_group(identifier):
+                    self.hide_groups([version.name])
+            elif self._origins.last[version] == identifier:
+                self._hide_object(version)
+            for derived in self._origins.derived.get(identifier, ()):
+                derived_object = self._origins.objects[derived]
+                if derived_object.kind != GROUP or derived_object.name not in self.granted:
+                    self._hide_id(derived)
 
     def _hide_jobs(self) -> None:
-        """Hide jobs that name or read hidden objects, and the groups they write."""
+        """Hide jobs that name hidden objects, and the groups they write."""
         names = self.groups | {name for _, name, _ in self.outputs}
         for job in self._jobs:
             if job.name not in self.jobs and names.isdisjoint(job.words):
                 continue
-            self.jobs.add(job.name)
+            self._hide_object(Object(JOB, job.name))
             # Hide the target even if the job has not written yet: it may have rejected rows and
             # reports.
             if job.target is not None and not names.isdisjoint(job.reads):
                 self.hide_groups([job.target])
-        for name, source in self._job_edges:
-            if source in self.sources or (source[0], None) in self.sources:
-                self.jobs.add(name)
 
     def _hide_runs(self) -> None:
         """Hide runs that mention hidden objects, and the models of hidden runs."""
         names = self.groups | {name for _, name, _ in self.outputs}
         for run, name in self._named_by_runs:
             if name in names:
-                self._hide_output((RUN, run, 1))
+                self._hide_object(Object(RUN, run))
         for model, run, dataset in self._trained:
             if self.hides_runs or dataset in self.outputs or (RUN, run, 1) in self.outputs:
-                self._hide_output(model)
+                self._hide_object(Object(*model))
+
+
+def _load_origins(connection: Connection) -> _Origins:
+    """Read all stored origins."""
+    columns = origins.c
+    objects, sealed, last = {}, set(), dict[Object, tuple[int, str]]()
+    query = sa.select(
+        columns.id, columns.kind, columns.name, columns.version, columns.creation, columns.sealed
+    )
+    for identifier, kind, name, version, creation, is_sealed in connection.execute(query):
+        objects[identifier] = Object(kind, name, version)
+        last[objects[identifier]] = max(
+            last.get(objects[identifier], (0, "")), (creation, identifier)
+        )
+        if is_sealed:
+            sealed.add(identifier)
+    derived: dict[str, list[str]] = {}
+    for child, parent in connection.execute(
+        sa.select(origin_edges.c.derived, origin_edges.c.origin)
+    ):
+        derived.setdefault(parent, []).append(child)
+    group = featuregroups.c
+    registered: set[Source] = set()
+    for name, version in connection.execute(sa.select(group.name, group.version)):
+        registered.update({(name, version), (name, None)})
+    last_ids = {version: identifier for version, (_, identifier) in last.items()}
+    return _Origins(objects, derived, frozenset(sealed), last_ids, frozenset(registered))
 
 
 def _all_group_names(connection: Connection) -> set[str]:
@@ -225,31 +310,14 @@ def _all_group_names(connection: Connection) -> set[str]:
     }
 
 
-def _results_by_source(connection: Connection) -> dict[Source, set[Artifact]]:
-    """Return the outputs by source; datasets also by their pinned groups."""
-    results: dict[Source, set[Artifact]] = {}
-    columns = lineage.c
-    selected = (columns.source, columns.source_version, columns.kind, columns.name, columns.version)
-    for source, source_version, *artifact in connection.execute(sa.select(*selected).distinct()):
-        # A group is hidden in all its versions, a dataset in one.
-        for key in {(source, source_version), (source, None)}:
-            results.setdefault(key, set()).add((artifact[0], artifact[1], artifact[2]))
-    dataset = training_datasets.c
-    pins = sa.select(dataset.name, dataset.version, training_dataset_pins.c.featuregroup).join(
-        training_dataset_pins, training_dataset_pins.c.training_dataset_id == dataset.id
-    )
-    for name, version, group in connection.execute(pins.distinct()):
-        results.setdefault((group, None), set()).add((DATASET, name, version))
-    return results
-
-
-def _paths_of_groups(sources: Collection[Source]) -> dict[str, set[str]]:
+def _paths_of_groups(connection: Connection) -> dict[str, set[str]]:
     """Return the table paths by which lineage refers to groups, as jobs may read them."""
     paths: dict[str, set[str]] = {}
-    for source, _ in sources:
-        for folder, name in pairwise(source.split("/")):
-            if folder == FEATUREGROUPS:
-                paths.setdefault(name, set()).add(source)
+    query = sa.select(lineage.c.source).where(lineage.c.source.contains("/")).distinct()
+    for source in connection.execute(query).scalars():
+        parsed = parse_path(source)
+        if parsed is not None and parsed[0] == GROUP:
+            paths.setdefault(parsed[1], set()).add(source)
     return paths
 
 
@@ -304,13 +372,6 @@ def _string_words(value: Any) -> Iterator[str]:
     elif isinstance(value, dict | list):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _string_words(item)
-
-
-def _jobs_by_source(connection: Connection) -> list[tuple[str, Source]]:
-    columns = lineage.c
-    query = sa.select(columns.job, columns.source, columns.source_version)
-    rows = connection.execute(query.where(columns.job.is_not(None)).distinct())
-    return [(job, (source, version)) for job, source, version in rows]
 
 
 def _runs_of_models(connection: Connection) -> list[tuple[Artifact, str, Artifact]]:

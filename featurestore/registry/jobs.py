@@ -16,6 +16,10 @@ from featurestore.model import display, times
 from featurestore.model.arguments import warn_caller
 from featurestore.model.job import JobSpec
 from featurestore.model.times import to_micros
+from featurestore.registry import origins
+from featurestore.registry.experiments import find_objects_named
+from featurestore.registry.hidden import extract_words
+from featurestore.registry.origins import JOB, Object
 from featurestore.registry.rows import put_row, to_column, to_time, translate_parse_errors
 from featurestore.registry.tables import (
     incidents,
@@ -76,6 +80,7 @@ def register(
     """
     last = _latest_row(connection, spec.name)
     if last is None:
+        origins.begin(connection, Object(JOB, spec.name))
         connection.execute(
             job_states.insert().values(name=spec.name, paused=False, watermark=to_column(watermark))
         )
@@ -87,12 +92,16 @@ def register(
         connection.execute(job_definitions.update().where(is_last).values(origin=origin))
         return _version_of(last)
     version = 1 if last is None else _version_of(last) + 1
+    text = json.dumps(spec.to_json(), ensure_ascii=False)
+    # The names in a definition are those of its inputs, or of groups that its code opens.
+    named_objects = find_objects_named(connection, extract_words(text))
+    origins.record(connection, Object(JOB, spec.name), named_objects)
     connection.execute(
         job_definitions.insert().values(
             name=spec.name,
             version=version,
             hash=spec.hash,
-            spec=json.dumps(spec.to_json(), ensure_ascii=False),
+            spec=text,
             origin=origin,
             registered=to_micros(times.utc_now()),
         )

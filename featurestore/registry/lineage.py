@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.model import display
-from featurestore.registry import search_documents
+from featurestore.registry import origins, search_documents
 from featurestore.registry.rows import translate_parse_errors
 from featurestore.registry.tables import lineage, window_features
 
@@ -79,6 +79,12 @@ def add(
             lineage.c.delta_version.is_not_distinct_from(delta_version),
         )
     )
+    inputs = list(inputs)
+    origin_objects = origins.find_objects(connection, inputs)
+    # Edges of lineage are removed with their output; origins remain.
+    origins.record(connection, origins.Object(kind, name, version), origin_objects)
+    if job is not None:
+        origins.record(connection, origins.Object(origins.JOB, job), origin_objects)
     rows = [
         {
             "kind": kind,

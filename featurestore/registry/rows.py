@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -58,6 +58,15 @@ def lock(connection: Connection, subject: str) -> None:
     if connection.dialect.name == "postgresql":
         # hashtext returns 32 bits: two subjects may share a lock, which only makes them wait.
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(subject))))
+
+
+def insert_missing(
+    connection: Connection, table: sa.Table, table_rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Insert rows, except those whose primary key already exists."""
+    if table_rows:
+        insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+        connection.execute(insert(table).on_conflict_do_nothing(), list(table_rows))
 
 
 def put_row(

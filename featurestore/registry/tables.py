@@ -89,6 +89,32 @@ lineage = Table(
     Index("ix_lineage_source", "source", "source_version"),
 )
 
+# One row per creation of an object from which others were computed, or that was computed from others.
+# Rows are never removed, so that the origins of an object outlive the objects between.
+origins = Table(
+    "origins",
+    metadata,
+    # ``<kind>/<name>@v<version>#<creation>``
+    Column("id", String(128), primary_key=True),
+    Column("kind", String(32), nullable=False),
+    Column("name", String(64), nullable=False),
+    Column("version", Integer, nullable=False),
+    # 1 for the first object with this name and version, 2 for the next one after its deletion.
+    Column("creation", Integer, nullable=False),
+    # The object was deleted while it was private, so it stays private.
+    Column("sealed", Boolean, nullable=False),
+    UniqueConstraint("kind", "name", "version", "creation", name="uq_origins_creation"),
+)
+
+# What was computed from what: ``derived`` was computed from ``origin``, or has read it.
+origin_edges = Table(
+    "origin_edges",
+    metadata,
+    Column("derived", String(128), primary_key=True),
+    Column("origin", String(128), primary_key=True),
+    Index("ix_origin_edges_origin", "origin"),
+)
+
 # The definition of each window aggregate in a group, dataset or view.
 window_features = Table(
     "window_features",

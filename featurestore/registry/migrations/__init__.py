@@ -93,6 +93,11 @@ def upgrade(registry: Registry) -> str:
             create_tables(connection, head)
         elif revision != head:
             migrate(connection)
+            # Imported only for an upgrade, since every connect imports this module.
+            from featurestore.registry import origin_upgrade
+
+            if revision < origin_upgrade.REVISION:
+                origin_upgrade.fill_from_lineage(connection)
     return head
 
 

@@ -1,0 +1,113 @@
+"""Files of origins, from which a rebuild restores what a lost registry knew about privacy.
+
+Each file has the origins of all objects that were created with one name and version. It is written
+in the transaction that changes them, and remains when the object is deleted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from featurestore.errors import FeatureStoreError
+from featurestore.model.json_object import JsonObject, MalformedJson, check_format
+from featurestore.model.paths import StorePaths
+from featurestore.registry.origins import CHANGED, KINDS, Object, format_id
+from featurestore.registry.rows import insert_missing, location_of, lock
+from featurestore.registry.tables import origin_edges, origins
+from featurestore.storage import files
+
+_FORMAT = 1
+_FILE_NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]{0,63})@v([1-9][0-9]{0,8})\.json")
+_ID = re.compile(
+    r"([a-z_]{1,32})/([A-Za-z0-9][A-Za-z0-9_-]{0,63})@v([1-9][0-9]{0,8})#([1-9][0-9]{0,8})"
+)
+
+
+def write_changed(connection: Connection, *, is_copy: bool) -> None:
+    """Write the files of the objects whose origins a transaction has changed, before its commit."""
+    changed: set[Object] = connection.info.pop(CHANGED, set())
+    if not changed or is_copy:
+        return
+    # Two transactions that change the same object write its file one after the other, and the
+    # second one reads the rows of the first.
+    lock(connection, "origins")
+    paths = StorePaths(location_of(connection))
+    for kind in {each.kind for each in changed}:
+        files.make_directory(os.path.join(paths.origins, kind))
+    for each in sorted(changed):
+        # If a file cannot be written, the transaction fails, so that no origins are lost.
+        files.write_json(paths.origin_file(*each), _to_json(connection, each))
+
+
+def _to_json(connection: Connection, version: Object) -> dict[str, Any]:
+    columns = origins.c
+    query = sa.select(columns.id, columns.creation, columns.sealed).where(
+        columns.kind == version.kind,
+        columns.name == version.name,
+        columns.version == version.version,
+    )
+    creations = []
+    for identifier, creation, sealed in connection.execute(query.order_by(columns.creation)):
+        edges = sa.select(origin_edges.c.origin).where(origin_edges.c.derived == identifier)
+        origin_ids = sorted(connection.execute(edges).scalars())
+        creations.append({"creation": creation, "sealed": bool(sealed), "origins": origin_ids})
+    return {"format": _FORMAT, **version._asdict(), "creations": creations}
+
+
+def restore(connection: Connection, location: str) -> list[tuple[str, str]]:
+    """Add the origins in files to those in the registry; return (path, reason) of damaged files.
+
+    The object of a damaged file becomes private, and with it all that was computed from it, because
+    its origins may have been private.
+    """
+    directory = StorePaths(location).origins
+    damaged = []
+    for kind in KINDS:
+        folder = os.path.join(directory, kind)
+        for entry in files.list_directory(folder):
+            match = _FILE_NAME.fullmatch(entry)
+            if match is None:  # the file has no object
+                continue
+            version, path = Object(kind, match[1], int(match[2])), os.path.join(folder, entry)
+            try:
+                _restore_file(connection, version, path)
+            except (FeatureStoreError, MalformedJson, ValueError, RecursionError) as error:
+                _insert_creation(connection, version, 1, sealed=True)
+                damaged.append((path, f"its object is private now: {error}"))
+    return damaged
+
+
+def _restore_file(connection: Connection, version: Object, path: str) -> None:
+    content = JsonObject.from_value(files.read_json(path))
+    check_format(content.number("format", minimum=1), _FORMAT, subject=f"The file {path!r}")
+    stored = Object(content.text("kind"), content.text("name"), content.number("version"))
+    if stored != version:
+        raise ValueError(f"it has the origins of {stored.kind} {stored.name}@v{stored.version}")
+    for each in content.objects("creations"):
+        creation = each.number("creation", minimum=1)
+        _insert_creation(connection, version, creation, sealed=each.flag("sealed"))
+        edges = []
+        for identifier in each.texts("origins"):
+            match = _ID.fullmatch(identifier)
+            if match is None or match[1] not in KINDS:
+                raise ValueError(f"{identifier!r} is not an object")
+            origin = Object(match[1], match[2], int(match[3]))
+            # The file of the origin may follow, or be lost.
+            _insert_creation(connection, origin, int(match[4]), sealed=False)
+            edges.append({"derived": format_id(version, creation), "origin": identifier})
+        insert_missing(connection, origin_edges, edges)
+
+
+def _insert_creation(
+    connection: Connection, version: Object, creation: int, *, sealed: bool
+) -> None:
+    identifier = format_id(version, creation)
+    row = {**version._asdict(), "id": identifier, "creation": creation, "sealed": sealed}
+    insert_missing(connection, origins, [row])
+    if sealed:
+        connection.execute(origins.update().where(origins.c.id == identifier).values(sealed=True))

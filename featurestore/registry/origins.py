@@ -1,0 +1,184 @@
+"""Origins: what each object was computed from, stored when it is created and never removed.
+
+An edge leads from a derived object to an object that it was computed from, or that it has read.
+Edges outlive both objects, so that the deletion of an object does not separate the objects that
+were computed from it from its own origins. Each creation of an object is a separate row, because
+another object may be created under the name of a deleted one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from featurestore.model.paths import (
+    FEATUREGROUPS,
+    FEATUREVIEWS,
+    MODELS,
+    TRAININGDATASETS,
+    parse_version_directory,
+)
+from featurestore.registry.rows import insert_missing
+from featurestore.registry.tables import featuregroups, origin_edges, origins, private_groups
+
+GROUP, DATASET, VIEW, MODEL = "featuregroup", "training_dataset", "feature_view", "model"
+RUN, JOB = "experiment_run", "job"
+KINDS = (GROUP, DATASET, VIEW, MODEL, RUN, JOB)
+# The folders by which lineage and paths refer to these kinds.
+FOLDERS = {GROUP: FEATUREGROUPS, VIEW: FEATUREVIEWS, DATASET: TRAININGDATASETS, MODEL: MODELS}
+_KINDS_BY_FOLDER = {folder: kind for kind, folder in FOLDERS.items()}
+# The suffixes of the directories that a group has besides its table.
+_GROUP_SUFFIXES = ("_quarantine", "_statistics")
+# The key in a connection's ``info`` for the objects whose files the transaction has to write.
+CHANGED = "featurestore_changed_origins"
+
+
+class Object(NamedTuple):
+    """A version of an object; runs and jobs have the version 1, and a run's name is its id."""
+
+    kind: str
+    name: str
+    version: int = 1
+
+
+def record(connection: Connection, derived: Object, origin_objects: Iterable[Object]) -> None:
+    """Store that an object was computed from others, or has read them; add to its earlier origins."""
+    distinct = dict.fromkeys(each for each in origin_objects if each != derived)
+    if not distinct:
+        return
+    ids = _current_ids(connection, [derived, *distinct])
+    edges = {(ids[derived], ids[each]) for each in distinct}
+    query = sa.select(origin_edges.c.origin).where(origin_edges.c.derived == ids[derived])
+    known = {(ids[derived], each) for each in connection.execute(query).scalars()}
+    if edges <= known:
+        return
+    rows = [{"derived": child, "origin": parent} for child, parent in sorted(edges - known)]
+    insert_missing(connection, origin_edges, rows)
+    _mark_changed(connection, [derived])
+
+
+def begin(connection: Connection, created: Object, origin_objects: Iterable[Object] = ()) -> None:
+    """Start a new object, whose origins are not those of a deleted object with the same name."""
+    last = _last_creation(connection, created)
+    if last:
+        _seal(connection, created)
+        _insert(connection, {created: last + 1})
+    record(connection, created, origin_objects)
+
+
+def end(connection: Connection, removed: Object) -> None:
+    """Seal an object that is deleted while its group is private; it stays private."""
+    _seal(connection, removed)
+
+
+def find_objects(connection: Connection, inputs: Iterable[Mapping[str, Any]]) -> list[Object]:
+    """Return the objects of the store in lineage inputs, which contain names, folders or paths."""
+    objects = []
+    for each in inputs:
+        source = str(each.get("source") or each.get("featuregroup") or each.get("path") or "")
+        version = each.get("version")
+        found = parse_path(source) if "/" in source else (GROUP, source, None)
+        # Registered sources and files outside of the store have no origins.
+        if found is None or ":" in found[1] or not found[1]:
+            continue
+        kind, name, path_version = found
+        number = version if isinstance(version, int) else path_version
+        numbers = [number] if number else _registered_versions(connection, kind, name)
+        objects += [Object(kind, name, each_number) for each_number in numbers]
+    return objects
+
+
+def parse_path(path: str) -> tuple[str, str, int | None] | None:
+    """Return the kind, name and version of the object at a path; None for other paths.
+
+    >>> parse_path("/data/store/featuregroups/pay/v2_quarantine"), parse_path("models/late")
+    (('featuregroup', 'pay', 2), ('model', 'late', None))
+    """
+    segments = path.split("/")
+    for position, (folder, name) in enumerate(pairwise(segments)):
+        if folder in _KINDS_BY_FOLDER and name:
+            last = segments[position + 2] if len(segments) > position + 2 else ""
+            for suffix in _GROUP_SUFFIXES:
+                last = last.removesuffix(suffix)
+            return _KINDS_BY_FOLDER[folder], name, parse_version_directory(last)
+    return None
+
+
+def _registered_versions(connection: Connection, kind: str, name: str) -> list[int]:
+    """Return the versions of a group to which a reference without a version may refer."""
+    if kind != GROUP:
+        return [1]
+    query = sa.select(featuregroups.c.version).where(featuregroups.c.name == name)
+    return [int(version) for version in connection.execute(query).scalars()] or [1]
+
+
+def _current_ids(connection: Connection, objects: Collection[Object]) -> dict[Object, str]:
+    """Return the ids of the last creations of objects; objects without a row get one."""
+    columns = origins.c
+    key = sa.tuple_(columns.kind, columns.name, columns.version)
+    query = (
+        sa.select(columns.kind, columns.name, columns.version, sa.func.max(columns.creation))
+        .where(key.in_([tuple(each) for each in objects]))
+        .group_by(columns.kind, columns.name, columns.version)
+    )
+    creations = {Object(*row[:3]): int(row[3]) for row in connection.execute(query)}
+    missing = {each: 1 for each in objects if each not in creations}
+    if missing:
+        _insert(connection, missing)
+    return {each: format_id(each, creation) for each, creation in (creations | missing).items()}
+
+
+def format_id(version: Object, creation: int) -> str:
+    """Return the id of a creation of an object.
+
+    >>> format_id(Object("featuregroup", "pay", 2), 1)
+    'featuregroup/pay@v2#1'
+    """
+    return f"{version.kind}/{version.name}@v{version.version}#{creation}"
+
+
+def _last_creation(connection: Connection, version: Object) -> int:
+    query = sa.select(sa.func.max(origins.c.creation)).where(_is_object(version))
+    return int(connection.execute(query).scalar() or 0)
+
+
+def _insert(connection: Connection, creations: Mapping[Object, int]) -> None:
+    rows = [
+        {**each._asdict(), "id": format_id(each, creation), "creation": creation, "sealed": False}
+        for each, creation in sorted(creations.items())
+    ]
+    # Another transaction may have inserted the same row: it is the same object.
+    insert_missing(connection, origins, rows)
+    _mark_changed(connection, creations)
+
+
+def _seal(connection: Connection, removed: Object) -> None:
+    """Mark the last creation of a group as private for ever, if the group is private now."""
+    is_private = sa.select(private_groups.c.featuregroup).where(
+        private_groups.c.featuregroup == removed.name
+    )
+    if removed.kind != GROUP or connection.execute(is_private).first() is None:
+        return
+    # A group without a row has nothing computed from it.
+    last = _last_creation(connection, removed)
+    if last:
+        is_last = sa.and_(_is_object(removed), origins.c.creation == last)
+        connection.execute(origins.update().where(is_last).values(sealed=True))
+        _mark_changed(connection, [removed])
+
+
+def _is_object(version: Object) -> sa.ColumnElement[bool]:
+    columns = origins.c
+    return sa.and_(
+        columns.kind == version.kind,
+        columns.name == version.name,
+        columns.version == version.version,
+    )
+
+
+def _mark_changed(connection: Connection, objects: Iterable[Object]) -> None:
+    connection.info.setdefault(CHANGED, set()).update(objects)

@@ -111,7 +111,7 @@ class KnownValue:
 
 
 def text_forms(text: str) -> tuple[bytes, ...]:
-    """Return the forms of a value in files: UTF-8, JSON, percent-encoded and UTF-16.
+    """Return the forms of a value in files: UTF-8, JSON, percent-encoded, UTF-16 and UTF-32.
 
     >>> text_forms("u-7731")[0], text_forms("u-1")
     (b'u-7731', ())
@@ -119,9 +119,12 @@ def text_forms(text: str) -> tuple[bytes, ...]:
     minimum = _MIN_DIGITS if text.isdigit() else _MIN_TEXT
     if len(text) < minimum:
         return ()
-    texts = (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], quote(text))
+    texts = [text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], quote(text)]
+    # The texts of the search index are in lower case.
+    texts.append(text.casefold())
     forms = [form.encode("utf-8", "surrogatepass") for form in texts]
-    return tuple(dict.fromkeys([*forms, text.encode("utf-16-le", "surrogatepass")]))
+    forms += [text.encode(encoding, "surrogatepass") for encoding in ("utf-16-le", "utf-32-le")]
+    return tuple(dict.fromkeys(forms))
 
 
 def _find_words(data: bytes, form: bytes) -> list[int]:
@@ -344,14 +347,22 @@ class Entities:
         return pa.array(is_match)
 
     def occurs_in(self, data: bytes) -> bool:
-        """Return whether bytes contain a key value as a separate word."""
-        return any(value.occurs_in(data) for value in self.values)
+        """Return whether bytes contain the values of all keys of an entity, as separate words."""
+        return any(
+            all(value.occurs_in(data) for value in entity.values()) for entity in self.entities
+        )
 
     def remove_from(self, text: str) -> str:
-        """Return a text in which known key values are replaced by ``[erased]``."""
-        for value in self.values:
-            if isinstance(value, KnownValue):
-                text = value.remove_from(text)
+        """Return a text in which known key values are replaced by ``[erased]``.
+
+        The values of an entity remain if the text does not contain all of them.
+        """
+        data = text.encode("utf-8", "surrogatepass")
+        for entity in self.entities:
+            if all(value.occurs_in(data) for value in entity.values()):
+                for value in entity.values():
+                    if isinstance(value, KnownValue):
+                        text = value.remove_from(text)
         return text
 
 

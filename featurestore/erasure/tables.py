@@ -27,7 +27,7 @@ from featurestore.delta.log import is_delta_table, latest_version
 from featurestore.delta.maintenance import modification_time, orphan_cutoff_time
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.erasure.areas import Scan
-from featurestore.erasure.keys import Entities, canonical_text
+from featurestore.erasure.keys import Entities, KeyValue, canonical_text
 from featurestore.errors import FeatureStoreError, InvalidArgument, WriteConflict
 from featurestore.featuregroups.maintenance import register_delta_version
 from featurestore.model.erasure import ErasureFinding
@@ -219,13 +219,7 @@ def _texts(batch: pa.RecordBatch, names: Sequence[str]) -> set[tuple[str | None,
 
 def _scrubber(path: str, entities: Entities, columns: Mapping[str, str]) -> LogScrubber:
     def is_partition(values: Mapping[str, Any]) -> bool:
-        for entity in entities.entities:
-            for column, key in columns.items():
-                if key in entity and values.get(column) is not None:
-                    text = canonical_text(_plain(values[column]))
-                    if text is not None and entity[key].equals(text):
-                        return True
-        return False
+        return any(_has_keys(entity, columns, values) for entity in entities.entities)
 
     return LogScrubber(
         path,
@@ -233,6 +227,19 @@ def _scrubber(path: str, entities: Entities, columns: Mapping[str, str]) -> LogS
         remove_value=entities.remove_from,
         is_partition=is_partition,
     )
+
+
+def _has_keys(
+    entity: Mapping[str, KeyValue], columns: Mapping[str, str], values: Mapping[str, Any]
+) -> bool:
+    """Return whether values by column contain all keys of an entity."""
+    keys = set()
+    for column, key in columns.items():
+        if key in entity and values.get(column) is not None:
+            text = canonical_text(_plain(values[column]))
+            if text is not None and entity[key].equals(text):
+                keys.add(key)
+    return keys == set(entity)
 
 
 def _plain(value: Any) -> Any:

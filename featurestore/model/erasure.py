@@ -123,16 +123,17 @@ class ErasureCheck:
 
     Attributes:
         certificate: The id of the certificate.
-        findings: The places with data of the erased entities; empty if there are none. Places that
-            the erasure only listed, such as models, are not included.
+        findings: The places with data of the erased entities; empty if there are none.
         problems: Defects of the certificate or the audit log.
         scanned: The number of scanned places of each area.
+        listed: The places that an erasure only lists, such as files of models.
     """
 
     certificate: str
     findings: Sequence[ErasureFinding]
     problems: tuple[str, ...] = ()
     scanned: Mapping[str, int] = field(default_factory=dict)
+    listed: Sequence[ErasureFinding] = ()
 
     @property
     def ok(self) -> bool:
@@ -147,6 +148,7 @@ class ErasureCheck:
             "findings": [finding.to_json() for finding in self.findings],
             "problems": list(self.problems),
             "scanned": dict(self.scanned),
+            "listed": [finding.to_json() for finding in self.listed],
         }
 
     @classmethod
@@ -157,6 +159,7 @@ class ErasureCheck:
             tuple(map(ErasureFinding.from_json, data["findings"])),
             tuple(data["problems"]),
             dict(data["scanned"]),
+            tuple(map(ErasureFinding.from_json, data["listed"])),
         )
 
     def __str__(self) -> str:

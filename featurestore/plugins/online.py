@@ -22,12 +22,14 @@ class OnlineConfig:
     """The arguments of an online store.
 
     ``secret`` is a function that returns the password, None if no secret is registered. The store
-    calls it when it connects. The password must not appear in messages, reprs or errors.
+    calls it when it connects. The password must not appear in messages, reprs or errors. Only with
+    ``uses_environment`` may the driver use credentials of the machine, such as a password file.
     """
 
     name: str
     uri: str
     secret: Callable[[], str] | None = field(default=None, repr=False)
+    uses_environment: bool = False
 
     def with_resolved_secret(self) -> OnlineConfig:
         """Return a config that contains the password, for tasks on other machines.
@@ -133,6 +135,18 @@ class OnlineStore(Protocol):
 
     def close(self) -> None:
         """Close all connections; may be called repeatedly."""
+        ...
+
+
+@runtime_checkable
+class DiscardsBytes(Protocol):
+    """An online store that can overwrite the bytes of deleted values in its files.
+
+    Servers do so when they compact their files.
+    """
+
+    def discard_deleted(self) -> None:
+        """Overwrite the bytes of deleted values."""
         ...
 
 

@@ -169,14 +169,14 @@ def find_pinning_datasets(store: Store, name: str, version: int) -> list[PinnedV
             PinnedVersion(*each)
             for each in training_datasets.datasets_pinning(connection, name, version)
         }
-    for dataset, number in _iterate_finished_datasets(store):
+    for dataset, number in finished_datasets(store):
         if (dataset, number) not in registered:
             directory = StorePaths(store.location).training_dataset(dataset, number)
             pinned |= _read_manifest_pins(directory, name, version)
     return sorted(pinned)
 
 
-def _iterate_finished_datasets(store: Store) -> Iterator[tuple[str, int]]:
+def finished_datasets(store: Store) -> Iterator[tuple[str, int]]:
     """Yield the name and version of every dataset with a manifest."""
     root = StorePaths(store.location).training_datasets
     for name in files.list_directory(root):

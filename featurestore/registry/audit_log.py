@@ -78,6 +78,12 @@ def entries(
     return [_to_entry(row) for row in connection.execute(query.limit(limit).offset(offset))]
 
 
+def entries_of_action(connection: Connection, action: str) -> list[AuditEntry]:
+    """List all entries of an action, oldest first."""
+    query = sa.select(audit_log).where(audit_log.c.action == action).order_by(audit_log.c.id)
+    return [_to_entry(row) for row in connection.execute(query)]
+
+
 def commits(connection: Connection, group: str, version: int) -> list[tuple[int, AuditEntry]]:
     """Return the writes to a group version as (Delta version, entry), oldest first."""
     subject = f"{group}@v{version}"

@@ -121,6 +121,13 @@ def write_new(path: str, data: bytes) -> bool:
     return storage_for(path).write_new(path, data)
 
 
+def make_private(path: str) -> None:
+    """Let only the owner read a local file; access to objects is configured in their store."""
+    if storage_for(path).is_local:
+        with translate_write_errors(path):
+            os.chmod(path, 0o600)
+
+
 def growing_file(path: str) -> AbstractContextManager[str]:
     """Yield a local path to which a growing file can be written, and create its directory.
 

@@ -96,7 +96,7 @@ def _export_again(session: Session, manifest: Manifest, *, staging: str) -> Mani
     assert manifest.plan is not None
     plan = replay_plan(session, manifest.plan)
     frame = FeatureFrame.planned(session, plan)
-    request = _request(manifest)
+    request = export_request(manifest)
     rows = os.path.join(staging, "rows")
     hashed = hash_rows(session.engine, frame.relation, request, plan=plan, directory=rows)
     hashed, _ = handle_missing_labels(session.engine, hashed)
@@ -111,7 +111,7 @@ def _export_again(session: Session, manifest: Manifest, *, staging: str) -> Mani
     )
 
 
-def _request(manifest: Manifest) -> ExportRequest:
+def export_request(manifest: Manifest) -> ExportRequest:
     """Build the export request that a manifest records."""
     labels = []
     roles = {}

@@ -129,6 +129,12 @@ class SQLiteOnlineStore:
             deleted += count
         return deleted
 
+    def discard_deleted(self) -> None:
+        """Overwrite the bytes of deleted values in the file and in the write-ahead log."""
+        with self._borrow() as connection:
+            connection.execute("VACUUM")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
     def clock(self) -> datetime:
         return utc_now()
 

@@ -1,0 +1,187 @@
+"""Certificates of erasures: keyed digests of the keys, in a signed hash chain in the audit log.
+
+The key of the digests and signatures is a file of the store that only its owner can read. Without
+it, a certificate neither reveals a value nor confirms a guess. Each certificate contains the hash of
+the one before it, so that none can be removed or replaced unnoticed.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+from sqlalchemy.engine import Connection
+
+from featurestore.erasure.keys import DigestedValue, Entities, KnownValue
+from featurestore.errors import InvalidArgument, StorageError
+from featurestore.model.erasure import ErasureFinding
+from featurestore.model.json_object import JsonObject, MalformedJson
+from featurestore.model.times import utc_now
+from featurestore.registry import audit_log
+from featurestore.registry.audit_log import Actor
+from featurestore.session import Session
+from featurestore.storage import files
+
+ACTION = "erase"
+CERTIFICATE_FORMAT = 1
+_KEY_FILE = "key"
+_KEY_BYTES = 32
+
+
+def store_key(session: Session) -> bytes:
+    """Return the key of the store's certificates, which is created at the first erasure."""
+    path = os.path.join(session.paths.erasures, _KEY_FILE)
+    if not files.exists(path):
+        # Another process may be faster; its key is read then.
+        if files.write_new(path, secrets.token_hex(_KEY_BYTES).encode()):
+            files.make_private(path)
+    return _read_key(path)
+
+
+def _read_key(path: str) -> bytes:
+    try:
+        key = bytes.fromhex(files.read_bytes(path).decode())
+    except ValueError as error:
+        raise StorageError(
+            f"The key of the certificates {path!r} is damaged.", hint="restore it from a backup"
+        ) from error
+    return key
+
+
+def issue(
+    session: Session,
+    entities: Entities,
+    *,
+    actor: Actor,
+    findings: Sequence[ErasureFinding],
+    remaining: Sequence[ErasureFinding],
+    models: Sequence[str],
+    datasets: Mapping[str, str],
+) -> dict[str, Any]:
+    """Sign a certificate, add it to the audit log and to the store, and return it."""
+    key = store_key(session)
+    salt = secrets.token_hex(16)
+    with session.registry.transaction() as connection:
+        chain = _chain(connection)
+        body = {
+            "format": CERTIFICATE_FORMAT,
+            "id": secrets.token_hex(8),
+            "time": utc_now().isoformat(timespec="seconds"),
+            "by": actor.name,
+            "salt": salt,
+            "entities": _digests(entities, key, salt),
+            "columns": dict(entities.columns),
+            "done": [finding.to_json() for finding in findings],
+            "remaining": [finding.to_json() for finding in remaining],
+            "models": list(models),
+            "datasets": dict(datasets),
+            "previous": chain[-1]["hash"] if chain else None,
+        }
+        certificate = {**body, "hash": _hash(body), "signature": _sign(key, body)}
+        audit_log.add(connection, actor, ACTION, str(body["id"]), {"certificate": certificate})
+    name = f"{certificate['id']}.json"
+    files.write_json(os.path.join(session.paths.erasures, name), certificate)
+    return certificate
+
+
+def parse_certificate(session: Session, certificate: object) -> tuple[JsonObject, Entities]:
+    """Return the fields of a certificate, and its entities with digests instead of values.
+
+    Raises:
+        InvalidArgument: It is not a certificate.
+    """
+    try:
+        data = JsonObject.from_value(certificate)
+        key, salt = store_key(session), data.text("salt")
+        entities = []
+        number = 0
+        for entity in data.objects("entities"):
+            values = {}
+            for name in entity.data:
+                value_key = _value_key(key, salt, number)
+                values[name] = DigestedValue.from_json(entity.object(name), key=value_key)
+                number += 1
+            entities.append(values)
+        data.text("id")
+        columns = data.object("columns").read_values(JsonObject.text)
+    except (MalformedJson, ValueError, binascii.Error) as error:
+        raise InvalidArgument(
+            f"This is not the certificate of an erasure: {error}.",
+            hint="store.verify_erasure(report.certificate)",
+        ) from error
+    return data, Entities(tuple(entities), columns)
+
+
+def find_problems(session: Session, certificate: Mapping[str, Any]) -> list[str]:
+    """Return the defects of a certificate and of the chain in the audit log."""
+    key = store_key(session)
+    body = {name: value for name, value in certificate.items() if name not in _SEALS}
+    problems = []
+    if not hmac.compare_digest(str(certificate.get("signature")), _sign(key, body)):
+        problems.append("The signature of the certificate is not that of this store.")
+    with session.registry.reading() as connection:
+        chain = _chain(connection)
+    previous: object = None
+    is_recorded = False
+    for entry in chain:
+        content = {name: value for name, value in entry.items() if name not in _SEALS}
+        is_genuine = entry.get("hash") == _hash(content) and hmac.compare_digest(
+            str(entry.get("signature")), _sign(key, content)
+        )
+        if not is_genuine or entry.get("previous") != previous:
+            problems.append(
+                f"The audit log was changed: the entry of certificate {entry.get('id')} does not "
+                "follow the one before it."
+            )
+        previous = entry.get("hash")
+        is_recorded = is_recorded or entry.get("hash") == certificate.get("hash")
+    if not is_recorded:
+        problems.append("The audit log has no entry of this certificate.")
+    return problems
+
+
+_SEALS = ("hash", "signature")
+
+
+def _chain(connection: Connection) -> list[Mapping[str, Any]]:
+    """Return the certificates in the audit log, oldest first."""
+    entries = audit_log.entries_of_action(connection, ACTION)
+    certificates = [entry.detail.get("certificate") for entry in entries]
+    return [each for each in certificates if isinstance(each, dict)]
+
+
+def _digests(entities: Entities, key: bytes, salt: str) -> list[dict[str, Any]]:
+    digests = []
+    number = 0
+    for entity in entities.entities:
+        values = {}
+        for name, value in entity.items():
+            assert isinstance(value, KnownValue)
+            value_key = _value_key(key, salt, number)
+            values[name] = DigestedValue.of(value.text, key=value_key).to_json()
+            number += 1
+        digests.append(values)
+    return digests
+
+
+def _value_key(key: bytes, salt: str, number: int) -> bytes:
+    """Return the key of one value in one certificate, so that no two digests can be compared."""
+    return hmac.digest(key, f"value:{salt}:{number}".encode(), "sha256")
+
+
+def _hash(body: Mapping[str, Any]) -> str:
+    return sha256(_canonical(body)).hexdigest()
+
+
+def _sign(key: bytes, body: Mapping[str, Any]) -> str:
+    return hmac.digest(key, b"certificate:" + _canonical(body), "sha256").hex()
+
+
+def _canonical(body: Mapping[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()

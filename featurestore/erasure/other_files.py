@@ -1,0 +1,170 @@
+"""Erasure in the other files of a store: staged rows, job logs, run artifacts, definitions.
+
+Staged files are removed, and logs are rewritten. Files of runs, models and definitions are only
+listed: a person decides about them.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from featurestore.erasure.areas import Scan
+from featurestore.erasure.keys import Entities
+from featurestore.model.erasure import Action, ErasureFinding
+from featurestore.model.paths import (
+    ERASURES,
+    EXPERIMENTS,
+    FEATUREGROUPS,
+    LOGS,
+    MODELS,
+    OWNERS,
+    STAGING,
+    TRAININGDATASETS,
+)
+from featurestore.recovery import liveness
+from featurestore.registry import intents
+from featurestore.registry.database import REGISTRY_FILE
+from featurestore.storage import files
+from featurestore.storage.manifests import ANNOTATIONS_FILE
+
+_AREAS: dict[str, tuple[str, Action]] = {
+    STAGING: ("staged files", "remove"),
+    LOGS: ("job logs", "rewrite"),
+    EXPERIMENTS: ("run artifacts", "list"),
+    MODELS: ("model files", "list"),
+    TRAININGDATASETS: ("descriptions", "rewrite"),
+}
+_OTHER: tuple[str, Action] = ("other files", "list")
+# Tables, databases, lock files and certificates, which other areas search.
+_SEARCHED_ELSEWHERE = (FEATUREGROUPS, OWNERS, ERASURES, "online")
+# A value may be in two consecutive chunks of a file.
+_OVERLAP = 4096
+_CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5": "zstd", b"\x04\x22": "lz4", b"BZ": "bz2"}
+
+
+class OtherFiles:
+    """All files of a store that are not in its tables, datasets and databases."""
+
+    name = "files"
+
+    def search(self, scan: Scan) -> list[ErasureFinding]:
+        findings = []
+        for path in _files(scan.session.location):
+            scan.scanned[self.name] += 1
+            if has_value(path, scan.entities):
+                area, action = _area_of(path, scan.session.location)
+                place = scan.relative(path)
+                findings.append(ErasureFinding(area, place, "contains a key", action))
+        return findings
+
+    def erase(self, scan: Scan) -> None:
+        location = scan.session.location
+        for path in list(_files(location)):
+            _, action = _area_of(path, location)
+            if action == "list" or not has_value(path, scan.entities):
+                continue
+            if action == "remove":
+                if not _is_being_written(scan, path):
+                    files.remove(path, below=location)
+                continue
+            text = files.read_bytes(path).decode("utf-8", "surrogateescape")
+            cleaned = scan.entities.remove_from(text.encode("utf-8", "replace").decode())
+            files.write_atomically(path, cleaned.encode())
+
+
+def _files(location: str) -> Iterator[str]:
+    """Yield the files of a store that no other area searches."""
+    for name in files.list_directory(location):
+        path = os.path.join(location, name)
+        if name in _SEARCHED_ELSEWHERE or name.startswith(REGISTRY_FILE):
+            continue
+        if not files.is_directory(path):
+            yield path
+            continue
+        for file in files.walk(path):
+            # Shards and statistics of datasets are searched with their manifest.
+            if name != TRAININGDATASETS or file.endswith(f"/{ANNOTATIONS_FILE}"):
+                yield file
+
+
+def _area_of(path: str, location: str) -> tuple[str, Action]:
+    folder = path.removeprefix(location).lstrip("/").split("/")[0]
+    return _AREAS.get(folder, _OTHER)
+
+
+def _is_being_written(scan: Scan, path: str) -> bool:
+    """Return whether a staged file belongs to a write of a living process."""
+    session = scan.session
+    run = path.removeprefix(session.paths.staging).lstrip("/").split("/")[0]
+    with session.registry.reading() as connection:
+        intent = intents.find(connection, run)
+        return intent is not None and liveness.is_alive(connection, session.location, intent.owner)
+
+
+def has_value(path: str, entities: Entities) -> bool:
+    """Return whether a file contains a key value; compressed files are decompressed."""
+    if path.endswith(".parquet"):
+        try:
+            return _parquet_has_value(path, entities)
+        except (pa.ArrowInvalid, OSError):  # incomplete files are searched as bytes
+            pass
+    try:
+        return any(map(entities.occurs_in, _chunks(path)))
+    except FileNotFoundError:  # removed in the meantime
+        return False
+
+
+def _parquet_has_value(path: str, entities: Entities) -> bool:
+    from pyarrow import parquet
+
+    reader = parquet.ParquetFile(files.open_complete(path))
+    columns = entities.key_columns(reader.schema_arrow.names)
+    for batch in reader.iter_batches():
+        if entities.is_searchable(columns) and entities.matches(batch, columns).true_count:
+            return True
+        for column in batch.columns:
+            if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+                values = column.cast(pa.binary()).drop_null().to_pylist()
+                if entities.occurs_in(b"\0".join(values)):
+                    return True
+    return False
+
+
+def _chunks(path: str) -> Iterator[bytes]:
+    """Yield the bytes of a file in overlapping chunks, and those of compressed content."""
+    tail, start = b"", b""
+    for chunk in files.read_chunks(path):
+        start = start or chunk[:4]
+        yield tail + chunk
+        tail = (tail + chunk)[-_OVERLAP:]
+    if start == b"PK\x03\x04":
+        yield from _zip_members(files.read_bytes(path))
+    codec = _CODECS.get(start[:2])
+    if codec is not None:
+        yield from _decompress(files.read_bytes(path), codec)
+
+
+def _zip_members(content: bytes) -> Iterator[bytes]:
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            for name in archive.namelist():
+                yield name.encode()
+                yield archive.read(name)
+    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError):
+        return
+
+
+def _decompress(content: bytes, codec: str) -> Iterator[bytes]:
+    try:
+        with pa.CompressedInputStream(pa.BufferReader(content), codec) as stream:
+            tail = b""
+            while chunk := stream.read(1 << 20):
+                yield tail + chunk
+                tail = (tail + chunk)[-_OVERLAP:]
+    except (OSError, pa.ArrowInvalid):  # the first bytes were a coincidence
+        return

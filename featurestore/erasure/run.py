@@ -1,0 +1,154 @@
+"""Erasure of entities: search, removal, and the check of a certificate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from featurestore.erasure import certificates
+from featurestore.erasure.areas import Area, Scan, search_areas
+from featurestore.erasure.datasets import TrainingDatasets, trained_models
+from featurestore.erasure.keys import parse_entities
+from featurestore.erasure.online import OnlineValues
+from featurestore.erasure.other_files import OtherFiles
+from featurestore.erasure.tables import (
+    GroupTables,
+    StoredStatistics,
+    check_no_writers,
+    group_tables,
+)
+from featurestore.erasure.texts import RegistryTexts
+from featurestore.errors import InvalidArgument, did_you_mean, listing
+from featurestore.model.erasure import (
+    DATASET_ACTIONS,
+    ErasureCheck,
+    ErasureReport,
+)
+from featurestore.recovery.recover import recover
+from featurestore.registry.audit_log import Actor, process_actor
+from featurestore.session import Session
+
+# Datasets and online values are found by the rows of groups, so the tables are searched first, and
+# erased last: a killed erasure finds all places again.
+AREAS: tuple[Area, ...] = (
+    GroupTables(),
+    StoredStatistics(),
+    TrainingDatasets(),
+    OnlineValues(),
+    OtherFiles(),
+    RegistryTexts(),
+)
+
+
+def erase(
+    session: Session,
+    subject: Mapping[str, object] | Sequence[Mapping[str, object]],
+    *,
+    columns: Mapping[str, str] | None = None,
+    dry_run: bool = True,
+    datasets: str = "export",
+    actor: Actor | None = None,
+) -> ErasureReport:
+    """Report or erase all data of entities; see ``FeatureStore.erase``.
+
+    Raises:
+        InvalidArgument: The subject is invalid, or the store has no column with its keys.
+        WriteConflict: Other processes write groups with these rows; nothing was erased.
+    """
+    entities = parse_entities(subject, columns)
+    if datasets not in DATASET_ACTIONS:
+        raise InvalidArgument(
+            f"datasets={datasets!r} is not one of {listing(DATASET_ACTIONS)}.",
+            hint=did_you_mean(str(datasets), DATASET_ACTIONS, write="datasets={!r}")
+            or 'datasets="export"',
+        )
+    if not dry_run:
+        session.registry.check_writable()
+        # Staged rows of dead writers are removed, or registered.
+        recover(session)
+    scan = Scan(session, entities, datasets)
+    findings = search_areas(scan, AREAS)
+    _check_keys(scan)
+    models = tuple(trained_models(scan))
+    if dry_run:
+        return ErasureReport(entities.keys, dry_run, tuple(findings), models=models)
+    _check_writers(scan)
+    for area in reversed(AREAS):
+        area.erase(scan)
+    session.registry.discard_deleted()
+    after = Scan(session, entities, datasets, key_rows=scan.key_rows)
+    remaining = tuple(finding for finding in search_areas(after, AREAS) if finding.action != "list")
+    certificate = certificates.issue(
+        session,
+        entities,
+        actor=actor or process_actor("command line"),
+        findings=findings,
+        remaining=remaining,
+        models=models,
+        datasets=scan.exported,
+    )
+    return ErasureReport(
+        entities.keys,
+        dry_run,
+        tuple(findings),
+        remaining=remaining,
+        models=models,
+        datasets=scan.exported,
+        certificate=certificate,
+    )
+
+
+def verify_erasure(
+    session: Session, certificate: Mapping[str, object] | str | bytes
+) -> ErasureCheck:
+    """Check a certificate and search the store; see ``FeatureStore.verify_erasure``.
+
+    Raises:
+        InvalidArgument: It is not a certificate.
+    """
+    if isinstance(certificate, str | bytes):
+        try:
+            certificate = json.loads(certificate)
+        except (ValueError, RecursionError) as error:
+            raise InvalidArgument(
+                "The certificate is not JSON.", hint="store.verify_erasure(report.certificate)"
+            ) from error
+    data, entities = certificates.parse_certificate(session, certificate)
+    scan = Scan(session, entities)
+    found = search_areas(scan, AREAS)
+    return ErasureCheck(
+        data.text("id"),
+        tuple(finding for finding in found if finding.action != "list"),
+        tuple(certificates.find_problems(session, data.data)),
+        dict(scan.scanned),
+        tuple(finding for finding in found if finding.action == "list"),
+    )
+
+
+def _check_keys(scan: Scan) -> None:
+    """Check that the store has columns of all keys.
+
+    Raises:
+        InvalidArgument: The message lists the keys of the store's groups.
+    """
+    unknown = [key for key in scan.entities.keys if key not in scan.key_names]
+    if not unknown:
+        return
+    with scan.session.registry.reading() as connection:
+        from featurestore.registry import featuregroups
+
+        groups = featuregroups.list_all(connection)
+    known = sorted({name for group in groups for name in group.spec.primary_key})
+    raise InvalidArgument(
+        f"No feature group has a column {listing(map(repr, unknown))}. "
+        f"Keys of the store: {listing(known) or 'none'}.",
+        hint=did_you_mean(unknown[0], known, write="store.erase({{{!r}: value}})")
+        or 'store.erase({"user": "u-7731"}, columns={"orders.buyer": "user"})',
+    )
+
+
+def _check_writers(scan: Scan) -> None:
+    """Check before anything is erased that nobody writes the tables with matching rows."""
+    for table in group_tables(scan.session):
+        if scan.key_rows.get((table.group, table.version)) is not None:
+            check_no_writers(scan.session, table)

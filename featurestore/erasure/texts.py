@@ -1,0 +1,173 @@
+"""Erasure in the texts of the registry: descriptions, tags, errors, reports, the audit log.
+
+All text columns of all tables are searched. In free texts and reports, a value is replaced by
+``[erased]``. Values in definitions, such as the SQL of a job, are only listed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from featurestore.erasure.areas import Scan
+from featurestore.erasure.keys import ERASED, Entities, KeyValue, canonical_text
+from featurestore.errors import InvalidArgument
+from featurestore.model.erasure import ErasureFinding
+from featurestore.registry import search_documents, tables
+
+# Free texts, in which a value can be replaced without a change of meaning for the library.
+_FREE_TEXTS = {
+    ("featuregroups", "description"),
+    ("features", "description"),
+    ("tags", "value"),
+    ("training_datasets", "description"),
+    ("runs", "error"),
+    ("runs", "hint"),
+    ("monitor_acceptances", "note"),
+    ("outbox", "message"),
+    ("outbox", "error"),
+    ("audit_log", "subject"),
+    ("search_documents", "text"),
+}
+# JSON with values of rows, such as the examples of failing rows.
+_REPORTS = {
+    ("validation_reports", "report"),
+    ("monitor_results", "report"),
+    ("audit_log", "detail"),
+}
+# Hashes and random texts, which contain no values.
+_SECRETS = {"hash", "password"}
+_BATCH = 500
+
+
+class RegistryTexts:
+    """The texts of the registry."""
+
+    name = "registry"
+
+    def search(self, scan: Scan) -> list[ErasureFinding]:
+        findings = []
+        with scan.session.registry.reading() as connection:
+            for table in tables.metadata.sorted_tables:
+                for column in _text_columns(table):
+                    scan.scanned[self.name] += 1
+                    rows = sum(1 for _ in _matching_cells(connection, scan, table, column))
+                    if rows:
+                        place = f"{table.name}.{column.name}"
+                        is_text = (table.name, column.name) in _FREE_TEXTS | _REPORTS
+                        findings.append(
+                            ErasureFinding(
+                                self.name,
+                                place,
+                                f"{rows:,} texts",
+                                "rewrite" if is_text else "list",
+                                rows,
+                            )
+                        )
+        return findings
+
+    def erase(self, scan: Scan) -> None:
+        with scan.session.registry.transaction() as connection:
+            for name, column_name in sorted(_FREE_TEXTS | _REPORTS):
+                table = tables.metadata.tables[name]
+                column = table.c[column_name]
+                for key, text in list(_matching_cells(connection, scan, table, column)):
+                    _rewrite(connection, scan, table, column, key, text)
+
+
+def _text_columns(table: sa.Table) -> Iterator[sa.Column[Any]]:
+    for column in table.columns:
+        if isinstance(column.type, sa.String) and column.name not in _SECRETS:
+            yield column
+
+
+def _matching_cells(
+    connection: Connection, scan: Scan, table: sa.Table, column: sa.Column[Any]
+) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the primary keys and texts of rows whose column contains a key value."""
+    has_members = (table.name, column.name) in _REPORTS
+    names = [each.name for each in table.primary_key]
+    query = sa.select(*table.primary_key, column.label("erased_text")).where(column.is_not(None))
+    result = connection.execute(query)
+    while rows := result.fetchmany(_BATCH):
+        texts = [str(row.erased_text) for row in rows]
+        # One search of all texts is faster than one search of each.
+        joined = "\0".join(texts).encode("utf-8", "surrogatepass")
+        if not has_members and not scan.entities.occurs_in(joined):
+            continue
+        for row, text in zip(rows, texts, strict=True):
+            if _has_value(scan, text, has_members=has_members):
+                yield dict(zip(names, row, strict=False)), text
+
+
+def _has_value(scan: Scan, text: str, *, has_members: bool) -> bool:
+    if scan.entities.occurs_in(text.encode("utf-8", "surrogatepass")):
+        return True
+    if not has_members:
+        return False
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return clean_json(scan.entities, data) != data
+
+
+def _rewrite(
+    connection: Connection,
+    scan: Scan,
+    table: sa.Table,
+    column: sa.Column[Any],
+    key: Mapping[str, Any],
+    text: str,
+) -> None:
+    cleaned = scan.entities.remove_from(text)
+    if (table.name, column.name) in _REPORTS:
+        with suppress(ValueError, RecursionError):
+            cleaned = json.dumps(clean_json(scan.entities, json.loads(text)), ensure_ascii=False)
+    if table is tables.search_documents:
+        condition = table.c.id == key["id"]
+        document = connection.execute(sa.select(table).where(condition)).one()
+        search_documents.replace(
+            connection, document.kind, document.name, document.version, document.field, [cleaned]
+        )
+        return
+    condition = sa.and_(*[table.c[name] == value for name, value in key.items()])
+    connection.execute(table.update().where(condition).values({column.name: cleaned}))
+
+
+def clean_json(entities: Entities, value: Any) -> Any:
+    """Return a JSON value without key values: in texts, and as members named like a key."""
+    if isinstance(value, str):
+        return entities.remove_from(value)
+    if isinstance(value, list):
+        return [clean_json(entities, item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    erased_names = _key_members(entities, value)
+    cleaned = {}
+    for name, item in value.items():
+        cleaned_item = ERASED if name in erased_names else clean_json(entities, item)
+        cleaned[entities.remove_from(str(name))] = cleaned_item
+    return cleaned
+
+
+def _key_members(entities: Entities, row: Mapping[str, Any]) -> set[str]:
+    """Return the names of the members that are the keys of an entity."""
+    names: set[str] = set()
+    for entity in entities.entities:
+        if all(name in row and _equals(value, row[name]) for name, value in entity.items()):
+            names.update(entity)
+    return names
+
+
+def _equals(value: KeyValue, item: Any) -> bool:
+    try:
+        text = canonical_text(item)
+    except InvalidArgument:
+        return False
+    return text is not None and value.equals(text)

@@ -348,7 +348,11 @@ class NotPublished(FeatureStoreError, LookupError):
 
 
 class PublishedStateDamaged(FeatureStoreError, RuntimeError):
-    """The state record of a published view cannot be read."""
+    """The state record of a published view differs from what was written."""
+
+
+class PublishedValueDamaged(FeatureStoreError, RuntimeError):
+    """A value in an online store differs from what was published for its key."""
 
 
 class PublicationSuperseded(FeatureStoreError, RuntimeError):
@@ -356,7 +360,7 @@ class PublicationSuperseded(FeatureStoreError, RuntimeError):
 
 
 class PublishedValueMismatch(FeatureStoreError, RuntimeError):
-    """Published values have other columns, or belong to another table or feature store."""
+    """Published values have other columns, or are those of another table, store or release."""
 
 
 class SourceError(FeatureStoreError, RuntimeError):
@@ -488,7 +492,21 @@ class NotAllowed(FeatureStoreError, PermissionError):
     """The user does not have the required permission."""
 
 
-class TooManyAttempts(NotSignedIn):
+class TooManyRequests(FeatureStoreError):
+    """A server runs as many requests of this person as it allows, and others wait.
+
+    Args:
+        message: The limit.
+        hint: The next step for the user.
+        seconds: The time after which the request can be repeated.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, seconds: float = 1.0) -> None:
+        self.seconds = seconds
+        super().__init__(message, hint=hint)
+
+
+class TooManyAttempts(NotSignedIn, TooManyRequests):
     """Sign-in failed too often within a short time."""
 
 

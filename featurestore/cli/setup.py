@@ -145,8 +145,21 @@ def _check_store(options: Settings) -> Iterator[Check]:
         files.ensure_writable(directory)
         yield Check("location", OK, f"{directory} is writable")
         yield _check_registry(directory, resolved.registry)
+        yield from _check_private_files(directory)
     except FeatureStoreError as error:
         yield Check("store", PROBLEM, error.message, error.hint)
+
+
+def _check_private_files(location: str) -> Iterator[Check]:
+    """Check that other users of the machine have no access to private files of a local store."""
+    from featurestore.storage.private import find_exposed_paths
+
+    exposed_paths = list(find_exposed_paths(location))
+    for exposed in exposed_paths:
+        detail = f"{exposed.path} has the mode {exposed.mode:04o}: other users have access"
+        yield Check("private files", PROBLEM, detail, exposed.command)
+    if not exposed_paths and os.name == "posix":
+        yield Check("private files", OK, "other users have no access")
 
 
 def _check_remote_store(location: str, registry: str | None) -> Iterator[Check]:
@@ -245,6 +258,12 @@ def serve(
     query_seconds: Annotated[
         float, typer.Option(help="Time limit of a page or response in seconds.", min=0.1)
     ] = 30.0,
+    requests_per_person: Annotated[
+        int, typer.Option(help="Requests of one person that run at the same time.", min=1)
+    ] = 8,
+    connections: Annotated[
+        int, typer.Option(help="Open connections, at most; idle ones are closed first.", min=1)
+    ] = 512,
     behind_proxy: Annotated[
         bool, typer.Option("--behind-proxy", help="A proxy on this machine terminates TLS.")
     ] = False,
@@ -275,6 +294,8 @@ def serve(
         behind_proxy=behind_proxy,
         trust_models=trust_models,
         query_seconds=query_seconds,
+        requests_per_person=requests_per_person,
+        connections=connections,
         provider=provider,
     )
     serve(store(context), settings)

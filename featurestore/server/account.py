@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from urllib.parse import quote, unquote, urlsplit
 
-from fastapi import APIRouter, Depends, Request
+import anyio
+from fastapi import Depends, Request
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 
-from featurestore.errors import NotAllowed, NotSignedIn
+from featurestore.errors import NotAllowed, NotSignedIn, TooManyAttempts
 from featurestore.registry import access, audit_log
 from featurestore.registry.audit_log import AuditEntry
 from featurestore.server.access import changes
 from featurestore.server.access import sign_in as browser_sessions
+from featurestore.server.access.passwords import PasswordThreads
 from featurestore.server.access.provider import Attempt, ProviderClient
 from featurestore.server.access.visitors import (
     ADMIN,
@@ -20,7 +22,6 @@ from featurestore.server.access.visitors import (
     Visitor,
     compute_form_token,
     new_secret,
-    verify_password,
 )
 from featurestore.server.guard import (
     COOKIE,
@@ -34,25 +35,32 @@ from featurestore.server.guard import (
     require_role,
 )
 from featurestore.server.rendering import PageNumber, csv_file, load_page, page
-from featurestore.server.rest import http_status_of
+from featurestore.server.rest import http_status_of, retry_header
+from featurestore.server.routes import PublicRoute, Router, UnqueuedRoute, address_of
 from featurestore.store import FeatureStore
 
-sign_in_pages = APIRouter()
+sign_in_pages = Router(route_class=PublicRoute)
+# Their work has its own threads: the server stays observable, and passwords do not delay pages.
+unqueued_pages = Router(route_class=UnqueuedRoute)
 # The cookie that protects the sign-in form against CSRF before there is a session.
 FORM_COOKIE = "featurestore_form"
 PROVIDER_COOKIE = "featurestore_provider"
 TOKEN_LIFETIMES = ("1d", "30d", "90d", "365d")
-audit_pages = APIRouter(prefix="/audit", dependencies=[Depends(require_role(ADMIN))])
+audit_pages = Router(prefix="/audit", dependencies=[Depends(require_role(ADMIN))])
 _COLUMNS = ["at", "who", "how", "action", "subject", "detail"]
-pages = APIRouter(prefix="/account")
+pages = Router(prefix="/account")
 
 
-@sign_in_pages.get("/healthz")
-def health(request: Request) -> PlainTextResponse:
+@unqueued_pages.get("/healthz")
+async def health(request: Request) -> PlainTextResponse:
     """Return 200 if the registry is readable."""
     store: FeatureStore = request.app.state.store
-    with store.session.registry.reading() as connection:
-        connection.exec_driver_sql("SELECT 1")
+
+    def read() -> None:
+        with store.session.registry.reading() as connection:
+            connection.exec_driver_sql("SELECT 1")
+
+    await anyio.to_thread.run_sync(read, limiter=request.app.state.health_thread)
     return PlainTextResponse("ok\n")
 
 
@@ -69,15 +77,17 @@ async def check_sign_in(request: Request) -> None:
     await check_token(request, request.cookies.get(FORM_COOKIE, ""))
 
 
-@sign_in_pages.post("/sign-in", dependencies=[Depends(check_sign_in)])
-def sign_in(request: Request, form: Form) -> Response:
+@unqueued_pages.post("/sign-in", dependencies=[Depends(check_sign_in)])
+async def sign_in(request: Request, form: Form) -> Response:
     """Sign in and redirect to the requested page."""
     next_address = form.get("next", "/")
     store: FeatureStore = request.app.state.store
-    address = "" if request.client is None else request.client.host
+    passwords: PasswordThreads = request.app.state.passwords
+    name, password, address = form.get("name", ""), form.get("password", ""), address_of(request)
     try:
-        cookie = browser_sessions.sign_in(
-            store.session, form.get("name", ""), form.get("password", ""), address=address
+        cookie = await passwords.run(
+            address,
+            lambda: browser_sessions.sign_in(store.session, name, password, address=address),
         )
     except NotSignedIn as error:
         return _sign_in_form(request, next_address, error)
@@ -171,7 +181,9 @@ def _sign_in_form(request: Request, next_address: str, error: NotSignedIn | None
         refusal=error,
         provider=request.app.state.settings.provider,
     )
-    response.status_code = 200 if error is None else http_status_of(error)
+    if error is not None:
+        response.status_code = http_status_of(error)
+        response.headers.update(retry_header(error))
     response.headers["cache-control"] = "no-store"
     _set_cookie(request, response, FORM_COOKIE, form_cookie)
     return response
@@ -262,14 +274,27 @@ def revoke_token(store: FullStore, visitor: CurrentVisitor, identifier: str) -> 
 
 
 @pages.post("/password")
-def set_password(store: FullStore, visitor: CurrentVisitor, form: Form) -> Response:
+async def set_password(
+    request: Request, store: FullStore, visitor: CurrentVisitor, form: Form
+) -> Response:
     """Change the password after checking the current one, and end all browser sessions."""
     person = browser_user(visitor)
-    with store.session.registry.reading() as connection:
-        user = changes.get_user(connection, person.name)
-    if not verify_password(user.password, form.get("before", "")):
-        raise NotAllowed("The current password is wrong.")
-    changes.set_password(store.session, person.actor, person.name, form.get("password", ""))
+    passwords: PasswordThreads = request.app.state.passwords
+    address = address_of(request)
+
+    def check_and_set() -> None:
+        try:
+            # Guesses count like those of the sign-in: a stolen session must not reveal a password.
+            browser_sessions.check_password(
+                store.session, person.name, form.get("before", ""), address=address
+            )
+        except TooManyAttempts:
+            raise
+        except NotSignedIn:
+            raise NotAllowed("The current password is wrong.") from None
+        changes.set_password(store.session, person.actor, person.name, form.get("password", ""))
+
+    await passwords.run(address, check_and_set)
     response = RedirectResponse("/sign-in", status_code=303)
     response.delete_cookie(COOKIE)
     return response

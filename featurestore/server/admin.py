@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 from fastapi.responses import RedirectResponse, Response
 
 from featurestore.errors import FeatureStoreError, InvalidArgument, NotAllowed
@@ -17,10 +17,11 @@ from featurestore.server.account import TOKEN_LIFETIMES
 from featurestore.server.guard import CurrentVisitor, Form, FullStore, browser_user
 from featurestore.server.rendering import PageNumber, load_page, page
 from featurestore.server.rest import http_status_of
+from featurestore.server.routes import Router
 from featurestore.store import FeatureStore
 
 _MAX_NAMES = 1000
-pages = APIRouter(prefix="/admin")
+pages = Router(prefix="/admin")
 
 
 def admin_session(visitor: CurrentVisitor) -> Visitor:

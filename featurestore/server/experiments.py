@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import Path, Query, Request
 from fastapi.responses import Response
 
 from featurestore.errors import InvalidArgument
@@ -29,13 +29,14 @@ from featurestore.server.rest import (
     items,
     record,
 )
+from featurestore.server.routes import Router
 from featurestore.store import FeatureStore
 
 Metrics = dict[str, dict[int, float]]
-api = APIRouter(tags=["experiments"], responses=REFUSALS)
+api = Router(tags=["experiments"], responses=REFUSALS)
 RunId = Annotated[str, Path(pattern="^[a-z0-9][a-z0-9-]{3,63}$", description="Id of a run.")]
 Text = Annotated[str, Query(max_length=63, pattern="^([a-z][a-z0-9_]*)?$")]
-pages = APIRouter(prefix="/experiments")
+pages = Router(prefix="/experiments")
 _MAX_TRIALS = 200
 _COMPARED_PARTS = ("params", "settings", "dataset", "code", "environment")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from fastapi.responses import RedirectResponse, Response
 
 from featurestore.errors import InvalidArgument, StatisticsNotFound
@@ -28,10 +28,11 @@ from featurestore.server.rendering import (
     page,
     statistics_file,
 )
+from featurestore.server.routes import Router
 from featurestore.statistics import compare_statistics
 from featurestore.store import FeatureStore
 
-pages = APIRouter(prefix="/groups")
+pages = Router(prefix="/groups")
 _MAX_REPORTS = 50
 _COLUMNS = ["name", "version", "features", "changed", "description"]
 _SCHEMA_COLUMNS = ["name", "type", "role", "missing", "description"]

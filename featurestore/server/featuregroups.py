@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 import pyarrow as pa
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from featurestore.errors import LimitExceeded, StatisticsNotFound
 from featurestore.featuregroups import FeatureGroup
@@ -35,12 +35,13 @@ from featurestore.server.rest import (
     record,
     to_json_value,
 )
+from featurestore.server.routes import Router
 from featurestore.store import FeatureStore
 
 # Batches are small because a complete batch is in memory before its size is checked, and a single
 # cell may have 64 MiB.
 _ROWS_AT_ONCE = 16
-api = APIRouter(prefix="/featuregroups", tags=["feature groups"], responses=REFUSALS)
+api = Router(prefix="/featuregroups", tags=["feature groups"], responses=REFUSALS)
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote
 
 from fastapi import Depends, Request
 
 from featurestore.errors import InvalidArgument, NotAllowed, NotSignedIn
-from featurestore.plugins.remote import RETRIEVAL
 from featurestore.registry import audit_log
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access import visitors
 from featurestore.server.access.visitors import Visitor, verify_form_token, visible_to
+from featurestore.server.bodies import body_of
 from featurestore.server.settings import ServerSettings
 from featurestore.server.snippets import Snippets
 from featurestore.store import FeatureStore
@@ -24,18 +23,24 @@ FORM_FIELD = "form_token"
 FORM_HEADER = "x-form-token"
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _BEARER = "bearer "
-_MAX_FORM_BYTES = 64 * 1024
+MAX_FORM_BYTES = 64 * 1024
 _ANONYMOUS = Actor("anybody", "without sign-in")
 
 
 def find_visitor(request: Request) -> Visitor | None:
-    """Authenticate a request; return None without ``--auth``, where all requests are allowed.
+    """Return the authenticated visitor; None without ``--auth``, where all requests are allowed.
 
     Raises:
         NotSignedIn: The request has no valid token or cookie.
     """
+    if not hasattr(request.state, "visitor"):
+        request.state.visitor = _authenticate(request)
+    visitor: Visitor | None = request.state.visitor
+    return visitor
+
+
+def _authenticate(request: Request) -> Visitor | None:
     settings: ServerSettings = request.app.state.settings
-    request.state.visitor = None
     if not settings.auth:
         return None
     store: FeatureStore = request.app.state.store
@@ -47,17 +52,14 @@ def find_visitor(request: Request) -> Visitor | None:
                 "Unsupported Authorization header. Expected: Authorization: Bearer fs_...",
                 hint="featurestore token add NAME creates a token",
             )
-        visitor = visitors.visitor_from_token(store.session, authorization[len(_BEARER) :].strip())
-    else:
-        cookie = request.cookies.get(COOKIE, "")
-        cookie_visitor = visitors.visitor_from_cookie(store.session, cookie) if cookie else None
-        if cookie_visitor is None:
-            raise NotSignedIn(
-                "Not signed in.",
-                hint="sign in, or send a token: Authorization: Bearer fs_...",
-            )
-        visitor = cookie_visitor
-    request.state.visitor = visitor
+        return visitors.visitor_from_token(store.session, authorization[len(_BEARER) :].strip())
+    cookie = request.cookies.get(COOKIE, "")
+    visitor = visitors.visitor_from_cookie(store.session, cookie) if cookie else None
+    if visitor is None:
+        raise NotSignedIn(
+            "Not signed in.",
+            hint="sign in, or send a token: Authorization: Bearer fs_...",
+        )
     return visitor
 
 
@@ -120,11 +122,10 @@ def browser_user(visitor: Visitor | None) -> Visitor:
 
 def visitor_of(request: Request) -> Visitor | None:
     """Return the visitor of any request, also of one that reached no route; None if unknown."""
-    if not hasattr(request.state, "visitor"):
-        with suppress(NotSignedIn):
-            find_visitor(request)
-    visitor: Visitor | None = request.state.visitor
-    return visitor
+    try:
+        return find_visitor(request)
+    except NotSignedIn:
+        return None
 
 
 async def check_form(request: Request, visitor: CurrentVisitor) -> None:
@@ -147,8 +148,8 @@ async def check_token(request: Request, cookie: str) -> None:
         NotAllowed: The token is missing or invalid.
     """
     token = request.headers.get(FORM_HEADER, "")
-    # Retrieval bodies may be large and contain no form.
-    if not token and request.headers.get("content-type") != RETRIEVAL:
+    # The route decides what its body is, not the content type of the client.
+    if not token and body_of(request).kind == "form":
         token = (await read_form(request)).get(FORM_FIELD, "")
     if not verify_form_token(cookie, token):
         raise NotAllowed("The form token is missing or invalid.", hint="reload the page")
@@ -158,11 +159,10 @@ async def read_form(request: Request) -> dict[str, str]:
     """Return the fields of a form; the last value of a repeated field is used.
 
     Raises:
-        InvalidArgument: The body is too long or not a URL-encoded form.
+        LimitExceeded: The body is too long.
+        InvalidArgument: The body is not a URL-encoded form.
     """
     body = await request.body()
-    if len(body) > _MAX_FORM_BYTES:
-        raise InvalidArgument(f"The form exceeds the limit of {_MAX_FORM_BYTES:,} bytes.")
     try:
         # The number of fields is limited, since each one takes more memory than its bytes.
         return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=100))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import HTMLResponse, PlainTextResponse
 
 from featurestore import __version__
@@ -21,13 +21,14 @@ from featurestore.registry.runs import Run
 from featurestore.server.guard import Store
 from featurestore.server.rendering import page
 from featurestore.server.rest import REFUSALS
+from featurestore.server.routes import Router
 from featurestore.server.vectors import prometheus_lines
 from featurestore.store import FeatureStore
 
-metrics_router = APIRouter()
+metrics_router = Router()
 _NEWEST = 8
-api = APIRouter(tags=["store"], responses=REFUSALS)
-pages = APIRouter()
+api = Router(tags=["store"], responses=REFUSALS)
+pages = Router()
 # The page for each count.
 _COUNT_PAGES = {
     "feature groups": "/groups",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 from fastapi.responses import HTMLResponse, RedirectResponse
 
 from featurestore.errors import FeatureStoreError, InvalidArgument, JobLeased, LimitExceeded
@@ -31,12 +31,13 @@ from featurestore.server.guard import (
     log_change,
 )
 from featurestore.server.rendering import page
+from featurestore.server.routes import Router
 from featurestore.server.settings import SPARK
 from featurestore.store import FeatureStore
 
 Work = Callable[[], Sequence[Run]]
 _log = logging.getLogger("featurestore.server")
-pages = APIRouter(prefix="/jobs")
+pages = Router(prefix="/jobs")
 
 
 def writable_job_store(

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import PlainTextResponse, RedirectResponse, Response
 
 from featurestore.errors import InvalidJob, JobNotFound
@@ -26,12 +26,13 @@ from featurestore.server.guard import CurrentVisitor, Form, FullStore, Settings,
 from featurestore.server.job_actions import RequestedRun
 from featurestore.server.rendering import PageNumber, csv_file, load_page, page
 from featurestore.server.rest import REFUSALS, Items, Limit, Name, Offset, items, record
+from featurestore.server.routes import Router
 from featurestore.storage import files
 from featurestore.store import FeatureStore
 
-api = APIRouter(prefix="/jobs", tags=["jobs"], responses=REFUSALS)
-pages = APIRouter(prefix="/jobs")
-monitor_pages = APIRouter(prefix="/monitors")
+api = Router(prefix="/jobs", tags=["jobs"], responses=REFUSALS)
+pages = Router(prefix="/jobs")
+monitor_pages = Router(prefix="/monitors")
 _CHARTED_WINDOWS = 120
 _MAX_RUNS = 100
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
@@ -18,6 +18,7 @@ from featurestore.server.guard import Store
 from featurestore.server.lineage_graph import KINDS, Graph, Node, kind_label
 from featurestore.server.rendering import page
 from featurestore.server.rest import REFUSALS
+from featurestore.server.routes import Router
 
 _WIDTH, _HEIGHT, _LAYER_GAP, _ITEM_GAP, _MARGIN = 210, 44, 70, 12, 8
 _MAX_LABEL_LENGTH = 24
@@ -32,8 +33,8 @@ _ICONS = {
     "model": "box",
 }
 _SWEEPS = 4
-api = APIRouter(tags=["store"], responses=REFUSALS)
-pages = APIRouter(prefix="/lineage")
+api = Router(tags=["store"], responses=REFUSALS)
+pages = Router(prefix="/lineage")
 Steps = Annotated[int, Query(ge=0, le=20)]
 
 

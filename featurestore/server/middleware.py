@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import threading
-import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
 
 from featurestore.errors import QueryEnded
@@ -28,7 +25,6 @@ _INTERRUPT_SECONDS = 0.1
 TIME_LIMIT_HINT = (
     "request fewer rows, or increase the time limit: featurestore serve --query-seconds"
 )
-MIN_BYTES_PER_SECOND = 10 << 10
 _TAGGED = ("application/json", "text/html")
 
 
@@ -69,43 +65,6 @@ def limit_query_time(seconds: float, engine: Engine) -> Iterator[None]:
             finished.set()
 
 
-class BodyLimit:
-    """Middleware that rejects request bodies that are too large or arrive too slowly.
-
-    Args:
-        app: The next application.
-        max_bytes: The maximum size of a body in bytes.
-        max_bytes_by_type: Other size limits by content type, for bodies that are streamed to disk.
-        seconds: The time for a body to arrive, plus one second per ``MIN_BYTES_PER_SECOND`` bytes.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        max_bytes: int,
-        max_bytes_by_type: Mapping[bytes, int],
-        seconds: float,
-    ) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-        self._max_bytes_by_type = max_bytes_by_type
-        self._seconds = seconds
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = dict(scope["headers"])
-        max_bytes = self._max_bytes_by_type.get(headers.get(b"content-type", b""), self._max_bytes)
-        # A body without a declared length is counted while it is received.
-        content_length = headers.get(b"content-length", b"")
-        if content_length.isdigit() and int(content_length) > max_bytes:
-            await _reject(send, 413, f"The request body exceeds the limit of {max_bytes:,} bytes.")
-            return
-        await self._app(scope, _CountedBody(receive, max_bytes, self._seconds), send)
-
-
 class AddressLimit:
     """Middleware that rejects URLs whose path and query exceed ``max_bytes`` bytes."""
 
@@ -122,23 +81,6 @@ class AddressLimit:
         await self._app(scope, receive, send)
 
 
-class TimeLimit:
-    """Middleware with a time limit for requests, except for content types with their own limits."""
-
-    def __init__(self, app: ASGIApp, *, seconds: float, exempt_types: Collection[bytes]) -> None:
-        self._app = app
-        self._seconds = seconds
-        self._exempt_types = exempt_types
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_limited = scope["type"] == "http"
-        # Only POST requests can be uploads or row streams, which are exempt.
-        if is_limited and scope["method"] == "POST":
-            is_limited = dict(scope["headers"]).get(b"content-type", b"") not in self._exempt_types
-        with time_limit(self._seconds if is_limited else None, hint=TIME_LIMIT_HINT):
-            await self._app(scope, receive, send)
-
-
 async def _reject(send: Send, status: int, detail: str) -> None:
     """Send a problem response and close the connection."""
     problem = {
@@ -151,33 +93,6 @@ async def _reject(send: Send, status: int, detail: str) -> None:
     headers = [(b"content-type", MEDIA_TYPE.encode()), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": json.dumps(problem).encode()})
-
-
-class _CountedBody:
-    """A receive callable that counts the bytes of a body and enforces its limits."""
-
-    def __init__(self, receive: Receive, max_bytes: int, seconds: float) -> None:
-        self._receive = receive
-        self._max_bytes = max_bytes
-        self._received = 0
-        self._deadline = time.monotonic() + seconds
-        self._is_complete = False
-
-    async def __call__(self) -> Message:
-        if self._is_complete:  # the next message is the disconnect
-            return await self._receive()
-        remaining = self._deadline + self._received / MIN_BYTES_PER_SECOND - time.monotonic()
-        try:
-            # With a timeout of zero, wait_for would cancel even the receipt of data that has
-            # arrived.
-            message = await asyncio.wait_for(self._receive(), max(remaining, 0.01))
-        except TimeoutError:
-            raise HTTPException(408, "The request arrived too slowly") from None
-        self._received += len(message.get("body", b""))
-        self._is_complete = not message.get("more_body", False)
-        if self._received > self._max_bytes:
-            raise HTTPException(413, "Request too long")
-        return message
 
 
 class EntityTags:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from featurestore.experiments.models import Model, catalog
 from featurestore.registry.artifacts import models as index
 from featurestore.server.guard import Settings, Store
 from featurestore.server.rendering import PageNumber, csv_file, load_page, page
+from featurestore.server.routes import Router
 from featurestore.store import FeatureStore
 
 COLUMNS = ("name", "version", "stage", "flavor", "dataset", "run", "created", "description")
-pages = APIRouter(prefix="/models")
+pages = Router(prefix="/models")
 
 
 def find(store: FeatureStore, *, limit: int, offset: int = 0) -> list[Model]:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import pyarrow as pa
-from fastapi import APIRouter, Depends, Request
+from fastapi import Depends, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 from starlette.types import Message, Receive, Scope, Send
@@ -27,6 +27,7 @@ from featurestore.plugins.remote import RETRIEVAL
 from featurestore.retrieval import FeatureFrame
 from featurestore.server.guard import Settings, Store
 from featurestore.server.rest import REFUSALS
+from featurestore.server.routes import Router
 from featurestore.server.uploads import Upload, receive_upload
 from featurestore.store import FeatureStore
 from featurestore.usersql.row_functions import feature
@@ -221,7 +222,7 @@ MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 COUNT_COLUMN = "rows"
 _POLL_SECONDS = 0.1
 _log = logging.getLogger("featurestore.server")
-api = APIRouter(tags=["rows"], responses=REFUSALS)
+api = Router(tags=["rows"], responses=REFUSALS)
 BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -399,7 +400,8 @@ async def stream_rows(
 ) -> ArrowResponse:
     """Return rows as an Arrow IPC stream; the query stops when the client disconnects."""
     try:
-        retrieval = upload.parse_line(Retrieval)
+        # A long line would occupy the event loop.
+        retrieval = await asyncio.to_thread(upload.parse_line, Retrieval)
         check_conditions(retrieval, max_characters=settings.condition)
     except InvalidArgument:
         # The producer, whose cleanup removes the upload, does not exist yet.

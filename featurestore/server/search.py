@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Annotated, Literal, get_args
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from sqlalchemy.engine import Connection
 
@@ -26,11 +26,12 @@ from featurestore.server.examples import LabelRow, label_row
 from featurestore.server.guard import CurrentVisitor, Form, FullStore, Store, log_change
 from featurestore.server.rendering import AGES, is_partial, objects_to_csv, page
 from featurestore.server.rest import REFUSALS, Items, Limit, Offset, items, record
+from featurestore.server.routes import Router
 from featurestore.store import FeatureStore
 
-view_pages = APIRouter(prefix="/views")
+view_pages = Router(prefix="/views")
 _COLUMNS = ["name", "version", "description"]
-basket_pages = APIRouter(prefix="/basket")
+basket_pages = Router(prefix="/basket")
 _MAX_SUGGESTED_FEATURES = 50
 # Kinds that are searched only by name: category in the registry and URL pattern.
 _SEARCHED_BY_NAME = {
@@ -50,8 +51,8 @@ Kind = Literal[
     "experiment",
 ]
 KINDS: tuple[str, ...] = get_args(Kind)
-api = APIRouter(tags=["store"], responses=REFUSALS)
-pages = APIRouter()
+api = Router(tags=["store"], responses=REFUSALS)
+pages = Router()
 _MAX_RESULTS = 200
 _MAX_SUGGESTIONS = 8
 _MAX_CANDIDATES = 2000

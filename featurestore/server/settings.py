@@ -83,6 +83,12 @@ class ServerSettings:
         url: Maximum size of the path and query of a URL in bytes.
         condition: Maximum number of SQL characters in one request, in all conditions together.
         windows: Maximum number of windows in a job plan or backfill in the browser.
+        requests_per_person: Maximum number of requests of one person that run at the same time, and
+            the same number of row streams and writes. A person is a user, or the network of a
+            client without sign-in. Four times as many wait; further ones get the status 429.
+        connections: Maximum number of open connections, at most what the descriptor limit of the
+            process allows. At the limit, a new connection closes the oldest connection without a
+            request.
         trust_models: Whether predictions may load models that run code, such as pickles.
     """
 
@@ -105,6 +111,8 @@ class ServerSettings:
     # The SQL parser cannot be interrupted, and takes about a second for this length.
     condition: int = 20_000
     windows: int = 10_000
+    requests_per_person: int = 8
+    connections: int = 512
     trust_models: bool = False
 
     @property

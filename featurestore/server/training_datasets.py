@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import Path, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
 
 from featurestore.errors import TrainingDatasetNotFound
@@ -35,6 +35,7 @@ from featurestore.server.rest import (
     items,
     record,
 )
+from featurestore.server.routes import Router
 from featurestore.storage import files
 from featurestore.store import FeatureStore
 from featurestore.training import TrainingDataset
@@ -42,7 +43,7 @@ from featurestore.training.download import manifest_hashes
 
 # Offsets with at most 18 digits fit into 64 bits.
 _OPEN_RANGE = re.compile(r"bytes=(\d{1,18})-")
-api = APIRouter(prefix="/training-datasets", tags=["training datasets"], responses=REFUSALS)
+api = Router(prefix="/training-datasets", tags=["training datasets"], responses=REFUSALS)
 _PART: dict[int | str, dict[str, Any]] = {
     206: {
         "description": "The remaining bytes of the file.",
@@ -51,7 +52,7 @@ _PART: dict[int | str, dict[str, Any]] = {
     416: {"description": "The range starts after the end of the file."},
 }
 Split = Annotated[str, Path(max_length=200, description="Name of a split.")]
-pages = APIRouter(prefix="/datasets")
+pages = Router(prefix="/datasets")
 _MAX_RUNS = 10
 _COLUMNS = ["name", "version", "rows", "format", "created", "description"]
 

@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from featurestore.errors import InvalidArgument, LimitExceeded, OutOfRange
 from featurestore.model.runtime import check_time
 from featurestore.server.arrow_bounds import MESSAGE_BYTES, check_messages
+from featurestore.server.json_bounds import check_json
 
 # Small batches are combined up to these limits, since each batch of a stream needs memory for its
 # objects when it is mapped.
@@ -239,6 +240,7 @@ class Upload:
             OutOfRange: A number is out of range.
             LimitExceeded: A string or a list is too long.
         """
+        check_json(self.line)
         try:
             return model.model_validate_json(self.line)
         except ValidationError as error:

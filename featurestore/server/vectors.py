@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
@@ -23,12 +23,13 @@ from featurestore.model.names import parse_group_reference
 from featurestore.plugins.remote import ARROW, METADATA
 from featurestore.server.guard import FullStore, Settings, Store
 from featurestore.server.rest import REFUSALS, Name, to_json_value
+from featurestore.server.routes import Router
 from featurestore.serving.server import VectorServer
 from featurestore.serving.vectors import MAX_ENTITIES
 from featurestore.store import FeatureStore
 from featurestore.views import FeatureView
 
-api = APIRouter(tags=["serving"], responses=REFUSALS)
+api = Router(tags=["serving"], responses=REFUSALS)
 # Seconds; a read of an online store takes a tenth of a millisecond.
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _MAX_OPEN = 64

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from pydantic import BaseModel, Field
 
 from featurestore.errors import FeatureGroupNotFound, InvalidArgument
@@ -19,12 +19,13 @@ from featurestore.retrieval.compared_features import find_comparisons, find_grou
 from featurestore.server.access import visitors
 from featurestore.server.guard import CurrentVisitor, FullStore, Settings, Store, log_change
 from featurestore.server.rest import REFUSALS, Name, Version, to_json_value
+from featurestore.server.routes import Router
 from featurestore.server.rows import BODY, check_sql, receive_request_upload
 from featurestore.server.uploads import RequestModel, Upload
 from featurestore.store import FeatureStore
 
 Names = str | list[str]
-api = APIRouter(prefix="/featuregroups", tags=["writes"], responses=REFUSALS)
+api = Router(prefix="/featuregroups", tags=["writes"], responses=REFUSALS)
 ReceivedUpload = Annotated[Upload, Depends(receive_request_upload)]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import featurestore
 from featurestore.server import ServerSettings, create_app
-from featurestore.server.app import timed_protocol
+from featurestore.server.listening import timed_protocol
 
 SECONDS = 0.5
 PATIENCE = 20.0

@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import NotSignedIn, TooManyAttempts
 from featurestore.model.times import utc_now
 from featurestore.registry import access, audit_log
+from featurestore.registry.access import User
 from featurestore.registry.audit_log import Actor
 from featurestore.registry.rows import lock
 from featurestore.server.access.visitors import hash_secret, new_secret, verify_password
@@ -45,6 +46,12 @@ def sign_in(session: Session, name: str, password: str, *, address: str) -> str:
         TooManyAttempts: Too many attempts failed; the password was not checked.
         NotSignedIn: The name or the password is invalid; the error does not reveal which.
     """
+    user = check_password(session, name, password, address=address)
+    return start_browser_session(session, user.name, "password")
+
+
+def check_password(session: Session, name: str, password: str, *, address: str) -> User:
+    """Return the user with a name and a password; raise like ``sign_in``."""
     name = name.strip().lower()[:_MAX_NAME_LENGTH]
     attempt_key = _attempt_key(name, address)
     with _serialize_attempts(address):
@@ -62,7 +69,7 @@ def sign_in(session: Session, name: str, password: str, *, address: str) -> str:
             # Failures of other accounts at the address are not removed: one known password must not
             # reset the count of guesses for others.
             access.remove_attempts(connection, attempt_key)
-    return start_browser_session(session, user.name, "password")
+    return user
 
 
 def start_browser_session(session: Session, name: str, method: str) -> str:
@@ -176,4 +183,6 @@ def _remaining_wait(connection: Connection, attempt_key: str) -> timedelta:
 
 def _too_many_attempts_error(wait: timedelta) -> TooManyAttempts:
     seconds = math.ceil(wait.total_seconds())
-    return TooManyAttempts("Too many failed sign-in attempts.", hint=f"wait {seconds} seconds")
+    return TooManyAttempts(
+        "Too many failed sign-in attempts.", hint=f"wait {seconds} seconds", seconds=seconds
+    )

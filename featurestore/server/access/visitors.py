@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from argon2 import PasswordHasher
 
 TOKEN_PREFIX = "fs_"
+# The passwords that are hashed at the same time. Each takes 64 MiB.
+CONCURRENT_HASHES = 2
+_HASHES = threading.BoundedSemaphore(CONCURRENT_HASHES)
 _MIN_LENGTH, _MAX_LENGTH = 10, 1000
 
 
@@ -38,7 +42,8 @@ def hash_password(password: str) -> str:
             f"A password must have {_MIN_LENGTH} to {_MAX_LENGTH} characters, not {len(password)}.",
             hint="use a passphrase, such as a sentence",
         )
-    return _hasher().hash(password)
+    with _HASHES:
+        return _hasher().hash(password)
 
 
 def verify_password(hashed: str | None, password: str) -> bool:
@@ -47,8 +52,10 @@ def verify_password(hashed: str | None, password: str) -> bool:
 
     if len(password) > _MAX_LENGTH:
         return False
+    known_hash = hashed or _dummy_hash()
     try:
-        return _hasher().verify(hashed or _dummy_hash(), password) and hashed is not None
+        with _HASHES:
+            return _hasher().verify(known_hash, password) and hashed is not None
     except (VerificationError, InvalidHashError):
         return False
 

@@ -134,6 +134,8 @@ _FUNCTIONS = (
     "remove_online_store",
     "plan",
     "apply",
+    "erase",
+    "verify_erasure",
 )
 
 __all__ = ["__version__", *_HOMES, *_FUNCTIONS]

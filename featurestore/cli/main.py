@@ -51,6 +51,7 @@ _NOUNS = {
     "model": ("runs", "model_app", "Registered models."),
     "user": ("users", "app", "Users of the server."),
     "token": ("users", "token_app", "Tokens for programs."),
+    "erasure": ("erasure", "app", "Erasure of entities, and its certificates."),
     "access": ("users", "access_app", "Private groups, roles and the audit log."),
 }
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from featurestore.delta.commits import META
 from featurestore.delta.datafile import file_path, parse_statistics, rows_in_statistics
 from featurestore.delta.log import LOG_FOLDER, list_log
 from featurestore.errors import UnsupportedTable
@@ -30,6 +31,8 @@ _ERASED_FOLDER = "erased"
 _PARSED = ("stats_parsed", "partitionValues_parsed")
 # The actions with texts of writers.
 _NOTES = ("commitInfo", "txn")
+# The maps in a checkpoint.
+_MAPS = ("partitionValues", "tags", "configuration")
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class LogScrubber:
             if file is not None and self._is_missing(file["path"]) and self._names_value(file):
                 return True
         notes = [action.get(kind) for kind in _NOTES]
+        notes.append(_annotations(action).get(META))
         return any(self.has_value(text) for text in texts_of(notes))
 
     def clean(self, action: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,6 +70,12 @@ class LogScrubber:
         for kind in _NOTES:
             if action.get(kind) is not None:
                 cleaned[kind] = self._clean_texts(action[kind])
+        annotations = _annotations(action)
+        if META in annotations:
+            # Descriptions and tags; the definition of the group is not changed.
+            text = self._clean_texts(annotations[META])
+            configuration = {**annotations, META: text}
+            cleaned["metaData"] = {**action["metaData"], "configuration": configuration}
         for kind in ("add", "remove"):
             file = action.get(kind)
             # The path of an existing file must not change.
@@ -119,6 +129,12 @@ class LogScrubber:
         if isinstance(value, list):
             return list(map(self._clean_texts, value))
         return value
+
+
+def _annotations(action: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the properties of a table in an action."""
+    metadata = action.get("metaData")
+    return {} if metadata is None else metadata.get("configuration") or {}
 
 
 def _row_count_only(statistics: str | None) -> str | None:
@@ -190,7 +206,7 @@ def _with_mappings(row: Mapping[str, Any]) -> dict[str, Any]:
         if payload is None:
             continue
         actions[kind] = {
-            name: dict(item) if name in ("partitionValues", "tags") and item is not None else item
+            name: dict(item) if name in _MAPS and item is not None else item
             for name, item in payload.items()
         }
     return actions

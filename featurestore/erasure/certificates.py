@@ -38,9 +38,8 @@ def store_key(session: Session) -> bytes:
     """Return the key of the store's certificates, which is created at the first erasure."""
     path = os.path.join(session.paths.erasures, _KEY_FILE)
     if not files.exists(path):
-        # Another process may be faster; its key is read then.
-        if files.write_new(path, secrets.token_hex(_KEY_BYTES).encode()):
-            files.make_private(path)
+        # Another process may be faster; its key is read then. The folder is private.
+        files.write_new(path, secrets.token_hex(_KEY_BYTES).encode())
     return _read_key(path)
 
 

@@ -17,11 +17,12 @@ from featurestore.erasure.areas import Scan
 from featurestore.erasure.keys import KeyValue, KnownValue
 from featurestore.errors import FeatureStoreError
 from featurestore.model.erasure import ErasureFinding
+from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.plugins.online import DiscardsBytes, OnlineStore
 from featurestore.registry import featuregroups
 from featurestore.registry.artifacts import feature_views
-from featurestore.serving.columns import encode_keys, value_prefix
-from featurestore.serving.state import GroupId, ViewState, state_key
+from featurestore.serving.columns import encode_keys
+from featurestore.serving.state import GroupId, PublishedView, ViewState
 from featurestore.serving.stores import get_online_stores, open_online_store
 from featurestore.storage import files
 
@@ -29,26 +30,12 @@ _READ_KEYS = 5000
 
 
 @dataclass(frozen=True)
-class PublishedView:
-    """A view in an online store, with the generations whose values may exist."""
+class ViewValues:
+    """The groups of a view in an online store, and the generations whose values may exist."""
 
-    name: str
-    version: int
+    view: PublishedView
     groups: Sequence[GroupId]
     generations: Sequence[int]
-
-    def prefixes(self, group: GroupId) -> list[bytes]:
-        """Return the first bytes of the keys of a group, one for each generation."""
-        return [
-            value_prefix(
-                self.name,
-                self.version,
-                group=group[0],
-                group_version=group[1],
-                generation=generation,
-            )
-            for generation in self.generations
-        ]
 
 
 class OnlineValues:
@@ -60,25 +47,25 @@ class OnlineValues:
         findings = []
         for online, store in _open_stores(scan):
             with closing(store):
-                for view in _published_views(scan, store):
+                for values in _published_values(scan, store, online):
                     count = 0
-                    for group in view.groups:
+                    for group in values.groups:
                         scan.scanned[self.name] += 1
-                        for keys in _store_keys(scan, view, group):
+                        for keys in _store_keys(scan, values, group):
                             count += sum(value is not None for value in store.read(keys))
                     if count:
-                        place = f"{online}: {view.name}@v{view.version}"
+                        place = f"{online}: {values.view.name}@v{values.view.version}"
                         findings.append(
                             ErasureFinding(self.name, place, f"{count:,} values", "remove", count)
                         )
         return findings
 
     def erase(self, scan: Scan) -> None:
-        for _, store in _open_stores(scan):
+        for online, store in _open_stores(scan):
             with closing(store):
-                for view in _published_views(scan, store):
-                    for group in view.groups:
-                        for keys in _store_keys(scan, view, group):
+                for values in _published_values(scan, store, online):
+                    for group in values.groups:
+                        for keys in _store_keys(scan, values, group):
                             for key in keys:
                                 # No key is the beginning of another key of the group.
                                 store.delete_prefix(key)
@@ -96,27 +83,35 @@ def _open_stores(scan: Scan) -> Iterator[tuple[str, OnlineStore]]:
             yield spec.name, open_online_store(session, spec.name)
 
 
-def _published_views(scan: Scan, store: OnlineStore) -> Iterator[PublishedView]:
-    with scan.session.registry.reading() as connection:
-        views = feature_views.list_all(connection)
-    for name, version in views:
-        (content,) = store.read([state_key(name, version)])
-        state = ViewState.parse(content)
+def _published_values(scan: Scan, store: OnlineStore, online: str) -> Iterator[ViewValues]:
+    for spec in _registered_views(scan):
+        view = PublishedView(spec.name, spec.version, online)
+        (content,) = store.read([view.key])
+        state = ViewState.parse(content, view)
         generations = {state.generation, *(each.generation for each in state.retired)}
         if state.lease is not None and state.lease.generation is not None:
             generations.add(state.lease.generation)
         generations.discard(0)
-        with scan.session.registry.reading() as connection:
-            view = feature_views.read(connection, name, version)
-        groups = {*state.groups, *((each.group, each.version) for each in view.features)}
+        groups = {*state.groups, *((each.group, each.version) for each in spec.features)}
         if generations:
-            yield PublishedView(name, version, sorted(groups), sorted(generations))
+            yield ViewValues(view, sorted(groups), sorted(generations))
 
 
-def _store_keys(scan: Scan, view: PublishedView, group: GroupId) -> Iterator[list[bytes]]:
+def _registered_views(scan: Scan) -> list[FeatureViewSpec]:
+    """Return all versions of all feature views that read a group."""
+    views = {}
+    with scan.session.registry.reading() as connection:
+        for group in {group.spec.name for group in featuregroups.list_all(connection)}:
+            for view in feature_views.views_reading(connection, group):
+                views[view.name, view.version] = view
+    return [views[key] for key in sorted(views)]
+
+
+def _store_keys(scan: Scan, values: ViewValues, group: GroupId) -> Iterator[list[bytes]]:
     """Yield the keys of the entities in an online store, some at a time."""
     keys = sorted(_entity_keys(scan, group))
-    for prefix in view.prefixes(group):
+    for generation in values.generations:
+        prefix = values.view.value_prefix(group, generation)
         for start in range(0, len(keys), _READ_KEYS):
             yield [prefix + key for key in keys[start : start + _READ_KEYS]]
 

@@ -106,14 +106,7 @@ def verify_erasure(
     Raises:
         InvalidArgument: It is not a certificate.
     """
-    if isinstance(certificate, str | bytes):
-        try:
-            certificate = json.loads(certificate)
-        except (ValueError, RecursionError) as error:
-            raise InvalidArgument(
-                "The certificate is not JSON.", hint="store.verify_erasure(report.certificate)"
-            ) from error
-    data, entities = certificates.parse_certificate(session, certificate)
+    data, entities = certificates.parse_certificate(session, parse_certificate_json(certificate))
     scan = Scan(session, entities)
     found = search_areas(scan, AREAS)
     return ErasureCheck(
@@ -123,6 +116,22 @@ def verify_erasure(
         dict(scan.scanned),
         tuple(finding for finding in found if finding.action == "list"),
     )
+
+
+def parse_certificate_json(certificate: Mapping[str, object] | str | bytes) -> object:
+    """Return a certificate that may be JSON text as a JSON value.
+
+    Raises:
+        InvalidArgument: The text is not JSON.
+    """
+    if not isinstance(certificate, str | bytes):
+        return certificate
+    try:
+        return json.loads(certificate)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(
+            "The certificate is not JSON.", hint="store.verify_erasure(report.certificate)"
+        ) from error
 
 
 def _check_keys(scan: Scan) -> None:

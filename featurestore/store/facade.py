@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from featurestore.store.erasure import ErasureCalls
 from featurestore.store.featuregroups import FeatureGroupCalls
 from featurestore.store.features import FeatureCalls, FeatureViewCalls
 from featurestore.store.insight import InsightCalls
@@ -26,6 +27,7 @@ class FeatureStore(
     DbtCalls,
     OnlineStoreCalls,
     ProjectCalls,
+    ErasureCalls,
 ):
     """A connection to a store.
 

@@ -25,7 +25,11 @@ from featurestore.storage import files
 from featurestore.storage.shards import write_verified
 from featurestore.store.connected import StoreBase
 from featurestore.store.facade import FeatureStore
-from featurestore.store.remote_calls import RemoteFeatureViewCalls, RemoteWriteCalls
+from featurestore.store.remote_calls import (
+    RemoteErasureCalls,
+    RemoteFeatureViewCalls,
+    RemoteWriteCalls,
+)
 from featurestore.store.remote_handles import (
     Recipe,
     RemoteFeatureGroup,
@@ -203,7 +207,11 @@ class RemoteTrainingDatasetCalls(StoreBase):
 
 
 class RemoteFeatureStore(
-    RemoteTrainingDatasetCalls, RemoteFeatureViewCalls, RemoteWriteCalls, FeatureStore
+    RemoteTrainingDatasetCalls,
+    RemoteFeatureViewCalls,
+    RemoteWriteCalls,
+    RemoteErasureCalls,
+    FeatureStore,
 ):
     """A connection to a served store; calls that need its files raise UnsupportedRemotely."""
 

@@ -22,11 +22,14 @@ from featurestore.arrow.cells import cells_to_array
 from featurestore.arrow.lists import to_plain_lists
 from featurestore.arrow.schemas import type_from_json
 from featurestore.arrow.unstorable import is_missing
+from featurestore.erasure.keys import KnownValue, parse_entities
+from featurestore.erasure.run import parse_certificate_json
 from featurestore.errors import InvalidArgument
 from featurestore.featuregroups.definition import convert_reader, declared_types
 from featurestore.featuregroups.existing import notify
 from featurestore.featuregroups.inputs import input_texts
 from featurestore.featuregroups.renaming import rename_frame_columns
+from featurestore.model.erasure import ErasureCheck, ErasureReport
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.featuregroup import Commit
 from featurestore.model.names import (
@@ -51,6 +54,7 @@ from featurestore.serving.vectors import (
     entity_rows,
 )
 from featurestore.store.connected import StoreBase
+from featurestore.store.erasure import ErasureCalls
 from featurestore.store.featuregroups import FeatureGroupCalls
 from featurestore.store.remote_handles import client_of, parse_commit, unsupported_error
 from featurestore.views import FeatureView
@@ -284,3 +288,31 @@ def _entity_to_json(value: Any) -> Any:
         is_whole = is_whole_number(value) and value.adjusted() < _MAX_DIGITS
         return int(value) if is_whole else str(value)
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+
+
+class RemoteErasureCalls(ErasureCalls):
+    """Methods for the erasure of entities in a served store, for admins."""
+
+    def erase(
+        self,
+        subject: Mapping[str, object] | Sequence[Mapping[str, object]],
+        *,
+        columns: Mapping[str, str] | None = None,
+        datasets: Literal["export", "keep"] = "export",
+        dry_run: bool = True,
+    ) -> ErasureReport:
+        entities = parse_entities(subject, columns)
+        request = {
+            "subject": [
+                {key: value.text for key, value in entity.items() if isinstance(value, KnownValue)}
+                for entity in entities.entities
+            ],
+            "columns": dict(columns or {}),
+            "datasets": datasets,
+            "dry_run": dry_run,
+        }
+        return ErasureReport.from_json(client_of(self._session).send("/erasures", request))
+
+    def verify_erasure(self, certificate: Mapping[str, object] | str | bytes) -> ErasureCheck:
+        request = {"certificate": parse_certificate_json(certificate)}
+        return ErasureCheck.from_json(client_of(self._session).send("/erasures/verify", request))

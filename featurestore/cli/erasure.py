@@ -1,0 +1,121 @@
+"""``featurestore erasure``: reports and erasure of the data of entities, and certificates."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from featurestore.cli.output import show_rows, show_text
+from featurestore.cli.state import store
+from featurestore.errors import InvalidArgument
+from featurestore.storage import files
+
+app = typer.Typer(no_args_is_help=True)
+
+Keys = Annotated[
+    list[str],
+    typer.Argument(
+        help="Keys of one entity: column=value; several keys select rows with all of them.",
+        show_default=False,
+    ),
+]
+Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--column",
+        help="A column with another name than its key: orders.buyer=user; may be repeated.",
+        show_default=False,
+    ),
+]
+Datasets = Annotated[
+    str,
+    typer.Option(help="export: write training datasets without the rows; keep: list them."),
+]
+_COLUMNS = ["area", "place", "detail", "action"]
+
+
+@app.command(epilog="Example: featurestore erasure report user=u-7731")
+def report(
+    context: typer.Context, keys: Keys, column: Columns = None, datasets: Datasets = "export"
+) -> None:
+    """List all places with data of an entity, without a change."""
+    found = store(context).erase(
+        _parse_pairs(keys), columns=_parse_pairs(column or []), datasets=_parse_datasets(datasets)
+    )
+    rows = [finding.to_json() for finding in found.findings]
+    rows += [
+        {"area": "models", "place": model, "detail": "trained on these rows", "action": "list"}
+        for model in found.models
+    ]
+    show_rows(context, rows, columns=_COLUMNS, empty="no data of this entity")
+
+
+@app.command(epilog="Example: featurestore erasure run user=u-7731 --certificate erased.json")
+def run(
+    context: typer.Context,
+    keys: Keys,
+    column: Columns = None,
+    datasets: Datasets = "export",
+    certificate: Annotated[
+        str | None,
+        typer.Option(help="File for the certificate.", show_default=False),
+    ] = None,
+) -> None:
+    """Erase all data of an entity; exit code 1 if a place could not be changed."""
+    if certificate is not None and files.exists(certificate):
+        raise InvalidArgument(
+            f"The file {certificate!r} already exists.", hint="--certificate erased2.json"
+        )
+    erased = store(context).erase(
+        _parse_pairs(keys),
+        columns=_parse_pairs(column or []),
+        datasets=_parse_datasets(datasets),
+        dry_run=False,
+    )
+    if certificate is not None and erased.certificate is not None:
+        files.write_json(files.local_directory(certificate), erased.certificate)
+    show_text(context, str(erased), data=erased.to_json())
+    if not erased.complete:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: featurestore erasure verify erased.json")
+def verify(
+    context: typer.Context,
+    certificate: Annotated[
+        str, typer.Argument(help="File with the certificate.", show_default=False)
+    ],
+) -> None:
+    """Search the store for an erased entity; exit code 1 if data or the certificate are not as certified."""
+    content = files.read_bytes(files.local_directory(certificate))
+    check = store(context).verify_erasure(content)
+    show_text(context, str(check), data=check.to_json())
+    if not check.ok:
+        raise typer.Exit(1)
+
+
+def _parse_pairs(texts: list[str]) -> dict[str, str]:
+    """Parse arguments of the form name=value.
+
+    >>> _parse_pairs(["user=a=b"])
+    {'user': 'a=b'}
+    """
+    pairs = {}
+    for text in texts:
+        name, mark, value = text.partition("=")
+        if not mark or not name or not value:
+            raise InvalidArgument(
+                f"{text!r} is not of the form name=value.",
+                hint="featurestore erasure report user=u-7731",
+            )
+        pairs[name] = value
+    return pairs
+
+
+def _parse_datasets(text: str) -> Literal["export", "keep"]:
+    if text == "keep":
+        return "keep"
+    if text == "export":
+        return "export"
+    raise InvalidArgument(f"Unknown --datasets {text!r}.", hint="--datasets keep")

@@ -8,7 +8,6 @@ registered channel is compared with the grant before each delivery.
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import io
 import json
@@ -30,7 +29,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from featurestore.errors import (
     FeatureStoreError,
     InvalidArgument,
-    StorageError,
     did_you_mean,
     listing,
 )
@@ -38,12 +36,11 @@ from featurestore.model.alert import Alert, Channel, validate_channel
 from featurestore.model.names import parse_secret
 from featurestore.registry import alerts
 from featurestore.session import Session
-from featurestore.storage.grants import allow_secret, find_grant, resolve_secret, write_grant
+from featurestore.storage.grants import acting_channel, authorize, grant, is_granted, resolve_secret
 
 _log = logging.getLogger("featurestore.alerts")
 # Time limit of one delivery.
 SECONDS = 10.0
-_GRANTS = "alert-channels"
 _MAX_REPLY_LINES = 1_000
 # Interval at which the connections of an overdue delivery are closed until it ends.
 _CLOSE_SECONDS = 1.0
@@ -61,15 +58,7 @@ def add_channel(session: Session, name: str, uri: str, *, secret: str | None = N
 
 def grant_channel(session: Session, channel: Channel) -> None:
     """Grant this machine permission to use a channel and its secret."""
-    write_grant(_GRANTS, session.location, channel.name, {"sha256": _hash_channel(channel)})
-    if channel.secret is not None:
-        reference = parse_secret(channel.secret)
-        allow_secret(
-            reference,
-            location=session.location,
-            name=secret_grant_name(channel),
-            uri=channel.uri,
-        )
+    grant(acting_channel(session.location, channel))
 
 
 def remove_channel(session: Session, name: str) -> None:
@@ -86,20 +75,8 @@ def remove_channel(session: Session, name: str) -> None:
 
 def is_trusted(session: Session, channel: Channel) -> bool:
     """Return True if a channel was added on this machine and has not changed in the registry."""
-    # The log receives no secret and runs no program, so it needs no grant.
-    if channel.scheme == "log":
-        return True
-    try:
-        grant = find_grant(_GRANTS, session.location, channel.name)
-    except (StorageError, ValueError):
-        # Without a readable grant, the channel is treated like one of another machine.
-        return False
-    return grant is not None and grant.get("sha256") == _hash_channel(channel)
-
-
-def _hash_channel(channel: Channel) -> str:
-    payload = json.dumps([channel.name, channel.uri, channel.secret])
-    return hashlib.sha256(payload.encode()).hexdigest()
+    # The log runs no program and opens no address, so it needs no grant.
+    return channel.scheme == "log" or is_granted(acting_channel(session.location, channel))
 
 
 class NotDelivered(Exception):
@@ -115,24 +92,19 @@ def deliver(channel: Channel, alert: Alert, *, location: str, seconds: float = S
     send = _SENDERS.get(channel.scheme)
     if send is None:
         raise NotDelivered(f"unknown channel scheme {channel.scheme!r}")
+    definition = acting_channel(location, channel)
     try:
         secret = None
+        if channel.scheme != "log":
+            authorize(definition)
         if channel.secret is not None:
-            reference = parse_secret(channel.secret)
-            secret = resolve_secret(
-                reference, location=location, name=secret_grant_name(channel), uri=channel.uri
-            )
+            secret = resolve_secret(parse_secret(channel.secret), definition)
         send(channel, alert, secret, seconds)
     except FeatureStoreError as error:
         raise NotDelivered(error.message) from error
     except (OSError, smtplib.SMTPException, http.client.HTTPException, ValueError) as error:
         # Addresses may contain a token, so the text only contains the kind of error.
         raise NotDelivered(_error_text(error)) from error
-
-
-def secret_grant_name(channel: Channel) -> str:
-    """Return the grant name for a channel's secret."""
-    return f"alert channel {channel.name}"
 
 
 def _error_text(error: Exception) -> str:

@@ -32,6 +32,7 @@ from featurestore.errors import (
     SourceNotFound,
     SourceUnavailable,
 )
+from featurestore.external import grant_rows
 from featurestore.featuregroups import Write, create
 from featurestore.featuregroups.definition import (
     DeclaredTypes,
@@ -48,10 +49,10 @@ from featurestore.featuregroups.redefinition import (
 )
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.jobs.monitors.definitions import WATCHED_INPUT, MonitorOptions, monitor_spec
-from featurestore.jobs.registration import register_spec
+from featurestore.jobs.registration import JobFile, grant_job, register_spec
 from featurestore.model import display
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.job import JobSpec
+from featurestore.model.job import DBT_ORIGIN, JobSpec
 from featurestore.model.monitor import MonitorSpec
 from featurestore.model.names import check_name
 from featurestore.model.times import format_duration
@@ -208,7 +209,7 @@ def import_project(
     """
     plan = _plan(session, manifest, source=source, select=select)
     for step in plan.steps:
-        _apply(session, step, origin=f"dbt project {plan.result.project}")
+        _apply(session, step, origin=f"{DBT_ORIGIN} {plan.result.project}")
     with session.registry.transaction() as connection:
         for name in plan.ended_monitors:
             jobs.set_paused(connection, name, True)
@@ -533,7 +534,13 @@ def _apply(session: Session, step: _Step, *, origin: str) -> None:
             step.existing,
             lambda current: replace(change_fields(current, step.spec), meta=step.metadata),
         )
-    if step.monitor is not None and _is_new_monitor(session, step.monitor):
+    if step.existing is not None and not step.needs_version:
+        # The group may have been imported on another machine.
+        grant_rows(session, step.existing.spec)
+    if step.monitor is None:
+        return
+    grant_job(session, step.monitor, JobFile(origin, None, None))
+    if _is_new_monitor(session, step.monitor):
         register_spec(session, step.monitor, origin=origin)
         with session.registry.transaction() as connection:
             jobs.set_paused(connection, step.monitor.name, False)

@@ -16,18 +16,20 @@ from contextlib import contextmanager
 from sqlalchemy.exc import IntegrityError
 
 from featurestore.alerts.channels import grant_channel
-from featurestore.define.definitions import JobContent
+from featurestore.define.definitions import GroupContent, JobContent
 from featurestore.define.loading import Project, load_project
 from featurestore.define.plan import Planned, choose_project_name, mark_of, plan_project
 from featurestore.define.removal import check_blockers
-from featurestore.jobs.registration import grant_execution
+from featurestore.external import grant_rows
+from featurestore.jobs.registration import grant_job
+from featurestore.jobs.window_jobs import with_primary_key
 from featurestore.model.alert import Channel
 from featurestore.model.project import VIEW, ProjectPlan
 from featurestore.model.source import SourceSpec
 from featurestore.recovery import liveness
-from featurestore.registry import intents, jobs, projects
+from featurestore.registry import featuregroups, intents, jobs, projects
 from featurestore.session import Session
-from featurestore.sources.registration import grant_secret
+from featurestore.sources.registration import grant_source
 
 # The intent of the one ``apply`` that may run in a store, of any project.
 _INTENT = hashlib.sha256(b"apply").hexdigest()[:32]
@@ -79,18 +81,18 @@ def apply_plan(session: Session, planned: Planned, *, remove: bool) -> None:
 
 
 def grant_definitions(session: Session, loaded: Project) -> None:
-    """Allow this machine to run the jobs of a project and to use its secrets.
+    """Allow what a project defines to act on this machine: jobs, sources, channels and queries.
 
     The store may have the registration from another machine, whose grants do not apply here.
     """
     for definition in loaded.definitions:
         content = definition.content
         if isinstance(content, SourceSpec):
-            grant_secret(session, content)
+            grant_source(session, content)
         elif isinstance(content, Channel):
             grant_channel(session, content)
         elif isinstance(content, JobContent):
-            grant_execution(session.location, content.file)
+            grant_job(session, with_primary_key(session, content.job.spec), content.file)
             with session.registry.reading() as connection:
                 job = jobs.get(connection, definition.name)
             # The project may be another checkout than that of the last ``apply``.
@@ -98,6 +100,12 @@ def grant_definitions(session: Session, loaded: Project) -> None:
             if job.origin != origin:
                 with session.registry.transaction() as connection:
                     jobs.register(connection, job.spec, origin=origin, watermark=None)
+        elif isinstance(content, GroupContent) and content.declared.external is not None:
+            with session.registry.reading() as connection:
+                group = featuregroups.find(connection, definition.name, content.version)
+            # The columns are those of the stored definition.
+            if group is not None and group.spec.external == content.declared.external:
+                grant_rows(session, group.spec)
 
 
 @contextmanager

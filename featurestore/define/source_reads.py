@@ -8,14 +8,14 @@ raises the errors at their definitions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from featurestore.define.definitions import Definition, GroupContent, JobContent
 from featurestore.define.loading import Project
 from featurestore.errors import FeatureStoreError
-from featurestore.external.reading import open_source
+from featurestore.external.reading import build_source
 from featurestore.model.project import SOURCE
 from featurestore.model.source import SourceSpec
 from featurestore.plugins.source import SourceQuery
@@ -94,10 +94,10 @@ def find_usable_sources(session: Session, loaded: Project, project: str) -> dict
             continue
         try:
             # This checks the URI and the options. The draft raises the error.
-            open_source(session, replace(spec, secret=None))
+            build_source(session, spec)
         except FeatureStoreError:
             continue
-        registration.grant_secret(session, spec)
+        registration.grant_source(session, spec)
         usable[spec.name] = spec
     return usable
 

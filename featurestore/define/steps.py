@@ -15,7 +15,7 @@ from featurestore.alerts.channels import add_channel
 from featurestore.define.definitions import Definition, JobContent, ViewContent
 from featurestore.define.source_reads import SourceReads
 from featurestore.errors import FeatureGroupNotFound
-from featurestore.external.reading import open_source
+from featurestore.external.reading import build_source
 from featurestore.jobs.catalog_jobs import check_catalog_job
 from featurestore.jobs.registration import (
     check_channels,
@@ -71,7 +71,7 @@ def compare_source(draft: Draft, definition: Definition, position: str) -> Step 
     """Return the step that registers a source, or replaces its registration."""
     spec = definition.content
     assert isinstance(spec, SourceSpec)
-    open_source(draft.session, replace(spec, secret=None))  # checks the URI and the options
+    build_source(draft.session, spec)  # checks the URI and the options
     registry = draft.session.registry
     with registry.transaction() as connection:
         if registration.is_registered(connection, spec):

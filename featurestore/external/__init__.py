@@ -6,8 +6,16 @@ from featurestore.external.groups import (
     LiveSource,
     check_snapshot,
     find_live_sources,
+    grant_rows,
     keep_rows,
     take_snapshot,
 )
 
-__all__ = ["LiveSource", "check_snapshot", "keep_rows", "find_live_sources", "take_snapshot"]
+__all__ = [
+    "LiveSource",
+    "check_snapshot",
+    "find_live_sources",
+    "grant_rows",
+    "keep_rows",
+    "take_snapshot",
+]

@@ -36,6 +36,7 @@ from featurestore.registry import featuregroups, sources
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.storage.failures import warn_after_publication
+from featurestore.storage.grants import acting_group, authorize, grant
 
 _TABLE, _PARTS_DIRECTORY = "rows", "parts"
 # Sources of frames that were passed to other libraries; their rows remain until the process ends.
@@ -254,12 +255,19 @@ def build_source_query(spec: FeatureGroupSpec) -> SourceQuery:
     )
 
 
+def grant_rows(session: Session, spec: FeatureGroupSpec) -> None:
+    """Allow an external group to run its query at its source from this machine."""
+    grant(acting_group(session.location, spec))
+
+
 def get_registered_source(session: Session, spec: FeatureGroupSpec) -> SourceSpec:
-    """Return the registered source of an external group.
+    """Return the registered source of an external group, whose query is granted.
 
     Raises:
+        ConfigurationError: The group was not created on this machine with this query.
         SourceNotFound: The source is no longer registered.
     """
+    authorize(acting_group(session.location, spec))
     name = get_external_rows(spec).source
     with session.registry.reading() as connection:
         try:

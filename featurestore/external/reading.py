@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from queue import Full, Queue
 from threading import Event, Thread
 from typing import Any, Generic, TypeVar
@@ -20,7 +17,7 @@ import pyarrow.compute as pc
 
 from featurestore.errors import SourceChanged, StorageError
 from featurestore.external.renaming import RenamedSnapshot
-from featurestore.model.names import RENAME, parse_secret
+from featurestore.model.names import ENVIRONMENT, RENAME
 from featurestore.model.paths import StorePaths
 from featurestore.model.source import SourceRead, SourceSpec
 from featurestore.plugins.engine import Relation
@@ -34,7 +31,7 @@ from featurestore.plugins.source import (
 )
 from featurestore.session import Session
 from featurestore.storage import files
-from featurestore.storage.grants import resolve_secret
+from featurestore.storage.grants import acting_source, authorize, secret_reader
 
 _log = logging.getLogger("featurestore.sources")
 _KEY = re.compile(r"[0-9a-f]{1,64}")
@@ -47,23 +44,28 @@ _PAUSE_SECONDS = 0.1
 def open_source(session: Session, spec: SourceSpec) -> Source:
     """Create the source of a registration, without connecting to it or reading its secret.
 
-    The secret is only available for the URI and options that were registered on this machine.
+    Raises:
+        ConfigurationError: The source was not registered on this machine with this definition.
+        InvalidArgument: The kind is not installed, or the URI or an option is invalid for it.
+    """
+    authorize(acting_source(session.location, spec))
+    return build_source(session, spec)
+
+
+def build_source(session: Session, spec: SourceSpec) -> Source:
+    """Create a source to check its definition, before it is granted; the caller does not connect.
 
     Raises:
         InvalidArgument: The kind is not installed, or the URI or an option is invalid for it.
     """
-    secret = None
-    if spec.secret is not None:
-        secret = partial(
-            resolve_secret,
-            parse_secret(spec.secret),
-            location=session.location,
-            name=grant_name(spec),
-            uri=grant_address(spec),
-        )
-    options = {name: value for name, value in spec.options.items() if name != RENAME}
-    decisions = StoredDecisions(session.location, spec.name)
-    config = SourceConfig(spec.name, spec.uri, options, secret, decisions)
+    config = SourceConfig(
+        spec.name,
+        spec.uri,
+        {name: value for name, value in spec.options.items() if name != RENAME},
+        secret_reader(acting_source(session.location, spec), spec.secret),
+        StoredDecisions(session.location, spec.name),
+        uses_environment=spec.secret == ENVIRONMENT,
+    )
     return find_source(spec.kind)(config)
 
 
@@ -73,25 +75,11 @@ def open_snapshot(
     """Connect to a registered source, and return a snapshot with renamed columns.
 
     Raises:
+        ConfigurationError: The source was not registered on this machine with this definition.
         SourceUnavailable: The source cannot be reached, or rejects the user.
     """
     snapshot = open_source(session, spec).snapshot(version_or_time)
     return RenamedSnapshot(spec.name, snapshot, spec.options.get(RENAME))
-
-
-def grant_name(spec: SourceSpec) -> str:
-    """Return the grant name for a source's secret on this machine."""
-    return f"source:{spec.name}"
-
-
-def grant_address(spec: SourceSpec) -> str:
-    """Return the address that a source's secret is granted for, including its options.
-
-    Options may select the server. They are hashed, because some of them contain an account name and
-    a hash is sufficient for comparison.
-    """
-    options = json.dumps(dict(sorted(spec.options.items())))
-    return json.dumps([spec.uri, hashlib.sha256(options.encode()).hexdigest()])
 
 
 @dataclass(frozen=True)

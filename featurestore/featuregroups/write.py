@@ -29,6 +29,7 @@ from featurestore.errors import (
     ValidationFailed,
     did_you_mean,
 )
+from featurestore.external import grant_rows
 from featurestore.featuregroups.checks import (
     check_time_numbers,
     check_time_types,
@@ -232,6 +233,8 @@ def create(
                     notify(reuse_notice(existing, declared))
                     commit = commits.commit_of(existing.path, existing.delta_version)
                     return existing.spec, replace(commit, applied=False)
+        if spec.external is not None:
+            grant_rows(session, spec)
         group = create_table(session, spec, declared, run)
         commit = publish_rows(session, batch, group, write, run, declared)
     if existing is not None:

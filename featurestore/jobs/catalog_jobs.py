@@ -14,6 +14,7 @@ from featurestore.jobs.definitions import (
 from featurestore.jobs.run import JobRun, RunOutput, run_recorded
 from featurestore.jobs.schedule import build_schedule
 from featurestore.model.arguments import calling_globals, with_suggestions
+from featurestore.model.failure_action import OnFailure, parse_on_failure
 from featurestore.model.job import JobSpec
 from featurestore.model.names import check_name
 from featurestore.model.publication_target import CatalogTarget
@@ -41,7 +42,7 @@ def catalog_job(
     timezone: str = "UTC",
     description: str = "",
     retries: int = 2,
-    on_failure: str | None = None,
+    on_failure: OnFailure = None,
     alert: Columns = (),
 ) -> JobDefinition:
     """Define a scheduled job that keeps a catalog in sync, as ``store.register_in`` does.
@@ -59,7 +60,8 @@ def catalog_job(
         timezone: The time zone of the schedule.
         description: The purpose of the job.
         retries: The maximum number of retries of a failed run.
-        on_failure: The command to run when the retries of a run are exhausted.
+        on_failure: What runs when the retries of a run are exhausted: a program with its arguments,
+            or a top-level function of the file, which is called with the run.
         alert: The channels to alert of failures, as for ``job``.
 
     Raises:
@@ -87,7 +89,7 @@ def catalog_job(
         timezone=timezone,
         description=description,
         retries=retries,
-        on_failure=on_failure,
+        on_failure=parse_on_failure(on_failure, job=name),
         alert=check_channel_names(alert),
         registers=target,
     )

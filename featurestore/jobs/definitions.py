@@ -20,6 +20,7 @@ from featurestore.model.arguments import (
     calling_position,
     with_suggestions,
 )
+from featurestore.model.failure_action import OnFailure, parse_on_failure
 from featurestore.model.featuregroup import VALIDATION_POLICIES
 from featurestore.model.job import (
     MODES,
@@ -96,7 +97,7 @@ def job(
     retries: int = 2,
     catchup: int | None = None,
     on_error: OnError = "continue",
-    on_failure: str | None = None,
+    on_failure: OnFailure = None,
     alert: Columns = (),
     tombstone: str | None = None,
     delete_missing: bool = False,
@@ -136,7 +137,8 @@ def job(
         catchup: The maximum number of missed windows to compute at once, oldest first; None for no
             limit.
         on_error: Whether later windows "wait" for a failed window or "continue".
-        on_failure: The command to run when the retries of a run are exhausted.
+        on_failure: What runs when the retries of a run are exhausted: a program with its arguments,
+            or a top-level function of the file, which is called with the run.
         alert: The channels to alert when the retries of a run are exhausted or its rows fail
             validation, and when the job recovers (``add_alert_channel``).
         tombstone: A result column that marks deleted keys: true, or not null if it is not boolean.
@@ -198,7 +200,7 @@ def sql_job(
     retries: int = 2,
     catchup: int | None = None,
     on_error: OnError = "continue",
-    on_failure: str | None = None,
+    on_failure: OnFailure = None,
     alert: Columns = (),
     tombstone: str | None = None,
     delete_missing: bool = False,
@@ -308,7 +310,7 @@ def feature_job_spec(request: FeatureJobRequest, *, kind: JobKind, code: str) ->
         retries=request.retries,
         catchup=request.catchup,
         on_error=parse_on_error(request.on_error),
-        on_failure=request.on_failure,
+        on_failure=parse_on_failure(request.on_failure, job=request.name),
         alert=check_channel_names(request.alert),
         sources=sources,
         tombstone=request.tombstone,

@@ -31,14 +31,22 @@ from featurestore.jobs.key_versions import stage_table
 from featurestore.jobs.monitors.run import run_monitor
 from featurestore.jobs.publish_jobs import run_publish
 from featurestore.jobs.recovery import recover_dead_runs
-from featurestore.jobs.registration import load_definition
-from featurestore.jobs.run import JobRun, RunOutput, TrainingCall, check_lease, run_recorded
+from featurestore.jobs.registration import load_definition, load_failure_function
+from featurestore.jobs.run import (
+    JobRun,
+    RunOutput,
+    TrainingCall,
+    check_lease,
+    recorder_of_job,
+    run_recorded,
+)
 from featurestore.jobs.schedule import build_schedule, has_overlapping_windows, windows_after
 from featurestore.jobs.stream_jobs import current_window, is_due, run_stream
 from featurestore.jobs.training_jobs import run_training
 from featurestore.jobs.upserts import Upsert, may_remove_rows, plan_upsert, record_versions
 from featurestore.jobs.windows import refuse_repeated_rows
 from featurestore.model.display import escape_controls
+from featurestore.model.failure_action import FailureAction
 from featurestore.model.job import RUN_ONCE, JobSpec
 from featurestore.model.source import SourceRead
 from featurestore.model.times import Window
@@ -48,6 +56,7 @@ from featurestore.recovery.in_flight import in_flight
 from featurestore.recovery.liveness import hold_job_lease
 from featurestore.registry import jobs, runs
 from featurestore.registry.jobs import RegisteredJob
+from featurestore.registry.recorded_reads import recording
 from featurestore.registry.runs import Run
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
@@ -111,6 +120,24 @@ def run_attempt(
         JobLeased: Another process is running the job.
     """
     watch = watch or Watch()
+    # The code outside of the functions of a file may read rows, too.
+    with recording(recorder_of_job(session, name)):
+        return _run_attempt(
+            session, name, choose, call=call, watch=watch, due=due, parallel=parallel
+        )
+
+
+def _run_attempt(
+    session: Session,
+    name: str,
+    choose: WindowSelector,
+    *,
+    call: TrainingCall,
+    watch: Watch,
+    parallel: int,
+    due: bool,
+) -> Outcome:
+    """Run an attempt whose reads are recorded."""
     job = _get_job(session, name)
     # The file is loaded before the lease is acquired, so that a missing or changed file is reported
     # even while another process runs the job.
@@ -355,7 +382,7 @@ def _record_failure(run: JobRun, record: Run) -> None:
     # The equality runs the command only once, although exhausted windows are retried later. The
     # command runs after the transaction, which would otherwise lock the registry for a minute.
     if spec.on_failure is not None and tries == spec.retries + 1:
-        _run_failure_command(spec.on_failure, record)
+        _run_failure_action(run, spec.on_failure, record)
 
 
 def _alert_stream_failure(run: JobRun, record: Run) -> None:
@@ -369,8 +396,19 @@ def _alert_stream_failure(run: JobRun, record: Run) -> None:
             )
 
 
-def _run_failure_command(command: str, run: Run) -> None:
-    """Run the job's ``on_failure`` command, with environment variables that describe the run."""
+def _run_failure_action(job_run: JobRun, action: FailureAction, run: Run) -> None:
+    """Run the ``on_failure`` program or function of a job that passed its authorization."""
+    if action.function is None:
+        _run_failure_program(action.arguments, run)
+        return
+    try:
+        load_failure_function(job_run.session, job_run.job, action.function)(run)
+    except Exception:  # the function may raise anything
+        _log.exception("the on_failure function of job %s failed", run.job)
+
+
+def _run_failure_program(arguments: Sequence[str], run: Run) -> None:
+    """Run a program without a shell, with environment variables that describe the run."""
     environment = {
         "FEATURESTORE_JOB": run.job,
         "FEATURESTORE_RUN": run.run_id,
@@ -381,11 +419,10 @@ def _run_failure_command(command: str, run: Run) -> None:
         "FEATURESTORE_LOG": run.log or "",
     }
     try:
-        # The job's author wrote the command, as in a crontab.
         process = subprocess.run(
-            command, shell=True, env=os.environ | environment, timeout=_COMMAND_SECONDS, check=False
+            arguments, env=os.environ | environment, timeout=_COMMAND_SECONDS, check=False
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         _log.error("the on_failure command of job %s failed: %s", run.job, error)
         return
     if process.returncode:

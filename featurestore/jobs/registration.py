@@ -1,9 +1,9 @@
 """Registration of jobs, and loading of their files at run time.
 
-The registry stores the file or module name of each job. Because a registry may be imported from
-another machine, its files are executed only if they were registered on this machine: registration
-grants execution of a file with a specific hash (``storage/grants.py``), and a run compares the hash
-before it executes the file.
+The registry stores the definition of each job, and the name of its file or module. Because a registry
+may be imported from another machine, a job runs only if it was registered on this machine:
+registration grants the definition and the hash of the file (``storage/grants.py``), and a run compares
+both before it executes anything.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 from featurestore.errors import (
     FeatureStoreError,
@@ -47,13 +47,15 @@ from featurestore.model.job import JobSpec
 from featurestore.recovery.liveness import hold_job_lease
 from featurestore.registry import alerts, jobs
 from featurestore.registry.jobs import RegisteredJob
+from featurestore.registry.runs import Run
 from featurestore.retrieval.catalog import RegisteredSpecs
 from featurestore.session import Session
 from featurestore.storage import files
-from featurestore.storage.grants import find_grant, write_grant
+from featurestore.storage.grants import acting_job, acting_job_file, authorize, grant
 from featurestore.streams import check_stream_job
 
-_GRANTS = "registered-jobs"
+# Jobs without code, which need no file.
+WITHOUT_CODE = ("monitor", "publish", "catalog")
 # Threads that need the same file wait until it is loaded completely. The lock is reentrant, because
 # ``load_registered`` holds it while ``load_module_file`` acquires it.
 _loading = threading.RLock()
@@ -105,7 +107,7 @@ def register_job(
     """Register one checked job, and allow its file to be executed on this machine."""
     # The grant is written first: a registered job without a grant could not run on this
     # machine, whereas a grant without a job has no effect.
-    grant_execution(session.location, file)
+    grant_job(session, spec, file)
     return register_spec(session, spec, origin=file.origin, registration=registration)
 
 
@@ -204,15 +206,13 @@ def load_definition(session: Session, job: RegisteredJob) -> JobDefinition:
     """Load the function or query of a job from the file where it was registered.
 
     Raises:
+        ConfigurationError: The job was not registered on this machine with this definition.
         InvalidJob: The definition in the file differs from the registered one.
     """
-    if job.spec.kind in (
-        "monitor",
-        "publish",
-        "catalog",
-    ):  # they have no code, so they need no file
+    file = authorize_job(session, job)
+    if job.spec.kind in WITHOUT_CODE:
         return JobDefinition(job.spec)
-    definition = load_registered(session.location, job.spec.name, job.origin)
+    definition = load_registered(job.spec.name, file)
     # The registered definition contains the primary key of its groups, which the file may omit.
     definition = replace(definition, spec=with_primary_key(session, definition.spec))
     if definition.spec.hash != job.spec.hash:
@@ -238,7 +238,9 @@ def load_jobs(
     definitions: dict[str, tuple[JobDefinition, JobFile]] = {}
     for module, file in _iter_modules(module_or_path):
         for definition in jobs_in_module(module):
-            name = definition.spec.name
+            name, action = definition.spec.name, definition.spec.on_failure
+            if action is not None and action.function is not None:
+                find_function(module, action.function, job=name)
             if name in definitions and definitions[name][0] is not definition:
                 raise InvalidJob(
                     f"Job {name!r} is defined twice: in {definitions[name][1].origin} and in "
@@ -256,26 +258,59 @@ def load_jobs(
     return definitions
 
 
-def grant_execution(location: str, file: JobFile) -> None:
-    """Allow a file to be executed for the store at ``location``, since it was registered here."""
-    grant = {
-        "location": location,
-        "origin": file.origin,
-        "file": file.file,
-        "sha256": file.sha256,
-    }
-    write_grant(_GRANTS, location, file.origin, grant)
+def grant_job(session: Session, spec: JobSpec, file: JobFile) -> None:
+    """Allow a job to run on this machine, and its file to be executed, since a user registered it."""
+    grant(acting_job(session.location, spec, origin=file.origin))
+    # Jobs of one file share this grant, also those that the file no longer defines.
+    grant(acting_job_file(session.location, file.origin), path=file.file, sha256=file.sha256)
 
 
-def load_registered(location: str, name: str, origin: str) -> JobDefinition:
-    """Load a job from the origin where it was registered.
+def authorize_job(session: Session, job: RegisteredJob) -> JobFile:
+    """Return the granted file of a job; jobs without code pass this function, too.
 
     Raises:
-        InvalidJob: The origin was not registered on this machine or has changed since, or the job
-            is missing.
+        ConfigurationError: The job was not registered on this machine with this definition.
+    """
+    authorize(acting_job(session.location, job.spec, origin=job.origin))
+    file = authorize(acting_job_file(session.location, job.origin))
+    return JobFile(job.origin, file.get("path"), file.get("sha256"))
+
+
+def load_failure_function(
+    session: Session, job: RegisteredJob, name: str
+) -> Callable[[Run], object]:
+    """Return the function of a job's file that ``on_failure=`` names.
+
+    Raises:
+        ConfigurationError: The job was not registered on this machine with this definition.
+        InvalidJob: The file has changed, or has no such function.
     """
     with _loading:
-        module = _registered_module(location, name, origin)
+        module = _registered_module(job.spec.name, authorize_job(session, job))
+    return find_function(module, name, job=job.spec.name)
+
+
+def find_function(module: ModuleType, name: str, *, job: str) -> Callable[[Run], object]:
+    """Return a top-level function of a module; raise InvalidJob if it does not exist."""
+    function = vars(module).get(name)
+    if not isinstance(function, FunctionType):
+        raise InvalidJob(
+            f"Job {job!r}: on_failure= names the function {name!r}, which is not at the top level of "
+            f"{module.__name__}.",
+            hint=f"def {name}(run): ... in the file of the job",
+        )
+    return function
+
+
+def load_registered(name: str, file: JobFile) -> JobDefinition:
+    """Load a job from the file where it was registered.
+
+    Raises:
+        InvalidJob: The file has changed since, or the job is missing.
+    """
+    origin = file.origin
+    with _loading:
+        module = _registered_module(name, file)
         definitions = {each.spec.name: each for each in jobs_in_module(module)}
     if name not in definitions:
         raise InvalidJob(
@@ -285,26 +320,19 @@ def load_registered(location: str, name: str, origin: str) -> JobDefinition:
     return definitions[name]
 
 
-def _registered_module(location: str, name: str, origin: str) -> ModuleType:
-    """Return the module of an origin, after checking its grant and the hash of its file."""
-    grant = find_grant(_GRANTS, location, origin)
-    if grant is None:
-        raise InvalidJob(
-            f"Job {name!r} is defined in {origin}, which was not registered on this machine for "
-            f"{location}.",
-            hint=f"review the file, then: featurestore job register {origin}",
-        )
-    file, expected = grant.get("file"), grant.get("sha256")
-    if file is None:
+def _registered_module(name: str, file: JobFile) -> ModuleType:
+    """Return the module of a granted job, after checking the hash of its file."""
+    origin, path = file.origin, file.file
+    if path is None:
         return _module_in_memory(name, origin)
-    if not files.is_file(file):
+    if not files.is_file(path):
         raise InvalidJob(
-            f"Job {name!r} is defined in {file}, which does not exist.",
+            f"Job {name!r} is defined in {path}, which does not exist.",
             hint=f"featurestore job register path/to/jobs.py, or: featurestore job remove {name}",
         )
-    if file == origin:
-        return load_module_file(file, expected=expected)[0]
-    _check_unchanged(files.sha256(file), expected, origin)
+    if path == origin:
+        return load_module_file(path, expected=file.sha256)[0]
+    _check_unchanged(files.sha256(path), file.sha256, origin)
     return _import_module(origin)
 
 

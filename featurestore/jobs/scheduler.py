@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from featurestore.alerts.incidents import send_waiting
-from featurestore.errors import FeatureStoreError, InvalidJob, JobLeased
+from featurestore.errors import ConfigurationError, FeatureStoreError, InvalidJob, JobLeased
 from featurestore.jobs import catalog_jobs, publish_jobs
 from featurestore.jobs.execution import Watch, WindowSelector, run_attempt
 from featurestore.jobs.run import TrainingCall
@@ -149,7 +149,8 @@ class Scheduler:
                 self._attempt(name, find_all_stale)
         except JobLeased:
             _log.debug("another process is running job %s", name)
-        except InvalidJob as error:  # lasts until a user acts, so it is logged only once
+        # These last until a user acts, so they are logged only once.
+        except (InvalidJob, ConfigurationError) as error:
             if self._reported.get(name) != str(error):
                 _log.error("%s (%s): %s", name, job.origin, error)
             self._reported[name] = str(error)

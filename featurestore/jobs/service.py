@@ -17,6 +17,7 @@ from featurestore.jobs.inputs import (
     pin_inputs,
     read_file_volume,
 )
+from featurestore.jobs.registration import authorize_job
 from featurestore.jobs.run import TrainingCall
 from featurestore.jobs.windows import (
     computed_windows,
@@ -32,6 +33,7 @@ from featurestore.model.runtime import usable_cores
 from featurestore.model.times import Window
 from featurestore.registry import jobs, reports, runs
 from featurestore.registry.jobs import RegisteredJob, StreamStatus
+from featurestore.registry.origins import JOB
 from featurestore.registry.runs import Run
 from featurestore.session import Session
 
@@ -115,6 +117,7 @@ def get_job(session: Session, name: str) -> RegisteredJob:
 
 def get_runs(session: Session, name: str) -> list[Run]:
     """Return the runs of a job, oldest first."""
+    session.record_read(JOB, name)
     with session.registry.reading() as connection:
         jobs.get(connection, name)
         return Listing(runs.runs_of_job(connection, name))
@@ -334,8 +337,14 @@ def plan_job(
     *,
     window: Window | tuple[datetime | str, datetime | str] | None = None,
 ) -> JobPlan:
-    """Plan the due windows, or the windows of a range, without computing them."""
+    """Plan the due windows, or the windows of a range, without computing them.
+
+    Raises:
+        ConfigurationError: The job was not registered on this machine with this definition.
+    """
     job = get_job(session, name)
+    # The estimate reads the files of the inputs.
+    authorize_job(session, job)
     if window is None:
         windows = find_due_windows(session, job)
     else:

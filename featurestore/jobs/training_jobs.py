@@ -23,6 +23,7 @@ from featurestore.jobs.run import JobRun, RunOutput, run_recorded
 from featurestore.jobs.schedule import build_schedule
 from featurestore.jobs.windows import find_changes
 from featurestore.model.arguments import with_suggestions
+from featurestore.model.failure_action import OnFailure, parse_on_failure
 from featurestore.model.job import JobSpec
 from featurestore.model.manifest import Manifest
 from featurestore.model.names import check_name
@@ -51,7 +52,7 @@ def training_job(
     description: str = "",
     tags: Mapping[str, str] | None = None,
     retries: int = 2,
-    on_failure: str | None = None,
+    on_failure: OnFailure = None,
     keep: int | None = None,
     alert: Columns = (),
 ) -> Callable[[Callable[..., Any]], JobDefinition]:
@@ -72,7 +73,8 @@ def training_job(
         description: The description of the dataset.
         tags: The tags of the dataset.
         retries: The maximum number of retries of a failed run.
-        on_failure: The command to run when the retries of a run are exhausted.
+        on_failure: What runs when the retries of a run are exhausted: a program with its arguments,
+            or a top-level function of the file, which is called with the run.
         keep: The number of versions to keep; older versions are deleted. None keeps all.
         alert: The channels to alert of failures, as for ``job``.
 
@@ -115,7 +117,7 @@ def _training_spec(request: TrainingJobRequest, *, code: str) -> JobSpec:
         description=request.description,
         tags=dict(request.tags or {}),
         retries=request.retries,
-        on_failure=request.on_failure,
+        on_failure=parse_on_failure(request.on_failure, job=request.name),
         keep=request.keep,
         alert=check_channel_names(request.alert),
     )

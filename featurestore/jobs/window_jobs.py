@@ -24,6 +24,7 @@ from featurestore.jobs.definitions import (
 from featurestore.jobs.inputs import PinnedInput
 from featurestore.jobs.schedule import Schedule, windows_after
 from featurestore.model.arguments import calling_globals, with_suggestions
+from featurestore.model.failure_action import OnFailure
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import JobSpec, OnError, WindowJob, input_name
 from featurestore.model.names import FeatureReference, check_name, format_group_reference
@@ -70,7 +71,7 @@ def window_job(
     retries: int = 2,
     catchup: int | None = None,
     on_error: OnError = "continue",
-    on_failure: str | None = None,
+    on_failure: OnFailure = None,
     alert: str | Sequence[str] = (),
 ) -> JobDefinition:
     """Define a scheduled job that writes aggregates over windows into a feature group.
@@ -107,7 +108,8 @@ def window_job(
         catchup: The maximum number of missed windows to compute at once, oldest first; None for
             no limit.
         on_error: Whether later windows "wait" for a failed window or "continue".
-        on_failure: The command to run when the retries of a run are exhausted.
+        on_failure: What runs when the retries of a run are exhausted: a program with its arguments,
+            or a top-level function of the file, which is called with the run.
         alert: The channels to alert of failures, as for ``job``.
 
     Raises:

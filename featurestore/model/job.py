@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from featurestore.errors import InvalidJob
 from featurestore.model import display
+from featurestore.model.failure_action import FailureAction
 from featurestore.model.json_object import JsonObject, MalformedJson, translate_parse_errors
 from featurestore.model.monitor import MonitorSpec
 from featurestore.model.names import FeatureReference, check_name
@@ -41,13 +42,15 @@ ON_ERROR = ("wait", "continue")
 # One run of these jobs is enough for all windows that are due.
 RUN_ONCE = ("training", "publish", "catalog")
 MODES = ("replace_window", "upsert", "append")
+# The origin of jobs that the import of a dbt project created starts with this.
+DBT_ORIGIN = "dbt project"
 # The reminder interval of continuing alerts.
 REMIND = timedelta(days=1)
 
 # The types of stored definition fields; fields that are parsed or derived are omitted.
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "name kind target schedule code timezone closed mode validation description on_error": str,
-    "event_time created_time on_failure tombstone": (str, NoneType),
+    "event_time created_time tombstone": (str, NoneType),
     "statistics delete_missing shared": bool,
     "retries": int,
     "catchup keep": (int, NoneType),
@@ -105,7 +108,7 @@ class JobSpec:
     retries: int = 2
     catchup: int | None = None
     on_error: OnError = "continue"
-    on_failure: str | None = None
+    on_failure: FailureAction | None = None
     keep: int | None = None
     compact: str | None = "auto"
     alert: tuple[str, ...] = ()
@@ -167,7 +170,7 @@ class JobSpec:
             "retries": self.retries,
             "catchup": self.catchup,
             "on_error": self.on_error,
-            "on_failure": self.on_failure,
+            "on_failure": None if self.on_failure is None else self.on_failure.to_json(),
             "keep": self.keep,
         }
         return data | self._later_options()
@@ -225,6 +228,7 @@ class JobSpec:
                 "tags": _to_strings(data["tags"]),
                 # Registries of earlier releases contain the former name.
                 "on_error": parse_on_error(data["on_error"]),
+                "on_failure": FailureAction.from_json(data["on_failure"]),
                 **_optional_fields(data),
                 "sources": {
                     str(name): SourceInput.from_json(source_json)

@@ -21,6 +21,10 @@ from featurestore.model.arguments import parse_version
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HINT = "secret='env:NAME' names an environment variable, secret='file:/run/secrets/name' a file"
 
+# The secret= of sources and online stores whose drivers may use the credentials of the machine: its
+# environment variables, password files, cloud roles and tickets.
+ENVIRONMENT = "environment"
+
 # The option of sources and queries that renames columns.
 RENAME = "rename"
 SNAKE_CASE = "snake_case"
@@ -262,6 +266,23 @@ def parse_secret(text: str) -> SecretReference:
     if kind == "file" and name.strip() and "\0" not in name:
         return SecretReference("file", name)
     raise InvalidArgument("secret= is not a reference to a secret.", hint=_HINT)
+
+
+def parse_credentials(text: str) -> SecretReference | None:
+    """Parse the secret of a source or an online store: a reference, or None for "environment".
+
+    >>> parse_credentials("environment") is None, parse_credentials("env:PW")
+    (True, SecretReference(kind='env', name='PW'))
+    """
+    if text == ENVIRONMENT:
+        return None
+    try:
+        return parse_secret(text)
+    except InvalidArgument as error:
+        raise InvalidArgument(
+            error.message,
+            hint=f"{_HINT}; secret={ENVIRONMENT!r} lets the driver use the credentials of the machine",
+        ) from error
 
 
 def _version(text: str | None) -> int | None:

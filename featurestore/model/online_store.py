@@ -10,7 +10,7 @@ from typing import Any
 
 from featurestore.errors import InvalidArgument
 from featurestore.model import display
-from featurestore.model.names import check_name, parse_secret
+from featurestore.model.names import check_name, parse_credentials
 from featurestore.model.source import check_uri
 
 # The online store of a local store, which is not registered.
@@ -25,7 +25,8 @@ class OnlineStoreSpec:
     """The registration of an online store.
 
     ``kind`` is the name of an entry point of ``featurestore.online_stores``. ``secret`` is a
-    reference to the password ("env:NAME", "file:path"), never its value. ``created`` is in
+    reference to the password ("env:NAME", "file:path"), never its value, or "environment", with which
+    the driver uses the credentials of the machine. ``created`` is in
     microseconds since 1970.
     """
 
@@ -52,7 +53,7 @@ class OnlineStoreSpec:
         if spec.kind != online_kind(check_uri(spec.uri)) or not isinstance(spec.created, int):
             raise ValueError("kind or created is invalid")
         if spec.secret is not None:
-            parse_secret(spec.secret)
+            parse_credentials(spec.secret)
         return spec
 
 

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from featurestore.errors import InvalidSplit
+from featurestore.model.failure_action import OnFailure
 from featurestore.model.job import Closed, JobMode, OnError
 from featurestore.model.names import check_name
 from featurestore.model.source import SourceInput
@@ -80,7 +81,7 @@ class FeatureJobRequest:
     retries: int = 2
     catchup: int | None = None
     on_error: OnError = "continue"
-    on_failure: str | None = None
+    on_failure: OnFailure = None
     alert: str | Sequence[str] = ()
     tombstone: str | None = None
     delete_missing: bool = False
@@ -101,7 +102,7 @@ class TrainingJobRequest:
     description: str = ""
     tags: Mapping[str, str] | None = None
     retries: int = 2
-    on_failure: str | None = None
+    on_failure: OnFailure = None
     keep: int | None = None
     alert: str | Sequence[str] = ()
 

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 from featurestore.errors import InvalidArgument
 from featurestore.model import display
 from featurestore.model.arguments import with_suggestions
-from featurestore.model.names import check_name, check_rename, parse_secret
+from featurestore.model.names import check_name, check_rename, parse_credentials
 
 _SECRET_WORDS = ("password", "passwd", "pwd", "secret", "token", "key")
 # Access key IDs are user names, not secrets.
@@ -29,7 +29,8 @@ class SourceSpec:
     """The registration of a source.
 
     ``kind`` is the name of an entry point of ``featurestore.sources``. ``secret`` is a reference to
-    the secret ("env:NAME", "file:path"), never its value. ``created`` is in microseconds since
+    the secret ("env:NAME", "file:path"), never its value, or "environment", with which the driver
+    uses the credentials of the machine. ``created`` is in microseconds since
     1970.
     """
 
@@ -67,7 +68,7 @@ class SourceSpec:
                 if not isinstance(getattr(spec, name), kinds):
                     raise ValueError(f"{name} has type {type(getattr(spec, name)).__name__}")
         if spec.secret is not None:
-            parse_secret(spec.secret)
+            parse_credentials(spec.secret)
         check_uri(spec.uri)
         check_name(spec.name, noun="source")
         return spec

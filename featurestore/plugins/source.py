@@ -50,7 +50,9 @@ class SourceConfig:
     """The arguments of a source.
 
     ``secret`` is a function that returns the secret, None if no secret is registered. The source
-    calls it when it connects. The secret must not appear in messages, reprs or errors.
+    calls it when it connects. The secret must not appear in messages, reprs or errors. Only with
+    ``uses_environment`` may the driver use credentials of the machine: environment variables,
+    password files, cloud roles, tickets.
     """
 
     name: str
@@ -58,6 +60,7 @@ class SourceConfig:
     options: Mapping[str, str] = field(default_factory=dict)
     secret: Callable[[], str] | None = field(default=None, repr=False)
     decisions: Decisions | None = field(default=None, repr=False)
+    uses_environment: bool = False
 
 
 class Decisions(Protocol):

@@ -6,10 +6,9 @@ import threading
 import time
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 
 from featurestore.errors import InvalidArgument
-from featurestore.model.names import check_name, parse_secret
+from featurestore.model.names import ENVIRONMENT, check_name, parse_credentials
 from featurestore.model.online_store import EMBEDDED, OnlineStoreSpec, normalize_uri, online_kind
 from featurestore.model.times import from_micros, to_micros, utc_now
 from featurestore.plugins.online import OnlineConfig, OnlineStore, open_config
@@ -17,7 +16,7 @@ from featurestore.recovery import record_files
 from featurestore.registry import online_stores
 from featurestore.session import Session
 from featurestore.storage import files, storage_for
-from featurestore.storage.grants import allow_secret, resolve_secret
+from featurestore.storage.grants import acting_online_store, authorize, grant, secret_reader
 
 _MEASURE_SECONDS = 60.0
 
@@ -42,13 +41,13 @@ def add_online_store(
         name=name,
         kind=online_kind(uri),
         uri=uri,
-        secret=None if secret is None else str(parse_secret(secret)),
+        secret=None if secret is None else str(parse_credentials(secret) or ENVIRONMENT),
         created=to_micros(utc_now()),
     )
     # This checks the URI without a connection.
     open_config(_config_of(session, spec)).close()
     with session.registry.transaction() as connection:
-        # A repeated registration, such as on another machine, only grants the secret.
+        # A repeated registration, such as on another machine, only writes the grant.
         is_registered = name in online_stores.names(connection) and spec == replace(
             online_stores.get(connection, name), created=spec.created
         )
@@ -56,13 +55,7 @@ def add_online_store(
             online_stores.add(connection, spec)
             # If the file cannot be written, the registration is rolled back.
             record_files.write_online_store(session.location, spec)
-    if spec.secret is not None:
-        allow_secret(
-            parse_secret(spec.secret),
-            location=session.location,
-            name=_grant_name(spec),
-            uri=spec.uri,
-        )
+    grant(acting_online_store(session.location, spec))
     return spec
 
 
@@ -94,11 +87,18 @@ def open_online_store(session: Session, name: str | None = None) -> OnlineStore:
 
 
 def online_config(session: Session, name: str | None = None) -> OnlineConfig:
-    """Return the picklable arguments of an online store, which ``open_config`` opens."""
+    """Return the picklable arguments of an online store, which ``open_config`` opens.
+
+    Raises:
+        ConfigurationError: The online store was not registered on this machine with this address.
+    """
+    # The embedded store is a file in the location, which the user of this process opened.
     if name in (None, EMBEDDED):
         return _config_of(session, _embedded_store(session))
     with session.registry.reading() as connection:
-        return _config_of(session, online_stores.get(connection, name))
+        spec = online_stores.get(connection, name)
+    authorize(acting_online_store(session.location, spec))
+    return _config_of(session, spec)
 
 
 def check_online_store(session: Session, name: str | None = None) -> dict[str, object]:
@@ -123,17 +123,8 @@ def check_online_store(session: Session, name: str | None = None) -> dict[str, o
 
 
 def _config_of(session: Session, spec: OnlineStoreSpec) -> OnlineConfig:
-    if spec.secret is None:
-        return OnlineConfig(spec.name, spec.uri)
-    # The password is sent only to the address for which it was registered on this machine.
-    secret = partial(
-        resolve_secret,
-        parse_secret(spec.secret),
-        location=session.location,
-        name=_grant_name(spec),
-        uri=spec.uri,
-    )
-    return OnlineConfig(spec.name, spec.uri, secret)
+    secret = secret_reader(acting_online_store(session.location, spec), spec.secret)
+    return OnlineConfig(spec.name, spec.uri, secret, uses_environment=spec.secret == ENVIRONMENT)
 
 
 def _embedded_store(session: Session) -> OnlineStoreSpec:
@@ -145,10 +136,6 @@ def _embedded_store(session: Session) -> OnlineStoreSpec:
         )
     uri = f"sqlite:///{session.paths.embedded_online_store}"
     return OnlineStoreSpec(EMBEDDED, online_kind(uri), uri)
-
-
-def _grant_name(spec: OnlineStoreSpec) -> str:
-    return f"online store:{spec.name}"
 
 
 class StoreClock:

@@ -14,14 +14,16 @@ from dataclasses import replace
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import FeatureStoreError, InvalidArgument, listing
-from featurestore.external.reading import (
-    grant_address,
-    grant_name,
-    open_snapshot,
-    open_source,
-)
+from featurestore.external import reading
+from featurestore.external.reading import open_snapshot
 from featurestore.external.renaming import RenamedSnapshot
-from featurestore.model.names import RENAME, check_name, check_rename, parse_secret
+from featurestore.model.names import (
+    ENVIRONMENT,
+    RENAME,
+    check_name,
+    check_rename,
+    parse_credentials,
+)
 from featurestore.model.source import (
     FOLDER_KIND,
     SourceReport,
@@ -37,7 +39,7 @@ from featurestore.recovery import record_files
 from featurestore.registry import sources
 from featurestore.session import Session
 from featurestore.storage import files
-from featurestore.storage.grants import allow_secret
+from featurestore.storage.grants import acting_source, grant
 
 _SAMPLE_ROWS = 5
 
@@ -59,14 +61,14 @@ def add(
     """
     spec = build_source(name, uri, secret=secret, options=options, description=description)
     # This checks the URI and the options without a connection.
-    open_source(session, spec)
+    reading.build_source(session, spec)
     with session.registry.transaction() as connection:
-        # A repeated registration, such as on another machine, only grants the secret.
+        # A repeated registration, such as on another machine, only writes the grant.
         if not is_registered(connection, spec):
             sources.add(connection, spec)
             # If the file cannot be written, the registration is rolled back.
             record_files.write_source(session.location, spec)
-    grant_secret(session, spec)
+    grant_source(session, spec)
     return spec
 
 
@@ -81,7 +83,7 @@ def build_source(
     check_name(name, noun="source")
     check_uri(uri)
     if secret is not None:
-        secret = str(parse_secret(secret))
+        secret = str(parse_credentials(secret) or ENVIRONMENT)
 
     def absolute_path(path: str) -> str:
         expanded = os.path.expanduser(path)
@@ -117,20 +119,12 @@ def put(session: Session, spec: SourceSpec) -> None:
             sources.remove(connection, spec.name)
         sources.add(connection, spec)
         record_files.write_source(session.location, spec)
-    grant_secret(session, spec)
+    grant_source(session, spec)
 
 
-def grant_secret(session: Session, spec: SourceSpec) -> None:
-    """Allow the store to send the secret of a source from this machine to its address."""
-    if spec.secret is not None:
-        # Other machines, and other URIs on this machine, do not get the secret.
-        reference = parse_secret(spec.secret)
-        allow_secret(
-            reference,
-            location=session.location,
-            name=grant_name(spec),
-            uri=grant_address(spec),
-        )
+def grant_source(session: Session, spec: SourceSpec) -> None:
+    """Allow the store to open the address of a source from this machine, and to use its secret."""
+    grant(acting_source(session.location, spec))
 
 
 def every(session: Session) -> list[SourceSpec]:

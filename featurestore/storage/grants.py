@@ -1,75 +1,335 @@
-"""Grants: permission from a user of this machine for a store to use files, secrets and commands.
+"""Grants: permission from a user of this machine for a store's definitions to act.
 
-A store may come from an untrusted source, so code, secrets, servers and commands that it refers to
-are used only if they were registered on this machine. Registration writes a grant to the state
-directory (``$XDG_STATE_HOME/featurestore``, or ``~/.local/state/featurestore``), with which the
-request of the store is compared before use. A secret reference is resolved only for the address in
-its grant.
+A store may come from an untrusted source. Its definitions of jobs, sources, online stores, alert
+channels and external feature groups run commands and code, open addresses, follow paths, and load
+files. Each of them passes ``authorize`` before it acts. ``authorize`` compares the hash of the
+complete definition with the grant that a registration on this machine wrote to the state directory
+(``$XDG_STATE_HOME/featurestore``, or ``~/.local/state/featurestore``).
+
+Local paths are hashed after symbolic links are resolved, so that a link with another target needs a
+new grant. A secret is read only for a definition that is granted.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from featurestore.errors import ConfigurationError, StorageError
-from featurestore.model.names import SecretReference
+from featurestore.model.alert import Channel
+from featurestore.model.display import escape_line
+from featurestore.model.featuregroup import FeatureGroupSpec
+from featurestore.model.job import DBT_ORIGIN, JobSpec
+from featurestore.model.names import SecretReference, format_group_reference, parse_credentials
+from featurestore.model.online_store import OnlineStoreSpec
+from featurestore.model.source import SourceSpec
 from featurestore.storage import files
 
-_SECRETS = "allowed-secrets"
+_FOLDER = "grants"
+# A local path, alone or after a scheme: "/data", "delta+/data", "file:///data", "command:/bin/true".
+_LOCAL_PATH = re.compile(r"(?:[\w.+-]+:(?://(?=/)|(?!//))|(?:[\w.-]+\+)+)?(?P<path>[/~].*)", re.S)
 
 
-def write_grant(kind: str, location: str, name: str, grant: Mapping[str, Any]) -> None:
-    """Record a registration on this machine, under a name, for the store at ``location``."""
-    files.write_json(_path(kind, location, name), grant)
+@dataclass(frozen=True)
+class ActingDefinition:
+    """A definition of a store that acts: it needs a grant of this machine.
+
+    Attributes:
+        location: The store of the definition.
+        noun: What it defines: "job", "source", "online store", "alert channel" or "external
+            feature group".
+        name: Its name, by which the grant is found.
+        content: The complete definition as a JSON object.
+        addresses: The strings of the definition that may be local paths, which are resolved.
+        hint: The line of code that registers the definition on this machine.
+        command: The same on the command line.
+    """
+
+    location: str
+    noun: str
+    name: str
+    content: Mapping[str, Any] = field(repr=False)
+    addresses: Sequence[str] = field(default=(), repr=False)
+    hint: str | None = field(default=None, repr=False)
+    command: str | None = field(default=None, repr=False)
+
+    @property
+    def hash(self) -> str:
+        """The SHA-256 of the definition with resolved paths.
+
+        Whole numbers are equal as integers and floats, because databases return either.
+        """
+        paths = [path for address in self.addresses for path in _resolve_paths(address)]
+        content = _normalize_numbers([self.noun, self.name, self.content, paths])
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
-def find_grant(kind: str, location: str, name: str) -> dict[str, Any] | None:
-    """Return the grant that was registered under a name, or None if it does not exist."""
-    path = _path(kind, location, name)
-    if not files.exists(path):
-        return None
-    grant = files.read_json(path)
-    return grant if isinstance(grant, dict) else None
+def _resolve_paths(address: str) -> list[str]:
+    """Return the local path in an address after symbolic links, with and without its query.
+
+    >>> _resolve_paths("sqlite:////no/shop.db?mode=ro"), _resolve_paths("redis://cache/0")
+    (['/no/shop.db?mode=ro', '/no/shop.db'], [])
+    """
+    match = _LOCAL_PATH.fullmatch(address)
+    if match is None or "\0" in address:
+        return []
+    path = os.path.expanduser(match["path"]).replace("//", "/")
+    return list(map(os.path.realpath, dict.fromkeys([path, path.partition("?")[0]])))
 
 
-def _path(kind: str, location: str, name: str) -> str:
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    # Resolved, so that a store has the same grants through a symbolic link.
-    key = hashlib.sha256(f"{files.resolve(location)}\0{name}".encode()).hexdigest()
-    return os.path.join(state, "featurestore", kind, f"{key}.json")
+def _normalize_numbers(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _normalize_numbers(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(_normalize_numbers, value))
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
 
 
-def allow_secret(reference: SecretReference, *, location: str, name: str, uri: str) -> None:
-    """Allow a store to send a secret from this machine to the address of a source or channel."""
-    grant = {"location": location, "name": name, "uri": uri, "secret": str(reference)}
-    write_grant(_SECRETS, location, name, grant)
+def acting_job(location: str, spec: JobSpec, *, origin: str) -> ActingDefinition:
+    """Return a job as a definition that acts; ``origin`` is its file, or its module.
+
+    >>> spec = JobSpec(
+    ...     name="load", kind="sql", target="loads", schedule="@daily", inputs={}, code="select 1"
+    ... )
+    >>> acting_job("/store", spec, origin="/jobs.py").command
+    'featurestore job register /jobs.py'
+    """
+    program = () if spec.on_failure is None else spec.on_failure.arguments[:1]
+    # Names of groups contain no slash.
+    paths = [
+        os.path.abspath(os.path.expanduser(each)) for each in spec.inputs.values() if "/" in each
+    ]
+    command = acting_job_file(location, origin).command
+    if origin.startswith(DBT_ORIGIN):
+        command = "featurestore dbt import target/manifest.json"
+    return ActingDefinition(
+        location,
+        "job",
+        spec.name,
+        {"spec": spec.to_json(), "origin": origin},
+        (*paths, *program),
+        hint=command,
+        command=command,
+    )
 
 
-def resolve_secret(reference: SecretReference, *, location: str, name: str, uri: str) -> str:
-    """Return the secret that a reference refers to, without a trailing line break.
+def acting_job_file(location: str, origin: str) -> ActingDefinition:
+    """Return the file or module of jobs, whose code is executed; its grant has the SHA-256."""
+    command = f"featurestore job register {escape_line(shlex.quote(origin))}"
+    return ActingDefinition(location, "job file", origin, {}, (), hint=command, command=command)
+
+
+def acting_source(location: str, spec: SourceSpec) -> ActingDefinition:
+    """Return a source as a definition that acts.
+
+    >>> acting_source("/store", SourceSpec("shop", "postgresql", "postgresql://me@db/shop")).hint
+    "featurestore.add_source('shop', 'postgresql://me@db/shop')"
+    """
+    content = spec.to_json()
+    # The time of the registration differs between machines.
+    del content["created"]
+    options = dict(spec.options)
+    arguments = {"secret": spec.secret, "options": options, "description": spec.description}
+    command_options = [("--option", f"{name}={value}") for name, value in options.items()]
+    command_options += [("--description", spec.description)] if spec.description else []
+    return ActingDefinition(
+        location,
+        "source",
+        spec.name,
+        content,
+        (spec.uri, *options.values()),
+        hint=_call("featurestore.add_source", spec.name, spec.uri, arguments),
+        command=_command("source add", spec.name, spec.uri, spec.secret, command_options),
+    )
+
+
+def acting_online_store(location: str, spec: OnlineStoreSpec) -> ActingDefinition:
+    """Return an online store as a definition that acts.
+
+    >>> cache = OnlineStoreSpec("cache", "redis", "redis://localhost:6379/0")
+    >>> acting_online_store("/store", cache).command
+    'featurestore online add cache redis://localhost:6379/0'
+    """
+    content = spec.to_json()
+    del content["created"]
+    return ActingDefinition(
+        location,
+        "online store",
+        spec.name,
+        content,
+        (spec.uri,),
+        hint=_call("featurestore.add_online_store", spec.name, spec.uri, {"secret": spec.secret}),
+        command=_command("online add", spec.name, spec.uri, spec.secret),
+    )
+
+
+def acting_channel(location: str, channel: Channel) -> ActingDefinition:
+    """Return an alert channel as a definition that acts.
+
+    >>> acting_channel("/store", Channel("ops", "command:/usr/bin/notify")).command
+    'featurestore alert add ops command:/usr/bin/notify'
+    """
+    return ActingDefinition(
+        location,
+        "alert channel",
+        channel.name,
+        dict(vars(channel)),
+        (channel.uri,),
+        hint=_call(
+            "store.add_alert_channel", channel.name, channel.uri, {"secret": channel.secret}
+        ),
+        command=_command("alert add", channel.name, channel.uri, channel.secret),
+    )
+
+
+def acting_group(location: str, spec: FeatureGroupSpec) -> ActingDefinition:
+    """Return an external feature group, which runs a query at its source, as a definition."""
+    assert spec.external is not None
+    rows = spec.external
+    selection = {name: getattr(rows, name) for name in ("table", "sql", "path", "rename")}
+    arguments = {
+        "source": rows.source,
+        **selection,
+        "columns": list(spec.schema.names),
+        "primary_key": list(spec.primary_key),
+        "event_time": spec.event_time,
+        "created_time": spec.created_time,
+        "version": spec.version,
+        "snapshots": rows.snapshots if rows.snapshots != "training" else None,
+        "if_exists": "return",
+    }
+    return ActingDefinition(
+        location,
+        "external feature group",
+        format_group_reference(spec.name, spec.version),
+        {**rows.to_json(), "columns": list(spec.schema.names)},
+        hint=_call("store.create_external_featuregroup", spec.name, None, arguments),
+    )
+
+
+def _call(function: str, name: str, uri: str | None, arguments: Mapping[str, Any]) -> str:
+    """Return a call in Python; control characters of a definition are escaped by ``repr``."""
+    parts = [repr(each) for each in (name, uri) if each is not None]
+    parts += [f"{word}={value!r}" for word, value in arguments.items() if value]
+    return f"{function}({', '.join(parts)})"
+
+
+def _command(
+    words: str,
+    name: str,
+    uri: str,
+    secret: str | None,
+    options: Sequence[tuple[str, str]] = (),
+) -> str:
+    """Return a command in which a definition cannot add words to the shell."""
+    parts = [name, uri]
+    parts += [] if secret is None else ["--secret", secret]
+    for option in options:
+        parts += option
+    return f"featurestore {words} {escape_line(' '.join(map(shlex.quote, parts)))}"
+
+
+def grant(definition: ActingDefinition, **file: str | None) -> None:
+    """Allow a definition to act on this machine, because a user registered it here.
 
     Args:
-        reference: The environment variable or file that contains the secret.
-        location: The store that uses the secret.
-        name: The registered name of the source or channel.
-        uri: The address to which the secret will be sent.
+        definition: The definition.
+        file: The file that the definition loads, and its SHA-256, for ``authorize`` to return.
+    """
+    record = {
+        "location": definition.location,
+        "noun": definition.noun,
+        "name": definition.name,
+        "sha256": definition.hash,
+        "file": file,
+    }
+    files.write_json(_path(definition), record)
+
+
+def authorize(definition: ActingDefinition) -> Mapping[str, str | None]:
+    """Return the file of a granted definition; every definition that acts passes this function.
 
     Raises:
-        ConfigurationError: The name was not registered with this address and reference on this
-        machine, the variable is not set, or the file is empty or cannot be read. The message
-        contains the reference, never the secret.
+        ConfigurationError: The definition was not registered on this machine, or has changed since.
+        The hint is the line that registers it.
     """
-    grant = find_grant(_SECRETS, location, name)
+    path = _path(definition)
+    record = None
+    if files.exists(path):
+        try:
+            record = files.read_json(path)
+        except (StorageError, ValueError):
+            # A damaged grant permits nothing.
+            record = None
+    if not isinstance(record, dict):
+        reason = "was not registered on this machine"
+    elif record.get("sha256") == definition.hash:
+        granted_file = record.get("file")
+        return granted_file if isinstance(granted_file, dict) else {}
+    else:
+        reason = "differs from the one that was registered on this machine"
+    raise ConfigurationError(
+        f"The {definition.noun} {definition.name!r} of the store at {definition.location} {reason}. "
+        "It may run code, or open addresses and files: review it, then register it again.",
+        hint=definition.hint,
+        command=definition.command,
+    )
+
+
+def is_granted(definition: ActingDefinition) -> bool:
+    """Return whether ``authorize`` permits a definition."""
+    try:
+        authorize(definition)
+    except ConfigurationError:
+        return False
+    return True
+
+
+def _path(definition: ActingDefinition) -> str:
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    # Resolved, so that a store has the same grants through a symbolic link.
+    location = files.resolve(definition.location)
+    key = hashlib.sha256(f"{location}\0{definition.noun}\0{definition.name}".encode()).hexdigest()
+    return os.path.join(state, "featurestore", _FOLDER, f"{key}.json")
+
+
+def secret_reader(definition: ActingDefinition, secret: str | None) -> Callable[[], str] | None:
+    """Return a function that resolves the secret of a source or an online store when it connects.
+
+    It is None without a secret, and for "environment". It can be pickled.
+    """
+    reference = None if secret is None else parse_credentials(secret)
+    return None if reference is None else partial(resolve_secret, reference, definition)
+
+
+def resolve_secret(reference: SecretReference, definition: ActingDefinition) -> str:
+    """Return the secret of a definition, if the definition is granted.
+
+    Raises:
+        ConfigurationError: The definition is not granted, or ``read_secret`` raises it.
+    """
     # Otherwise a store could send a registered secret to an address of its own choice.
-    if grant is None or (grant.get("uri"), grant.get("secret")) != (uri, str(reference)):
-        raise ConfigurationError(
-            f"The store at {location} uses the secret {reference} for {name!r}, which was not "
-            "registered with it on this machine.",
-            hint=f"if you trust the store, register {name!r} again on this machine",
-        )
+    authorize(definition)
+    return read_secret(reference)
+
+
+def read_secret(reference: SecretReference) -> str:
+    """Return the secret that a reference of a user refers to, without a trailing line break.
+
+    Raises:
+        ConfigurationError: The variable is not set, or the file is empty or cannot be read. The
+        message contains the reference, never the secret.
+    """
     if reference.kind == "env":
         value = os.environ.get(reference.name, "")
         advice = f"export {reference.name}=..."

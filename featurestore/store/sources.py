@@ -169,6 +169,7 @@ class SourceCalls(StoreBase):
         [{'id': 2, 'total': 99.0}]
         """
         from featurestore import sources
+        from featurestore.external import grant_rows
         from featurestore.featuregroups import Declaration, FeatureGroup, Write, create_named
         from featurestore.featuregroups.definition import build_spec
         from featurestore.featuregroups.redefinition import check_expectations
@@ -208,6 +209,8 @@ class SourceCalls(StoreBase):
             write=write,
             if_exists=if_exists,
         )
+        # An equal definition may have been created on another machine.
+        grant_rows(self._session, spec)
         return FeatureGroup(self._session, spec.name, spec.version)
 
     def read_source(

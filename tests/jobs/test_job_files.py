@@ -12,8 +12,9 @@ from types import ModuleType
 import pytest
 
 import featurestore
-from featurestore.errors import InvalidJob
-from featurestore.jobs.registration import load_jobs, load_registered
+from featurestore.errors import ConfigurationError, InvalidJob
+from featurestore.jobs.registration import load_definition, load_jobs
+from featurestore.jobs.service import get_job
 from featurestore.registry import tables
 from featurestore.store import FeatureStore
 from tests.jobs.conftest import START, expected, python_job, rows, sql_job
@@ -34,7 +35,7 @@ def test_foreign_registry_job_files_are_not_executed(
     evil = define(bomb(mark), sql_job(), name="evil.py")
     with city.session.registry.transaction() as connection:
         connection.execute(tables.job_definitions.update().values(origin=str(evil)))
-    with pytest.raises(InvalidJob, match="not registered on this machine"):
+    with pytest.raises(ConfigurationError, match="registered on this machine"):
         city.run_job("demand", window=START)
     city.scheduler().run_due()
     assert not mark.exists()
@@ -49,7 +50,7 @@ def test_foreign_registry_job_modules_are_not_imported(
     monkeypatch.syspath_prepend(tmp_path / "definitions")
     with city.session.registry.transaction() as connection:
         connection.execute(tables.job_definitions.update().values(origin="evil_module"))
-    with pytest.raises(InvalidJob, match="not registered on this machine"):
+    with pytest.raises(ConfigurationError, match="registered on this machine"):
         city.run_job("demand", window=START)
     assert not mark.exists()
 
@@ -62,7 +63,7 @@ def test_copied_store_runs_jobs_only_after_registration(
     city.close()
     shutil.copytree(city.location, tmp_path / "copy")
     with featurestore.connect(tmp_path / "copy") as copy:
-        with pytest.raises(InvalidJob, match="not registered on this machine"):
+        with pytest.raises(ConfigurationError, match="registered on this machine"):
             copy.run_job("demand", window=START)
         copy.register_jobs(file)
         assert copy.run_job("demand", window=START)[0].state == "done"
@@ -111,7 +112,10 @@ def test_due_jobs_of_one_file_all_run(city: FeatureStore, define: Define) -> Non
     for name in [name for name in sys.modules if name.startswith("featurestore_jobs_")]:
         del sys.modules[name]  # as in a scheduler that has just begun
     with ThreadPoolExecutor(4) as pool:
-        actual = list(pool.map(lambda n: load_registered(city.location, n, str(file)), names))
+        session = city.session
+        actual = list(
+            pool.map(lambda name: load_definition(session, get_job(session, name)), names)
+        )
     assert [job.spec.name for job in actual] == names
     city.scheduler().run_due()
     for name in names:

@@ -18,6 +18,7 @@ import featurestore
 from featurestore.errors import InvalidArgument, InvalidJob, JobFailed, JobNotFound
 from featurestore.jobs.scheduler import Options
 from featurestore.jobs.target import build_windows_metadata, parse_row_range, parse_windows
+from featurestore.model.failure_action import parse_on_failure
 from featurestore.model.job import JobSpec
 from featurestore.model.times import Window
 from featurestore.registry import lineage, runs
@@ -431,12 +432,59 @@ def test_on_failure_command_runs_after_last_retry(
     city: FeatureStore, define: Define, tmp_path: Path
 ) -> None:
     actual = tmp_path / "told"
-    rules = f'''retries=1, on_failure="echo $FEATURESTORE_JOB $FEATURESTORE_ERROR >> {actual}"'''
+    command = ["sh", "-c", f"echo $FEATURESTORE_JOB $FEATURESTORE_ERROR >> {actual}"]
+    rules = f"retries=1, on_failure={command!r}"
     city.register_jobs(define(python_job(rules=rules, body="raise ValueError('no')")))
     for _ in range(3):
         with pytest.raises(JobFailed):
             city.run_job("demand", window=START)
     assert actual.read_text() == "demand ValueError: no\n"
+
+
+def test_on_failure_arguments_reach_no_shell(
+    city: FeatureStore, define: Define, tmp_path: Path
+) -> None:
+    mark, words = tmp_path / "executed", tmp_path / "words"
+    program = tmp_path / "notify"
+    program.write_text(f'#!/bin/sh\nprintf "%s|" "$@" > {words}\n')
+    program.chmod(0o755)
+    command = [str(program), f"; touch {mark}", f"$(touch {mark})"]
+    rules = f"retries=0, on_failure={command!r}"
+    city.register_jobs(define(python_job(rules=rules, body="raise ValueError('no')")))
+    with pytest.raises(JobFailed):
+        city.run_job("demand", window=START)
+    assert words.read_text() == f"; touch {mark}|$(touch {mark})|"
+    assert not mark.exists()
+
+
+def test_on_failure_function_gets_failed_run(
+    city: FeatureStore, define: Define, tmp_path: Path
+) -> None:
+    actual = tmp_path / "told"
+    text = "f'{run.job} {run.error}'"
+    notify = f"import pathlib\ndef notify(run): pathlib.Path({str(actual)!r}).write_text({text})"
+    rules = "retries=0, on_failure=notify"
+    city.register_jobs(define(notify, python_job(rules=rules, body="raise ValueError('no')")))
+    with pytest.raises(JobFailed):
+        city.run_job("demand", window=START)
+    assert actual.read_text() == "demand ValueError: no"
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        ("notify --team rides", "on_failure=['notify', '--team', 'rides']"),
+        ("curl $HOOK | sh", "on_failure=['sh', '-c', 'curl $HOOK | sh']"),
+        ("", "on_failure=['sh', '-c', '']"),
+        ([], "on_failure=['/usr/local/bin/notify', '--team', 'rides']"),
+        (["notify", 5], "on_failure=['/usr/local/bin/notify', '--team', 'rides']"),
+        (lambda run: None, "def notify(run): ... in the file of the job, then on_failure=notify"),
+    ],
+)
+def test_on_failure_is_arguments_or_function(value: object, hint: str) -> None:
+    with pytest.raises(InvalidJob, match="on_failure=") as refused:
+        parse_on_failure(value, job="demand")
+    assert refused.value.hint == hint
 
 
 def test_paused_job_runs_only_named_windows(city: FeatureStore, define: Define) -> None:

@@ -260,8 +260,9 @@ def test_scheduler_runs_failure_command_after_last_retry(
     city: FeatureStore, define: Define, clock: Clock, tmp_path: Path
 ) -> None:
     actual = tmp_path / "told"
-    command = f"echo $FEATURESTORE_JOB $FEATURESTORE_WINDOW_START $FEATURESTORE_ERROR >> {actual}"
-    rules = f'catchup=1, retries=1, on_failure="{command}"'
+    line = "echo $FEATURESTORE_JOB $FEATURESTORE_WINDOW_START $FEATURESTORE_ERROR"
+    command = ["sh", "-c", f"{line} >> {actual}"]
+    rules = f"catchup=1, retries=1, on_failure={command!r}"
     city.register_jobs(
         define(python_job("bad", rules=rules, body="raise ValueError('no')"), sql_job())
     )

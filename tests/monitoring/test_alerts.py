@@ -21,7 +21,7 @@ import pytest
 import sqlalchemy as sa
 
 import featurestore
-from featurestore.alerts.channels import SECONDS, NotDelivered, deliver
+from featurestore.alerts.channels import SECONDS, NotDelivered, deliver, grant_channel
 from featurestore.alerts.incidents import send_waiting
 from featurestore.errors import FeatureStoreError, InvalidJob, JobFailed, RegistryError
 from featurestore.jobs.scheduler import Options
@@ -257,7 +257,9 @@ def test_bad_receivers_neither_block_nor_fill_memory(
         alert = Alert("1", "begin", "watch", ("drift",), ("a feature drifted",), NOW)
 
         def measure(name: str) -> tuple[float, bool]:
-            start, channel = time.monotonic(), Channel("ops", uris[name])
+            channel = Channel(f"ops_{list(uris).index(name)}", uris[name])
+            grant_channel(quiet.session, channel)
+            start = time.monotonic()
             limit = SECONDS if name.endswith(tuple(ENDLESS_BODIES)) else 1.0
             try:
                 deliver(channel, alert, location=quiet.location, seconds=limit)

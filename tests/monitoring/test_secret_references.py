@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from featurestore.errors import ConfigurationError, InvalidArgument
+from featurestore.model.alert import Channel
 from featurestore.model.names import parse_secret
-from featurestore.storage.grants import allow_secret, resolve_secret
+from featurestore.storage.grants import acting_channel, grant, resolve_secret
 
 
 @pytest.fixture(autouse=True)
@@ -17,9 +18,9 @@ def receipts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def resolved(reference: str) -> str:
-    parsed = parse_secret(reference)
-    allow_secret(parsed, location="/store", name="ops", uri="https://hooks")
-    return resolve_secret(parsed, location="/store", name="ops", uri="https://hooks")
+    channel = acting_channel("/store", Channel("ops", "https://hooks", reference))
+    grant(channel)
+    return resolve_secret(parse_secret(reference), channel)
 
 
 def test_secret_is_resolved_from_environment_or_file(
@@ -73,6 +74,8 @@ def test_resolve_secret_for_unregistered_target_raises(
         "reference": "env:HOOK",
     }
     arguments |= asks
-    with pytest.raises(ConfigurationError, match="not registered") as error:
-        resolve_secret(parse_secret(arguments.pop("reference")), **arguments)
+    location, secret = arguments.pop("location"), arguments.pop("reference")
+    channel = acting_channel(location, Channel(**arguments, secret=secret))
+    with pytest.raises(ConfigurationError, match="registered on this machine") as error:
+        resolve_secret(parse_secret(secret), channel)
     assert "hunter2" not in str(error.value)

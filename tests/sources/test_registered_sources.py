@@ -29,11 +29,10 @@ from featurestore.errors import (
     SourceUnavailable,
     UnsupportedType,
 )
-from featurestore.external.reading import grant_address, grant_name
 from featurestore.model.names import parse_secret
 from featurestore.model.source import SourceSpec, source_kind
 from featurestore.registry import lineage
-from featurestore.storage.grants import resolve_secret
+from featurestore.storage.grants import acting_source, resolve_secret
 from featurestore.store import FeatureStore
 from tests.registry.conftest import postgres_server, postgres_url  # noqa: F401  # fixtures
 
@@ -186,14 +185,11 @@ def test_secret_grant_depends_on_options(
 
     def secret_of(spec: SourceSpec) -> str:
         return resolve_secret(
-            parse_secret("env:SHOP_PASSWORD"),
-            location=empty_store.session.location,
-            name=grant_name(spec),
-            uri=grant_address(spec),
+            parse_secret("env:SHOP_PASSWORD"), acting_source(empty_store.session.location, spec)
         )
 
     assert secret_of(source_spec) == PASSWORD
-    with pytest.raises(ConfigurationError, match="not registered"):
+    with pytest.raises(ConfigurationError, match="differs from the one"):
         secret_of(replace(source_spec, options={"format": "parquet"}))
 
 

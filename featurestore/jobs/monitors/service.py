@@ -13,6 +13,7 @@ from featurestore.errors import InvalidArgument, JobFailed, JobNotFound, did_you
 from featurestore.jobs.execution import run_attempt
 from featurestore.jobs.inputs import pin_inputs
 from featurestore.jobs.monitors.run import evaluate_windows
+from featurestore.jobs.registration import authorize_job
 from featurestore.jobs.run import TrainingCall
 from featurestore.jobs.schedule import build_schedule, latest_complete_window
 from featurestore.jobs.service import run_job
@@ -25,6 +26,7 @@ from featurestore.monitoring.page import MonitorPage
 from featurestore.registry import audit_log, jobs, reports, runs
 from featurestore.registry.audit_log import Actor
 from featurestore.registry.jobs import RegisteredJob
+from featurestore.registry.origins import JOB
 from featurestore.session import Session
 
 # Freshness and schema have no baseline, so they cannot be accepted.
@@ -119,6 +121,7 @@ def load_report(session: Session, name: str, window: Window) -> MonitorReport:
             f"Monitor {name!r} has not checked the window from {window.start.isoformat()}.",
             hint=f"check_monitor({name!r})",
         )
+    authorize_job(session, job)
     # Reports are recorded without shares, which are recomputed from the stored profiles.
     (observed,) = evaluate_windows(
         session, job.spec, [window], pin_inputs(session, job.spec)
@@ -232,6 +235,8 @@ def get_monitor(session: Session, name: str) -> RegisteredJob:
     with session.registry.reading() as connection:
         job = jobs.find(connection, name)
         if job is not None and job.spec.kind == "monitor":
+            # Reports contain values of the group.
+            session.record_read(JOB, name)
             return job
         monitor_names = [
             each.spec.name for each in jobs.list_all(connection) if each.spec.kind == "monitor"

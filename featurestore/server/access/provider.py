@@ -24,7 +24,7 @@ from featurestore.server.access import changes
 from featurestore.server.access.visitors import new_secret
 from featurestore.server.settings import Provider
 from featurestore.session import Session
-from featurestore.storage.grants import allow_secret, resolve_secret
+from featurestore.storage.grants import read_secret
 
 if TYPE_CHECKING:
     from authlib.integrations.requests_client import OAuth2Session
@@ -36,7 +36,6 @@ _LEEWAY_SECONDS = 60
 _LONGEST_SUBJECT = 255
 # Excludes "none" (no signature) and HS256, which would accept the client secret as a key.
 _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA", "Ed25519")
-_SECRET_CONTEXT_NAME = "sign-in provider"
 _MIN_SECRET_LENGTH = 43  # characters of 256 random bits, see new_secret
 _ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
 
@@ -84,7 +83,7 @@ class ProviderClient:
         self._provider = provider
         self._cached_metadata: dict[str, Any] | None = None
         _check_address(provider.issuer)
-        self._secret = _client_secret(session, provider)
+        self._secret = _client_secret(provider)
 
     def begin(self, redirect_uri: str, following: str) -> tuple[str, Attempt]:
         """Return the authorization URL of the provider, and the attempt to store in a cookie."""
@@ -275,17 +274,10 @@ def _check_address(address: str) -> None:
         )
 
 
-def _client_secret(session: Session, provider: Provider) -> str:
+def _client_secret(provider: Provider) -> str:
     """Resolve the client secret; raise ConfigurationError if it is unavailable."""
-    reference = parse_secret(provider.secret)
-    secret_context = {
-        "location": session.location,
-        "name": _SECRET_CONTEXT_NAME,
-        "uri": provider.issuer,
-    }
-    # The operator configures issuer and secret together, so the secret is allowed for this issuer.
-    allow_secret(reference, **secret_context)
+    # The operator configures issuer and secret on this machine, so they need no grant.
     try:
-        return resolve_secret(reference, **secret_context)
+        return read_secret(parse_secret(provider.secret))
     except FeatureStoreError as error:
         raise ConfigurationError(f"--oidc-secret: {error.message}", hint=error.hint) from error

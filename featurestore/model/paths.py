@@ -24,8 +24,10 @@ ONLINE_STORES = "online_stores"
 EXPERIMENTS = "experiments"
 MODELS = "models"
 STAGING = "_staging"
+ACCESS_FILE = "access.json"
 LOGS = "_logs"
 OWNERS = "_owners"
+ERASURES = "_erasures"
 ORIGINS = "_origins"
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,79}")
@@ -87,7 +89,7 @@ class StorePaths:
     @property
     def access(self) -> str:
         """The backup of access rules, in case the registry is lost."""
-        return os.path.join(self.location, "access.json")
+        return os.path.join(self.location, ACCESS_FILE)
 
     @property
     def experiments(self) -> str:
@@ -103,6 +105,11 @@ class StorePaths:
     def logs(self) -> str:
         """The directory of job log files."""
         return os.path.join(self.location, LOGS)
+
+    @property
+    def erasures(self) -> str:
+        """The directory of the certificates of erasures, and of the key of their digests."""
+        return os.path.join(self.location, ERASURES)
 
     @property
     def owners(self) -> str:

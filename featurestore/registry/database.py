@@ -11,8 +11,8 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
 from typing import Any
@@ -33,7 +33,7 @@ from featurestore.registry import origin_files, stores
 from featurestore.registry.migrations import current_revision, head_revision, upgrade
 from featurestore.registry.origins import CHANGED
 from featurestore.registry.rows import LOCATION
-from featurestore.storage import files
+from featurestore.storage import files, private
 
 REGISTRY_FILE = "registry.db"
 # SQLite stores the last transactions in a write-ahead log next to the database file.
@@ -73,6 +73,7 @@ class Registry:
         self._location = location
         self._schema = schema
         self._is_copy = is_copy
+        self._open = threading.local()
         # If a store is not closed, its server connections must not be left to garbage collection.
         weakref.finalize(self, self._engine.dispose)
 
@@ -93,6 +94,11 @@ class Registry:
         with self.upgrade_transaction() as connection:
             yield connection
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether the registry is read-only: a copy, or filtered for a reader."""
+        return self._is_copy
+
     def check_writable(self) -> None:
         """Raise LocationNotWritable if the store is read-only."""
         if self._is_copy:
@@ -109,8 +115,25 @@ class Registry:
         """
         with self._connection(immediate=True) as connection, connection.begin():
             connection.info.pop(CHANGED, None)  # of a transaction that was rolled back
+            self._open.connection = connection
+            try:
+                yield connection
+                origin_files.write_changed(connection, is_copy=self._is_copy)
+            finally:
+                self._open.connection = None
+
+    @contextmanager
+    def joined_transaction(self) -> Iterator[Connection]:
+        """Yield the connection of this thread's open transaction, or of a new one.
+
+        A second transaction of the same thread would wait for the first one for ever.
+        """
+        connection = getattr(self._open, "connection", None)
+        if connection is not None:
             yield connection
-            origin_files.write_changed(connection, is_copy=self._is_copy)
+            return
+        with self.transaction() as connection:
+            yield connection
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
@@ -127,6 +150,21 @@ class Registry:
     def location(self) -> str:
         """The location of the store."""
         return self._location
+
+    def discard_deleted(self) -> None:
+        """Overwrite the bytes of deleted and replaced texts in the file of SQLite.
+
+        Postgres does so in its next vacuum.
+        """
+        self.check_writable()
+        if self.dialect != "sqlite":
+            return
+        with self._connection(immediate=False) as connection:
+            # VACUUM cannot run in a transaction.
+            database = connection.connection.driver_connection
+            assert isinstance(database, sqlite3.Connection)
+            database.execute("VACUUM")
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     @property
     def dialect(self) -> str:
@@ -369,6 +407,7 @@ def _engine(url: sa.URL, *, durable: bool, connections: int, schema: str | None 
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "psycopg", "postgres") from error
     if backend == "sqlite":
+        event.listen(engine, "do_connect", _create_sqlite_file)
         event.listen(engine, "connect", _prepare_sqlite)
         if durable:
             # This listener replaces the mode that _prepare_sqlite sets.
@@ -392,6 +431,17 @@ def _execute_setting(statement: str, connection: object, _record: object) -> Non
     cursor.close()
     # A later rollback would otherwise undo the setting.
     connection.commit()  # type: ignore[attr-defined]
+
+
+def _create_sqlite_file(
+    _dialect: object, _record: object, arguments: Sequence[Any], _options: object
+) -> None:
+    """Create the file of a new registry with a private mode, which SQLite copies to its logs."""
+    path = str(arguments[0])
+    # SQLite reports a missing or read-only directory itself.
+    with suppress(OSError):
+        if path != ":memory:" and not files.exists(path):
+            private.create_file(path)
 
 
 def _prepare_sqlite(connection: object, _record: object) -> None:

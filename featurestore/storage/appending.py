@@ -7,7 +7,7 @@ import weakref
 from io import FileIO
 from typing import IO
 
-from featurestore.storage import files
+from featurestore.storage import files, private
 from featurestore.storage.failures import translate_read_errors, translate_write_errors
 
 # Windows translates line breaks in a file that is not opened as binary.
@@ -66,9 +66,10 @@ class OverwrittenFile:
 
 
 def open_log(path: str) -> IO[bytes]:
-    """Open a file to which a process appends its output."""
+    """Open a private file to which a process appends its output."""
     files.make_directory(os.path.dirname(path))
     with translate_write_errors(path):
+        private.create_file(path)
         return open(path, "ab", buffering=0)
 
 

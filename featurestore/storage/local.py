@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from featurestore.errors import LocationNotWritable, StorageError
+from featurestore.storage import private
 from featurestore.storage.failures import translate_write_errors, warn_after_publication
 from featurestore.storage.interface import FileStatus, Writer
 
@@ -59,7 +60,7 @@ class LocalStorage:
 
     def make_directory(self, path: str) -> None:
         with translate_write_errors(path):
-            os.makedirs(path, exist_ok=True)
+            private.make_folders(path)
 
     def write_atomically(self, path: str, data: bytes) -> None:
         # The file is visible after the rename, so a failed sync of its directory must not be
@@ -76,7 +77,7 @@ class LocalStorage:
         self.make_directory(os.path.dirname(path))
         try:
             with translate_write_errors(path):
-                _write_file(temporary, data, durable=True)
+                _write_file(temporary, data, durable=True, target=path)
                 try:
                     # A link fails if the name exists. A rename would replace the file of another
                     # writer.
@@ -101,7 +102,9 @@ class LocalStorage:
             with ExitStack() as resources:
                 with translate_write_errors(path):
                     make_directory(folder)
-                    file = resources.enter_context(open(temporary, "wb", buffering=0))
+                    file = resources.enter_context(
+                        open(temporary, "wb", buffering=0, opener=private.opener(path))
+                    )
                 yield _EarlyWriteback(file)
                 # The content is synced before the rename: after a power failure, the name must not
                 # refer to an incomplete file.
@@ -121,6 +124,9 @@ class LocalStorage:
     @contextmanager
     def growing_file(self, path: str) -> Iterator[str]:
         self.make_directory(os.path.dirname(path))
+        if private.is_private(path):
+            with translate_write_errors(path):
+                private.create_file(path)
         yield path
 
     def read(self, path: str) -> bytes:
@@ -255,7 +261,7 @@ class LocalStorage:
         temporary = _temporary_path(path)
         try:
             with translate_write_errors(path):
-                _write_file(temporary, data, durable=durable)
+                _write_file(temporary, data, durable=durable, target=path)
                 os.replace(temporary, path)
         except StorageError:
             with suppress(OSError):
@@ -268,8 +274,9 @@ def _temporary_path(path: str) -> str:
     return os.path.join(folder, f".{name}.{uuid.uuid4().hex}{_TEMPORARY}")
 
 
-def _write_file(path: str, data: bytes, *, durable: bool) -> None:
-    with open(path, "wb") as file:
+def _write_file(path: str, data: bytes, *, durable: bool, target: str) -> None:
+    """Write a file that will be renamed to ``target``."""
+    with open(path, "wb", opener=private.opener(target)) as file:
         file.write(data)
         file.flush()
         if durable:
@@ -332,7 +339,7 @@ def make_directory(path: str, *, durable: bool = True) -> None:
         created.append(missing)
         missing = os.path.dirname(missing)
     with translate_write_errors(path):
-        os.makedirs(path, exist_ok=True)
+        private.make_folders(path)
     # The entry of a new directory is in its parent, which has to be synced as well.
     if durable:
         for folder in reversed(created):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from featurestore.errors import StorageError
-from featurestore.storage import failures, files
+from featurestore.storage import failures, files, private
 
 if TYPE_CHECKING:
     import filelock
@@ -47,7 +47,7 @@ def acquire_lock(path: str) -> int | filelock.BaseFileLock:
             return lock.acquire(timeout=_FILELOCK_SECONDS).lock
     temporary = os.path.join(directory, f".{name}")
     with failures.translate_write_errors(path):
-        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        handle = private.opener(path)(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             # The file is locked before it gets its name, so that no process sees it unlocked.
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -159,10 +159,9 @@ def host_name() -> str:
 
 def lock_folder(location: str) -> str:
     """Create and return the local folder for the lock files of processes that use a URI."""
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     key = hashlib.sha256(location.encode()).hexdigest()[:32]
-    folder = os.path.join(state, "featurestore", "owners", key)
-    os.makedirs(folder, exist_ok=True)
+    folder = os.path.join(private.state_folder(), "owners", key)
+    private.make_folders(folder)
     return folder
 
 

@@ -59,7 +59,8 @@ class DuckDBEngine:
         threads: Number of threads for DuckDB and for writers. Default:
             ``FEATURESTORE_DUCKDB_THREADS``, else all cores available to the process.
         temp_directory: Directory for spilled data. Default:
-            ``FEATURESTORE_DUCKDB_TEMP_DIRECTORY``, else the system's temporary directory.
+            ``FEATURESTORE_DUCKDB_TEMP_DIRECTORY``, else a private folder in the
+            system's temporary directory.
         durability: "full": commits and their files are synced to disk before the call returns.
             "fast": the operating system decides when to sync, so a power loss may lose or damage
             the commits of the last seconds.

@@ -19,6 +19,7 @@ from featurestore.errors import ConfigurationError, InvalidSql
 from featurestore.model.runtime import usable_cores
 from featurestore.storage.connections import has_connections
 from featurestore.storage.filesystem import file_systems
+from featurestore.storage.private import user_temporary_folder
 from featurestore_connectors.duckdb_delta.failures import (
     capture_errors,
     interrupt_on_signal,
@@ -61,14 +62,7 @@ class Database:
         config.setdefault("threads", usable_cores())
         # The directory for the engine's own temporary files.
         self.scratch: str = config.get("temp_directory", tempfile.gettempdir())
-        # DuckDB's default is a folder in the working directory. Windows has no user ids, but a
-        # temporary directory for each user.
-        user_id = os.getuid() if hasattr(os, "getuid") else 0
-        config.setdefault(
-            "temp_directory",
-            os.path.join(tempfile.gettempdir(), f"featurestore-duckdb-{user_id}-{os.getpid()}"),
-        )
-        self.config = config
+        self._chosen_config = config
         self.limit_is_chosen = "memory_limit" in config
         self._reads_uris = False
         self._limit_count = 0
@@ -80,6 +74,15 @@ class Database:
         self._closed = False
         if has_settings:
             _ = self.connection  # report invalid settings early
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings of DuckDB. The call creates the parent of the default spill directory."""
+        if "temp_directory" in self._chosen_config:
+            return self._chosen_config
+        # DuckDB's default is a folder in the working directory.
+        spill = os.path.join(user_temporary_folder(), f"duckdb-{os.getpid()}")
+        return {**self._chosen_config, "temp_directory": spill}
 
     @property
     def connection(self) -> duckdb.DuckDBPyConnection:

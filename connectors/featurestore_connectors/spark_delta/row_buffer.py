@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +21,7 @@ from featurestore.arrow.types import feature_schema, storage_schema
 from featurestore.errors import StorageError
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation, Result, State
 from featurestore.storage import files
+from featurestore.storage.private import make_temporary_folder
 from featurestore_connectors.spark_delta import relations, staged, streams
 from featurestore_connectors.spark_delta.relations import relation
 from featurestore_connectors.spark_delta.session import staging_directory
@@ -85,9 +85,9 @@ class SpooledStreams:
 
 def _write_folder(session: Any, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> str:
     """Write a stream to a new folder; remove the folder if the stream fails."""
-    folder = tempfile.mkdtemp(prefix="featurestore-stream-", dir=staging_directory(session))
+    # Executors that run as another user have access by the group of a staging folder with setgid.
+    folder = make_temporary_folder(staging_directory(session), "featurestore-stream-")
     try:
-        os.chmod(folder, 0o755)  # executors may run as another user
         _write_file(os.path.join(folder, "stream.parquet"), batches, schema)
     except BaseException:
         # Also after Ctrl-C: no other code knows the folder.
@@ -129,6 +129,8 @@ def stage_frame(source: Relation, directory: str, session: Any) -> Relation:
     The relation belongs to ``session``. A micro-batch of a stream belongs to a session of the
     stream, in which the views of a query are not visible.
     """
+    # Spark would create the parent with the modes of the umask.
+    files.make_directory(os.path.dirname(directory))
     source.native.write.mode("overwrite").parquet(directory)
     reader = session.read.schema(spark_schema(source.schema))
     return staged_relation(relation(reader.parquet(directory), source.schema), directory)

@@ -17,6 +17,7 @@ from featurestore.errors import ConfigurationError, EngineError
 from featurestore.model.runtime import usable_cores
 from featurestore.storage import files
 from featurestore.storage.location import HDFS, scheme_of
+from featurestore.storage.private import user_temporary_folder
 from featurestore_connectors.spark_delta import connect, jars
 from featurestore_connectors.spark_delta.jars import (
     JVM_JAR,
@@ -303,9 +304,7 @@ def _launch_settings() -> dict[str, str]:
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG_SETTINGS}",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.warehouse.dir": os.path.join(
-            tempfile.gettempdir(), "featurestore-spark-warehouse"
-        ),
+        "spark.sql.warehouse.dir": os.path.join(user_temporary_folder(), "spark-warehouse"),
     }
     if master.startswith("local"):
         settings |= {

@@ -1,0 +1,168 @@
+"""Modes of private files, which are not for other users of the machine, independent of the umask.
+
+Private are the registry, access rights, logs, staging folders, lock files, certificates, and the state directory
+with its grants. Data files follow the umask of the user. In a folder with the setgid bit, which
+people set to share a store in their group, the group gets the same rights to private files as to
+the folder.
+"""
+
+from __future__ import annotations
+
+import atexit
+import glob
+import os
+import re
+import shlex
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, partial
+
+from featurestore.model.paths import ACCESS_FILE, ERASURES, EXPERIMENTS, LOGS, ORIGINS, OWNERS, STAGING
+
+PRIVATE_FOLDERS = frozenset({ERASURES, LOGS, ORIGINS, OWNERS, STAGING})
+# SQLite files of registries, with their write-ahead logs and journals.
+_REGISTRY = re.compile(r"registry(-[0-9a-f]{32})?\.db(-\w+)?")
+_GROUP_AND_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_FILE_MODE, _FOLDER_MODE = 0o600, 0o700
+
+
+def state_folder() -> str:
+    """Return the directory of the state of this user on this machine; it may not exist."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return os.path.join(state, "featurestore")
+
+
+def is_private(path: str) -> bool:
+    """Return True if a local path is private.
+
+    >>> is_private("/data/store/_logs/etl/1.log"), is_private("/data/store/featuregroups/g/v1")
+    (True, False)
+    """
+    *folders, name = path.split(os.sep)
+    if name == ACCESS_FILE or _REGISTRY.fullmatch(name):
+        return True
+    if name in PRIVATE_FOLDERS or not PRIVATE_FOLDERS.isdisjoint(folders):
+        return True
+    state = state_folder()
+    return path == state or path.startswith(os.path.join(state, ""))
+
+
+def opener(path: str) -> Callable[[str, int], int]:
+    """Return an opener for ``open`` that creates a file with the mode of ``path``.
+
+    Writers create a file by a temporary name, so ``path`` is its final name.
+    """
+    return partial(os.open, mode=_creation_mode(path))
+
+
+def create_file(path: str) -> None:
+    """Create an empty private file, if it does not exist, for a library that opens it by path."""
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+    with suppress(FileExistsError):
+        os.close(os.open(path, flags, _private_mode(path, _FILE_MODE)))
+
+
+def make_folders(path: str) -> None:
+    """Create a directory and its parents if they do not exist; private ones get a private mode."""
+    if not is_private(path):
+        os.makedirs(path, exist_ok=True)
+        return
+    if not os.path.isdir(path):
+        make_folders(os.path.dirname(path))
+        try:
+            os.mkdir(path, _private_mode(path, _FOLDER_MODE))
+        except FileExistsError:
+            # Another process may have created it.
+            if not os.path.isdir(path):
+                raise
+
+
+def make_temporary_folder(directory: str, prefix: str) -> str:
+    """Create a private folder with a new name in a directory, and return its path."""
+    folder = tempfile.mkdtemp(prefix=prefix, dir=directory)
+    group_mode = _private_mode(folder, _FOLDER_MODE)
+    if group_mode != _FOLDER_MODE:
+        os.chmod(folder, stat.S_ISGID | group_mode)
+    return folder
+
+
+def user_temporary_folder() -> str:
+    """Return the private folder for temporary files of this user, which is created by this call.
+
+    Other users can prepare a folder or a link with the same name in the temporary directory of the
+    machine. Then a folder with a new name is used until the process ends.
+    """
+    directory = tempfile.gettempdir()
+    if not hasattr(os, "getuid"):  # Windows has a temporary directory for each user
+        return directory
+    folder = os.path.join(directory, f"featurestore-{os.getuid()}")
+    with suppress(FileExistsError):
+        os.mkdir(folder, _FOLDER_MODE)
+    status = os.lstat(folder)
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    if is_own and not status.st_mode & _GROUP_AND_OTHERS:
+        return folder
+    return _process_temporary_folder(directory)
+
+
+@cache
+def _process_temporary_folder(directory: str) -> str:
+    folder = tempfile.mkdtemp(prefix="featurestore-", dir=directory)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _creation_mode(path: str) -> int:
+    """Return the mode of a new file, which the umask reduces further."""
+    # Files in a staging folder become data files by a hard link; their folder is private.
+    if is_private(path) and STAGING not in path.split(os.sep):
+        return _private_mode(path, _FILE_MODE)
+    return 0o666
+
+
+def _private_mode(path: str, mode: int) -> int:
+    """Return a private mode, with the rights of the group if the parent has the setgid bit."""
+    try:
+        parent = os.stat(os.path.dirname(path) or os.curdir).st_mode
+    except OSError:  # the caller reports that the parent is missing
+        return mode
+    if not parent & stat.S_ISGID:
+        return mode
+    group = (parent & stat.S_IRWXG) >> 3
+    return mode | ((mode >> 6) & group) << 3
+
+
+@dataclass(frozen=True)
+class ExposedPath:
+    """A private file or folder that other users can access, and the command that changes it."""
+
+    path: str
+    mode: int
+
+    @property
+    def command(self) -> str:
+        """The command that takes the rights of other users away."""
+        has_group = bool(os.stat(os.path.dirname(self.path)).st_mode & stat.S_ISGID)
+        return f"chmod -R {'o' if has_group else 'go'}-rwx {shlex.quote(self.path)}"
+
+
+def find_exposed_paths(location: str) -> Iterator[ExposedPath]:
+    """Yield private files and folders of a local store that other users can access.
+
+    Folders are not searched further, since one command changes all their files.
+    """
+    names = filter(is_private, sorted(os.listdir(location)))
+    logs = os.path.join(glob.escape(location), EXPERIMENTS, "**", "logs", "*.log")
+    for path in [
+        *(os.path.join(location, name) for name in names),
+        *glob.iglob(logs, recursive=True),
+    ]:
+        status = os.lstat(path)
+        allowed = _private_mode(path, _FOLDER_MODE if stat.S_ISDIR(status.st_mode) else _FILE_MODE)
+        mode = stat.S_IMODE(status.st_mode)
+        if mode & _GROUP_AND_OTHERS & ~allowed and not stat.S_ISLNK(status.st_mode):
+            yield ExposedPath(path, mode)

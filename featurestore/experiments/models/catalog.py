@@ -160,10 +160,7 @@ class Model:
             UntrustedModel: The file contains code, and ``trust`` is False.
             ModelDamaged: A file differs from the registered one.
         """
-        description = f"Model {self.name!r} version {self.version}"
-        loading.check_files(self.path, self.spec)
-        loading.check_trusted(self.artifact, self.flavor, trust=trust, description=description)
-        return loading.load_object(self.artifact, self.flavor)
+        return loading.load_registered(self.path, self.spec, trust=trust)
 
     def server(self, *, online: str | None = None, trust: bool = False) -> ModelServer:
         """Return a server of predictions from the published view of the training dataset.
@@ -325,6 +322,7 @@ def get(session: Session, name: str, version: int | None, *, stage: str | None =
     """Return a model version; None for the latest."""
     with session.registry.reading() as connection:
         model_key = index.get(connection, name, version, stage=stage)
+    session.record_read(index.kind, *model_key)
     return directories.read(session.paths.model(*model_key), *model_key)
 
 

@@ -1,25 +1,26 @@
-"""Loading of models by flavor, and batch prediction on arrays or Spark DataFrames.
+"""Loading of models by flavor, and batch prediction on arrays.
 
 A Keras file is data unless its configuration refers to code (``keras_files``), and so is a program
 of PyTorch (``torch_files``). SavedModel, pickles and Spark ML pipelines run their author's code, so
-they require trust.
+they require trust. A file is read once: the same bytes are compared with the registered hash,
+checked and loaded, so the file cannot be replaced between these steps.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
+import io
 import json
 import os
 import pickle
-import zipfile
+import weakref
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from featurestore.errors import (
     InvalidArgument,
@@ -27,33 +28,12 @@ from featurestore.errors import (
     ModelDamaged,
     UntrustedModel,
     listing,
-    missing_extra,
 )
-from featurestore.experiments.models import keras_files, torch_files
+from featurestore.experiments.models import keras_files, spark_pipelines, torch_files
+from featurestore.experiments.models.archives import read_archive
 from featurestore.experiments.models.conversion import refuse_inexact_integers
-from featurestore.ingest import to_relation
-from featurestore.model.registered_model import (
-    LABEL_TIME,
-    MODEL_VERSION,
-    PREDICTION,
-    Flavor,
-    ModelSpec,
-)
-from featurestore.model.times import from_micros
+from featurestore.model.registered_model import Flavor, ModelFile, ModelSpec
 from featurestore.storage import files
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from featurestore.plugins.engine import Engine
-
-# The output column of a transformed DataFrame, by ``register_model(method=)``.
-_OUTPUT_COLUMNS = {
-    "predict": "prediction",
-    "predict_proba": "probability",
-    "decision_function": "rawPrediction",
-}
-
 
 # Number of rows per prediction call, independent of the engine's batch size.
 PREDICT_ROWS = 8192
@@ -65,6 +45,7 @@ Predict = Callable[[Any], Mapping[str, npt.NDArray[Any]]]
 _KERAS_FLAVORS = ("keras", "tf_keras")
 # These need trust only if a file contains code.
 SAFE_FLAVORS = (*_KERAS_FLAVORS, "torch")
+_FILE_FLAVORS = (*SAFE_FLAVORS, "pickle", "joblib")
 _EXTRAS = {
     "keras": "tensorflow",
     "tf_keras": "keras2",
@@ -102,7 +83,7 @@ def detect_flavor(path: str) -> Flavor:
         return _PICKLED[ending]  # type: ignore[return-value]
     if files.is_file(os.path.join(path, "saved_model.pb")):
         return "tensorflow"
-    if is_pipeline(path):
+    if spark_pipelines.is_pipeline(path):
         return "spark"
     raise InvalidArgument(
         f"{name!r} does not have a supported model format.",
@@ -113,11 +94,10 @@ def detect_flavor(path: str) -> Flavor:
 
 def _keras_flavor(path: str) -> Flavor:
     """Detect the Keras version that wrote a file."""
+    entries = read_archive(files.read_bytes(path), title=repr(path), writer="Keras")
     try:
-        with zipfile.ZipFile(files.open_complete(path)) as archive:
-            metadata = json.loads(archive.read("metadata.json"))
-        version = str(metadata["keras_version"])
-    except (zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
+        version = str(json.loads(entries["metadata.json"])["keras_version"])
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ModelDamaged(f"{path!r} was not written by Keras: {error}") from error
     return "tf_keras" if version.startswith("2.") else "keras"
 
@@ -131,79 +111,180 @@ def check_trusted(path: str, flavor: str, *, trust: bool, description: str) -> N
     """
     if trust:
         return
-    if flavor in SAFE_FLAVORS:
-        _import_library(flavor)
-        code = _find_code_objects(path, flavor)
-        if not code:
-            return
+    content = files.read_bytes(path) if flavor in SAFE_FLAVORS else b""
+    _check_content(content, flavor, trust=False, title=repr(path), description=description)
+
+
+def load_object(path: str, flavor: str, *, trust: bool = False) -> Any:
+    """Load the model of a file or folder whose hash is not registered.
+
+    Raises:
+        UntrustedModel: The file contains code and ``trust`` is False.
+        MissingExtra: The library of the model is not installed.
+        ModelDamaged: The file was not written by its library.
+    """
+    description = repr(os.path.basename(path))
+    if flavor in _FILE_FLAVORS:
+        return _load_content(
+            files.read_bytes(path), flavor, trust=trust, title=repr(path), description=description
+        )
+    _check_content(b"", flavor, trust=trust, title=repr(path), description=description)
+    return _load_folder(path, flavor)
+
+
+def load_registered(directory: str, spec: ModelSpec, *, trust: bool) -> Any:
+    """Load a registered model from the bytes that have the registered hashes.
+
+    Args:
+        directory: The directory of the model version.
+        spec: The model.
+        trust: Allow code in its files.
+
+    Raises:
+        UntrustedModel: A file contains code and ``trust`` is False.
+        ModelDamaged: A file is missing or changed, or was not written by its library.
+    """
+    path = files.resolve_inside(directory, spec.artifact)
+    description = f"Model {spec.name!r} version {spec.version}"
+    if spec.flavor in _FILE_FLAVORS:
+        registered_files = [file for file in spec.files if file.path == spec.artifact]
+        if len(registered_files) != 1:
+            raise _changed_error(path, spec)
+        content = _read_registered(directory, spec, registered_files[0])
+        return _load_content(
+            content, spec.flavor, trust=trust, title=repr(path), description=description
+        )
+    _check_content(b"", spec.flavor, trust=trust, title=repr(path), description=description)
+    if spec.flavor == "spark":
+        # Executors of a cluster read the files, too, so a copy of this process would not do.
+        check_files(directory, spec)
+        return _load_folder(path, spec.flavor)
+    copy = files.temporary_directory()
+    for file in spec.files:
+        content = _read_registered(directory, spec, file)
+        files.write_atomically(os.path.join(copy, file.path), content)
+    model = _load_folder(os.path.join(copy, spec.artifact), spec.flavor)
+    # A SavedModel may read its assets later.
+    weakref.finalize(model, files.remove_temporary, copy)
+    return model
+
+
+def _check_content(
+    content: bytes, flavor: str, *, trust: bool, title: str, description: str
+) -> tuple[bytes, bool]:
+    """Return the bytes to load, and whether they are pure data.
+
+    Raises:
+        UntrustedModel: The content is code and ``trust`` is False.
+        ModelDamaged: The content was not written by its library.
+    """
+    if flavor not in SAFE_FLAVORS:
+        if not trust:
+            raise UntrustedModel(
+                f"{description} has the format {flavor!r}: loading it runs code from its files.",
+                hint="trust=True if you trust its author; model.save('model.keras') needs no trust",
+            )
+        return content, False
+    _import_library(flavor)
+    if flavor == "torch":
+        code, checked = torch_files.find_code_objects(content, title=title)
+    else:
+        code, checked = keras_files.find_code_objects(content, flavor, title=title)
+    if code and not trust:
         raise UntrustedModel(
             f"{description} contains objects other than {_DATA[flavor]}: {listing(code)}. "
             "Loading it may run code.",
             hint="trust=True if you trust its author",
         )
-    raise UntrustedModel(
-        f"{description} has the format {flavor!r}: loading it runs code from its files.",
-        hint="trust=True if you trust its author; model.save('model.keras') needs no trust",
+    return checked, not code
+
+
+def _load_content(content: bytes, flavor: str, *, trust: bool, title: str, description: str) -> Any:
+    """Check the bytes of a file and load them."""
+    checked, is_data = _check_content(
+        content, flavor, trust=trust, title=title, description=description
     )
-
-
-def load_object(path: str, flavor: str) -> Any:
-    """Load the model from a file that has passed ``check_trusted``.
-
-    Raises:
-        MissingExtra: The library of the model is not installed.
-    """
-    if flavor in SAFE_FLAVORS:
-        library = _import_library(flavor)
-        is_safe = not _find_code_objects(path, flavor)  # unsafe only after ``check_trusted``
+    try:
         if flavor == "torch":
-            return torch_files.load_program(path, is_safe=is_safe)
+            return torch_files.load_program(checked)
+        if flavor in _KERAS_FLAVORS:
+            return _load_network(checked, flavor, is_data=is_data)
+        if flavor == "joblib":
+            return importlib.import_module("joblib").load(io.BytesIO(checked))
+        return pickle.loads(checked)
+    except Exception as error:
+        # The libraries raise any exception for values that do not fit together.
+        if not is_data:
+            raise
+        reason = str(error).strip().partition("\n")[0][:300]
+        raise ModelDamaged(f"{title} cannot be loaded: {reason}") from error
+
+
+def _load_network(content: bytes, flavor: str, *, is_data: bool) -> Any:
+    """Load a network of Keras, which reads only files, from a private file."""
+    directory = files.temporary_directory()
+    try:
+        path = os.path.join(directory, "model.keras")
+        files.write_atomically(path, content)
         # Predictions need neither the optimizer nor losses, which may be functions of the author.
-        return library.models.load_model(path, compile=False, safe_mode=is_safe)
-    if flavor == "tensorflow":
-        return _import_library("tensorflow").saved_model.load(path)
+        return _import_library(flavor).models.load_model(path, compile=False, safe_mode=is_data)
+    finally:
+        files.remove_temporary(directory)
+
+
+def _load_folder(path: str, flavor: str) -> Any:
     if flavor == "spark":
-        return load(path)
-    if flavor == "joblib":
-        return importlib.import_module("joblib").load(path)
-    return pickle.loads(files.read_bytes(path))
-
-
-def _find_code_objects(path: str, flavor: str) -> list[str]:
-    if flavor == "torch":
-        return torch_files.find_code_objects(path)
-    return keras_files.find_code_objects(path, flavor)
+        return spark_pipelines.load_pipeline(path)
+    return _import_library("tensorflow").saved_model.load(path)
 
 
 def check_files(directory: str, spec: ModelSpec) -> None:
     """Verify the files of a model against their registered checksums.
 
     Raises:
-        ModelDamaged: A file is missing or changed.
+        ModelDamaged: A file is missing, changed, or not registered.
     """
     for file in spec.files:
         path = files.resolve_inside(directory, file.path)
         if not files.exists(path) or files.sha256(path) != file.sha256:
-            raise ModelDamaged(
-                f"{path!r} differs from the file that was registered as model {spec.name!r} version "
-                f"{spec.version}.",
-                hint="restore it from a copy, or register the run's model again",
-            )
+            raise _changed_error(path, spec)
+    artifact = files.resolve_inside(directory, spec.artifact)
+    if files.is_directory(artifact):
+        registered_paths = {os.path.join(directory, file.path) for file in spec.files}
+        for path in files.walk(artifact):
+            if path not in registered_paths:
+                raise _changed_error(path, spec)
+
+
+def _read_registered(directory: str, spec: ModelSpec, file: ModelFile) -> bytes:
+    """Return the content of a file, which has the registered hash."""
+    path = files.resolve_inside(directory, file.path)
+    content = files.read_bytes(path) if files.exists(path) else b""
+    if hashlib.sha256(content).hexdigest() != file.sha256:
+        raise _changed_error(path, spec)
+    return content
+
+
+def _changed_error(path: str, spec: ModelSpec) -> ModelDamaged:
+    return ModelDamaged(
+        f"{path!r} differs from the file that was registered as model {spec.name!r} version "
+        f"{spec.version}.",
+        hint="restore it from a copy, or register the run's model again",
+    )
 
 
 @lru_cache(maxsize=2)
-def load_predictor(directory: str, content: bytes) -> Predict:
+def load_predictor(directory: str, content: bytes, *, trust: bool) -> Predict:
     """Load a model once per process, and return its prediction function.
 
     Args:
         directory: The directory of the model version.
         content: The content of ``model.json``, so that a replaced model is loaded again.
+        trust: Allow code in the files of the model.
     """
     spec = ModelSpec.from_bytes(content, path=directory)
-    # Check in each process, immediately before the files are loaded.
-    check_files(directory, spec)
-    path = files.resolve_inside(directory, spec.artifact)
-    return make_predictor(load_object(path, spec.flavor), spec.flavor, method=spec.method)
+    model = load_registered(directory, spec, trust=trust)
+    return make_predictor(model, spec.flavor, method=spec.method)
 
 
 def make_predictor(model: Any, flavor: str, *, method: str) -> Predict:
@@ -286,81 +367,3 @@ def _import_library(name: str) -> Any:
         raise MissingExtra(
             f"This model needs {name}.", hint=f"pip install 'featurestore[{extra}]'"
         ) from error
-
-
-def is_pipeline(path: str) -> bool:
-    """Return True for a folder written by ``PipelineModel.save``, without executing code."""
-    return all(files.is_directory(os.path.join(path, each)) for each in ("metadata", "stages"))
-
-
-def load(path: str) -> Any:
-    """Load the pipeline from a folder, in the Spark session of this process."""
-    return _import_spark_library("pyspark.ml").PipelineModel.load(Path(path).absolute().as_uri())
-
-
-def add_predictions(pipeline: Any, rows: Any, method: str) -> Any:
-    """Transform a DataFrame and add the column ``prediction``.
-
-    Raises:
-        InvalidArgument: The pipeline cannot transform the rows, or lacks the output column.
-    """
-    try:
-        transformed = pipeline.transform(rows)
-    except _import_spark_library("pyspark.errors").PySparkException as error:
-        reason = str(error).strip().split("\n")[0]
-        raise InvalidArgument(
-            f"The pipeline cannot transform the columns {listing(rows.columns)}: {reason}",
-            hint="fit it on the features of the training dataset: "
-            "store.get_training_dataset(name).read('train').to_spark()",
-        ) from error
-    name = _OUTPUT_COLUMNS[method]
-    if name not in transformed.columns:
-        added = [each for each in transformed.columns if each not in rows.columns]
-        raise InvalidArgument(
-            f"The pipeline has no output column {name!r}. Available: {listing(added)}."
-        )
-    column = transformed[name]
-    if method != "predict":
-        # Probabilities are vectors of Spark ML, a type that does not exist outside Spark.
-        column = _import_spark_library("pyspark.ml.functions").vector_to_array(column)
-    return transformed.withColumn(PREDICTION, column)
-
-
-def predict_sample(
-    path: str, method: str, batch: pa.RecordBatch, engine: Engine
-) -> Mapping[str, Any]:
-    """Predict a few sample rows with a pipeline, and return numpy arrays.
-
-    Raises:
-        InvalidArgument: The engine is not Spark.
-    """
-    rows = engine.to_spark(to_relation(pa.Table.from_batches([batch]), engine=engine))
-    predictions = [row[PREDICTION] for row in add_predictions(load(path), rows, method).collect()]
-    return {"": np.asarray(predictions)}
-
-
-def score_rows(
-    path: str, spec: ModelSpec, rows: Any, *, label_columns: Sequence[str], label_time: int | None
-) -> Any:
-    """Return a DataFrame of the label columns with predictions and the model version.
-
-    Args:
-        path: The pipeline folder.
-        spec: The model.
-        rows: A DataFrame of labels with features.
-        label_columns: The columns of the labels.
-        label_time: Time (microseconds since 1970) of rows without a time column.
-    """
-    functions = _import_spark_library("pyspark.sql.functions")
-    scored_rows = add_predictions(load(path), rows, spec.method).select(*label_columns, PREDICTION)
-    scored_rows = scored_rows.withColumn(MODEL_VERSION, functions.lit(spec.version).cast("long"))
-    if label_time is not None:
-        scored_rows = scored_rows.withColumn(LABEL_TIME, functions.lit(from_micros(label_time)))
-    return scored_rows
-
-
-def _import_spark_library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise missing_extra("pyspark", "spark") from error

@@ -20,7 +20,7 @@ from featurestore.errors import (
 )
 from featurestore.experiments import catalog as run_catalog
 from featurestore.experiments import run_files
-from featurestore.experiments.models import catalog, loading, torch_files
+from featurestore.experiments.models import catalog, loading, spark_pipelines, torch_files
 from featurestore.experiments.models.conversion import (
     check_output_types,
     parse_reader_fill,
@@ -127,7 +127,9 @@ def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> 
             "A Spark ML pipeline cannot use transformations, but the run read transformed features.",
             hint="transformed=False, and the transformations as stages of the pipeline",
         )
-    spec = replace(spec, outputs=_trial_outputs(run.session, spec, path, dataset, fitted))
+    spec = replace(
+        spec, outputs=_trial_outputs(run.session, spec, path, dataset, fitted, trust=request.trust)
+    )
     content = None
     if fitted is not None:
         content = fitted.to_bytes()
@@ -288,6 +290,8 @@ def _trial_outputs(
     path: str,
     dataset: TrainingDataset,
     fitted: Transformations | None,
+    *,
+    trust: bool,
 ) -> tuple[ModelOutput, ...]:
     """Predict the first rows of the dataset and return the outputs of the model."""
     names = [each.name for each in spec.inputs]
@@ -296,9 +300,9 @@ def _trial_outputs(
     for batch in islice(batches, 1):
         rows = batch.slice(0, _TRIAL_ROWS)
         if spec.flavor == "spark":
-            model_outputs = loading.predict_sample(path, spec.method, rows, session.engine)
+            model_outputs = spark_pipelines.predict_sample(path, spec.method, rows, session.engine)
         else:
-            model = loading.load_object(path, spec.flavor)
+            model = loading.load_object(path, spec.flavor, trust=trust)
             model_outputs = _predict(spec, model, _to_model_input(spec, fitted, rows))
         columns = to_columns(model_outputs, rows.num_rows)
         check_output_types(columns)

@@ -21,7 +21,7 @@ from featurestore.errors import (
     NullsInColumns,
     listing,
 )
-from featurestore.experiments.models import loading
+from featurestore.experiments.models import loading, spark_pipelines
 from featurestore.experiments.models.conversion import (
     check_input_types,
     convert_input,
@@ -64,7 +64,7 @@ class PredictBatch:
     """Batch function that replaces features with predictions; engines pickle it for their workers.
 
     ``content`` is the model's ``model.json``. ``label_time`` (microseconds since 1970) is the time
-    of rows without a time column.
+    of rows without a time column. ``trust`` allows code in the files of the model.
     """
 
     directory: str
@@ -73,6 +73,7 @@ class PredictBatch:
     label_columns: tuple[str, ...]
     schema: pa.Schema
     label_time: int | None = None
+    trust: bool = False
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the label columns with predictions and the model version."""
@@ -92,7 +93,7 @@ class PredictBatch:
             types = {output.name: type_from_json(output.type) for output in spec.outputs}
             return {name: pa.nulls(0, kind) for name, kind in types.items()}
         # Loaded once per process: engines call this object for many batches.
-        predict = load_predictor(self.directory, self.content)
+        predict = load_predictor(self.directory, self.content, trust=self.trust)
         model_outputs = predict(to_model_input(spec, self.fitted, batch))
         return convert_outputs(spec, model_outputs, batch.num_rows)
 
@@ -238,10 +239,10 @@ def score(
     ]
     check_distinct_names(columns, hint=lambda column: f"rename the label column {column.name!r}")
     if spec.flavor == "spark":
-        # Spark loads the files itself; for other formats ``load_predictor`` checks them.
+        # Spark loads the files itself; for other formats ``load_predictor`` compares their hashes.
         loading.check_files(model.path, spec)
         rows = session.engine.to_spark(frame.relation)
-        scored_rows = loading.score_rows(
+        scored_rows = spark_pipelines.score_rows(
             model.artifact, spec, rows, label_columns=label_columns, label_time=fixed_label_time
         )
         adopted = adopt_native(scored_rows, engine=session.engine)
@@ -253,7 +254,7 @@ def score(
         # there.
         fitted = fitted.portable(without=[n for n in spec.label if n not in model.inputs])
     function = PredictBatch(
-        model.path, spec.to_bytes(), fitted, tuple(label_columns), schema, fixed_label_time
+        model.path, spec.to_bytes(), fitted, tuple(label_columns), schema, fixed_label_time, trust
     )
 
     def relation() -> Relation:

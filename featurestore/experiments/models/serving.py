@@ -66,11 +66,9 @@ class ModelServer:
                 f"{reason}.",
                 hint="view.create_training_dataset(...), and train a model of another library",
             )
-        description = f"Model {spec.name!r} version {spec.version}"
-        loading.check_trusted(model.artifact, spec.flavor, trust=trust, description=description)
         self._spec = spec
         self._fitted = model.transformations
-        self._predict = loading.load_predictor(model.path, spec.to_bytes())
+        self._predict = loading.load_predictor(model.path, spec.to_bytes(), trust=trust)
         self._view = definition.get(model.session, view["name"], view["version"])
         form = VectorForm(pa.schema([(each.name, each.kind) for each in spec.inputs]))
         store = open_online_store(model.session, online)

@@ -12,16 +12,15 @@ import importlib
 import io
 import json
 import re
-import zipfile
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, ModelDamaged, listing
+from featurestore.experiments.models.archives import read_archive, write_archive
 from featurestore.experiments.models.conversion import refuse_inexact_integers
-from featurestore.storage import files
 
 # Entries that contain numbers or constant texts.
 _PLAIN = re.compile(
@@ -39,8 +38,10 @@ _TENSOR_FILE = re.compile(r"(weight|tensor)_\d+")
 _SYMBOL = re.compile(r"[a-z]{1,4}\d{1,9}")
 _SHAPE = re.compile(
     r"(Symbol\('[a-z]{1,4}\d{1,9}'(, (positive|nonnegative|integer)=True)*\)|Integer\(-?\d{1,18}\)"
-    r"|(Add|Mul|Max|Min|Mod)\(|[a-z]{1,4}\d{1,9}|\d{1,18}|\*(?!\*)|[-+,() ])*"
+    # Words and numbers end at a boundary: there is one way to read a text, so matching is linear.
+    r"|(Add|Mul|Max|Min|Mod)\(|[a-z]{1,4}\d{1,9}\b|\d{1,18}\b|\*(?!\*)|[-+,() ])*"
 )
+_MAX_SHAPE = 1000
 _STRUCTURES = (None, "builtins.tuple", "builtins.list", "builtins.dict")
 # Operators that only compute. Others may read or write files, or access memory without checks.
 # fmt: off
@@ -76,13 +77,20 @@ _VALUES = frozenset(
 # fmt: on
 
 
-def find_code_objects(path: str) -> list[str]:
-    """Find the parts of a program that may run code; empty for tensors with known operators.
+def find_code_objects(content: bytes, *, title: str) -> tuple[list[str], bytes]:
+    """Find the parts of a program that may run code, and return the program without the rest.
+
+    Args:
+        content: The bytes of the file.
+        title: The name of the file, for messages.
+
+    Returns:
+        The parts, empty for tensors with known operators, and the bytes to load if there are none.
 
     Raises:
         ModelDamaged: The file was not written by ``torch.export.save``.
     """
-    entries = _read_entries(path, only=(_GRAPH, *_CONFIGS))
+    entries = _read_entries(content, title)
     code = [
         f"the file {name[:100]!r}"
         for name in entries
@@ -91,48 +99,41 @@ def find_code_objects(path: str) -> list[str]:
         and not _IGNORED.fullmatch(name)
     ]
     if _GRAPH not in entries:  # the format before PyTorch 2.8, which pickles tensors
-        return sorted(code) or ["no graph"]
+        return sorted(code) or ["no graph"], content
     try:
-        configs = [json.loads(entries[name])["config"] for name in _CONFIGS]
+        configs = {name: json.loads(entries[name]) for name in _CONFIGS}
         graph = json.loads(entries[_GRAPH])
-        for config in configs:
-            for name, tensor in config.items():
+        for config in configs.values():
+            for name, tensor in config["config"].items():
                 is_plain = tensor["use_pickle"] is False
                 if not is_plain or not _TENSOR_FILE.fullmatch(tensor["path_name"]):
                     code.append(f"the pickle of {name[:100]!r}")
         code += _find_graph_code(graph)
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
-        raise ModelDamaged(f"{path!r} was not written by torch.export.save: {error!r}") from error
-    return sorted(set(code))
+        raise ModelDamaged(f"{title} was not written by torch.export.save: {error!r}") from error
+    if code:
+        return sorted(set(code)), content
+    # These are evaluated, and not needed.
+    graph["guards_code"] = []
+    for node in _iter_objects(graph):
+        if isinstance(node.get("metadata"), dict):
+            node["metadata"] = {}
+    # Written again, since parsers may differ for other texts.
+    entries |= {name: json.dumps(document).encode() for name, document in configs.items()}
+    entries[_GRAPH] = json.dumps(graph).encode()
+    if _SAMPLE_INPUTS in entries:
+        entries[_SAMPLE_INPUTS] = b""  # a pickle; without it, the program has no example inputs
+    checked = {
+        f"program/{name}": entry
+        for name, entry in entries.items()
+        if name == _SAMPLE_INPUTS or not _IGNORED.fullmatch(name)
+    }
+    return [], write_archive(checked)
 
 
-def load_program(path: str, *, is_safe: bool) -> Any:
-    """Load a program; without code from a copy of its archive that contains only checked parts."""
-    export = importlib.import_module("torch.export")
-    if not is_safe:
-        _read_entries(path)  # raises for a damaged archive
-        return export.load(io.BytesIO(files.read_bytes(path)))
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w") as archive:
-        for name, entry in _read_entries(path).items():
-            if name == _GRAPH:
-                graph = json.loads(entry)
-                # These are evaluated, and not needed.
-                graph["guards_code"] = []
-                for node in _iter_objects(graph):
-                    if isinstance(node.get("metadata"), dict):
-                        node["metadata"] = {}
-                entry = json.dumps(graph).encode()
-            elif name in _CONFIGS:
-                # Written again, since parsers may differ for other texts.
-                entry = json.dumps(json.loads(entry)).encode()
-            elif name == _SAMPLE_INPUTS:
-                entry = b""  # a pickle; without it, the program has no example inputs
-            elif _IGNORED.fullmatch(name):
-                continue
-            archive.writestr(f"program/{name}", entry)
-    content.seek(0)
-    return export.load(content)
+def load_program(content: bytes) -> Any:
+    """Load a program from the bytes of its file."""
+    return importlib.import_module("torch.export").load(io.BytesIO(content))
 
 
 def make_predictor(program: Any) -> Callable[[Any], Mapping[str, npt.NDArray[Any]]]:
@@ -188,21 +189,14 @@ def _to_numpy(tensor: Any) -> npt.NDArray[Any]:
     return values
 
 
-def _read_entries(path: str, *, only: Container[str] | None = None) -> dict[str, bytes]:
-    """Return the entries of an archive, by their name below its root folder.
-
-    With ``only``, other entries are empty, since tensors may have gigabytes.
-    """
-    try:
-        with zipfile.ZipFile(files.open_complete(path)) as archive:
-            entries = {}
-            for path_in_archive in archive.namelist():
-                name = path_in_archive.partition("/")[2]
-                if not path_in_archive.endswith("/"):
-                    is_needed = only is None or name in only
-                    entries[name] = archive.read(path_in_archive) if is_needed else b""
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError) as error:
-        raise ModelDamaged(f"{path!r} was not written by torch.export.save: {error}") from error
+def _read_entries(content: bytes, title: str) -> dict[str, bytes]:
+    """Return the entries of an archive, by their name below its root folder."""
+    entries = {}
+    for path, entry in read_archive(content, title=title, writer="torch.export.save").items():
+        root, _, name = path.partition("/")
+        if name in entries:
+            raise ModelDamaged(f"{title} has two entries {name[:100]!r}, one in {root[:100]!r}.")
+        entries[name] = entry
     return entries
 
 
@@ -217,7 +211,7 @@ def _find_graph_code(graph: Any) -> list[str]:
         for key, value in node.items():
             if key == "target" and not _COMPUTING.fullmatch(str(value)):
                 code.append(f"the operator {str(value)[:100]!r}")
-            elif key == "expr_str" and not _SHAPE.fullmatch(value):
+            elif key == "expr_str" and not (len(value) <= _MAX_SHAPE and _SHAPE.fullmatch(value)):
                 code.append(f"the shape {value[:100]!r}")
             elif key.startswith("as_") and key not in _VALUES:
                 code.append(f"a value of the kind {key[3:50]!r}")

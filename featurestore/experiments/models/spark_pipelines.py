@@ -1,0 +1,168 @@
+"""Spark ML pipelines: the classes that their files name, loading, and prediction on DataFrames.
+
+Spark loads each class that a file of the pipeline names, and a ``SQLTransformer`` runs its SQL. A
+pipeline is therefore code, and requires the caller's trust.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from featurestore.errors import InvalidArgument, ModelDamaged, listing, missing_extra
+from featurestore.ingest import to_relation
+from featurestore.model.registered_model import (
+    LABEL_TIME,
+    MODEL_VERSION,
+    PREDICTION,
+    ModelSpec,
+)
+from featurestore.model.times import from_micros
+from featurestore.storage import files
+
+if TYPE_CHECKING:
+    from featurestore.plugins.engine import Engine
+
+# The output column of a transformed DataFrame, by ``register_model(method=)``.
+_OUTPUT_COLUMNS = {
+    "predict": "prediction",
+    "predict_proba": "probability",
+    "decision_function": "rawPrediction",
+}
+_PIPELINES = ("pyspark.ml.pipeline.PipelineModel", "org.apache.spark.ml.PipelineModel")
+# A stage is loaded from the folder that its identifier names.
+_STAGE_UID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_MAX_STAGES = 1000
+
+
+def is_pipeline(path: str) -> bool:
+    """Return True for a folder written by ``PipelineModel.save``, without executing code."""
+    return all(files.is_directory(os.path.join(path, each)) for each in ("metadata", "stages"))
+
+
+def find_classes(path: str) -> list[str]:
+    """Return the classes that Spark loads for the stages of a pipeline, without loading them.
+
+    Raises:
+        ModelDamaged: The folder was not written by Spark, or names a stage outside of it.
+    """
+    classes: list[str] = []
+    waiting = [path]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            metadata = _read_metadata(folder)
+            class_name, parameters = metadata["class"], metadata["paramMap"]
+            uids = parameters.get("stageUids", ()) if class_name in _PIPELINES else ()
+            are_names = all(_STAGE_UID.fullmatch(uid) for uid in uids)
+            digits = len(str(len(uids)))
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            raise ModelDamaged(f"{folder!r} was not written by Spark ML: {error!r}") from error
+        if not are_names:
+            raise ModelDamaged(f"{folder!r} names a stage outside of its folder.")
+        if len(classes) + len(waiting) + len(uids) > _MAX_STAGES:
+            raise ModelDamaged(f"{path!r} has more than {_MAX_STAGES} stages.")
+        classes.append(str(class_name)[:200])
+        for index, uid in enumerate(uids):
+            waiting.append(os.path.join(folder, "stages", f"{index:0{digits}}_{uid}"))
+    return sorted(set(classes) - set(_PIPELINES))
+
+
+def _read_metadata(folder: str) -> Any:
+    """Return the metadata of a stage: the first line of the text files of a folder."""
+    directory = os.path.join(folder, "metadata")
+    for name in sorted(files.list_directory(directory)):
+        if not name.startswith((".", "_")) and files.size(os.path.join(directory, name)):
+            text = files.read_text(os.path.join(directory, name))
+            return json.loads(text.partition("\n")[0])
+    raise KeyError("metadata")
+
+
+def load_pipeline(path: str) -> Any:
+    """Load the pipeline from a folder, in the Spark session of this process.
+
+    Raises:
+        ModelDamaged: The folder was not written by Spark, or names a stage outside of it.
+    """
+    find_classes(path)
+    return _import_spark_library("pyspark.ml").PipelineModel.load(Path(path).absolute().as_uri())
+
+
+def add_predictions(pipeline: Any, rows: Any, method: str) -> Any:
+    """Transform a DataFrame and add the column ``prediction``.
+
+    Raises:
+        InvalidArgument: The pipeline cannot transform the rows, or lacks the output column.
+    """
+    try:
+        transformed = pipeline.transform(rows)
+    except _import_spark_library("pyspark.errors").PySparkException as error:
+        reason = str(error).strip().split("\n")[0]
+        raise InvalidArgument(
+            f"The pipeline cannot transform the columns {listing(rows.columns)}: {reason}",
+            hint="fit it on the features of the training dataset: "
+            "store.get_training_dataset(name).read('train').to_spark()",
+        ) from error
+    name = _OUTPUT_COLUMNS[method]
+    if name not in transformed.columns:
+        added = [each for each in transformed.columns if each not in rows.columns]
+        raise InvalidArgument(
+            f"The pipeline has no output column {name!r}. Available: {listing(added)}."
+        )
+    column = transformed[name]
+    if method != "predict":
+        # Probabilities are vectors of Spark ML, a type that does not exist outside Spark.
+        column = _import_spark_library("pyspark.ml.functions").vector_to_array(column)
+    return transformed.withColumn(PREDICTION, column)
+
+
+def predict_sample(
+    path: str, method: str, batch: pa.RecordBatch, engine: Engine
+) -> Mapping[str, Any]:
+    """Predict a few sample rows with a pipeline, and return numpy arrays.
+
+    Raises:
+        InvalidArgument: The engine is not Spark.
+    """
+    rows = engine.to_spark(to_relation(pa.Table.from_batches([batch]), engine=engine))
+    predictions = [
+        row[PREDICTION] for row in add_predictions(load_pipeline(path), rows, method).collect()
+    ]
+    return {"": np.asarray(predictions)}
+
+
+def score_rows(
+    path: str, spec: ModelSpec, rows: Any, *, label_columns: Sequence[str], label_time: int | None
+) -> Any:
+    """Return a DataFrame of the label columns with predictions and the model version.
+
+    Args:
+        path: The pipeline folder.
+        spec: The model.
+        rows: A DataFrame of labels with features.
+        label_columns: The columns of the labels.
+        label_time: Time (microseconds since 1970) of rows without a time column.
+    """
+    functions = _import_spark_library("pyspark.sql.functions")
+    scored_rows = add_predictions(load_pipeline(path), rows, spec.method).select(
+        *label_columns, PREDICTION
+    )
+    scored_rows = scored_rows.withColumn(MODEL_VERSION, functions.lit(spec.version).cast("long"))
+    if label_time is not None:
+        scored_rows = scored_rows.withColumn(LABEL_TIME, functions.lit(from_micros(label_time)))
+    return scored_rows
+
+
+def _import_spark_library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise missing_extra("pyspark", "spark") from error

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from featurestore.model.paths import FEATUREGROUPS, STAGING, TRAININGDATASETS, StorePaths
 from featurestore.plugins.engine import DeferredEngine
+from featurestore.registry.origins import Object
+from featurestore.registry.recorded_reads import ReadRecorder, current_recorder
 
 if TYPE_CHECKING:
     from featurestore.plugins.engine import Engine
@@ -22,13 +24,36 @@ class Session:
     location: str
     engine_source: Engine | DeferredEngine = field(repr=False)
     registry: Registry = field(repr=False)
+    # The recorder of the job or run that got this session.
+    reads: ReadRecorder | None = field(default=None, repr=False)
+
+    @property
+    def recorder(self) -> ReadRecorder | None:
+        """The recorder of the job or run that uses this session, None outside of jobs and runs."""
+        recorder = self.reads or current_recorder()
+        if recorder is None or recorder.location != self.location:
+            return None
+        if recorder.registry is None:
+            recorder.registry = self.registry
+        return recorder
+
+    def record_read(self, kind: str, name: str, version: int = 1) -> None:
+        """Store that a job or run reads an object, before its first row is delivered."""
+        recorder = self.recorder
+        if recorder is not None:
+            recorder.record(Object(kind, name, version))
 
     @property
     def engine(self) -> Engine:
-        """The engine, which is created now if no call has needed it before."""
-        if isinstance(self.engine_source, DeferredEngine):
-            return self.engine_source.open()
-        return self.engine_source
+        """The engine, which is created now if no call has needed it before.
+
+        In a job or run, it records the tables that it reads.
+        """
+        engine = self.engine_source
+        if isinstance(engine, DeferredEngine):
+            engine = engine.open()
+        recorder = self.recorder
+        return engine if recorder is None else recorder.engine(engine)
 
     def close(self) -> None:
         """Close the connections of the registry and the engine."""

@@ -18,6 +18,7 @@ from featurestore.model.times import utc_now
 from featurestore.recovery import record_files
 from featurestore.registry import experiments as index
 from featurestore.registry.hidden import extract_words
+from featurestore.registry.origins import RUN
 from featurestore.registry.stored_errors import restore_names, text_for_readers
 from featurestore.storage import files
 from featurestore.storage.failures import warn_after_publication
@@ -65,6 +66,7 @@ def load(session: Session, run_id: str) -> RunRecord:
     """
     with session.registry.reading() as connection:
         name = index.experiment_of_run(connection, run_id)
+    session.record_read(RUN, run_id)
     return _redact_unreadable_names(
         session, record_files.read_run(record_files.run_directory(session.paths, name, run_id))
     )

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from featurestore import _current
 from featurestore.errors import FeatureStoreError, Stopped
 from featurestore.experiments import functions
 from featurestore.experiments.context import Context, Listener
@@ -59,6 +60,8 @@ def run_task(task: Task, dumped: bytes, listener: Listener | None = None) -> Wor
         state="running", attempt=task.attempt, pid=os.getpid(), host=socket.gethostname()
     )
     write_status(task, running_status)
+    # Reads of the store by the function are recorded with the run.
+    _current.run_directory = task.run
     seed_all(task.seed)
     context = Context(task, listener)
     try:

@@ -111,7 +111,10 @@ def resolve(session: Session, name: str, version: int | None) -> tuple[str, int]
     """Return the name and version of a registered group; the name may be ``name@v2``."""
     name, version_argument = parse_requested_version(name, version)
     with session.registry.reading() as connection:
-        return name, featuregroups.get(connection, name, version_argument).version
+        number = featuregroups.get(connection, name, version_argument).version
+    # Not only tables are read: files of a version, its log and statistics contain values, too.
+    session.record_read(featuregroups.KIND, name, number)
+    return name, number
 
 
 def parse_requested_version(name: str, version: int | None) -> tuple[str, int | None]:

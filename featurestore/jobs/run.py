@@ -40,6 +40,8 @@ from featurestore.plugins.observers import Work, observed
 from featurestore.recovery import recover as recover_writes
 from featurestore.registry import jobs, reports, runs
 from featurestore.registry.hidden import extract_words
+from featurestore.registry.origins import GROUP, JOB, Object
+from featurestore.registry.recorded_reads import ReadRecorder, recording
 from featurestore.registry.runs import Run
 from featurestore.registry.stored_errors import LogRedactor, message_of, text_for_readers
 from featurestore.session import Session
@@ -59,6 +61,11 @@ _log = logging.getLogger("featurestore.jobs")
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 # The peak is measured in KiB on Linux and in bytes on macOS.
 _PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+def recorder_of_job(session: Session, name: str) -> ReadRecorder:
+    """Return a recorder of the reads of a job."""
+    return ReadRecorder(session.location, [Object(JOB, name)], registry=session.registry)
 
 
 def refuse_training_call(definition: JobDefinition, _: Window) -> object:
@@ -149,7 +156,10 @@ def run_recorded(run: JobRun, work: Callable[[JobRun], RunOutput]) -> Run:
         )  # fmt: skip
         observed_work = Work("job", spec.name, token, session.location, job=spec)
         observed_work.window = record.window
-        with observed(observed_work):
+        # The job and its target get what the run reads as origins, even if the run fails.
+        recorder = recorder_of_job(session, spec.name)
+        run = replace(run, session=replace(session, reads=recorder))
+        with observed(observed_work), recording(recorder):
             try:
                 run, record = _start_run(run, record)
                 observed_work.inputs = tuple(
@@ -186,6 +196,10 @@ def _start_run(run: JobRun, record: Run) -> tuple[JobRun, Run]:
     record = replace(record, inputs=run_inputs, transaction=transaction)
     with session.registry.transaction() as connection:
         runs.begin(connection, record)
+        if session.recorder is not None and (spec.fills_group or spec.stream):
+            # Rejected rows and reports contain values before the first commit.
+            version = 1 if group is None else group.spec.version
+            session.recorder.add_output(connection, Object(GROUP, spec.target, version))
     run = replace(run, run_id=record.run_id, inputs=inputs, group=group, transaction=transaction)
     return run, record
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from featurestore import _current
 from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import ManifestMismatch, NotIterable, ReaderConfigError
 from featurestore.model.arguments import suggest_arguments, with_suggestions
@@ -872,6 +873,7 @@ def open_reader(
         DatasetDamaged: Shards are missing or have another size.
         NullsInColumns: Columns have nulls and no policy covers them.
     """
+    _current.record_path_read(path)
     manifest_split = manifest.split(split)
     data_format = find_format(manifest.data_format)
     refusal = data_format.refuse_reading(manifest.layout)

@@ -17,7 +17,9 @@ from featurestore.plugins.observers import Work, WorkKind, observed
 from featurestore.recovery import datasets, groups, liveness, models, views
 from featurestore.recovery.liveness import Store
 from featurestore.recovery.recover import resolve
-from featurestore.registry import Registry, intents
+from featurestore.registry import Registry, intents, origins
+from featurestore.registry.origins import DATASET, GROUP, MODEL, VIEW, Object
+from featurestore.registry.recorded_reads import ReadRecorder
 from featurestore.storage import files, storage_for
 
 # Intents reported to observers. The other intents are steps of these or do not change rows.
@@ -28,6 +30,14 @@ _WORK_KINDS: Mapping[str, WorkKind] = {
     "export": "export",
     "remove": "remove",
 }
+# The kinds of objects that intents create, or to which they add rows.
+_CREATED_KINDS = {
+    "create": GROUP,
+    datasets.EXPORT: DATASET,
+    views.DEFINE: VIEW,
+    models.REGISTER: MODEL,
+}
+_WRITTEN_KINDS = {**_CREATED_KINDS, "write": GROUP}
 # (registry URL, intent id) of writes that ended in this process and are not resolved yet.
 _pending_intents: set[tuple[str, str]] = set()
 
@@ -38,6 +48,10 @@ class Writer(Store, Protocol):
     @property
     def engine(self) -> Engine:
         """The engine of the session."""
+
+    @property
+    def recorder(self) -> ReadRecorder | None:
+        """The recorder of the job or run that writes."""
 
 
 @dataclass
@@ -175,6 +189,9 @@ def in_flight(
                 "do not write them again."
             )
         raise
+    finally:
+        if write is not None and store.recorder is not None and kind in _WRITTEN_KINDS:
+            store.recorder.remove_output(Object(_WRITTEN_KINDS[kind], name, write.version))
 
 
 @contextmanager
@@ -193,7 +210,7 @@ def _notify_observers(store: Store, write: InFlight, kind: str, name: str) -> It
 
 
 def _record_intent(
-    store: Store, intent_id: str, owner: str, *, kind: str, name: str, version: int | None
+    store: Writer, intent_id: str, owner: str, *, kind: str, name: str, version: int | None
 ) -> int:
     """Claim the version of a write and record its intent in one transaction."""
     # Earlier writes of this process whose intents could not be resolved when they ended.
@@ -221,6 +238,12 @@ def _record_intent(
         intents.begin(
             connection, run_id=intent_id, kind=kind, name=name, version=claimed_version, owner=owner
         )
+        # Stored before the write, so that recovery after a crash need not know what the job read.
+        if kind in _CREATED_KINDS:
+            origins.begin(connection, Object(_CREATED_KINDS[kind], name, claimed_version))
+        if kind in _WRITTEN_KINDS and store.recorder is not None:
+            output = Object(_WRITTEN_KINDS[kind], name, claimed_version)
+            store.recorder.add_output(connection, output)
     return claimed_version
 
 

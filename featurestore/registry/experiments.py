@@ -85,7 +85,7 @@ def _mentioned_names(connection: Connection, record: RunRecord) -> list[str]:
 
 
 def remove(connection: Connection, run_id: str) -> None:
-    """Remove a run."""
+    """Remove a run, except its origins: its models remain."""
     connection.execute(experiment_runs.delete().where(_columns.id == run_id))
     connection.execute(tags.delete().where(tags.c.kind == RUN, tags.c.name == run_id))
 

@@ -111,6 +111,7 @@ def register(
 
 def remove(connection: Connection, name: str) -> int:
     """Remove the definitions, state, reports and runs of a job; return the number of runs."""
+    origins.end(connection, Object(JOB, name))
     columns = [
         runs.c.job,
         *[table.c.job for table in (windows, incidents, stream_offsets, stream_progress)],

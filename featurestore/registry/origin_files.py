@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -46,16 +47,17 @@ def write_changed(connection: Connection, *, is_copy: bool) -> None:
 
 def _to_json(connection: Connection, version: Object) -> dict[str, Any]:
     columns = origins.c
-    query = sa.select(columns.id, columns.creation, columns.sealed).where(
+    query = sa.select(columns.id, columns.creation, columns.ended, columns.sealed).where(
         columns.kind == version.kind,
         columns.name == version.name,
         columns.version == version.version,
     )
     creations = []
-    for identifier, creation, sealed in connection.execute(query.order_by(columns.creation)):
+    for identifier, creation, ended, sealed in connection.execute(query.order_by(columns.creation)):
         edges = sa.select(origin_edges.c.origin).where(origin_edges.c.derived == identifier)
         origin_ids = sorted(connection.execute(edges).scalars())
-        creations.append({"creation": creation, "sealed": bool(sealed), "origins": origin_ids})
+        state = {"ended": bool(ended), "sealed": bool(sealed)}
+        creations.append({"creation": creation, **state, "origins": origin_ids})
     return {"format": _FORMAT, **version._asdict(), "creations": creations}
 
 
@@ -77,7 +79,7 @@ def restore(connection: Connection, location: str) -> list[tuple[str, str]]:
             try:
                 _restore_file(connection, version, path)
             except (FeatureStoreError, MalformedJson, ValueError, RecursionError) as error:
-                _insert_creation(connection, version, 1, sealed=True)
+                _insert_creation(connection, version, 1, {"sealed": True})
                 damaged.append((path, f"its object is private now: {error}"))
     return damaged
 
@@ -90,7 +92,8 @@ def _restore_file(connection: Connection, version: Object, path: str) -> None:
         raise ValueError(f"it has the origins of {stored.kind} {stored.name}@v{stored.version}")
     for each in content.objects("creations"):
         creation = each.number("creation", minimum=1)
-        _insert_creation(connection, version, creation, sealed=each.flag("sealed"))
+        states = {name: each.flag(name) for name in ("ended", "sealed")}
+        _insert_creation(connection, version, creation, states)
         edges = []
         for identifier in each.texts("origins"):
             match = _ID.fullmatch(identifier)
@@ -98,16 +101,18 @@ def _restore_file(connection: Connection, version: Object, path: str) -> None:
                 raise ValueError(f"{identifier!r} is not an object")
             origin = Object(match[1], match[2], int(match[3]))
             # The file of the origin may follow, or be lost.
-            _insert_creation(connection, origin, int(match[4]), sealed=False)
+            _insert_creation(connection, origin, int(match[4]), {})
             edges.append({"derived": format_id(version, creation), "origin": identifier})
         insert_missing(connection, origin_edges, edges)
 
 
 def _insert_creation(
-    connection: Connection, version: Object, creation: int, *, sealed: bool
+    connection: Connection, version: Object, creation: int, states: Mapping[str, bool]
 ) -> None:
+    """Insert a creation unless it exists, and set the states that are true in its file."""
     identifier = format_id(version, creation)
-    row = {**version._asdict(), "id": identifier, "creation": creation, "sealed": sealed}
-    insert_missing(connection, origins, [row])
-    if sealed:
-        connection.execute(origins.update().where(origins.c.id == identifier).values(sealed=True))
+    row = {**version._asdict(), "id": identifier, "creation": creation}
+    insert_missing(connection, origins, [row | {"ended": False, "sealed": False}])
+    values = {name: True for name, value in states.items() if value}
+    if values:
+        connection.execute(origins.update().where(origins.c.id == identifier).values(**values))

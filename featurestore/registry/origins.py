@@ -61,18 +61,46 @@ def record(connection: Connection, derived: Object, origin_objects: Iterable[Obj
     _mark_changed(connection, [derived])
 
 
-def begin(connection: Connection, created: Object, origin_objects: Iterable[Object] = ()) -> None:
-    """Start a new object, whose origins are not those of a deleted object with the same name."""
+def is_recorded(connection: Connection, derived: Object, origin: Object) -> bool:
+    """Return whether the current object has another current object as an origin."""
+    if derived == origin:
+        return True
+    child, parent = _last_creation(connection, derived), _last_creation(connection, origin)
+    query = sa.select(origin_edges.c.origin).where(
+        origin_edges.c.derived == format_id(derived, child),
+        origin_edges.c.origin == format_id(origin, parent),
+    )
+    return connection.execute(query).first() is not None
+
+
+def begin(connection: Connection, created: Object) -> None:
+    """Start a new object, which does not have the origins of a removed object of the same name.
+
+    An object whose creation failed continues: its rejected rows and reports may still exist.
+    """
     last = _last_creation(connection, created)
-    if last:
-        _seal(connection, created)
+    has_ended = sa.select(origins.c.id).where(
+        origins.c.id == format_id(created, last), origins.c.ended
+    )
+    if last and connection.execute(has_ended).first() is not None:
         _insert(connection, {created: last + 1})
-    record(connection, created, origin_objects)
 
 
 def end(connection: Connection, removed: Object) -> None:
-    """Seal an object that is deleted while its group is private; it stays private."""
-    _seal(connection, removed)
+    """Record that an object is removed; a group that is private now stays private for ever."""
+    # Nothing was computed from an object without a row, nor was it computed from anything.
+    last = _last_creation(connection, removed)
+    if not last:
+        return
+    is_private = sa.select(private_groups.c.featuregroup).where(
+        private_groups.c.featuregroup == removed.name
+    )
+    values = {"ended": True}
+    if removed.kind == GROUP and connection.execute(is_private).first() is not None:
+        values["sealed"] = True
+    is_last = origins.c.id == format_id(removed, last)
+    connection.execute(origins.update().where(is_last).values(**values))
+    _mark_changed(connection, [removed])
 
 
 def find_objects(connection: Connection, inputs: Iterable[Mapping[str, Any]]) -> list[Object]:
@@ -142,42 +170,29 @@ def format_id(version: Object, creation: int) -> str:
 
 
 def _last_creation(connection: Connection, version: Object) -> int:
-    query = sa.select(sa.func.max(origins.c.creation)).where(_is_object(version))
+    columns = origins.c
+    query = sa.select(sa.func.max(columns.creation)).where(
+        columns.kind == version.kind,
+        columns.name == version.name,
+        columns.version == version.version,
+    )
     return int(connection.execute(query).scalar() or 0)
 
 
 def _insert(connection: Connection, creations: Mapping[Object, int]) -> None:
     rows = [
-        {**each._asdict(), "id": format_id(each, creation), "creation": creation, "sealed": False}
+        {
+            **each._asdict(),
+            "id": format_id(each, creation),
+            "creation": creation,
+            "ended": False,
+            "sealed": False,
+        }
         for each, creation in sorted(creations.items())
     ]
     # Another transaction may have inserted the same row: it is the same object.
     insert_missing(connection, origins, rows)
     _mark_changed(connection, creations)
-
-
-def _seal(connection: Connection, removed: Object) -> None:
-    """Mark the last creation of a group as private for ever, if the group is private now."""
-    is_private = sa.select(private_groups.c.featuregroup).where(
-        private_groups.c.featuregroup == removed.name
-    )
-    if removed.kind != GROUP or connection.execute(is_private).first() is None:
-        return
-    # A group without a row has nothing computed from it.
-    last = _last_creation(connection, removed)
-    if last:
-        is_last = sa.and_(_is_object(removed), origins.c.creation == last)
-        connection.execute(origins.update().where(is_last).values(sealed=True))
-        _mark_changed(connection, [removed])
-
-
-def _is_object(version: Object) -> sa.ColumnElement[bool]:
-    columns = origins.c
-    return sa.and_(
-        columns.kind == version.kind,
-        columns.name == version.name,
-        columns.version == version.version,
-    )
 
 
 def _mark_changed(connection: Connection, objects: Iterable[Object]) -> None:

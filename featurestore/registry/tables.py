@@ -101,6 +101,7 @@ origins = Table(
     Column("version", Integer, nullable=False),
     # 1 for the first object with this name and version, 2 for the next one after its deletion.
     Column("creation", Integer, nullable=False),
+    Column("ended", Boolean, nullable=False),
     # The object was deleted while it was private, so it stays private.
     Column("sealed", Boolean, nullable=False),
     UniqueConstraint("kind", "name", "version", "creation", name="uq_origins_creation"),

@@ -123,6 +123,7 @@ class Pins:
         # Resolved once per retrieval: a second lookup could read a later version.
         if group not in self._sources:
             name, version = group
+            self._session.record_read(featuregroups.KIND, name, version)
             path = self._session.featuregroup_path(name, version)
             delta_version = self._pinned_version(name, version, path=path)
             self._sources[group] = group_source(self._session, path, delta_version=delta_version)

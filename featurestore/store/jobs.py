@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from featurestore.model.display import Listing
@@ -180,7 +181,9 @@ class JobCalls(StoreBase):
 
     def _call_training_job(self, definition: JobDefinition, window: Window) -> object:
         # Only training jobs receive the store. The scheduler itself works with a session.
-        return definition(store=self, window=window)
+        # Its reads are recorded also in threads that the function starts.
+        session = replace(self._session, reads=self._session.recorder)
+        return definition(store=type(self)(session), window=window)
 
     def get_runs(self, name: str) -> list[Run]:
         """List the runs of a job, oldest first.

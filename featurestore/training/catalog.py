@@ -29,6 +29,7 @@ def get(session: Session, name: str, version: int | None) -> TrainingDataset:
     """
     with session.registry.reading() as connection:
         registration = training_datasets.get(connection, name, version)
+    session.record_read(training_datasets.KIND, name, registration.version)
     return _open(session, registration)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from featurestore import _current
 from featurestore.errors import DatasetDamaged, InvalidArgument
 from featurestore.model import display
 from featurestore.model.arguments import missing_member_error, suggest_arguments
@@ -88,6 +89,7 @@ class TrainingDataset(ModelInputs):
         # Set before the first read: the manifest itself is in the bucket.
         if storage_options is not None:
             use_options(directory, storage_options)
+        _current.record_path_read(directory)
         return cls(directory, read_manifest(directory))
 
     @property

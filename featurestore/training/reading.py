@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore import _current
 from featurestore.arrow.float32 import assign_rounded
 from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import InvalidArgument, NullsInColumns, UnsupportedType, listing
@@ -63,6 +64,7 @@ def shard_batches(
     columns: Sequence[str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batches of one shard."""
+    _current.record_path_read(directory)
     dataset_format = find_format(manifest.data_format)
     refusal = dataset_format.refuse_reading(manifest.layout)
     if refusal is not None:

@@ -258,6 +258,7 @@ def get(session: Session, name: str, version: int | None) -> FeatureViewSpec:
     """
     with session.registry.reading() as connection:
         key = feature_views.get(connection, name, version)
+    session.record_read(feature_views.kind, *key)
     return _read_view(session, *key)
 
 

@@ -17,6 +17,7 @@ def upgrade() -> None:
         sa.Column("name", sa.String(64), nullable=False),
         sa.Column("version", sa.Integer, nullable=False),
         sa.Column("creation", sa.Integer, nullable=False),
+        sa.Column("ended", sa.Boolean, nullable=False),
         sa.Column("sealed", sa.Boolean, nullable=False),
         sa.UniqueConstraint("kind", "name", "version", "creation", name="uq_origins_creation"),
     )

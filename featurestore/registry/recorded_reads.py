@@ -1,0 +1,171 @@
+"""Recorded reads: what a job or run has read is stored as its origins before the first row.
+
+A recorder belongs to the session that a job gets, and to the thread that calls its function, so
+that reads of a store that the function opens itself are recorded, too.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.engine import Connection
+
+from featurestore import _current
+from featurestore.model.run_record import RUN_FILE, RunRecord
+from featurestore.registry import origins
+from featurestore.registry.origins import RUN, Object
+from featurestore.storage import files
+
+if TYPE_CHECKING:
+    from featurestore.model.plan import FeaturePlan
+    from featurestore.plugins.engine import Engine
+    from featurestore.registry import Registry
+
+
+class ReadRecorder:
+    """Records the reads of a job or run as origins of its readers and of the objects it writes.
+
+    Args:
+        location: The store of the job or run; reads of other stores are not recorded.
+        readers: The job, or the run and its study.
+        registry: The registry of the store; a worker process of a run has none before it connects.
+    """
+
+    def __init__(
+        self, location: str, readers: Iterable[Object], *, registry: Registry | None = None
+    ) -> None:
+        self.location = location
+        self.registry = registry
+        self._readers = tuple(readers)
+        self._lock = threading.RLock()
+        self._reads: dict[Object, None] = {}
+        self._outputs: list[Object] = []
+        self._engines: dict[int, tuple[Engine, Engine]] = {}
+
+    @property
+    def reads(self) -> tuple[Object, ...]:
+        """The objects that were read, oldest read first."""
+        with self._lock:
+            return tuple(self._reads)
+
+    def record(self, version: Object) -> None:
+        """Store a read in the registry; the caller delivers no row before this returns.
+
+        Raises:
+            RegistryError: The read cannot be stored, so the rows must not be read.
+        """
+        registry = self.registry
+        # A read-only registry has no jobs; a run of another machine cannot store its reads there.
+        if registry is None or registry.is_copy:
+            return
+        stored: set[Object] = set()
+        while True:
+            with self._lock:
+                pending = {*self._readers, *self._outputs} - stored
+                if version in self._reads:
+                    return
+                # A write of another thread may have begun meanwhile.
+                if not pending:
+                    self._reads[version] = None
+                    return
+            # Not under the lock: a write that holds the lock of the registry may wait for it.
+            _store(registry, pending, version)
+            stored |= pending
+
+    def record_path(self, path: str) -> None:
+        """Store a read of the table, quarantine, statistics or files at a path."""
+        below = path.removeprefix(f"{self.location.rstrip('/')}/")
+        parsed = None if below == path else origins.parse_path(below)
+        if parsed is not None:
+            kind, name, version = parsed
+            self.record(Object(kind, name, version or 1))
+
+    def add_output(self, connection: Connection, output: Object) -> None:
+        """Store earlier reads as origins of an object to be written, and later ones as they occur."""
+        with self._lock:
+            origins.record(connection, output, self._reads)
+            self._outputs.append(output)
+
+    def remove_output(self, output: Object) -> None:
+        """Stop adding origins to an object whose write has ended."""
+        with self._lock:
+            if output in self._outputs:
+                self._outputs.remove(output)
+
+    def engine(self, engine: Engine) -> Engine:
+        """Return an engine with the same state that records the tables it reads."""
+        with self._lock:
+            if id(engine) not in self._engines:
+                recording = _recording_engine(engine, self.record_path)
+                # The engine is stored as well, because its id could otherwise be used again.
+                self._engines[id(engine)] = engine, recording
+            return self._engines[id(engine)][1]
+
+
+def _store(registry: Registry, derived: Iterable[Object], origin: Object) -> None:
+    """Store an origin of several objects; a transaction is needed only for new ones."""
+    with registry.reading() as connection:
+        missing = [each for each in derived if not origins.is_recorded(connection, each, origin)]
+    if missing:
+        with registry.joined_transaction() as connection:
+            for each in sorted(missing):
+                origins.record(connection, each, [origin])
+
+
+def current_recorder() -> ReadRecorder | None:
+    """Return the recorder of the job whose code this thread runs, or of this process's run."""
+    recorder = _current.recorder.get()
+    if recorder is None and _current.run_directory is not None:
+        return recorder_of_run(_current.run_directory)
+    return recorder
+
+
+@lru_cache(maxsize=1)
+def recorder_of_run(directory: str) -> ReadRecorder:
+    """Return the recorder of the experiment run in a directory of the store."""
+    record = RunRecord.from_bytes(files.read_bytes(os.path.join(directory, RUN_FILE)))
+    # A study displays the results of its trials.
+    run_ids = [record.id] if record.parent is None else [record.id, record.parent]
+    location = os.path.dirname(os.path.dirname(os.path.dirname(directory)))
+    return ReadRecorder(location, [Object(RUN, run_id) for run_id in run_ids])
+
+
+@contextmanager
+def recording(recorder: ReadRecorder) -> Iterator[ReadRecorder]:
+    """Record the reads of all sessions of this thread in the ``with`` block."""
+    token = _current.recorder.set(recorder)
+    try:
+        yield recorder
+    finally:
+        _current.recorder.reset(token)
+
+
+def _recording_engine(engine: Engine, record_path: Callable[[str], None]) -> Engine:
+    """Return an engine that shares the attributes of another, and records paths before reading."""
+
+    # A subclass instead of a wrapper: engines are tested for the optional protocols of their class.
+    class Recording(type(engine)):  # type: ignore[misc]
+        def read_table(self, path: str, **options: Any) -> Any:
+            record_path(path)
+            return super().read_table(path, **options)
+
+        def read_files(self, paths: Any, **options: Any) -> Any:
+            paths = list(paths)
+            for path in paths:
+                record_path(path)
+            return super().read_files(paths, **options)
+
+        def retrieve(self, plan: FeaturePlan, **options: Any) -> Any:
+            for source in plan.sources:
+                record_path(source.path)
+            return super().retrieve(plan, **options)
+
+    Recording.__name__ = type(engine).__name__
+    recording_engine: Engine = object.__new__(Recording)
+    recording_engine.__dict__ = engine.__dict__
+    return recording_engine

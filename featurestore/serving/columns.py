@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from featurestore.arrow.bounds import contains_times, find_out_of_range
 from featurestore.arrow.casts import cast_bytes
 from featurestore.arrow.types import is_list_type, is_nested, numpy_type
 from featurestore.arrow.values import to_array
@@ -125,18 +126,35 @@ class VariableColumn:
         return self._message_payloads(array)
 
     def to_python(self, payload: bytes) -> Any:
-        """Convert the bytes of a row, which are empty for a null."""
+        """Convert the bytes of a row, which are empty for a null.
+
+        Raises:
+            ValueError, struct.error, OSError, pa.ArrowException: They are not those of a value.
+        """
         if pat.is_string(self.kind):
             return payload.decode()
         if pat.is_binary(self.kind):
             return payload
         if not payload:
             return None
-        if payload[:1] == _NUMBERS:
+        if payload[:1] == _NUMBERS and self._has_plain_items:
             code = _CODES[str(self.kind.value_type)]
-            count = (len(payload) - 1) // struct.calcsize(code)
-            return list(struct.unpack_from(f"<{count}{code}", payload, 1))
-        batch = pa.ipc.read_record_batch(pa.py_buffer(payload[1:]), self._message_schema)
+            count = (len(payload) - 1) // struct.calcsize(f"<{code}")
+            if pat.is_fixed_size_list(self.kind) and count != self.kind.list_size:
+                raise ValueError(f"a list has {count} items, not {self.kind.list_size}")
+            return list(struct.unpack(f"<x{count}{code}", payload))
+        if payload[:1] != _MESSAGE:
+            raise ValueError("a value has an unknown encoding")
+        return self._read_message(payload[1:])
+
+    def _read_message(self, message: bytes) -> Any:
+        """Convert an Arrow message with one row."""
+        batch = pa.ipc.read_record_batch(pa.py_buffer(message), self._message_schema)
+        # Offsets beyond the end of a buffer would read other memory of the process.
+        batch.validate(full=True)
+        if batch.num_rows != 1:
+            raise ValueError(f"a message has {batch.num_rows} rows, not 1")
+        check_times(batch.column(0))
         return batch.column(0)[0].as_py()
 
     @property
@@ -190,7 +208,11 @@ def plan_columns(
         elif pat.is_timestamp(kind):
             fixed.append(FixedColumn(position, kind, "q", "<i8", _time_converter(kind)))
         elif pat.is_decimal(kind):
-            fixed.append(FixedColumn(position, kind, "16s", "S16", _DecimalConverter(kind.scale)))
+            fixed.append(
+                FixedColumn(
+                    position, kind, "16s", "S16", _DecimalConverter(kind.precision, kind.scale)
+                )
+            )
         else:
             variable.append(VariableColumn(position, kind))
     return tuple(fixed), tuple(variable)
@@ -210,11 +232,21 @@ def _time_converter(kind: pa.DataType) -> Convert:
 class _DecimalConverter:
     """A function that converts the bytes of a decimal."""
 
+    precision: int
     scale: int
 
     def __call__(self, data: bytes) -> Decimal:
-        number = Decimal(int.from_bytes(data, "little", signed=True))
-        return number.scaleb(-self.scale, _DECIMALS)
+        number = int.from_bytes(data, "little", signed=True)
+        if abs(number) >= 10**self.precision:
+            raise ValueError(f"a decimal has more than {self.precision} digits")
+        return Decimal(number).scaleb(-self.scale, _DECIMALS)
+
+
+def check_times(array: pa.Array) -> None:
+    """Raise ValueError if an array has a time outside of the years 1 to 9999."""
+    row = find_out_of_range(array) if contains_times(array.type) else None
+    if row is not None:
+        raise ValueError(f"row {row} has a time outside of the years 1 to 9999")
 
 
 def decimal_bytes(array: pa.Array) -> npt.NDArray[Any]:

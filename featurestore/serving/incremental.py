@@ -7,7 +7,7 @@ retrieved again only if a published row was removed without a replacement, or if
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -23,6 +23,7 @@ from featurestore.model.times import to_micros
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.plugins.online import OnlineStore
 from featurestore.serving.layout import (
+    DECODING_ERRORS,
     Entry,
     current_entries,
     pack_entries,
@@ -30,6 +31,8 @@ from featurestore.serving.layout import (
     value_sequence,
 )
 from featurestore.serving.rows import LABEL_TIME, PublishedGroup, collect_values, later_labels
+from featurestore.serving.seals import SEAL_BYTES, Sealer, find_damaged
+from featurestore.serving.state import PublishedView
 
 _REMOVED, _HASH = "removed", "row_hash"
 # The keys that are read and written in one call.
@@ -59,7 +62,8 @@ class ChangeWriter:
     group: PublishedGroup
     since: int
     store: OnlineStore
-    prefix: bytes
+    sealer: Sealer
+    view: PublishedView
     horizon: datetime
 
     def write(self) -> int:
@@ -82,19 +86,29 @@ class ChangeWriter:
         self, chunk: dict[bytes, ChangedKey], unresolved: dict[bytes, pa.RecordBatch]
     ) -> int:
         """Merge changes with the published values; add the keys to retrieve to ``unresolved``."""
-        published = self.store.read([self.prefix + key for key in chunk])
         values: dict[bytes, bytes] = {}
-        for (key, change), value in zip(chunk.items(), published, strict=True):
+        for (key, change), value in zip(chunk.items(), self._read_values(chunk), strict=True):
             # An interrupted publication has written the value already.
             if value is not None and value_sequence(value) >= self.group.source.delta_version:
                 continue
-            before = [] if value is None else unpack_entries(value)
+            try:
+                before = [] if value is None else unpack_entries(value[:-SEAL_BYTES])
+            except DECODING_ERRORS as error:
+                raise self.view.damaged_value_error() from error
             after = self._merge(before, change)
             if after is None:
                 unresolved[key] = change.row
             elif after != before:
                 values[key] = self._pack(after)
         return self._write_values(values)
+
+    def _read_values(self, keys: Iterable[bytes]) -> list[bytes | None]:
+        """Return the published values of keys."""
+        online_keys = [self.sealer.prefix + key for key in keys]
+        values = self.store.read(online_keys)
+        if find_damaged(online_keys, values) is not None:
+            raise self.view.damaged_value_error()
+        return values
 
     def _merge(self, published: list[Entry], change: ChangedKey) -> list[Entry] | None:
         """Return the entries after a change, or None if the changed rows do not determine them."""
@@ -142,7 +156,7 @@ class ChangeWriter:
     def _write_values(self, values: dict[bytes, bytes]) -> int:
         if not values:
             return 0
-        return self.store.write_newer([self.prefix + key for key in values], list(values.values()))
+        return self.store.write_newer(*self.sealer.seal(list(values), list(values.values())))
 
     def _pack(self, entries: list[Entry]) -> bytes:
         return pack_entries(

@@ -2,7 +2,9 @@
 
 A value starts with a header: the layout version (1 byte), the sequence (8 bytes, big-endian; the
 Delta version of the rows), the fingerprint of the columns (4 bytes) and the number of entries
-(2 bytes). An entry is a row that is current during a time range. It contains the event time and the
+(2 bytes). It ends with a seal (``seals``), which is checked before a value is decoded.
+
+An entry is a row that is current during a time range. It contains the event time and the
 created time (8 bytes each, microseconds since 1970, or the minimum if the group does not declare
 them), the length of its body (4 bytes) and the body: a bitmap of nulls, the values of fixed width,
 and the other values, each after its length (4 bytes). A value without entries is the tombstone of a
@@ -10,6 +12,9 @@ deleted entity. Numbers are little-endian unless stated.
 
 Entries are ordered by time. A row becomes current at the later of its times, and is current until
 the next entry does.
+
+A correct seal does not prove who wrote a value. A value whose bytes do not have the layout raises one
+of ``DECODING_ERRORS``, and a decoded value always has the type of its column.
 """
 
 from __future__ import annotations
@@ -41,8 +46,19 @@ from featurestore.serving.columns import (
     encode_keys,
     plan_columns,
 )
+from featurestore.serving.seals import SEAL_BYTES
 
-LAYOUT_VERSION = 1
+# Version 2 has seals.
+LAYOUT_VERSION = 2
+DECODING_ERRORS = (
+    struct.error,
+    ArithmeticError,
+    LookupError,
+    MemoryError,
+    OSError,
+    ValueError,
+    pa.ArrowException,
+)
 NEVER = int(np.iinfo(np.int64).min)
 
 _HEADER = struct.Struct("<B8sIH")
@@ -125,7 +141,7 @@ class ValueLayout:
         created_time: pa.Array | None,
         sequence: int,
     ) -> list[bytes]:
-        """Return a value with one entry for each row.
+        """Return a value with one entry for each row, without its seal.
 
         Args:
             columns: The published columns by name.
@@ -182,13 +198,14 @@ class ValueLayout:
 
         Raises:
             PublishedValueMismatch: The value was published with other columns.
+            DECODING_ERRORS: The value does not have the layout.
         """
         if value is None:
             return ValueStatus.MISSING
         # The fast path: one entry with the expected columns.
-        start = _HEADER.size
+        start, end = _HEADER.size, len(value) - SEAL_BYTES
         if value[9:start] != self.single_entry_header:
-            start = self._find_entry(value, now)
+            start, end = self._find_entry(value, now)
             if start < 0:
                 return ValueStatus.MISSING
         event, created, nulls, *values = self._entry_struct.unpack_from(value, start)
@@ -196,9 +213,10 @@ class ValueLayout:
             return ValueStatus.MISSING
         if self.ttl_micros is not None and event < now - self.ttl_micros:
             return ValueStatus.STALE
-        if self._is_plain and nulls == self._no_nulls:
+        size = self._entry_struct.size
+        if self._is_plain and nulls == self._no_nulls and end - start == size:
             return tuple(values)
-        return self._convert(value, start + self._entry_struct.size, nulls, values)
+        return self._convert(value, start + size, end, nulls, values)
 
     def decode_all(
         self, values: Sequence[bytes | None], now: int
@@ -209,10 +227,10 @@ class ValueLayout:
             return [decode(value, now) for value in values]
         unpack, header = self._entry_struct.unpack_from, self.single_entry_header
         earliest = NEVER if self.ttl_micros is None else now - self.ttl_micros
-        start, no_nulls = _HEADER.size, self._no_nulls
+        start, no_nulls, size = _HEADER.size, self._no_nulls, self.published_dtype.itemsize
         rows: list[tuple[Any, ...] | ValueStatus] = []
         for value in values:
-            if value is not None and value[9:start] == header:
+            if value is not None and value[9:start] == header and len(value) == size:
                 entry = unpack(value, start)
                 if earliest <= entry[0] <= now and entry[1] <= now and entry[2] == no_nulls:
                     rows.append(entry[3:])
@@ -225,16 +243,15 @@ class ValueLayout:
 
         Raises:
             PublishedValueMismatch: The value was published with other columns.
+            DECODING_ERRORS: The value does not have the layout.
         """
-        start = self._find_entry(value, now)
+        start, end = self._find_entry(value, now)
         if start < 0:
             return None
-        length = _ENTRY.unpack_from(value, start)[2]
-        end = start + _ENTRY.size + length
-        return value[:9] + self.single_entry_header + value[start:end]
+        return value[:9] + self.single_entry_header + value[start:end] + bytes(SEAL_BYTES)
 
-    def _find_entry(self, value: bytes, now: int) -> int:
-        """Return the offset of the last entry that is eligible, or -1."""
+    def _find_entry(self, value: bytes, now: int) -> tuple[int, int]:
+        """Return the start and the end of the last entry that is eligible, or -1 twice."""
         layout, _, fingerprint, count = _HEADER.unpack_from(value)
         check_format(layout if count else None, LAYOUT_VERSION, subject="A published value")
         if count and (layout != LAYOUT_VERSION or fingerprint != self.fingerprint):
@@ -242,25 +259,31 @@ class ValueLayout:
                 "The published value has other columns than this reader expects.",
                 hint="open the server of the view again",
             )
-        selected, start = -1, _HEADER.size
+        selected, start = (-1, -1), _HEADER.size
         for _ in range(count):
             event, created, length = _ENTRY.unpack_from(value, start)
             if event > now or created > now:
                 break
-            selected = start
-            start += _ENTRY.size + length
+            selected = (start, start + _ENTRY.size + length)
+            start = selected[1]
+        if start > len(value) - SEAL_BYTES:
+            raise ValueError("an entry is longer than its value")
         return selected
 
     def _convert(
-        self, value: bytes, start: int, nulls: bytes, values: list[Any]
+        self, value: bytes, start: int, end: int, nulls: bytes, values: list[Any]
     ) -> tuple[Any, ...]:
-        """Convert the unpacked values of an entry, and add those that start at an offset."""
+        """Convert the unpacked values of an entry, and add those between two offsets."""
         for index, convert in self._conversions:
             values[index] = convert(values[index])
         for column in self.variable_columns:
-            end = start + 4 + int.from_bytes(value[start : start + 4], "little")
-            values.append(column.to_python(value[start + 4 : end]))
-            start = end
+            stop = start + 4 + int.from_bytes(value[start : start + 4], "little")
+            if stop > end:
+                raise ValueError("a column is longer than its entry")
+            values.append(column.to_python(value[start + 4 : stop]))
+            start = stop
+        if start != end:
+            raise ValueError("an entry is longer than its columns")
         row = tuple(values)
         if self._order is not None:
             row = self._order(row)
@@ -351,6 +374,11 @@ class ValueLayout:
             fields + [(column.field_name, column.dtype) for column in self.fixed_columns]
         )
 
+    @cached_property
+    def published_dtype(self) -> np.dtype[Any]:
+        """The numpy type of a published value with one entry and columns of fixed width only."""
+        return np.dtype([*self.record_dtype.descr, ("seal", "u1", (SEAL_BYTES,))])
+
 
 def value_sequence(value: bytes) -> int:
     """Return the Delta version from which a value was published.
@@ -362,13 +390,19 @@ def value_sequence(value: bytes) -> int:
 
 
 def unpack_entries(value: bytes) -> list[Entry]:
-    """Return the entries of a value, in time order."""
+    """Return the entries of a value without its seal, in time order.
+
+    Raises:
+        DECODING_ERRORS: The value does not have the layout.
+    """
     entries = []
     start = _HEADER.size
     for _ in range(_HEADER.unpack_from(value)[3]):
         event, created, length = _ENTRY.unpack_from(value, start)
         start += _ENTRY.size + length
         entries.append(Entry(event, created, value[start - length : start]))
+    if start != len(value):
+        raise ValueError("the entries do not end with their value")
     return entries
 
 

@@ -12,7 +12,7 @@ from featurestore.errors import NotPublished, PublishedValueMismatch
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.online_store import EMBEDDED
 from featurestore.registry import featuregroups, online_stores
-from featurestore.serving.state import Origin, ViewState, state_key
+from featurestore.serving.state import STATE_FORMAT, Origin, PublishedView, ViewState
 from featurestore.serving.stores import open_online_store
 from featurestore.session import Session
 
@@ -23,37 +23,41 @@ def read_state(session: Session, spec: FeatureViewSpec, online: str | None) -> V
     Raises:
         NotPublished: The view is not published to the online store.
         PublishedValueMismatch: The values are those of other tables.
+        PublishedStateDamaged: The state differs from what was written.
     """
     with closing(open_online_store(session, online)) as store:
-        (content,) = store.read([state_key(spec.name, spec.version)])
-        state = ViewState.parse(content)
-        check_published(session, state, spec, online=store.config.name)
+        view = PublishedView(spec.name, spec.version, store.config.name)
+        (content,) = store.read([view.key])
+        state = ViewState.parse(content, view)
+        check_published(session, state, view)
     return state
 
 
-def check_published(
-    session: Session, state: ViewState, spec: FeatureViewSpec, *, online: str
-) -> None:
+def check_published(session: Session, state: ViewState, view: PublishedView) -> None:
     """Check that a view has published values, and that they are those of its tables.
 
     Raises:
         NotPublished: The view is not published to the online store.
-        PublishedValueMismatch: Another feature store published the values, or a group was deleted
-            and created again since.
+        PublishedValueMismatch: Another feature store or an earlier release published the values,
+            or a group was deleted and created again since.
     """
-    hint = f"store.publish({spec.name!r}, version={spec.version}, to={online!r})"
     if state.generation == 0:
         raise NotPublished(
-            f"Feature view {spec.name!r} version {spec.version} is not published to the online "
-            f"store {online!r}.",
-            hint=hint,
+            f"{view.subject} is not published to the online store {view.online!r}.",
+            hint=view.publish_line(),
         )
-    _check_origin(session, state, spec, online=online)
+    _check_origin(session, state, view)
+    if state.format < STATE_FORMAT:
+        raise PublishedValueMismatch(
+            f"{view.subject} was published to the online store {view.online!r} by an earlier "
+            "release, whose values have no checksums.",
+            hint=view.publish_line(full=True),
+        )
     for name, version in _replaced_groups(session, state):
         raise PublishedValueMismatch(
-            f"Feature view {spec.name!r} version {spec.version} was published to the online store "
-            f"{online!r} from another feature group {name!r} version {version}, which was deleted.",
-            hint=hint,
+            f"{view.subject} was published to the online store {view.online!r} from another "
+            f"feature group {name!r} version {version}, which was deleted.",
+            hint=view.publish_line(),
         )
 
 
@@ -65,9 +69,7 @@ def find_origin(session: Session, online: str) -> Origin:
     return Origin(session.location, created.get(online, 0))
 
 
-def check_publisher(
-    session: Session, state: ViewState, spec: FeatureViewSpec, *, online: str, full: bool
-) -> None:
+def check_publisher(session: Session, state: ViewState, *, view: PublishedView, full: bool) -> None:
     """Check that this feature store may change a state record.
 
     ``full`` also allows records with the tables of this store, since a store can be moved.
@@ -76,12 +78,11 @@ def check_publisher(
         PublishedValueMismatch: Another feature store publishes a view with the same name.
     """
     if not (full and _has_own_tables(session, state)):
-        _check_origin(session, state, spec, online=online)
+        _check_origin(session, state, view)
 
 
-def _check_origin(
-    session: Session, state: ViewState, spec: FeatureViewSpec, *, online: str
-) -> None:
+def _check_origin(session: Session, state: ViewState, view: PublishedView) -> None:
+    online = view.online
     # The embedded online store is a file of the feature store, and is moved with it.
     if online == EMBEDDED or state.origin in (None, find_origin(session, online)):
         return
@@ -95,13 +96,9 @@ def _check_origin(
         "featurestore.add_online_store('cache2', 'redis://localhost:6379/1')"
     )
     if has_own_tables:
-        hint += (
-            f"; if the store was moved: store.publish({spec.name!r}, version={spec.version}, "
-            f"to={online!r}, full=True)"
-        )
+        hint += f"; if the store was moved: {view.publish_line(full=True)}"
     mismatch = PublishedValueMismatch(
-        f"The online store {online!r} has the values of feature view {spec.name!r} version "
-        f"{spec.version} of another feature store.",
+        f"The online store {online!r} has the values of {view} of another feature store.",
         hint=hint,
     )
     # A note is shown in tracebacks only: responses of servers and errors of job runs have the

@@ -26,12 +26,19 @@ from featurestore.model.names import format_group_reference
 from featurestore.plugins.online import OnlineConfig, OnlineStore
 from featurestore.retrieval.catalog import Pins, RegisteredSpecs, pinned_source
 from featurestore.retrieval.view_rows import check_view
-from featurestore.serving.columns import value_prefix
 from featurestore.serving.incremental import ChangeWriter
 from featurestore.serving.layout import ValueLayout
+from featurestore.serving.lease import PublisherLease
 from featurestore.serving.ownership import check_publisher, find_origin
 from featurestore.serving.rows import PublishedGroup, write_all
-from featurestore.serving.state import GroupState, PublisherLease, RetiredGeneration, ViewState
+from featurestore.serving.seals import Sealer, store_tag
+from featurestore.serving.state import (
+    STATE_FORMAT,
+    GroupState,
+    PublishedView,
+    RetiredGeneration,
+    ViewState,
+)
 from featurestore.serving.stores import StoreClock, online_config, open_online_store
 from featurestore.session import Session
 
@@ -90,13 +97,14 @@ def publish(
     with closing(open_online_store(session, to)) as store:
         store.check()
         clock = StoreClock(store)
+        view = PublishedView(spec.name, spec.version, config.name)
         lease = PublisherLease(
             store,
             clock,
-            spec.name,
-            spec.version,
+            view,
             origin=find_origin(session, config.name),
-            check=partial(check_publisher, session, spec=spec, online=config.name, full=full),
+            check=partial(check_publisher, session, view=view, full=full),
+            replaces_damaged=full,
         )
         with lease:
             publisher = _Publisher(session, spec, config, store, clock, lease)
@@ -234,7 +242,8 @@ class _Publisher:
                 pinned,
                 state.delta_version,
                 self.store,
-                self._prefix(group.id, self.lease.state.generation),
+                self._sealer(group.id, self.lease.state.generation),
+                self._published_view,
                 now - _SLACK,
             ).write()
             state = pinned.state(now)
@@ -255,7 +264,7 @@ class _Publisher:
                     self.session.engine,
                     group,
                     config=self.config,
-                    prefix=self._prefix(group.id, generation),
+                    sealer=self._sealer(group.id, generation),
                     horizon=now - _SLACK,
                 )
                 for group in groups
@@ -273,7 +282,13 @@ class _Publisher:
             retired = state.retired
             if state.generation:
                 retired = (*retired, RetiredGeneration(state.generation, self.clock.now()))
-            return replace(state, generation=generation, groups=states, retired=retired)
+            return replace(
+                state,
+                generation=generation,
+                groups=states,
+                retired=retired,
+                format=STATE_FORMAT,
+            )
 
         self.lease.update(switch)
         return rows
@@ -294,14 +309,12 @@ class _Publisher:
 
     def _delete_generation(self, generation: int) -> None:
         for group in _columns_by_group(self.view):
-            self.store.delete_prefix(self._prefix(group, generation))
+            self.store.delete_prefix(self._published_view.value_prefix(group, generation))
 
-    def _prefix(self, group: tuple[str, int], generation: int) -> bytes:
-        name, version = group
-        return value_prefix(
-            self.view.name,
-            self.view.version,
-            group=name,
-            group_version=version,
-            generation=generation,
-        )
+    @property
+    def _published_view(self) -> PublishedView:
+        return PublishedView(self.view.name, self.view.version, self.config.name)
+
+    def _sealer(self, group: tuple[str, int], generation: int) -> Sealer:
+        tag = store_tag(find_origin(self.session, self.config.name), online=self.config.name)
+        return Sealer(self._published_view.value_prefix(group, generation), tag)

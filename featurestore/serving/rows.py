@@ -32,6 +32,7 @@ from featurestore.serving.layout import (
     to_timestamps,
     unpack_entries,
 )
+from featurestore.serving.seals import Sealer
 from featurestore.serving.state import GroupId, GroupState
 
 # Columns of intermediate relations: keys, published columns, times, and the label time.
@@ -192,7 +193,7 @@ class ValueWriter(Accumulator[int, int]):
 
     encoder: ValueEncoder
     config: OnlineConfig
-    prefix: bytes
+    sealer: Sealer
 
     def start(self) -> int:
         return 0
@@ -201,9 +202,11 @@ class ValueWriter(Accumulator[int, int]):
         if not batch.num_rows:
             return count
         keys, values = self.encoder.encode(batch)
+        # Only keys without nulls are retrieved.
+        present_keys = [key for key in keys if key is not None]
         # The accumulator runs in other processes, too, and holds no connection between batches.
         with closing(open_config(self.config)) as store:
-            store.write([self.prefix + key for key in keys if key is not None], values)
+            store.write(*self.sealer.seal(present_keys, values))
         return count + len(values)
 
     def merge(self, left: int, right: int) -> int:
@@ -218,7 +221,7 @@ def write_all(
     group: PublishedGroup,
     *,
     config: OnlineConfig,
-    prefix: bytes,
+    sealer: Sealer,
     horizon: datetime,
 ) -> int:
     """Write the values of all entities of a group, and return their number.
@@ -234,10 +237,10 @@ def write_all(
         keys = replace(engine.sql(query, tables=tables, parameters={}), schema=keys.schema)
         with closing(open_config(config)) as store:
             for chunk in collect_values(engine, group, later, horizon=horizon):
-                store.write([prefix + key for key in chunk], list(chunk.values()))
+                store.write(*sealer.seal(list(chunk), list(chunk.values())))
                 count += len(chunk)
     rows = retrieve(engine, group, keys, at=horizon)
-    return count + engine.aggregate(rows, ValueWriter(group.encoder, config, prefix))
+    return count + engine.aggregate(rows, ValueWriter(group.encoder, config, sealer))
 
 
 def collect_values(

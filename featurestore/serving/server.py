@@ -30,10 +30,10 @@ from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.names import format_group_reference
 from featurestore.plugins.online import OnlineStore
 from featurestore.retrieval.catalog import pinned_source
-from featurestore.serving.columns import value_prefix
 from featurestore.serving.layout import ValueLayout, ValueStatus
 from featurestore.serving.ownership import check_published
-from featurestore.serving.state import GroupState, ViewState, state_key
+from featurestore.serving.seals import find_damaged
+from featurestore.serving.state import GroupState, PublishedView, ViewState
 from featurestore.serving.stores import StoreClock, open_online_store
 from featurestore.serving.value_reads import DirectReads, ServedBatch, ValueReader
 from featurestore.serving.vector_log import LogState, VectorLog
@@ -149,7 +149,8 @@ class VectorServer:
     ) -> None:
         self._session, self._spec, self._store, self._form = session, spec, store, form
         self._log = log
-        self._state_key = state_key(spec.name, spec.version)
+        self._view = PublishedView(spec.name, spec.version, store.config.name)
+        self._state_key = self._view.key
         self._clock = StoreClock(store)
         self._lock = threading.Lock()
         inputs: dict[str, pa.DataType] = {}
@@ -163,7 +164,7 @@ class VectorServer:
         self._next_check = time.monotonic() + _CHECK_SECONDS
         (content,) = store.read([self._state_key])
         if self._untyped:
-            check_published(session, ViewState.parse(content), spec, online=store.config.name)
+            check_published(session, ViewState.parse(content, self._view), self._view)
             columns = None if form is None else form.schema
         else:
             columns = self._update_program((), content).log_columns
@@ -236,6 +237,7 @@ class VectorServer:
         Raises:
             InvalidArgument: The entity lacks a column, or a value has the wrong type.
             OnlineStoreError: The online store cannot be read.
+            PublishedValueDamaged: A value differs from what was published for its key.
         """
         vectors = self.get_vectors((entity,), as_=as_)
         return vectors if as_ == "arrow" else vectors[0]
@@ -250,7 +252,7 @@ class VectorServer:
         entities = entity_rows(entities)
         program, keys = self._direct_keys(entities, as_)
         if program is not None and keys is not None:
-            vectors = self._direct_vectors(program, self._store.read(keys), as_)
+            vectors = self._direct_vectors(program, keys, self._store.read(keys), as_)
             if vectors is not None:
                 return vectors
         return self._vectors(self._read(entities), as_)
@@ -265,6 +267,7 @@ class VectorServer:
         if program is not None and keys is not None and program.direct is not None:
             values = self._store.read(keys)
             if values[0] == program.state_content:
+                self._check_values(keys, values)
                 now = self._clock.now_micros() if at is None else at
                 batch, statuses = program.direct.batch(values, program.form.schema, now)
                 return ServedBatch(batch, statuses, program.groups, program.delta_versions, now)
@@ -285,7 +288,8 @@ class VectorServer:
         entities = entity_rows(entities)
         program, keys = self._direct_keys(entities, as_)
         if program is not None and keys is not None:
-            vectors = self._direct_vectors(program, await self._store.read_async(keys), as_)
+            values = await self._store.read_async(keys)
+            vectors = self._direct_vectors(program, keys, values, as_)
             if vectors is not None:
                 return vectors
         return self._vectors(await self._read_async(entities), as_)
@@ -323,10 +327,13 @@ class VectorServer:
             return None, None
         return program, program.direct.keys(entities)
 
-    def _direct_vectors(self, program: Program, values: Sequence[bytes | None], form: Form) -> Any:
+    def _direct_vectors(
+        self, program: Program, keys: Sequence[bytes], values: Sequence[bytes | None], form: Form
+    ) -> Any:
         """Return the vectors of the fast path, or None if the view was published again."""
         if program.direct is None or values[0] != program.state_content:
             return None
+        self._check_values(keys, values)
         now = self._clock.now_micros()
         schema = program.form.schema
         if form == "dict":
@@ -338,6 +345,15 @@ class VectorServer:
         if self._log is not None:
             self._log.add_batch(batch, now)
         return convert_batch(batch, form)
+
+    def _check_values(self, keys: Sequence[bytes], values: Sequence[bytes | None]) -> None:
+        """Check the seals of values, which follow the state record.
+
+        Raises:
+            PublishedValueDamaged: A value differs from what was published for its key.
+        """
+        if find_damaged(keys[1:], values[1:]) is not None:
+            raise self._view.damaged_value_error()
 
     def _read(self, entities: Sequence[Mapping[str, Any]], at: int | None = None) -> ServedRows:
         reads = self._reads(entities, at)
@@ -383,6 +399,7 @@ class VectorServer:
                     # Values of two generations must not be mixed.
                     if program.published != published:
                         break
+                self._check_values(keys, values)
                 # After the read: a row that became current in the meantime may be the only one.
                 now = self._clock.now_micros() if at is None else at
                 for (reader, row, row_statuses), value in zip(targets, values[1:], strict=True):
@@ -451,11 +468,11 @@ class VectorServer:
             PublishedValueMismatch: The published columns or tables are not those of the view.
         """
         with self._lock:
-            state = ViewState.parse(content)
+            state = ViewState.parse(content, self._view)
             published = _identify_values(state)
             program = self._programs.get(types)
             try:
-                check_published(self._session, state, self._spec, online=self.online)
+                check_published(self._session, state, self._view)
             except RegistryError as error:
                 # Known values are served while the registry is unavailable.
                 if program is None or program.published != published:
@@ -564,14 +581,8 @@ class VectorServer:
                 f"view {self._spec.name!r} was published.",
                 hint=f"store.publish({self._spec.name!r}, to={self._store.config.name!r})",
             )
-        prefix = value_prefix(
-            self._spec.name,
-            self._spec.version,
-            group=read.spec.name,
-            group_version=read.spec.version,
-            generation=state.generation,
-        )
-        return ValueReader(read, layout, prefix)
+        prefix = self._view.value_prefix(read.group, state.generation)
+        return ValueReader(read, layout, prefix, self._view)
 
     def _published_layout(self, read: GroupRead, published: GroupState) -> ValueLayout | None:
         """Return the layout of published values if a write has only widened their types since.

@@ -1,41 +1,71 @@
-"""The state record of a published view: what an online store holds, and the publisher's lease.
+"""The state record of a published view: what an online store holds.
 
-One process at a time publishes a version of a view: the owner of the lease in the state record,
-which extends it with heartbeats. Another process takes the lease over after it expires, or at once
-if the owner was a process of this machine that has ended. The former owner may still write values,
-but none that a reader prefers: values of a group are ordered by their Delta version, each full
-publication has its own generation, and the state record changes only for the owner of the current
-token.
+A record is a JSON object whose last field is the checksum of its key and of all bytes before. A record
+of format 1 has no checksum; readers refuse it, and the next publication writes all values.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
-import socket
-import threading
-import time
-import uuid
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
-from types import TracebackType
-from typing import Any, Self
+from datetime import datetime
+from typing import Any
 
-from featurestore.errors import PublicationSuperseded, PublishedStateDamaged
+from featurestore.errors import PublishedStateDamaged, PublishedValueDamaged
 from featurestore.model.json_object import JsonObject, MalformedJson, check_format, parse_object
-from featurestore.model.times import from_micros
-from featurestore.plugins.online import OnlineStore
-from featurestore.serving.stores import StoreClock
+from featurestore.model.times import from_micros, to_micros
+from featurestore.serving.columns import value_prefix
 
 GroupId = tuple[str, int]
 # Releases refuse the state and the values of newer formats.
-STATE_FORMAT = 1
-_DURATION = timedelta(seconds=30)
-_POLL_SECONDS = 0.2
-# The owners of this process whose lease ended while the server was not available. A later
-# publication of the process takes their lease over, instead of waiting until it expires.
-_unreleased_owners: set[str] = set()
+STATE_FORMAT = 2
+_OWNER = re.compile(r"[^/]+/[1-9]\d{0,8}/[0-9a-f]+")
+_CHECKSUM_BYTES = 8
+
+
+@dataclass(frozen=True)
+class PublishedView:
+    """A version of a view in an online store."""
+
+    name: str
+    version: int
+    online: str
+
+    def __str__(self) -> str:
+        return f"{self.subject[0].lower()}{self.subject[1:]}"
+
+    @property
+    def subject(self) -> str:
+        """The beginning of a sentence about the view."""
+        return f"Feature view {self.name!r} version {self.version}"
+
+    @property
+    def key(self) -> bytes:
+        """The key of the state record."""
+        return state_key(self.name, self.version)
+
+    def value_prefix(self, group: GroupId, generation: int) -> bytes:
+        """Return the first bytes of the keys of a group's values in one generation."""
+        name, version = group
+        return value_prefix(
+            self.name, self.version, group=name, group_version=version, generation=generation
+        )
+
+    def publish_line(self, *, full: bool = False) -> str:
+        """Return the call that publishes the view."""
+        arguments = f"{self.name!r}, version={self.version}, to={self.online!r}"
+        return f"store.publish({arguments}{', full=True' if full else ''})"
+
+    def damaged_value_error(self) -> PublishedValueDamaged:
+        """Return the error for a value that differs from what was published."""
+        return PublishedValueDamaged(
+            f"A value of {self} in the online store {self.online!r} is damaged: it differs from "
+            "what was published for its key.",
+            hint=self.publish_line(full=True),
+        )
 
 
 @dataclass(frozen=True)
@@ -112,7 +142,8 @@ class ViewState:
     """The state of a published view version; ``generation`` 0 means that nothing is published.
 
     Readers need ``generation`` and ``groups``. ``origin`` is the feature store that publishes the
-    view, since several may use one online store. Only the owner of the lease changes the state.
+    view, since several may use one online store. ``format`` is that of the values. Only the owner of
+    the lease changes the state.
     """
 
     generation: int = 0
@@ -121,26 +152,34 @@ class ViewState:
     lease: Lease | None = None
     retired: tuple[RetiredGeneration, ...] = ()
     origin: Origin | None = None
+    format: int = STATE_FORMAT
 
     @classmethod
-    def parse(cls, content: bytes | None) -> ViewState:
+    def parse(cls, content: bytes | None, view: PublishedView) -> ViewState:
         """Parse the output of ``to_bytes``; None, a missing record, is the initial state.
 
         Raises:
-            PublishedStateDamaged: The record cannot be read.
+            PublishedStateDamaged: The record differs from what was written for the view.
             FormatTooNew: A newer release wrote the record.
         """
         if content is None:
             return cls()
         try:
+            # A column of SQLite may contain values of other types.
+            if not isinstance(content, bytes):
+                raise MalformedJson("it is not a byte string")
             data = JsonObject.from_value(parse_object(content))
             subject = "The state record of a published view"
-            check_format(data.number("format", minimum=1), STATE_FORMAT, subject=subject)
+            format_number = data.number("format", minimum=1)
+            check_format(format_number, STATE_FORMAT, subject=subject)
+            if format_number > 1 and content != _add_checksum(content[:-_SEAL_SIZE], view.key):
+                raise MalformedJson("its checksum does not match")
             return cls._from_json(data)
         except MalformedJson as error:
             raise PublishedStateDamaged(
-                f"The state record of a published view cannot be read: {error}.",
-                hint="delete the keys of the view and publish it again",
+                f"The state record of {view} in the online store {view.online!r} is damaged: "
+                f"{error}.",
+                hint=view.publish_line(full=True),
             ) from error
 
     @classmethod
@@ -152,6 +191,8 @@ class ViewState:
         lease = None
         if data.get("lease") is not None:
             lease_json = data.object("lease")
+            if not _OWNER.fullmatch(lease_json.text("owner")):
+                raise lease_json.wrong_type_error("owner", "the owner of a lease")
             lease = Lease(
                 owner=lease_json.text("owner"),
                 token=lease_json.number("token"),
@@ -173,17 +214,18 @@ class ViewState:
             lease=lease,
             retired=tuple(retired),
             origin=origin,
+            format=data.number("format"),
         )
 
-    def to_bytes(self) -> bytes:
-        """Return the record as JSON."""
+    def to_bytes(self, key: bytes) -> bytes:
+        """Return the record of a key as JSON with its checksum."""
         groups = [
             {"name": name, "version": version, **_to_json(group)}
             for (name, version), group in self.groups.items()
         ]
         lease = None if self.lease is None else _to_json(self.lease)
         data = {
-            "format": STATE_FORMAT,
+            "format": self.format,
             "generation": self.generation,
             "groups": groups,
             "token": self.token,
@@ -191,7 +233,7 @@ class ViewState:
             "retired": list(map(_to_json, self.retired)),
             "origin": None if self.origin is None else _to_json(self.origin),
         }
-        return json.dumps(data, separators=(",", ":")).encode()
+        return _add_checksum(json.dumps(data, separators=(",", ":")).encode()[:-1], key)
 
     def with_unfinished(self, generation: int) -> ViewState:
         """Return the state with the generation that the owner of the lease writes."""
@@ -213,6 +255,15 @@ def state_key(view: str, version: int) -> bytes:
     return f"fs:state:{view}:{version}".encode()
 
 
+def _add_checksum(content: bytes, key: bytes) -> bytes:
+    """Add the checksum as the last field to a JSON object without its closing brace."""
+    digest = hashlib.blake2b(key + content, digest_size=_CHECKSUM_BYTES)
+    return b'%b,"checksum":"%b"}' % (content, digest.hexdigest().encode())
+
+
+_SEAL_SIZE = len(_add_checksum(b"", b""))
+
+
 def _to_json(record: GroupState | Lease | Origin | RetiredGeneration) -> dict[str, Any]:
     data = dict(vars(record))
     for name, value in data.items():
@@ -223,140 +274,7 @@ def _to_json(record: GroupState | Lease | Origin | RetiredGeneration) -> dict[st
 
 def _parse_time(data: JsonObject, name: str) -> datetime:
     try:
-        return datetime.fromisoformat(data.text(name))
-    except ValueError as error:
-        raise data.wrong_type_error(name, "a time") from error
-
-
-class PublisherLease:
-    """The lease of this process, as a context manager that waits for the current owner.
-
-    ``state`` is the state record after the last update. ``origin`` is this feature store;
-    ``check`` raises for a state that it must not change. Methods may be called from one thread.
-    """
-
-    state: ViewState
-
-    def __init__(
-        self,
-        store: OnlineStore,
-        clock: StoreClock,
-        view: str,
-        version: int,
-        *,
-        origin: Origin,
-        check: Callable[[ViewState], None],
-    ) -> None:
-        self._store, self._clock = store, clock
-        self._origin, self._check = origin, check
-        self._view = f"{view} version {version}"
-        self._key = state_key(view, version)
-        self._owner = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
-        self._token = 0
-        # The heartbeat and the owner's updates must not replace each other's record.
-        self._lock = threading.Lock()
-        self._stopped = threading.Event()
-        self._heartbeat = threading.Thread(target=self._beat, daemon=True)
-
-    def __enter__(self) -> Self:
-        while not self._try_acquire():
-            time.sleep(_POLL_SECONDS)
-        self._heartbeat.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._stopped.set()
-        self._heartbeat.join()
-        # After an error, the generation that was not completed is removed by the next publication.
-        try:
-            self.update(lambda state: replace(_retire_unfinished(state, self._clock), lease=None))
-        except Exception:
-            # For other processes, the lease expires.
-            _unreleased_owners.add(self._owner)
-            if error is None:
-                raise
-
-    @property
-    def token(self) -> int:
-        """The fencing token, greater than those of all earlier leases of the view."""
-        return self._token
-
-    def update(self, change: Callable[[ViewState], ViewState]) -> ViewState:
-        """Replace the state record by the result of a function, and extend the lease.
-
-        Raises:
-            PublicationSuperseded: Another process has taken over the lease.
-        """
-        with self._lock:
-            while True:
-                (content,) = self._store.read([self._key])
-                state = ViewState.parse(content)
-                if state.lease is None or state.lease.token != self._token:
-                    raise PublicationSuperseded(
-                        f"Another process has taken over the publication of {self._view}.",
-                        hint="publish again if its publication fails",
-                    )
-                lease = replace(state.lease, expires=self._clock.now() + _DURATION)
-                changed = change(replace(state, lease=lease))
-                if self._store.compare_and_set(self._key, content, changed.to_bytes()):
-                    self.state = changed
-                    return changed
-
-    def _try_acquire(self) -> bool:
-        (content,) = self._store.read([self._key])
-        state = ViewState.parse(content)
-        self._check(state)
-        now = self._clock.now()
-        if state.lease is not None and state.lease.expires > now and not _has_ended(state.lease):
-            return False
-        self._token = state.token + 1
-        lease = Lease(self._owner, self._token, now + _DURATION)
-        self.state = replace(
-            _retire_unfinished(state, self._clock),
-            token=self._token,
-            lease=lease,
-            origin=self._origin,
-        )
-        return self._store.compare_and_set(self._key, content, self.state.to_bytes())
-
-    def _beat(self) -> None:
-        while not self._stopped.wait(_DURATION.total_seconds() / 3):
-            try:
-                self.update(lambda state: state)
-            except PublicationSuperseded:
-                # The next update of the owner raises the error.
-                return
-            except Exception:
-                # A transient error of the server; the lease lasts for two more heartbeats.
-                continue
-
-
-def _retire_unfinished(state: ViewState, clock: StoreClock) -> ViewState:
-    """Return the state with the generation of the current lease retired if it is unfinished."""
-    lease = state.lease
-    if lease is None or lease.generation in (None, state.generation):
-        return state
-    retired = RetiredGeneration(lease.generation or 0, clock.now())
-    return replace(state, retired=(*state.retired, retired))
-
-
-def _has_ended(lease: Lease) -> bool:
-    """Return whether the owner was a process of this machine that has ended, or failed."""
-    if lease.owner in _unreleased_owners:
-        return True
-    host, pid, _ = lease.owner.split("/")
-    # On Windows, ``os.kill`` would end the process, so only the expiry of the lease counts.
-    if host != socket.gethostname() or not hasattr(os, "killpg"):
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
+        # Raises an error for a time without a zone, which cannot be compared with others.
+        return from_micros(to_micros(datetime.fromisoformat(data.text(name))))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise data.wrong_type_error(name, "a time with a zone") from error

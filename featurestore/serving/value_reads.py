@@ -7,7 +7,7 @@ time of decoding value by value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
@@ -23,8 +23,10 @@ import pyarrow.types as pat
 from featurestore.arrow.exact_casts import cast_exactly
 from featurestore.arrow.values import Convert, to_value
 from featurestore.retrieval.resolve import equal_key
-from featurestore.serving.columns import FixedColumn, VariableColumn
-from featurestore.serving.layout import NEVER, ValueLayout, ValueStatus
+from featurestore.serving.columns import FixedColumn, VariableColumn, check_times
+from featurestore.serving.layout import DECODING_ERRORS, NEVER, ValueLayout, ValueStatus
+from featurestore.serving.seals import SEAL_BYTES
+from featurestore.serving.state import PublishedView
 from featurestore.serving.vector_plan import GroupRead
 from featurestore.serving.vectors import FeatureVector, Status, Statuses
 
@@ -54,8 +56,10 @@ class ServedBatch:
 class ValueReader:
     """Reads the value of one group: its key from a row, and its columns into the row."""
 
-    def __init__(self, read: GroupRead, layout: ValueLayout, prefix: bytes) -> None:
-        self.number = read.number
+    def __init__(
+        self, read: GroupRead, layout: ValueLayout, prefix: bytes, view: PublishedView
+    ) -> None:
+        self.number, self._view = read.number, view
         self.key_columns = read.key_columns
         self.prefix = prefix
         self.encode_key, self._key_types = layout.encode_key, layout.key_types
@@ -104,7 +108,10 @@ class ValueReader:
         Returns:
             The status of the value, None if it is current.
         """
-        values = self._decode(value, now)
+        try:
+            values = self._decode(value, now)
+        except DECODING_ERRORS as error:
+            raise self._view.damaged_value_error() from error
         if not isinstance(values, tuple):
             return values
         if self._select is not None:
@@ -114,7 +121,10 @@ class ValueReader:
 
     def rows(self, values: Sequence[bytes | None], now: int) -> list[Iterable[Any] | ValueStatus]:
         """Return the columns of each published value, or its status unless it is current."""
-        decoded = self._decode_all(values, now)
+        try:
+            decoded = self._decode_all(values, now)
+        except DECODING_ERRORS as error:
+            raise self._view.damaged_value_error() from error
         select = self._select
         if select is None:
             return decoded  # type: ignore[return-value]
@@ -124,7 +134,10 @@ class ValueReader:
         self, values: Sequence[bytes | None], now: int
     ) -> tuple[list[pa.Array], list[ValueStatus | None]]:
         """Return the columns of published values as arrays, and the status of each value."""
-        arrays, statuses = self._columns.decode(values, now)
+        try:
+            arrays, statuses = self._columns.decode(values, now)
+        except DECODING_ERRORS as error:
+            raise self._view.damaged_value_error() from error
         columns = [
             cast_exactly(arrays[position], kind)
             for position, kind in zip(self._positions, self._kinds, strict=True)
@@ -227,7 +240,7 @@ class ColumnDecoder:
 
     def __init__(self, layout: ValueLayout) -> None:
         self._layout = layout
-        self._dtype = layout.record_dtype
+        self._dtype = layout.record_dtype if layout.variable_columns else layout.published_dtype
         # The record of an entity without a current row: it becomes current never.
         missing = np.zeros(1, dtype=self._dtype)
         missing["event"] = _FAR_FUTURE
@@ -240,14 +253,13 @@ class ColumnDecoder:
 
         Rows that are stale or missing at the instant ``now`` are null.
         """
-        layout, width = self._layout, self._dtype.itemsize
+        layout = self._layout
         single = [self._missing if value is None else value for value in values]
         header = layout.single_entry_header
         for row, value in enumerate(single):
             if value[9:15] != header and value is not self._missing:
                 single[row] = layout.single_entry(value, now) or self._missing
-        heads = single if not layout.variable_columns else [value[:width] for value in single]
-        records = np.frombuffer(b"".join(heads), dtype=self._dtype)
+        records = self._read_records(single)
         is_missing = (records["event"] > now) | (records["created"] > now)
         is_null_row = is_missing
         statuses: list[ValueStatus | None] = [None] * len(single)
@@ -271,12 +283,32 @@ class ColumnDecoder:
         for column in layout.fixed_columns:
             position = column.position
             arrays[position] = _fixed_array(column, records[column.field_name], null_mask(position))
-        starts = [width] * len(single)
-        for variable in layout.variable_columns:
+        for variable, payloads in self._read_payloads(single):
             position = variable.position
-            payloads = _take_payloads(single, starts)
             arrays[position] = _variable_array(variable, payloads, null_mask(position))
         return arrays, statuses
+
+    def _read_records(self, values: Sequence[bytes]) -> npt.NDArray[Any]:
+        """Return the columns of fixed width of values with one entry."""
+        width = self._dtype.itemsize
+        heads = values
+        if self._layout.variable_columns:
+            heads = [value[:width] for value in values]
+        if set(map(len, heads)) - {width}:
+            raise ValueError("a value is shorter or longer than its columns")
+        return np.frombuffer(b"".join(heads), dtype=self._dtype)
+
+    def _read_payloads(
+        self, values: Sequence[bytes]
+    ) -> Iterator[tuple[VariableColumn, list[bytes]]]:
+        """Yield the columns of variable width with the bytes of each value."""
+        starts = [self._dtype.itemsize] * len(values)
+        for column in self._layout.variable_columns:
+            yield column, _take_payloads(values, starts)
+        for value, start in zip(values, starts, strict=True):
+            has_columns = self._layout.variable_columns and value is not self._missing
+            if has_columns and start != len(value) - SEAL_BYTES:
+                raise ValueError("a value is shorter or longer than its columns")
 
 
 def _fixed_array(
@@ -286,11 +318,19 @@ def _fixed_array(
     if pat.is_decimal(column.kind):
         data = pa.py_buffer(values.tobytes())
         numbers = pa.Array.from_buffers(column.kind, len(values), [None, data])
-        if mask is None:
-            return numbers
-        return pc.if_else(pa.array(mask), pa.scalar(None, column.kind), numbers)
+        if mask is not None:
+            numbers = pc.if_else(pa.array(mask), pa.scalar(None, column.kind), numbers)
+        # A decimal may have too many digits.
+        numbers.validate(full=True)
+        return numbers
+    if pat.is_boolean(column.kind):
+        # A byte of a boolean may be neither 0 nor 1.
+        values = values.view(np.uint8) != 0
     array = pa.array(np.ascontiguousarray(values), mask=mask, from_pandas=False)
-    return array if array.type == column.kind else array.view(column.kind)
+    if array.type != column.kind:
+        array = array.view(column.kind)
+        check_times(array)
+    return array
 
 
 def _take_payloads(values: Sequence[bytes], starts: list[int]) -> list[bytes]:
@@ -311,9 +351,10 @@ def _variable_array(
     nulls = [False] * len(payloads) if mask is None else mask.tolist()
     rows = zip(payloads, nulls, strict=True)
     if pat.is_string(column.kind) or pat.is_binary(column.kind):
+        # Unlike a view, a cast to strings checks the bytes.
         return pa.array(
             [None if is_null else payload for payload, is_null in rows], pa.binary()
-        ).view(column.kind)
+        ).cast(column.kind)
     # Lossless: values of the type are decoded.
     return pa.array(
         [None if is_null else column.to_python(payload) for payload, is_null in rows], column.kind

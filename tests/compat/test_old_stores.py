@@ -14,7 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import featurestore
-from featurestore.errors import FeatureStoreError, FormatTooNew, RegistryTooNew, UnsupportedTable
+from featurestore.errors import (
+    FeatureStoreError,
+    FormatTooNew,
+    PublishedValueMismatch,
+    RegistryTooNew,
+    UnsupportedTable,
+)
 from featurestore.model.drift import DriftReport
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.featuregroup import FeatureGroupSpec
@@ -31,7 +37,7 @@ from featurestore.recovery.record_files import restore_access
 from featurestore.registry import open_registry
 from featurestore.registry.migrations import head_revision
 from featurestore.serving.layout import ValueLayout
-from featurestore.serving.state import ViewState
+from featurestore.serving.state import PublishedView, ViewState
 from featurestore.transform.fitted import Transformations
 from featurestore_connectors.tfrecord.layout import read_layout
 from tests.compat.old_store import ASSETS, DATASETS, read_tables, weather
@@ -60,7 +66,12 @@ def test_old_store_has_equal_values_and_accepts_writes(old_store: Path) -> None:
         assert [run.state for run in store.get_runs("totals")] == ["done"]
         assert store.get_featuregroup_tags("weather") == {"team": "air"}
         assert [match.reference for match in store.search("airports")] == ["weather"]
-        server = store.get_feature_view("current").server()
+        # The published values of the first release have no checksums.
+        view = store.get_feature_view("current")
+        with pytest.raises(PublishedValueMismatch, match=r"earlier release(.|\n)*full=True"):
+            view.server()
+        assert store.publish("current").mode == "full"
+        server = view.server()
         assert server.get_vector({"origin": "EWR"}) == {"temp": 9.5}
         assert store.get_featuregroup_statistics("weather").rows == 40
 
@@ -163,7 +174,9 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "manifest": lambda _: Manifest.from_bytes(b'{"format": 99}', path="manifest.json"),
     "model": lambda _: ModelSpec.from_bytes(seal({"format": 99, "name": "m"}), path="m.json"),
     "monitor report": lambda _: MonitorReport.from_json({"format": 99}),
-    "published state": lambda _: ViewState.parse(b'{"format": 99}'),
+    "published state": lambda _: ViewState.parse(
+        b'{"format": 99}', PublishedView("v", 1, "embedded")
+    ),
     "published value": read_newer_value,
     "run": lambda _: RunRecord.from_bytes(seal({"format": 99, "id": "r"})),
     "statistics": lambda _: Statistics.from_json({"format": 99}),

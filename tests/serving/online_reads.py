@@ -13,7 +13,7 @@ from featurestore.plugins.online import OnlineStore
 from featurestore.retrieval.catalog import RegisteredSpecs
 from featurestore.serving.columns import value_prefix
 from featurestore.serving.layout import ValueLayout, ValueStatus
-from featurestore.serving.state import ViewState, state_key
+from featurestore.serving.state import PublishedView, ViewState
 from featurestore.serving.stores import open_online_store
 from featurestore.store import FeatureStore
 from featurestore.views import FeatureView
@@ -21,7 +21,8 @@ from featurestore.views import FeatureView
 
 def read_state(online: OnlineStore, view: FeatureView) -> ViewState:
     """Return the state record of a view."""
-    return ViewState.parse(online.read([state_key(view.name, view.version)])[0])
+    published = PublishedView(view.name, view.version, online.config.name)
+    return ViewState.parse(online.read([published.key])[0], published)
 
 
 def wait_until_written(

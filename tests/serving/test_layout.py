@@ -20,6 +20,7 @@ from featurestore.serving.layout import (
     unpack_entries,
     value_sequence,
 )
+from featurestore.serving.seals import Sealer
 from featurestore.serving.value_reads import ColumnDecoder
 
 TIME = pa.timestamp("us", tz="UTC")
@@ -49,6 +50,10 @@ def layout():
     return ValueLayout.for_group(spec, ["temp"])
 
 
+def sealed(values):
+    return Sealer(b"", b"mine").seal([b"key"] * len(values), values)[1]
+
+
 def test_values_of_every_type_equal_arrow_values():
     schema = pa.schema(
         [("id", pa.int64()), *[(name, dtype) for name, (dtype, _) in COLUMNS.items()]]
@@ -60,16 +65,17 @@ def test_values_of_every_type_equal_arrow_values():
         for name, (dtype, values) in COLUMNS.items()
     }
     layout = pickle.loads(pickle.dumps(ValueLayout.for_group(spec, arrays)))
-    values = layout.encode(arrays, event_time=None, created_time=None, sequence=3)
-    for row, value in enumerate(tuple(values)):
+    encoded = layout.encode(arrays, event_time=None, created_time=None, sequence=3)
+    values = sealed(encoded)
+    for row, value in enumerate(encoded):
         expected = repr(tuple(array[row].as_py() for array in arrays.values()))
-        assert repr(layout.decode(value, 0)) == expected
+        assert repr(layout.decode(values[row], 0)) == expected
         entries = unpack_entries(value)
         packed = pack_entries(entries * 2, sequence=3, fingerprint=layout.fingerprint)
         assert (value_sequence(packed), len(unpack_entries(packed))) == (3, 2)
-        assert repr(layout.decode(packed, 0)) == expected
-        values.append(packed)
-    values += [None, pack_entries([], sequence=3, fingerprint=layout.fingerprint)]
+        values += sealed([packed])
+        assert repr(layout.decode(values[-1], 0)) == expected
+    values += [None, *sealed([pack_entries([], sequence=3, fingerprint=layout.fingerprint)])]
     columns, statuses = ColumnDecoder(layout).decode(values, 0)
     assert [column.type for column in columns] == schema.types[1:]
     assert statuses == [None] * 6 + [ValueStatus.MISSING] * 2
@@ -107,7 +113,8 @@ def test_decode_reads_the_current_entry_within_ttl(layout):
         {"temp": pa.array([1.0, 2.0])}, event_time=times, created_time=created_times, sequence=1
     )
     entries = [entry for value in values for entry in unpack_entries(value)]
-    value = pack_entries(entries, sequence=1, fingerprint=layout.fingerprint)
+    packed = pack_entries(entries, sequence=1, fingerprint=layout.fingerprint)
+    first, value = sealed([values[0], packed])
 
     def decode_at(seconds):
         return layout.decode(value, to_micros(NOON + timedelta(seconds=seconds)))
@@ -117,14 +124,14 @@ def test_decode_reads_the_current_entry_within_ttl(layout):
     for seconds, row in zip((0, 6, 7, 15, -1, 15.000001), expected, strict=True):
         now = to_micros(NOON + timedelta(seconds=seconds))
         # The first value has one entry, which is stale earlier than the second one.
-        singles = [layout.decode(values[0], now), row]
-        assert layout.decode_all([values[0], value], now) == singles
-        (column,), statuses = ColumnDecoder(layout).decode([values[0], value], now)
+        singles = [layout.decode(first, now), row]
+        assert layout.decode_all([first, value], now) == singles
+        (column,), statuses = ColumnDecoder(layout).decode([first, value], now)
         rows = zip(column.to_pylist(), statuses, strict=True)
         assert [status or (number,) for number, status in rows] == singles
     assert layout.encode_keys([pa.array([7])]) == [layout.encode_key([7])]
     assert layout.decode(None, 0) is ValueStatus.MISSING
-    tombstone = pack_entries([], sequence=2, fingerprint=layout.fingerprint)
+    (tombstone,) = sealed([pack_entries([], sequence=2, fingerprint=layout.fingerprint)])
     assert layout.decode(tombstone, 0) is ValueStatus.MISSING
 
 

@@ -87,6 +87,8 @@ def test_moved_store_takes_over_its_values_by_a_full_publication(
         store.publish("v")
     shutil.move(tmp_path / "old", tmp_path / "new")
     with connect(tmp_path / "new") as store:
+        # The grant of the address belongs to the old location.
+        store.add_online_store("cache", f"sqlite:///{tmp_path}/shared.db")
         view = store.get_feature_view("v")
         with pytest.raises(
             PublishedValueMismatch, match=r"moved: store\.publish\('v'.*full=True\)"

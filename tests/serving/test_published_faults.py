@@ -22,7 +22,7 @@ import pytest
 import time_machine
 
 from featurestore.errors import OnlineStoreError, OnlineStoreUnavailable
-from featurestore.serving.state import ViewState, state_key
+from featurestore.serving.state import PublishedView, ViewState
 from featurestore.serving.stores import open_online_store
 from featurestore.store import FeatureStore
 from featurestore.views import FeatureView
@@ -269,12 +269,13 @@ def test_suspended_publisher_of_an_older_version_replaces_no_newer_value(
 
 def expire_lease(store: FeatureStore) -> None:
     with closing(open_online_store(store.session, "cache")) as online:
-        (content,) = online.read([state_key("v", 1)])
-        state = ViewState.parse(content)
+        view = PublishedView("v", 1, online.config.name)
+        (content,) = online.read([view.key])
+        state = ViewState.parse(content, view)
         assert state.lease is not None
         expired = replace(state.lease, expires=START)
         assert online.compare_and_set(
-            state_key("v", 1), content, replace(state, lease=expired).to_bytes()
+            view.key, content, replace(state, lease=expired).to_bytes(view.key)
         )
 
 

@@ -10,11 +10,13 @@ from featurestore.serving.state import (
     GroupState,
     Lease,
     Origin,
+    PublishedView,
     RetiredGeneration,
     ViewState,
     state_key,
 )
 
+VIEW = PublishedView("v", 1, "cache")
 NOW = datetime(2024, 1, 1, 12, 0, 0, 5, tzinfo=UTC)
 
 
@@ -23,18 +25,19 @@ def test_state_record_survives_a_round_trip():
     state = ViewState(
         generation=3,
         token=4,
-        lease=Lease("host:1", 4, NOW, generation=4),
+        lease=Lease("host/1/ab", 4, NOW, generation=4),
         retired=(RetiredGeneration(1, NOW),),
         origin=Origin("/features", 5),
     ).with_group(("weather", 2), group)
-    assert ViewState.parse(state.to_bytes()) == state
-    assert ViewState.parse(ViewState().to_bytes()) == ViewState() == ViewState.parse(None)
+    assert ViewState.parse(state.to_bytes(VIEW.key), VIEW) == state
+    initial = ViewState().to_bytes(VIEW.key)
+    assert ViewState.parse(initial, VIEW) == ViewState() == ViewState.parse(None, VIEW)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"format": 0}', b"\xff"])
 def test_damaged_state_record_raises(content):
     with pytest.raises(PublishedStateDamaged, match="state record"):
-        ViewState.parse(content)
+        ViewState.parse(content, VIEW)
 
 
 def test_keys_differ_by_view_version_group_and_generation():

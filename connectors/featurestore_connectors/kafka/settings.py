@@ -15,6 +15,7 @@ from featurestore.errors import (
     listing,
     missing_extra,
 )
+from featurestore.plugins.credentials import needs_environment_error
 from featurestore.plugins.source import SourceConfig
 
 # Seconds to wait for a server response.
@@ -29,6 +30,8 @@ OPTIONS = (
     "ssl.certificate.location",
     "ssl.endpoint.identification.algorithm",
 )
+# The mechanisms that sign in by user and password.
+_PASSWORD_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _URI = "kafka://broker-1:9092,broker-2:9092"
 
 
@@ -54,7 +57,27 @@ def check_config(config: SourceConfig) -> str:
             f"Unknown options {listing(unknown)} of a Kafka source. Available: {listing(OPTIONS)}.",
             hint=did_you_mean(unknown[0], OPTIONS, write="options={{{!r}: ...}}"),
         )
+    check_credentials(config)
     return address.netloc
+
+
+def check_credentials(config: SourceConfig) -> None:
+    """Refuse settings with which a client signs in by a ticket or a login file of the machine.
+
+    Raises:
+        InvalidArgument: The mechanism uses no password, or the secret is missing.
+    """
+    if config.uses_environment:
+        return
+    options = config.options
+    if not options.get("security.protocol", "").lower().startswith("sasl"):
+        return
+    # The clients use Kerberos by default.
+    mechanism = options.get("sasl.mechanism", "GSSAPI").upper()
+    if mechanism not in _PASSWORD_MECHANISMS or config.secret is None:
+        raise needs_environment_error(
+            f"Source {config.name!r} with sasl.mechanism={mechanism}", "the login"
+        )
 
 
 def client_settings(config: SourceConfig) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from featurestore.errors import OnlineStoreError, OnlineStoreUnavailable, missing_extra
+from featurestore.plugins.credentials import libpq_parameters
 from featurestore.plugins.online import OnlineConfig, OnlineStore
 from featurestore_connectors.online.connections import (
     ConnectionPool,
@@ -188,17 +189,20 @@ class PostgresOnlineStore:
 
     def _connect(self) -> Any:
         connection_class = _connection_class(self._address.timeout)
-        secret = None if self.config.secret is None else self.config.secret()
+        credentials = libpq_parameters(
+            uses_environment=self.config.uses_environment, version=_import_psycopg().pq.version()
+        )
+        if self.config.secret is not None:
+            credentials["password"] = self.config.secret()
         try:
             return connection_class.connect(
                 host=self._address.host,
                 port=self._address.port,
                 user=self._address.user,
-                password=secret,
                 dbname=self._address.database,
                 connect_timeout=max(2, round(self._address.timeout)),
                 autocommit=True,
-                **self._address.options,
+                **{**self._address.options, **credentials},
             )
         except _import_psycopg().OperationalError as error:
             raise self._unavailable(error) from None

@@ -197,7 +197,8 @@ def _needs_mirror(path: str) -> bool:
     if path.startswith(f"{HDFS}:") or GOOGLE_TOKEN in options:
         return True
     # The kernel prefers an account key of the environment to the token of a table.
-    return AZURE_SAS in options and any(name in os.environ for name in _AZURE_KEYS)
+    is_own_identity = AZURE_SAS in options or "azure_skip_signature" in options
+    return is_own_identity and any(name in os.environ for name in _AZURE_KEYS)
 
 
 def _mirror_log(path: str) -> LocalMirror:

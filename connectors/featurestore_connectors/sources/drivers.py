@@ -28,6 +28,7 @@ from featurestore.errors import (
     did_you_mean,
     listing,
 )
+from featurestore.plugins.credentials import libpq_parameters, needs_environment_error
 from featurestore.plugins.source import SourceConfig
 
 if TYPE_CHECKING:
@@ -61,6 +62,12 @@ _DRIVER_OPTIONS: Mapping[str, Sequence[str]] = {
 # value.
 _PLAIN = re.compile(r"[\w .,:=+()-]*")
 _HOST = re.compile(r"[\w.,:%\\-]*")
+_LIBPQ_DRIVERS = ("psycopg", "psycopg2")
+# The parameter with an empty password, for drivers that otherwise read $MYSQL_PWD.
+_EMPTY_PASSWORDS = {"mariadbconnector": "password", "mysqldb": "passwd", "pymysql": "password"}
+# Databases in files, which have no passwords.
+_FILE_DRIVERS = ("pysqlite", "sqlite")
+_TICKET_DRIVERS = ("cx_oracle", "oracledb", "pymssql", "pyodbc")
 # Options that let a server request local files from the client (LOAD DATA LOCAL). Some are on by
 # default.
 _SENDS_FILES = {
@@ -212,7 +219,39 @@ def secure_url(config: SourceConfig, url: sa.URL) -> sa.URL:
     check_options(config, url.query, allowed=_DRIVER_OPTIONS.get(driver, ()), driver=driver)
     if driver in _SENDS_FILES:
         url = url.update_query_dict({_SENDS_FILES[driver]: "false"})
+    return url if config.uses_environment else _without_environment(config, url, driver)
+
+
+def _without_environment(config: SourceConfig, url: sa.URL, driver: str) -> sa.URL:
+    """Return a URL with which a driver does not look for credentials of the machine."""
+    if driver in _LIBPQ_DRIVERS:
+        parameters = libpq_parameters(uses_environment=False, version=_libpq_version(driver))
+        if config.secret is not None:
+            # The caller sets the password of the URL, which has less precedence than a parameter.
+            del parameters["password"]
+        return url.update_query_dict(parameters)
+    if config.secret is not None or driver in _FILE_DRIVERS:
+        return url
+    if driver in _EMPTY_PASSWORDS:
+        return url.update_query_dict({_EMPTY_PASSWORDS[driver]: ""})
+    # Without a user, these drivers sign in by a ticket or a wallet.
+    if driver not in _DRIVER_OPTIONS or (driver in _TICKET_DRIVERS and not url.username):
+        raise needs_environment_error(f"Source {config.name!r}", f"credentials of {driver}")
     return url
+
+
+def _libpq_version(driver: str) -> int:
+    """Return the version number of the libpq of a driver; 0 if the driver is not installed."""
+    try:
+        if driver == "psycopg":
+            import psycopg
+
+            return psycopg.pq.version()
+        import psycopg2.extensions
+
+        return int(psycopg2.extensions.libpq_version())
+    except ImportError:
+        return 0
 
 
 def is_loopback(host: str) -> bool:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from featurestore.errors import InvalidArgument, SourceError, listing, missing_extra
 from featurestore.model.source import SourceTable
 from featurestore.plugins.catalog import CatalogSource, TableCatalog
+from featurestore.plugins.credentials import needs_environment_error
 from featurestore.plugins.source import Source, SourceConfig, SourceSnapshot
 from featurestore.storage.settings import SECRET, USER
 from featurestore_connectors.sources import locations
@@ -55,8 +56,8 @@ class GlueSource:
     """The tables of AWS Glue: ``glue://eu-central-1``, the URI of a region.
 
     Options: ``catalog_id`` is the account of another catalog, ``aws_access_key_id`` the access key
-    whose secret key is the secret, and ``aws_endpoint_url`` another address of Glue and S3. Without
-    an access key, the credentials of the environment are used.
+    whose secret key is the secret, and ``aws_endpoint_url`` another address of Glue and S3. With
+    ``secret="environment"``, the credentials of the environment are used.
     """
 
     def __init__(self, config: SourceConfig) -> None:
@@ -78,14 +79,10 @@ class GlueSource:
         if has_key != (config.secret is not None):
             raise InvalidArgument(
                 f"Source {config.name!r} has only one of access key and secret.",
-                hint=f"options={{{USER!r}: '...'}} and secret='env:NAME', or neither",
+                hint=f"options={{{USER!r}: '...'}} and secret='env:NAME', or secret='environment'",
             )
-        # The credentials of the environment must not be sent to an address that a source names.
-        if _ENDPOINT in config.options and not has_key:
-            raise InvalidArgument(
-                f"Source {config.name!r}: {_ENDPOINT} needs an access key.",
-                hint=f"options={{{USER!r}: '...'}} and secret='env:NAME'",
-            )
+        if not has_key and not config.uses_environment:
+            raise needs_environment_error(f"Source {config.name!r}", "the AWS credentials")
 
     def snapshot(self, at: int | datetime | None = None) -> GlueSnapshot:
         """Open the catalog; ``at`` is a snapshot of Iceberg tables, a version of Delta tables."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -80,7 +80,11 @@ class IcebergSource:
                 self._config, locations.local_path(self._config, prefix="iceberg")
             )
             with translate_errors(self._config, None):
-                table = iceberg_catalogs.load_table(path, subject=f"Source {self._config.name!r}")
+                table = iceberg_catalogs.load_table(
+                    path,
+                    subject=f"Source {self._config.name!r}",
+                    uses_environment=self._config.uses_environment,
+                )
             return IcebergSnapshot(self._config, _SingleTable(table), version=at)
         catalog, secret = self._connect()
         return IcebergSnapshot(self._config, catalog, version=at, secret=secret)
@@ -111,6 +115,7 @@ class IcebergSource:
                 name=self._config.options.get("catalog", "default"),
                 warehouse=self._config.options.get("warehouse"),
                 token=secret,
+                uses_environment=self._config.uses_environment,
             )
         return catalog, secret
 
@@ -283,7 +288,8 @@ def _database_url(config: SourceConfig, uri: str) -> str:
             f"Source {config.name!r}: {config.uri!r} is not the URI of an Iceberg catalog or table.",
             hint="iceberg+sqlite:///catalog.db, iceberg+https://catalog, iceberg+/table/metadata.json",
         ) from error
-    checked = secure_url(config, url)
+    # The secret is the token of a REST catalog, not the password of a database.
+    checked = secure_url(replace(config, secret=None), url)
     return uri if checked == url else checked.render_as_string(hide_password=False)
 
 

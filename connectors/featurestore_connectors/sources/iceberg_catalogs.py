@@ -24,6 +24,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import StaticTable
+from requests import Session
 
 from featurestore.storage import files
 from featurestore.storage.settings import AZURE_SAS, GOOGLE_TOKEN, SECRET, TOKEN, USER
@@ -47,6 +48,17 @@ _VENDED = {
     "gs": {"gcs.service.host": "google_base_url", "gcs.oauth2.token": GOOGLE_TOKEN},
     "az": {AZURE_ENDPOINT: "azure_endpoint"},
 }
+
+
+# What the configuration of a REST server may set: the paths of its requests, and the buckets.
+_KNOWN = (
+    "prefix",
+    "namespace-separator",
+    "rest-page-size",
+    "view-endpoints-supported",
+    "warehouse",
+    *(name for names in _VENDED.values() for name in names if name != AZURE_ENDPOINT),
+)
 
 
 class TableFiles(FileIO):
@@ -103,11 +115,15 @@ class _OwnFiles:
     """Read files by ``TableFiles``, ignoring the classes that properties name."""
 
     subject = ""
+    uses_environment = False
 
     def _load_file_io(
         self, properties: Mapping[str, Any] | None = None, location: str | None = None
     ) -> FileIO:
-        return TableFiles(self.subject, partial(_bucket_settings, properties or {}))
+        settings = partial(
+            _bucket_settings, properties or {}, uses_environment=self.uses_environment
+        )
+        return TableFiles(self.subject, settings)
 
 
 class _SqlCatalog(_OwnFiles, SqlCatalog):
@@ -115,6 +131,27 @@ class _SqlCatalog(_OwnFiles, SqlCatalog):
 
 
 class _RestCatalog(_OwnFiles, RestCatalog):
+    """A REST catalog, whose server sets known properties only."""
+
+    def _create_session(self) -> Session:
+        session: Session = super()._create_session()
+        # A redirected request gets the credentials of the other host from .netrc.
+        session.max_redirects = 0
+        return session
+
+    def _fetch_config(self) -> None:
+        own_properties, uri = dict(self.properties), self.uri
+        super()._fetch_config()
+        # Other properties of the server load classes, read certificates, sign requests with the
+        # credentials of the machine, or send the token to another address.
+        known_properties = {
+            name: value
+            for name, value in self.properties.items()
+            if isinstance(value, str) and (name in _KNOWN or name.startswith(_SAS))
+        }
+        self.properties = {**own_properties, **known_properties}
+        self.uri = uri
+
     def _load_file_io(
         self, properties: Mapping[str, Any] | None = None, location: str | None = None
     ) -> FileIO:
@@ -123,7 +160,7 @@ class _RestCatalog(_OwnFiles, RestCatalog):
 
 
 def _bucket_settings(
-    properties: Mapping[str, Any], scheme: str, account: str | None
+    properties: Mapping[str, Any], scheme: str, account: str | None, *, uses_environment: bool
 ) -> dict[str, str] | None:
     """Return the settings of a bucket for the properties that a catalog returned."""
     settings = {
@@ -141,9 +178,9 @@ def _bucket_settings(
     if USER not in settings or SECRET not in settings:
         for name in (USER, SECRET, TOKEN):
             settings.pop(name, None)
-        if "aws_endpoint_url" in settings:
-            # The credentials of the environment must not be sent to an address of a catalog.
-            settings["aws_skip_signature"] = "true"
+        # The credentials of the environment must not be sent to an address of a catalog.
+        if not uses_environment or "aws_endpoint_url" in settings:
+            settings |= locations.anonymous_settings("s3")
     return settings
 
 
@@ -154,19 +191,25 @@ def open_catalog(
     warehouse: str | None = None,
     token: str | None = None,
     defaults: Mapping[str, str] | None = None,
+    uses_environment: bool = False,
 ) -> SqlCatalog | RestCatalog:
     """Return the catalog at a server or database URI. Nothing is written to the catalog.
 
-    ``defaults`` are defaults for the properties of tables.
+    ``defaults`` are defaults for the properties of tables. With ``uses_environment``, tables in S3 may
+    be read with the credentials of the machine.
     """
     properties = {**(defaults or {}), "uri": uri}
     if warehouse is not None:
         properties["warehouse"] = warehouse
+    catalog: _SqlCatalog | _RestCatalog
     if not uri.startswith("http"):
-        return _SqlCatalog(name, **properties, init_catalog_tables="false")
-    if token is not None:
-        properties["token"] = token
-    return _RestCatalog(name, **properties)
+        catalog = _SqlCatalog(name, **properties, init_catalog_tables="false")
+    else:
+        if token is not None:
+            properties["token"] = token
+        catalog = _RestCatalog(name, **properties)
+    catalog.uses_environment = uses_environment
+    return catalog
 
 
 def open_glue_catalog(
@@ -198,10 +241,11 @@ def load_catalog_table(catalog: Catalog, name: str, *, subject: str) -> Any:
     return catalog.load_table(name)
 
 
-def load_table(metadata: str, *, subject: str) -> StaticTable:
+def load_table(metadata: str, *, subject: str, uses_environment: bool) -> StaticTable:
     """Return the table of a metadata file."""
     # StaticTable.from_metadata would use the FileIO that the table properties name.
-    table_files = TableFiles(subject, partial(_bucket_settings, {}))
+    settings = partial(_bucket_settings, {}, uses_environment=uses_environment)
+    table_files = TableFiles(subject, settings)
     metadata_content = FromInputFile.table_metadata(table_files.new_input(metadata))
     name = ("static-table", metadata)
     return StaticTable(name, metadata_content, metadata, table_files, NoopCatalog(name[0]))

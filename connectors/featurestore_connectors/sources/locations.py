@@ -17,16 +17,26 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.model.paths import is_relative_path
+from featurestore.plugins.credentials import needs_environment_error
 from featurestore.plugins.source import SourceConfig
 from featurestore.storage import files, storage_for
 from featurestore.storage.connections import use_options_for_owner
 from featurestore.storage.interface import FileStatus
-from featurestore.storage.location import OBJECT_STORES, Location, remove_owner
+from featurestore.storage.location import (
+    HDFS,
+    OBJECT_STORES,
+    Location,
+    remove_owner,
+    scheme_of,
+)
 from featurestore.storage.settings import SECRET, USER, check_options
 
-# Settings that redirect requests to other servers. Credentials of the environment are not sent to
-# these.
-_ADDRESSES = ("aws_endpoint_url", "proxy_url")
+# The settings of requests without credentials, by scheme.
+_ANONYMOUS = {
+    "s3": "aws_skip_signature",
+    "gs": "google_skip_signature",
+    "az": "azure_skip_signature",
+}
 # The buckets of locations that catalogs return, by the scheme of this package. An owner of the
 # bucket is refused.
 _BUCKETS = {
@@ -46,8 +56,8 @@ BucketSettings = Callable[[str, str | None], Mapping[str, str] | None]
 class SourceLocation:
     """A local path, or a URI with the storage settings of its source.
 
-    A URI without settings uses the store's settings if it has the same bucket, and those of the
-    environment otherwise.
+    With ``secret="environment"``, a URI without settings uses the store's settings if it has the same
+    bucket, and those of the environment otherwise. Without a secret, requests are anonymous.
     """
 
     path: str
@@ -63,13 +73,17 @@ class SourceLocation:
         settings = dict(self.settings)
         if config.secret is not None:
             settings[SECRET] = config.secret()
-        elif any(name in settings for name in _ADDRESSES):
-            # The credentials of the environment must not be sent to an address that a source names.
-            settings["aws_skip_signature"] = "true"
+        elif not config.uses_environment:
+            settings |= anonymous_settings(scheme_of(path))
         if settings:
             path = use_options_for_owner(path, config.name, settings)
         with storage_errors(config):
             return require_existing(config, path)
+
+
+def anonymous_settings(scheme: str) -> dict[str, str]:
+    """Return the settings with which no credentials are sent; {} for local paths."""
+    return {_ANONYMOUS[scheme]: "true"} if scheme in _ANONYMOUS else {}
 
 
 def parse_location(
@@ -87,11 +101,16 @@ def parse_location(
     uri = config.uri.removeprefix(f"{prefix}+")
     is_remote = not storage_for(uri).is_local and not uri.startswith(("file:", f"{prefix}:"))
     location = Location.parse(uri) if is_remote else None
+    if location is not None and location.scheme == HDFS and not config.uses_environment:
+        raise needs_environment_error(f"Source {config.name!r}", "the user or the Kerberos ticket")
     if location is None or location.scheme != "s3":
         if settings_options:
             hint = None
             if location is not None and location.scheme in OBJECT_STORES:
-                hint = "set its credentials in the environment: $AZURE_STORAGE_ACCOUNT_NAME, ..."
+                hint = (
+                    "set its credentials in the environment, such as $AZURE_STORAGE_ACCOUNT_NAME, "
+                    "and secret='environment'"
+                )
             raise InvalidArgument(
                 f"Unknown options {listing(settings_options)} of a {noun}. Available: "
                 f"{listing(option_names)}.",
@@ -104,7 +123,7 @@ def parse_location(
     if (config.secret is None) != (USER not in settings):
         raise InvalidArgument(
             f"Source {config.name!r} has only one of access key and secret.",
-            hint=f"options={{{USER!r}: '...'}} and secret='env:NAME', or neither",
+            hint=f"options={{{USER!r}: '...'}} and secret='env:NAME', or secret='environment'",
         )
     return SourceLocation(location.text, settings)
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
-from urllib.parse import quote as percent
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import pyarrow as pa
 
@@ -23,6 +22,7 @@ from featurestore.errors import (
     missing_extra,
 )
 from featurestore.model.source import SourceTable
+from featurestore.plugins.credentials import libpq_parameters
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.plugins.source import (
     PartitionedSnapshot,
@@ -179,7 +179,8 @@ class PostgresSnapshot(TypedColumns):
             raise missing_extra("adbc-driver-postgresql", "sources") from error
         with translate_errors(self._config, secret=self._secret):
             # Autocommit disables transactions of the driver, since BEGIN sets the isolation level.
-            connection = dbapi.connect(_add_secret(self._config.uri, self._secret), autocommit=True)
+            uri = _driver_uri(self._config, self._secret)
+            connection = dbapi.connect(uri, autocommit=True)
             self._open.append(connection)
             # The time zone of the session affects casts between times and text.
             begin = ["SET TIME ZONE 'UTC'", "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"]
@@ -320,23 +321,23 @@ def _decimal_type(typmod: int) -> pa.DataType | None:
     return pa.decimal128(precision, scale)
 
 
-def _add_secret(uri: str, secret: str | None) -> str:
+def _driver_uri(config: SourceConfig, secret: str | None) -> str:
     """Return the URI for the driver, with the password and a connection timeout."""
-    url = urlsplit(uri)
+    url = urlsplit(config.uri)
     options = dict(parse_qsl(url.query))
     # libpq waits indefinitely by default.
     options.setdefault("connect_timeout", _CONNECT_SECONDS)
-    netloc = url.netloc
+    options |= libpq_parameters(uses_environment=config.uses_environment)
     if secret is not None:
-        user, separator, host = netloc.rpartition("@")
-        if not separator:
+        if "@" not in url.netloc:
             raise InvalidArgument(
                 "A Postgres URI with a secret needs a user.",
                 hint="postgresql://user@host:5432/database",
             )
-        # The secret may contain characters that separate the parts of a URI.
-        netloc = f"{user}:{percent(secret, safe='')}@{host}"
-    return urlunsplit(("postgresql", netloc, url.path, urlencode(options), ""))
+        options["password"] = secret
+    # libpq does not decode a plus sign to a space.
+    query = urlencode(options, quote_via=quote)
+    return urlunsplit(("postgresql", url.netloc, url.path, query, ""))
 
 
 if TYPE_CHECKING:

@@ -236,6 +236,9 @@ class PartitionedRead:
         url, settings = _jdbc_address(self.config)
         if self.secret is not None:
             settings["password"] = self.secret
+        elif not self.config.uses_environment:
+            # Otherwise the driver reads the password file of each executor.
+            settings["password"] = ""
         settings |= {
             "driver": _DRIVER,
             "fetchsize": _FETCH_ROWS,

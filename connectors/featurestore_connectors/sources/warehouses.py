@@ -31,6 +31,7 @@ from featurestore.errors import (
 )
 from featurestore.model.source import SourceTable
 from featurestore.model.times import utc_now
+from featurestore.plugins.credentials import needs_environment_error
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore_connectors.sources import sqltext
 from featurestore_connectors.sources.drivers import (
@@ -221,8 +222,8 @@ class SnowflakeSource(WarehouseSource):
 class BigQuerySource(WarehouseSource):
     """A dataset of BigQuery: ``bigquery://project/dataset``.
 
-    The secret is the JSON key of a service account; without it, the credentials of the machine are
-    used.
+    The secret is the JSON key of a service account; with ``secret="environment"``, the credentials of
+    the machine are used.
     """
 
     _product = "BigQuery"
@@ -233,6 +234,10 @@ class BigQuerySource(WarehouseSource):
             raise InvalidArgument(
                 f"Source {self._config.name!r}: {self._config.uri!r} is not a dataset of BigQuery.",
                 hint="bigquery://project/dataset",
+            )
+        if self._config.secret is None and not self._config.uses_environment:
+            raise needs_environment_error(
+                f"Source {self._config.name!r}", "the default credentials of Google Cloud"
             )
 
     def _warehouse(self, secret: str | None) -> Warehouse:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import random
 import zipfile
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -279,3 +280,79 @@ def test_damaged_torch_programs_are_named(tmp_path: Path, content: bytes) -> Non
     path.write_bytes(content)
     with pytest.raises(ModelDamaged, match=r"model\.pt2"):
         loading.check_trusted(str(path), "torch", trust=False, description="it")
+
+
+def positions(document: Any) -> list[tuple[Any, Any]]:
+    """Return the container and the key of each value of a JSON document."""
+    found, waiting = [], [document]
+    while waiting:
+        container = waiting.pop()
+        keys = list(container) if isinstance(container, dict) else range(len(container))
+        for key in keys:
+            found.append((container, key))
+            if isinstance(container[key], dict | list):
+                waiting.append(container[key])
+    return found
+
+
+def test_hostile_values_at_any_place_of_a_program_run_nothing(tmp_path: Path) -> None:
+    """A few places are drawn in each run; each is refused, damaged, or without effect."""
+    marker, path = tmp_path / "marker", tmp_path / "model.pt2"
+    call = CALL.format(str(marker))
+    texts = json.dumps([1, {"type": "os.mkdir", "context": call, "children_spec": []}])
+    structures = json.dumps([1, {"type": "builtins.dict", "context": call, "children_spec": []}])
+    hostile = [call, f"Integer({call})", "torch.ops.aten.from_file.default", "os.mkdir", texts]
+    hostile += [structures, {"as_expr": {"expr_str": call}}, {"as_custom_obj": {"class_fqn": call}}]
+    hostile += [{"as_operator": "os.mkdir"}, [], {}, 7, None]
+    torch.export.save(export(Columns(), (3,), (3,)), path)
+    original, outcomes = path.read_bytes(), set()
+    with zipfile.ZipFile(path) as archive:
+        root = archive.namelist()[0].partition("/")[0]
+        count = len(positions(json.loads(archive.read(f"{root}/models/model.json"))))
+    for number in random.sample(range(count), 60):
+        for value in random.sample(hostile, 2):
+            path.write_bytes(original)
+
+            def change(
+                _: dict[str, Any], graph: Any, *, number: int = number, value: Any = value
+            ) -> None:
+                container, key = positions(graph)[number]
+                container[key] = value
+
+            rewrite(path, change)
+            try:
+                loading.load_object(str(path), "torch")
+                outcomes.add("loaded")
+            except (UntrustedModel, ModelDamaged) as error:
+                outcomes.add(type(error).__name__)
+            assert not marker.exists(), (number, value)
+    assert "UntrustedModel" in outcomes
+
+
+@pytest.mark.timeout(60)
+def test_shapes_that_take_exponential_time_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    torch.export.save(export(torch.nn.Linear(2, 1), (3, 2)), path)
+    plain = path.read_bytes()
+    for text in ("1" * 900 + "!", "a1" * 450 + "!", "(" * 999, "Max(" * 200, "9*" * 499 + "9", "("):
+        path.write_bytes(plain)
+
+        def change(_: dict[str, Any], graph: Any, *, text: str = text) -> None:
+            values = graph["graph_module"]["graph"]["tensor_values"]
+            next(iter(values.values()))["sizes"] = [{"as_expr": {"expr_str": text}}]
+
+        rewrite(path, change)
+        with pytest.raises((UntrustedModel, ModelDamaged)):
+            loading.load_object(str(path), "torch")
+
+
+def test_programs_with_two_meanings_are_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    torch.export.save(export(torch.nn.Linear(2, 1), (3, 2)), path)
+    with zipfile.ZipFile(path) as archive:
+        root = archive.namelist()[0].partition("/")[0]
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("other/models/model.json", "{}")
+    with pytest.raises(ModelDamaged, match="two entries"):
+        loading.load_object(str(path), "torch")
+    assert root != "other"

@@ -21,7 +21,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 
-from featurestore.model.paths import ACCESS_FILE, ERASURES, EXPERIMENTS, LOGS, ORIGINS, OWNERS, STAGING
+from featurestore.model.paths import (
+    ACCESS_FILE,
+    ERASURES,
+    EXPERIMENTS,
+    LOGS,
+    ORIGINS,
+    OWNERS,
+    STAGING,
+)
 
 PRIVATE_FOLDERS = frozenset({ERASURES, LOGS, ORIGINS, OWNERS, STAGING})
 # SQLite files of registries, with their write-ahead logs and journals.
@@ -155,12 +163,14 @@ def find_exposed_paths(location: str) -> Iterator[ExposedPath]:
 
     Folders are not searched further, since one command changes all their files.
     """
-    names = filter(is_private, sorted(os.listdir(location)))
-    logs = os.path.join(glob.escape(location), EXPERIMENTS, "**", "logs", "*.log")
-    for path in [
-        *(os.path.join(location, name) for name in names),
-        *glob.iglob(logs, recursive=True),
-    ]:
+    folder = glob.escape(location)
+    patterns = (f"{folder}/{EXPERIMENTS}/**/logs/*.log", f"{folder}/online/*.db*")
+    paths = [
+        os.path.join(location, name) for name in sorted(os.listdir(location)) if is_private(name)
+    ]
+    for pattern in patterns:
+        paths += sorted(glob.glob(pattern, recursive=True))
+    for path in paths:
         status = os.lstat(path)
         allowed = _private_mode(path, _FOLDER_MODE if stat.S_ISDIR(status.st_mode) else _FILE_MODE)
         mode = stat.S_IMODE(status.st_mode)

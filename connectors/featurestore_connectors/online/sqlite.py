@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from featurestore.errors import InvalidArgument, OnlineStoreError, OnlineStoreUnavailable
 from featurestore.model.times import utc_now
 from featurestore.plugins.online import OnlineConfig, OnlineStore
-from featurestore.storage import files
+from featurestore.storage import files, private
 from featurestore_connectors.online.connections import (
     ConnectionPool,
     ThreadedReads,
@@ -154,6 +154,8 @@ class SQLiteOnlineStore:
 
     def _connect(self) -> sqlite3.Connection:
         files.make_directory(os.path.dirname(self._path))
+        # SQLite would create it readable for all users of the machine.
+        private.create_file(self._path)
         connection = sqlite3.connect(
             self._path, timeout=_LOCK_SECONDS, isolation_level=None, check_same_thread=False
         )

@@ -52,6 +52,17 @@ def check_time() -> None:
         )
 
 
+def seconds_left() -> float | None:
+    """Return the seconds until the time limit, at least zero; None without a limit.
+
+    >>> with time_limit(0):
+    ...     seconds_left()
+    0.0
+    """
+    limit = _limit.get()
+    return None if limit is None else max(0.0, limit.end - time.monotonic())
+
+
 def iterate_within_limit(items: Iterable[T]) -> Iterator[T]:
     """Yield items until the time limit.
 

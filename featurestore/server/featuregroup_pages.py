@@ -130,7 +130,7 @@ def rows_page(
 ) -> Response:
     """Display the first rows of the latest or an earlier table version."""
     group, common = _open_group(store, name, version)
-    bounds = records.RowBounds(settings.rows, settings.answer, settings.query_seconds)
+    bounds = records.RowBounds(settings.rows, settings.answer)
     if format == "csv":
         all_rows = records.rows(group, bounds, as_of=parse_as_of(as_of))
         return csv_file(f"{name}-v{version}", all_rows["columns"], all_rows["rows"])
@@ -229,7 +229,7 @@ def validation_page(
 ) -> Response:
     """Display the validation reports, and the quarantined rows with their reasons."""
     group, common = _open_group(store, name, version)
-    bounds = records.RowBounds(settings.rows, settings.answer, settings.query_seconds)
+    bounds = records.RowBounds(settings.rows, settings.answer)
     if format == "csv":
         all_rows = records.quarantined_rows(group, bounds)
         return csv_file(f"{name}-v{version}-quarantine", all_rows["columns"], all_rows["rows"])

@@ -23,7 +23,6 @@ from featurestore.registry.filtered import FilteredRegistry
 from featurestore.registry.overview import GroupFilter, GroupLine
 from featurestore.retrieval import FeatureFrame
 from featurestore.server.guard import Settings, Store
-from featurestore.server.middleware import limit_query_time
 from featurestore.server.rest import (
     REFUSALS,
     Items,
@@ -146,11 +145,10 @@ def columns(
 
 @dataclass(frozen=True)
 class RowBounds:
-    """Limits for reading rows: number of rows, Arrow bytes and seconds."""
+    """Limits for reading rows: number of rows and Arrow bytes."""
 
     rows: int
     bytes: int
-    seconds: float
 
 
 def rows(
@@ -218,20 +216,19 @@ def _read_within(
     engine = group._session.engine
     batches: list[pa.RecordBatch] = []
     remaining = bounds.bytes
-    with limit_query_time(bounds.seconds, engine):
-        reader = engine.stream(frame.relation, batch_rows=_ROWS_AT_ONCE, limit=bounds.rows)
-        for batch in reader:
-            fitting_rows = batch
-            # nbytes counts only the slice, so rows are removed until the rest fits.
-            while fitting_rows.num_rows and fitting_rows.nbytes > remaining:
-                fitting_rows = fitting_rows.slice(0, fitting_rows.num_rows - 1)
-            batches.append(fitting_rows)
-            remaining -= fitting_rows.nbytes
-            if fitting_rows.num_rows < batch.num_rows:
-                if not any(earlier_batch.num_rows for earlier_batch in batches):
-                    batches.append(batch.slice(0, 1))
-                reader.close()  # the connection accepts no other query before
-                return pa.Table.from_batches(batches, reader.schema), True
+    reader = engine.stream(frame.relation, batch_rows=_ROWS_AT_ONCE, limit=bounds.rows)
+    for batch in reader:
+        fitting_rows = batch
+        # nbytes counts only the slice, so rows are removed until the rest fits.
+        while fitting_rows.num_rows and fitting_rows.nbytes > remaining:
+            fitting_rows = fitting_rows.slice(0, fitting_rows.num_rows - 1)
+        batches.append(fitting_rows)
+        remaining -= fitting_rows.nbytes
+        if fitting_rows.num_rows < batch.num_rows:
+            if not any(earlier_batch.num_rows for earlier_batch in batches):
+                batches.append(batch.slice(0, 1))
+            reader.close()  # the connection accepts no other query before
+            return pa.Table.from_batches(batches, reader.schema), True
     return pa.Table.from_batches(batches, reader.schema), False
 
 
@@ -340,5 +337,5 @@ def get_rows(
     group = store.featuregroup(name, version=version)
     as_of = at if delta_version is None else delta_version
     max_rows = min(limit, settings.rows)
-    bounds = RowBounds(max_rows, settings.answer, settings.query_seconds)
+    bounds = RowBounds(max_rows, settings.answer)
     return rows(group, bounds, as_of=as_of)

@@ -66,7 +66,7 @@ def run_server(app: FastAPI, settings: ServerSettings) -> None:
     sockets = _open_sockets(settings, connections)
     # uvicorn raises the signal again after the shutdown.
     with suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=sockets)
+        uvicorn.Server(config).run(sockets=list(sockets))
 
 
 def descriptor_limit() -> int:
@@ -88,9 +88,9 @@ def limit_connections(requested: int, descriptors: int) -> int:
     return max(1, min(requested, descriptors - min(_RESERVED, descriptors // 2)))
 
 
-def _open_sockets(settings: ServerSettings, connections: Connections) -> list[socket.socket]:
+def _open_sockets(settings: ServerSettings, connections: Connections) -> list[_Listener]:
     """Return a listening socket for each address of the host."""
-    sockets: list[socket.socket] = []
+    sockets: list[_Listener] = []
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

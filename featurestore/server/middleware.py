@@ -4,65 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 
-from featurestore.errors import QueryEnded
-from featurestore.model.runtime import time_limit
-from featurestore.plugins.engine import Engine
 from featurestore.server.rest import MEDIA_TYPE
 from featurestore.server.settings import HEADERS, is_cross_site
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_INTERRUPT_SECONDS = 0.1
 TIME_LIMIT_HINT = (
     "request fewer rows, or increase the time limit: featurestore serve --query-seconds"
 )
 _TAGGED = ("application/json", "text/html")
-
-
-@contextmanager
-def limit_query_time(seconds: float, engine: Engine) -> Iterator[None]:
-    """Interrupt the queries in the block after a number of seconds.
-
-    Raises:
-        QueryEnded: The time limit was exceeded.
-    """
-    thread = threading.get_ident()
-    finished = threading.Event()
-    # Ensures that no later query in this thread is interrupted.
-    lock = threading.Lock()
-
-    def watch() -> None:
-        """Interrupt the queries of the thread after the time limit."""
-        # An interrupt between two queries of the block has no effect, so it is repeated until the
-        # block has finished.
-        is_finished = finished.wait(seconds)
-        while not is_finished:
-            with lock:
-                if not finished.is_set():
-                    engine.interrupt(thread)
-            is_finished = finished.wait(_INTERRUPT_SECONDS)
-
-    threading.Thread(target=watch, name="featurestore-query-time", daemon=True).start()
-    try:
-        with time_limit(seconds, hint=TIME_LIMIT_HINT):
-            yield
-    except KeyboardInterrupt:  # engines raise this for an interrupted query
-        raise QueryEnded(
-            f"The query was cancelled after {seconds:g} seconds.",
-            hint=TIME_LIMIT_HINT,
-        ) from None
-    finally:
-        with lock:
-            finished.set()
 
 
 class AddressLimit:

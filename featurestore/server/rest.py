@@ -50,6 +50,8 @@ _SERVER_FAULTS = (
     errors.MissingJava,
 )
 _log = logging.getLogger("featurestore.server")
+# Invalid arguments that a response names; a body may have many thousands.
+_MAX_MESSAGES = 20
 T = TypeVar("T")
 Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of items.")]
 Offset = Annotated[int, Query(ge=0, le=10_000_000, description="Number of items to skip.")]
@@ -161,11 +163,22 @@ def http_status_of(error: FeatureStoreError) -> int:
 
 
 def _status_of_access(error: FeatureStoreError) -> int | None:
-    if isinstance(error, errors.TooManyAttempts):
+    if isinstance(error, errors.TooManyRequests):
         return 429
     if isinstance(error, errors.NotSignedIn):
         return 401
     return 403 if isinstance(error, errors.NotAllowed) else None
+
+
+def retry_header(error: Exception) -> dict[str, str]:
+    """Return the header that states when a refused request can be repeated.
+
+    >>> retry_header(errors.TooManyRequests("?", seconds=0.2))
+    {'Retry-After': '1'}
+    """
+    if not isinstance(error, errors.TooManyRequests):
+        return {}
+    return {"Retry-After": str(math.ceil(error.seconds))}
 
 
 def problem_details(error: FeatureStoreError) -> dict[str, Any]:
@@ -261,6 +274,7 @@ def _handle_not_signed_in(request: Request, error: Exception) -> Response:
     response = _error_response(request, http_status_of(error), details)
     # RFC 9110 requires this header in a 401 response.
     response.headers["www-authenticate"] = "Bearer"
+    response.headers.update(retry_header(error))
     return response
 
 
@@ -279,7 +293,7 @@ def _handle_invalid_arguments(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     messages = [
         f"{'.'.join(map(str, argument_error['loc']))}: {argument_error['msg']}"
-        for argument_error in error.errors()
+        for argument_error in error.errors()[:_MAX_MESSAGES]
     ]
     details: dict[str, object] = {
         "type": "about:blank",

@@ -32,6 +32,7 @@ from featurestore.usersql.constants import (
     number_literal,
     to_number,
 )
+from featurestore.usersql.costs import check_costs
 from featurestore.usersql.functions import (
     ALIASES,
     CASTS,
@@ -206,6 +207,7 @@ def _translate(sql: str, schema: pa.Schema, dialect: str, *, conversions: int = 
     """
     tree = parse_statement(sql, expected="condition", calls_by_name=True)
     try:
+        check_costs(sql, tree)
         return _Writer(sql, schema, dialect, conversions).write(tree)
     except RecursionError as error:
         # The writer recurses for each nesting level, so a deep user condition can exhaust Python's

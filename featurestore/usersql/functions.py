@@ -56,9 +56,16 @@ def _clock_part(name: str) -> tuple[Function, ...]:
     return (_portable(("timestamp",), "integer", f"{name}({{0}})"),)
 
 
+def _huge(argument: str) -> str:
+    """Return DuckDB's SQL for a 64-bit integer as 128 bits, null if the value has more bits."""
+    return f"CAST(TRY_CAST({argument} AS BIGINT) AS HUGEINT)"
+
+
 def _arithmetic(operator: str, spark: str) -> tuple[Function, ...]:
-    # Engines add narrow integers with different overflow; 64 bits with TRY give null on both.
-    integer_template = f"TRY(CAST({{0}} AS BIGINT) {operator} CAST({{1}} AS BIGINT))"
+    # Engines add narrow integers with different overflow; 64 bits with TRY_CAST give null on both.
+    # No sum and no product of two 64-bit integers exceeds 128 bits. TRY would evaluate its argument
+    # again for each row after an overflow, which takes exponential time in nested calls.
+    integer_template = f"TRY_CAST({_huge('{0}')} {operator} {_huge('{1}')} AS BIGINT)"
     return (
         Function(
             ("integer", "integer"),
@@ -96,12 +103,12 @@ OPERATORS: dict[str, tuple[Function, ...]] = {
             "try_divide({0}, {1})",
         ),
     ),
-    # DuckDB raises an overflow for the smallest integer % -1, whose result is 0.
+    # With 128 bits, the smallest integer % -1 does not overflow.
     "%": (
         Function(
             ("integer", "integer"),
             "integer",
-            "if({0} IS NOT NULL AND {1} = -1, 0, TRY(CAST({0} AS BIGINT) % CAST({1} AS BIGINT)))",
+            f"TRY_CAST({_huge('{0}')} % nullif({_huge('{1}')}, 0) AS BIGINT)",
             "try_mod(try_cast({0} AS BIGINT), try_cast({1} AS BIGINT))",
         ),
     ),
@@ -109,12 +116,12 @@ OPERATORS: dict[str, tuple[Function, ...]] = {
 }
 
 FUNCTIONS: dict[str, tuple[Function, ...]] = {
-    # abs overflows for the smallest integer; a subtraction with try returns null.
+    # abs overflows for the smallest integer; it is null, like an overflow of a subtraction.
     "abs": (
         Function(
             ("integer",),
             "integer",
-            "TRY(abs(CAST({0} AS BIGINT)))",
+            f"TRY_CAST(abs({_huge('{0}')}) AS BIGINT)",
             "if({0} < 0, try_subtract(0L, try_cast({0} AS BIGINT)), try_cast({0} AS BIGINT))",
         ),
         _portable(("number",), "number", "abs({0})"),

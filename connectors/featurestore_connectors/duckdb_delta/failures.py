@@ -22,8 +22,10 @@ import selectors
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import duckdb
 import pyarrow as pa
@@ -35,11 +37,14 @@ from featurestore.errors import (
     EngineError,
     FeatureStoreError,
     InvalidSql,
+    QueryEnded,
     StorageError,
     TableDamaged,
 )
+from featurestore.model.runtime import check_time, seconds_left
 
 _WAKEUP_BYTES = 64
+_INTERRUPT_SECONDS = 0.1
 # Process-wide, since a query may run in a thread of DuckDB.
 _RAISED_ERRORS: dict[int, BaseException] = {}
 _NUMBERS = itertools.count(1)
@@ -86,9 +91,13 @@ def recall_exception(message: str) -> BaseException | None:
     mark = _MARK.search(message)
     if mark is not None:
         return _RAISED_ERRORS.pop(int(mark[1]), None)
-    if _INTERRUPTED.search(message):
-        return KeyboardInterrupt()
-    return None
+    if not _INTERRUPTED.search(message):
+        return None
+    try:
+        check_time()
+    except QueryEnded as error:
+        return error
+    return KeyboardInterrupt()
 
 
 @contextmanager
@@ -182,12 +191,12 @@ def interrupt_on_signal(connection: duckdb.DuckDBPyConnection) -> Iterator[None]
     """Let Ctrl-C interrupt the query that runs in the block.
 
     Only the main thread is interrupted, as in Python. Nothing is interrupted if the application has
-    its own SIGINT handler.
+    its own SIGINT handler. In other threads, the time limit of the call interrupts the query.
     """
     # Python delivers signals to the main thread only; queries of other threads are registered for
     # ``interrupt``.
     if threading.current_thread() is not threading.main_thread():
-        with _register_connection(connection):
+        with _register_connection(connection), _limited_time(connection):
             yield
         return
     # An application that handles Ctrl-C decides itself what to stop.
@@ -229,6 +238,70 @@ def _register_connection(connection: duckdb.DuckDBPyConnection) -> Iterator[None
         own_connections.remove(connection)
         if not own_connections:
             _RUNNING_QUERIES.pop(threading.get_ident(), None)
+
+
+@contextlib.contextmanager
+def _limited_time(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """Interrupt the query in the block at the time limit of the call."""
+    seconds = seconds_left()
+    if seconds is None:
+        yield
+        return
+    watchdog = _WATCHDOGS.get(os.getpid())  # a child made by fork has no thread yet
+    if watchdog is None:
+        watchdog = _WATCHDOGS.setdefault(os.getpid(), _Watchdog())
+    entry = watchdog.add(connection, seconds)
+    try:
+        yield
+    finally:
+        watchdog.remove(entry)
+
+
+@dataclass(eq=False)
+class _LimitedQuery:
+    """A query that is interrupted at a time of the monotonic clock."""
+
+    connection: duckdb.DuckDBPyConnection
+    end: float
+
+
+class _Watchdog:
+    """A thread that interrupts queries at their time limits."""
+
+    def __init__(self) -> None:
+        self._queries: set[_LimitedQuery] = set()
+        self._changed = threading.Condition()
+        threading.Thread(target=self._watch, name="featurestore-time-limits", daemon=True).start()
+
+    def add(self, connection: duckdb.DuckDBPyConnection, seconds: float) -> _LimitedQuery:
+        """Interrupt a connection after some seconds, and again until ``remove``."""
+        query = _LimitedQuery(connection, time.monotonic() + seconds)
+        with self._changed:
+            self._queries.add(query)
+            self._changed.notify()
+        return query
+
+    def remove(self, query: _LimitedQuery) -> None:
+        """Forget a query that has ended."""
+        # Under the lock, so that no later query of the connection is interrupted.
+        with self._changed:
+            self._queries.discard(query)
+
+    def _watch(self) -> None:
+        with self._changed:
+            while True:
+                now = time.monotonic()
+                for query in self._queries:
+                    if query.end <= now:
+                        # An interrupt before DuckDB begins to work has no effect.
+                        query.end = now + _INTERRUPT_SECONDS
+                        with contextlib.suppress(duckdb.Error):
+                            query.connection.interrupt()
+                ends = [query.end for query in self._queries]
+                self._changed.wait(max(0.0, min(ends) - time.monotonic()) if ends else None)
+
+
+_WATCHDOGS: dict[int, _Watchdog] = {}
 
 
 class _Watch:

@@ -46,6 +46,7 @@ from featurestore_connectors.spark_delta.sqltext import (
     quote,
     spark_schema,
     timestamp,
+    type_sql,
 )
 
 Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -168,7 +169,7 @@ class UserSql:
         """
         spark_sql, schema = self._translate(query, tables, parameters)
         columns = [
-            f"CAST(`c{index}` AS {field.dataType.simpleString()}) AS {quote(field.name)}"
+            f"CAST(`c{index}` AS {type_sql(field.dataType)}) AS {quote(field.name)}"
             for index, field in enumerate(spark_schema(schema).fields)
         ]
         with report_overflows(session):

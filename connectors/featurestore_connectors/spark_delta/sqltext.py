@@ -117,8 +117,27 @@ def label_key(name: str, label_type: pa.DataType, key_type: pa.DataType) -> Any:
 
 
 def _type_name(kind: pa.DataType) -> str:
-    """Return the Spark type name of a feature type."""
-    return str(spark_schema(pa.schema([pa.field("key", kind)])).fields[0].dataType.simpleString())
+    """Return the Spark SQL of a feature type."""
+    return type_sql(spark_schema(pa.schema([pa.field("key", kind)])).fields[0].dataType)
+
+
+def type_sql(data_type: Any) -> str:
+    """Return the SQL of a Spark type, with quoted field names.
+
+    ``simpleString`` does not quote them, so a field name would be parsed as SQL.
+
+    >>> from pyspark.sql.types import IntegerType, StructType
+    >>> type_sql(StructType().add("a>", IntegerType()))
+    'struct<`a>`:int>'
+    """
+    from pyspark.sql import types as spark
+
+    if isinstance(data_type, spark.StructType):
+        fields = [f"{quote(field.name)}:{type_sql(field.dataType)}" for field in data_type]
+        return f"struct<{','.join(fields)}>"
+    if isinstance(data_type, spark.ArrayType):
+        return f"array<{type_sql(data_type.elementType)}>"
+    return str(data_type.simpleString())
 
 
 def spark_schema(features: pa.Schema) -> Any:

@@ -305,8 +305,10 @@ def test_glue_options_are_checked(endpoint: str) -> None:
         source(f"glue://{REGION}", profile="admin")
     with pytest.raises(InvalidArgument, match="only one of access key and secret"):
         source(f"glue://{REGION}", aws_access_key_id="key")
-    # The credentials of the environment are not sent to another address.
-    with pytest.raises(InvalidArgument, match="needs an access key"):
+    # The credentials of the environment are not used, and not sent to another address.
+    with pytest.raises(InvalidArgument, match="AWS credentials of this machine"):
+        source(f"glue://{REGION}")
+    with pytest.raises(InvalidArgument, match="AWS credentials of this machine"):
         source(f"glue://{REGION}", aws_endpoint_url=endpoint)
     unreachable = source(
         f"glue://{REGION}",

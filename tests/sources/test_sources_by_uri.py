@@ -261,12 +261,17 @@ def test_hdfs_folder_is_a_source(
     files.write_atomically(f"{location}/a b/rows.parquet", (tmp_path / "rows.parquet").read_bytes())
     files.write_atomically(f"{location}/csv/orders.csv.gz", gzip.compress(ORDERS))
     files.write_atomically(f"{location}/json/orders.jsonl", JSON_ORDERS)
-    empty_store.add_source("lake", location)
+    # The user of HDFS is that of the environment, or of its ticket.
+    with pytest.raises(InvalidArgument, match="Kerberos ticket"):
+        empty_store.add_source("lake", location)
+    empty_store.add_source("lake", location, secret="environment")
     assert empty_store.check_source("lake").ok
     for path in ("a b", "csv", "json"):
         assert empty_store.read_source("lake", path=path).to_arrow().equals(rows)
     with pytest.raises(InvalidArgument, match="Unknown options 'aws_region'"):
-        empty_store.add_source("other", location, options={"aws_region": "eu"})
+        empty_store.add_source(
+            "other", location, secret="environment", options={"aws_region": "eu"}
+        )
 
 
 def put_table(path: Path, location: str) -> None:
@@ -295,7 +300,7 @@ def test_delta_source_reads_versions_from_hdfs(
     old_file = sorted(set(DeltaTable(path, 1).file_uris()) - set(DeltaTable(path).file_uris()))[0]
     storage, name = object_store_for(f"{location}/{old_file.removeprefix(f'{path}/')}")
     assert storage.remove(name)
-    empty_store.add_source("orders", f"delta+{location}")
+    empty_store.add_source("orders", f"delta+{location}", secret="environment")
     assert empty_store.check_source("orders").ok
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))

@@ -275,7 +275,11 @@ def resolve_inside(root: str, path: str) -> str | None:
 
 
 def list_files(root: str) -> dict[str, FileStatus]:
-    """Return the non-hidden files at or below a path, sorted by path."""
+    """Return the non-hidden files at or below a path, sorted by path.
+
+    Raises:
+        SourceError: A file is a symbolic link to a file outside of the local folder.
+    """
     if files.is_file(root):
         return {root: files.status(root)}
     if storage_for(root).prefers_listing:
@@ -284,8 +288,18 @@ def list_files(root: str) -> dict[str, FileStatus]:
         return {
             path: each for path, each in listed if all(map(_is_visible, path[start:].split("/")))
         }
-    paths = files.walk(root, enter=_is_visible)
-    return {path: files.status(path) for path in paths if _is_visible(os.path.basename(path))}
+    statuses_by_path = {}
+    for path in files.walk(root, enter=_is_visible):
+        if not _is_visible(os.path.basename(path)):
+            continue
+        # The grant of a source is for its folder. A user who can write there must not read others.
+        if os.path.islink(path) and resolve_inside(root, path) is None:
+            raise SourceError(
+                f"{path} is a symbolic link to a file outside of the folder of its source.",
+                hint="replace it by a copy, or register the folder of the file as a source",
+            )
+        statuses_by_path[path] = files.status(path)
+    return statuses_by_path
 
 
 def _is_visible(name: str) -> bool:

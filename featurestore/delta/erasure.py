@@ -13,15 +13,16 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 
 from featurestore.delta.commits import META
 from featurestore.delta.datafile import file_path, parse_statistics, rows_in_statistics
-from featurestore.delta.log import LOG_FOLDER, list_log
+from featurestore.delta.log import LOG_FOLDER
 from featurestore.errors import UnsupportedTable
 from featurestore.storage import files
 
@@ -180,6 +181,27 @@ def data_files(path: str) -> Iterator[str]:
             yield file
 
 
+def unused_partitions(path: str) -> Iterator[str]:
+    """Yield the folders of partitions without data files; their names are values."""
+    for name in files.list_directory(path):
+        folder = os.path.join(path, name)
+        if "=" in name and files.is_directory(folder):
+            if any(file.endswith(".parquet") for file in files.walk(folder)):
+                yield from unused_partitions(folder)
+            else:
+                yield folder
+
+
+def partition_of(path: str, table_path: str) -> dict[str, str]:
+    """Return the partition values in a path below a table."""
+    partition = {}
+    for folder in path.removeprefix(table_path).split("/"):
+        name, mark, value = folder.partition("=")
+        if mark:
+            partition[unquote(name)] = unquote(value)
+    return partition
+
+
 def log_files(path: str) -> list[str]:
     """Return the commits, checkpoints and checksums in a log."""
     folder = os.path.join(path, LOG_FOLDER)
@@ -275,13 +297,3 @@ def _keep_commit_time(actions: list[dict[str, Any]], file: str) -> None:
             action["commitInfo"]["timestamp"] = modified
             return
     actions.insert(0, {"commitInfo": {"timestamp": modified}})
-
-
-def committed_files(path: str) -> Collection[str]:
-    """Return the absolute paths of the files that commits in the log add."""
-    added = set()
-    for version in list_log(path).commits:
-        for action in read_actions(os.path.join(path, LOG_FOLDER, f"{version:020d}.json")):
-            if action.get("add") is not None:
-                added.add(file_path(path, action["add"]["path"]))
-    return added

@@ -10,21 +10,20 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 
 from featurestore.delta import commits, iceberg
 from featurestore.delta.erasure import (
     LogScrubber,
-    committed_files,
     data_files,
     log_files,
+    partition_of,
     read_actions,
     scrub_log,
+    unused_partitions,
 )
 from featurestore.delta.log import is_delta_table, latest_version
-from featurestore.delta.maintenance import modification_time, orphan_cutoff_time
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.erasure.areas import Scan
 from featurestore.erasure.keys import Entities, KeyValue, canonical_text
@@ -33,7 +32,6 @@ from featurestore.featuregroups.maintenance import register_delta_version
 from featurestore.model.erasure import ErasureFinding
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.paths import parse_version_directory
-from featurestore.model.times import utc_now
 from featurestore.recovery import liveness
 from featurestore.recovery.in_flight import in_flight
 from featurestore.recovery.pins import RECLAIM, versions_pinned_by_exports
@@ -76,6 +74,7 @@ class TableMatches:
         key_texts: The texts of the key columns of matching rows.
         primary_keys: The primary keys of matching rows.
         log_traces: The number of log files with an erased value.
+        folders: The folders of partitions without files that have an erased value as name.
     """
 
     columns: Mapping[str, str]
@@ -84,6 +83,7 @@ class TableMatches:
     key_texts: set[tuple[str | None, ...]] = field(default_factory=set)
     primary_keys: set[tuple[object, ...]] = field(default_factory=set)
     log_traces: int = 0
+    folders: set[str] = field(default_factory=set)
 
     @property
     def rows(self) -> int:
@@ -93,7 +93,7 @@ class TableMatches:
     @property
     def is_empty(self) -> bool:
         """Whether the table has no trace of the entities."""
-        return not self.files and not self.log_traces
+        return not self.files and not self.log_traces and not self.folders
 
 
 def group_tables(session: Session) -> Iterator[Table]:
@@ -129,6 +129,8 @@ class GroupTables:
             old = len(set(matches.files) - matches.current)
             if old:
                 detail += f", {old:,} data files of older versions"
+            if matches.folders:
+                detail += f", {len(matches.folders):,} folders"
             if matches.log_traces:
                 detail += f", {matches.log_traces:,} files of the log"
             findings.append(ErasureFinding(table.area, table.title, detail, "erase", matches.rows))
@@ -149,27 +151,33 @@ def find_rows(table: Table, scan: Scan) -> TableMatches | None:
     if not scan.entities.is_searchable(columns):
         return None
     matches = TableMatches(columns)
-    spec = _spec_of(table)
-    primary_key = () if spec is None else spec.primary_key
     for file in data_files(table.path):
-        count = 0
-        for batch in read_columns(file, table.path, [*dict.fromkeys([*columns, *primary_key])]):
-            mask = scan.entities.matches(batch, columns)
-            matching_rows = batch.filter(mask)
-            if matching_rows.num_rows:
-                count += matching_rows.num_rows
-                matches.key_texts.update(_texts(matching_rows, list(columns)))
-                if primary_key and table.area == GROUPS:
-                    keys = [matching_rows.column(name).to_pylist() for name in primary_key]
-                    matches.primary_keys.update(zip(*keys, strict=True))
-        if count:
-            matches.files[file] = count
+        _search_file(matches, table, file, scan.entities)
     matches.current = {file.path for file in snapshot.files} & set(matches.files)
     scrubber = _scrubber(table.path, scan.entities, columns)
     for file in log_files(table.path):
         if any(map(scrubber.has_traces, read_actions(file))):
             matches.log_traces += 1
+    for folder in unused_partitions(table.path):
+        if scrubber.is_partition(partition_of(folder, table.path)):
+            matches.folders.add(folder)
     return matches
+
+
+def _search_file(matches: TableMatches, table: Table, file: str, entities: Entities) -> None:
+    """Add the matching rows of a data file."""
+    spec = _spec_of(table) if table.area == GROUPS else None
+    primary_key = () if spec is None else spec.primary_key
+    names = [*dict.fromkeys([*matches.columns, *primary_key])]
+    for batch in read_columns(file, table.path, names):
+        rows = batch.filter(entities.matches(batch, matches.columns))
+        if not rows.num_rows:
+            continue
+        matches.files[file] = matches.files.get(file, 0) + rows.num_rows
+        matches.key_texts.update(_texts(rows, list(matches.columns)))
+        if primary_key:
+            keys = [rows.column(name).to_pylist() for name in primary_key]
+            matches.primary_keys.update(zip(*keys, strict=True))
 
 
 def _spec_of(table: Table) -> FeatureGroupSpec | None:
@@ -185,7 +193,7 @@ def read_columns(file: str, table_path: str, names: Sequence[str]) -> Iterator[p
     """Yield columns of a data file; columns that it lacks are partition values or null."""
     from pyarrow import parquet
 
-    partition = _partition_of(file, table_path)
+    partition = partition_of(os.path.dirname(file), table_path)
     try:
         reader = parquet.ParquetFile(files.open_complete(file))
     except (pa.ArrowInvalid, OSError):  # a killed writer left an incomplete file
@@ -199,17 +207,6 @@ def read_columns(file: str, table_path: str, names: Sequence[str]) -> Iterator[p
             else:
                 arrays.append(pa.array([partition.get(name)] * batch.num_rows, pa.string()))
         yield pa.RecordBatch.from_arrays(arrays, names=list(names))
-
-
-def _partition_of(file: str, table_path: str) -> dict[str, str]:
-    """Return the partition values in the path of a data file."""
-    partition = {}
-    for folder in os.path.dirname(file).removeprefix(table_path).split("/"):
-        name, mark, value = folder.partition("=")
-        if mark:
-            # Delta encodes a value for the file system; the log encodes the path again.
-            partition[unquote(name)] = unquote(value)
-    return partition
 
 
 def _texts(batch: pa.RecordBatch, names: Sequence[str]) -> set[tuple[str | None, ...]]:
@@ -346,25 +343,22 @@ def _literal(text: str, kind: pa.DataType) -> str:
 
 
 def _remove_files(table: Table, matches: TableMatches) -> None:
-    """Remove the data files with matching rows that the newest version does not need."""
+    """Remove the data files with matching rows that the newest version does not need.
+
+    No other process writes the table, so a file without a commit is that of a killed writer.
+    """
     current = {file.path for file in read_snapshot(table.path).files}
-    committed = committed_files(table.path)
-    abandoned = orphan_cutoff_time(utc_now())
     for file in set(matches.files) - current:
-        # A newer file without a commit may belong to a running write, which then fails to remove
-        # it itself. No writer was running when the erasure began.
-        if file in committed or modification_time(file) < abandoned or file in matches.files:
-            files.remove(file, below=table.path)
-            _remove_empty_folder(os.path.dirname(file), table.path)
-
-
-def _remove_empty_folder(folder: str, table_path: str) -> None:
-    """Remove the folder of a partition without files: its name is a value."""
-    while folder != table_path and folder.startswith(table_path):
-        if not files.is_directory(folder) or next(files.walk(folder), None) is not None:
-            return
-        files.remove(folder, below=table_path)
-        folder = os.path.dirname(folder)
+        files.remove(file, below=table.path)
+        # Spark on a local disk writes a checksum for each file.
+        folder, name = os.path.split(file)
+        files.remove(os.path.join(folder, f".{name}.crc"), below=table.path)
+    emptied = {os.path.dirname(file) for file in matches.files}
+    for folder in list(unused_partitions(table.path)):
+        if folder in matches.folders or any(
+            f"{each}/".startswith(f"{folder}/") for each in emptied
+        ):
+            files.remove(folder, below=table.path)
 
 
 # -- statistics -------------------------------------------------------------------------------

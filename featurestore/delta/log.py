@@ -379,6 +379,8 @@ def unreadable_file(file: str, error: OSError) -> StorageError:
     """Return the error for an unreadable table file; a missing or invalid file is damage."""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return damaged_file(file, "is missing")
+    if isinstance(error, StorageError):  # which is an OSError
+        return error
     # pyarrow raises OSError without an error number for content that it cannot decode.
     if error.errno is None:
         return damaged_file(file, "cannot be read: its format is not supported")

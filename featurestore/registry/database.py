@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import Any
@@ -33,7 +33,8 @@ from featurestore.registry import origin_files, stores
 from featurestore.registry.migrations import current_revision, head_revision, upgrade
 from featurestore.registry.origins import CHANGED
 from featurestore.registry.rows import LOCATION
-from featurestore.storage import files, private
+from featurestore.storage import files, private, storage_for
+from featurestore.storage.links import protect_location
 
 REGISTRY_FILE = "registry.db"
 # SQLite stores the last transactions in a write-ahead log next to the database file.
@@ -259,6 +260,8 @@ def open_registry(
         RegistryTooNew: The registry was written by a newer release of the feature store.
         RegistryError: The database cannot be opened.
     """
+    if storage_for(directory).is_local:
+        protect_location(directory)
     registry = _open_directory(directory, url, read_only, durable=durable, adopt=adopt)
     try:
         # upgrade() reads the revision again while it holds a lock.
@@ -438,10 +441,8 @@ def _create_sqlite_file(
 ) -> None:
     """Create the file of a new registry with a private mode, which SQLite copies to its logs."""
     path = str(arguments[0])
-    # SQLite reports a missing or read-only directory itself.
-    with suppress(OSError):
-        if path != ":memory:" and not files.exists(path):
-            private.create_file(path)
+    if path != ":memory:":
+        private.prepare_sqlite(path)
 
 
 def _prepare_sqlite(connection: object, _record: object) -> None:

@@ -9,6 +9,7 @@ from typing import IO
 
 from featurestore.storage import files, private
 from featurestore.storage.failures import translate_read_errors, translate_write_errors
+from featurestore.storage.links import check_links
 
 # Windows translates line breaks in a file that is not opened as binary.
 _OVERWRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
@@ -20,6 +21,7 @@ class AppendedFile:
     def __init__(self, path: str) -> None:
         self._path = path
         files.make_directory(os.path.dirname(path))
+        check_links(path)
         with translate_write_errors(path):
             self._file = FileIO(path, "a")
 
@@ -43,6 +45,7 @@ class OverwrittenFile:
     def __init__(self, path: str, *, size: int) -> None:
         self._path, self._size = path, size
         files.make_directory(os.path.dirname(path))
+        check_links(path)
         with translate_write_errors(path):
             self._descriptor = os.open(path, _OVERWRITE, 0o666)
         # Also closes the file if the object is collected without a call of ``close``.
@@ -68,6 +71,7 @@ class OverwrittenFile:
 def open_log(path: str) -> IO[bytes]:
     """Open a private file to which a process appends its output."""
     files.make_directory(os.path.dirname(path))
+    check_links(path)
     with translate_write_errors(path):
         private.create_file(path)
         return open(path, "ab", buffering=0)
@@ -77,6 +81,7 @@ def read_from(path: str, offset: int, *, max_bytes: int = 1 << 20) -> bytes:
     """Return up to ``max_bytes`` of a file from an offset; empty if the file does not exist."""
     if not os.path.exists(path):
         return b""
+    check_links(path)
     with translate_read_errors(path), open(path, "rb") as file:
         file.seek(offset)
         return file.read(max_bytes)

@@ -23,6 +23,7 @@ from featurestore.model.paths import is_relative_path
 from featurestore.storage import local, storage_for
 from featurestore.storage.failures import translate_read_errors, translate_write_errors
 from featurestore.storage.interface import FileStatus
+from featurestore.storage.links import link_error
 from featurestore.storage.location import Location, require_local, scheme_of
 
 _COPY_ATTEMPTS = 10
@@ -119,13 +120,6 @@ def json_bytes(data: Mapping[str, Any]) -> bytes:
 def write_new(path: str, data: bytes) -> bool:
     """Write a new file; return False if the path already exists."""
     return storage_for(path).write_new(path, data)
-
-
-def make_private(path: str) -> None:
-    """Let only the owner read a local file; access to objects is configured in their store."""
-    if storage_for(path).is_local:
-        with translate_write_errors(path):
-            os.chmod(path, 0o600)
 
 
 def growing_file(path: str) -> AbstractContextManager[str]:
@@ -331,10 +325,7 @@ def resolve_inside(directory: str, relative: str) -> str:
         path = os.path.join(path, name)
         # Every part is checked: a link at any level could lead out of the directory.
         if storage.is_link(path):
-            raise StorageError(
-                f"{path!r} is a symbolic link, which a store must not contain.",
-                hint="replace the link with a copy of the file",
-            )
+            raise link_error(path)
     return path
 
 

@@ -20,6 +20,7 @@ from featurestore.errors import LocationNotWritable, StorageError
 from featurestore.storage import private
 from featurestore.storage.failures import translate_write_errors, warn_after_publication
 from featurestore.storage.interface import FileStatus, Writer
+from featurestore.storage.links import check_links
 
 if TYPE_CHECKING:
     from featurestore.storage.interface import Storage
@@ -59,6 +60,7 @@ class LocalStorage:
             ) from error
 
     def make_directory(self, path: str) -> None:
+        check_links(path)
         with translate_write_errors(path):
             private.make_folders(path)
 
@@ -98,6 +100,7 @@ class LocalStorage:
     def writer(self, path: str) -> Iterator[Writer]:
         folder = os.path.dirname(path)
         temporary = _temporary_path(path)
+        check_links(folder)
         try:
             with ExitStack() as resources:
                 with translate_write_errors(path):
@@ -118,22 +121,26 @@ class LocalStorage:
                 os.remove(temporary)
 
     def upload(self, source: str, path: str) -> None:
+        check_links(source)
         with open(source, "rb") as file, self.writer(path) as writer:
             shutil.copyfileobj(file, writer, _CHUNK_BYTES)
 
     @contextmanager
     def growing_file(self, path: str) -> Iterator[str]:
         self.make_directory(os.path.dirname(path))
+        check_links(path)
         if private.is_private(path):
             with translate_write_errors(path):
                 private.create_file(path)
         yield path
 
     def read(self, path: str) -> bytes:
+        check_links(path)
         return Path(path).read_bytes()
 
     def read_into(self, path: str, start: int, buffers: Sequence[memoryview]) -> None:
         position = start
+        check_links(path)
         with open(path, "rb", buffering=0) as file:
             file.seek(start)
             for buffer in buffers:
@@ -145,21 +152,25 @@ class LocalStorage:
                 position += len(buffer)
 
     def read_chunks(self, path: str, *, start: int = 0) -> Iterator[bytes]:
+        check_links(path)
         with open(path, "rb") as file:
             file.seek(start)
             while chunk := file.read(_CHUNK_BYTES):
                 yield chunk
 
     def open_complete(self, path: str) -> str | io.BytesIO:
+        check_links(path)
         return path
 
     def open_ranges(self, path: str) -> str | IO[bytes]:
+        check_links(path)
         return path
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)
 
     def status(self, path: str) -> FileStatus:
+        check_links(path)
         status = os.stat(path)
         return FileStatus(status.st_size, status.st_mtime_ns, status.st_ino)
 
@@ -191,12 +202,14 @@ class LocalStorage:
         return Path(path).absolute().as_uri()
 
     def list_directory(self, path: str, *, after: str = "") -> list[str]:
+        check_links(path)
         try:
             return sorted(name for name in os.listdir(path) if name > after)
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def walk(self, directory: str, *, enter: Callable[[str], bool] | None = None) -> Iterator[str]:
+        check_links(directory)
         for parent, folders, names in os.walk(directory):
             folders[:] = sorted(name for name in folders if enter is None or enter(name))
             for name in sorted(names):
@@ -250,6 +263,8 @@ class LocalStorage:
         return 0
 
     def create_link(self, source: str, target: str) -> bool:
+        check_links(source)
+        check_links(os.path.dirname(target))
         try:
             os.link(source, target)
         except OSError:
@@ -333,6 +348,7 @@ def remove_by_path(below: str, names: Sequence[str]) -> bool:
 
 def make_directory(path: str, *, durable: bool = True) -> None:
     """Create a directory and its parents, and sync them to disk."""
+    check_links(path)
     created = []
     missing = os.path.abspath(path)
     while not os.path.isdir(missing):

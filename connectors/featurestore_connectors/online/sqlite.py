@@ -154,8 +154,8 @@ class SQLiteOnlineStore:
 
     def _connect(self) -> sqlite3.Connection:
         files.make_directory(os.path.dirname(self._path))
-        # SQLite would create it readable for all users of the machine.
-        private.create_file(self._path)
+        # SQLite would create the file readable for all users of the machine.
+        private.prepare_sqlite(self._path)
         connection = sqlite3.connect(
             self._path, timeout=_LOCK_SECONDS, isolation_level=None, check_same_thread=False
         )

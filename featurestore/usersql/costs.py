@@ -6,6 +6,8 @@ a batch. A short condition must therefore not cause long work.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from featurestore.errors import LimitExceeded
@@ -25,6 +27,14 @@ _COLUMN_TEXT = 100
 _REPEATED = 3
 
 
+@dataclass(frozen=True)
+class _Cost:
+    """The evaluations of an expression for one row, and the length of its text."""
+
+    evaluations: int
+    text: int
+
+
 def check_costs(sql: str, tree: exp.Expr) -> None:
     """Check the evaluations and the lengths of texts that a condition needs for one row.
 
@@ -35,7 +45,22 @@ def check_costs(sql: str, tree: exp.Expr) -> None:
     Raises:
         LimitExceeded: The condition exceeds a limit.
     """
-    evaluations, _ = _measure(sql, tree)
+    # By the identity of a node. Children follow their parents, and chains of OR are too deep for a
+    # recursion.
+    costs: dict[int, _Cost] = {}
+    for node in reversed(list(tree.walk(bfs=False))):
+        check_time()
+        children = [costs.pop(id(child)) for child in node.iter_expressions()]
+        costs[id(node)] = cost = _cost_of(node, children)
+        if cost.text > _MAX_TEXT and cost.text > max(
+            (child.text for child in children), default=_MAX_TEXT
+        ):
+            raise LimitExceeded(
+                f"{shorten_sql(sql)} computes texts of about {cost.text:,} characters; the limit "
+                f"is {_MAX_TEXT:,}, if columns have texts of {_COLUMN_TEXT} characters.",
+                hint="compute long texts before they are written",
+            )
+    evaluations = costs[id(tree)].evaluations
     if evaluations > _MAX_EVALUATIONS:
         raise LimitExceeded(
             f"{shorten_sql(sql)} needs {evaluations:,} evaluations for a row; the limit is "
@@ -45,40 +70,32 @@ def check_costs(sql: str, tree: exp.Expr) -> None:
         )
 
 
-def _measure(sql: str, node: exp.Expr) -> tuple[int, int]:
-    """Return the evaluations of a node, and the length of its text."""
+def _cost_of(node: exp.Expr, children: Sequence[_Cost]) -> _Cost:
+    """Return the cost of a node with the costs of its children."""
     from sqlglot import exp
 
-    check_time()
     if isinstance(node, exp.Literal):
-        return 1, len(node.name)
+        return _Cost(1, len(node.name))
     if isinstance(node, exp.Column):
-        return 1, _COLUMN_TEXT
-    measures = [_measure(sql, child) for child in node.iter_expressions()]
+        return _Cost(1, _COLUMN_TEXT)
     name = node.name.lower() if isinstance(node, exp.Anonymous) else ""
+    repeated = None
+    if isinstance(node, exp.Div | exp.Mod) or name == "mod":
+        repeated = 1
+    elif name in ("nullif", "isinf", "isfinite") or (
+        isinstance(node, exp.In) and len(children) > 2
+    ):
+        repeated = 0
     evaluations = 1
-    for position, (child_evaluations, _) in enumerate(measures):
-        is_repeated = (
-            (isinstance(node, exp.Div | exp.Mod) and position == 1)
-            or (name == "mod" and position == 1)
-            or (name in ("nullif", "isinf", "isfinite") and position == 0)
-            or (isinstance(node, exp.In) and position == 0 and len(measures) > 2)
-        )
-        evaluations += child_evaluations * (_REPEATED if is_repeated else 1)
-    lengths = [length for _, length in measures] or [0]
-    length = max(lengths)
+    for position, child in enumerate(children):
+        evaluations += child.evaluations * (_REPEATED if position == repeated else 1)
+    texts = [child.text for child in children] or [0]
+    text = max(texts)
     if isinstance(node, exp.DPipe):
-        length = sum(lengths)
-    elif name == "replace" and len(lengths) == 3:
+        text = sum(texts)
+    elif name == "replace" and len(texts) == 3:
         # Each occurrence of the second argument, at most one for each of its characters, becomes
         # the third one.
-        searched = node.expressions[1]
-        shortest = lengths[1] if isinstance(searched, exp.Literal) else 1
-        length = lengths[0] * max(1, lengths[2] // max(1, shortest))
-    if length > _MAX_TEXT and length > max(lengths):
-        raise LimitExceeded(
-            f"{shorten_sql(sql)} computes texts of about {length:,} characters; the limit is "
-            f"{_MAX_TEXT:,}, if columns have texts of {_COLUMN_TEXT} characters.",
-            hint="compute long texts before they are written",
-        )
-    return evaluations, length
+        searched = texts[1] if isinstance(node.expressions[1], exp.Literal) else 1
+        text = texts[0] * max(1, texts[2] // max(1, searched))
+    return _Cost(evaluations, text)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from decimal import Context, Decimal
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -121,7 +122,11 @@ class VariableColumn:
         """Return the bytes of each row; nulls are empty."""
         if not is_nested(self.kind):
             return text_payloads(array)
-        if self._has_plain_items and array.null_count == 0 and array.flatten().null_count == 0:
+        if (
+            self._item_code is not None
+            and array.null_count == 0
+            and array.flatten().null_count == 0
+        ):
             return self._number_payloads(array)
         return self._message_payloads(array)
 
@@ -131,18 +136,17 @@ class VariableColumn:
         Raises:
             ValueError, struct.error, OSError, pa.ArrowException: They are not those of a value.
         """
-        if pat.is_string(self.kind):
+        if self._is_string:
             return payload.decode()
         if pat.is_binary(self.kind):
             return payload
         if not payload:
             return None
-        if payload[:1] == _NUMBERS and self._has_plain_items:
-            code = _CODES[str(self.kind.value_type)]
-            count = (len(payload) - 1) // struct.calcsize(f"<{code}")
-            if pat.is_fixed_size_list(self.kind) and count != self.kind.list_size:
-                raise ValueError(f"a list has {count} items, not {self.kind.list_size}")
-            return list(struct.unpack(f"<x{count}{code}", payload))
+        if payload[:1] == _NUMBERS and self._item_code is not None:
+            count = (len(payload) - 1) // struct.calcsize(f"<{self._item_code}")
+            if self._list_size not in (None, count):
+                raise ValueError(f"a list has {count} items, not {self._list_size}")
+            return list(struct.unpack(f"<x{count}{self._item_code}", payload))
         if payload[:1] != _MESSAGE:
             raise ValueError("a value has an unknown encoding")
         return self._read_message(payload[1:])
@@ -157,10 +161,21 @@ class VariableColumn:
         check_times(batch.column(0))
         return batch.column(0)[0].as_py()
 
-    @property
-    def _has_plain_items(self) -> bool:
-        is_number_list = is_list_type(self.kind) and str(self.kind.value_type) in _CODES
-        return is_number_list and not pat.is_boolean(self.kind.value_type)
+    @cached_property
+    def _is_string(self) -> bool:
+        return bool(pat.is_string(self.kind))
+
+    @cached_property
+    def _item_code(self) -> str | None:
+        """The struct code of the items of a list of numbers."""
+        if not is_list_type(self.kind) or pat.is_boolean(self.kind.value_type):
+            return None
+        return _CODES.get(str(self.kind.value_type))
+
+    @cached_property
+    def _list_size(self) -> int | None:
+        size: int | None = self.kind.list_size if pat.is_fixed_size_list(self.kind) else None
+        return size
 
     @property
     def _message_schema(self) -> pa.Schema:

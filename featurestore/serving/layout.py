@@ -50,6 +50,8 @@ from featurestore.serving.seals import SEAL_BYTES
 
 # Version 2 has seals.
 LAYOUT_VERSION = 2
+# For fewer values, the structure of all values costs more than it saves.
+_MIN_BATCH = 8
 DECODING_ERRORS = (
     struct.error,
     ArithmeticError,
@@ -223,17 +225,19 @@ class ValueLayout:
     ) -> list[tuple[Any, ...] | ValueStatus]:
         """Return the result of ``decode`` for each of several values, in less time."""
         decode = self.decode
-        if not self._is_plain:
+        if not self._is_plain or len(values) < _MIN_BATCH:
             return [decode(value, now) for value in values]
-        unpack, header = self._entry_struct.unpack_from, self.single_entry_header
+        size, header, no_nulls = self._value_struct.size, self.single_entry_header, self._no_nulls
         earliest = NEVER if self.ttl_micros is None else now - self.ttl_micros
-        start, no_nulls, size = _HEADER.size, self._no_nulls, self.published_dtype.itemsize
+        single = [value for value in values if value is not None and len(value) == size]
+        entries = self._value_struct.iter_unpack(b"".join(single))
         rows: list[tuple[Any, ...] | ValueStatus] = []
         for value in values:
-            if value is not None and value[9:start] == header and len(value) == size:
-                entry = unpack(value, start)
-                if earliest <= entry[0] <= now and entry[1] <= now and entry[2] == no_nulls:
-                    rows.append(entry[3:])
+            if value is not None and len(value) == size:
+                entry = next(entries)
+                is_current = earliest <= entry[1] <= now and entry[2] <= now
+                if is_current and entry[0] == header and entry[3] == no_nulls:
+                    rows.append(entry[4:])
                     continue
             rows.append(decode(value, now))
         return rows
@@ -356,6 +360,14 @@ class ValueLayout:
     def _entry_struct(self) -> struct.Struct:
         # The length of the body is skipped.
         return struct.Struct(f"<qq4x{self._body_struct.format[1:]}")
+
+    @cached_property
+    def _value_struct(self) -> struct.Struct:
+        """The struct of a published value with one entry and columns of fixed width only."""
+        fingerprint_and_count = f"9x{len(self.single_entry_header)}s"
+        return struct.Struct(
+            f"<{fingerprint_and_count}{self._entry_struct.format[1:]}{SEAL_BYTES}x"
+        )
 
     @cached_property
     def record_dtype(self) -> np.dtype[Any]:

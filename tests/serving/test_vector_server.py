@@ -27,9 +27,11 @@ from featurestore.errors import (
     DefinitionMismatch,
     InvalidArgument,
     NotPublished,
+    PublishedStateDamaged,
     PublishedValueMismatch,
     UnsupportedDataframe,
 )
+from featurestore.serving.state import PublishedView, ViewState
 from featurestore.store import FeatureStore
 from tests.store_copies import Connect, copy_of
 
@@ -154,10 +156,14 @@ def test_server_follows_generations_and_schemas(flights: FeatureStore) -> None:
     # Another process publishes other columns under the same view version.
     other_view = flights.create_feature_view("other", features=["planes.home"])
     flights.publish("other")
-    key = b"fs:state:%s:1"
     online = server._store
-    content, wrong = online.read([key % b"v", key % b"other"])
-    assert online.compare_and_set(key % b"v", content, wrong or b"")
+    published, other = [PublishedView(name, 1, "embedded") for name in ("v", "other")]
+    content, wrong = online.read([published.key, other.key])
+    assert online.compare_and_set(published.key, content, wrong or b"")
+    with pytest.raises(PublishedStateDamaged, match=r"store\.publish"):
+        server.get_vector({"tail": "N1"})
+    resealed = ViewState.parse(wrong, other).to_bytes(published.key)
+    assert online.compare_and_set(published.key, wrong, resealed)
     with pytest.raises(PublishedValueMismatch, match=r"store\.publish"):
         server.get_vector({"tail": "N1"})
     assert other_view.server().get_vector({"tail": "N2"}) == {"home": "BOS"}

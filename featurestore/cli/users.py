@@ -193,12 +193,25 @@ def make_private(context: typer.Context, group: Group) -> None:
 
 
 @access_app.command("public", epilog="Example: featurestore access public salaries")
-def make_public(context: typer.Context, group: Group) -> None:
-    """Allow every reader of the store to read a group."""
+def make_public(
+    context: typer.Context,
+    group: Group,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only list what the command would open.")
+    ] = False,
+) -> None:
+    """Allow every reader of the store to read a group, and list what this opens."""
     from featurestore.server.access import changes
 
-    changes.set_private(store(context).session, command_line(), group, False)
-    show_text(context, f"{group} is public", data={"featuregroup": group, "private": False})
+    session = store(context).session
+    if dry_run:
+        opened = changes.list_opened_objects(session, group)
+    else:
+        opened = changes.set_private(session, command_line(), group, False)
+    lines = [f"{group} would be public" if dry_run else f"{group} is public"]
+    lines += [f"opens {each}" for each in opened]
+    data = {"featuregroup": group, "private": dry_run, "opens": opened}
+    show_text(context, "\n".join(lines), data=data)
 
 
 @access_app.command(epilog="Example: featurestore access grant salaries ann reader")

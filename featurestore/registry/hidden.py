@@ -20,6 +20,7 @@ from sqlalchemy.engine import Connection
 
 from featurestore.model.validation import IN_FEATURE
 from featurestore.registry import access
+from featurestore.registry.origin_graph import load_graph
 from featurestore.registry.origins import (
     DATASET,
     FOLDERS,
@@ -36,7 +37,6 @@ from featurestore.registry.tables import (
     job_definitions,
     lineage,
     models,
-    origin_edges,
     origins,
     tags,
     training_dataset_pins,
@@ -90,14 +90,18 @@ class HiddenObjects:
 
 
 def find_hidden_objects(
-    connection: Connection, *, granted: Collection[str], reads_store: bool
+    connection: Connection,
+    *,
+    granted: Collection[str],
+    reads_store: bool,
+    made_public: Collection[str] = (),
 ) -> HiddenObjects:
     """Return the objects that are hidden from a user with roles on some groups.
 
     If ``reads_store``, the user can read all groups that are not private, otherwise only groups on
-    which the user has a role.
+    which the user has a role. ``made_public`` are private groups that count as public.
     """
-    groups = set(access.private_groups_of_store(connection))
+    groups = set(access.private_groups_of_store(connection)).difference(made_public)
     if not reads_store:
         groups |= _all_group_names(connection)
     groups -= set(granted)
@@ -117,6 +121,22 @@ def find_hidden_objects(
     )
 
 
+def find_opened_objects(connection: Connection, group: str) -> list[str]:
+    """Return what all readers of the store can read only after a group is made public, sorted.
+
+    What was computed from an earlier group of this name, which was deleted while it was private, is
+    not opened.
+    """
+    before = find_hidden_objects(connection, granted=(), reads_store=True)
+    after = find_hidden_objects(connection, granted=(), reads_store=True, made_public=[group])
+    opened = [f"feature group {name}" for name in before.groups - after.groups]
+    opened += [f"job {name}" for name in before.jobs - after.jobs]
+    for kind, name, version in before.outputs - after.outputs:
+        noun = kind.replace("_", " ")
+        opened.append(f"{noun} {name}" if kind == RUN else f"{noun} {name}@v{version}")
+    return sorted(opened)
+
+
 @dataclass(frozen=True)
 class _JobWords:
     """A job definition: the words it contains, and the words in its inputs."""
@@ -125,38 +145,6 @@ class _JobWords:
     target: str | None
     words: frozenset[str]
     reads: frozenset[str]
-
-
-@dataclass
-class _Origins:
-    """The stored origins: what was computed from each creation of an object."""
-
-    objects: dict[str, Object]
-    derived: dict[str, list[str]]
-    sealed: frozenset[str]
-    last: dict[Object, str]
-    registered: frozenset[Source]
-
-    @cached_property
-    def last_of_groups(self) -> dict[str, list[str]]:
-        """The ids of the last creation of each version, by group name."""
-        ids: dict[str, list[str]] = {}
-        for version, identifier in self.last.items():
-            if version.kind == GROUP:
-                ids.setdefault(version.name, []).append(identifier)
-        return ids
-
-    def represents_group(self, identifier: str) -> bool:
-        """Return whether a creation decides about the name of its group.
-
-        A deleted version decides only if the group has no other version: its name may remain in the
-        definitions of jobs.
-        """
-        version = self.objects[identifier]
-        if self.last[version] != identifier:
-            return False
-        is_registered = (version.name, version.version) in self.registered
-        return is_registered or (version.name, None) not in self.registered
 
 
 @dataclass
@@ -173,7 +161,7 @@ class _Closure:
 
     def __post_init__(self) -> None:
         # All edges are loaded once, since the closure visits them several times.
-        self._origins = _load_origins(self.connection)
+        self._origins = load_graph(self.connection)
         self._hidden_ids: set[str] = set()
         self._waiting: list[str] = []
         self._paths = _paths_of_groups(self.connection)
@@ -269,33 +257,6 @@ class _Closure:
         for model, run, dataset in self._trained:
             if self.hides_runs or dataset in self.outputs or (RUN, run, 1) in self.outputs:
                 self._hide_object(Object(*model))
-
-
-def _load_origins(connection: Connection) -> _Origins:
-    """Read all stored origins."""
-    columns = origins.c
-    objects, sealed, last = {}, set(), dict[Object, tuple[int, str]]()
-    query = sa.select(
-        columns.id, columns.kind, columns.name, columns.version, columns.creation, columns.sealed
-    )
-    for identifier, kind, name, version, creation, is_sealed in connection.execute(query):
-        objects[identifier] = Object(kind, name, version)
-        last[objects[identifier]] = max(
-            last.get(objects[identifier], (0, "")), (creation, identifier)
-        )
-        if is_sealed:
-            sealed.add(identifier)
-    derived: dict[str, list[str]] = {}
-    for child, parent in connection.execute(
-        sa.select(origin_edges.c.derived, origin_edges.c.origin)
-    ):
-        derived.setdefault(parent, []).append(child)
-    group = featuregroups.c
-    registered: set[Source] = set()
-    for name, version in connection.execute(sa.select(group.name, group.version)):
-        registered.update({(name, version), (name, None)})
-    last_ids = {version: identifier for version, (_, identifier) in last.items()}
-    return _Origins(objects, derived, frozenset(sealed), last_ids, frozenset(registered))
 
 
 def _all_group_names(connection: Connection) -> set[str]:

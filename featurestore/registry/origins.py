@@ -88,19 +88,24 @@ def begin(connection: Connection, created: Object) -> None:
 
 def end(connection: Connection, removed: Object) -> None:
     """Record that an object is removed; a group that is private now stays private for ever."""
-    # Nothing was computed from an object without a row, nor was it computed from anything.
-    last = _last_creation(connection, removed)
-    if not last:
-        return
-    is_private = sa.select(private_groups.c.featuregroup).where(
+    private = sa.select(private_groups.c.featuregroup).where(
         private_groups.c.featuregroup == removed.name
     )
-    values = {"ended": True}
-    if removed.kind == GROUP and connection.execute(is_private).first() is not None:
-        values["sealed"] = True
-    is_last = origins.c.id == format_id(removed, last)
-    connection.execute(origins.update().where(is_last).values(**values))
-    _mark_changed(connection, [removed])
+    is_private = removed.kind == GROUP and connection.execute(private).first() is not None
+    # A copy of the rows of a private group may be written after the group was removed.
+    if is_private:
+        _current_ids(connection, [removed])
+    last = _last_creation(connection, removed)
+    if last:
+        values = {"ended": True, "sealed": True} if is_private else {"ended": True}
+        is_last = origins.c.id == format_id(removed, last)
+        connection.execute(origins.update().where(is_last).values(**values))
+        _mark_changed(connection, [removed])
+
+
+def exists(connection: Connection, version: Object) -> bool:
+    """Return whether an object has origins, or was itself an origin or private, even if removed."""
+    return _last_creation(connection, version) > 0
 
 
 def find_objects(connection: Connection, inputs: Iterable[Mapping[str, Any]]) -> list[Object]:

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from featurestore.registry import featuregroups
+from featurestore.registry import featuregroups, origins
+from featurestore.registry.origins import GROUP, Object
 
 if TYPE_CHECKING:
     from featurestore.session import Session
@@ -49,7 +50,7 @@ def recorded_inputs(df: object, location: str) -> list[dict[str, Any]]:
 
 
 def existing_inputs(session: Session, df: object) -> tuple[Mapping[str, Any], ...]:
-    """Return the recorded inputs of a dataframe without groups that no longer exist."""
+    """Return the recorded inputs of a dataframe without groups that have never existed."""
     recorded = recorded_inputs(df, session.location)
     if not recorded:
         return ()
@@ -59,6 +60,8 @@ def existing_inputs(session: Session, df: object) -> tuple[Mapping[str, Any], ..
             for each in recorded
             if "featuregroup" not in each
             or featuregroups.find(connection, each["featuregroup"], each["version"]) is not None
+            # A copy of rows keeps the origins of a group that was removed meanwhile.
+            or origins.exists(connection, Object(GROUP, each["featuregroup"], each["version"]))
         )
 
 

@@ -26,6 +26,7 @@ from featurestore.recovery import record_files
 from featurestore.registry import access, audit_log, featuregroups
 from featurestore.registry.access import Token, User
 from featurestore.registry.audit_log import Actor
+from featurestore.registry.hidden import find_opened_objects
 from featurestore.registry.rows import lock
 from featurestore.server.access import visitors
 from featurestore.server.access.visitors import TOKEN_PREFIX, hash_password, hash_secret, new_secret
@@ -81,9 +82,16 @@ def add_user(
 
     Raises:
         UserExists: The user name already exists.
+        InvalidArgument: Issuer or subject is missing or empty.
     """
     check_user_name(name)
     visitors.check_role(role)
+    # An empty subject would match a token without one.
+    if (issuer, subject) != (None, None) and not (issuer and subject):
+        raise InvalidArgument(
+            f"The issuer {issuer!r} and the subject {subject!r} must both have a value.",
+            hint=f"featurestore user add {name} --issuer https://login.example.org --subject 7f3a",
+        )
     # Hashing is slow by design, so it must not extend the locked transaction.
     hashed = None if password is None else hash_password(password)
     with access_transaction(session) as connection:
@@ -187,13 +195,28 @@ def revoke_token(
         audit_log.add(connection, actor, "revoke token", identifier)
 
 
-def set_private(session: Session, actor: Actor, group: str, private: bool) -> None:
-    """Restrict reading of a group to users with a role on it, or allow it for all readers."""
+def set_private(session: Session, actor: Actor, group: str, private: bool) -> list[str]:
+    """Restrict reading of a group to users with a role on it, or allow it for all readers.
+
+    Returns what all readers can read from now on, such as "training dataset pay@v1"; the audit log
+    has the same list. It is empty if the group becomes private.
+    """
     with access_transaction(session) as connection:
         _check_group(connection, group)
+        opened = [] if private else find_opened_objects(connection, group)
         access.set_private(connection, group, private)
-        action = "make private" if private else "make public"
-        audit_log.add(connection, actor, action, group)
+        detail = {"opens": opened} if opened else None
+        audit_log.add(
+            connection, actor, "make private" if private else "make public", group, detail
+        )
+    return opened
+
+
+def list_opened_objects(session: Session, group: str) -> list[str]:
+    """Return what ``set_private(..., private=False)`` would open, without a change."""
+    with session.registry.reading() as connection:
+        _check_group(connection, group)
+        return find_opened_objects(connection, group)
 
 
 def set_group_role(session: Session, actor: Actor, group: str, name: str, role: str | None) -> None:

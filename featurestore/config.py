@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tomllib
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Any
 
 from featurestore.errors import ConfigurationError, UnsupportedLocation, listing
 
+_log = logging.getLogger("featurestore")
 CONFIG_FILE = "featurestore.toml"
 DEFAULT_LOCATION = "featurestore-data"
 DEFAULT_ENGINE = "duckdb"
@@ -44,13 +46,14 @@ def resolve(
     """Resolve each setting from the argument, the environment, featurestore.toml, or the default.
 
     A relative location in featurestore.toml is relative to that file.
+
+    Raises:
+        ConfigurationError: The file is invalid, or belongs to another user.
     """
-    file = _read_file()
-    store_location = (
-        location
-        if location is not None
-        else os.environ.get("FEATURESTORE_LOCATION") or file.get("location")
-    )
+    if location is None:
+        location = os.environ.get("FEATURESTORE_LOCATION") or None
+    file = _read_file(has_location=location is not None)
+    store_location = location if location is not None else file.get("location")
     return Config(
         location=os.fspath(store_location) if store_location is not None else DEFAULT_LOCATION,
         engine=engine
@@ -87,14 +90,45 @@ def check_remote(location: str, settings: Config) -> None:
         )
 
 
-def _read_file() -> Mapping[str, Any]:
-    """Return the settings of the nearest configuration file, or none."""
+def find_file() -> Path | None:
+    """Return the nearest configuration file in this directory or its parents."""
     folder = Path.cwd()
     # The nearest file applies, as in other tools with a project file.
     for directory in (folder, *folder.parents):
         path = directory / CONFIG_FILE
         if path.is_file():
-            return _parse(path)
+            return path
+    return None
+
+
+def is_trusted(path: Path) -> bool:
+    """Return whether a configuration file belongs to this user or to root.
+
+    A file names the store and the registry that a program connects to, and another user could place
+    one in a shared directory.
+    """
+    if os.name != "posix":
+        return True
+    # The owner of a link decides on its target, and that of the target on its content.
+    return all(status.st_uid in (os.geteuid(), 0) for status in (path.lstat(), path.stat()))
+
+
+def _read_file(*, has_location: bool) -> Mapping[str, Any]:
+    """Return the settings of the nearest configuration file, or none.
+
+    Raises:
+        ConfigurationError: The file is invalid, or belongs to another user and the store has no
+            other location.
+    """
+    path = find_file()
+    if path is None:
+        return {}
+    if is_trusted(path):
+        return _parse(path)
+    message = f"{path} is not used, because it belongs to another user."
+    if not has_location:
+        raise ConfigurationError(message, hint="export FEATURESTORE_LOCATION=/path/to/the/store")
+    _log.warning("%s", message)
     return {}
 
 

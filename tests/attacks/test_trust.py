@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shlex
 import socket
 import threading
@@ -24,6 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import featurestore
+from featurestore import config
 from featurestore.alerts.channels import NotDelivered, deliver
 from featurestore.errors import ConfigurationError, FeatureStoreError
 from featurestore.model.alert import Alert, Channel
@@ -316,6 +318,38 @@ def test_hints_cannot_add_words_to_the_shell(foreign: FeatureStore) -> None:
         assert "touch" not in words
         assert "\n" not in str(refused.value.command)
         assert "\n" not in str(refused.value.hint)
+
+
+def test_settings_file_of_another_user_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can create a file of another user")
+    monkeypatch.delenv("FEATURESTORE_LOCATION", raising=False)
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    file = tmp_path / "featurestore.toml"
+    file.write_text(f'location = "{tmp_path}/theirs"\nregistry = "sqlite:////{tmp_path}/their.db"')
+    assert config.resolve().location == f"{tmp_path}/theirs"
+    os.chown(file, 65534, 65534)
+    with pytest.raises(ConfigurationError, match="belongs to another user") as refused:
+        config.resolve()
+    assert str(file) in str(refused.value)
+    # Another location is enough, and the registry of the file is not used, either.
+    resolved = config.resolve(location="own")
+    assert (resolved.location, resolved.registry) == ("own", None)
+    assert str(file) in caplog.text
+    # A link of another user to an own file, and an own link to a file of another user.
+    own = tmp_path / "own.toml"
+    own.write_text('location = "own"')
+    for owner, target in ((65534, own), (0, file.rename(tmp_path / "theirs.toml"))):
+        file.symlink_to(target)
+        os.chown(file, owner, owner, follow_symlinks=False)
+        with pytest.raises(ConfigurationError, match="belongs to another user"):
+            config.resolve()
+        file.unlink()
+    file.symlink_to(own)
+    assert config.resolve().location == f"{tmp_path}/own"
 
 
 # -- the hash ---------------------------------------------------------------------------------

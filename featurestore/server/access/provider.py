@@ -6,6 +6,7 @@ https://openid.net/specs/openid-connect-core-1_0.html#CodeFlowAuth
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
@@ -22,12 +23,15 @@ from featurestore.registry import access
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access import changes
 from featurestore.server.access.visitors import new_secret
+from featurestore.server.json_bounds import check_json
 from featurestore.server.settings import Provider
 from featurestore.session import Session
 from featurestore.storage.grants import read_secret
 
 if TYPE_CHECKING:
     from authlib.integrations.requests_client import OAuth2Session
+    from requests import Response
+    from requests import Session as HttpSession
 
 _TIMEOUT_SECONDS = 10
 _SCOPE = "openid profile email"
@@ -37,6 +41,9 @@ _LONGEST_SUBJECT = 255
 # Excludes "none" (no signature) and HS256, which would accept the client secret as a key.
 _ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA", "Ed25519")
 _MIN_SECRET_LENGTH = 43  # characters of 256 random bits, see new_secret
+_MAX_BYTES, _CHUNK_BYTES = 1 << 20, 1 << 16
+_LONGEST_ADDRESS = 2000
+_LONGEST_LIFETIME = 10 * 365 * 86_400  # seconds
 _ENDPOINTS = ("authorization_endpoint", "token_endpoint", "jwks_uri")
 
 
@@ -108,12 +115,8 @@ class ProviderClient:
         Raises:
             NotSignedIn: The provider refused, or its response belongs to another attempt.
         """
-        from authlib.common.errors import AuthlibBaseError
-        from joserfc.errors import JoseError
-        from requests import RequestException
-
-        self._check_answer(attempt, response_address)
         try:
+            self._check_answer(attempt, response_address)
             with self._oauth_session(redirect_uri) as client:
                 client.state = attempt.state
                 # Redirects are disabled, so that code, verifier and secret are sent only to the
@@ -126,7 +129,7 @@ class ProviderClient:
                     allow_redirects=False,
                 )
                 claims = self._claims(client, token, attempt.nonce)
-        except (AuthlibBaseError, JoseError, RequestException, KeyError, ValueError) as error:
+        except _malformed_answers() as error:
             raise NotSignedIn(
                 f"Sign-in with {self._provider.label} failed: {type(error).__name__}."
             ) from error
@@ -161,7 +164,7 @@ class ProviderClient:
             address, timeout=_TIMEOUT_SECONDS, withhold_token=True, allow_redirects=False
         )
         response.raise_for_status()
-        keys = KeySet.import_key_set(response.json())
+        keys = KeySet.import_key_set(parse_object(response.content))  # type: ignore[arg-type]
         decoded = jwt.decode(token["id_token"], keys, algorithms=list(_ALGORITHMS))
         # The issuer and audience bind the token to this provider and server, and the nonce to this
         # attempt.
@@ -218,13 +221,16 @@ class ProviderClient:
             from authlib.integrations.requests_client import OAuth2Session
         except ModuleNotFoundError as error:
             raise missing_extra(error.name or "authlib", "server") from None
-        return OAuth2Session(
+        client = OAuth2Session(
             self._provider.client,
             self._secret,
             scope=_SCOPE,
             redirect_uri=redirect_uri,
             code_challenge_method="S256",
         )
+        client.register_compliance_hook("access_token_response", _check_token_response)
+        _bound_responses(client)
+        return client
 
     def _metadata(self) -> dict[str, Any]:
         """Return the provider metadata, which is cached after the first request.
@@ -237,25 +243,29 @@ class ProviderClient:
 
             address = f"{self._provider.issuer.rstrip('/')}/.well-known/openid-configuration"
             try:
-                response = requests.get(address, timeout=_TIMEOUT_SECONDS, allow_redirects=False)
+                with requests.Session() as session:
+                    _bound_responses(session)
+                    response = session.get(address, timeout=_TIMEOUT_SECONDS, allow_redirects=False)
                 response.raise_for_status()
-                metadata = dict(response.json())
-            except (requests.RequestException, ValueError) as error:
+                metadata = parse_object(response.content)
+            except _malformed_answers() as error:
                 raise ConfigurationError(
-                    f"The provider at {address} is unreachable: {type(error).__name__}.",
+                    f"The provider at {address} does not return its configuration: "
+                    f"{type(error).__name__}.",
                     hint="--oidc-issuer is the URL before /.well-known/openid-configuration",
                 ) from error
             # OpenID Connect Discovery requires this comparison, so that a provider cannot
             # impersonate another one.
             if metadata.get("issuer") != self._provider.issuer:
+                issuer = str(metadata.get("issuer"))[:_LONGEST_SUBJECT]
                 raise ConfigurationError(
-                    f"The provider at {address} has the issuer {metadata.get('issuer')!r}, not "
+                    f"The provider at {address} has the issuer {issuer!r}, not "
                     f"{self._provider.issuer!r}.",
-                    hint=f"--oidc-issuer {metadata.get('issuer')}",
+                    hint=f"--oidc-issuer {issuer}",
                 )
             for name in _ENDPOINTS:
                 # The code and the client secret must not be sent over plain HTTP.
-                _check_address(str(metadata.get(name)))
+                _check_address(str(metadata.get(name))[:_LONGEST_ADDRESS])
             self._cached_metadata = metadata
         return self._cached_metadata
 
@@ -266,12 +276,92 @@ def _check_address(address: str) -> None:
     Raises:
         ConfigurationError: The address is neither https nor on this machine.
     """
-    url = urlsplit(address)
-    is_local = url.hostname in ("localhost", "127.0.0.1", "::1")
-    if url.scheme != "https" and not (url.scheme == "http" and is_local):
+    try:
+        url = urlsplit(address)
+        is_local = url.hostname in ("localhost", "127.0.0.1", "::1")
+        is_valid = url.scheme == "https" or (url.scheme == "http" and is_local)
+    except ValueError:  # the host has a single bracket
+        is_valid = False
+    if not is_valid:
         raise ConfigurationError(
             f"--oidc-issuer {address!r} is not an https URL.", hint="https://login.example.org"
         )
+
+
+def parse_object(text: bytes) -> dict[str, Any]:
+    """Parse a JSON object of a provider.
+
+    >>> parse_object(b'{"keys": []}')
+    {'keys': []}
+
+    Raises:
+        ValueError: The text is not a JSON object, or exceeds a limit.
+    """
+    check_json(text)
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError("not a JSON object")
+    return value
+
+
+def _check_token_response(response: Response) -> Response:
+    """Raise ValueError if the response of the token endpoint is not a JSON object."""
+    token = parse_object(response.content)
+    # The error is a text; the library formats every value.
+    for name in ("id_token", "access_token", "token_type", "error", "error_description"):
+        if not isinstance(token.get(name, ""), str):
+            raise ValueError(f"{name} is not a string")
+    # The library would compute with other values.
+    for name in ("expires_in", "expires_at"):
+        if not isinstance(token.get(name, 0), int) or token.get(name, 0) > _LONGEST_LIFETIME:
+            raise ValueError(f"{name} is not a number of seconds")
+    return response
+
+
+def _bound_responses(session: HttpSession) -> None:
+    """Let a session read responses of bounded size and time only."""
+    from requests.adapters import HTTPAdapter
+
+    class BoundedAdapter(HTTPAdapter):
+        """Reads a complete response within the limits."""
+
+        def send(self, *arguments: Any, **options: Any) -> Response:
+            response = super().send(*arguments, **(options | {"stream": True}))
+            deadline = time.monotonic() + _TIMEOUT_SECONDS
+            content = bytearray()
+            try:
+                # read1 returns the bytes that have arrived.
+                while chunk := response.raw.read1(_CHUNK_BYTES, decode_content=True):
+                    content += chunk
+                    if len(content) > _MAX_BYTES or time.monotonic() > deadline:
+                        raise ValueError("the response is too long")
+            finally:
+                response.close()
+            response._content = bytes(content)
+            return response
+
+    session.mount("https://", BoundedAdapter())
+    session.mount("http://", BoundedAdapter())
+
+
+def _malformed_answers() -> tuple[type[Exception], ...]:
+    """Return the errors that libraries raise for responses of a provider with any content."""
+    from authlib.common.errors import AuthlibBaseError
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from joserfc.errors import JoseError
+    from requests import RequestException
+    from urllib3.exceptions import HTTPError
+
+    libraries = (AuthlibBaseError, JoseError, RequestException, HTTPError, UnsupportedAlgorithm)
+    return (
+        *libraries,
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        ArithmeticError,
+        RecursionError,
+    )
 
 
 def _client_secret(provider: Provider) -> str:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -34,6 +34,8 @@ class OpenIdProvider:
     metadata: dict[str, Any] = field(default_factory=dict)
     back: dict[str, str] = field(default_factory=dict)
     redirect: str | None = None
+    # Raw responses by path, instead of those of an honest provider: status and body.
+    raw: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     forms: list[dict[str, str]] = field(default_factory=list)
 
     def code(self, query: dict[str, str]) -> str:
@@ -79,7 +81,9 @@ def running() -> Iterator[OpenIdProvider]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             url = urlsplit(self.path)
-            if url.path == "/authorize":
+            if url.path in provider.raw:
+                self.send_raw(*provider.raw[url.path])
+            elif url.path == "/authorize":
                 query = dict(parse_qsl(url.query))
                 back = {"code": provider.code(query), "state": query["state"]} | provider.back
                 self.send_response(303)
@@ -103,7 +107,18 @@ def running() -> Iterator[OpenIdProvider]:
                 self.send_header("Location", provider.redirect)
                 self.end_headers()
                 return
+            if "/token" in provider.raw:
+                self.send_raw(*provider.raw["/token"])
+                return
             self.send_json(*provider.token(form, self.headers.get("Authorization", "")))
+
+        def send_raw(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Location", f"{provider.issuer}/elsewhere")
+            self.end_headers()
+            with suppress(OSError):  # the client stops reading
+                self.wfile.write(body)
 
         def send_json(self, status: int, body: dict[str, Any]) -> None:
             self.send_response(status)

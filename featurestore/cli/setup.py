@@ -130,6 +130,16 @@ def _check_store(options: Settings) -> Iterator[Check]:
     from featurestore import config
     from featurestore.storage import files, storage_for
 
+    settings_file = config.find_file()
+    if settings_file is not None and config.is_trusted(settings_file):
+        yield Check("settings", OK, f"{settings_file} is used")
+    elif settings_file is not None:
+        yield Check(
+            "settings",
+            ABSENT,
+            f"{settings_file} is not used, because it belongs to another user",
+            "export FEATURESTORE_LOCATION=/path/to/the/store",
+        )
     try:
         resolved = config.resolve(
             location=options.location, engine=options.engine, registry=options.registry

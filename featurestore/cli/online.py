@@ -44,7 +44,8 @@ def add(
         str, typer.Argument(help="URI of the online store, without a password.", show_default=False)
     ],
     secret: Annotated[
-        str | None, typer.Option(help="Password: env:NAME or file:path.", show_default=False)
+        str | None,
+        typer.Option(help="Password: env:NAME, file:path or environment.", show_default=False),
     ] = None,
 ) -> None:
     """Register an online store without connecting to it."""

@@ -34,7 +34,8 @@ def add(
         str, typer.Argument(help="URI of the source, without a password.", show_default=False)
     ],
     secret: Annotated[
-        str | None, typer.Option(help="Password: env:NAME or file:path.", show_default=False)
+        str | None,
+        typer.Option(help="Password: env:NAME, file:path or environment.", show_default=False),
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE, repeatable.", show_default=False)

@@ -46,7 +46,9 @@ class SourceCalls(StoreBase):
                 ``delta+/path`` (any Delta table), or the URI of another installed kind. It must not
                 contain a password.
             secret: Reference to the password: ``"env:NAME"`` or ``"file:path"``. The password is
-                read when the source connects, and never stored or displayed.
+                read when the source connects, and never stored or displayed. With
+                ``"environment"`` the driver may use credentials of the machine: environment
+                variables, password files, cloud roles, tickets.
             options: Options of the source kind, such as ``{"format": "csv", "delimiter": ";"}`` for
                 a folder; all kinds support ``rename``, a mapping of column names or
                 ``"snake_case"``.
@@ -471,7 +473,8 @@ class OnlineStoreCalls(StoreBase):
                 installed kind. ``?timeout=0.5`` limits the wait for a response in seconds (default
                 5). It must not contain a password.
             secret: Reference to the password: ``"env:NAME"`` or ``"file:path"``. The password is
-                read when the store connects, and never stored or displayed.
+                read when the store connects, and never stored or displayed. With
+                ``"environment"`` the driver may use password files and variables of the machine.
 
         Raises:
             OnlineStoreExists: An online store with this name already exists.

@@ -182,7 +182,7 @@ def check_version(manifest: JsonObject, file: str) -> None:
     if version != MANIFEST_VERSION:
         dbt_version = metadata.optional_text("dbt_version") or "unknown"
         raise InvalidDbtProject(
-            f"{file!r} has the schema {schema!r} of dbt {dbt_version}; supported is the manifest "
+            f"{file!r} has the schema {schema[:100]!r} of dbt {dbt_version[:100]}; supported is the manifest "
             f"version v{MANIFEST_VERSION} of dbt 1.8 and later.",
             hint="run dbt parse with dbt-core 1.8 or later",
         )

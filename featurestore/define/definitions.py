@@ -273,7 +273,7 @@ def source(
 ) -> Definition:
     """Define a source of rows; the arguments are those of ``add_source``.
 
-    A password is never in a definition: ``secret`` is "env:NAME" or "file:path".
+    A password is never in a definition: ``secret`` is "env:NAME", "file:path" or "environment".
 
     >>> from featurestore import define
     >>> define.source("shop", "postgresql://reader@db/shop", secret="env:SHOP_PASSWORD")

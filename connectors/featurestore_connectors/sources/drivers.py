@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -244,12 +245,8 @@ def _libpq_version(driver: str) -> int:
     """Return the version number of the libpq of a driver; 0 if the driver is not installed."""
     try:
         if driver == "psycopg":
-            import psycopg
-
-            return psycopg.pq.version()
-        import psycopg2.extensions
-
-        return int(psycopg2.extensions.libpq_version())
+            return int(import_module("psycopg").pq.version())
+        return int(import_module("psycopg2.extensions").libpq_version())
     except ImportError:
         return 0
 

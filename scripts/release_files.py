@@ -50,7 +50,8 @@ def read_wheel(path: Path) -> Iterator[ArchivedFile]:
     with zipfile.ZipFile(path) as archive:
         for entry in archive.infolist():
             package, _, rest = entry.filename.partition("/")
-            source = f"{PACKAGES.get(package, package)}/{rest}"
+            # Other folders, such as tests, are no packages of the wheel.
+            source = f"{PACKAGES[package]}/{rest}" if package in PACKAGES else ""
             mode = entry.external_attr >> 16
             yield ArchivedFile(
                 entry.filename,
@@ -101,7 +102,7 @@ def tracked_files() -> set[str]:
     """Return the paths that git tracks."""
     command = ["git", "ls-files", "-z"]
     output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    return set(output.split("\0"))
+    return set(filter(None, output.split("\0")))
 
 
 def main(arguments: list[str]) -> None:

@@ -124,11 +124,21 @@ class OpenServers:
         """Return an open server, or open it; the least recently used one is closed."""
         with self._lock:
             server = self._servers.get(key)
-            if server is None:
-                server = self._servers[key] = open_server()
+            if server is not None:
+                self._servers.move_to_end(key)
+                return server
+        # Without the lock: the online store may not respond, while others do.
+        opened, surplus = open_server(), []
+        with self._lock:
+            server = self._servers.setdefault(key, opened)
             self._servers.move_to_end(key)
             if len(self._servers) > _MAX_OPEN:
-                self._servers.popitem(last=False)[1].close()
+                surplus.append(self._servers.popitem(last=False)[1])
+        # Another thread may have opened the same server.
+        if server is not opened:
+            surplus.append(opened)
+        for unused in surplus:
+            unused.close()
         return server
 
     def views(self) -> list[tuple[FeatureView, str | None]]:
@@ -286,7 +296,7 @@ def predict(
     started = time.perf_counter()
     server: ModelServer = servers.find(
         ("model", model.name, model.version, model.spec.to_bytes(), body.online),
-        lambda: model.server(online=body.online, trust=settings.trust_models),
+        lambda: ModelServer(model, online=body.online, trust=settings.trust_models),
     )
     entities = [server.vectors.parse_json(entity) for entity in body.entities]
     predictions = server.predict(entities)

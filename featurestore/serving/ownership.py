@@ -12,6 +12,7 @@ from featurestore.errors import NotPublished, PublishedValueMismatch
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.online_store import EMBEDDED
 from featurestore.registry import featuregroups, online_stores
+from featurestore.serving.online_reads import OnlineReads
 from featurestore.serving.state import STATE_FORMAT, Origin, PublishedView, ViewState
 from featurestore.serving.stores import open_online_store
 from featurestore.session import Session
@@ -27,7 +28,7 @@ def read_state(session: Session, spec: FeatureViewSpec, online: str | None) -> V
     """
     with closing(open_online_store(session, online)) as store:
         view = PublishedView(spec.name, spec.version, store.config.name)
-        (content,) = store.read([view.key])
+        (content,) = OnlineReads(store).read([view.key])
         state = ViewState.parse(content, view)
         check_published(session, state, view)
     return state

@@ -29,8 +29,10 @@ from featurestore.errors import (
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.names import format_group_reference
 from featurestore.plugins.online import OnlineStore
+from featurestore.registry.origins import VIEW
 from featurestore.retrieval.catalog import pinned_source
 from featurestore.serving.layout import ValueLayout, ValueStatus
+from featurestore.serving.online_reads import OnlineReads
 from featurestore.serving.ownership import check_published
 from featurestore.serving.seals import find_damaged
 from featurestore.serving.state import GroupState, PublishedView, ViewState
@@ -148,10 +150,11 @@ class VectorServer:
         log: VectorLog | None = None,
     ) -> None:
         self._session, self._spec, self._store, self._form = session, spec, store, form
+        self._online_reads = OnlineReads(store)
         self._log = log
         self._view = PublishedView(spec.name, spec.version, store.config.name)
         self._state_key = self._view.key
-        self._clock = StoreClock(store)
+        self._clock = StoreClock(self._online_reads)
         self._lock = threading.Lock()
         inputs: dict[str, pa.DataType] = {}
         if form is not None:
@@ -162,7 +165,9 @@ class VectorServer:
         # By the types of request columns that nothing but their values determines.
         self._programs: dict[tuple[pa.DataType, ...], Program] = {}
         self._next_check = time.monotonic() + _CHECK_SECONDS
-        (content,) = store.read([self._state_key])
+        (content,) = self._online_reads.read([self._state_key])
+        # The first measurement would block the other threads of the server.
+        self._clock.now()
         if self._untyped:
             check_published(session, ViewState.parse(content, self._view), self._view)
             columns = None if form is None else form.schema
@@ -252,7 +257,7 @@ class VectorServer:
         entities = entity_rows(entities)
         program, keys = self._direct_keys(entities, as_)
         if program is not None and keys is not None:
-            vectors = self._direct_vectors(program, keys, self._store.read(keys), as_)
+            vectors = self._direct_vectors(program, keys, self._online_reads.read(keys), as_)
             if vectors is not None:
                 return vectors
         return self._vectors(self._read(entities), as_)
@@ -265,7 +270,7 @@ class VectorServer:
         entities = entity_rows(entities)
         program, keys = self._direct_keys(entities, "arrow")
         if program is not None and keys is not None and program.direct is not None:
-            values = self._store.read(keys)
+            values = self._online_reads.read(keys)
             if values[0] == program.state_content:
                 self._check_values(keys, values)
                 now = self._clock.now_micros() if at is None else at
@@ -288,7 +293,7 @@ class VectorServer:
         entities = entity_rows(entities)
         program, keys = self._direct_keys(entities, as_)
         if program is not None and keys is not None:
-            values = await self._store.read_async(keys)
+            values = await self._online_reads.read_async(keys)
             vectors = self._direct_vectors(program, keys, values, as_)
             if vectors is not None:
                 return vectors
@@ -321,6 +326,8 @@ class VectorServer:
         self, entities: Sequence[Mapping[str, Any]], form: Form
     ) -> tuple[Program | None, list[bytes] | None]:
         """Return the keys of the fast path with its program, or None if it does not apply."""
+        # Every request comes here first.
+        self._session.record_read(VIEW, self._spec.name, self._spec.version)
         check_form(form)
         program = self._programs.get(())
         if program is None or program.direct is None or self._is_check_due():
@@ -360,7 +367,7 @@ class VectorServer:
         try:
             keys = next(reads)
             while True:
-                keys = reads.send(self._store.read(keys))
+                keys = reads.send(self._online_reads.read(keys))
         except StopIteration as finished:
             return finished.value
 
@@ -369,7 +376,7 @@ class VectorServer:
         try:
             keys = next(reads)
             while True:
-                keys = reads.send(await self._store.read_async(keys))
+                keys = reads.send(await self._online_reads.read_async(keys))
         except StopIteration as finished:
             return finished.value
 

@@ -6,6 +6,7 @@ import threading
 import time
 from dataclasses import replace
 from datetime import datetime
+from typing import Protocol
 
 from featurestore.errors import InvalidArgument
 from featurestore.model.names import ENVIRONMENT, check_name, parse_credentials
@@ -138,6 +139,14 @@ def _embedded_store(session: Session) -> OnlineStoreSpec:
     return OnlineStoreSpec(EMBEDDED, online_kind(uri), uri)
 
 
+class ServerClock(Protocol):
+    """An online store, or its reads."""
+
+    def clock(self) -> datetime:
+        """Return the time of the server in UTC."""
+        ...
+
+
 class StoreClock:
     """The clock of an online store: the local clock plus an offset, measured every minute.
 
@@ -145,7 +154,7 @@ class StoreClock:
     neither serves a row too early nor keeps an expired one.
     """
 
-    def __init__(self, store: OnlineStore) -> None:
+    def __init__(self, store: ServerClock) -> None:
         self._store = store
         self._lock = threading.Lock()
         self._offset = 0

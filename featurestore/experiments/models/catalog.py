@@ -176,7 +176,13 @@ class Model:
         """
         from featurestore.experiments.models.serving import ModelServer
 
-        return ModelServer(self, online=online, trust=trust)
+        server = ModelServer(self, online=online, trust=trust)
+        try:
+            server.load()
+        except BaseException:
+            server.close()
+            raise
+        return server
 
     def get_features(
         self,

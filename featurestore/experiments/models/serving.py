@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -66,13 +67,23 @@ class ModelServer:
                 f"{reason}.",
                 hint="view.create_training_dataset(...), and train a model of another library",
             )
-        self._spec = spec
+        self._spec, self._model, self._trust = spec, model, trust
         self._fitted = model.transformations
-        self._predict = loading.load_predictor(model.path, spec.to_bytes(), trust=trust)
+        self._loading = threading.Lock()
+        self._predict: loading.Predict | None = None
         self._view = definition.get(model.session, view["name"], view["version"])
         form = VectorForm(pa.schema([(each.name, each.kind) for each in spec.inputs]))
         store = open_online_store(model.session, online)
         self.vectors = VectorServer(model.session, self._view, store, form)
+
+    def load(self) -> loading.Predict:
+        """Return the function that predicts; other threads wait only for the first load."""
+        with self._loading:
+            if self._predict is None:
+                self._predict = loading.load_predictor(
+                    self._model.path, self._spec.to_bytes(), trust=self._trust
+                )
+            return self._predict
 
     def predict(self, entities: Entities) -> Predictions:
         """Return the predictions for entities, from one read of the online store.
@@ -85,8 +96,9 @@ class ModelServer:
         rows = entity_rows(entities)
         if not rows:
             raise InvalidArgument("predict needs at least one entity.", hint="predict([{...}])")
+        predict = self.load()
         served = self.vectors.read_batch(rows)
-        outputs = self._predict(to_model_input(self._spec, self._fitted, served.batch))
+        outputs = predict(to_model_input(self._spec, self._fitted, served.batch))
         table = pa.table(convert_outputs(self._spec, outputs, served.batch.num_rows))
         return Predictions(
             model=self._spec.name,

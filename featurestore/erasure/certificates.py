@@ -34,12 +34,27 @@ _KEY_FILE = "key"
 _KEY_BYTES = 32
 
 
-def store_key(session: Session) -> bytes:
-    """Return the key of the store's certificates, which is created at the first erasure."""
+def _create_key(session: Session) -> bytes:
+    """Return the key of the store's certificates, which the first erasure creates."""
     path = os.path.join(session.paths.erasures, _KEY_FILE)
     if not files.exists(path):
         # Another process may be faster; its key is read then. The folder is private.
         files.write_new(path, secrets.token_hex(_KEY_BYTES).encode())
+    return _read_key(path)
+
+
+def _find_key(session: Session) -> bytes:
+    """Return the key of the store's certificates.
+
+    Raises:
+        InvalidArgument: The store has issued no certificate.
+    """
+    path = os.path.join(session.paths.erasures, _KEY_FILE)
+    if not files.exists(path):
+        raise InvalidArgument(
+            "This store has issued no certificate: it has no key of certificates.",
+            hint="connect to the store of the erasure, or restore its folder _erasures",
+        )
     return _read_key(path)
 
 
@@ -64,7 +79,7 @@ def issue(
     datasets: Mapping[str, str],
 ) -> dict[str, Any]:
     """Sign a certificate, add it to the audit log and to the store, and return it."""
-    key = store_key(session)
+    key = _create_key(session)
     salt = secrets.token_hex(16)
     with session.registry.transaction() as connection:
         chain = _chain(connection)
@@ -97,7 +112,7 @@ def parse_certificate(session: Session, certificate: object) -> tuple[JsonObject
     """
     try:
         data = JsonObject.from_value(certificate)
-        key, salt = store_key(session), data.text("salt")
+        key, salt = _find_key(session), data.text("salt")
         entities = []
         number = 0
         for entity in data.objects("entities"):
@@ -119,7 +134,7 @@ def parse_certificate(session: Session, certificate: object) -> tuple[JsonObject
 
 def find_problems(session: Session, certificate: Mapping[str, Any]) -> list[str]:
     """Return the defects of a certificate and of the chain in the audit log."""
-    key = store_key(session)
+    key = _find_key(session)
     body = {name: value for name, value in certificate.items() if name not in _SEALS}
     problems = []
     if not hmac.compare_digest(str(certificate.get("signature")), _sign(key, body)):

@@ -117,7 +117,7 @@ def text_forms(text: str) -> tuple[bytes, ...]:
     (b'u-7731', ())
     """
     minimum = _MIN_DIGITS if text.isdigit() else _MIN_TEXT
-    if len(text) < minimum:
+    if len(text) < minimum or text in ("true", "false"):
         return ()
     texts = [text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], quote(text)]
     # The texts of the search index are in lower case.
@@ -412,7 +412,7 @@ def parse_entities(subject: object, columns: Mapping[str, str] | None) -> Entiti
         values: dict[str, KeyValue] = {}
         for key, value in entity.items():
             text = canonical_text(value)
-            if not isinstance(key, str) or not text:
+            if not isinstance(key, str) or text is None:
                 raise InvalidArgument(f"{key!r}: {value!r} is not a key value.", hint=example)
             values[key] = KnownValue(text)
         entities.append(values)

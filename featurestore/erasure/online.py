@@ -1,41 +1,36 @@
 """Erasure in online stores: the published values of the entities in all views and generations.
 
-Keys of an online store are those of the primary keys of a group, so the values are found by the
-primary keys of matching rows in any version of the group, and by the keys of the entities.
+A key of an online store is a prefix, which stands for a view, a group and a generation, and the
+canonical bytes of a primary key. All keys of a store are scanned, so that also the values of views
+that were deleted are found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
 
-import pyarrow as pa
-
-from featurestore.arrow.values import ConversionError, from_json, to_array
+from featurestore.arrow.values import to_array
 from featurestore.erasure.areas import Scan
-from featurestore.erasure.keys import KeyValue, KnownValue
-from featurestore.errors import FeatureStoreError
+from featurestore.erasure.keys import KeyValue, canonical_text
+from featurestore.hashing.values import BOOL, BYTES, DATE, INTEGER, LARGE_INTEGER, TEXT, TIME
 from featurestore.model.erasure import ErasureFinding
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.plugins.online import DiscardsBytes, OnlineStore
 from featurestore.registry import featuregroups
 from featurestore.registry.artifacts import feature_views
-from featurestore.serving.columns import encode_keys
+from featurestore.serving.columns import PREFIX_BYTES, encode_keys
 from featurestore.serving.state import GroupId, PublishedView, ViewState
 from featurestore.serving.stores import get_online_stores, open_online_store
 from featurestore.storage import files
 
-_READ_KEYS = 5000
-
-
-@dataclass(frozen=True)
-class ViewValues:
-    """The groups of a view in an online store, and the generations whose values may exist."""
-
-    view: PublishedView
-    groups: Sequence[GroupId]
-    generations: Sequence[int]
+_DELETED_VIEWS = "views that were deleted"
+# State records of views have readable keys.
+_STATE_PREFIX = b"fs:"
+_DAYS = date(1970, 1, 1).toordinal()
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class OnlineValues:
@@ -46,29 +41,21 @@ class OnlineValues:
     def search(self, scan: Scan) -> list[ErasureFinding]:
         findings = []
         for online, store in _open_stores(scan):
+            counts: dict[str, int] = {}
             with closing(store):
-                for values in _published_values(scan, store, online):
-                    count = 0
-                    for group in values.groups:
-                        scan.scanned[self.name] += 1
-                        for keys in _store_keys(scan, values, group):
-                            count += sum(value is not None for value in store.read(keys))
-                    if count:
-                        place = f"{online}: {values.view.name}@v{values.view.version}"
-                        findings.append(
-                            ErasureFinding(self.name, place, f"{count:,} values", "remove", count)
-                        )
+                for view, keys in _matching_keys(scan, store, online):
+                    counts[view] = counts.get(view, 0) + len(keys)
+            findings += [
+                ErasureFinding(self.name, f"{online}: {view}", f"{count:,} values", "remove", count)
+                for view, count in sorted(counts.items())
+            ]
         return findings
 
     def erase(self, scan: Scan) -> None:
         for online, store in _open_stores(scan):
             with closing(store):
-                for values in _published_values(scan, store, online):
-                    for group in values.groups:
-                        for keys in _store_keys(scan, values, group):
-                            for key in keys:
-                                # No key is the beginning of another key of the group.
-                                store.delete_prefix(key)
+                for _, keys in _matching_keys(scan, store, online):
+                    store.delete(keys)
                 if isinstance(store, DiscardsBytes):
                     store.discard_deleted()
 
@@ -83,7 +70,71 @@ def _open_stores(scan: Scan) -> Iterator[tuple[str, OnlineStore]]:
             yield spec.name, open_online_store(session, spec.name)
 
 
-def _published_values(scan: Scan, store: OnlineStore, online: str) -> Iterator[ViewValues]:
+@dataclass(frozen=True)
+class PublishedKeys:
+    """The keys with one prefix: those of a group in one generation of a view.
+
+    Attributes:
+        view: The title of the view.
+        columns: The key in each column of the primary key; see ``Entities.key_columns``.
+        names: The primary key.
+        rows: The canonical bytes of the primary keys of matching rows.
+    """
+
+    view: str
+    columns: Mapping[str, str]
+    names: Sequence[str]
+    rows: frozenset[bytes]
+
+
+def _matching_keys(
+    scan: Scan, store: OnlineStore, online: str
+) -> Iterator[tuple[str, list[bytes]]]:
+    """Yield the views and keys of the entities in an online store, some keys at a time."""
+    published = dict(_published_keys(scan, store, online))
+    for batch in store.scan(b""):
+        matching: dict[str, list[bytes]] = {}
+        for key in batch:
+            if key.startswith(_STATE_PREFIX):
+                continue
+            scan.scanned[OnlineValues.name] += 1
+            keys = published.get(key[:PREFIX_BYTES])
+            if _is_match(scan, keys, key[PREFIX_BYTES:]):
+                view = _DELETED_VIEWS if keys is None else keys.view
+                matching.setdefault(view, []).append(key)
+        yield from matching.items()
+
+
+def _is_match(scan: Scan, keys: PublishedKeys | None, encoded: bytes) -> bool:
+    """Return whether an encoded primary key is that of an entity."""
+    if keys is not None and encoded in keys.rows:
+        return True
+    texts = decode_key(encoded)
+    if texts is None:
+        return False
+    for entity in scan.entities.entities:
+        if keys is None:
+            # The columns are unknown: all values must be parts of the key.
+            if all(any(map(value.equals, texts)) for value in entity.values()):
+                return True
+        elif _has_keys(entity, keys, texts):
+            return True
+    return False
+
+
+def _has_keys(entity: Mapping[str, KeyValue], keys: PublishedKeys, texts: Sequence[str]) -> bool:
+    equal_keys = set()
+    for name, text in zip(keys.names, texts, strict=False):
+        key = keys.columns.get(name)
+        if key in entity and entity[key].equals(text):
+            equal_keys.add(key)
+    return equal_keys == set(entity)
+
+
+def _published_keys(
+    scan: Scan, store: OnlineStore, online: str
+) -> Iterator[tuple[bytes, PublishedKeys]]:
+    """Yield the prefixes of all published groups, also of generations that are being replaced."""
     for spec in _registered_views(scan):
         view = PublishedView(spec.name, spec.version, online)
         (content,) = store.read([view.key])
@@ -91,10 +142,32 @@ def _published_values(scan: Scan, store: OnlineStore, online: str) -> Iterator[V
         generations = {state.generation, *(each.generation for each in state.retired)}
         if state.lease is not None and state.lease.generation is not None:
             generations.add(state.lease.generation)
-        generations.discard(0)
         groups = {*state.groups, *((each.group, each.version) for each in spec.features)}
-        if generations:
-            yield ViewValues(view, sorted(groups), sorted(generations))
+        for group in groups:
+            keys = _keys_of(scan, group, f"{spec.name}@v{spec.version}")
+            for generation in generations - {0}:
+                yield view.value_prefix(group, generation), keys
+
+
+def _keys_of(scan: Scan, group: GroupId, view: str) -> PublishedKeys:
+    with scan.session.registry.reading() as connection:
+        registered = featuregroups.find(connection, *group)
+    if registered is None:
+        return PublishedKeys(view, {}, (), frozenset())
+    spec = registered.spec
+    names = spec.primary_key
+    rows = list(scan.key_rows.get(group, ()))
+    encoded: list[bytes | None] = []
+    if rows:
+        types = [spec.schema.field(name).type for name in names]
+        columns = zip(zip(*rows, strict=True), types, strict=True)
+        encoded = encode_keys([to_array(list(values), kind) for values, kind in columns])
+    return PublishedKeys(
+        view,
+        scan.entities.key_columns(names, owner=group[0]),
+        names,
+        frozenset(key for key in encoded if key is not None),
+    )
 
 
 def _registered_views(scan: Scan) -> list[FeatureViewSpec]:
@@ -107,58 +180,42 @@ def _registered_views(scan: Scan) -> list[FeatureViewSpec]:
     return [views[key] for key in sorted(views)]
 
 
-def _store_keys(scan: Scan, values: ViewValues, group: GroupId) -> Iterator[list[bytes]]:
-    """Yield the keys of the entities in an online store, some at a time."""
-    keys = sorted(_entity_keys(scan, group))
-    for generation in values.generations:
-        prefix = values.view.value_prefix(group, generation)
-        for start in range(0, len(keys), _READ_KEYS):
-            yield [prefix + key for key in keys[start : start + _READ_KEYS]]
+def decode_key(encoded: bytes) -> list[str] | None:
+    """Return the canonical texts of an encoded primary key; None for other types and other bytes.
 
-
-def _entity_keys(scan: Scan, group: GroupId) -> set[bytes]:
-    """Return the encoded primary keys of the entities in a group."""
-    with scan.session.registry.reading() as connection:
-        registered = featuregroups.find(connection, *group)
-    if registered is None or not registered.spec.primary_key:
-        return set()
-    spec = registered.spec
-    names = spec.primary_key
-    types = [spec.schema.field(name).type for name in names]
-    rows: list[Sequence[object]] = list(scan.key_rows.get(group, ()))
-    columns = scan.entities.key_columns(names, owner=group[0])
-    for entity in scan.entities.entities:
-        if set(columns) == set(names) and set(columns.values()) <= set(entity):
-            row = _typed_key([entity[columns[name]] for name in names], types)
-            if row is not None:
-                rows.append(row)
-    if not rows:
-        return set()
-    arrays = [
-        to_array(list(values), kind)
-        for values, kind in zip(zip(*rows, strict=True), types, strict=True)
-    ]
-    return {key for key in encode_keys(arrays) if key is not None}
-
-
-def _typed_key(values: Sequence[KeyValue], types: Sequence[pa.DataType]) -> list[object] | None:
-    """Convert the texts of keys to the types of a primary key; None if they do not fit."""
-    typed: list[object] = []
-    for value, kind in zip(values, types, strict=True):
-        if not isinstance(value, KnownValue):
+    >>> decode_key(bytes.fromhex("05000000000000000161"))
+    ['a']
+    """
+    texts = []
+    while encoded:
+        kind, word, encoded = encoded[0], encoded[1:9], encoded[9:]
+        number = int.from_bytes(word, "big", signed=kind != LARGE_INTEGER)
+        if len(word) < 8:
             return None
-        try:
-            typed.append(_parse_text(value.text, kind))
-        except (ConversionError, FeatureStoreError, ValueError):
+        if kind in (TEXT, BYTES):
+            content, encoded = encoded[:number], encoded[number:]
+            if len(content) != number:
+                return None
+            texts.append(content.hex() if kind == BYTES else content.decode(errors="replace"))
+            continue
+        text = _word_text(kind, number)
+        if text is None:
             return None
-    return typed
+        texts.append(text)
+    return texts
 
 
-def _parse_text(text: str, kind: pa.DataType) -> object:
-    if pa.types.is_integer(kind):
-        return int(text)
-    if pa.types.is_boolean(kind):
-        return {"true": True, "false": False}[text]
-    if pa.types.is_binary(kind):
-        return bytes.fromhex(text)
-    return from_json(text, kind)
+def _word_text(kind: int, number: int) -> str | None:
+    """Return the canonical text of a value of one word."""
+    try:
+        if kind == BOOL:
+            return canonical_text(bool(number))
+        if kind in (INTEGER, LARGE_INTEGER):
+            return str(number)
+        if kind == DATE:
+            return canonical_text(date.fromordinal(number + _DAYS))
+        if kind == TIME:
+            return canonical_text(_EPOCH + timedelta(microseconds=number))
+    except (ValueError, OverflowError):
+        return None
+    return None

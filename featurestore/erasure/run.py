@@ -25,6 +25,7 @@ from featurestore.model.erasure import (
     ErasureReport,
 )
 from featurestore.recovery.recover import recover
+from featurestore.registry import featuregroups
 from featurestore.registry.audit_log import Actor, process_actor
 from featurestore.session import Session
 
@@ -144,14 +145,12 @@ def _check_keys(scan: Scan) -> None:
     if not unknown:
         return
     with scan.session.registry.reading() as connection:
-        from featurestore.registry import featuregroups
-
         groups = featuregroups.list_all(connection)
     known = sorted({name for group in groups for name in group.spec.primary_key})
     raise InvalidArgument(
-        f"No feature group has a column {listing(map(repr, unknown))}. "
-        f"Keys of the store: {listing(known) or 'none'}.",
-        hint=did_you_mean(unknown[0], known, write="store.erase({{{!r}: value}})")
+        f"No feature group has a column {listing(unknown)}. Keys of the store: "
+        f"{listing(known) or 'none'}.",
+        hint=did_you_mean(unknown[0], known, write="{!r}")
         or 'store.erase({"user": "u-7731"}, columns={"orders.buyer": "user"})',
     )
 

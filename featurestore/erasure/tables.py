@@ -261,9 +261,8 @@ def erase_rows(scan: Scan, table: Table, matches: TableMatches) -> None:
             **commits.base_metadata(table.path, latest_version(table.path)),
         }
         schema = _schema_of(table)
-        for condition in _conditions(matches, schema):
-            sql = predicate(condition, schema=schema, dialect=session.engine.dialect)
-            version = session.engine.delete(table.path, sql, commit_metadata=metadata)
+        for condition in _conditions(matches, schema, session.engine.dialect):
+            version = session.engine.delete(table.path, condition, commit_metadata=metadata)
             if version is not None:
                 metadata |= commits.base_metadata(table.path, version)
         _remove_files(table, matches)
@@ -307,23 +306,34 @@ def _schema_of(table: Table) -> pa.Schema:
     return commits.spec_of(snapshot).schema if table.area == GROUPS else snapshot.schema
 
 
-def _conditions(matches: TableMatches, schema: pa.Schema) -> Iterator[str]:
-    """Yield SQL conditions for the matching rows of the newest version."""
+def _conditions(matches: TableMatches, schema: pa.Schema, dialect: str) -> Iterator[str]:
+    """Yield conditions in the SQL of an engine for the matching rows of the newest version."""
     if not matches.current:
         return
     rows = sorted(matches.key_texts, key=str)
     for start in range(0, len(rows), _KEYS_PER_DELETION):
         conditions = []
         for row in rows[start : start + _KEYS_PER_DELETION]:
-            parts = []
-            for column, text in zip(matches.columns, row, strict=True):
-                name = quote(column)
-                if text is None:
-                    parts.append(f"{name} IS NULL")
-                else:
-                    parts.append(f"{name} = {_literal(text, schema.field(column).type)}")
+            parts = [
+                _comparison(column, text, schema=schema, dialect=dialect)
+                for column, text in zip(matches.columns, row, strict=True)
+            ]
             conditions.append(f"({' AND '.join(parts)})")
         yield " OR ".join(conditions)
+
+
+def _comparison(column: str, text: str | None, *, schema: pa.Schema, dialect: str) -> str:
+    """Return the condition that a column has a key value."""
+    kind = schema.field(column).type
+    if text is not None and (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+        from sqlglot import exp
+
+        # Conditions of users have no binary constants.
+        name = exp.column(column, quoted=True).sql(dialect=dialect)
+        return f"{name} = unhex('{text}')"
+    literal = None if text is None else _literal(text, kind)
+    condition = f"{quote(column)} IS NULL" if literal is None else f"{quote(column)} = {literal}"
+    return predicate(condition, schema=schema, dialect=dialect)
 
 
 def _literal(text: str, kind: pa.DataType) -> str:
@@ -337,8 +347,6 @@ def _literal(text: str, kind: pa.DataType) -> str:
         return f"DATE '{escaped}'"
     if pa.types.is_timestamp(kind):
         return f"TIMESTAMPTZ '{escaped}'"
-    if pa.types.is_binary(kind):
-        return f"unhex('{escaped}')"
     raise InvalidArgument(f"Rows cannot be erased by a key of type {kind}.")
 
 

@@ -43,6 +43,8 @@ _REPORTS = {
 # Hashes and random texts, which contain no values.
 _SECRETS = {"hash", "password"}
 _BATCH = 500
+# The member of a report with rows.
+_SAMPLES = "samples"
 
 
 class RegistryTexts:
@@ -106,15 +108,38 @@ def _matching_cells(
 
 
 def _has_value(scan: Scan, text: str, *, has_members: bool) -> bool:
-    if scan.entities.occurs_in(text.encode("utf-8", "surrogatepass")):
-        return True
     if not has_members:
-        return False
+        return scan.entities.occurs_in(text.encode("utf-8", "surrogatepass"))
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
         return False
-    return clean_json(scan.entities, data) != data
+    texts = "\0".join(_values_of(data)).encode("utf-8", "surrogatepass")
+    return scan.entities.occurs_in(texts) or any(
+        _key_members(scan.entities, row) for row in _samples_of(data)
+    )
+
+
+def _values_of(value: Any) -> Iterator[str]:
+    """Yield the strings in a report."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _values_of(item)
+
+
+def _samples_of(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the sampled rows in a report."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            if name == _SAMPLES and isinstance(item, list):
+                yield from (row for row in item if isinstance(row, Mapping))
+            else:
+                yield from _samples_of(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _samples_of(item)
 
 
 def _rewrite(
@@ -141,19 +166,26 @@ def _rewrite(
 
 
 def clean_json(entities: Entities, value: Any) -> Any:
-    """Return a JSON value without key values: in texts, and as members named like a key."""
+    """Return a report without key values: in texts, and in the keys of sampled rows."""
     if isinstance(value, str):
         return entities.remove_from(value)
     if isinstance(value, list):
         return [clean_json(entities, item) for item in value]
     if not isinstance(value, Mapping):
         return value
-    erased_names = _key_members(entities, value)
     cleaned = {}
     for name, item in value.items():
-        cleaned_item = ERASED if name in erased_names else clean_json(entities, item)
-        cleaned[entities.remove_from(str(name))] = cleaned_item
+        if name == _SAMPLES and isinstance(item, list):
+            item = [_clean_row(entities, row) for row in item]
+        cleaned[name] = clean_json(entities, item)
     return cleaned
+
+
+def _clean_row(entities: Entities, row: Any) -> Any:
+    """Return a sampled row without the values of an entity: all of its columns are erased."""
+    if not isinstance(row, Mapping) or not _key_members(entities, row):
+        return row
+    return dict.fromkeys(row, ERASED)
 
 
 def _key_members(entities: Entities, row: Mapping[str, Any]) -> set[str]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -205,7 +204,8 @@ def test_erase_leaves_nothing_but_all_other_rows(empty_store: FeatureStore, tmp_
     report = store.erase({"user": CANARY})
     areas = {finding.area for finding in report.findings}
     assert {"feature groups", "quarantine", "training datasets", "job logs", "registry"} <= areas
-    assert not report.complete and report.certificate is None
+    assert not report.complete
+    assert report.certificate is None
     assert traces(location)
     erased = store.erase({"user": CANARY}, dry_run=False)
     assert erased.complete, erased.remaining
@@ -221,7 +221,8 @@ def test_erase_leaves_nothing_but_all_other_rows(empty_store: FeatureStore, tmp_
         expected = {split: without_canary(rows) for split, rows in before[name].items()}
         assert dataset_rows(store, f"in_{name}") == expected
         dataset = store.get_training_dataset(f"in_{name}")
-        assert dataset.version == 2 and dataset.verify().ok
+        assert dataset.version == 2
+        assert dataset.verify().ok
         assert erased.datasets[f"in_{name}@v1"] == f"in_{name}@v2"
     view = store.get_feature_view("scores")
     with view.server() as server:
@@ -248,4 +249,172 @@ def test_erased_versions_cannot_be_read_and_others_can(empty_store: FeatureStore
     assert store.get_featuregroup("g", as_of=1).to_arrow()["user"].to_pylist() == ["ada"]
     with pytest.raises(VersionVacuumed, match="Readable versions: 0 to 1, 3"):
         store.get_featuregroup("g", as_of=2).to_arrow()
-    assert [commit.operation for commit in store.get_featuregroup_history("g")][0] == "erase"
+    assert next(commit.operation for commit in store.get_featuregroup_history("g")) == "erase"
+
+
+def test_keys_of_every_type_are_erased(empty_store: FeatureStore) -> None:
+    values: dict[str, tuple[pa.DataType, list[Any]]] = {
+        "whole": (pa.int64(), [5, 50, -5]),
+        "small": (pa.uint8(), [5, 50, 0]),
+        "text": (pa.string(), ["5", "it's \\ ü", "a\nb"]),
+        "amount": (pa.decimal128(9, 2), [Decimal("5.00"), Decimal("5.01"), Decimal("-0.50")]),
+        "day": (pa.date32(), [date(2024, 1, 1), date(2024, 1, 2), date(1969, 12, 31)]),
+        "at": (pa.timestamp("us", "UTC"), [START, START + timedelta(microseconds=1), START - timedelta(1)]),
+        "flag": (pa.bool_(), [True, False, True]),
+        "raw": (pa.binary(), [b"\x00\xff", b"'", b"abc"]),
+    }  # fmt: skip
+    for name, (kind, keys) in values.items():
+        rows = pa.table({name: pa.array(keys, kind), "n": pa.array([0, 1, 2])})
+        empty_store.create_featuregroup(rows, f"by_{name}", primary_key=["n"])
+    for name, (_, keys) in values.items():
+        expected = list(keys)
+        for key in keys[1:]:
+            report = empty_store.erase({name: key}, dry_run=False)
+            assert report.complete, (name, key, report.remaining)
+            expected = [value for value in expected if value != key]
+            stored = empty_store.get_featuregroup(f"by_{name}").to_arrow().sort_by("n")
+            assert stored[name].to_pylist() == expected, (name, key)
+            assert empty_store.verify_erasure(report.certificate or {}).ok
+
+
+def test_entity_with_several_keys_needs_all_of_them(empty_store: FeatureStore) -> None:
+    rows = [
+        {"shop": shop, "customer": customer, "n": n}
+        for n, (shop, customer) in enumerate([("north", 1), ("north", 2), ("south", 1)])
+    ]
+    empty_store.create_featuregroup(rows, "orders", primary_key=["shop", "customer"])
+    empty_store.create_featuregroup([{"shop": "north", "n": 0}], "shops", primary_key="shop")
+    empty_store.create_featuregroup(
+        [{"id": 1, "buyer": 2, "seller": 1}, {"id": 2, "buyer": 1, "seller": 3}], "deals", primary_key="id"
+    )  # fmt: skip
+    report = empty_store.erase(
+        [{"shop": "north", "customer": 1}, {"person": 2}],
+        columns={"deals.buyer": "person"},
+        dry_run=False,
+    )
+    assert report.complete
+    assert sorted(empty_store.get_featuregroup("orders").to_arrow()["n"].to_pylist()) == [1, 2]
+    assert empty_store.get_featuregroup("shops").count() == 1
+    assert empty_store.get_featuregroup("deals").to_arrow()["id"].to_pylist() == [2]
+
+
+def test_invalid_subjects_are_refused_before_a_change(empty_store: FeatureStore) -> None:
+    rows = make_rows(random.Random(0), USERS, 1)
+    group = empty_store.create_featuregroup(rows, "g", primary_key="user", event_time="at")
+    refused: list[tuple[Any, str]] = [
+        ({}, "not an entity"),
+        ([], "not an entity"),
+        ("ada", "not an entity"),
+        ({"user": None}, "not a key value"),
+        ({"user": 1.5}, "not a key value"),
+        ({"user": ["ada"]}, "not a key value"),
+        ({"usr": "ada"}, "No feature group has a column 'usr'. Keys of the store: 'user'"),
+        ({"user": "ada", "device": 1}, "No feature group has a column 'device'"),
+    ]
+    for subject, message in refused:
+        with pytest.raises(InvalidArgument, match=message):
+            empty_store.erase(subject, dry_run=False)
+    with pytest.raises(InvalidArgument, match="datasets='drop'"):
+        empty_store.erase({"user": "ada"}, datasets="drop", dry_run=False)  # type: ignore[arg-type]
+    for certificate in ({}, "{", {"id": 1, "salt": ""}, "[]"):
+        with pytest.raises(InvalidArgument, match="certificate"):
+            empty_store.verify_erasure(certificate)
+    with (
+        in_flight(empty_store.session, kind="write", name="g", version=1),
+        pytest.raises(WriteConflict, match="is being written"),
+    ):
+        empty_store.erase({"user": "ada"}, dry_run=False)
+    assert group.read().count() == len(rows)
+    assert not (Path(empty_store.location) / "_erasures").exists()
+
+
+def test_restored_backup_and_changed_audit_log_fail_the_check(
+    empty_store: FeatureStore, tmp_path: Path
+) -> None:
+    store = empty_store
+    rows = make_rows(random.Random(0), USERS, 1)
+    store.create_featuregroup(rows, "g", primary_key="user", event_time="at")
+    shutil.copytree(Path(store.location) / "featuregroups", tmp_path / "backup")
+    first = store.erase({"user": CANARY}, dry_run=False).certificate or {}
+    second = store.erase({"user": "ada"}, dry_run=False).certificate or {}
+    assert store.verify_erasure(first).ok
+    assert store.verify_erasure(json.dumps(second)).ok
+    forged = {**first, "entities": second["entities"]}
+    assert "signature" in str(store.verify_erasure(forged))
+    shutil.rmtree(Path(store.location) / "featuregroups")
+    shutil.copytree(tmp_path / "backup", Path(store.location) / "featuregroups")
+    check = store.verify_erasure(first)
+    assert not check.ok
+    assert check.problems == ()
+    assert [finding.place for finding in check.findings] == ["g@v1", "g@v1"]
+    assert CANARY not in json.dumps(check.to_json())
+    with store.session.registry.transaction() as connection:
+        entries = audit_log.entries_of_action(connection, "erase")
+        assert [entry.subject for entry in entries] == [first["id"], second["id"]]
+        connection.exec_driver_sql(f"delete from audit_log where subject = '{first['id']}'")
+    assert len(store.verify_erasure(first).problems) == 2
+    assert len(store.verify_erasure(second).problems) == 1
+
+
+KILLED = """
+import os, signal, sys
+import featurestore
+from featurestore.storage import files
+from featurestore.storage.interface import Storage
+
+location, count = sys.argv[1], int(sys.argv[2])
+store = featurestore.connect(location, engine="duckdb")
+steps = 0
+
+def kill_at(function):
+    def step(*arguments, **options):
+        global steps
+        steps += 1
+        if steps == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+    return step
+
+for name in ("write_atomically", "write_new", "remove"):
+    setattr(files, name, kill_at(getattr(files, name)))
+print(store.erase({"user": "canary-q7x91"}, dry_run=False).complete, steps)
+"""
+
+
+@pytest.mark.services
+def test_killed_erasure_is_completed_by_the_next_call(tmp_path: Path) -> None:
+    template = tmp_path / "template"
+    with featurestore.connect(template, engine="duckdb") as store:
+        rows = make_rows(random.Random(0), USERS, 1)
+        for name, options in {"g": {}, "parts": {"partition_by": "user"}}.items():
+            store.create_featuregroup(rows, name, primary_key="user", event_time="at", **options)
+        store.get_featuregroup_statistics("g")
+        store.create_training_dataset(
+            store.get_featuregroup("g"), "d", data_format="parquet", progress=False
+        )
+    program = tmp_path / "killed.py"
+    program.write_text(KILLED)
+    complete = run_program(program, template_copy(template, tmp_path / "complete"), 10**6)
+    assert complete.stdout.startswith("True")
+    steps = int(complete.stdout.split()[1])
+    for kill_at in sorted(random.sample(range(1, steps + 1), min(steps, 4))):
+        location = template_copy(template, tmp_path / f"killed_{kill_at}")
+        assert run_program(program, location, kill_at).returncode == -signal.SIGKILL
+        with featurestore.connect(location, engine="duckdb") as store:
+            assert store.erase({"user": CANARY}, dry_run=False).complete, kill_at
+            for name in ("g", "parts"):
+                users = store.get_featuregroup(name).to_arrow()["user"].to_pylist()
+                assert sorted(users) == sorted(set(USERS) - {CANARY}), kill_at
+            users = store.get_training_dataset("d").read("train").to_arrow()["user"].to_pylist()
+            assert sorted(users) == sorted(set(USERS) - {CANARY}), kill_at
+        assert traces(location) == [], kill_at
+
+
+def template_copy(template: Path, location: Path) -> Path:
+    shutil.copytree(template, location, ignore=shutil.ignore_patterns("_owners"))
+    return location
+
+
+def run_program(program: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(program), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

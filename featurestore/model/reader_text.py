@@ -27,7 +27,9 @@ _ROOTS = (
     "|Users|Library|Volumes|usr|var|work|workspace"
 )
 _CODE_FILES = ("py", "sql", "toml", "json", "yaml", "yml", "html", "parquet", "csv", "log")
-_URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*)://([^\s'\"<>`]*)")
+# Names and schemes are bounded or begin at a word, since clients choose long texts: a search from
+# each character to the end of a word would take quadratic time.
+_URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,40})://([^\s'\"<>`]*)")
 _IP_ADDRESS = re.compile(r"(?<![\w.:])\[?([0-9A-Fa-f]*:[0-9A-Fa-f:.]*|\d+(?:\.\d+){3})\]?(:\d+)?")
 _HOST_AND_PORT = re.compile(
     r"(?<![\w.@-])(localhost|[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.([A-Za-z][\w-]*)):\d{2,5}(?!\w)"
@@ -39,7 +41,7 @@ _AFTER_WORDS = re.compile(
     re.VERBOSE,
 )
 _SECRET = re.compile(
-    r"""([\w-]+)(["']?=|["']:\s*|:\s+(?=(?:Bearer|Basic)\s))((?:Bearer|Basic)\s+)?"""
+    r"""(?<![\w-])([\w-]+)(["']?=|["']:\s*|:\s+(?=(?:Bearer|Basic)\s))((?:Bearer|Basic)\s+)?"""
     r"""("[^"]*"|'[^']*'|[^\s,;&'")\]}]+)""",
     re.IGNORECASE,
 )

@@ -129,7 +129,12 @@ def iceberg(rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
     table = iceberg_table(directory, rows.schema)
     iceberg_append(table, rows.slice(0, 40), directory / "lake" / "a[1].parquet")
     iceberg_append(table, rows.slice(40), directory / "lake" / "b.parquet")
-    source = open_source("iceberg", f"iceberg+sqlite:///{directory}/catalog.db", catalog="shop")
+    source = open_source(
+        "iceberg",
+        f"iceberg+sqlite:///{directory}/catalog.db",
+        catalog="shop",
+        folder=str(directory),
+    )
     return source, SourceQuery(table="sales.orders")
 
 

@@ -116,7 +116,7 @@ def sql_lake(folder: Path) -> Iterator[Lake]:
     folder.mkdir(parents=True, exist_ok=True)
     uri = f"sqlite:///{folder}/catalog.db"
     client = SqlCatalog("shop", uri=uri, warehouse=f"file://{folder}/warehouse")
-    yield iceberg_lake(client, f"iceberg+{uri}", {"catalog": "shop"})
+    yield iceberg_lake(client, f"iceberg+{uri}", {"catalog": "shop", "folder": str(folder)})
     client.close()
 
 
@@ -125,7 +125,8 @@ def rest_lake(folder: Path) -> Iterator[Lake]:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with iceberg_rest_server.serving(folder, {}) as server:
-            yield iceberg_lake(server.client(), f"iceberg+{server.uri}", {})
+            options = {"folder": str(folder)}
+            yield iceberg_lake(server.client(), f"iceberg+{server.uri}", options)
     except NotFetched as error:
         pytest.skip(f"Iceberg REST skipped: {error}")
 

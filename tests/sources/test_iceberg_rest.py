@@ -68,7 +68,10 @@ def lake(
     catalog: RestCatalogServer, empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> FeatureStore:
     monkeypatch.setenv("CATALOG_TOKEN", TOKEN)
-    empty_store.add_source("lake", f"iceberg+{catalog.uri}", secret="env:CATALOG_TOKEN")
+    options = {"folder": str(catalog.root)}
+    empty_store.add_source(
+        "lake", f"iceberg+{catalog.uri}", secret="env:CATALOG_TOKEN", options=options
+    )
     return empty_store
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("pyiceberg")
 from featurestore.errors import (
@@ -23,6 +26,7 @@ from featurestore.errors import (
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceQuery
 from featurestore.store import FeatureStore
+from featurestore_connectors.sources import locations
 from tests.sources.source_writers import iceberg_append, iceberg_table, open_source
 
 ORDERS = SourceQuery(table="sales.orders")
@@ -56,7 +60,9 @@ def uri(directory: Path) -> str:
 
 
 def read(directory: Path, query: SourceQuery = ORDERS, *, version: Any = None) -> pa.Table:
-    snapshot = open_source("iceberg", uri(directory), catalog="shop").snapshot(version)
+    snapshot = open_source(
+        "iceberg", uri(directory), catalog="shop", folder=str(directory)
+    ).snapshot(version)
     try:
         return snapshot.read(query).read_all()
     finally:
@@ -70,7 +76,9 @@ def test_iceberg_snapshot_is_read_by_id_or_time(
     assert read(tmp_path, version=first.snapshot_id).num_rows == 10
     when = datetime.fromtimestamp(first.timestamp_ms / 1000, UTC)
     assert read(tmp_path, version=when).num_rows == 10
-    empty_store.add_source("lake", uri(tmp_path), options={"catalog": "shop"})
+    empty_store.add_source(
+        "lake", uri(tmp_path), options={"catalog": "shop", "folder": str(tmp_path)}
+    )
     frame = empty_store.read_source("lake", table="sales.orders", at=first.snapshot_id)
     group = empty_store.create_featuregroup(frame, "orders", primary_key="id")
     (source_read,) = group.history()[0].inputs.values()
@@ -179,10 +187,39 @@ def append_deletes(table: Any, path: Path, *, rows: int) -> None:
 
 def test_iceberg_metadata_file_is_a_source(table: Any, tmp_path: Path) -> None:
     path = table.metadata_location.removeprefix("file://")
-    source = open_source("iceberg", f"iceberg+{path}")
+    source = open_source("iceberg", f"iceberg+{path}", folder=str(tmp_path))
     assert source.snapshot().read(SourceQuery()).read_all().num_rows == 20
     with pytest.raises(FeatureStoreError, match="no table="):
         source.snapshot().schema(ORDERS)
+    # A table of somebody else names files of this machine.
+    outside = open_source("iceberg", f"iceberg+{path}")
+    with pytest.raises(SourceError, match="local path outside of the folder"):
+        outside.snapshot().read(SourceQuery()).read_all()
+
+
+@given(
+    folder=st.sampled_from(["/data", "/data/"]),
+    name=st.lists(st.sampled_from(["a", "..", ".", "", "data2", "%2e%2e"]), max_size=5),
+    prefix=st.sampled_from(["", "file:", "file://"]),
+)
+def test_catalogs_name_local_files_below_folder_only(
+    folder: str, name: list[str], prefix: str
+) -> None:
+    """The answer of a catalog is data: it chooses no file of this machine."""
+    path = "/" + "/".join(["data", *name])
+
+    def locate(chosen: str | None) -> str:
+        return locations.catalog_path(
+            f"{prefix}{path}", subject="Source 'lake'", settings=lambda *_: {}, folder=chosen
+        )
+
+    if (os.path.normpath(path) + "/").startswith("/data/"):
+        assert os.path.normpath(locate(folder)) == os.path.normpath(path)
+    else:
+        with pytest.raises(SourceError, match="outside of the folder"):
+            locate(folder)
+    with pytest.raises(SourceError, match="options="):
+        locate(None)
 
 
 def test_missing_iceberg_file_raises(table: Any, tmp_path: Path) -> None:
@@ -229,7 +266,7 @@ def test_iceberg_properties_load_no_code(
     configured = {"catalog": {"shop": {"py-io-impl": planted, "token": "tr0ub4"}}}
     monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG.config", configured)
     assert read(tmp_path).num_rows == 20
-    snapshot = open_source("iceberg", f"iceberg+{path}").snapshot()
+    snapshot = open_source("iceberg", f"iceberg+{path}", folder=str(tmp_path)).snapshot()
     assert snapshot.read(SourceQuery()).read_all().num_rows == 20
     assert Planted.instance_count == 0
 

@@ -176,9 +176,9 @@ def catalog() -> Iterator[tuple[str, type[UnityHandler]]]:
         yield f"unity://127.0.0.1:{port}/main?tls=false", handler
 
 
-def unity(uri: str, secret: str | None = CATALOG_TOKEN) -> Source:
+def unity(uri: str, secret: str | None = CATALOG_TOKEN, **options: str) -> Source:
     reference = None if secret is None else lambda: secret
-    return find_source("unity")(SourceConfig("lake", uri, {}, reference))
+    return find_source("unity")(SourceConfig("lake", uri, options, reference))
 
 
 class TestUnity(SourceConformance):
@@ -189,7 +189,7 @@ class TestUnity(SourceConformance):
     def source(self, rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
         write_deltalake(directory / "orders", rows)
         self.handler.locations["sales.orders"] = f"file://{directory}/orders/"
-        return unity(self.uri), SourceQuery(table="sales.orders")
+        return unity(self.uri, folder=str(directory)), SourceQuery(table="sales.orders")
 
 
 def test_unity_tables_are_read_with_vended_credentials(
@@ -249,7 +249,7 @@ def test_unity_refusals_name_the_table(
         }
     )
     handler.formats |= {"a.iceberg": "ICEBERG", "a.csv": "CSV"}
-    snapshot = unity(uri).snapshot()
+    snapshot = unity(uri, folder=str(tmp_path)).snapshot()
     for name, message in {
         "web": "neither a local path",
         "user": "neither a local path",

@@ -273,7 +273,7 @@ LOCATIONS = st.one_of(
 
 @given(location=LOCATIONS)
 def test_locations_in_delete_files_equal_paths_of_data_files(location: str) -> None:
-    files = TableFiles("Source 'lake', table 't'", lambda *_: {})
+    files = TableFiles("Source 'lake', table 't'", lambda *_: {}, folder="/data")
     path = files.locate(location)
     with duckdb.connect() as connection:
         query = f"select {files.sql_path('location')} from (select ? as location)"

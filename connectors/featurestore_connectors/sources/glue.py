@@ -36,7 +36,7 @@ from featurestore_connectors.sources.iceberg import (
 
 _ENDPOINT = "aws_endpoint_url"
 _RETRIES = 3
-_OPTIONS = (USER, _ENDPOINT, "catalog_id")
+_OPTIONS = (USER, _ENDPOINT, "catalog_id", locations.FOLDER)
 _PARQUET_INPUT = "org.apache.hadoop.hive.ql.io.parquet.MapredParquetInputFormat"
 _FORMAT_PARAMETERS = ("table_type", "classification")
 # The types of partition columns in Hive. The values of other types are inferred from their texts.
@@ -56,7 +56,8 @@ class GlueSource:
     """The tables of AWS Glue: ``glue://eu-central-1``, the URI of a region.
 
     Options: ``catalog_id`` is the account of another catalog, ``aws_access_key_id`` the access key
-    whose secret key is the secret, and ``aws_endpoint_url`` another address of Glue and S3. With
+    whose secret key is the secret, ``aws_endpoint_url`` another address of Glue and S3, and
+    ``folder`` the folder in which tables may have local files. With
     ``secret="environment"``, the credentials of the environment are used.
     """
 
@@ -86,15 +87,15 @@ class GlueSource:
 
     def snapshot(self, at: int | datetime | None = None) -> GlueSnapshot:
         """Open the catalog; ``at`` is a snapshot of Iceberg tables, a version of Delta tables."""
-        catalog, secret = self._connect()
+        catalog, secret = self._connect(self._config.options.get(locations.FOLDER))
         return GlueSnapshot(self._config, catalog, self._bucket_settings(secret), at, secret)
 
     def catalog(self) -> TableCatalog:
         """Connect to the catalog, to register Iceberg tables."""
-        catalog, secret = self._connect()
+        catalog, secret = self._connect(locations.ANY_FOLDER)
         return IcebergTables(self._config, catalog, secret)
 
-    def _connect(self) -> tuple[Any, str | None]:
+    def _connect(self, folder: str | None) -> tuple[Any, str | None]:
         """Return the catalog and its secret."""
         options = self._config.options
         secret = None if self._config.secret is None else self._config.secret()
@@ -108,7 +109,10 @@ class GlueSource:
         try:
             with translate_errors(self._config, secret):
                 catalog = import_catalogs().open_glue_catalog(
-                    self._config.name, client=client, storage=self._bucket_settings(secret)
+                    self._config.name,
+                    client=client,
+                    storage=self._bucket_settings(secret),
+                    folder=folder,
                 )
         except ImportError as error:
             raise missing_extra("boto3", "glue") from error
@@ -238,6 +242,7 @@ class GlueSnapshot(CatalogSnapshot):
             location,
             subject=f"Source {self._config.name!r}, table {name!r}",
             settings=lambda scheme, _: self._settings if scheme == "s3" else None,
+            folder=self._config.options.get(locations.FOLDER),
         )
 
 

@@ -5,6 +5,7 @@ pyiceberg reads the catalogs, metadata and manifests. DuckDB reads the data file
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,7 +41,7 @@ from featurestore_connectors.sources.catalog_registration import IcebergTables
 from featurestore_connectors.sources.drivers import secure_url, to_single_line
 from featurestore_connectors.sources.typed_columns import schema_of, select_columns
 
-_OPTIONS = ("catalog", "warehouse")
+_OPTIONS = ("catalog", "warehouse", locations.FOLDER)
 _SINGLE_TABLE = "."
 _SHOWN = 200
 # Exceptions that pyiceberg raises for JSON documents that are not table metadata.
@@ -53,8 +54,8 @@ _PYDANTIC_TEXT = re.compile(
 class IcebergSource:
     """A catalog or table: ``iceberg+sqlite:///catalog.db``, ``iceberg+/table/...metadata.json``.
 
-    Options: ``catalog`` is the name of the catalog, and ``warehouse`` the warehouse of a REST
-    catalog. The secret is the token of a REST catalog.
+    Options: ``catalog`` is the name of the catalog, ``warehouse`` the warehouse of a REST catalog,
+    and ``folder`` the folder in which tables may have local files. The secret is the token of a REST catalog.
     """
 
     def __init__(self, config: SourceConfig) -> None:
@@ -84,9 +85,11 @@ class IcebergSource:
                     path,
                     subject=f"Source {self._config.name!r}",
                     uses_environment=self._config.uses_environment,
+                    # The metadata of a table is in a subfolder.
+                    folder=self._folder or os.path.dirname(os.path.dirname(path)),
                 )
             return IcebergSnapshot(self._config, _SingleTable(table), version=at)
-        catalog, secret = self._connect()
+        catalog, secret = self._connect(self._folder)
         return IcebergSnapshot(self._config, catalog, version=at, secret=secret)
 
     def catalog(self) -> TableCatalog:
@@ -96,10 +99,14 @@ class IcebergSource:
                 f"Source {self._config.name!r} is a single table, in which no tables are registered.",
                 hint="add_source('lake', 'iceberg+https://host')",
             )
-        catalog, secret = self._connect()
+        catalog, secret = self._connect(locations.ANY_FOLDER)
         return IcebergTables(self._config, catalog, secret)
 
-    def _connect(self) -> tuple[Any, str | None]:
+    @property
+    def _folder(self) -> str | None:
+        return self._config.options.get(locations.FOLDER)
+
+    def _connect(self, folder: str | None) -> tuple[Any, str | None]:
         """Return the catalog and its secret."""
         iceberg_catalogs = import_catalogs()
         secret = None
@@ -116,6 +123,7 @@ class IcebergSource:
                 warehouse=self._config.options.get("warehouse"),
                 token=secret,
                 uses_environment=self._config.uses_environment,
+                folder=folder,
             )
         return catalog, secret
 

@@ -65,12 +65,16 @@ class TableFiles(FileIO):
     """The files of one table, read-only.
 
     ``subject`` names source and table in errors. ``settings`` returns the settings of a bucket.
+    Local files must be below ``folder``.
     """
 
-    def __init__(self, subject: str, settings: BucketSettings) -> None:
+    def __init__(
+        self, subject: str, settings: BucketSettings, *, folder: str | None = None
+    ) -> None:
         super().__init__({})
         self._subject = subject
         self._settings = settings
+        self._folder = folder
 
     def locate(self, location: str) -> str:
         """Return the path of a file for the storages of this package.
@@ -78,7 +82,9 @@ class TableFiles(FileIO):
         Raises:
             SourceError: The scheme of the location is not supported, or credentials are missing.
         """
-        return locations.catalog_path(location, subject=self._subject, settings=self._settings)
+        return locations.catalog_path(
+            location, subject=self._subject, settings=self._settings, folder=self._folder
+        )
 
     def sql_path(self, column: str) -> str:
         """Return SQL that converts locations in a column to the paths of ``locate``."""
@@ -116,6 +122,7 @@ class _OwnFiles:
 
     subject = ""
     uses_environment = False
+    folder: str | None = None
 
     def _load_file_io(
         self, properties: Mapping[str, Any] | None = None, location: str | None = None
@@ -123,7 +130,7 @@ class _OwnFiles:
         settings = partial(
             _bucket_settings, properties or {}, uses_environment=self.uses_environment
         )
-        return TableFiles(self.subject, settings)
+        return TableFiles(self.subject, settings, folder=self.folder)
 
 
 class _SqlCatalog(_OwnFiles, SqlCatalog):
@@ -192,11 +199,12 @@ def open_catalog(
     token: str | None = None,
     defaults: Mapping[str, str] | None = None,
     uses_environment: bool = False,
+    folder: str | None = None,
 ) -> SqlCatalog | RestCatalog:
     """Return the catalog at a server or database URI. Nothing is written to the catalog.
 
     ``defaults`` are defaults for the properties of tables. With ``uses_environment``, tables in S3 may
-    be read with the credentials of the machine.
+    be read with the credentials of the machine. Tables may have local files in ``folder`` only.
     """
     properties = {**(defaults or {}), "uri": uri}
     if warehouse is not None:
@@ -209,11 +217,12 @@ def open_catalog(
             properties["token"] = token
         catalog = _RestCatalog(name, **properties)
     catalog.uses_environment = uses_environment
+    catalog.folder = folder
     return catalog
 
 
 def open_glue_catalog(
-    name: str, *, client: Mapping[str, Any], storage: Mapping[str, str]
+    name: str, *, client: Mapping[str, Any], storage: Mapping[str, str], folder: str | None
 ) -> Catalog:
     """Return the catalog of AWS Glue.
 
@@ -229,7 +238,9 @@ def open_glue_catalog(
         def _load_file_io(
             self, properties: Mapping[str, Any] | None = None, location: str | None = None
         ) -> FileIO:
-            return TableFiles(self.subject, lambda scheme, _: storage if scheme == "s3" else None)
+            return TableFiles(
+                self.subject, lambda scheme, _: storage if scheme == "s3" else None, folder=folder
+            )
 
     return OwnGlueCatalog(name, **client)
 
@@ -241,11 +252,11 @@ def load_catalog_table(catalog: Catalog, name: str, *, subject: str) -> Any:
     return catalog.load_table(name)
 
 
-def load_table(metadata: str, *, subject: str, uses_environment: bool) -> StaticTable:
+def load_table(metadata: str, *, subject: str, uses_environment: bool, folder: str) -> StaticTable:
     """Return the table of a metadata file."""
     # StaticTable.from_metadata would use the FileIO that the table properties name.
     settings = partial(_bucket_settings, {}, uses_environment=uses_environment)
-    table_files = TableFiles(subject, settings)
+    table_files = TableFiles(subject, settings, folder=folder)
     metadata_content = FromInputFile.table_metadata(table_files.new_input(metadata))
     name = ("static-table", metadata)
     return StaticTable(name, metadata_content, metadata, table_files, NoopCatalog(name[0]))

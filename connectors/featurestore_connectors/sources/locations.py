@@ -32,6 +32,10 @@ from featurestore.storage.location import (
 from featurestore.storage.settings import SECRET, USER, check_options
 
 # The settings of requests without credentials, by scheme.
+# The option of catalogs: the folder whose files the catalog may name.
+FOLDER = "folder"
+# For registrations of tables of this store, whose paths are known.
+ANY_FOLDER = "/"
 _ANONYMOUS = {
     "s3": "aws_skip_signature",
     "gs": "google_skip_signature",
@@ -170,19 +174,29 @@ def require_existing(config: SourceConfig, path: str) -> str:
     return path
 
 
-def catalog_path(location: str, *, subject: str, settings: BucketSettings) -> str:
+def catalog_path(
+    location: str, *, subject: str, settings: BucketSettings, folder: str | None
+) -> str:
     """Return the path for the storages of a location that a catalog returned.
 
     ``subject`` names source and table. ``settings`` returns the settings of this table for a bucket.
+    Local paths must be below ``folder``, which the user of the source has chosen.
 
     Raises:
-        SourceError: The location is neither a local path nor in a supported bucket, or credentials
-            are missing.
+        SourceError: The location is neither below the folder nor in a supported bucket, or
+            credentials are missing.
     """
     path = location.removeprefix("file:")
     if path.startswith("//"):
         path = path.removeprefix("//")
     if path.startswith("/"):
+        # A catalog is another machine, which must not choose files of this one.
+        if folder is None or resolve_inside(os.path.realpath(folder), path) is None:
+            raise SourceError(
+                f"{subject}: the location {location!r} is a local path outside of the folder of the "
+                "source.",
+                hint=f"if the catalog is yours, add the source with options={{{FOLDER!r}: '/data/lake'}}",
+            )
         return path
     scheme, match = next(
         (

@@ -39,7 +39,9 @@ _BUCKET_OPTIONS = {
     "gs": {"google_base_url": "google_base_url"},
     "az": {"azure_endpoint": "azure_endpoint"},
 }
-_OPTIONS = sorted(name for names in _BUCKET_OPTIONS.values() for name in names)
+_OPTIONS = sorted(
+    [locations.FOLDER, *(name for names in _BUCKET_OPTIONS.values() for name in names)]
+)
 # The same options as properties of an Iceberg catalog.
 _ICEBERG_NAMES = {
     "aws_endpoint_url": "s3.endpoint",
@@ -61,7 +63,8 @@ _CREDENTIALS = {
 class UnitySource:
     """A catalog of Unity Catalog: ``unity://host/catalog``; ``?tls=false`` for a local server.
 
-    The secret is a token of the user. Options: the endpoints and the region of the buckets.
+    The secret is a token of the user. Options: the endpoints and the region of the
+    buckets, and ``folder``, the folder in which tables may have local files.
     """
 
     def __init__(self, config: SourceConfig) -> None:
@@ -176,6 +179,7 @@ class UnitySnapshot(CatalogSnapshot):
                         warehouse=self._catalog,
                         token=self._client.token,
                         defaults=self._select_options(_ICEBERG_NAMES),
+                        folder=self._config.options.get(locations.FOLDER),
                     )
                 return self._iceberg
         raise SourceError(
@@ -189,6 +193,7 @@ class UnitySnapshot(CatalogSnapshot):
             str(table.get("storage_location") or "").rstrip("/"),
             subject=f"Source {self._config.name!r}, table {name!r}",
             settings=lambda scheme, _: self._vended_settings(scheme, table),
+            folder=self._config.options.get(locations.FOLDER),
         )
 
     def _vended_settings(self, scheme: str, table: Mapping[str, Any]) -> dict[str, str] | None:

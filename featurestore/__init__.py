@@ -132,6 +132,7 @@ _FUNCTIONS = (
     "add_online_store",
     "get_online_stores",
     "remove_online_store",
+    "purge_online_store",
     "plan",
     "apply",
     "erase",

@@ -38,6 +38,7 @@ from featurestore.jobs.monitors.service import MonitorStatus
 from featurestore.jobs.removal import RemovedJob
 from featurestore.jobs.service import JobPlan, JobStatus
 from featurestore.model.alert import Channel
+from featurestore.model.erasure import ErasureCheck, ErasureReport
 from featurestore.model.featuregroup import Commit
 from featurestore.model.monitor_report import Acceptance, MonitorReport
 from featurestore.model.on_demand import OnDemandFeature
@@ -62,6 +63,7 @@ from featurestore.retrieval import FeatureFrame as FeatureFrame
 from featurestore.retrieval import LeakReport
 from featurestore.retrieval.resolve import JoinKey
 from featurestore.serving.publication import Publication
+from featurestore.serving.purge import PurgeReport
 from featurestore.sources import SourceFrame
 from featurestore.sources.catalogs import CatalogRegistration
 from featurestore.statistics import compare_statistics as compare_statistics
@@ -826,7 +828,16 @@ def write_dbt_exposures(
 def add_online_store(name: str, uri: str, *, secret: str | None = None) -> OnlineStoreSpec: ...
 def get_online_stores() -> list[OnlineStoreSpec]: ...
 def remove_online_store(name: str) -> None: ...
+def purge_online_store(name: str | None = None, *, dry_run: bool = False) -> PurgeReport: ...
 def plan(folder: str | os.PathLike[str], *, project: str | None = None) -> ProjectPlan: ...
 def apply(
     folder: str | os.PathLike[str], *, project: str | None = None, remove: bool = False
 ) -> ProjectPlan: ...
+def erase(
+    subject: Mapping[str, object] | Sequence[Mapping[str, object]],
+    *,
+    columns: Mapping[str, str] | None = None,
+    datasets: Literal["export", "keep"] = "export",
+    dry_run: bool = True,
+) -> ErasureReport: ...
+def verify_erasure(certificate: Mapping[str, object] | str | bytes) -> ErasureCheck: ...

@@ -73,6 +73,19 @@ def check(
     show_record(context, check_online_store(store(context).session, name))
 
 
+@app.command(epilog="Example: featurestore online purge cache --dry-run")
+def purge(
+    context: typer.Context,
+    name: Annotated[
+        str | None, typer.Argument(help="Name; none: the embedded store.", show_default=False)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the keys.")] = False,
+) -> None:
+    """Remove published keys that belong to no view: of deleted views and old generations."""
+    report = store(context).purge_online_store(name, dry_run=dry_run)
+    show_record(context, {**vars(report), "total": report.total})
+
+
 @app.command(epilog="Example: featurestore online publish late_flights --to cache")
 def publish(
     context: typer.Context,

@@ -33,6 +33,7 @@ from featurestore.serving.ownership import check_publisher, find_origin
 from featurestore.serving.rows import PublishedGroup, write_all
 from featurestore.serving.seals import Sealer, store_tag
 from featurestore.serving.state import (
+    GRACE,
     STATE_FORMAT,
     GroupState,
     PublishedView,
@@ -45,8 +46,6 @@ from featurestore.session import Session
 # Values describe the rows from some time before the publication on, for readers whose measurement
 # of the store's clock differs by a few milliseconds.
 _SLACK = timedelta(minutes=1)
-# The time for which readers may use a generation after it was replaced.
-_GRACE = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
@@ -295,7 +294,7 @@ class _Publisher:
 
     def remove_retired_generations(self) -> None:
         """Delete the values of generations that no reader uses any more."""
-        limit = self.clock.now() - _GRACE
+        limit = self.clock.now() - GRACE
         expired = {record for record in self.lease.state.retired if record.since < limit}
         for record in expired:
             self._delete_generation(record.generation)

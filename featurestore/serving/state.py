@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from featurestore.errors import PublishedStateDamaged, PublishedValueDamaged
@@ -22,6 +22,8 @@ from featurestore.serving.columns import value_prefix
 GroupId = tuple[str, int]
 # Releases refuse the state and the values of newer formats.
 STATE_FORMAT = 2
+# The time for which readers may use a generation after it was replaced.
+GRACE = timedelta(minutes=1)
 _OWNER = re.compile(r"[^/]+/[1-9]\d{0,8}/[0-9a-f]+")
 _CHECKSUM_BYTES = 8
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from featurestore.featuregroups import FeatureGroup
     from featurestore.model.online_store import OnlineStoreSpec
     from featurestore.model.source import SourceReport, SourceSpec
+    from featurestore.serving.purge import PurgeReport
     from featurestore.sources import SourceFrame
     from featurestore.sources.catalogs import CatalogRegistration
 
@@ -510,3 +511,30 @@ class OnlineStoreCalls(StoreBase):
         from featurestore.serving import stores
 
         stores.remove_online_store(self._session, name)
+
+    def purge_online_store(self, name: str | None = None, *, dry_run: bool = False) -> PurgeReport:
+        """Remove the published keys of an online store that belong to no feature view.
+
+        These are the values of deleted views and of old generations, and values whose state record
+        was damaged or replaced. Keys of other feature stores and of applications in the same
+        database remain. Readers and publications may run at the same time.
+
+        Args:
+            name: The name of the online store; None means the embedded store.
+            dry_run: Only count the keys.
+
+        Raises:
+            OnlineStoreNotFound: No online store with this name is registered.
+            FormatTooNew: A newer release has published views to the online store.
+
+        >>> publication = store.publish("late_flights")
+        >>> store.delete_feature_view("late_flights", version=1)
+        >>> store.purge_online_store(dry_run=True)
+        online store 'embedded': 4 keys would be removed
+          4 of late_flights@v1
+        >>> store.purge_online_store().removed_views
+        ('late_flights@v1',)
+        """
+        from featurestore.serving.purge import purge
+
+        return purge(self._session, name, dry_run=dry_run)

@@ -492,6 +492,9 @@ WRITES = {
     "remove an online store": Write(
         "remove_online_store", lambda store: store.remove_online_store("spare_o")
     ),
+    "purge an online store": Write(
+        "purge_online_store", lambda store: store.purge_online_store()
+    ),
     "remove a source": Write("remove_source", lambda store: store.remove_source("spare_s")),
 }
 

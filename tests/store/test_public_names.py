@@ -28,6 +28,7 @@ PARAMETERS = {
     "add_online_store": "name uri * secret",
     "get_online_stores": "",
     "remove_online_store": "name",
+    "purge_online_store": "name * dry_run",
     "publish": "view * to version full",
     "create_featuregroup": (
         "df name * primary_key event_time created_time partition_by version ttl description "
@@ -120,6 +121,8 @@ PARAMETERS = {
     "get_metrics": "",
     "plan": "folder * project",
     "apply": "folder * project remove",
+    "erase": "subject * columns datasets dry_run",
+    "verify_erasure": "certificate",
     "add_alert_channel": "name uri * secret",
     "get_alert_channels": "",
     "remove_alert_channel": "name",

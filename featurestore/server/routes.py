@@ -12,6 +12,8 @@ import anyio
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from featurestore.errors import InvalidArgument
 from featurestore.model.runtime import time_limit
@@ -71,17 +73,21 @@ class BoundedRoute(APIRoute):
         async def handle_in_turn(request: Request) -> Response:
             check_headers(request)
             visitor = await self.authenticate(request)
-            await _receive_body(request, kind)
-            turns = self.turns(request, is_long=is_write or kind == "rows")
-            if turns is not None:
-                await _take_turn(request, turns, visitor)
-            settings: ServerSettings = request.app.state.settings
-            # Row streams have a limit for each chunk; an upload takes as long as its rows.
-            seconds = None if kind == "rows" else settings.query_seconds
-            if is_write and kind == "json":
-                seconds = settings.seconds
-            with time_limit(seconds, hint=TIME_LIMIT_HINT):
-                return await handle(request)
+            try:
+                await _receive_body(request, kind)
+                turns = self.turns(request, is_long=is_write or kind == "rows")
+                if turns is not None:
+                    await _take_turn(request, turns, visitor)
+                settings: ServerSettings = request.app.state.settings
+                # Row streams have a limit for each chunk; an upload takes as long as its rows.
+                seconds = None if kind == "rows" else settings.query_seconds
+                if is_write and kind == "json":
+                    seconds = settings.seconds
+                with time_limit(seconds, hint=TIME_LIMIT_HINT):
+                    return await handle(request)
+            except ClientDisconnect:
+                # No client reads the response; without it, the log would have a traceback.
+                raise HTTPException(400, "The client disconnected") from None
 
         return handle_in_turn
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import sqlalchemy as sa
+
 from featurestore.model.paths import FEATUREGROUPS, STAGING, TRAININGDATASETS, StorePaths
 from featurestore.plugins.engine import DeferredEngine
-from featurestore.registry.origins import Object
+from featurestore.registry.origins import GROUP, JOB, Object
 from featurestore.registry.recorded_reads import ReadRecorder, current_recorder
+from featurestore.registry.tables import featuregroups, job_states
 
 if TYPE_CHECKING:
     from featurestore.plugins.engine import Engine
@@ -42,6 +46,25 @@ class Session:
         recorder = self.recorder
         if recorder is not None:
             recorder.record(Object(kind, name, version))
+
+    def record_reads(self, kind: str, versions: Iterable[tuple[str, int]]) -> None:
+        """Store that a job or run reads several objects, such as those of a list."""
+        recorder = self.recorder
+        if recorder is not None:
+            recorder.record(*(Object(kind, name, version) for name, version in versions))
+
+    def record_everything(self) -> None:
+        """Store that a job or run reads figures or messages about all groups and jobs."""
+        recorder = self.recorder
+        if recorder is not None:
+            with self.registry.reading() as connection:
+                groups = connection.execute(
+                    sa.select(featuregroups.c.name, featuregroups.c.version)
+                )
+                job_names = connection.execute(sa.select(job_states.c.name)).scalars()
+                objects = [Object(GROUP, name, version) for name, version in groups]
+                objects += [Object(JOB, name) for name in job_names]
+            recorder.record(*objects)
 
     @property
     def engine(self) -> Engine:

@@ -93,6 +93,7 @@ def find(
             limit=limit,
             offset=offset,
         )
+    session.record_reads(RUN, [(run_id, 1) for _, run_id in run_keys])
     records = []
     for experiment, run_id in run_keys:
         directory = record_files.run_directory(session.paths, experiment, run_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -119,7 +119,21 @@ def search(
     with session.registry.reading() as connection:
         among = filter_group_names(connection, filters)
         query = _Search(connection, text.strip().casefold(), filters, among)
-        return list(islice(_iterate_matches(query, kind), limit))
+        matches = list(islice(_iterate_matches(query, kind), limit))
+    _record_matches(session, matches)
+    return matches
+
+
+def _record_matches(session: Session, matches: Sequence[Match]) -> None:
+    """Record the groups, datasets and views whose names, features or descriptions were found."""
+    for object_kind in (featuregroups.KIND, training_datasets.KIND, feature_views.kind):
+        noun = object_kind.replace("_", " ").replace("featuregroup", "feature group")
+        found = {
+            (match.group, match.version)
+            for match in matches
+            if match.kind == noun or (match.kind == "feature" and noun == "feature group")
+        }
+        session.record_reads(object_kind, sorted(found))
 
 
 def _iterate_matches(query: _Search, kind: str | None) -> Iterator[Match]:
@@ -199,11 +213,11 @@ def _match_aggregates(query: _Search) -> Iterator[Match]:
 def list_feature_references(session: Session) -> list[str]:
     """Return references to all features of the latest group versions, without keys and times."""
     with session.registry.reading() as connection:
-        return [
-            each.reference
-            for each in featuregroups.latest_features(connection)
-            if each.role == "feature"
-        ]
+        features = featuregroups.latest_features(connection)
+    session.record_reads(
+        featuregroups.KIND, sorted({(each.group, each.version) for each in features})
+    )
+    return [each.reference for each in features if each.role == "feature"]
 
 
 def tags_of(session: Session, name: str, *, version: int | None = None) -> dict[str, str]:

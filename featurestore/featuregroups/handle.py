@@ -120,6 +120,7 @@ class FeatureGroup:
     @property
     def description(self) -> str:
         """The description."""
+        self._session.record_read(featuregroups.KIND, self._name, self._version)
         with self._session.registry.reading() as connection:
             return featuregroups.get(connection, self._name, self._version).description
 

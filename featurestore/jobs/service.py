@@ -91,6 +91,8 @@ def get_jobs(session: Session, *, limit: int | None = None, offset: int = 0) -> 
     """Return registered jobs with their status by name, at most ``limit`` from ``offset``."""
     with session.registry.reading() as connection:
         registered_jobs = jobs.list_all(connection, limit=limit, offset=offset)
+    # The status has the errors of runs.
+    session.record_reads(JOB, [(job.spec.name, 1) for job in registered_jobs])
     return Listing([load_status(session, job) for job in registered_jobs])
 
 
@@ -343,13 +345,13 @@ def plan_job(
         ConfigurationError: The job was not registered on this machine with this definition.
     """
     job = get_job(session, name)
-    # The estimate reads the files of the inputs.
-    authorize_job(session, job)
     if window is None:
         windows = find_due_windows(session, job)
     else:
         windows = find_complete_windows(job.spec, *_parse_range(window))
     inputs, features = [], []
+    # The estimate reads the files of the inputs.
+    authorize_job(session, job)
     for pinned in pin_inputs(session, job.spec):
         rows, size = _estimate_volume(pinned, windows, make_read_range(job.spec))
         inputs.append(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -53,11 +53,11 @@ class ReadRecorder:
         with self._lock:
             return tuple(self._reads)
 
-    def record(self, version: Object) -> None:
-        """Store a read in the registry; the caller delivers no row before this returns.
+    def record(self, *versions: Object) -> None:
+        """Store reads in the registry; the caller delivers no row before this returns.
 
         Raises:
-            RegistryError: The read cannot be stored, so the rows must not be read.
+            RegistryError: The reads cannot be stored, so the rows must not be read.
         """
         registry = self.registry
         # A read-only registry has no jobs; a run of another machine cannot store its reads there.
@@ -66,16 +66,23 @@ class ReadRecorder:
         stored: set[Object] = set()
         while True:
             with self._lock:
+                new_reads = [each for each in versions if each not in self._reads]
                 pending = {*self._readers, *self._outputs} - stored
-                if version in self._reads:
-                    return
                 # A write of another thread may have begun meanwhile.
                 if not pending:
-                    self._reads[version] = None
+                    self._reads.update(dict.fromkeys(new_reads))
+                if not new_reads or not pending:
                     return
             # Not under the lock: a write that holds the lock of the registry may wait for it.
-            _store(registry, pending, version)
+            _store(registry, pending, new_reads)
             stored |= pending
+
+    def record_inputs(self, inputs: Iterable[Mapping[str, Any]]) -> None:
+        """Store the reads of a frame, which are its lineage inputs."""
+        if self.registry is not None and inputs:
+            with self.registry.reading() as connection:
+                objects = origins.find_objects(connection, inputs)
+            self.record(*objects)
 
     def record_path(self, path: str) -> None:
         """Store a read of the table, quarantine, statistics or files at a path."""
@@ -107,14 +114,18 @@ class ReadRecorder:
             return self._engines[id(engine)][1]
 
 
-def _store(registry: Registry, derived: Iterable[Object], origin: Object) -> None:
-    """Store an origin of several objects; a transaction is needed only for new ones."""
+def _store(registry: Registry, derived: Iterable[Object], reads: Collection[Object]) -> None:
+    """Store the origins of several objects; a transaction is needed only for new ones."""
     with registry.reading() as connection:
-        missing = [each for each in derived if not origins.is_recorded(connection, each, origin)]
+        missing = [
+            each
+            for each in derived
+            if not all(origins.is_recorded(connection, each, read) for read in reads)
+        ]
     if missing:
         with registry.joined_transaction() as connection:
             for each in sorted(missing):
-                origins.record(connection, each, [origin])
+                origins.record(connection, each, reads)
 
 
 def current_recorder() -> ReadRecorder | None:

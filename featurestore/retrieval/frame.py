@@ -198,6 +198,7 @@ class FeatureFrame:
     @property
     def relation(self) -> Relation:
         """The engine's lazy table."""
+        self._record_read()
         if self._relation is not None:
             return self._relation
         relation = self._create_relation()
@@ -205,6 +206,12 @@ class FeatureFrame:
         if not relation.single_use:
             self._relation = relation
         return relation
+
+    def _record_read(self) -> None:
+        """Store that a job reads the frame, which may have been created before the job."""
+        recorder = self._session.recorder
+        if recorder is not None:
+            recorder.record_inputs(self.inputs)
 
     def native(self) -> Any:
         """Return the native frame of the engine: a DuckDB relation or a Spark DataFrame."""
@@ -432,6 +439,7 @@ class FeatureFrame:
         >>> store.get_features("planes.seats", labels="questions").count()
         4
         """
+        self._record_read()
         if (
             self._plan is not None
             and self._plan.how == "left"
@@ -479,6 +487,7 @@ class FeatureFrame:
         """
         if self._plan is None:
             return None
+        self._record_read()
         return count_dropped_rows(self._session, self._plan, labels=self._labels, rows=rows)
 
     def coverage(self, *, sample: int = 10_000, seed: int = 0) -> CoverageReport:

@@ -338,6 +338,9 @@ class FeatureGroupCalls(StoreBase):
 
         with self._session.registry.reading() as connection:
             registered_groups = featuregroups.list_all(connection, limit=limit, offset=offset)
+        self._session.record_reads(
+            featuregroups.KIND, [(group.name, group.version) for group in registered_groups]
+        )
         groups = [
             FeatureGroup(self._session, group.name, group.version) for group in registered_groups
         ]

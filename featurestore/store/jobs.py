@@ -410,6 +410,7 @@ class MonitorCalls(JobCalls):
         """
         from featurestore.jobs.metrics import metrics_text
 
+        self._session.record_everything()
         return metrics_text(self._session)
 
 
@@ -470,7 +471,10 @@ class AlertCalls(StoreBase):
         from featurestore.registry import alerts
 
         with self._session.registry.reading() as connection:
-            return Listing(alerts.messages(connection, limit=limit))
+            messages = Listing(alerts.messages(connection, limit=limit))
+        # Messages have the errors of jobs and the findings of monitors.
+        self._session.record_everything()
+        return messages
 
     def send_alerts(self) -> int:
         """Send waiting messages and return the number delivered; schedulers do this automatically.

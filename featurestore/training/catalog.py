@@ -42,6 +42,9 @@ def list_datasets(
     """
     with session.registry.reading() as connection:
         registrations = training_datasets.list_all(connection, limit=limit, offset=offset)
+    session.record_reads(
+        training_datasets.KIND, [(each.name, each.version) for each in registrations]
+    )
     readable_datasets = []
     for registration in registrations:
         try:

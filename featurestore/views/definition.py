@@ -266,6 +266,7 @@ def list_views(session: Session) -> list[FeatureViewSpec]:
     """Return all versions of all views; damaged views are skipped with a warning."""
     with session.registry.reading() as connection:
         keys = feature_views.list_all(connection)
+    session.record_reads(feature_views.kind, keys)
     views_read = []
     for name, version in keys:
         try:

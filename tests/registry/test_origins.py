@@ -124,7 +124,7 @@ class History:
         last = self.model.latest("group", name)
         version = 1 if last is None else last.version + 1
         if source is None:
-            rows = [{"k": 1, "v": 2.0}]
+            rows = [{"k": 1, "v": 2.0, "n": 3.0}]
             return store.create_featuregroup(rows, name, primary_key="k", version=version).version
         if source.kind == "group":
             rows = store.get_featuregroup(source.name, version=source.version)
@@ -193,10 +193,12 @@ class History:
         return []
 
     def rename(self) -> None:
-        """Rename a feature, which writes a new definition of the group."""
+        """Rename a feature, which creates the next version of the group."""
         group = self.model.latest("group", self.random.choice(NAMES))
         if group is not None:
-            self.store.update_featuregroup(group.name, description="renamed")
+            column = self.store.get_featuregroup(group.name).columns[-1]
+            renamed = self.store.rename_feature(group.name, column, f"{column}n")
+            self.model.creations.append(Creation("group", group.name, renamed.version, [group]))
 
     def rebuild(self) -> None:
         """Lose the registry, and rebuild it from the location."""

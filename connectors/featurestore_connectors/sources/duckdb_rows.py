@@ -176,6 +176,7 @@ def read(
     *,
     on_finished: Callable[[], None] | None = None,
     has_sql: bool = False,
+    batch_rows: int = _BATCH_ROWS,
 ) -> pa.RecordBatchReader:
     """Return the rows of a table, subquery or file scan, in the columns and window of a query.
 
@@ -188,7 +189,7 @@ def read(
     natives = {column.name: column.native for column in all_columns}
     expressions = [f"{column.expression} AS {sqltext.quote(column.name)}" for column in columns]
     text = sqltext.select(expressions, source=source, condition=_window_condition(query, natives))
-    batches = _batches(config, connection, text, on_finished)
+    batches = _batches(config, connection, text, on_finished, batch_rows)
     return pa.RecordBatchReader.from_batches(schema, cast_batches(batches, schema, has_sql=has_sql))
 
 
@@ -211,12 +212,13 @@ def _batches(
     connection: duckdb.DuckDBPyConnection,
     text: str,
     on_finished: Callable[[], None] | None,
+    batch_rows: int,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a statement, and call ``on_finished`` after the last row."""
     # A separate cursor, since several reads of a snapshot may be open at the same time.
     cursor = connection.cursor()
     try:
-        yield from cursor.sql(text).to_arrow_reader(_BATCH_ROWS)
+        yield from cursor.sql(text).to_arrow_reader(batch_rows)
     except duckdb.Error as error:
         raise convert_error(config, error) from error
     except (OSError, pa.ArrowException) as error:

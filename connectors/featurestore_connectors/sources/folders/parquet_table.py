@@ -19,6 +19,11 @@ from featurestore.storage import files
 from featurestore_connectors.sources import duckdb_rows, sqltext
 from featurestore_connectors.sources.folders.listing import FolderFile, FolderFiles
 from featurestore_connectors.sources.folders.options import FolderOptions, TableName
+from featurestore_connectors.sources.folders.parquet_sizes import (
+    MAX_BATCH_ROWS,
+    VECTOR_ROWS,
+    find_batch_rows,
+)
 from featurestore_connectors.sources.folders.tables import (
     BadRows,
     Column,
@@ -29,7 +34,6 @@ from featurestore_connectors.sources.folders.tables import (
 )
 from featurestore_connectors.sources.typed_columns import SourceColumn, check_times
 
-_BATCH_ROWS = 65_536
 _SHOWN = 300
 _SIGNED = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _UNSIGNED = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
@@ -203,14 +207,25 @@ class ParquetTable(FolderTable):
         described: dict[str, SourceColumn],
         window: TimeRange | None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield columns read by DuckDB, or by Arrow if nanoseconds have to be rounded."""
+        """Yield columns read by DuckDB, or by Arrow for nanoseconds and for very long values."""
+        batch_rows = self._find_batch_rows(file)
         if self.options.timestamp_precision is not None:
             schema = self._arrow_schema(file)
             kinds = [] if schema is None else [field.type for field in schema]
             if any(pat.is_timestamp(kind) and kind.unit == "ns" for kind in kinds):
-                yield from self._read_with_arrow(file, names)
+                yield from self._read_with_arrow(file, names, batch_rows)
                 return
-        yield from self._read_with_duckdb(file, names, described, window)
+        # DuckDB would convert more rows than fit.
+        if batch_rows < VECTOR_ROWS:
+            yield from self._read_with_arrow(file, names, batch_rows)
+            return
+        yield from self._read_with_duckdb(file, names, described, window, batch_rows)
+
+    def _find_batch_rows(self, file: FolderFile) -> int:
+        try:
+            return find_batch_rows(file.path)
+        except (pa.ArrowException, OSError):
+            return MAX_BATCH_ROWS  # DuckDB may read a file that Arrow cannot
 
     def _read_with_duckdb(
         self,
@@ -218,6 +233,7 @@ class ParquetTable(FolderTable):
         names: Sequence[str],
         described: dict[str, SourceColumn],
         window: TimeRange | None,
+        batch_rows: int,
     ) -> Iterator[pa.RecordBatch]:
         # A declared column may be missing from this file; the caller filters its null times.
         if window is not None and window.column not in described:
@@ -226,14 +242,18 @@ class ParquetTable(FolderTable):
         if not names:
             # A query needs a column to return the number of rows.
             query = SourceQuery(columns=tuple(list(described)[:1]), window=window)
-        yield from duckdb_rows.read(self._config, self._connection, _scan_expression(file), query)
+        yield from duckdb_rows.read(
+            self._config, self._connection, _scan_expression(file), query, batch_rows=batch_rows
+        )
 
-    def _read_with_arrow(self, file: FolderFile, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def _read_with_arrow(
+        self, file: FolderFile, names: Sequence[str], batch_rows: int
+    ) -> Iterator[pa.RecordBatch]:
         """Yield columns read by Arrow; refuse times out of range and incomplete files."""
         try:
             parquet_file = parquet.ParquetFile(files.open_ranges(file.path))
             missing = parquet_file.metadata.num_rows
-            for batch in parquet_file.iter_batches(_BATCH_ROWS, columns=list(names) or None):
+            for batch in parquet_file.iter_batches(batch_rows, columns=list(names) or None):
                 missing -= batch.num_rows
                 for array, name in zip(batch.columns, batch.schema.names, strict=True):
                     check_times(array, name, has_sql=False)

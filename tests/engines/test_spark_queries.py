@@ -421,6 +421,26 @@ def test_field_names_in_user_sql_are_never_sql(spark_engine: SparkEngine) -> Non
         assert session.sql(getter).first()[0] != "ran"
 
 
+def test_queries_and_names_read_no_environment(spark_engine: SparkEngine) -> None:
+    """Spark replaces variables in the text of a query before it parses it."""
+    spark_engine.session.conf.set("spark.sql.variable.substitute", "true")
+    engine = SparkEngine(spark_engine.session)
+    for text in ("${env:PATH}", "${system:user.home}", "${spark:spark.master}", "${x}"):
+        rows = pa.table({"s": [{text: 1}], text: [7]})
+        tables = {"rows": engine.from_arrow(rows.to_reader())}
+        queries = {
+            f"select '{text}' as v from rows": [{"v": text}],
+            f'select "{text}" as v from rows': [{"v": 7}],
+            f'select s."{text}" as v from rows': [{"v": 1}],
+            "select s from rows": [{"s": {text: 1}}],
+        }
+        for query, expected in queries.items():
+            result = engine.user_sql(query, tables=tables, parameters={})
+            assert rows_of(engine, result) == expected
+        assert rows_of(engine, engine.filter(tables["rows"], f"'{text}' = 's'")) == []
+    engine.close()
+
+
 def test_invalid_sql_error_names_the_cause(spark_engine: SparkEngine) -> None:
     relation = numbers(spark_engine, 3)
     with pytest.raises(InvalidSql, match="nothing"):

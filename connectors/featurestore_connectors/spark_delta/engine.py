@@ -52,6 +52,7 @@ from featurestore_connectors.spark_delta.row_buffer import BufferedRelation
 from featurestore_connectors.spark_delta.session import (
     check_session,
     find_session,
+    forbid_substitution,
     is_local,
     is_stopped,
     settings_for_builder,
@@ -97,6 +98,7 @@ class SparkEngine:
                     session = start_session(jars.connected_bucket())
                 else:
                     check_session(session)
+                    forbid_substitution(session)
                 self._session = session
             return self._session
 

@@ -1,7 +1,7 @@
 """The engine's SparkSession: the active session, or a new session configured for Delta.
 
-Sessions are thread-safe. A user's session is checked but not modified, and the engine only stops
-sessions that it started.
+Sessions are thread-safe. A user's session is checked; only the substitution of variables is switched
+off. The engine only stops sessions that it started.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 STORE_EXTENSION = "featurestore.spark.StoreExtensions"
 _CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _DELTA = {"spark.sql.extensions": _EXTENSION, "spark.sql.catalog.spark_catalog": _CATALOG}
+# Spark replaces ``${env:NAME}`` in the text of a query by a variable of the driver's environment, also
+# in literals and quoted names. Queries of users and names of fields would read its secrets.
+_SUBSTITUTION = "spark.sql.variable.substitute"
 _GLOBAL_LOG_STORE = "spark.delta.logStore.class"
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 _UTC_NAMES = ("UTC", "Etc/UTC", "GMT", "Z", "+00:00")
@@ -105,6 +108,15 @@ def check_session(session: Any) -> None:
     if not is_connect and is_local(session) and "PYSPARK_PYTHON" not in os.environ:
         # Local workers use the driver's interpreter.
         session.sparkContext.pythonExec = sys.executable
+
+
+def forbid_substitution(session: Any) -> None:
+    """Make a session parse ``${...}`` in queries and names as text.
+
+    The setting stays: Spark Connect parses queries when they run, and other threads would see a
+    setting that is changed for one query only.
+    """
+    session.conf.set(_SUBSTITUTION, "false")
 
 
 def is_stopped(session: Any) -> bool:
@@ -238,6 +250,7 @@ def session_settings() -> dict[str, str]:
     log_stores = {_log_store_setting(scheme): name for scheme, name in LOG_STORES.items()}
     return {
         **_DELTA,
+        _SUBSTITUTION: "false",
         "spark.sql.extensions": connect.EXTENSIONS,
         **log_stores,
         "spark.sql.session.timeZone": "UTC",

@@ -123,8 +123,9 @@ def user_temporary_folder() -> str:
     if not hasattr(os, "getuid"):  # Windows has a temporary directory for each user
         return directory
     folder = os.path.join(directory, f"featurestore-{os.getuid()}")
-    with suppress(FileExistsError):
-        os.mkdir(folder, _FOLDER_MODE)
+    if not os.path.lexists(folder):
+        with suppress(FileExistsError):
+            os.mkdir(folder, _FOLDER_MODE)
     status = os.lstat(folder)
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
     if is_own and not status.st_mode & _GROUP_AND_OTHERS:

@@ -37,6 +37,7 @@ from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import alerts
 from featurestore.statistics.accumulator import state_from_bytes
 from featurestore.statistics.storage import StatisticsFiles
+from featurestore.storage import private
 from featurestore.transform.fit import chains_from_json
 from featurestore.transform.fitted import Transformations
 
@@ -604,7 +605,8 @@ class Watch:
         """Record while the block runs."""
         self.folder, self.forbidden, self.violations = folder, (str(outside), "/etc/passwd"), []
         state = os.environ["XDG_STATE_HOME"]
-        self.allowed = (str(folder), state, os.path.abspath(".hypothesis"))
+        temporary = private.user_temporary_folder()
+        self.allowed = (str(folder), state, temporary, os.path.abspath(".hypothesis"))
         try:
             yield
         finally:

@@ -339,6 +339,7 @@ def every(session: Session, *, name: str | None = None) -> list[ModelSpec]:
         model_keys = [
             (each, number) for each in names for number in index.versions(connection, each)
         ]
+    session.record_reads(index.kind, model_keys)
     specs = []
     for model_key in model_keys:
         try:

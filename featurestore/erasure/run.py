@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from featurestore.erasure import certificates
 from featurestore.erasure.areas import Area, Scan, search_areas
 from featurestore.erasure.datasets import TrainingDatasets, trained_models
+from featurestore.erasure.key_versions import KeyVersions
 from featurestore.erasure.keys import parse_entities
 from featurestore.erasure.online import OnlineValues
 from featurestore.erasure.other_files import OtherFiles
@@ -34,6 +35,7 @@ from featurestore.session import Session
 AREAS: tuple[Area, ...] = (
     GroupTables(),
     StoredStatistics(),
+    KeyVersions(),
     TrainingDatasets(),
     OnlineValues(),
     OtherFiles(),

@@ -166,7 +166,7 @@ def find_rows(table: Table, scan: Scan) -> TableMatches | None:
 
 def _search_file(matches: TableMatches, table: Table, file: str, entities: Entities) -> None:
     """Add the matching rows of a data file."""
-    spec = _spec_of(table) if table.area == GROUPS else None
+    spec = group_spec(table) if table.area == GROUPS else None
     primary_key = () if spec is None else spec.primary_key
     names = [*dict.fromkeys([*matches.columns, *primary_key])]
     for batch in read_columns(file, table.path, names):
@@ -180,7 +180,7 @@ def _search_file(matches: TableMatches, table: Table, file: str, entities: Entit
             matches.primary_keys.update(zip(*keys, strict=True))
 
 
-def _spec_of(table: Table) -> FeatureGroupSpec | None:
+def group_spec(table: Table) -> FeatureGroupSpec | None:
     """Return the definition of the group of a table; None if its table is missing or damaged."""
     path = table.path.removesuffix(_QUARANTINE_SUFFIX)
     try:

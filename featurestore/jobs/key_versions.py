@@ -54,7 +54,7 @@ from featurestore.plugins.engine import Relation, TableWrite
 from featurestore.registry import runs
 from featurestore.storage.failures import warn_after_publication
 
-_FOLDER = "_key_versions"
+FOLDER = "_key_versions"
 _SCHEMA = pa.schema(
     [
         ("deleted", pa.bool_()),
@@ -97,14 +97,14 @@ def accepts_late_rows(spec: JobSpec) -> bool:
 
 def has_versions(group_path: str) -> bool:
     """Return whether a group has a table of key versions."""
-    return is_delta_table(os.path.join(group_path, _FOLDER))
+    return is_delta_table(os.path.join(group_path, FOLDER))
 
 
 def read_versions(run: JobRun) -> RecordedVersions:
     """Read the versions of windows that end after the begin of a run's first window."""
     if run.group is None or not has_versions(run.group.path):
         return RecordedVersions()
-    path = os.path.join(run.group.path, _FOLDER)
+    path = os.path.join(run.group.path, FOLDER)
     engine, state = run.session.engine, read_snapshot(path)
     first = to_micros(run.window.start)
     bounds = state.bounds("window_end")
@@ -155,7 +155,7 @@ def read_versions(run: JobRun) -> RecordedVersions:
 
 def append_versions(run: JobRun, group_path: str, versions: Relation) -> None:
     """Append rows with the first columns of the table, to ``window_end``, before a run's commit."""
-    path, engine = os.path.join(group_path, _FOLDER), run.session.engine
+    path, engine = os.path.join(group_path, FOLDER), run.session.engine
     if not is_delta_table(path):
         with suppress(FileExistsError):  # another job of the group was faster
             engine.create_table(
@@ -279,7 +279,7 @@ class AddVersions:
         is_late = np.zeros(batch.num_rows, dtype=np.bool_)
         if self.last_late is not None:
             is_late = times <= self.last_late
-        added = [_hash(keys), _hash([*keys, *micros], keys=len(keys)), micros[0]]
+        added = [hash_keys(keys), hash_keys([*keys, *micros], keys=len(keys)), micros[0]]
         if self.tombstone in batch.schema.names:
             marks = batch.column(self.tombstone)
             is_marked = marks.fill_null(False) if pat.is_boolean(marks.type) else marks.is_valid()
@@ -294,7 +294,7 @@ class AddVersions:
         return pa.RecordBatch.from_arrays([*batch.columns, *added], schema=schema)
 
 
-def _hash(columns: Sequence[pa.Array], *, keys: int | None = None) -> pa.Array:
+def hash_keys(columns: Sequence[pa.Array], *, keys: int | None = None) -> pa.Array:
     """Return 128-bit hashes of rows, null if one of the first ``keys`` columns is null."""
     batch = pa.RecordBatch.from_arrays(columns, names=list(map(str, range(len(columns)))))
     words = np.stack([row_hash(batch, seed=seed) for seed in _SEEDS], axis=1)

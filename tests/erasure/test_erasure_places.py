@@ -1,0 +1,219 @@
+"""Erasure in further places, on Spark, through the command line and through REST."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+import featurestore
+from featurestore.errors import NotAllowed, VersionVacuumed
+from featurestore.jobs.key_versions import FOLDER
+from featurestore.model.erasure import ErasureReport
+from featurestore.store import FeatureStore
+from tests.erasure.test_erasure import (
+    CANARY,
+    USERS,
+    dataset_rows,
+    make_datasets,
+    make_rows,
+    table_rows,
+    traces,
+    without_canary,
+)
+from tests.server.private_groups import PASSWORD, ROOT, client_of, token_of
+from tests.server.private_groups import USERS as ROLES
+from tests.server.test_remote_client import served
+from tests.server.trained_runs import train
+
+pytestmark = pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")
+START = datetime(2024, 1, 1, tzinfo=UTC)
+UPSERT_JOB = """
+from datetime import datetime, timedelta
+import featurestore
+
+@featurestore.job(featuregroup="states", primary_key="user", event_time="at", schedule="0 * * * *",
+                  start="2024-01-01T00:00Z", mode="upsert", tombstone="gone", statistics=False)
+def states(window):
+    users = {"ada": False, "-".join(["canary", "q7x91"]): window.start.hour > 0}
+    return [{"user": user, "at": window.start + timedelta(minutes=9), "gone": gone, "x": 1}
+            for user, gone in users.items()]
+"""
+
+
+def groups_of_users(store: FeatureStore, **options: Any) -> None:
+    import random
+
+    rows = make_rows(random.Random(0), USERS, 1) + make_rows(random.Random(1), USERS, 2)
+    store.create_featuregroup(rows, "visits", primary_key="user", event_time="at", **options)
+
+
+def test_erase_on_spark(spark: Any, tmp_path: Path) -> None:
+    """The rows of a partitioned table, its checkpoint, a dataset and online values."""
+    location = tmp_path / "store"
+    with featurestore.connect(location, engine="spark") as store:
+        groups_of_users(store, partition_by="user")
+        for number in range(10):
+            store.add_featuregroup_tag("visits", "number", str(number))
+        assert list((location / "featuregroups/visits/v1/_delta_log").glob("*.checkpoint.parquet"))
+        before = table_rows(store.get_featuregroup("visits"))
+        make_datasets(store, ["parquet"])
+        expected = {
+            split: without_canary(rows) for split, rows in dataset_rows(store, "in_parquet").items()
+        }
+        report = store.erase({"user": CANARY}, dry_run=False)
+        assert report.complete, report.remaining
+        assert table_rows(store.get_featuregroup("visits")) == without_canary(before)
+        assert dataset_rows(store, "in_parquet") == expected
+        with pytest.raises(VersionVacuumed):
+            store.get_featuregroup("visits", as_of=1).to_arrow()
+        assert store.verify_erasure(report.certificate or {}).ok
+    assert traces(location) == []
+
+
+def test_places_that_are_removed_or_listed(empty_store: FeatureStore, tmp_path: Path) -> None:
+    store, location = empty_store, tmp_path / "store"
+    groups_of_users(store)
+    make_datasets(store, ["parquet"])
+    train(store, "in_parquet", "model_late")
+    store.create_training_dataset(
+        store.get_featuregroup("visits").to_arrow().select(["score", "late"]), "plain", label="late",
+        progress=False,
+    )  # fmt: skip
+    stage = location / "_staging" / "left_rows"
+    stage.mkdir(parents=True)
+    parquet.write_table(pa.table({"user": [CANARY], "n": [1]}), stage / "rows.parquet")
+    run = next((location / "experiments").rglob("run.json")).parent
+    (run / "artifacts").mkdir(exist_ok=True)
+    (run / "artifacts" / "scores.csv.gz").write_bytes(gzip.compress(f"{CANARY},1\n".encode()))
+    (run / "artifacts" / "near.csv").write_text(f"{CANARY}1,2\n")
+    report = store.erase({"user": CANARY})
+    assert report.models == ("model_late@v1", "model_late@v2")
+    actions = {(finding.area, finding.action): finding.place for finding in report.findings}
+    assert actions["staged files", "remove"] == "_staging/left_rows/rows.parquet"
+    assert actions["run artifacts", "list"].endswith("scores.csv.gz")
+    kept = store.erase({"user": CANARY}, datasets="keep", dry_run=False)
+    assert kept.complete
+    assert kept.datasets == {}
+    listed = {
+        (finding.area, finding.place) for finding in kept.findings if finding.action == "list"
+    }
+    assert ("training datasets", "in_parquet@v1") in listed
+    assert dataset_rows(store, "in_parquet")["train"].total() > 0
+    erased = store.erase({"user": CANARY}, dry_run=False)
+    assert erased.datasets == {"in_parquet@v1": "in_parquet@v2"}
+    assert not stage.exists() or not list(stage.iterdir())
+    assert [Path(trace).name for trace in traces(location)] == ["near.csv"]
+    check = store.verify_erasure(erased.certificate or {})
+    assert check.ok, check
+    assert [finding.place.rpartition("/")[2] for finding in check.listed] == ["scores.csv.gz"]
+
+
+def test_values_of_deleted_views_and_key_versions_are_removed(
+    empty_store: FeatureStore, tmp_path: Path
+) -> None:
+    store = empty_store
+    groups_of_users(store)
+    store.create_feature_view("old", features=["visits.score"])
+    store.publish("old")
+    store.delete_feature_view("old", version=1)
+    (tmp_path / "upsert_job.py").write_text(UPSERT_JOB)
+    store.register_jobs(tmp_path / "upsert_job.py")
+    store.backfill_job("states", START, START + timedelta(hours=2))
+    versions = Path(store.session.featuregroup_path("states", 1)) / FOLDER
+    assert len(parquet.read_table(next(versions.glob("*.parquet"))))
+    report = store.erase({"user": CANARY}, dry_run=False)
+    places = {finding.area: finding.place for finding in report.findings}
+    assert places["online values"] == "embedded: views that were deleted"
+    assert places["key versions"] == "states@v1"
+    assert report.complete, report.remaining
+    assert store.erase({"user": CANARY}).findings == ()
+    assert store.erase({"user": "ada"}).findings
+    assert traces(tmp_path / "store") == []
+
+
+def test_transformations_are_fitted_again(empty_store: FeatureStore) -> None:
+    rows = [
+        {"user": user, "x": float(n), "word": user} for n, user in enumerate(["ada", "bob", CANARY])
+    ]
+    empty_store.create_featuregroup(rows, "g", primary_key="user")
+    empty_store.create_training_dataset(
+        empty_store.get_featuregroup("g"), "d", features=["x", "word"], progress=False,
+        transformations={"x": featurestore.transform.min_max(), "word": featurestore.transform.vocabulary()},
+        description="three users", tags={"team": "a"},
+    )  # fmt: skip
+    empty_store.erase({"user": CANARY}, dry_run=False)
+    dataset = empty_store.get_training_dataset("d")
+    assert (dataset.version, dataset.description, dataset.tags) == (2, "three users", {"team": "a"})
+    assert dataset.transformations is not None
+    fitted = dict(dataset.transformations["x"].chain.steps[-1].fitted or {})
+    assert CANARY not in str(dataset.transformations.to_json())
+    assert 2.0 not in fitted.values()
+    assert 1.0 in fitted.values()
+    assert traces(Path(empty_store.location)) == []
+
+
+def test_commands_report_erase_and_verify(
+    empty_store: FeatureStore, tmp_path: Path, command_line: Callable[..., Any]
+) -> None:
+    groups_of_users(empty_store)
+
+    def call(*words: str, code: int = 0) -> str:
+        printed = command_line("--location", empty_store.location, "erasure", *words, code=code)
+        return str(printed.out if code == 0 else printed.err or printed.out)
+
+    assert "visits@v1" in call("report", f"user={CANARY}")
+    assert "no data of this entity" in call("report", "user=nobody-at-all")
+    assert "not of the form name=value" in call("report", "user", code=1)
+    assert "No feature group has a column 'usr'" in call("report", "usr=a", code=1)
+    file = tmp_path / "erased.json"
+    assert "Erased:" in call("run", f"user={CANARY}", "--certificate", str(file))
+    assert "already exists" in call("run", "user=ada", "--certificate", str(file), code=1)
+    assert CANARY not in file.read_text()
+    assert "has no data of these entities" in call("verify", str(file))
+    rows = [{"user": CANARY, "at": START, "note": "", "score": 1, "late": True}]
+    empty_store.insert_into_featuregroup(rows, "visits")
+    assert "is not confirmed" in call("verify", str(file), code=1)
+
+
+def test_rest_erases_for_admins_only(empty_store: FeatureStore) -> None:
+    from featurestore.server.access import changes
+
+    groups_of_users(empty_store)
+    for name, (role, _) in ROLES.items():
+        changes.add_user(empty_store.session, ROOT, name, role=role, password=PASSWORD)
+    request = {"subject": [{"user": CANARY}]}
+    with client_of(empty_store) as client:
+        assert client.post("/api/v1/erasures", json=request).status_code == 401
+        for name in ROLES:
+            for scope in ("read", "write", "admin"):
+                headers = token_of(empty_store, name, scope=scope)
+                is_admin = (name, scope) == ("ann", "admin")
+                for path, body in (("", request), ("/verify", {"certificate": {}})):
+                    response = client.post(f"/api/v1/erasures{path}", json=body, headers=headers)
+                    expected = {"": 200, "/verify": 400}[path] if is_admin else 403
+                    assert response.status_code == expected, (name, scope, response.text)
+    token, _ = changes.make_token(empty_store.session, ROOT, "ann", scope="admin")
+    reader, _ = changes.make_token(empty_store.session, ROOT, "rea")
+    with served(empty_store) as address:
+        with featurestore.connect(address, token=reader) as remote, pytest.raises(NotAllowed):
+            remote.erase({"user": CANARY}, dry_run=False)
+        with featurestore.connect(address, token=token) as remote:
+            report = remote.erase({"user": CANARY}, dry_run=False)
+            assert report.complete
+            assert remote.verify_erasure(report.certificate or {}).ok
+    assert ErasureReport.from_json(json.loads(json.dumps(report.to_json()))) == report
+    users = empty_store.get_featuregroup("visits").to_arrow()["user"].to_pylist()
+    assert set(users) == set(USERS) - {CANARY}
+    with empty_store.session.registry.reading() as connection:
+        log = connection.exec_driver_sql("select who, action, detail from audit_log").all()
+    assert ("ann", "erase") in {(who, action) for who, action, _ in log}
+    assert ("ann", "report erasure") in {(who, action) for who, action, _ in log}
+    assert CANARY not in str(log)

@@ -114,17 +114,17 @@ def test_plain_keras_networks_need_no_trust(tmp_path: Path, flavor: str) -> None
 
 def positions(config: Any) -> list[tuple[Any, Any]]:
     """Return the container and the key of each value of a configuration."""
-    found, waiting = [], [config]
+    places, waiting = [], [config]
     while waiting:
         container = waiting.pop()
         keys = list(container) if isinstance(container, dict) else range(len(container))
         for key in keys:
             if key == "compile_config":  # not loaded
                 continue
-            found.append((container, key))
+            places.append((container, key))
             if isinstance(container[key], dict | list):
                 waiting.append(container[key])
-    return found
+    return places
 
 
 def hostile_objects(canary: Path) -> list[dict[str, Any]]:
@@ -188,7 +188,7 @@ def test_hostile_values_at_any_place_are_refused(
     with zipfile.ZipFile(path) as archive:
         config = json.loads(archive.read("config.json"))
     objects, count = itertools.cycle(hostile_objects(canary)), 0
-    cases = []
+    cases: list[tuple[Any, Any, Any]] = []
     for container, key in positions(config):
         texts = HOSTILE_TEXTS.get(str(key), []) if isinstance(container, dict) else []
         cases += [(container, key, text) for text in texts if container[key] != text]
@@ -204,8 +204,8 @@ def test_hostile_values_at_any_place_are_refused(
         else:
             is_root_class = container is config and key == "class_name" and type(hostile) is not str
             with pytest.raises(ValueError) if is_root_class else contextlib.nullcontext():
-                found = list(keras_files.find_config_code(config, keras, flavor))
-                assert found, (key, hostile)
+                parts = list(keras_files.find_config_code(config, keras, flavor))
+                assert parts, (key, hostile)
         container[key] = value
         count += 1
     assert count > 500
@@ -217,7 +217,7 @@ def test_hostile_values_at_any_place_are_refused(
 def test_own_registered_layers_need_no_trust(tmp_path: Path, flavor: str) -> None:
     keras = pytest.importorskip(flavor)
 
-    @keras.saving.register_keras_serializable("tests")  # type: ignore[untyped-decorator]
+    @keras.saving.register_keras_serializable("tests")
     class Doubled(keras.layers.Layer):  # type: ignore[misc, name-defined]
         def call(self, values: Any) -> Any:
             return values * 2.0

@@ -284,15 +284,15 @@ def test_damaged_torch_programs_are_named(tmp_path: Path, content: bytes) -> Non
 
 def positions(document: Any) -> list[tuple[Any, Any]]:
     """Return the container and the key of each value of a JSON document."""
-    found, waiting = [], [document]
+    places, waiting = [], [document]
     while waiting:
         container = waiting.pop()
         keys = list(container) if isinstance(container, dict) else range(len(container))
         for key in keys:
-            found.append((container, key))
+            places.append((container, key))
             if isinstance(container[key], dict | list):
                 waiting.append(container[key])
-    return found
+    return places
 
 
 def test_hostile_values_at_any_place_of_a_program_run_nothing(tmp_path: Path) -> None:
@@ -301,7 +301,13 @@ def test_hostile_values_at_any_place_of_a_program_run_nothing(tmp_path: Path) ->
     call = CALL.format(str(marker))
     texts = json.dumps([1, {"type": "os.mkdir", "context": call, "children_spec": []}])
     structures = json.dumps([1, {"type": "builtins.dict", "context": call, "children_spec": []}])
-    hostile = [call, f"Integer({call})", "torch.ops.aten.from_file.default", "os.mkdir", texts]
+    hostile: list[Any] = [
+        call,
+        f"Integer({call})",
+        "torch.ops.aten.from_file.default",
+        "os.mkdir",
+        texts,
+    ]
     hostile += [structures, {"as_expr": {"expr_str": call}}, {"as_custom_obj": {"class_fqn": call}}]
     hostile += [{"as_operator": "os.mkdir"}, [], {}, 7, None]
     torch.export.save(export(Columns(), (3,), (3,)), path)

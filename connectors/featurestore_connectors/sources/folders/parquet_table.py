@@ -134,7 +134,7 @@ class ParquetTable(FolderTable):
             # returned, nor read a damaged file.
             if count or "orrupt" in error.message:
                 raise self.table.invalid_file_error(f"{file.name}: {error.message}") from error
-            for batch in self._read_with_arrow(file, inside):
+            for batch in self._read_with_arrow(file, inside, self._find_batch_rows(file)):
                 yield self._cast_batch(batch, columns, file)
 
     def _describe_columns(self, file: FolderFile) -> list[SourceColumn]:

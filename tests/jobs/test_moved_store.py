@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import featurestore
-from featurestore.errors import InvalidJob
+from featurestore.errors import ConfigurationError
 
 START = datetime(2024, 3, 1, tzinfo=UTC)
 JOBS = """
@@ -44,7 +44,9 @@ def test_moved_store_runs_jobs_after_registration(tmp_path: Path) -> None:
     shutil.move(tmp_path / "old", tmp_path / "new")
     with featurestore.connect(tmp_path / "new") as store:
         assert [run.run_id for run in store.get_runs("doubled")] == runs
-        with pytest.raises(InvalidJob, match="was not registered on this machine") as refused:
+        with pytest.raises(
+            ConfigurationError, match="was not registered on this machine"
+        ) as refused:
             store.run_job("doubled", window=START + timedelta(hours=2))
         assert f"featurestore job register {file}" in str(refused.value.hint)
         store.register_jobs(file)

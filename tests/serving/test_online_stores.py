@@ -96,7 +96,7 @@ def test_secret_is_sent_only_to_its_registered_address(
     statement = "update online_stores set spec = replace(spec, '127.0.0.1', 'elsewhere')"
     with empty_store.session.registry.transaction() as connection:
         connection.exec_driver_sql(statement)
-    with pytest.raises(ConfigurationError, match="was not registered"):
+    with pytest.raises(ConfigurationError, match="differs from the one that was registered"):
         open_online_store(empty_store.session, "cache").read([b"a"])
 
 

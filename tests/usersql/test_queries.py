@@ -88,6 +88,11 @@ ATTACKS = [
     "select from where",
     "select java_method('java.lang.System', 'getenv')",
     "select reflect('java.lang.System', 'exit', 0)",
+    "select try_reflect('java.lang.System', 'exit', 0)",
+    "select id from trips where java_method('java.lang.System', 'getenv') is null",
+    "select id from trips order by reflect('java.lang.System', 'exit', 0)",
+    "select sum(try_reflect('java.lang.System', 'exit', 0)) over () from trips",
+    "select list_transform([1], x -> reflect('java.lang.System', 'exit', x))",
 ]  # fmt: skip
 
 

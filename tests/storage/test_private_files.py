@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -20,6 +20,9 @@ import featurestore
 from featurestore.storage import private
 from featurestore.store import FeatureStore
 from featurestore_connectors.duckdb_delta import DuckDBEngine
+
+if TYPE_CHECKING:
+    from featurestore_connectors.spark_delta import SparkEngine
 
 ROOT = Path(__file__).parents[2]
 # Paths below the folder of the scenario. A path that matches none of them fails the test.
@@ -124,3 +127,30 @@ def test_prepared_temporary_folder_of_other_user_is_not_used(
     engine.close()
     assert spill == [(f"{folder}/duckdb-{os.getpid()}",)]
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.spark
+def test_spark_staging_folders_are_private(
+    spark_engine: SparkEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of this process reach the executors through a folder, and staged rows a table."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o2770)
+    monkeypatch.setenv("FEATURESTORE_SPARK_STAGING", str(shared))
+    rows = pa.table({"id": range(2_000_000)})
+    previous = os.umask(0)
+    try:
+        relation = spark_engine.from_arrow(rows.to_reader())
+        (folder,) = shared.iterdir()
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o2770
+        shared.chmod(0o755)
+        other = spark_engine.from_arrow(rows.to_reader())
+        (other_folder,) = set(shared.iterdir()) - {folder}
+        assert stat.S_IMODE(other_folder.stat().st_mode) == 0o700
+        assert spark_engine.count(other) == len(rows)
+        staged = spark_engine.stage(relation, str(tmp_path / "store" / "_staging" / "run"))
+        assert stat.S_IMODE((tmp_path / "store" / "_staging").stat().st_mode) == 0o700
+        assert spark_engine.count(staged) == len(rows)
+    finally:
+        os.umask(previous)

@@ -346,6 +346,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
         cases.update(
             {name: count for name, count in noted.items() if name.startswith("random cases on ")}
         )
+        for line in noted.get("canary responses", ()):
+            terminalreporter.write_line(line)
     for name, count in sorted(cases.items()):
         terminalreporter.write_line(f"point in time: the oracle agreed with {count:,} {name}")
     if terminalreporter.config.getoption("--times"):

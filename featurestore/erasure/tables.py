@@ -395,14 +395,14 @@ class StoredStatistics:
 
 
 def _statistics_with_values(scan: Scan, table: Table) -> Iterator[str]:
-    directory = f"{table.path}{_STATISTICS_SUFFIX}"
-    for name in files.list_directory(directory):
+    # The states of windows are in a folder.
+    for path in files.walk(f"{table.path}{_STATISTICS_SUFFIX}"):
         scan.scanned[STATISTICS] += 1
-        content = files.read_bytes(os.path.join(directory, name))
+        content = files.read_bytes(path)
         if scan.entities.occurs_in(content) or (
-            name.endswith(".state") and _has_sample(scan, table, content)
+            path.endswith(".state") and _has_sample(scan, table, content)
         ):
-            yield name
+            yield path
 
 
 def _has_sample(scan: Scan, table: Table, content: bytes) -> bool:

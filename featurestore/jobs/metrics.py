@@ -118,7 +118,9 @@ def _vector_log_counters(session: Session) -> Iterator[Metric]:
         "featurestore_unlogged_vectors", "Vectors that are missing there", labels=["featuregroup"]
     )
     totals = log_totals(session.location)
-    visible = [group for group in totals if not session.registry.has_hidden_name(group)]
+    # A group that was deleted has no lineage any more, so it is not known whether it was hidden.
+    with session.registry.reading() as connection:
+        visible = [group for group in totals if featuregroups.find(connection, group, None)]
     for group in visible[:MOST_LABELS]:
         logged.add_metric([group], totals[group][0])
         missing.add_metric([group], totals[group][1])

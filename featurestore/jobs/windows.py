@@ -106,6 +106,8 @@ def find_due_windows(session: Session, job: RegisteredJob) -> list[Window]:
         watermark=job.watermark,
         now=times.utc_now(),
         computed=Coverage(computed, schedule),
+        # Pages list jobs of years: later windows are not enumerated.
+        limit=None if replaced else spec.catchup,
     )
     # Registries of earlier releases contain failed windows of earlier schedules.
     failed = {window for window in failed if is_scheduled(schedule, window)}

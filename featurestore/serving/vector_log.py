@@ -27,7 +27,10 @@ from featurestore.arrow.values import ConversionError, to_array, value_converter
 from featurestore.errors import ColumnConflict, FeatureGroupNotFound, InvalidArgument
 from featurestore.featuregroups import Declaration, Write, get_or_create, insert
 from featurestore.model.names import check_name
+from featurestore.model.paths import FEATUREVIEWS
 from featurestore.model.times import from_micros
+from featurestore.registry import origins
+from featurestore.registry.origins import GROUP, Object
 from featurestore.registry.stored_errors import text_for_readers
 from featurestore.retrieval.catalog import RegisteredSpecs
 from featurestore.retrieval.resolve import find_spec
@@ -86,10 +89,11 @@ class VectorLog:
     Args:
         session: The connection; it must be open until the log is closed.
         group: The name of the feature group, which is created if it does not exist.
+        view: The feature view whose vectors are logged: the source of the group.
         sample: The fraction of vectors that are logged, more than 0 and at most 1.
     """
 
-    def __init__(self, session: Session, group: str, *, sample: float) -> None:
+    def __init__(self, session: Session, group: str, *, view: Object, sample: float) -> None:
         check_name(group)
         is_number = isinstance(sample, int | float) and not isinstance(sample, bool)
         if not is_number or not 0 < sample <= 1:
@@ -98,6 +102,8 @@ class VectorLog:
                 hint="log_sample=0.01",
             )
         self._session, self._group, self._sample = session, group, sample
+        self._view = view
+        self._inputs = ({"source": f"{FEATUREVIEWS}/{view.name}", "version": view.version},)
         self._columns: pa.Schema | None = None
         self._version: int | None = None
         self._waiting: deque[tuple[pa.Schema, Sequence[Mapping[str, Any]]]] = deque()
@@ -143,7 +149,16 @@ class VectorLog:
             )
         columns = pa.schema([*schema, pa.field(SERVED_AT, TIMESTAMP)])
         declared = Declaration(event_time=SERVED_AT, compact="auto")
-        spec = get_or_create(self._session, columns.empty_table(), self._group, declared=declared)
+        spec = get_or_create(
+            self._session,
+            columns.empty_table(),
+            self._group,
+            declared=declared,
+            write=Write(inputs=self._inputs),
+        )
+        # An existing group has this origin before it has the first vector.
+        with self._session.registry.transaction() as connection:
+            origins.record(connection, Object(GROUP, self._group, spec.version), [self._view])
         self._version, self._columns = spec.version, columns
 
     def _open_like(self, schema: pa.Schema) -> None:
@@ -247,7 +262,7 @@ class VectorLog:
             if self._table is None:
                 self._table = self._convert_batch()
             if self._table.num_rows:
-                write = Write(transaction=(self._application, self._number))
+                write = Write(transaction=(self._application, self._number), inputs=self._inputs)
                 insert(self._session, self._table, self._group, version=self._version, write=write)
         # The thread must survive errors of all libraries of a write.
         except Exception as error:

@@ -11,6 +11,7 @@ from featurestore.delta.history import commit_at
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.names import format_group_reference
 from featurestore.model.times import utc_now
+from featurestore.registry.origins import VIEW, Object
 from featurestore.retrieval.catalog import RegisteredSpecs
 from featurestore.serving.ownership import read_state
 from featurestore.session import Session
@@ -118,7 +119,8 @@ to the online store 'embedded'.
 
         log = None
         if log_vectors is not None:
-            log = VectorLog(self._session, log_vectors, sample=log_sample)
+            view = Object(VIEW, self._spec.name, self._spec.version)
+            log = VectorLog(self._session, log_vectors, view=view, sample=log_sample)
         return open_server(self._session, self._spec, online=online, dataset=dataset, log=log)
 
     def verify_online(

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from featurestore.errors import ModelDamaged, UntrustedModel
-from featurestore.experiments.models import keras_files, loading
+from featurestore.experiments.models import keras_files, loading, spark_pipelines
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -416,6 +416,41 @@ def test_a_file_that_changes_after_its_check_is_not_loaded(
     model = loading.load_object(str(path), "tf_keras")
     assert [layer.name for layer in model.layers] == ["d"]
     assert not canary.exists()
+
+
+def write_stage(folder: Path, metadata: object) -> None:
+    (folder / "metadata").mkdir(parents=True)
+    (folder / "metadata" / "_SUCCESS").touch()
+    (folder / "metadata" / "part-00000").write_text(json.dumps(metadata))
+
+
+def stage(class_name: str, **parameters: object) -> dict[str, object]:
+    return {"class": class_name, "uid": "u", "paramMap": parameters, "sparkVersion": "4.0.0"}
+
+
+def test_pipelines_load_only_stages_of_their_folder(tmp_path: Path) -> None:
+    pipeline, scaler = "pyspark.ml.pipeline.PipelineModel", "org.apache.spark.ml.feature.Scaler"
+    path = tmp_path / "pipeline"
+    write_stage(path, stage(pipeline, stageUids=["inner", "a_1"], language="Python"))
+    write_stage(path / "stages" / "0_inner", stage(pipeline, stageUids=["b"]))
+    write_stage(path / "stages" / "1_a_1", stage(scaler))
+    write_stage(path / "stages" / "0_inner" / "stages" / "0_b", stage("evil.Code"))
+    assert spark_pipelines.find_classes(str(path)) == ["evil.Code", scaler]
+    write_stage(tmp_path / "outside", stage("evil.Code"))
+    deep: Any = []
+    for _ in range(500):
+        deep = [deep]
+    uids: list[Any] = ["../../outside", "/etc", "..", "", "a/b", "a\x00b", 7, None, {"a": 1}, deep]
+    for number, uid in enumerate(uids):
+        folder = tmp_path / f"p{number}"
+        write_stage(folder, stage(pipeline, stageUids=[uid]))
+        with pytest.raises(ModelDamaged):
+            spark_pipelines.find_classes(str(folder))
+    for number, metadata in enumerate(([], None, {}, {"class": 7}, stage(pipeline, stageUids=7))):
+        folder = tmp_path / f"m{number}"
+        write_stage(folder, metadata)
+        with pytest.raises(ModelDamaged):
+            spark_pipelines.find_classes(str(folder))
 
 
 DAMAGED = {

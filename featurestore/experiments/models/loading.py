@@ -160,10 +160,14 @@ def load_registered(directory: str, spec: ModelSpec, *, trust: bool) -> Any:
         check_files(directory, spec)
         return _load_folder(path, spec.flavor)
     copy = files.temporary_directory()
-    for file in spec.files:
-        content = _read_registered(directory, spec, file)
-        files.write_atomically(os.path.join(copy, file.path), content)
-    model = _load_folder(os.path.join(copy, spec.artifact), spec.flavor)
+    try:
+        for file in spec.files:
+            content = _read_registered(directory, spec, file)
+            files.write_atomically(os.path.join(copy, file.path), content)
+        model = _load_folder(os.path.join(copy, spec.artifact), spec.flavor)
+    except BaseException:
+        files.remove_temporary(copy)
+        raise
     # A SavedModel may read its assets later.
     weakref.finalize(model, files.remove_temporary, copy)
     return model

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from featurestore.arrow.message_fields import FlatTable
 from featurestore.errors import InvalidArgument, LimitExceeded
 
 # Limits in bytes: an uncompressed message, all dictionaries together, and message metadata.
@@ -114,7 +115,7 @@ def _declared_sizes(message: pa.Message) -> tuple[int, int, bool]:
     try:
         # Field numbers of Message.fbs: the header of a Message is 2, the data of a DictionaryBatch
         # is 1; a RecordBatch has length 0, buffers 2 and compression 3.
-        batch = _Table.root(message.metadata).table(2)
+        batch = FlatTable.root(message.metadata).table(2)
         if batch is not None and message.type == _DICTIONARY:
             batch = batch.table(1)
         if batch is None:
@@ -144,53 +145,3 @@ def _unpacked_size(body: pa.Buffer, buffer: tuple[int, int], is_compressed: bool
         raise InvalidArgument("A compressed buffer declares a negative length.")
     # A length of -1 marks an uncompressed buffer.
     return length - 8 if declared == -1 else int(declared)
-
-
-@dataclass(frozen=True)
-class _Table:
-    """A FlatBuffers table (https://flatbuffers.dev/internals) with access by field number."""
-
-    data: bytes
-    start: int
-
-    @staticmethod
-    def root(data: pa.Buffer) -> _Table:
-        content = data.to_pybytes()
-        return _Table(content, struct.unpack_from("<I", content)[0])
-
-    def integer(self, field: int) -> int:
-        """Return a 64-bit integer field, 0 if it is absent."""
-        position = self._position(field)
-        return 0 if position is None else int(struct.unpack_from("<q", self.data, position)[0])
-
-    def table(self, field: int) -> _Table | None:
-        position = self._position(field)
-        return None if position is None else _Table(self.data, self._follow_offset(position))
-
-    def pairs(self, field: int) -> list[tuple[int, int]]:
-        """Return a vector field whose elements are structs of two 64-bit integers."""
-        position = self._position(field)
-        if position is None:
-            return []
-        start = self._follow_offset(position)
-        (count,) = struct.unpack_from("<I", self.data, start)
-        end = start + 4 + 16 * count
-        # Python would truncate a slice beyond the end without an error.
-        if end > len(self.data):
-            raise struct.error("a vector is longer than the metadata")
-        pairs = struct.iter_unpack("<qq", self.data[start + 4 : end])
-        return [(int(first), int(second)) for first, second in pairs]
-
-    def _position(self, field: int) -> int | None:
-        """Look up the position of a field in the vtable; None if the field is absent."""
-        (back,) = struct.unpack_from("<i", self.data, self.start)
-        vtable = self.start - back
-        (size,) = struct.unpack_from("<H", self.data, vtable)
-        entry = 4 + 2 * field
-        if entry + 2 > size:
-            return None
-        (offset,) = struct.unpack_from("<H", self.data, vtable + entry)
-        return self.start + offset if offset else None
-
-    def _follow_offset(self, position: int) -> int:
-        return position + int(struct.unpack_from("<I", self.data, position)[0])

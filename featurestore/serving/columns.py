@@ -24,6 +24,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.bounds import contains_times, find_out_of_range
 from featurestore.arrow.casts import cast_bytes
+from featurestore.arrow.message_fields import is_compressed
 from featurestore.arrow.types import is_list_type, is_nested, numpy_type
 from featurestore.arrow.values import to_array
 from featurestore.hashing import canonical_bytes, value_kind
@@ -153,7 +154,11 @@ class VariableColumn:
 
     def _read_message(self, message: bytes) -> Any:
         """Convert an Arrow message with one row."""
-        batch = pa.ipc.read_record_batch(pa.py_buffer(message), self._message_schema)
+        encoded = pa.ipc.read_message(pa.py_buffer(message))
+        # A small compressed body may need the memory of the machine.
+        if is_compressed(encoded):
+            raise ValueError("a message is compressed")
+        batch = pa.ipc.read_record_batch(encoded, self._message_schema)
         # Offsets beyond the end of a buffer would read other memory of the process.
         batch.validate(full=True)
         if batch.num_rows != 1:

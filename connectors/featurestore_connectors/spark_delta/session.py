@@ -328,6 +328,10 @@ def _launch_settings() -> dict[str, str]:
             "spark.sql.shuffle.partitions": str(max(2, 2 * usable_cores())),
             "spark.databricks.delta.snapshotPartitions": "1",
         }
+        # The folders of Spark for shuffled and spilled rows are readable for all users. The
+        # configuration of the user may name another disk.
+        if "SPARK_CONF_DIR" not in os.environ:
+            settings["spark.local.dir"] = user_temporary_folder()
     return settings
 
 

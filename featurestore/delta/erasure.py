@@ -65,6 +65,12 @@ class LogScrubber:
         notes.append(_annotations(action).get(META))
         return any(self.has_value(text) for text in texts_of(notes))
 
+    def has_other_traces(self, file: str) -> bool:
+        """Return whether a file of the log that is no commit or checkpoint has a value."""
+        if file.endswith((".json", ".parquet")):
+            return False
+        return self.has_value(files.read_bytes(file).decode("utf-8", "surrogateescape"))
+
     def clean(self, action: Mapping[str, Any]) -> dict[str, Any]:
         """Return an action without erased values, and without statistics of missing files."""
         cleaned = dict(action)
@@ -241,8 +247,9 @@ def scrub_log(scrubber: LogScrubber) -> int:
     """
     count = 0
     for file in log_files(scrubber.path):
-        # Checksum files of Spark repeat the statistics of files; readers do not need them.
-        if file.endswith(".crc"):
+        # Checksum files of Spark repeat the statistics of files, and killed writers leave temporary
+        # files. Readers need neither.
+        if file.endswith(".crc") or scrubber.has_other_traces(file):
             files.remove(file, below=scrubber.path)
             continue
         actions = read_actions(file)

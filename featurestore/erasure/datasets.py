@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from featurestore.erasure.areas import Scan
 from featurestore.errors import InvalidArgument
-from featurestore.model.erasure import ErasureFinding
+from featurestore.model.erasure import Action, ErasureFinding
 from featurestore.model.manifest import Manifest
 from featurestore.plugins.engine import Relation
 from featurestore.recovery import datasets
@@ -83,7 +83,7 @@ def _search_dataset(
 ) -> ErasureFinding | None:
     """Return the finding of a dataset; None if it has no rows of the entities."""
     title = f"{name}@v{manifest.version}"
-    action = "list" if scan.datasets == "keep" else "erase"
+    action: Action = "list" if scan.datasets == "keep" else "erase"
     schema = dataset_schema(manifest)
     columns = scan.entities.key_columns(schema.names, owner=name)
     scan.key_names.update(columns.values())

@@ -370,6 +370,9 @@ class _DistinctTexts:
     """The canonical texts of a column, once for each distinct value."""
 
     def __init__(self, column: pa.Array) -> None:
+        # Lists and structs are no keys, and have no dictionaries.
+        if pa.types.is_nested(column.type):
+            column = pa.nulls(len(column))
         encoded = column.dictionary_encode()
         if isinstance(encoded, pa.ChunkedArray):
             encoded = encoded.combine_chunks()

@@ -126,7 +126,7 @@ def _has_keys(entity: Mapping[str, KeyValue], keys: PublishedKeys, texts: Sequen
     equal_keys = set()
     for name, text in zip(keys.names, texts, strict=False):
         key = keys.columns.get(name)
-        if key in entity and entity[key].equals(text):
+        if key is not None and key in entity and entity[key].equals(text):
             equal_keys.add(key)
     return equal_keys == set(entity)
 

@@ -156,7 +156,7 @@ def find_rows(table: Table, scan: Scan) -> TableMatches | None:
     matches.current = {file.path for file in snapshot.files} & set(matches.files)
     scrubber = _scrubber(table.path, scan.entities, columns)
     for file in log_files(table.path):
-        if any(map(scrubber.has_traces, read_actions(file))):
+        if scrubber.has_other_traces(file) or any(map(scrubber.has_traces, read_actions(file))):
             matches.log_traces += 1
     for folder in unused_partitions(table.path):
         if scrubber.is_partition(partition_of(folder, table.path)):
@@ -220,7 +220,7 @@ def _scrubber(path: str, entities: Entities, columns: Mapping[str, str]) -> LogS
 
     return LogScrubber(
         path,
-        has_value=lambda text: entities.occurs_in(text.encode("utf-8", "surrogatepass")),
+        has_value=lambda text: entities.occurs_in(text.encode("utf-8", "replace")),
         remove_value=entities.remove_from,
         is_partition=is_partition,
     )

@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from pyarrow import parquet
 
 import featurestore
@@ -90,7 +91,9 @@ class History:
         action = self.random.choice(["append", "upsert", "delete", "compact", "count", "overwrite"])
         if action in ("append", "overwrite"):
             rows = self.next_rows()
-            store.insert_into_featuregroup(rows, name, mode=action)
+            store.insert_into_featuregroup(
+                rows, name, mode="append" if action == "append" else "overwrite"
+            )
             if action == "overwrite":
                 self.rows = {}
             self.put(rows)
@@ -156,6 +159,7 @@ def fill(store: FeatureStore, folder: Path, seed: int, *, changes: int) -> list[
         for _ in range(changes):
             history.change()
         history.append(USERS)
+        DeltaTable(store.session.featuregroup_path(history.name, 1)).create_checkpoint()
     bad_rows = [{**row, "score": -1} for row in make_rows(random.Random(seed), USERS, 50)]
     store.update_featuregroup(
         "visits", expectations=[{"type": "expect_column_values_to_be_between",
@@ -386,8 +390,10 @@ def test_killed_erasure_is_completed_by_the_next_call(tmp_path: Path) -> None:
     template = tmp_path / "template"
     with featurestore.connect(template, engine="duckdb") as store:
         rows = make_rows(random.Random(0), USERS, 1)
-        for name, options in {"g": {}, "parts": {"partition_by": "user"}}.items():
-            store.create_featuregroup(rows, name, primary_key="user", event_time="at", **options)
+        for name, columns in {"g": (), "parts": ("user",)}.items():
+            store.create_featuregroup(
+                rows, name, primary_key="user", event_time="at", partition_by=columns
+            )
         store.get_featuregroup_statistics("g")
         store.create_training_dataset(
             store.get_featuregroup("g"), "d", data_format="parquet", progress=False

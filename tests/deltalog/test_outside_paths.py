@@ -12,13 +12,15 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from featurestore.errors import UnsupportedTable
+from featurestore.errors import SourceError, UnsupportedTable
 from featurestore.plugins.engine import TableWrite
+from featurestore.plugins.source import SourceConfig, SourceQuery, find_source
 from featurestore.testing.table_conformance import write
 from tests.deltalog.hand_made import add, commit, metadata, protocol
 
 if TYPE_CHECKING:
     from featurestore.plugins.engine import Engine
+    from featurestore.plugins.source import SourceSnapshot
     from featurestore_connectors.duckdb_delta import DuckDBEngine
     from featurestore_connectors.spark_delta import SparkEngine
 
@@ -173,6 +175,34 @@ def test_files_outside_are_refused_in_each_form(
 ) -> None:
     commit(table, 3, add_outside(secret, FORMS[form](table, secret)))
     assert_refused(engine, table)
+
+
+def open_source(table: Path) -> SourceSnapshot:
+    """Open a Delta table as a source, which the Delta kernel reads."""
+    return find_source("delta")(SourceConfig("lake", f"delta+{table}", {}, None)).snapshot()
+
+
+def test_delta_source_refuses_files_outside_in_each_form(
+    table: Path, secret: Path, subtests: pytest.Subtests
+) -> None:
+    """The kernel opens all paths in a log; a catalog or another team may have written it."""
+    for form, spell in FORMS.items():
+        with subtests.test(form):
+            commit(table, 3, add_outside(secret, spell(table, secret)))
+            with pytest.raises(SourceError, match="outside its folder"):
+                open_source(table)
+
+
+@pytest.mark.parametrize("hide", [compacted_log, second_checkpoint, sidecar_elsewhere])
+def test_delta_source_refuses_files_outside_that_only_kernel_lists(
+    table: Path, secret: Path, hide: Callable[[Path, Path], None]
+) -> None:
+    snapshot = open_source(table)
+    assert snapshot.read(SourceQuery()).read_all().num_rows == 6
+    snapshot.close()
+    hide(table, secret)
+    with pytest.raises(SourceError, match="outside its folder"):
+        open_source(table)
 
 
 @pytest.mark.spark

@@ -17,6 +17,7 @@ import pyarrow.types as pat
 from featurestore.arrow.types import feature_type
 from featurestore.delta import log
 from featurestore.delta.history import version_at
+from featurestore.delta.outside import check_files_inside
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (
     InvalidArgument,
@@ -28,6 +29,7 @@ from featurestore.errors import (
 from featurestore.model.source import SourceTable
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
+from featurestore.storage import storage_for
 from featurestore.storage.connections import delta_options, options_of
 from featurestore.storage.filesystem import LocalMirror
 from featurestore.storage.location import HDFS, remove_owner
@@ -97,6 +99,9 @@ class DeltaSnapshot(TypedColumns):
         table_path = remove_owner(path) if self._mirror is None else self._mirror.folder
         storage_options = delta_options(path) if self._mirror is None else None
         try:
+            if storage_for(table_path).is_local:
+                # The kernel would follow paths in the log to any file of this machine.
+                check_files_inside(table_path, version)
             self._rows = scan_delta(table_path, version=version, storage_options=storage_options)
             # The scan is lazy. Collecting zero rows resolves the schema and raises errors in the
             # log.

@@ -14,12 +14,12 @@ from typing import Any
 from urllib.parse import unquote
 
 from featurestore.delta.log import LOG_FOLDER
+from featurestore.delta.outside import summarized_version
 from featurestore.delta.schema import unsupported_feature_error
 from featurestore.storage import files
 from featurestore.storage.interface import FileStatus
 from featurestore.storage.location import is_uri, make_absolute, remove_owner
 
-_SUMMARY = re.compile(r"(?:\d{20}\.)?(?P<last>\d{20})\.(?:checkpoint|compacted)\.")
 _LOCAL_SCHEME = re.compile(r"file:/+")
 # For each table and its summaries, the lowest version that was checked. Listing the files of a
 # version takes a Spark job.
@@ -37,7 +37,7 @@ def check_listed_files(session: Any, path: str, version: int) -> None:
     summaries = frozenset(
         (file, status)
         for file, status in files.walk_with_status(os.path.join(path, LOG_FOLDER))
-        if 0 <= _summarized_version(os.path.basename(file)) <= version
+        if 0 <= summarized_version(os.path.basename(file)) <= version
     )
     # The commits after the summaries have been replayed by this process, which refuses such files.
     lowest = _lowest_checked.get((path, summaries), version + 1)
@@ -50,16 +50,6 @@ def check_listed_files(session: Any, path: str, version: int) -> None:
         if len(_lowest_checked) >= _MAX_CHECKED:
             _lowest_checked.clear()
         _lowest_checked[path, summaries] = version
-
-
-def _summarized_version(name: str) -> int:
-    """Return the last version in a checkpoint or a compacted log, or -1 for other files.
-
-    >>> _summarized_version("00000000000000000010.checkpoint.parquet")
-    10
-    """
-    match = _SUMMARY.match(name)
-    return -1 if match is None else int(match["last"])
 
 
 def _check_inside(path: str, file: str) -> None:

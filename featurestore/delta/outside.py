@@ -1,0 +1,69 @@
+"""Files outside of a table's folder in its log, for libraries that replay the log themselves.
+
+Such libraries follow absolute paths, also in files of the log that ``replay`` does not read: other
+checkpoints of a version, and compacted logs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from featurestore.delta import log
+from featurestore.delta.datafile import file_path
+from featurestore.delta.log import LOG_FOLDER, damaged_file, parse_actions, unreadable_file
+from featurestore.delta.replay import read_checkpoint
+from featurestore.delta.schema import unsupported_feature_error
+from featurestore.storage import files
+
+_SUMMARY = re.compile(r"(?:\d{20}\.)?(?P<last>\d{20})\.(?P<type>checkpoint|compacted)\.")
+_ABSOLUTE = "p"
+
+
+def summarized_version(name: str) -> int:
+    """Return the last version in a checkpoint or a compacted log, or -1 for other files.
+
+    >>> summarized_version("00000000000000000010.checkpoint.parquet")
+    10
+    """
+    match = _SUMMARY.match(name)
+    return -1 if match is None else int(match["last"])
+
+
+def check_files_inside(path: str, version: int) -> None:
+    """Check that all files of a table version are in its folder, whichever checkpoint is used.
+
+    Raises:
+        UnsupportedTable: A data file, deletion vector or sidecar is outside of the folder.
+        TableDamaged: A file of the log cannot be read.
+    """
+    first, _ = log.find_checkpoint_before(path, version)
+    for add in _added_files(path, max(first, 0), version):
+        file_path(path, add["path"])
+        vector = add.get("deletionVector")
+        if isinstance(vector, Mapping) and vector.get("storageType") == _ABSOLUTE:
+            raise unsupported_feature_error(path, "deletion vectors outside its folder")
+
+
+def _added_files(path: str, first: int, last: int) -> Iterator[Mapping[str, Any]]:
+    """Yield the add actions in all files of the log from a version to another."""
+    folder = os.path.join(path, LOG_FOLDER)
+    for name in files.list_directory(folder):
+        file = os.path.join(folder, name)
+        if not first <= summarized_version(name) <= last:
+            continue
+        if ".compacted." in name:
+            try:
+                actions = parse_actions(files.read_text(file))
+            except OSError as error:
+                raise unreadable_file(file, error) from error
+            except (ValueError, RecursionError) as error:
+                raise damaged_file(file, "is not a readable compacted log") from error
+            yield from log.actions_of_kind(actions, "add")
+        else:
+            yield from read_checkpoint(path, [file]).adds
+    for number in range(first, last + 1):
+        if log.has_commit(path, number):
+            yield from log.actions_of_kind(log.read_commit(log.commit_path(path, number)), "add")

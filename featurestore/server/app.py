@@ -112,6 +112,7 @@ def _routers() -> tuple[APIRouter, APIRouter]:
     from featurestore.server import (
         account,
         admin,
+        erasures,
         experiments,
         featuregroup_pages,
         featuregroups,
@@ -138,6 +139,7 @@ def _routers() -> tuple[APIRouter, APIRouter]:
         jobs.api,
         experiments.api,
         rows.api,
+        erasures.api,
         vectors.api,
         writes.api,
     ):

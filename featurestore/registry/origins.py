@@ -78,12 +78,22 @@ def begin(connection: Connection, created: Object) -> None:
 
     An object whose creation failed continues: its rejected rows and reports may still exist.
     """
+    columns = origins.c
     last = _last_creation(connection, created)
-    has_ended = sa.select(origins.c.id).where(
-        origins.c.id == format_id(created, last), origins.c.ended
+    has_ended = sa.select(columns.id).where(columns.id == format_id(created, last), columns.ended)
+    if not last or connection.execute(has_ended).first() is None:
+        return
+    _insert(connection, {created: last + 1})
+    # A view refers to a group by name and version, so that it reads the new group from now on.
+    reads = sa.and_(origin_edges.c.origin == format_id(created, last), origins.c.kind == VIEW)
+    query = sa.select(columns.id, columns.kind, columns.name, columns.version).where(
+        reads, ~columns.ended
     )
-    if last and connection.execute(has_ended).first() is not None:
-        _insert(connection, {created: last + 1})
+    readers = connection.execute(query.join(origin_edges, origin_edges.c.derived == columns.id))
+    for identifier, *version in readers.all():
+        edge = {"derived": identifier, "origin": format_id(created, last + 1)}
+        insert_missing(connection, origin_edges, [edge])
+        _mark_changed(connection, [Object(*version)])
 
 
 def end(connection: Connection, removed: Object) -> None:

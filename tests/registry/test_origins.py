@@ -23,7 +23,8 @@ from featurestore.server.access import changes
 from featurestore.store import FeatureStore
 
 ROOT = Actor("root", "test")
-NAMES = ["pay", "bonus", "visits"]
+NAMES = ["pay", "bonus", "visits", "trips", "late"]
+PRIVATE = NAMES[:2]
 READERS: list[Collection[str]] = [(), ("pay",), ("bonus", "visits")]
 KINDS = ("group", "dataset", "view")
 
@@ -53,6 +54,15 @@ class Model:
 
     creations: list[Creation] = field(default_factory=list)
     private: set[str] = field(default_factory=set)
+
+    def add(self, created: Creation) -> None:
+        """Add a creation; views refer to groups by name and version, also to later ones."""
+        for view in self.creations:
+            parents = [(each.kind, each.name, each.version) for each in view.parents]
+            is_named = (created.kind, created.name, created.version) in parents
+            if view.kind == "view" and view.exists and is_named:
+                view.parents.append(created)
+        self.creations.append(created)
 
     def latest(self, kind: str, name: str) -> Creation | None:
         """Return the existing object with the highest version."""
@@ -105,18 +115,18 @@ class History:
         self.model = Model()
 
     def create(self) -> None:
-        """Create a base group, or an object from an existing one of any kind."""
+        """Create a base group, or an object from one of the newest, so that chains are long."""
         kind, name = self.random.choice(KINDS), self.random.choice(NAMES)
         sources = [each for each in self.model.creations if each.exists and each.kind != "view"]
-        source = self.random.choice([*sources, None]) if kind == "group" else None
         if kind != "group":
-            groups = [each for each in sources if each.kind == "group"]
-            if not groups:
-                return
-            source = self.random.choice(groups)
+            sources = [each for each in sources if each.kind == "group"]
+        source = self.random.choice(sources[-2:]) if sources else None
+        if source is None or (kind == "group" and self.random.random() < 0.2):
+            kind, source = "group", None
+            name = self.random.choice(PRIVATE)
         parents = [] if source is None else [source]
         version = self._create(kind, name, source)
-        self.model.creations.append(Creation(kind, name, version, parents))
+        self.model.add(Creation(kind, name, version, parents))
 
     def _create(self, kind: str, name: str, source: Creation | None) -> int:
         store = self.store
@@ -141,11 +151,12 @@ class History:
         return store.create_featuregroup(rows, name, primary_key="k", version=version).version
 
     def delete(self) -> None:
-        """Delete any object."""
+        """Delete any object, mostly one from which others were computed."""
         existing = [each for each in self.model.creations if each.exists]
         if not existing:
             return
-        removed = self.random.choice(existing)
+        parents = [each for child in existing for each in child.parents if each.exists]
+        removed = self.random.choice(parents or existing)
         store, key = self.store, {"version": removed.version}
         if removed.kind == "group":
             store.delete_featuregroup(removed.name, force=True, **key)
@@ -158,11 +169,11 @@ class History:
 
     def hide(self) -> None:
         """Make a group private."""
-        self._set_private(self.random.choice(NAMES), is_private=True)
+        self._set_private(self.random.choice(PRIVATE), is_private=True)
 
     def show(self) -> None:
         """Make a group public, and compare what this opens with the audit log and the model."""
-        name = self.random.choice(NAMES)
+        name = self.random.choice(PRIVATE)
         with suppress(FeatureStoreError):
             listed = changes.list_opened_objects(self.store.session, name)
             before = self._hidden_texts()
@@ -198,7 +209,7 @@ class History:
         if group is not None:
             column = self.store.get_featuregroup(group.name).columns[-1]
             renamed = self.store.rename_feature(group.name, column, f"{column}n")
-            self.model.creations.append(Creation("group", group.name, renamed.version, [group]))
+            self.model.add(Creation("group", group.name, renamed.version, [group]))
 
     def rebuild(self) -> None:
         """Lose the registry, and rebuild it from the location."""

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -32,7 +32,7 @@ ERASED = "[erased]"
 # Shorter texts occur by chance in logs and descriptions, and so do shorter numbers.
 _MIN_TEXT, _MIN_DIGITS = 4, 8
 _WORD = re.compile(rb"[0-9A-Za-z]")
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
 _MASK_BYTES = 16
 
 
@@ -176,7 +176,7 @@ class Fingerprint:
     def _candidates(self, chunk: np.ndarray[Any, np.dtype[np.uint8]]) -> list[int]:
         if len(chunk) < self.length:
             return []
-        powers = _powers(self.factor, len(chunk) + 1)
+        powers = _powers(self.factor)[: len(chunk) + 1]
         sums = np.zeros(len(chunk) + 1, np.uint64)
         np.cumsum((chunk.astype(np.uint64) + np.uint64(1)) * powers[:-1], out=sums[1:])
         count = len(chunk) - self.length + 1
@@ -186,8 +186,9 @@ class Fingerprint:
         return [int(offset) for offset in np.flatnonzero(windows == expected)]
 
 
-def _powers(factor: int, count: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    factors = np.full(count, factor, np.uint64)
+@lru_cache(maxsize=8)  # all forms of a value have the same factor
+def _powers(factor: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    factors = np.full(_CHUNK + 1, factor, np.uint64)
     factors[0] = 1
     return np.cumprod(factors, dtype=np.uint64)
 

@@ -46,6 +46,8 @@ GROUPS, QUARANTINE, STATISTICS = "feature groups", "quarantine", "statistics"
 _QUARANTINE_SUFFIX, _STATISTICS_SUFFIX = "_quarantine", "_statistics"
 # The number of keys in one condition of a deletion.
 _KEYS_PER_DELETION = 200
+# The intents of writes of feature groups; other objects may have the same name.
+_WRITES = ("create", "write", "delete", RECLAIM)
 
 
 @dataclass(frozen=True)
@@ -285,7 +287,7 @@ def check_no_writers(session: Session, table: Table, *, except_for: Sequence[str
     with session.registry.reading() as connection:
         for intent in intents.list_all(connection):
             is_same = (intent.name, intent.version) == (table.group, table.version)
-            if not is_same or intent.run_id in except_for or intent.kind in ("export", "remove"):
+            if not is_same or intent.run_id in except_for or intent.kind not in _WRITES:
                 continue
             if liveness.is_alive(connection, session.location, intent.owner):
                 raise WriteConflict(

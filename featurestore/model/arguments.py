@@ -26,6 +26,7 @@ from featurestore.errors import (
     did_you_mean,
     listing,
 )
+from featurestore.model.encodable import check_encodable
 from featurestore.model.words import ALIASES, EQUAL_VALUES, REPLACEMENTS, translate
 
 _INTERNAL_PREFIXES = ("featurestore.", "featurestore_connectors.", "functools", "contextlib")
@@ -80,6 +81,10 @@ _DICT_EXAMPLES = {
 
 # Positions of warnings that are issued once.
 _warned_positions: set[tuple[type[Warning], str, int]] = set()
+
+# Parameters with rows, which may be many.
+_ROWS = ("df", "entities", "entity", "labels", "rows", "subject")
+_STRING = re.compile(r"\bstr\b")
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T", bound=type)
@@ -342,6 +347,10 @@ def _argument_conversions(
         if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
             position = index
         name = parameter.name
+        # Rows have their own errors, with the column; paths may contain any bytes.
+        is_text = _STRING.search(str(parameter.annotation)) and name not in _ROWS
+        if is_text and "os.PathLike" not in str(parameter.annotation):
+            conversions.append((name, position, functools.partial(check_encodable, name)))
         if _is_count(parameter):
             conversions.append((name, position, functools.partial(_checked_count, name)))
         if _is_list(parameter):

@@ -34,15 +34,16 @@ _IP_ADDRESS = re.compile(r"(?<![\w.:])\[?([0-9A-Fa-f]*:[0-9A-Fa-f:.]*|\d+(?:\.\d
 _HOST_AND_PORT = re.compile(
     r"(?<![\w.@-])(localhost|[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\.([A-Za-z][\w-]*)):\d{2,5}(?!\w)"
 )
-# The words of drivers (libpq, redis, urllib3) and of command lines before a host or a port.
+# The words of drivers (libpq, redis, urllib3) and of command lines before a host or a port. Quotes in
+# the code of a traceback have backslashes.
 _AFTER_WORDS = re.compile(
-    r"""(\b(?:server\sat|host\sname|connect(?:ing|ion)?\sto|port)\s"?|(?<!\S)-[hp]\s
-    |\bhost=['"]?|\bport=['"]?|\b(?:user|role|database)\s")(?!server\b)([\w.:-]*[\w-])""",
+    r"""(\b(?:server\sat|host\sname|connect(?:ing|ion)?\sto|port)\s\\*"?|(?<!\S)-[hp]\s
+    |\bhost=\\*['"]?|\bport=\\*['"]?|\b(?:user|role|database)\s\\*")(?!server\b)([\w.:-]*[\w-])""",
     re.VERBOSE,
 )
 _SECRET = re.compile(
-    r"""(?<![\w-])([\w-]+)(["']?=|["']:\s*|:\s+(?=(?:Bearer|Basic)\s))((?:Bearer|Basic)\s+)?"""
-    r"""("[^"]*"|'[^']*'|[^\s,;&'")\]}]+)""",
+    r"""([\w-]+)(\\*["']?=|\\*["']:\s*|:\s+(?=(?:Bearer|Basic)\s))((?:Bearer|Basic)\s+)?"""
+    r"""(\[\.\.\.\]|\\*"[^"]*"|\\*'[^']*'|[^\s,;&'")\]}\\]+)""",
     re.IGNORECASE,
 )
 # Unlike in a URI, "key" alone is no secret: primary_key="who".
@@ -118,7 +119,7 @@ def remove_location(text: str, *, location: str) -> str:
 
 def _without_secret(match: re.Match[str]) -> str:
     name, separator, scheme, value = match.groups(default="")
-    word = value.strip("'\".")
+    word = value.strip("'\".\\")
     # References to secrets and the beginning of a token are no secrets.
     is_reference = word.startswith(("env:", "file:")) or word in ("", "fs_", REMOVED)
     if is_reference or not _SECRET_NAME.search(name):

@@ -182,11 +182,7 @@ class TestOnSpark:
         assert len(files) >= 2  # a part without rows leaves none
 
     def test_frames_jobs_and_groups_use_partitioned_reads(
-        self,
-        filled: str,
-        spark_store: FeatureStore,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
+        self, filled: str, spark_store: FeatureStore, tmp_path: Path
     ) -> None:
         store = spark_store
         store.add_source("plant", filled, options={"partitions": "2"})
@@ -201,7 +197,6 @@ class TestOnSpark:
         rows = store.get_features(["live.price"], labels=labels).to_arrow().sort_by("id")
         assert list(map(str, rows["price"].to_pylist())) == ["0.01", "0.02", "0.03"]
         (tmp_path / "plant_jobs.py").write_text(JOB)
-        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
         store.register_jobs(tmp_path / "plant_jobs.py")
         store.backfill_job("daily", "2024-01-01T00:00Z", "2024-01-02T00:00Z")
         (source_read,) = store.get_featuregroup_history("daily")[0].inputs.values()

@@ -307,7 +307,7 @@ def list_files(root: str) -> dict[str, FileStatus]:
         if not _is_visible(os.path.basename(path)):
             continue
         # The grant of a source is for its folder. A user who can write there must not read others.
-        if os.path.islink(path) and resolve_inside(root, path) is None:
+        if resolve_inside(root, path) is None:
             raise SourceError(
                 f"{path} is a symbolic link to a file outside of the folder of its source.",
                 hint="replace it by a copy, or register the folder of the file as a source",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 FOLDER = "_iceberg"
 _HINT = "version-hint.text"
+_MOST_DIGITS = 19
 _FORMAT_VERSION: Literal[2] = 2
 # The value of tables without partition fields, whose ids start at 1000.
 _LAST_PARTITION_ID = 999
@@ -93,7 +94,10 @@ def publish(path: str) -> int:
 def current_metadata(path: str) -> str:
     """Return the path of the latest metadata file; publish the table if it has none."""
     hint = os.path.join(_metadata_folder(path), _HINT)
-    number = int(files.read_bytes(hint)) if files.exists(hint) else _metadata_number(publish(path))
+    # The hint is untrusted: any other text than a number is replaced.
+    number = _parse_number(files.read_bytes(hint)) if files.exists(hint) else None
+    if number is None:
+        number = _metadata_number(publish(path))
     return os.path.join(_metadata_folder(path), f"v{number}.metadata.json")
 
 
@@ -101,10 +105,15 @@ def remove_old_metadata(path: str, *, version: int) -> None:
     """Remove the metadata of all Delta versions before ``version``."""
     folder = _metadata_folder(path)
     for name in files.list_directory(folder):
-        number = name.removeprefix("v").split(".")[0].split("-")[0]
-        if number.isdigit() and int(number) < _metadata_number(version):
+        number = _parse_number(name.removeprefix("v").split(".")[0].split("-")[0].encode())
+        if number is not None and number < _metadata_number(version):
             with suppress(FileNotFoundError):
                 files.remove(os.path.join(folder, name), below=path)
+
+
+def _parse_number(text: bytes) -> int | None:
+    """Return the number of a metadata file, None if the text is not a number of Iceberg."""
+    return int(text) if text.isdigit() and len(text) <= _MOST_DIGITS else None
 
 
 def _metadata_folder(path: str) -> str:

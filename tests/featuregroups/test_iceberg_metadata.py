@@ -94,6 +94,17 @@ def test_iceberg_clients_read_each_commit(empty_store: FeatureStore) -> None:
     assert '"minReaderVersion":1,"minWriterVersion":2' in log
 
 
+@pytest.mark.parametrize("hint", [b"", b"x", b"../../9", b"9" * 5000, "²".encode(), b"-1", b"\xff"])
+def test_damaged_hint_is_published_again(empty_store: FeatureStore, hint: bytes) -> None:
+    group = empty_store.create_featuregroup(ROWS, "g", primary_key=["id"], iceberg=True)
+    folder = Path(group.path, iceberg.FOLDER, "metadata")
+    (folder / "version-hint.text").write_bytes(hint)
+    (folder / "v².metadata.json").touch()
+    assert Path(iceberg.current_metadata(group.path)).exists()
+    iceberg.remove_old_metadata(group.path, version=1)
+    assert_published(empty_store)
+
+
 KILLED = """
 import os, sys
 import featurestore

@@ -38,6 +38,7 @@ from sources import server as postgres_server
 
 import featurestore
 from featurestore.registry import featuregroups
+from featurestore.serving.seals import SEAL_BYTES
 from featurestore.store import FeatureStore
 
 FEAST = "feast[redis]==0.67.0"
@@ -162,8 +163,8 @@ def bare_reader(server: Any, port: int) -> Callable[[Sequence[int]], list[tuple[
     program = next(iter(server._programs.values()))
     readers = [reader for _, readers in program.stages for reader in readers]
     client = redis.Redis(port=port)
-    # Header and times of 35 bytes and the null bitmap precede the values.
-    values = struct.Struct(f"<{15 + 20 + (FEATURES + 7) // 8}x{FEATURES}d")
+    # Header and times of 35 bytes and the null bitmap precede the values, a seal follows.
+    values = struct.Struct(f"<{15 + 20 + (FEATURES + 7) // 8}x{FEATURES}d{SEAL_BYTES}x")
     unpack = values.unpack
 
     def read(keys: Sequence[int]) -> list[tuple[Any, ...]]:

@@ -28,6 +28,7 @@ POSITIONAL_ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "add_alert_channel": ("ops", "log"),
     "add_online_store": ("cache", "redis://localhost:6379/0"),
     "backfill_job": ("job", "2024-03-01T00:00Z", "2024-03-02T00:00Z"),
+    "purge_online_store": ("cache",),
     "sql": ("select * from g",),
 }
 KEYWORD_ARGUMENTS = {

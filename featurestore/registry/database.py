@@ -31,7 +31,7 @@ from featurestore.errors import (
 from featurestore.model.paths import FEATUREGROUPS, TRAININGDATASETS
 from featurestore.registry import origin_files, stores
 from featurestore.registry.migrations import current_revision, head_revision, upgrade
-from featurestore.registry.origins import CHANGED
+from featurestore.registry.origins import CHANGED, RESTORED
 from featurestore.registry.rows import LOCATION
 from featurestore.storage import files, private, storage_for
 from featurestore.storage.links import protect_location
@@ -115,7 +115,8 @@ class Registry:
         Upgrades use it, because the tables of a copy must also be those of this release.
         """
         with self._connection(immediate=True) as connection, connection.begin():
-            connection.info.pop(CHANGED, None)  # of a transaction that was rolled back
+            for key in (CHANGED, RESTORED):  # of a transaction that was rolled back
+                connection.info.pop(key, None)
             self._open.connection = connection
             try:
                 yield connection

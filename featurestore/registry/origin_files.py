@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import FeatureStoreError
 from featurestore.model.json_object import JsonObject, MalformedJson, check_format
 from featurestore.model.paths import StorePaths
-from featurestore.registry.origins import CHANGED, KINDS, Object, format_id
+from featurestore.registry.origins import CHANGED, KINDS, RESTORED, Object, format_id
 from featurestore.registry.rows import insert_missing, location_of, lock
 from featurestore.registry.tables import origin_edges, origins
 from featurestore.storage import files
@@ -68,6 +68,7 @@ def restore(connection: Connection, location: str) -> list[tuple[str, str]]:
     its origins may have been private.
     """
     directory = StorePaths(location).origins
+    connection.info[RESTORED] = True
     damaged = []
     for kind in KINDS:
         folder = os.path.join(directory, kind)

@@ -35,6 +35,8 @@ _KINDS_BY_FOLDER = {folder: kind for kind, folder in FOLDERS.items()}
 _GROUP_SUFFIXES = ("_quarantine", "_statistics")
 # The key in a connection's ``info`` for the objects whose files the transaction has to write.
 CHANGED = "featurestore_changed_origins"
+# The key for whether the transaction registers objects again whose origins were restored.
+RESTORED = "featurestore_restored_origins"
 
 
 class Object(NamedTuple):
@@ -51,12 +53,21 @@ def record(connection: Connection, derived: Object, origin_objects: Iterable[Obj
     if not distinct:
         return
     ids = _current_ids(connection, [derived, *distinct])
-    edges = {(ids[derived], ids[each]) for each in distinct}
-    query = sa.select(origin_edges.c.origin).where(origin_edges.c.derived == ids[derived])
-    known = {(ids[derived], each) for each in connection.execute(query).scalars()}
-    if edges <= known:
+    columns = origins.c
+    query = (
+        sa.select(columns.id, columns.kind, columns.name, columns.version)
+        .join(origin_edges, origin_edges.c.origin == columns.id)
+        .where(origin_edges.c.derived == ids[derived])
+    )
+    known = {str(row[0]): Object(*row[1:]) for row in connection.execute(query)}
+    if connection.info.get(RESTORED):
+        # Manifests and commits do not contain which of several groups of a name they have read.
+        for each in known.values():
+            distinct.pop(each, None)
+    new_origins = {ids[each] for each in distinct} - known.keys()
+    if not new_origins:
         return
-    rows = [{"derived": child, "origin": parent} for child, parent in sorted(edges - known)]
+    rows = [{"derived": ids[derived], "origin": each} for each in sorted(new_origins)]
     insert_missing(connection, origin_edges, rows)
     _mark_changed(connection, [derived])
 

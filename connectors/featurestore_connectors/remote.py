@@ -5,10 +5,12 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import random
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
+from itertools import chain
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -22,6 +24,8 @@ from featurestore.errors import (
     FeatureStoreError,
     InvalidArgument,
     ServerUnavailable,
+    TooManyAttempts,
+    TooManyRequests,
 )
 from featurestore.plugins.remote import ARROW, RETRIEVAL, Client
 
@@ -31,16 +35,31 @@ _SECONDS, _LONG_SECONDS = 60.0, 3600.0
 _SUCCESS = (http.client.OK, http.client.PARTIAL_CONTENT)
 _CHUNK_BYTES = 1 << 20
 _RETRY_PAUSES = (0.2, 1.0, 5.0)
+# Repetitions of a request that the server refuses because others of this person run.
+_BUSY_RETRIES, _LONGEST_PAUSE = 5, 30.0
 _PAGE = 1000
 
 
 def request_body(
     retrieval: Mapping[str, Any], labels: pa.RecordBatchReader | None
-) -> Iterator[bytes]:
-    """Yield the body of a request: a JSON line, followed by the rows batch by batch."""
-    yield json.dumps(retrieval).encode() + b"\n"
-    if labels is not None:
-        yield from ipc_chunks(labels.schema, labels)
+) -> bytes | Iterator[bytes]:
+    """Return the body of a request: a JSON line, followed by the rows batch by batch."""
+    line = json.dumps(retrieval).encode() + b"\n"
+    if labels is None:
+        return line
+    return chain([line], ipc_chunks(labels.schema, labels))
+
+
+def _is_retried(response: http.client.HTTPResponse, refusal: FeatureStoreError) -> bool:
+    """Return True if the server runs too many requests of this person, which end soon."""
+    is_busy = isinstance(refusal, TooManyRequests) and not isinstance(refusal, TooManyAttempts)
+    return is_busy and response.status == http.client.TOO_MANY_REQUESTS
+
+
+def _retry_seconds(response: http.client.HTTPResponse) -> float:
+    """Return the pause that the server asks for, within bounds."""
+    header = response.getheader("Retry-After", "")
+    return min(float(header), _LONGEST_PAUSE) if header[:5].isdecimal() else 1.0
 
 
 def send_until_response(
@@ -240,22 +259,49 @@ class HttpClient:
         self,
         method: str,
         target: str,
-        body: Iterator[bytes] | None,
+        body: bytes | Iterator[bytes] | None,
         headers: Mapping[str, str],
         *,
         seconds: float,
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         """Send a request and return its successful response.
 
+        A request without rows is repeated if the server runs too many requests of this person.
+
         Raises:
             FeatureStoreError: The server returned an error.
             ServerUnavailable: The server is unreachable or its response is invalid.
         """
+        failures = 0
+        while True:
+            response, refusal, connection = self._try(method, target, body, headers, seconds)
+            if refusal is None:
+                return connection, response
+            # Rows are an iterator, which was consumed.
+            is_repeatable = body is None or isinstance(body, bytes)
+            if not is_repeatable or failures == _BUSY_RETRIES or not _is_retried(response, refusal):
+                raise refusal
+            failures += 1
+            # Clients that were refused together should not return together.
+            time.sleep(_retry_seconds(response) * random.uniform(1.0, 1.5))
+
+    def _try(
+        self,
+        method: str,
+        target: str,
+        body: bytes | Iterator[bytes] | None,
+        headers: Mapping[str, str],
+        seconds: float,
+    ) -> tuple[http.client.HTTPResponse, FeatureStoreError | None, http.client.HTTPConnection]:
+        """Send a request once; return its response, and the error in it, if it is one."""
         all_headers = {"Accept": "application/json", **headers}
         if self._token is not None:
             all_headers["Authorization"] = f"Bearer {self._token}"
         connection = self._connection(seconds)
-        monitored_body = body if body is None else send_until_response(connection, body)
+        streamed = None
+        if body is not None:
+            chunks = iter([body]) if isinstance(body, bytes) else body
+            streamed = send_until_response(connection, chunks)
         try:
             path = self._url.path.rstrip("/") + _API + target
             with suppress(
@@ -263,11 +309,11 @@ class HttpClient:
             ):  # the response contains the reason
                 # The length of a streamed body is unknown, so it is sent in chunks.
                 connection.request(
-                    method, path, monitored_body, all_headers, encode_chunked=body is not None
+                    method, path, streamed, all_headers, encode_chunked=body is not None
                 )
             response = connection.getresponse()
             if response.status in _SUCCESS:
-                return connection, response
+                return response, None, connection
             refusal = self._error_from(response)
         except (OSError, http.client.HTTPException) as error:
             connection.close()
@@ -276,7 +322,7 @@ class HttpClient:
             connection.close()
             raise
         connection.close()
-        raise refusal
+        return response, refusal, connection
 
     def _connection(self, seconds: float) -> http.client.HTTPConnection:
         host, port = self._url.hostname or "", self._url.port

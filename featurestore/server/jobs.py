@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import Request
@@ -64,6 +64,20 @@ def status_record(job_status: service.JobStatus) -> dict[str, Any]:
         "last_error": last_run.error if last_run else None,
         "last_ended": last_run.ended if last_run else None,
     }
+
+
+def with_visible_error(store: FeatureStore, status: service.JobStatus) -> service.JobStatus:
+    """Return the status of a job with the text of its error for readers."""
+    if status.error is None:
+        return status
+    error = InvalidJob(status.error, hint=status.hint)
+    text = stored_errors.text_for_readers(store.session.registry, error)
+    return replace(status, error=text.message, hint=text.hint)
+
+
+def visible_jobs(store: FeatureStore, limit: int, offset: int) -> list[service.JobStatus]:
+    """Return the status of jobs with the texts of their errors for readers."""
+    return [with_visible_error(store, each) for each in store.get_jobs(limit=limit, offset=offset)]
 
 
 def run_record(job_run: Run) -> dict[str, Any]:
@@ -145,7 +159,7 @@ def window_strip(store: FeatureStore, name: str, *, limit: int = 400) -> WindowS
 def list_jobs(store: Store, limit: Limit = 100, offset: Offset = 0) -> Items:
     """List all jobs with their status."""
     return items(
-        lambda count, skipped: list(store.get_jobs(limit=count, offset=skipped)),
+        lambda count, skipped: visible_jobs(store, count, skipped),
         status_record,
         limit=limit,
         offset=offset,
@@ -156,7 +170,7 @@ def list_jobs(store: Store, limit: Limit = 100, offset: Offset = 0) -> Items:
 def get_job(store: Store, name: Name) -> dict[str, Any]:
     """Return the definition (job.schema.json) and status of a job."""
     job = service.get_job(store.session, name)
-    status = status_record(service.load_status(store.session, job))
+    status = status_record(with_visible_error(store, service.load_status(store.session, job)))
     return record({**status, "version": job.version, "definition": job.spec.to_json()})
 
 
@@ -179,7 +193,7 @@ def list_page(
 ) -> Response:
     """List all jobs with their status."""
     current_page = load_page(
-        lambda limit, offset: list(store.get_jobs(limit=limit, offset=offset)),
+        lambda limit, offset: visible_jobs(store, limit, offset),
         number=number,
         size=settings.page,
     )
@@ -216,7 +230,7 @@ def job_page(
         "job.html",
         title=name,
         job=job,
-        status=service.load_status(store.session, job),
+        status=with_visible_error(store, service.load_status(store.session, job)),
         strip=strip.windows,
         later_due=strip.later_due,
         done=done.get(name, 0),

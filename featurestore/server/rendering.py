@@ -20,9 +20,11 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup
 
 from featurestore import __version__
+from featurestore.errors import FeatureStoreError
 from featurestore.model.display import escape_line, value_text
 from featurestore.model.runtime import iterate_within_limit, time_limit
 from featurestore.model.statistics import ColumnStatistics, Statistics
+from featurestore.registry.stored_errors import text_for_readers
 from featurestore.server.access.visitors import Visitor, compute_form_token
 from featurestore.server.snippets import Snippets
 
@@ -169,6 +171,12 @@ def _render(
     snippets: Snippets | None = getattr(request.state, "snippets", None)
     # Visitors who are not signed in or have no role see neither the location nor the navigation.
     is_allowed = not state.settings.auth or (visitor is not None and visitor.has_role)
+    registry = state.store.session.registry
+    texts = {
+        name: text_for_readers(registry, value)
+        for name, value in values.items()
+        if isinstance(value, FeatureStoreError)
+    }
     chunks = (
         _environment()
         .get_template(template)
@@ -181,7 +189,7 @@ def _render(
             visitor=visitor,
             form_field=_form_field(visitor),
             snippets=snippets,
-            **values,
+            **{**values, **texts},
         )
     )
     # The template yields parts of the page, so the time limit is checked while it is rendered.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -47,7 +48,7 @@ def test_calls_refuse_lone_surrogates_before_they_write(
     with featurestore.connect(tmp_path / "store") as store:
         rows = [{"x": 1}]
         store.create_featuregroup(rows, "visits")
-        calls = {
+        calls: dict[str, Callable[[], object]] = {
             "tags": lambda: store.create_featuregroup(rows, "b", tags={"a": text}),
             "description": lambda: store.create_featuregroup(rows, "b", description=text),
             "descriptions": lambda: store.create_featuregroup(rows, "b", descriptions={"x": text}),

@@ -291,6 +291,7 @@ def _do_nothing(store: FeatureStore, folder: Path) -> None:
 def _erase(store: FeatureStore, folder: Path) -> None:
     """Erase a person from all private places."""
     report = store.erase({"who": PERSON}, dry_run=False)
+    assert report.certificate is not None
     assert store.verify_erasure(report.certificate).ok
 
 

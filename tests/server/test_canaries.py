@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -201,7 +201,7 @@ def format_table(compared: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 
 def test_responses_are_independent_of_hidden_objects(
-    guarded: Guarded, record_property: pytest.RecordProperty
+    guarded: Guarded, record_property: Callable[[str, object], None]
 ) -> None:
     different = {state: found[:3] for state, found in guarded.differences.items() if found}
     assert not different, different

@@ -7,8 +7,10 @@ and what it was computed from.
 from __future__ import annotations
 
 import random
+import shutil
+import sqlite3
 from collections.abc import Collection
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -262,3 +264,53 @@ def test_random_derivations_are_visible_as_in_model(tmp_path: Path, seed: int) -
     history.rebuild()
     history.check()
     history.store.close()
+
+
+def fill_chain(store: FeatureStore) -> None:
+    """Create a private group, a dataset of its rows, and a group of the rows of the dataset."""
+    store.create_featuregroup([{"k": 1, "v": 2.0, "w": 3.0}], "pay", primary_key="k")
+    rows = store.get_featuregroup("pay")
+    dataset = store.create_training_dataset(rows, "middle", progress=False)
+    store.create_featuregroup(dataset.read("train"), "last", primary_key="k")
+    changes.add_user(store.session, ROOT, "root", role="admin")
+    changes.set_private(store.session, ROOT, "pay", True)
+
+
+def test_upgrade_stores_origins_from_lineage(tmp_path: Path) -> None:
+    location = tmp_path / "store"
+    with featurestore.connect(location) as store:
+        fill_chain(store)
+    shutil.rmtree(location / "_origins")
+    with closing(sqlite3.connect(location / "registry.db")) as registry:
+        registry.executescript(
+            "drop table origins; drop table origin_edges; update alembic_version set version_num = '0101'"
+        )
+    with featurestore.connect(location) as store:
+        store.delete_training_dataset("middle", version=1)
+        store.delete_featuregroup("pay", version=1, force=True)
+        assert list(store_of(store).get_featuregroups()) == []
+        assert len(list(store_of(store, ["pay"]).get_featuregroups())) == 1
+    assert (location / "_origins" / "featuregroup" / "last@v1.json").is_file()
+
+
+def test_rebuild_makes_object_of_damaged_origins_private(tmp_path: Path) -> None:
+    location = tmp_path / "store"
+    with featurestore.connect(location) as store:
+        fill_chain(store)
+        store.delete_training_dataset("middle", version=1)
+        changes.set_private(store.session, ROOT, "pay", False)
+        assert len(store_of(store).get_featuregroups()) == 2
+    path = location / "_origins" / "training_dataset" / "middle@v1.json"
+    for content in (
+        b"",
+        b"[" * 10_000,
+        b'{"format": 1}',
+        path.read_bytes().replace(b"middle", b"other"),
+    ):
+        path.write_bytes(content)
+        for file in location.glob("registry.db*"):
+            file.unlink()
+        report = rebuild(str(location))
+        assert [unreadable for unreadable, _ in report.unreadable] == [str(path)]
+        with featurestore.connect(location) as store:
+            assert [group.name for group in store_of(store).get_featuregroups()] == ["pay"]

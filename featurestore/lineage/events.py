@@ -35,7 +35,7 @@ from openlineage.client.generated.base import (
 from featurestore.arrow.schemas import type_from_json
 from featurestore.delta import commits
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.errors import FeatureStoreError, JobLeased
+from featurestore.errors import JobLeased
 from featurestore.lineage import column_origins, facets
 from featurestore.lineage.column_origins import ColumnOrigins
 from featurestore.lineage.facets import PRODUCER, Facets, dataset_identifier
@@ -46,8 +46,10 @@ from featurestore.model.job import JobSpec
 from featurestore.model.manifest import Manifest
 from featurestore.model.monitor_report import MonitorReport
 from featurestore.model.paths import StorePaths
+from featurestore.model.reader_text import remove_machine_details
 from featurestore.model.validation import ExpectationResult, ValidationReport, describe
 from featurestore.plugins.observers import Work
+from featurestore.registry.stored_errors import message_of
 from featurestore.storage.manifests import read_manifest
 
 _TYPES = {"job": "JOB", "validate": "QUERY"}
@@ -110,9 +112,8 @@ def _run_facets(work: Work, *, ended: bool) -> dict[str, RunFacet]:
     if work.parent is not None:
         facets["parent"] = _parent_facet(work, work.parent)
     if ended and work.error is not None:
-        message = f"{type(work.error).__name__}: {work.error}"
-        if isinstance(work.error, FeatureStoreError):
-            message = work.error.message
+        # The registry is not read for an event, whose inputs name objects anyway.
+        message = remove_machine_details(message_of(work.error), location=work.location)
         facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(
             message=message, programmingLanguage="PYTHON", producer=PRODUCER
         )

@@ -133,8 +133,14 @@ def validate_channel(name: str, uri: str, secret: str | None) -> Channel:
 
 def _check_address(uri: str) -> None:
     """Check the host, port, password and recipient of a channel URI."""
-    from urllib.parse import parse_qs, urlsplit
+    from urllib.parse import parse_qs, unquote, urlsplit
 
+    # Recipients and senders become headers of a mail, where a line break would begin another one.
+    if any(ord(letter) < 32 or ord(letter) == 127 for letter in unquote(uri)):
+        raise InvalidArgument(
+            "The channel's URI contains a control character.",
+            hint='"smtp://user@mail.example.com:587/?to=me@example.com"',
+        )
     try:
         address = urlsplit(uri)
         # ``port`` is parsed when it is read, and raises ValueError for an invalid port.

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from featurestore.alerts.channels import NotDelivered, deliver
-from featurestore.errors import FeatureStoreError
-from featurestore.model.alert import Alert, Channel
+from featurestore.errors import FeatureStoreError, InvalidArgument
+from featurestore.model.alert import Alert, Channel, validate_channel
 from tests.http_server import serve
 
 ALERT = Alert("a" * 32, "begin", "job", ("failed",), ("a line",), datetime(2024, 3, 1, tzinfo=UTC))
@@ -64,3 +64,12 @@ def test_webhook_refuses_other_schemes(tmp_path: Path, scheme: str) -> None:
     channel = Channel("people", f"{scheme}://127.0.0.1/etc/passwd")
     with pytest.raises((FeatureStoreError, NotDelivered)):
         deliver(channel, ALERT, location=str(tmp_path), seconds=5)
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["to=a@example.com%0ABcc:b@example.com", "to=a@b.c&from=a@b.c%0D%0ABcc:d@e.f", "to=%7F"],
+)
+def test_addresses_of_mails_contain_no_line_breaks(field: str) -> None:
+    with pytest.raises(InvalidArgument, match="control character"):
+        validate_channel("people", f"smtp://mail.example.com/?{field}", None)

@@ -189,7 +189,7 @@ def _path_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
 def _short_path(path: str) -> str:
     """Return the file name of a path, which a reader needs in a traceback, or a placeholder.
 
-    >>> _short_path("/home/ann/jobs/pay.py"), _short_path("/home/ann")
+    >>> _short_path("/srv/ann/jobs/pay.py"), _short_path("/home/ann")
     ('.../pay.py', '[path]')
     """
     name = re.split(r"[\\/]", path)[-1]

@@ -28,7 +28,7 @@ FORGED = "2024-03-01 12:00:00,000 INFO featurestore.jobs done: 7 rows"
 DETAILS = [
     (f"No such file: '{LOCATION}/featuregroups/visits/v1/part-0.parquet'", [LOCATION]),
     (f"{LOCATION} is read-only", [LOCATION]),
-    ('File "/home/bea7/my jobs/pay.py", line 7, in pay', ["/home", "bea7"]),
+    ('File "/srv/bea7/my jobs/pay.py", line 7, in pay', ["/srv", "bea7"]),
     ("cannot open /tmp/tmpab12/rows.parquet: disk full", ["/tmp", "tmpab12"]),
     (r"C:\Users\bea7\rows.csv is locked", ["bea7"]),
     ("file:///srv/keys/bea7.pem", ["/srv", "bea7"]),

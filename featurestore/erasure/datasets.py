@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featurestore.erasure.areas import Scan
-from featurestore.errors import InvalidArgument
 from featurestore.model.erasure import Action, ErasureFinding
 from featurestore.model.manifest import Manifest
 from featurestore.plugins.engine import Relation
+from featurestore.plugins.format import find_format
 from featurestore.recovery import datasets
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.recovery.pins import finished_datasets
@@ -69,7 +69,7 @@ class TrainingDatasets:
             directory = scan.session.training_dataset_path(name, version)
             manifest = read_manifest(directory)
             finding = _search_dataset(scan, name, manifest, directory)
-            if finding is None or finding.action == "list":
+            if finding is None or finding.action == "list" or not _is_readable(manifest):
                 continue
             # A killed erasure may have written the new version before it removed the old one. A
             # second new version has the same rows.
@@ -89,16 +89,9 @@ def _search_dataset(
     scan.key_names.update(columns.values())
     if not scan.entities.is_searchable(columns):
         return _search_sources(scan, manifest, title)
-    try:
-        rows = _count_rows(scan, manifest, directory, columns)
-    except InvalidArgument:
-        # Rows of this layout cannot be read one by one, so their bytes are searched.
-        if not any(map(scan.entities.occurs_in, _decompressed_files(directory))):
-            return None
-        detail = (
-            f"{manifest.data_format} with compression {manifest.compression} cannot be filtered"
-        )
-        return ErasureFinding(TrainingDatasets.name, title, detail, "list")
+    if not _is_readable(manifest):
+        return _search_compressed(scan, manifest, directory, title)
+    rows = _count_rows(scan, manifest, directory, columns)
     quarantined = _count_quarantined(scan, name, directory)
     if not rows and not quarantined:
         return None
@@ -110,13 +103,35 @@ def _search_dataset(
     return ErasureFinding(TrainingDatasets.name, title, detail, action, rows + quarantined)
 
 
+def _is_readable(manifest: Manifest) -> bool:
+    """Return whether the rows of a dataset can be read one by one."""
+    return find_format(manifest.data_format).refuse_reading(manifest.layout) is None
+
+
+def _search_compressed(
+    scan: Scan, manifest: Manifest, directory: str, title: str
+) -> ErasureFinding | None:
+    """Return the finding of a dataset whose rows cannot be read one by one, by its bytes.
+
+    It cannot be written without the rows, so that it remains after an erasure.
+    """
+    if not any(map(scan.entities.occurs_in, _decompressed_files(directory))):
+        return _search_sources(scan, manifest, title)
+    action: Action = "list" if scan.datasets == "keep" else "erase"
+    detail = (
+        f"{manifest.data_format} with compression {manifest.compression} cannot be filtered; "
+        "delete it, and create it again"
+    )
+    return ErasureFinding(TrainingDatasets.name, title, detail, action)
+
+
 def _search_sources(scan: Scan, manifest: Manifest, title: str) -> ErasureFinding | None:
-    """Return the finding of a dataset without key columns whose sources have matching rows."""
+    """Return the finding of a dataset that cannot be searched, but whose sources have matching rows."""
     sources = {(source["featuregroup"], source["version"]) for source in manifest.sources}
     affected = [f"{group}@v{version}" for group, version in sorted(sources & set(scan.key_rows))]
     if not affected:
         return None
-    detail = f"has no column of the keys, but was created from {', '.join(affected)}"
+    detail = f"cannot be searched for the keys; created from {', '.join(affected)}"
     return ErasureFinding(TrainingDatasets.name, title, detail, "list")
 
 

@@ -138,6 +138,21 @@ def test_values_of_deleted_views_and_key_versions_are_removed(
     assert traces(tmp_path / "store") == []
 
 
+def test_compressed_dataset_remains_until_it_is_deleted(empty_store: FeatureStore) -> None:
+    rows = [{"user": user, "x": 1.0} for user in USERS]
+    empty_store.create_featuregroup(rows, "g", primary_key="user")
+    empty_store.create_training_dataset(
+        empty_store.get_featuregroup("g"), "d", compression="GZIP", progress=False
+    )
+    report = empty_store.erase({"user": CANARY}, dry_run=False)
+    assert [finding.place for finding in report.remaining] == ["d@v1"]
+    assert not report.complete
+    assert not empty_store.verify_erasure(report.certificate or {}).ok
+    empty_store.delete_training_dataset("d", version=1)
+    assert empty_store.erase({"user": CANARY}, dry_run=False).complete
+    assert empty_store.verify_erasure(report.certificate or {}).ok
+
+
 def test_transformations_are_fitted_again(empty_store: FeatureStore) -> None:
     rows = [
         {"user": user, "x": float(n), "word": user} for n, user in enumerate(["ada", "bob", CANARY])

@@ -50,7 +50,7 @@ def read_wheel(path: Path) -> Iterator[ArchivedFile]:
     with zipfile.ZipFile(path) as archive:
         for entry in archive.infolist():
             package, _, rest = entry.filename.partition("/")
-            # Other folders, such as tests, are no packages of the wheel.
+            # Other folders, such as tests, are not packages of the wheel.
             source = f"{PACKAGES[package]}/{rest}" if package in PACKAGES else ""
             mode = entry.external_attr >> 16
             yield ArchivedFile(

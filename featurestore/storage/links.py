@@ -36,15 +36,15 @@ def check_links(path: str) -> None:
     location = _location_of(path)
     if location is None:
         return
-    part = location
+    component = location
     for name in path[len(location) + 1 :].split(os.sep):
-        part = os.path.join(part, name)
+        component = os.path.join(component, name)
         try:
-            mode = os.lstat(part).st_mode
+            mode = os.lstat(component).st_mode
         except OSError:  # the caller reports the error of its own call
             return
-        if stat.S_ISLNK(mode) or _is_junction(part):
-            raise link_error(part)
+        if stat.S_ISLNK(mode) or _is_junction(component):
+            raise link_error(component)
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise StorageError(
             f"{path!r} is neither a file nor a directory.", hint="remove it from the store"

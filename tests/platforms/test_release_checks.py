@@ -17,7 +17,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OWN = "featurestore/errors.py"
+TRACKED_FILE = "featurestore/errors.py"
 
 
 def load_script(name: str) -> ModuleType:
@@ -40,14 +40,17 @@ def advisories() -> ModuleType:
     return load_script("advisories")
 
 
-def own_content() -> bytes:
-    return (ROOT / OWN).read_bytes()
+def tracked_content() -> bytes:
+    return (ROOT / TRACKED_FILE).read_bytes()
 
 
 def write_wheel(path: Path, name: str, content: bytes, *, mode: int = stat.S_IFREG | 0o644) -> None:
     """Write a wheel with a file of the repository and another file."""
     with zipfile.ZipFile(path, "w") as archive:
-        for file, data, permissions in ((OWN, own_content(), 0o100644), (name, content, mode)):
+        for file, data, permissions in (
+            (TRACKED_FILE, tracked_content(), 0o100644),
+            (name, content, mode),
+        ):
             entry = zipfile.ZipInfo(file)
             entry.external_attr = permissions << 16
             archive.writestr(entry, data)
@@ -56,7 +59,7 @@ def write_wheel(path: Path, name: str, content: bytes, *, mode: int = stat.S_IFR
 def write_sdist(path: Path, name: str, content: bytes, *, link: str = "") -> None:
     """Write a source distribution with a file of the repository and another file or a link."""
     with tarfile.open(path, "w:gz") as archive:
-        for file, data in ((f"featurestore-0/{OWN}", own_content()), (name, content)):
+        for file, data in ((f"featurestore-0/{TRACKED_FILE}", tracked_content()), (name, content)):
             entry = tarfile.TarInfo(file)
             entry.size = len(data)
             if link and file == name:
@@ -97,7 +100,7 @@ def test_archives_contain_only_tracked_files(release_files: ModuleType, tmp_path
         "is not a plain file": problems_of_wheel("featurestore/link", mode=stat.S_IFLNK | 0o777),
         "is not a plain": problems_of_sdist("LICENSE", link="/etc/passwd"),
         "2,000,001 bytes": problems_of_sdist("tests/big", b"0" * 2_000_001),
-        "twice": problems_of_sdist(OWN, own_content()),
+        "twice": problems_of_sdist(TRACKED_FILE, tracked_content()),
     }.items():
         assert len(problems) == 1, problem
         assert problem in problems[0]

@@ -45,8 +45,8 @@ def fill(location: str) -> None:
     """Use a store by Python calls and by commands."""
     folder = Path(location).parent
     store = featurestore.connect(location)
-    is_positive = {"type": "expect_column_values_to_be_between"}
-    is_positive["kwargs"] = {"column": "fare", "min_value": 0}
+    bounds = {"column": "fare", "min_value": 0}
+    is_positive = {"type": "expect_column_values_to_be_between", "kwargs": bounds}
     store.create_featuregroup(
         trips(0),
         "trips",

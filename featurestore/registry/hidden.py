@@ -236,9 +236,21 @@ class _Closure:
                 if derived_object.kind != GROUP or derived_object.name not in self.granted:
                     self._hide_id(derived)
 
+    def _hidden_names(self) -> set[str]:
+        """Return the names that hide the jobs and runs that mention them.
+
+        The names of removed outputs are free words again: jobs and runs that were registered before
+        the removal have the output as an origin.
+        """
+        names = set(self.groups)
+        for output in self.outputs:
+            if self._origins.last.get(Object(*output)) not in self._origins.ended:
+                names.add(output[1])
+        return names
+
     def _hide_jobs(self) -> None:
         """Hide jobs that name hidden objects, and the groups they write."""
-        names = self.groups | {name for _, name, _ in self.outputs}
+        names = self._hidden_names()
         for job in self._jobs:
             if job.name not in self.jobs and names.isdisjoint(job.words):
                 continue
@@ -250,7 +262,7 @@ class _Closure:
 
     def _hide_runs(self) -> None:
         """Hide runs that mention hidden objects, and the models of hidden runs."""
-        names = self.groups | {name for _, name, _ in self.outputs}
+        names = self._hidden_names()
         for run, name in self._named_by_runs:
             if name in names:
                 self._hide_object(Object(RUN, run))

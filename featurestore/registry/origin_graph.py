@@ -20,13 +20,14 @@ class OriginGraph:
 
     ``objects`` are the objects by the ids of their creations, ``derived`` the ids of what was
     computed from a creation, ``last`` the id of the last creation of each object, and ``sealed``
-    the creations that stay private. ``registered`` has (name, version) of the groups that exist,
-    and (name, None).
+    the creations that stay private, and ``ended`` the removed ones. ``registered`` has
+    (name, version) of the groups that exist, and (name, None).
     """
 
     objects: dict[str, Object]
     derived: dict[str, list[str]]
     sealed: frozenset[str]
+    ended: frozenset[str]
     last: dict[Object, str]
     registered: frozenset[GroupVersion]
 
@@ -55,17 +56,27 @@ class OriginGraph:
 def load_graph(connection: Connection) -> OriginGraph:
     """Read all stored origins."""
     columns = origins.c
-    objects, sealed, last = {}, set(), dict[Object, tuple[int, str]]()
+    objects, sealed, ended, last = {}, set(), set(), dict[Object, tuple[int, str]]()
     query = sa.select(
-        columns.id, columns.kind, columns.name, columns.version, columns.creation, columns.sealed
+        columns.id,
+        columns.kind,
+        columns.name,
+        columns.version,
+        columns.creation,
+        columns.sealed,
+        columns.ended,
     )
-    for identifier, kind, name, version, creation, is_sealed in connection.execute(query):
+    for identifier, kind, name, version, creation, is_sealed, has_ended in connection.execute(
+        query
+    ):
         objects[identifier] = Object(kind, name, version)
         last[objects[identifier]] = max(
             last.get(objects[identifier], (0, "")), (creation, identifier)
         )
         if is_sealed:
             sealed.add(identifier)
+        if has_ended:
+            ended.add(identifier)
     derived: dict[str, list[str]] = {}
     for child, parent in connection.execute(
         sa.select(origin_edges.c.derived, origin_edges.c.origin)
@@ -76,4 +87,6 @@ def load_graph(connection: Connection) -> OriginGraph:
     for name, version in connection.execute(sa.select(group.name, group.version)):
         registered.update({(name, version), (name, None)})
     last_ids = {version: identifier for version, (_, identifier) in last.items()}
-    return OriginGraph(objects, derived, frozenset(sealed), last_ids, frozenset(registered))
+    return OriginGraph(
+        objects, derived, frozenset(sealed), frozenset(ended), last_ids, frozenset(registered)
+    )

@@ -258,6 +258,9 @@ def build_table(
     columns = json.loads(state.metadata["schemaString"])["fields"]
     metadata = None
     if catalog.table_format == "iceberg":
+        # Written again from the log: clients of the catalog open all files that the metadata names,
+        # and another program could have changed it.
+        iceberg.publish(path)
         metadata = to_uri(iceberg.current_metadata(path))
         fields: list[Any] = [metadata]
     else:

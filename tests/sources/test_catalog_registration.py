@@ -175,6 +175,23 @@ def ids(lake: Lake, name: str) -> list[int]:
         return sorted(row for (row,) in database.read_parquet(files).project("id").fetchall())
 
 
+def test_changed_metadata_of_group_is_written_again(
+    lake_store: FeatureStore, lake: Lake, tmp_path: Path
+) -> None:
+    """Clients of a catalog open all files that the metadata of a table names."""
+    if not lake.has_versions:
+        pytest.skip("the catalog registers Delta tables")
+    add_group(lake_store, "trips", [{"id": 1, "zone": "a"}])
+    lake_store.register_in("lake")
+    folder = Path(lake_store.session.featuregroup_path("trips", 1), "_iceberg", "metadata")
+    published = {file: file.read_bytes() for file in folder.glob("*.json")}
+    for file, content in published.items():
+        file.write_bytes(content.replace(bytes(folder), bytes(tmp_path)))
+    lake_store.register_in("lake")
+    assert {file: file.read_bytes() for file in folder.glob("*.json")} == published
+    assert ids(lake, "trips") == [1]
+
+
 def test_registered_tables_follow_their_groups(lake_store: FeatureStore, lake: Lake) -> None:
     add_group(lake_store, "trips", [{"id": 1, "zone": "a"}], description="trips of taxis")
     add_group(lake_store, "zones", [{"id": 7}])

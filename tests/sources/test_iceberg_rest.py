@@ -68,7 +68,7 @@ def lake(
     catalog: RestCatalogServer, empty_store: FeatureStore, monkeypatch: pytest.MonkeyPatch
 ) -> FeatureStore:
     monkeypatch.setenv("CATALOG_TOKEN", TOKEN)
-    options = {"folder": str(catalog.root)}
+    options = {"folder": str(Path(catalog.root).parent)}
     empty_store.add_source(
         "lake", f"iceberg+{catalog.uri}", secret="env:CATALOG_TOKEN", options=options
     )

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from featurestore.errors import InvalidArgument, LimitExceeded, OutOfRange
+from featurestore.errors import InvalidArgument, LimitExceeded, OutOfRange, StorageError
 from featurestore.model.runtime import check_time
 from featurestore.server.arrow_bounds import MESSAGE_BYTES, check_messages
 from featurestore.server.json_bounds import check_json
@@ -310,6 +310,7 @@ async def receive_upload(chunks: AsyncIterator[bytes], *, max_bytes: int) -> Upl
     Raises:
         InvalidArgument: The first line is too long.
         HTTPException: 413: the rows are too long; 408: no data arrived for a minute.
+        StorageError: The disk is full.
     """
     line = bytearray()
     remainder = b""
@@ -361,7 +362,19 @@ async def _write(
             upload.file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by remove()
         if chunk and upload.file is not None:
             # A disk write would block the event loop.
-            await run_in_threadpool(upload.file.write, chunk)
+            await run_in_threadpool(_write_chunk, upload.file, chunk)
         chunk = await anext(chunks, None)
     if upload.file is not None:
-        await run_in_threadpool(upload.file.flush)
+        await run_in_threadpool(_write_chunk, upload.file, b"")
+
+
+def _write_chunk(file: IO[bytes], chunk: bytes) -> None:
+    """Write bytes to disk, so that a full disk is found while the rows arrive."""
+    try:
+        file.write(chunk)
+        file.flush()
+    except OSError as error:
+        raise StorageError(
+            f"The server cannot store the rows in its temporary folder: {error.strerror}.",
+            hint="free disk space, or start the server with TMPDIR on another disk",
+        ) from error

@@ -19,16 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
+import pyarrow as pa
 import pytest
 from fastapi.routing import iter_route_contexts
 
 import featurestore
+from featurestore.errors import StorageError
 from featurestore.plugins.remote import RETRIEVAL
 from featurestore.server import ServerSettings, create_app
 from featurestore.server.access import changes
 from tests.server.private_groups import PASSWORD, ROOT
 
 DESCRIPTORS, CONNECTIONS, PER_PERSON = 256, 100, 2
+FILE_BYTES = 8 << 20
 # A response of an unloaded server takes a few milliseconds. Without the bounds it takes minutes.
 PATIENCE = 10.0
 
@@ -82,14 +85,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     command = [str(Path(sys.executable).with_name("featurestore")), "--location"]
     command += [str(folder / "store"), "serve", "--auth", "--port", str(port)]
     command += ["--requests-per-person", str(PER_PERSON), "--connections", str(CONNECTIONS)]
-    limits = (DESCRIPTORS, DESCRIPTORS)
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(
             command,
             stdout=log,
             stderr=log,
             text=True,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limits),
+            preexec_fn=set_limits,
         )
         running = Server(process, port, tokens, folder / "store", folder / "log")
         try:
@@ -99,6 +101,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         finally:
             process.kill()
             process.wait(timeout=60)
+
+
+def set_limits() -> None:
+    """Limit the descriptors and the length of files, where a write fails as on a full disk."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
 
 
 def is_listening(port: int) -> bool:
@@ -332,3 +340,20 @@ def test_requests_of_one_person_wait_for_each_other(server: Server) -> None:
             assert not refused.done()
         # Closed connections end their turns, and the client repeats its request.
         assert refused.result(timeout=60) == 1
+
+
+def test_full_disk_refuses_rows_and_serves_pages(server: Server) -> None:
+    address = f"http://127.0.0.1:{server.port}"
+    with (
+        others_are_served(server),
+        featurestore.connect(address, token=server.tokens["eve"]) as store,
+    ):
+        for count in (FILE_BYTES // 4, 10):
+            labels = pa.table({"k": pa.array(range(count), pa.int64())})
+            frame = store.get_features(["numbers.x"], labels=labels)
+            if 8 * count > FILE_BYTES:
+                with pytest.raises(StorageError, match="cannot store the rows"):
+                    frame.to_arrow()
+            else:
+                assert frame.to_arrow().num_rows == count
+    assert "Traceback" not in server.log.read_text()

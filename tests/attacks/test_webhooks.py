@@ -13,6 +13,7 @@ import pytest
 from featurestore.alerts.channels import NotDelivered, deliver
 from featurestore.errors import FeatureStoreError, InvalidArgument
 from featurestore.model.alert import Alert, Channel, validate_channel
+from featurestore.storage.grants import acting_channel, grant
 from tests.http_server import serve
 
 ALERT = Alert("a" * 32, "begin", "job", ("failed",), ("a line",), datetime(2024, 3, 1, tzinfo=UTC))
@@ -53,6 +54,10 @@ def test_redirects_of_webhooks_are_not_followed(tmp_path: Path, status: int) -> 
         ):
             with server(status, location) as (address, requests):
                 channel = Channel("people", f"webhook+{address}/hook")
+                with pytest.raises(NotDelivered, match="registered on this machine"):
+                    deliver(channel, ALERT, location=str(tmp_path), seconds=5)
+                assert requests == []
+                grant(acting_channel(str(tmp_path), channel))
                 with pytest.raises(NotDelivered, match=str(status)):
                     deliver(channel, ALERT, location=str(tmp_path), seconds=5)
                 assert requests == ["POST /hook"]

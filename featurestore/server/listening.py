@@ -200,7 +200,7 @@ class _Listener(socket.socket):
         super().__init__(*arguments)
         self._connections = connections
         # Closed to accept and refuse a connection if there are no other descriptors.
-        self._spare = os.open(os.devnull, os.O_RDONLY)
+        self._spare = socket.socket()
 
     def listen(self, backlog: int = 0, /) -> None:
         """Let the system queue more connections than the event loop accepts at once."""
@@ -227,16 +227,15 @@ class _Listener(socket.socket):
     def _refuse_with_spare(self) -> None:
         """Refuse a connection, which would otherwise wake the event loop again and again."""
         self._connections.log_refusal()
-        os.close(self._spare)
+        self._spare.close()
         with suppress(OSError):
             connection, _ = super().accept()
             connection.close()
-        self._spare = os.open(os.devnull, os.O_RDONLY)
+        self._spare = socket.socket()
 
     def close(self) -> None:
         """Close the socket and the spare descriptor."""
-        if self.fileno() != -1:
-            os.close(self._spare)
+        self._spare.close()
         super().close()
 
 

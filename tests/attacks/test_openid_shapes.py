@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 import featurestore
+from featurestore.errors import InvalidArgument
+from featurestore.server.access import changes
 from tests.server.openid_provider import SECRET, OpenIdProvider, running
-from tests.server.private_groups import client_of
+from tests.server.private_groups import ROOT, client_of
 from tests.server.test_provider import came_back, settings_of
 
 DISCOVERY, KEYS, TOKEN = "/.well-known/openid-configuration", "/keys", "/token"
@@ -197,3 +199,16 @@ def test_many_parameters_of_a_redirect_fail_the_sign_in(
         response = client.get(f"/sign-in/back?{query}")
         assert response.status_code == 401, query[:50]
     assert client.get(f"{address}&{many}").status_code == 401
+
+
+def test_users_of_a_provider_have_an_issuer_and_a_subject(client: TestClient) -> None:
+    session = client.app.state.store.session  # type: ignore[attr-defined]
+    for issuer, subject in (
+        ("", ""),
+        ("https://a.example", ""),
+        ("", "7"),
+        (None, "7"),
+        ("https://a.example", None),
+    ):
+        with pytest.raises(InvalidArgument, match="must both have a value"):
+            changes.add_user(session, ROOT, "zoe", issuer=issuer, subject=subject)

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import random
+import re
 import sys
 import zipfile
 from pathlib import Path
@@ -211,6 +212,29 @@ def test_hostile_values_at_any_place_are_refused(
     assert count > 500
     assert not canary.exists()
     assert "canary" not in sys.modules
+
+
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_networks_that_keras_would_build_for_ever_are_refused(tmp_path: Path, flavor: str) -> None:
+    path = tmp_path / "model.keras"
+    network(flavor).save(path)
+    config = json.loads(entries(path)["config.json"])
+    layers = config["config"]["layers"]
+    # A layer without which others cannot be built, and an input that is its own.
+    for remaining in (layers[1:], [each for each in layers if each["class_name"] != "Concatenate"]):
+        config["config"]["layers"] = remaining
+        rewritten(path, config)
+        with pytest.raises(UntrustedModel, match="the inputs of the layer"):
+            loading.load_object(str(path), flavor)
+    concatenation = next(each for each in layers if each["class_name"] == "Concatenate")
+    name, own = concatenation["name"], json.dumps(concatenation["inbound_nodes"])
+    for number in (0, 1, 7, -1):
+        text = re.sub(r'\["[^"]+", \d+, 0', f'["{name}", {number}, 0', own)
+        changed = {**concatenation, "inbound_nodes": json.loads(text)}
+        config["config"]["layers"] = [changed if each is concatenation else each for each in layers]
+        rewritten(path, config)
+        with pytest.raises(UntrustedModel, match="the inputs of the layer"):
+            loading.load_object(str(path), flavor)
 
 
 @pytest.mark.parametrize("flavor", FLAVORS)

@@ -19,6 +19,7 @@ from typing import Any
 from featurestore.errors import ModelDamaged
 from featurestore.experiments.models import keras_names as names
 from featurestore.experiments.models.archives import read_archive, write_archive
+from featurestore.experiments.models.keras_graphs import find_impossible_nodes
 
 _CONFIG, _WEIGHTS, _METADATA = "config.json", "model.weights.h5", "metadata.json"
 _ASSET = re.compile(r"assets/.+")
@@ -87,6 +88,7 @@ def find_config_code(config: Any, library: Any, flavor: str) -> Iterator[str]:
             if not _MARKS.isdisjoint(value) and not _is_data(value, library, flavor):
                 yield _display_name(value)
                 continue
+            yield from find_impossible_nodes(value, flavor)
             waiting += [(item, name, depth + 1) for name, item in value.items()]
         elif isinstance(value, list):
             # Words of a vocabulary are not names of files.

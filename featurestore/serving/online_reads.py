@@ -3,7 +3,7 @@
 All servers of a process share one circuit for each address. After a failure, calls fail at once, and
 one call per interval is sent as a probe. While calls wait for a response, only a few more are sent;
 the others wait for these briefly, and then fail. Thus one online store cannot use all threads of a
-process, and no lock is held during a call.
+process, and calls run without a lock.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Circuit:
 
     def __init__(self, online: str) -> None:
         self._online = online
-        # The lock is held for a microsecond; only calls that have to wait use the condition.
+        # The lock protects the fields below, never a call; waiting calls use the condition.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._calls = self._waiting = 0

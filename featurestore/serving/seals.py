@@ -3,8 +3,8 @@
 A published value is an encoded value followed by the tag (4 bytes) and the CRC-32 of its key, the
 value and the tag (4 bytes, little-endian). The key starts with the hash of the view, the group, both
 versions and the generation. A value that was damaged, shortened, extended or moved from another key
-therefore has another checksum. A checksum is no signature: a person who may write to the online
-store can compute it.
+therefore has another checksum. A checksum does not prove who wrote a value: a person who may write
+to the online store can compute it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def store_tag(origin: Origin, *, online: str) -> bytes:
 
 
 def find_damaged(keys: Sequence[bytes], values: Sequence[bytes | None]) -> int | None:
-    """Return the index of a value whose checksum is wrong; None if there is none.
+    """Return the index of a value whose checksum is wrong, or None.
 
     The value None, of a key without a value, is not damaged.
     """

@@ -276,7 +276,7 @@ def _execute(connection: Any, statement: str, arguments: Sequence[object]) -> An
 def _create_table(connection: Any) -> None:
     """Create the table; concurrent calls wait for each other.
 
-    Without the lock, two statements may both find no table, and one of them fails.
+    Without the lock, two statements may both find no table, and the later one fails.
     """
     with connection.transaction():
         connection.execute(_CREATE_LOCK)

@@ -32,7 +32,7 @@ Datasets = Annotated[
     str,
     typer.Option(help="export: write training datasets without the rows; keep: list them."),
 ]
-_COLUMNS = ["area", "place", "detail", "action"]
+_COLUMNS = ["area", "item", "detail", "action"]
 
 
 @app.command(epilog="Example: featurestore erasure report user=u-7731")
@@ -45,7 +45,7 @@ def report(
     )
     rows = [finding.to_json() for finding in found.findings]
     rows += [
-        {"area": "models", "place": model, "detail": "trained on these rows", "action": "list"}
+        {"area": "models", "item": model, "detail": "trained on these rows", "action": "list"}
         for model in found.models
     ]
     show_rows(context, rows, columns=_COLUMNS, empty="no data of this entity")

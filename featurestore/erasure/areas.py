@@ -8,7 +8,7 @@ after it was killed: a second call continues with what the first one left.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -71,7 +71,3 @@ def search_areas(scan: Scan, areas: Sequence[Area]) -> list[ErasureFinding]:
     for area in areas:
         scan.findings += area.search(scan)
     return scan.findings
-
-
-SearchText = Callable[[str], bool]
-ColumnKeys = Mapping[str, str]

@@ -58,8 +58,8 @@ class OtherFiles:
             scan.scanned[self.name] += 1
             if has_value(path, scan.entities):
                 area, action = _area_of(path, scan.session.location)
-                place = scan.relative(path)
-                findings.append(ErasureFinding(area, place, "contains a key", action))
+                item = scan.relative(path)
+                findings.append(ErasureFinding(area, item, "contains a key", action))
         return findings
 
     def erase(self, scan: Scan) -> None:

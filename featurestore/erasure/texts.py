@@ -60,12 +60,12 @@ class RegistryTexts:
                     scan.scanned[self.name] += 1
                     rows = sum(1 for _ in _matching_cells(connection, scan, table, column))
                     if rows:
-                        place = f"{table.name}.{column.name}"
+                        item = f"{table.name}.{column.name}"
                         is_text = (table.name, column.name) in _FREE_TEXTS | _REPORTS
                         findings.append(
                             ErasureFinding(
                                 self.name,
-                                place,
+                                item,
                                 f"{rows:,} texts",
                                 "rewrite" if is_text else "list",
                                 rows,

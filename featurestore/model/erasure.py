@@ -18,14 +18,14 @@ class ErasureFinding:
 
     Attributes:
         area: The area of the store, such as "feature groups" or "online values".
-        place: The object, such as ``visits@v1``, or a path relative to the store.
+        item: The object, such as ``visits@v1``, or a path relative to the store.
         detail: What the place contains.
         action: What the erasure does: "erase", "remove", "rewrite", or "list" for nothing.
         rows: The number of rows or values, 0 if it does not apply.
     """
 
     area: str
-    place: str
+    item: str
     detail: str
     action: Action
     rows: int = 0
@@ -39,7 +39,7 @@ class ErasureFinding:
         """Parse the output of ``to_json``."""
         return cls(
             str(data["area"]),
-            str(data["place"]),
+            str(data["item"]),
             str(data["detail"]),
             data["action"],
             int(data["rows"]),
@@ -51,7 +51,7 @@ class ErasureFinding:
         >>> print(ErasureFinding("feature groups", "visits@v1", "2 rows", "erase", 2))
         feature groups: visits@v1: 2 rows (erase)
         """
-        return f"{self.area}: {self.place}: {self.detail} ({self.action})"
+        return f"{self.area}: {self.item}: {self.detail} ({self.action})"
 
 
 @dataclass(frozen=True)

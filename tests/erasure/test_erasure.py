@@ -140,13 +140,13 @@ def texts_of(file: Path) -> Iterator[bytes]:
 def traces(location: Path, canary: str = CANARY) -> list[str]:
     """Return the files of a store that contain the canary in any form."""
     forms = [canary.encode(), canary.encode("utf-16-le"), canary.encode("utf-32-le")]
-    found = []
+    trace_paths = []
     for file in location.rglob("*"):
         if canary in str(file):
-            found.append(f"name of {file}")
+            trace_paths.append(f"name of {file}")
         elif file.is_file() and any(form in text for text in texts_of(file) for form in forms):
-            found.append(str(file))
-    return found
+            trace_paths.append(str(file))
+    return trace_paths
 
 
 def fill(store: FeatureStore, folder: Path, seed: int, *, changes: int) -> list[History]:
@@ -276,8 +276,8 @@ def test_keys_of_every_type_are_erased(empty_store: FeatureStore) -> None:
             report = empty_store.erase({name: key}, dry_run=False)
             assert report.complete, (name, key, report.remaining)
             expected = [value for value in expected if value != key]
-            stored = empty_store.get_featuregroup(f"by_{name}").to_arrow().sort_by("n")
-            assert stored[name].to_pylist() == expected, (name, key)
+            table = empty_store.get_featuregroup(f"by_{name}").to_arrow().sort_by("n")
+            assert table[name].to_pylist() == expected, (name, key)
             assert empty_store.verify_erasure(report.certificate or {}).ok
 
 
@@ -350,7 +350,7 @@ def test_restored_backup_and_changed_audit_log_fail_the_check(
     check = store.verify_erasure(first)
     assert not check.ok
     assert check.problems == ()
-    assert [finding.place for finding in check.findings] == ["g@v1", "g@v1"]
+    assert [finding.item for finding in check.findings] == ["g@v1", "g@v1"]
     assert CANARY not in json.dumps(check.to_json())
     with store.session.registry.transaction() as connection:
         entries = audit_log.entries_of_action(connection, "erase")

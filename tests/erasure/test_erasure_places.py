@@ -95,14 +95,16 @@ def test_places_that_are_removed_or_listed(empty_store: FeatureStore, tmp_path: 
     (run / "artifacts" / "near.csv").write_text(f"{CANARY}1,2\n")
     report = store.erase({"user": CANARY})
     assert report.models == ("model_late@v1", "model_late@v2")
-    actions = {(finding.area, finding.action): finding.place for finding in report.findings}
+    actions = {(finding.area, finding.action): finding.item for finding in report.findings}
     assert actions["staged files", "remove"] == "_staging/left_rows/rows.parquet"
     assert actions["run artifacts", "list"].endswith("scores.csv.gz")
-    kept = store.erase({"user": CANARY}, datasets="keep", dry_run=False)
-    assert kept.complete
-    assert kept.datasets == {}
+    listed_report = store.erase({"user": CANARY}, datasets="keep", dry_run=False)
+    assert listed_report.complete
+    assert listed_report.datasets == {}
     listed = {
-        (finding.area, finding.place) for finding in kept.findings if finding.action == "list"
+        (finding.area, finding.item)
+        for finding in listed_report.findings
+        if finding.action == "list"
     }
     assert ("training datasets", "in_parquet@v1") in listed
     assert dataset_rows(store, "in_parquet")["train"].total() > 0
@@ -112,7 +114,7 @@ def test_places_that_are_removed_or_listed(empty_store: FeatureStore, tmp_path: 
     assert [Path(trace).name for trace in traces(location)] == ["near.csv"]
     check = store.verify_erasure(erased.certificate or {})
     assert check.ok, check
-    assert [finding.place.rpartition("/")[2] for finding in check.listed] == ["scores.csv.gz"]
+    assert [finding.item.rpartition("/")[2] for finding in check.listed] == ["scores.csv.gz"]
 
 
 def test_values_of_deleted_views_and_key_versions_are_removed(
@@ -129,9 +131,9 @@ def test_values_of_deleted_views_and_key_versions_are_removed(
     versions = Path(store.session.featuregroup_path("states", 1)) / FOLDER
     assert len(parquet.read_table(next(versions.glob("*.parquet"))))
     report = store.erase({"user": CANARY}, dry_run=False)
-    places = {finding.area: finding.place for finding in report.findings}
-    assert places["online values"] == "embedded: views that were deleted"
-    assert places["key versions"] == "states@v1"
+    items = {finding.area: finding.item for finding in report.findings}
+    assert items["online values"] == "embedded: views that were deleted"
+    assert items["key versions"] == "states@v1"
     assert report.complete, report.remaining
     assert store.erase({"user": CANARY}).findings == ()
     assert store.erase({"user": "ada"}).findings
@@ -145,7 +147,7 @@ def test_compressed_dataset_remains_until_it_is_deleted(empty_store: FeatureStor
         empty_store.get_featuregroup("g"), "d", compression="GZIP", progress=False
     )
     report = empty_store.erase({"user": CANARY}, dry_run=False)
-    assert [finding.place for finding in report.remaining] == ["d@v1"]
+    assert [finding.item for finding in report.remaining] == ["d@v1"]
     assert not report.complete
     assert not empty_store.verify_erasure(report.certificate or {}).ok
     empty_store.delete_training_dataset("d", version=1)
@@ -228,6 +230,6 @@ def test_rest_erases_for_admins_only(empty_store: FeatureStore) -> None:
     assert set(users) == set(USERS) - {CANARY}
     with empty_store.session.registry.reading() as connection:
         log = connection.exec_driver_sql("select who, action, detail from audit_log").all()
-    assert ("ann", "erase") in {(who, action) for who, action, _ in log}
-    assert ("ann", "report erasure") in {(who, action) for who, action, _ in log}
+    assert ("ann", "erase") in {(actor, action) for actor, action, _ in log}
+    assert ("ann", "report erasure") in {(actor, action) for actor, action, _ in log}
     assert CANARY not in str(log)

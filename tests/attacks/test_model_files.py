@@ -470,7 +470,8 @@ def test_pipelines_load_only_stages_of_their_folder(tmp_path: Path) -> None:
         write_stage(folder, stage(pipeline, stageUids=[uid]))
         with pytest.raises(ModelDamaged):
             spark_pipelines.find_classes(str(folder))
-    for number, metadata in enumerate(([], None, {}, {"class": 7}, stage(pipeline, stageUids=7))):
+    damaged: list[Any] = [[], None, {}, {"class": 7}, stage(pipeline, stageUids=7)]
+    for number, metadata in enumerate(damaged):
         folder = tmp_path / f"m{number}"
         write_stage(folder, metadata)
         with pytest.raises(ModelDamaged):

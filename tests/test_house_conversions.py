@@ -52,7 +52,7 @@ EXCEPTIONS = {
     "featurestore/arrow/batches.py::_matrix_to_lists": "a matrix of this type of number",
     "featurestore/arrow/frames.py::column_from_polars": "values that do not fit are refused next",
     "featurestore/arrow/spark_connect.py::open_frame.read_batches": DECLARED,
-    "featurestore/experiments/models/loading.py::score_rows": POSITIONS,
+    "featurestore/experiments/models/spark_pipelines.py::score_rows": POSITIONS,
     "featurestore/featuregroups/checks.py::MinimumTime.update": "times to their own integers",
     "featurestore/featuregroups/log_order.py::find_replaced_rows": POSITIONS,
     "featurestore/featuregroups/record_queries.py::_TimeRangeAccumulator.update": DECLARED,

@@ -74,7 +74,7 @@ class TableMatches:
         files: The number of matching rows by data file.
         current: The matching files of the newest version.
         key_texts: The texts of the key columns of matching rows.
-        primary_keys: The primary keys of matching rows.
+        matching_keys: The primary keys of matching rows.
         log_traces: The number of log files with an erased value.
         folders: The folders of partitions without files that have an erased value as name.
     """
@@ -83,7 +83,7 @@ class TableMatches:
     files: dict[str, int] = field(default_factory=dict)
     current: set[str] = field(default_factory=set)
     key_texts: set[tuple[str | None, ...]] = field(default_factory=set)
-    primary_keys: set[tuple[object, ...]] = field(default_factory=set)
+    matching_keys: set[tuple[object, ...]] = field(default_factory=set)
     log_traces: int = 0
     folders: set[str] = field(default_factory=set)
 
@@ -125,7 +125,7 @@ class GroupTables:
             if matches is None or matches.is_empty:
                 continue
             scan.key_rows.setdefault((table.group, table.version), set()).update(
-                matches.primary_keys
+                matches.matching_keys
             )
             detail = f"{matches.rows:,} rows in the newest version"
             old = len(set(matches.files) - matches.current)
@@ -179,7 +179,7 @@ def _search_file(matches: TableMatches, table: Table, file: str, entities: Entit
         matches.key_texts.update(_texts(rows, list(matches.columns)))
         if primary_key:
             keys = [rows.column(name).to_pylist() for name in primary_key]
-            matches.primary_keys.update(zip(*keys, strict=True))
+            matches.matching_keys.update(zip(*keys, strict=True))
 
 
 def group_spec(table: Table) -> FeatureGroupSpec | None:

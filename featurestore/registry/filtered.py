@@ -19,7 +19,8 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import NotAllowed
 from featurestore.registry import tables
 from featurestore.registry.database import ChangeWatch, Registry
-from featurestore.registry.hidden import HIDDEN, RUN, HiddenObjects, find_hidden_objects
+from featurestore.registry.hidden import HIDDEN, HiddenObjects, find_hidden_objects
+from featurestore.registry.origins import RUN
 
 # The hidden names of a connection. In SQLite they are in temporary tables. In Postgres they are in
 # views of session settings, because a transaction that writes, even to a temporary table, would

@@ -124,7 +124,7 @@ def end(connection: Connection, removed: Object) -> None:
         _mark_changed(connection, [removed])
 
 
-def exists(connection: Connection, version: Object) -> bool:
+def is_stored(connection: Connection, version: Object) -> bool:
     """Return whether an object has origins, or was itself an origin or private, even if removed."""
     return _last_creation(connection, version) > 0
 

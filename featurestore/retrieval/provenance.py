@@ -61,7 +61,7 @@ def existing_inputs(session: Session, df: object) -> tuple[Mapping[str, Any], ..
             if "featuregroup" not in each
             or featuregroups.find(connection, each["featuregroup"], each["version"]) is not None
             # A copy of rows keeps the origins of a group that was removed meanwhile.
-            or origins.exists(connection, Object(GROUP, each["featuregroup"], each["version"]))
+            or origins.is_stored(connection, Object(GROUP, each["featuregroup"], each["version"]))
         )
 
 

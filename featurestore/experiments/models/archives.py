@@ -42,7 +42,7 @@ def read_archive(content: bytes, *, title: str, writer: str) -> dict[str, bytes]
     """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+            entries = [entry for entry in archive.infolist() if not entry.filename.endswith("/")]
             problem = _find_problem(entries, len(content))
             if problem is not None:
                 raise ModelDamaged(f"{title} was not written by {writer}: {problem}.")

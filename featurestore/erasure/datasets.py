@@ -8,7 +8,6 @@ are fitted again.
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,6 @@ from featurestore.erasure.areas import Scan
 from featurestore.model.erasure import Action, ErasureFinding
 from featurestore.model.manifest import Manifest
 from featurestore.plugins.engine import Relation
-from featurestore.plugins.format import find_format
 from featurestore.recovery import datasets
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.recovery.pins import finished_datasets
@@ -37,7 +35,11 @@ from featurestore.training.create import (
     publish,
 )
 from featurestore.training.export.request import ExportData, ExportRequest, Provenance
-from featurestore.training.reading import dataset_schema, shard_batches
+from featurestore.training.reading import (
+    dataset_schema,
+    has_readable_rows,
+    shard_batches_in_order,
+)
 from featurestore.training.recompute import export_request
 from featurestore.training.transformations import read_registered
 from featurestore.transform.fit import check_chains
@@ -69,7 +71,7 @@ class TrainingDatasets:
             directory = scan.session.training_dataset_path(name, version)
             manifest = read_manifest(directory)
             finding = _search_dataset(scan, name, manifest, directory)
-            if finding is None or finding.action == "list" or not _is_readable(manifest):
+            if finding is None or finding.action == "list" or not has_readable_rows(manifest):
                 continue
             # A killed erasure may have written the new version before it removed the old one. A
             # second new version has the same rows.
@@ -89,8 +91,10 @@ def _search_dataset(
     scan.key_names.update(columns.values())
     if not scan.entities.is_searchable(columns):
         return _search_sources(scan, manifest, title)
-    if not _is_readable(manifest):
-        return _search_compressed(scan, manifest, directory, title)
+    if not has_readable_rows(manifest):
+        # Its rows are unknown. It can neither be written without some, nor be proven to have none.
+        detail = f"{manifest.data_format} with compression {manifest.compression} cannot be read"
+        return ErasureFinding(TrainingDatasets.name, title, detail, action)
     rows = _count_rows(scan, manifest, directory, columns)
     quarantined = _count_quarantined(scan, name, directory)
     if not rows and not quarantined:
@@ -101,28 +105,6 @@ def _search_dataset(
     if action == "erase":
         detail += f" of {sum(split.rows for split in manifest.splits):,}"
     return ErasureFinding(TrainingDatasets.name, title, detail, action, rows + quarantined)
-
-
-def _is_readable(manifest: Manifest) -> bool:
-    """Return whether the rows of a dataset can be read one by one."""
-    return find_format(manifest.data_format).refuse_reading(manifest.layout) is None
-
-
-def _search_compressed(
-    scan: Scan, manifest: Manifest, directory: str, title: str
-) -> ErasureFinding | None:
-    """Return the finding of a dataset whose rows cannot be read one by one, by its bytes.
-
-    It cannot be written without the rows, so that it remains after an erasure.
-    """
-    if not any(map(scan.entities.occurs_in, _decompressed_files(directory))):
-        return _search_sources(scan, manifest, title)
-    action: Action = "list" if scan.datasets == "keep" else "erase"
-    detail = (
-        f"{manifest.data_format} with compression {manifest.compression} cannot be filtered; "
-        "delete it, and create it again"
-    )
-    return ErasureFinding(TrainingDatasets.name, title, detail, action)
 
 
 def _search_sources(scan: Scan, manifest: Manifest, title: str) -> ErasureFinding | None:
@@ -139,7 +121,7 @@ def _count_rows(scan: Scan, manifest: Manifest, directory: str, columns: Mapping
     rows = 0
     for split in manifest.splits:
         for shard in split.shards:
-            for batch in shard_batches(directory, manifest, shard, columns=list(columns)):
+            for batch in shard_batches_in_order(directory, manifest, shard, columns=list(columns)):
                 rows += scan.entities.matches(batch, columns).true_count
     return rows
 
@@ -156,19 +138,6 @@ def _count_quarantined(scan: Scan, name: str, directory: str) -> int:
                 if scan.entities.is_searchable(columns):
                     rows += scan.entities.matches(batch, columns).true_count
     return rows
-
-
-def _decompressed_files(directory: str) -> Iterator[bytes]:
-    """Yield the bytes of all files of a dataset, without the compression of TFRecord."""
-    for file in files.walk(directory):
-        content = files.read_bytes(file)
-        yield content
-        if content[:2] == b"\x1f\x8b":
-            # Several members of a file follow each other.
-            while content[:2] == b"\x1f\x8b":
-                decompressor = zlib.decompressobj(zlib.MAX_WBITS | 16)
-                yield decompressor.decompress(content)
-                content = decompressor.unused_data
 
 
 # -- export -----------------------------------------------------------------------------------
@@ -246,7 +215,7 @@ def _stage_other_rows(scan: Scan, manifest: Manifest, directory: str, run: InFli
     def batches() -> Iterator[pa.RecordBatch]:
         for split in manifest.splits:
             for shard in split.shards:
-                for batch in shard_batches(directory, manifest, shard):
+                for batch in shard_batches_in_order(directory, manifest, shard):
                     keeps = pc.invert(scan.entities.matches(batch, columns))
                     yield batch.filter(keeps)
 

@@ -257,6 +257,21 @@ class ShardFitting(Protocol):
         ...
 
 
+@runtime_checkable
+class SequentialReading(Protocol):
+    """An optional capability of formats: the rows of layouts that ``refuse_reading`` refuses."""
+
+    def read_in_order(
+        self, path: str, *, layout: Layout, columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield all rows of a shard, some at a time, with the feature types in the manifest.
+
+        Raises:
+            DatasetDamaged: The bytes are not valid in this format.
+        """
+        ...
+
+
 class DatasetFormat(Protocol):
     """A file format of training datasets.
 
@@ -289,7 +304,7 @@ class DatasetFormat(Protocol):
     ``StorageError`` for file system errors.
 
     Optional capabilities are detected with ``isinstance``: ``NativeReading``, ``NarrowProfile``,
-    ``ShardFitting`` and ``plugins.native.DescribesRecords``.
+    ``ShardFitting``, ``SequentialReading`` and ``plugins.native.DescribesRecords``.
     """
 
     @property

@@ -24,7 +24,7 @@ from featurestore.model.manifest import Manifest, ManifestColumn, ManifestShard
 from featurestore.model.paths import TRAININGDATASETS
 from featurestore.model.timestamp_inputs import refuse_timestamp_inputs
 from featurestore.plugins.engine import find_engine
-from featurestore.plugins.format import find_format
+from featurestore.plugins.format import SequentialReading, find_format
 from featurestore.readers.class_weights import compute_balanced_weights
 from featurestore.readers.columns import to_numpy, value_dtype_and_shape
 from featurestore.readers.transformed import zero_based_label_codes
@@ -78,6 +78,39 @@ def shard_batches(
             yield reader.read(start, min(shard.rows, start + READ_ROWS), list(columns))
     finally:
         reader.close()
+
+
+def has_readable_rows(manifest: Manifest) -> bool:
+    """Return whether ``shard_batches_in_order`` can read a dataset."""
+    dataset_format = find_format(manifest.data_format)
+    return (
+        isinstance(dataset_format, SequentialReading)
+        or dataset_format.refuse_reading(manifest.layout) is None
+    )
+
+
+def shard_batches_in_order(
+    directory: str,
+    manifest: Manifest,
+    shard: ManifestShard,
+    *,
+    columns: Sequence[str] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of one shard, also of layouts without random access to rows.
+
+    Raises:
+        InvalidArgument: The format cannot read such a layout.
+    """
+    dataset_format = find_format(manifest.data_format)
+    is_compressed = dataset_format.refuse_reading(manifest.layout) is not None
+    if not is_compressed or not isinstance(dataset_format, SequentialReading):
+        yield from shard_batches(directory, manifest, shard, columns=columns)
+        return
+    _current.record_path_read(directory)
+    if columns is None:
+        columns = dataset_schema(manifest).names
+    with local_path(directory, shard) as path:
+        yield from dataset_format.read_in_order(path, layout=manifest.layout, columns=columns)
 
 
 def split_frame(dataset: TrainingDataset, split: str) -> FeatureFrame:

@@ -140,19 +140,55 @@ def test_values_of_deleted_views_and_key_versions_are_removed(
     assert traces(tmp_path / "store") == []
 
 
-def test_compressed_dataset_remains_until_it_is_deleted(empty_store: FeatureStore) -> None:
-    rows = [{"user": user, "x": 1.0} for user in USERS]
-    empty_store.create_featuregroup(rows, "g", primary_key="user")
-    empty_store.create_training_dataset(
-        empty_store.get_featuregroup("g"), "d", compression="GZIP", progress=False
-    )
+def test_compressed_datasets_are_written_again(empty_store: FeatureStore) -> None:
+    """Their shards have the bytes of a dataset without compression, or its rows."""
+    rows = [
+        {"user": user, "n": n, "text": user * 10 ** (n % 4)}
+        for n in range(300)
+        for user in (USERS[n % 5], f"u{n}")
+    ]
+    empty_store.create_featuregroup(rows, "g", primary_key=["user", "n"])
+    created = {}
+    tfrecord = [("tfrecord", None), ("tfrecord", "GZIP")]
+    parquet_files = [("parquet", codec) for codec in ("SNAPPY", "ZSTD", "GZIP", "NONE")]
+    for kind, columns, formats in [
+        ("fixed", ["user", "n"], tfrecord),
+        ("variable", ["user", "n", "text"], tfrecord + parquet_files),
+    ]:
+        for data_format, compression in formats:
+            name = f"{kind}_{data_format}_{compression}".lower()
+            empty_store.create_training_dataset(
+                empty_store.get_featuregroup("g").to_arrow().select(columns), name,
+                data_format=data_format, compression=compression, progress=False,
+                splits={"train": 0.5, "test": 0.5}, shards=3,
+            )  # fmt: skip
+            created[name] = empty_store.get_training_dataset(name).manifest
+        assert created[f"{kind}_tfrecord_gzip"].layout["kind"] == kind
     report = empty_store.erase({"user": CANARY}, dry_run=False)
-    assert [finding.item for finding in report.remaining] == ["d@v1"]
-    assert not report.complete
-    assert not empty_store.verify_erasure(report.certificate or {}).ok
-    empty_store.delete_training_dataset("d", version=1)
-    assert empty_store.erase({"user": CANARY}, dry_run=False).complete
-    assert empty_store.verify_erasure(report.certificate or {}).ok
+    assert report.complete, report.remaining
+    assert sorted(report.datasets) == sorted(f"{name}@v1" for name in created)
+    check = empty_store.verify_erasure(report.certificate or {})
+    assert check.ok, check
+    assert check.scanned["training datasets"] == len(created)
+    for name, manifest in created.items():
+        dataset = empty_store.get_training_dataset(name)
+        assert dataset.verify().ok
+        assert dataset.manifest.compression == manifest.compression
+        plain = empty_store.get_training_dataset(f"{name.split('_')[0]}_tfrecord_none")
+        for split in ("train", "test"):
+            expected = table_rows(plain.read(split))
+            assert CANARY not in str(expected)
+            if not name.endswith("tfrecord_gzip"):
+                assert table_rows(dataset.read(split)) == expected, name
+                continue
+            for shard, plain_shard in zip(
+                dataset.manifest.split(split).shards,
+                plain.manifest.split(split).shards,
+                strict=True,
+            ):
+                content = gzip.decompress(Path(dataset.path, shard.path).read_bytes())
+                assert content == Path(plain.path, plain_shard.path).read_bytes(), shard.path
+    assert traces(Path(empty_store.location)) == []
 
 
 def test_transformations_are_fitted_again(empty_store: FeatureStore) -> None:

@@ -48,6 +48,7 @@ from featurestore_connectors.tfrecord.reader import (
     FixedAccess,
     FixedShard,
     VariableShard,
+    read_compressed,
     verify_shard,
 )
 from featurestore_connectors.tfrecord.template import NullByte, OpenEntry, Slot
@@ -132,6 +133,11 @@ class TFRecordFormat:
         if record_layout.fixed:
             return FixedShard(path, record_layout)
         return VariableShard(path, record_layout)
+
+    def read_in_order(
+        self, path: str, *, layout: Layout, columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        return read_compressed(path, read_layout(layout), columns)
 
     def record_access(self, layout: Layout) -> RecordAccess | None:
         record_layout = read_layout(layout)

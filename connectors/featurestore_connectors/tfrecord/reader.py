@@ -5,6 +5,7 @@ Verification checks the framing and checksums of each record, the index, and the
 
 from __future__ import annotations
 
+import gzip
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from featurestore_connectors.tfrecord.variable import INDEX_SUFFIX, RecordSpan
 
 MAX_PROBLEMS = 10
 CHUNK_RECORDS = 4096
+_CHUNK_BYTES = 1 << 20
 
 
 class FixedShard:
@@ -73,22 +75,78 @@ class VariableShard:
         bounds = self._index[start : stop + 1].astype(np.int64)
         data = self._data[bounds[0] : bounds[-1]]
         try:
-            span = RecordSpan(data, bounds[:-1] - bounds[0], self._layout)
-            # The lengths in the records must agree with the index, otherwise the shard is damaged.
-            if not np.array_equal(span.ends, bounds[1:] - bounds[0]):
-                raise IndexError("the ends of records differ from the index")
-            arrays = [span.column(name) for name in columns]
+            return _decode_records(data, bounds - bounds[0], self._layout, columns)
         except (IndexError, ValueError, pa.ArrowInvalid) as error:
             raise DatasetDamaged(
                 f"Rows {start:,} to {stop:,} of the shard {self._path!r} "
                 f"cannot be decoded: {error}.",
                 hint="featurestore td verify lists the damage",
             ) from error
-        schema = select_fields(self._layout.schema, columns)
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def close(self) -> None:
         self._data = None
+
+
+def read_compressed(
+    path: str, layout: RecordLayout, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a GZIP shard in order, about a MiB of records at a time.
+
+    Raises:
+        DatasetDamaged: The shard is not complete, or a record cannot be decoded.
+    """
+    rest = b""
+    try:
+        with gzip.open(files.open_complete(path)) as stream:
+            while chunk := stream.read(_CHUNK_BYTES):
+                data = np.frombuffer(rest + chunk, np.uint8)
+                bounds = _record_bounds(data)
+                rest = data[bounds[-1] :].tobytes()
+                if len(bounds) > 1:
+                    yield _decode_records(data[: bounds[-1]], bounds, layout, columns)
+        if rest:
+            raise EOFError("the last record is truncated")
+    # The first two are the errors of damaged GZIP streams.
+    except (OSError, zlib.error, EOFError, IndexError, ValueError, pa.ArrowInvalid) as error:
+        raise DatasetDamaged(
+            f"The shard {path!r} cannot be decoded: {error}.",
+            hint="featurestore td verify lists the damage",
+        ) from error
+
+
+def _decode_records(
+    data: npt.NDArray[np.uint8],
+    bounds: npt.NDArray[np.int64],
+    layout: RecordLayout,
+    columns: Sequence[str],
+) -> pa.RecordBatch:
+    """Decode complete records; ``bounds`` has the offset of each record, and the end.
+
+    Raises:
+        IndexError: The lengths in a record differ from its bounds.
+        ValueError: A value is not valid, or records of the fixed layout have another size.
+    """
+    if layout.fixed:
+        slots = [layout.template.slot(name) for name in columns]
+        arrays = fixed.read_arrays(data.reshape(-1, layout.record_bytes), slots)
+    else:
+        span = RecordSpan(data, bounds[:-1], layout)
+        # The lengths of values must agree with the bounds, otherwise the shard is damaged.
+        if not np.array_equal(span.ends, bounds[1:]):
+            raise IndexError("the ends of records differ from their lengths")
+        arrays = [span.column(name) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=select_fields(layout.schema, columns))
+
+
+def _record_bounds(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Return the offset of each complete record, by the lengths in the records, and the last end."""
+    bounds = [0]
+    while len(length := data[bounds[-1] : bounds[-1] + 8].tobytes()) == 8:
+        end = bounds[-1] + int.from_bytes(length, "little") + wire.FRAMING
+        if end > len(data):
+            break
+        bounds.append(end)
+    return np.array(bounds, np.int64)
 
 
 class FixedAccess:

@@ -217,7 +217,7 @@ def format_of(model: Any) -> ModelFormat:
     # Inspect class names instead of importing every supported library.
     libraries = {each.__module__.split(".")[0] for each in type(model).__mro__}
     if libraries & {"keras", "tf_keras"} and hasattr(model, "save"):
-        return ModelFormat(".keras", _write_keras, collective=True)
+        return ModelFormat(".keras", lambda model, path: model.save(path), collective=True)
     if "pyspark" in libraries and hasattr(model, "write"):
         return ModelFormat("", _write_spark)
     export = sys.modules.get("torch.export")
@@ -234,10 +234,6 @@ def format_of(model: Any) -> ModelFormat:
         "programs, modules and state dicts, Spark ML models, and objects with a predict method.",
         hint="with open(os.path.join(context.artifact_dir, 'model.bin'), 'wb') as file: ...",
     )
-
-
-def _write_keras(model: Any, path: str) -> None:
-    model.save(path)
 
 
 def _write_torch(model: Any, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Zip archives of models, whose entries are bounded and named before any of them is unpacked.
+"""Zip archives of models, whose entries are checked before an entry is unpacked.
 
 Archives come from other people, and the library that loads a model reads them with its own parser.
 An entry with two meanings (a name that occurs twice, a path out of the archive) would be checked in
@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from featurestore.errors import ModelDamaged
 
 _MAX_ENTRIES = 100_000
-# Keras and PyTorch store their entries without compression. An archive that somebody has compressed
-# again is smaller by a few times; one that unpacks to much more than it has bytes is a bomb.
+# Keras and PyTorch store their entries without compression. An archive that was compressed again
+# is a few times smaller. An archive that unpacks to many times its bytes is an attack.
 _FREE_BYTES = 64 << 20
 _MAX_RATIO = 20
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -50,7 +50,7 @@ def read_archive(content: bytes, *, title: str, writer: str) -> dict[str, bytes]
     except (
         zipfile.BadZipFile,
         zlib.error,
-        NotImplementedError,  # a compression or encryption that Python does not know
+        NotImplementedError,  # a compression or encryption that Python does not support
         EOFError,
         OSError,  # an offset outside of the file
         ValueError,

@@ -122,9 +122,9 @@ def _is_data(node: Mapping[str, Any], library: Any, flavor: str) -> bool:
 def _is_known_class(node: Mapping[str, Any], library: Any, flavor: str) -> bool:
     """Return True for a class of the list, or one that this process registered."""
     name, module, config = node["class_name"], node.get("module"), node["config"]
-    own = _find_own_object(node.get("registered_name", name), library)
-    if own is not None:
-        return own.__name__ == name and module in (None, own.__module__)
+    registered_class = _find_own_object(node.get("registered_name", name), library)
+    if registered_class is not None:
+        return registered_class.__name__ == name and module in (None, registered_class.__module__)
     if node.get("registered_name") not in (None, name) or not isinstance(config, dict):
         return False
     if module is None:
@@ -133,7 +133,10 @@ def _is_known_class(node: Mapping[str, Any], library: Any, flavor: str) -> bool:
         # Its files name its modules with both roots.
         module = re.sub(r"^tf_keras(?=\.|$)", "keras", module)
         if name in ("TFOpLambda", "SlicingOpLambda"):
-            return module == names.TENSORFLOW_OPERATIONS and _is_pure_computation(config)
+            function = config.get("function")
+            if module != names.TENSORFLOW_OPERATIONS or not isinstance(function, str):
+                return False
+            return bool(_TENSORFLOW_FUNCTION.fullmatch(function))
     elif _OPERATION_MODULE.fullmatch(module):
         operation = vars(importlib.import_module(module)).get(name)
         return isinstance(operation, type) and issubclass(operation, library.Operation)
@@ -145,9 +148,9 @@ def _is_function(node: Mapping[str, Any], library: Any) -> bool:
     name, module = node["config"], node.get("module")
     if not isinstance(name, str) or node.get("registered_name") not in (None, name):
         return False
-    own = _find_own_object(name, library)
-    if own is not None:
-        return module in (None, "builtins", own.__module__)
+    registered_function = _find_own_object(name, library)
+    if registered_function is not None:
+        return module in (None, "builtins", registered_function.__module__)
     return name in names.ACTIVATIONS and module in (None, "builtins", "keras.activations")
 
 
@@ -155,16 +158,10 @@ def _find_own_object(registered_name: object, library: Any) -> Any | None:
     """Return a class or function that this process registered, which is not part of Keras."""
     if not isinstance(registered_name, str):
         return None
-    own = library.saving.get_registered_object(registered_name)
-    root = str(getattr(own, "__module__", "")).partition(".")[0]
+    registered_object = library.saving.get_registered_object(registered_name)
+    root = str(getattr(registered_object, "__module__", "")).partition(".")[0]
     # Keras 2 registers its optimizers and two layers. These are checked as classes of Keras.
-    return None if root in ("keras", "tf_keras", "tensorflow") else own
-
-
-def _is_pure_computation(config: object) -> bool:
-    """Return True for the configuration of an operation of TensorFlow that only computes."""
-    function = config.get("function") if isinstance(config, dict) else None
-    return isinstance(function, str) and bool(_TENSORFLOW_FUNCTION.fullmatch(function))
+    return None if root in ("keras", "tf_keras", "tensorflow") else registered_object
 
 
 def _is_type_spec(node: Mapping[str, Any]) -> bool:
@@ -181,24 +178,16 @@ def _is_type_spec(node: Mapping[str, Any]) -> bool:
 
 def _is_constant(config: Any) -> bool:
     return (
-        isinstance(config, dict)
-        and set(config) == {"value", "dtype"}
+        _has_keys(config, "value", "dtype")
         and isinstance(config["dtype"], str)
         and config["dtype"] in names.DTYPES
         and _is_array(config["value"])
     )
 
 
-def _is_tensor_reference(config: Any) -> bool:
-    return isinstance(config, dict) and set(config) <= {"shape", "dtype", "keras_history"}
-
-
-def _is_slice(config: Any) -> bool:
-    return isinstance(config, dict) and set(config) == {"start", "stop", "step"}
-
-
-def _is_encoded_bytes(config: Any) -> bool:
-    return isinstance(config, dict) and set(config) == {"value"} and type(config["value"]) is str
+def _has_keys(config: Any, *keys: str) -> bool:
+    """Return True for an object with these keys and no others."""
+    return isinstance(config, dict) and set(config) == set(keys)
 
 
 def _is_array(value: Any) -> bool:
@@ -215,17 +204,19 @@ def _is_array(value: Any) -> bool:
 
 # Class names that encode values, with the check of their configuration.
 _FORMS: Mapping[str, Callable[[Any], bool]] = {
-    "__keras_tensor__": _is_tensor_reference,
+    "__keras_tensor__": lambda config: (
+        isinstance(config, dict) and set(config) <= {"shape", "dtype", "keras_history"}
+    ),
     "__tensor__": _is_constant,
     "__numpy__": _is_constant,
-    "__bytes__": _is_encoded_bytes,
+    "__bytes__": lambda config: _has_keys(config, "value") and type(config["value"]) is str,
     "__ellipsis__": lambda config: config == {},
-    "__slice__": _is_slice,
+    "__slice__": lambda config: _has_keys(config, "start", "stop", "step"),
 }
 
 
 def _is_plain_text(key: str, value: str, library: Any) -> bool:
-    """Return True if a string is a value, or names a public object that Keras replaces it by."""
+    """Return True if a string is a value, or is the name of a public object, which Keras uses instead."""
     if key == "vocabulary":
         return False  # the path or address of a file
     if key == "encoding":
@@ -254,7 +245,7 @@ def _display_name(node: Mapping[str, Any]) -> str:
 
 
 def _find_weights_code(weights: bytes) -> list[str]:
-    """Return the datasets whose values are not plain numbers inside of the file."""
+    """Return the datasets whose values are not plain numbers in the file."""
     h5py = importlib.import_module("h5py")  # which Keras requires
     code: list[str] = []
     with h5py.File(io.BytesIO(weights), "r") as root:

@@ -1,7 +1,7 @@
 """The order of nodes in networks of Keras: whether each node can be built at all.
 
 Keras builds a node when the nodes of its inputs exist, and repeats this until none remains. It
-repeats for ever if a node refers to one that does not exist, or to itself.
+never ends if a node refers to a missing node, or to itself.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def find_impossible_nodes(network: Any, flavor: str) -> list[str]:
 
 
 def _first_index(layer: Mapping[str, Any]) -> int:
-    """Return the index of a layer's first node: in Keras 2, a network with inputs has one itself."""
+    """Return the index of a layer's first node: in Keras 2, a network with inputs has a node of its own."""
     config = layer.get("config")
     layers = config.get("layers") if isinstance(config, dict) else None
     if layer.get("class_name") not in _MODELS or not isinstance(layers, list) or not layers:

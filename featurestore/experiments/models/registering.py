@@ -136,7 +136,11 @@ def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> 
 def _resolve_artifact(run: Run, artifact: str | None) -> str:
     """Return the path of the model to register: the requested one, or the only model of the run."""
     if artifact is not None:
-        path = _artifact_path(run, artifact)
+        if os.path.isabs(artifact):
+            path = os.path.abspath(artifact)
+        else:
+            run_files.check_own_files(run.path, artifact)
+            path = files.resolve_inside(run.path, artifact)
         if not files.exists(path) and not files.is_directory(path):
             raise ModelNotFound(
                 f"Run {run.id!r} has no artifact {artifact!r}. Available: {listing(run.artifacts)}.",
@@ -179,14 +183,6 @@ def _only_model(run: Run) -> str:
         f"Run {run.id!r} has no model to register. {reason}",
         hint="call context.save(model) in the training function",
     )
-
-
-def _artifact_path(run: Run, artifact: str) -> str:
-    """Return the path of an artifact that is relative to the run, or absolute."""
-    if os.path.isabs(artifact):
-        return os.path.abspath(artifact)
-    run_files.check_own_files(run.path, artifact)
-    return files.resolve_inside(run.path, artifact)
 
 
 def _resolve_dataset(run: Run, override: TrainingDataset | None) -> TrainingDataset:

@@ -33,16 +33,13 @@ def build_retrieval(
         # feature is dropped.
         needed = None if find_plan_features(manifest.plan) else set(inputs)
         _add_steps(manifest.plan, steps, needed)
-    time = None
-    if manifest.plan is not None:
-        time = _label_time(manifest.plan)
     spec = define(
         session,
         name,
         features=steps,
         labels=None,
         label=None,
-        label_time=time,
+        label_time=None if manifest.plan is None else _label_time(manifest.plan),
         description="",
         tags={},
         transformations={},
@@ -87,8 +84,8 @@ def _add_steps(
             features += join_features
             group = f"{source['featuregroup']}@v{source['version']}"
             join_key[group] = dict(join["on"])
-    for each in plan.get("on_demand", ()):
-        features.append(OnDemandFeature.from_json(JsonObject.from_value(each)))
+    for feature in plan.get("on_demand", ()):
+        features.append(OnDemandFeature.from_json(JsonObject.from_value(feature)))
     if features:
         steps.append({"features": features, "join_key": join_key, "join": plan["how"]})
 

@@ -224,7 +224,9 @@ def score(
     fixed_label_time = None
     if frame.plan is not None and frame.plan.fixed_time is not None:
         fixed_label_time = to_micros(frame.plan.fixed_time)
-    label_columns = _label_columns(frame, spec)
+    features = {feature.name for feature in spec.features.features}
+    features |= {feature.name for feature in spec.features.on_demand}
+    label_columns = [name for name in frame.columns if name not in features]
     fields = [frame.schema.field(name) for name in label_columns]
     for output in spec.outputs:
         fields.append(pa.field(output.name, type_from_json(output.type)))
@@ -311,10 +313,3 @@ def _to_readable_frame(
         return to_relation(table, engine=session.engine)
 
     return FeatureFrame(session, relation, schema=relation().schema)
-
-
-def _label_columns(frame: FeatureFrame, spec: ModelSpec) -> list[str]:
-    """Return the label columns, without the features."""
-    features = {feature.name for feature in spec.features.features}
-    features.update(each.name for each in spec.features.on_demand)
-    return [name for name in frame.columns if name not in features]

@@ -45,14 +45,14 @@ _MAX_STAGES = 1000
 
 def is_pipeline(path: str) -> bool:
     """Return True for a folder written by ``PipelineModel.save``, without executing code."""
-    return all(files.is_directory(os.path.join(path, each)) for each in ("metadata", "stages"))
+    return all(files.is_directory(os.path.join(path, name)) for name in ("metadata", "stages"))
 
 
 def find_classes(path: str) -> list[str]:
     """Return the classes that Spark loads for the stages of a pipeline, without loading them.
 
     Raises:
-        ModelDamaged: The folder was not written by Spark, or names a stage outside of it.
+        ModelDamaged: The folder was not written by Spark, or names a stage outside the folder.
     """
     classes: list[str] = []
     waiting = [path]
@@ -90,7 +90,7 @@ def load_pipeline(path: str) -> Any:
     """Load the pipeline from a folder, in the Spark session of this process.
 
     Raises:
-        ModelDamaged: The folder was not written by Spark, or names a stage outside of it.
+        ModelDamaged: The folder was not written by Spark, or names a stage outside the folder.
     """
     find_classes(path)
     return _import_spark_library("pyspark.ml").PipelineModel.load(Path(path).absolute().as_uri())
@@ -113,7 +113,7 @@ def add_predictions(pipeline: Any, rows: Any, method: str) -> Any:
         ) from error
     name = _OUTPUT_COLUMNS[method]
     if name not in transformed.columns:
-        added = [each for each in transformed.columns if each not in rows.columns]
+        added = [column for column in transformed.columns if column not in rows.columns]
         raise InvalidArgument(
             f"The pipeline has no output column {name!r}. Available: {listing(added)}."
         )

@@ -57,16 +57,16 @@ class LogScrubber:
 
         Actions of files that exist do not count: their rows are searched.
         """
-        for kind in ("add", "remove"):
-            file = action.get(kind)
+        for action_name in ("add", "remove"):
+            file = action.get(action_name)
             if file is not None and self._is_missing(file["path"]) and self._names_value(file):
                 return True
-        notes = [action.get(kind) for kind in _NOTES]
+        notes = [action.get(action_name) for action_name in _NOTES]
         notes.append(_annotations(action).get(META))
         return any(self.has_value(text) for text in texts_of(notes))
 
     def has_other_traces(self, file: str) -> bool:
-        """Return whether a file of the log that is no commit or checkpoint has a value."""
+        """Return whether another file of the log than a commit or a checkpoint has a value."""
         if file.endswith((".json", ".parquet")):
             return False
         return self.has_value(files.read_bytes(file).decode("utf-8", "surrogateescape"))
@@ -74,20 +74,20 @@ class LogScrubber:
     def clean(self, action: Mapping[str, Any]) -> dict[str, Any]:
         """Return an action without erased values, and without statistics of missing files."""
         cleaned = dict(action)
-        for kind in _NOTES:
-            if action.get(kind) is not None:
-                cleaned[kind] = self._clean_texts(action[kind])
+        for action_name in _NOTES:
+            if action.get(action_name) is not None:
+                cleaned[action_name] = self._clean_texts(action[action_name])
         annotations = _annotations(action)
         if META in annotations:
             # Descriptions and tags; the definition of the group is not changed.
             text = self._clean_texts(annotations[META])
             configuration = {**annotations, META: text}
             cleaned["metaData"] = {**action["metaData"], "configuration": configuration}
-        for kind in ("add", "remove"):
-            file = action.get(kind)
+        for action_name in ("add", "remove"):
+            file = action.get(action_name)
             # The path of an existing file must not change.
             if file is not None and self._is_missing(file["path"]):
-                cleaned[kind] = self._clean_file(file)
+                cleaned[action_name] = self._clean_file(file)
         return cleaned
 
     def _names_value(self, file: Mapping[str, Any]) -> bool:
@@ -106,12 +106,17 @@ class LogScrubber:
         is_erased = self.is_partition(partition)
         cleaned = dict(file)
         if "stats" in cleaned:
-            cleaned["stats"] = _row_count_only(cleaned["stats"])
+            rows = rows_in_statistics(cleaned["stats"])
+            cleaned["stats"] = None if rows is None else json.dumps({"numRecords": rows})
         for name in _PARSED:
             if name in cleaned:
                 cleaned[name] = None
-        if is_erased or self.has_value(file["path"]):
-            cleaned["path"] = _erased_path(file["path"])
+        path = file["path"]
+        if (is_erased or self.has_value(path)) and not path.startswith(f"{_ERASED_FOLDER}/"):
+            # Equal in all commits. Names of data files are random, so that the digest cannot be
+            # computed from the value.
+            digest = hashlib.sha256(path.encode()).hexdigest()
+            cleaned["path"] = f"{_ERASED_FOLDER}/{digest}.parquet"
         if partition:
             cleaned["partitionValues"] = {
                 name: None if is_erased or self.has_value(str(value)) else value
@@ -144,24 +149,11 @@ def _annotations(action: Mapping[str, Any]) -> Mapping[str, Any]:
     return {} if metadata is None else metadata.get("configuration") or {}
 
 
-def _row_count_only(statistics: str | None) -> str | None:
-    rows = rows_in_statistics(statistics)
-    return None if rows is None else json.dumps({"numRecords": rows})
-
-
-def _erased_path(path: str) -> str:
-    """Return a path that replaces one with an erased value, equal in all commits."""
-    if path.startswith(f"{_ERASED_FOLDER}/"):
-        return path
-    # Names of data files are random, so that the digest cannot be computed from the value.
-    return f"{_ERASED_FOLDER}/{hashlib.sha256(path.encode()).hexdigest()}.parquet"
-
-
 def texts_of(value: Any) -> Iterator[str]:
     """Yield all strings in a JSON value, and those in strings that are JSON themselves.
 
     >>> list(texts_of({"stats": '{"minValues": {"user": "a"}}'}))
-    ['{"minValues": {"user": "a"}}', 'minValues', 'user', 'a', 'stats']
+    ['{"minValues": {"user": "a"}}', 'a', 'user', 'minValues', 'stats']
     """
     if isinstance(value, str):
         yield value
@@ -230,10 +222,10 @@ def read_actions(file: str) -> list[dict[str, Any]]:
 def _with_mappings(row: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the maps of a checkpoint row, which are lists of pairs, to mappings."""
     actions: dict[str, Any] = {}
-    for kind, payload in row.items():
+    for action_name, payload in row.items():
         if payload is None:
             continue
-        actions[kind] = {
+        actions[action_name] = {
             name: dict(item) if name in _MAPS and item is not None else item
             for name, item in payload.items()
         }
@@ -281,14 +273,14 @@ def _checkpoint_bytes(file: str, actions: list[dict[str, Any]]) -> bytes:
     return buffer.getvalue()
 
 
-def _to_arrow_value(value: Any, kind: pa.DataType) -> Any:
+def _to_arrow_value(value: Any, dtype: pa.DataType) -> Any:
     """Convert mappings to the pairs that pyarrow expects for a map."""
     if value is None:
         return None
-    if pa.types.is_map(kind):
+    if pa.types.is_map(dtype):
         return list(value.items()) if isinstance(value, Mapping) else value
-    if pa.types.is_struct(kind):
-        return {field.name: _to_arrow_value(value.get(field.name), field.type) for field in kind}
+    if pa.types.is_struct(dtype):
+        return {field.name: _to_arrow_value(value.get(field.name), field.type) for field in dtype}
     return value
 
 

@@ -223,9 +223,5 @@ def _check_removal(store: ObjectStore, probe: str) -> CheckResult:
     return CheckResult("delete", False, f"{probe} could not be removed", hint)
 
 
-def _discard_inherited_connections() -> None:
-    """Discard connections in a forked child: their threads and sockets belong to the parent."""
-    _connections.clear()
-
-
-call_after_fork(_discard_inherited_connections)
+# The threads and sockets of inherited connections belong to the parent.
+call_after_fork(_connections.clear)

@@ -2,7 +2,7 @@
 
 A store may come from an untrusted source. Its definitions of jobs, sources, online stores, alert
 channels and external feature groups run commands and code, open addresses, follow paths, and load
-files. Each of them passes ``authorize`` before it acts. ``authorize`` compares the hash of the
+files. Each definition passes ``authorize`` before it acts. ``authorize`` compares the hash of the
 complete definition with the grant that a registration on this machine wrote to the state directory
 (``$XDG_STATE_HOME/featurestore``, or ``~/.local/state/featurestore``).
 
@@ -107,7 +107,7 @@ def acting_job(location: str, spec: JobSpec, *, origin: str) -> ActingDefinition
     program = () if spec.on_failure is None else spec.on_failure.arguments[:1]
     # Names of groups contain no slash.
     paths = [
-        os.path.abspath(os.path.expanduser(each)) for each in spec.inputs.values() if "/" in each
+        os.path.abspath(os.path.expanduser(path)) for path in spec.inputs.values() if "/" in path
     ]
     command = acting_job_file(location, origin).command
     if origin.startswith(DBT_ORIGIN):
@@ -219,9 +219,9 @@ def acting_group(location: str, spec: FeatureGroupSpec) -> ActingDefinition:
 
 def _call(function: str, name: str, uri: str | None, arguments: Mapping[str, Any]) -> str:
     """Return a call in Python; control characters of a definition are escaped by ``repr``."""
-    parts = [repr(each) for each in (name, uri) if each is not None]
-    parts += [f"{word}={value!r}" for word, value in arguments.items() if value]
-    return f"{function}({', '.join(parts)})"
+    arguments_text = [repr(value) for value in (name, uri) if value is not None]
+    arguments_text += [f"{word}={value!r}" for word, value in arguments.items() if value]
+    return f"{function}({', '.join(arguments_text)})"
 
 
 def _command(
@@ -232,11 +232,11 @@ def _command(
     options: Sequence[tuple[str, str]] = (),
 ) -> str:
     """Return a command in which a definition cannot add words to the shell."""
-    parts = [name, uri]
-    parts += [] if secret is None else ["--secret", secret]
+    command_line = [name, uri]
+    command_line += [] if secret is None else ["--secret", secret]
     for option in options:
-        parts += option
-    return f"featurestore {words} {escape_line(' '.join(map(shlex.quote, parts)))}"
+        command_line += option
+    return f"featurestore {words} {escape_line(' '.join(map(shlex.quote, command_line)))}"
 
 
 def grant(definition: ActingDefinition, **file: str | None) -> None:
@@ -306,7 +306,7 @@ def _path(definition: ActingDefinition) -> str:
 def secret_reader(definition: ActingDefinition, secret: str | None) -> Callable[[], str] | None:
     """Return a function that resolves the secret of a source or an online store when it connects.
 
-    It is None without a secret, and for "environment". It can be pickled.
+    Return None without a secret, and for "environment". The function can be pickled.
     """
     reference = None if secret is None else parse_credentials(secret)
     return None if reference is None else partial(resolve_secret, reference, definition)

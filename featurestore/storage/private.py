@@ -64,9 +64,13 @@ def is_private(path: str) -> bool:
 def opener(path: str) -> Callable[[str, int], int]:
     """Return an opener for ``open`` that creates a file with the mode of ``path``.
 
-    Writers create a file by a temporary name, so ``path`` is its final name.
+    Writers create a file by a temporary name, so ``path`` is its final name. The umask reduces the
+    mode further.
     """
-    return partial(os.open, mode=_creation_mode(path))
+    # Files in a staging folder become data files by a hard link; their folder is private.
+    if is_private(path) and STAGING not in path.split(os.sep):
+        return partial(os.open, mode=_private_mode(path, _FILE_MODE))
+    return partial(os.open, mode=0o666)
 
 
 def create_file(path: str) -> None:
@@ -138,14 +142,6 @@ def _process_temporary_folder(directory: str) -> str:
     folder = tempfile.mkdtemp(prefix="featurestore-", dir=directory)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
-
-
-def _creation_mode(path: str) -> int:
-    """Return the mode of a new file, which the umask reduces further."""
-    # Files in a staging folder become data files by a hard link; their folder is private.
-    if is_private(path) and STAGING not in path.split(os.sep):
-        return _private_mode(path, _FILE_MODE)
-    return 0o666
 
 
 def _private_mode(path: str, mode: int) -> int:

@@ -72,7 +72,7 @@ def parse_on_failure(value: object, *, job: str) -> FailureAction | None:
         )
     if callable(value):
         name = getattr(value, "__qualname__", "")
-        # A function of another module, or a local one, is not found by its name in a later process.
+        # A function of another module, or a local one, cannot be imported by its name in a later process.
         if not name.isidentifier():
             raise InvalidJob(
                 f"Job {job!r}: on_failure={value!r} is not a function at the top level of a file.",
@@ -90,7 +90,7 @@ def parse_on_failure(value: object, *, job: str) -> FailureAction | None:
 def _is_command(value: Sequence[Any]) -> bool:
     """Return whether a sequence is a program with arguments, as an operating system accepts it."""
     return bool(value and value[0]) and all(
-        isinstance(each, str) and "\0" not in each for each in value
+        isinstance(argument, str) and "\0" not in argument for argument in value
     )
 
 

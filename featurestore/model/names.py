@@ -271,8 +271,8 @@ def parse_secret(text: str) -> SecretReference:
 def parse_credentials(text: str) -> SecretReference | None:
     """Parse the secret of a source or an online store: a reference, or None for "environment".
 
-    >>> parse_credentials("environment") is None, parse_credentials("env:PW")
-    (True, SecretReference(kind='env', name='PW'))
+    >>> parse_credentials("environment"), parse_credentials("env:PW")
+    (None, SecretReference(kind='env', name='PW'))
     """
     if text == ENVIRONMENT:
         return None

@@ -46,7 +46,7 @@ _SECRET = re.compile(
     r"""(\[\.\.\.\]|\\*"[^"]*"|\\*'[^']*'|[^\s,;&'")\]}\\]+)""",
     re.IGNORECASE,
 )
-# Unlike in a URI, "key" alone is no secret: primary_key="who".
+# Unlike in a URI, "key" alone does not mark a secret: primary_key="who".
 _SECRET_NAME = re.compile(
     r"passw|passwd|pwd|secret|(?:^|[_-])token$|(?:api|access|account|private|shared)[_-]?key"
     r"|^authorization$",
@@ -85,11 +85,18 @@ def remove_machine_details(
     text = _URL.sub(_without_authority, text)
     for host, is_word in _hosts_of(tuple(addresses)):
         # A host that is a word, such as "cache", may be a name: it is removed next to its port.
-        text = re.sub(rf"(?<![\w.-]){re.escape(host)}{_suffix(is_word)}", _ADDRESS, text)
+        suffix = r":\d+(?!\w)" if is_word else r"(?::\d+)?(?![\w-])"
+        text = re.sub(rf"(?<![\w.-]){re.escape(host)}{suffix}", _ADDRESS, text)
     text = _AFTER_WORDS.sub(rf"\1{_ADDRESS}", text)
     text = _IP_ADDRESS.sub(_without_ip_address, text)
-    text = _HOST_AND_PORT.sub(_without_host, text)
-    return indent_continuation(_without_paths(text))
+    # The number after a file of code is a line.
+    text = _HOST_AND_PORT.sub(
+        lambda match: match[0] if (match[2] or "").lower() in _CODE_FILES else _ADDRESS, text
+    )
+    quoted_path, plain_path = _path_patterns()
+    text = quoted_path.sub(lambda match: match[1] + _short_path(match[2]) + match[1], text)
+    text = plain_path.sub(lambda match: _short_path(match[0]), text)
+    return indent_continuation(text)
 
 
 def indent_continuation(text: str) -> str:
@@ -120,7 +127,7 @@ def remove_location(text: str, *, location: str) -> str:
 def _without_secret(match: re.Match[str]) -> str:
     name, separator, scheme, value = match.groups(default="")
     word = value.strip("'\".\\")
-    # References to secrets and the beginning of a token are no secrets.
+    # References to secrets and the beginning of a token are not secret.
     is_reference = word.startswith(("env:", "file:")) or word in ("", "fs_", REMOVED)
     if is_reference or not _SECRET_NAME.search(name):
         return match[0]
@@ -145,10 +152,6 @@ def _hosts_of(addresses: Iterable[str]) -> list[tuple[str, bool]]:
     return [(host, host.isidentifier()) for host in sorted(hosts, key=len, reverse=True) if host]
 
 
-def _suffix(is_word: bool) -> str:
-    return r":\d+(?!\w)" if is_word else r"(?::\d+)?(?![\w-])"
-
-
 def _without_ip_address(match: re.Match[str]) -> str:
     address = match[1].rstrip(".:") if match[1].count(":") < 2 else match[1].rstrip(".")
     try:
@@ -156,17 +159,6 @@ def _without_ip_address(match: re.Match[str]) -> str:
     except ValueError:
         return match[0]
     return _ADDRESS + match[1][len(address) :] if not match[2] else _ADDRESS
-
-
-def _without_host(match: re.Match[str]) -> str:
-    # The number after a file of code is a line.
-    return match[0] if (match[2] or "").lower() in _CODE_FILES else _ADDRESS
-
-
-def _without_paths(text: str) -> str:
-    quoted, plain = _path_patterns()
-    text = quoted.sub(lambda match: match[1] + _short_path(match[2]) + match[1], text)
-    return plain.sub(lambda match: _short_path(match[0]), text)
 
 
 @lru_cache(maxsize=1)

@@ -1,4 +1,4 @@
-"""Credentials of drivers: only those of a definition, unless it asks for those of the machine.
+"""Credentials of drivers: those of a definition, and those of the machine on request.
 
 Drivers look for missing passwords in environment variables, password files, client certificates and
 tickets. A source or an online store of a registry gets them only with ``secret="environment"``.

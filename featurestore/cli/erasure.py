@@ -40,13 +40,13 @@ def report(
     context: typer.Context, keys: Keys, column: Columns = None, datasets: Datasets = "export"
 ) -> None:
     """List all places with data of an entity, without a change."""
-    found = store(context).erase(
+    erasure_report = store(context).erase(
         _parse_pairs(keys), columns=_parse_pairs(column or []), datasets=_parse_datasets(datasets)
     )
-    rows = [finding.to_json() for finding in found.findings]
+    rows = [finding.to_json() for finding in erasure_report.findings]
     rows += [
         {"area": "models", "item": model, "detail": "trained on these rows", "action": "list"}
-        for model in found.models
+        for model in erasure_report.models
     ]
     show_rows(context, rows, columns=_COLUMNS, empty="no data of this entity")
 
@@ -62,7 +62,7 @@ def run(
         typer.Option(help="File for the certificate.", show_default=False),
     ] = None,
 ) -> None:
-    """Erase all data of an entity; exit code 1 if a place could not be changed."""
+    """Erase all data of an entity; exit code 1 if an item could not be changed."""
     if certificate is not None and files.exists(certificate):
         raise InvalidArgument(
             f"The file {certificate!r} already exists.", hint="--certificate erased2.json"

@@ -205,12 +205,12 @@ def make_public(
 
     session = store(context).session
     if dry_run:
-        opened = changes.list_opened_objects(session, group)
+        readable_objects = changes.list_opened_objects(session, group)
     else:
-        opened = changes.set_private(session, command_line(), group, False)
+        readable_objects = changes.set_private(session, command_line(), group, False)
     lines = [f"{group} would be public" if dry_run else f"{group} is public"]
-    lines += [f"opens {each}" for each in opened]
-    data = {"featuregroup": group, "private": dry_run, "opens": opened}
+    lines += [f"opens {name}" for name in readable_objects]
+    data = {"featuregroup": group, "private": dry_run, "opens": readable_objects}
     show_text(context, "\n".join(lines), data=data)
 
 

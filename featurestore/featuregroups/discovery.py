@@ -125,15 +125,15 @@ def search(
 
 
 def _record_matches(session: Session, matches: Sequence[Match]) -> None:
-    """Record the groups, datasets and views whose names, features or descriptions were found."""
+    """Record reads of the groups, datasets and views whose names, features or descriptions match."""
     for object_kind in (featuregroups.KIND, training_datasets.KIND, feature_views.kind):
         noun = object_kind.replace("_", " ").replace("featuregroup", "feature group")
-        found = {
+        versions = {
             (match.group, match.version)
             for match in matches
             if match.kind == noun or (match.kind == "feature" and noun == "feature group")
         }
-        session.record_reads(object_kind, sorted(found))
+        session.record_reads(object_kind, sorted(versions))
 
 
 def _iterate_matches(query: _Search, kind: str | None) -> Iterator[Match]:

@@ -144,7 +144,10 @@ class _ContentHasher:
 def reuse_notice(group: OpenGroup, declared: Declaration) -> str:
     """Return the notice that an equal group exists."""
     spec = group.spec
-    notice = f"{_title(spec)} already has this definition and these rows; nothing was written."
+    notice = (
+        f"Feature group {spec.name!r} version {spec.version} already has this definition and these "
+        "rows; nothing was written."
+    )
     if declared.description or declared.descriptions or declared.tags:
         notice += " Its descriptions and tags are unchanged: update_featuregroup sets them."
     return notice
@@ -206,7 +209,3 @@ def _reads_latest(job: JobSpec, group: str) -> bool:
 def _shorten(texts: Sequence[str]) -> str:
     more = len(texts) - _LISTED
     return ", ".join(texts[:_LISTED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _title(spec: FeatureGroupSpec) -> str:
-    return f"Feature group {spec.name!r} version {spec.version}"

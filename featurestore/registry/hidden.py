@@ -129,12 +129,12 @@ def find_opened_objects(connection: Connection, group: str) -> list[str]:
     """
     before = find_hidden_objects(connection, granted=(), reads_store=True)
     after = find_hidden_objects(connection, granted=(), reads_store=True, made_public=[group])
-    opened = [f"feature group {name}" for name in before.groups - after.groups]
-    opened += [f"job {name}" for name in before.jobs - after.jobs]
+    readable_objects = [f"feature group {name}" for name in before.groups - after.groups]
+    readable_objects += [f"job {name}" for name in before.jobs - after.jobs]
     for kind, name, version in before.outputs - after.outputs:
         noun = kind.replace("_", " ")
-        opened.append(f"{noun} {name}" if kind == RUN else f"{noun} {name}@v{version}")
-    return sorted(opened)
+        readable_objects.append(f"{noun} {name}" if kind == RUN else f"{noun} {name}@v{version}")
+    return sorted(readable_objects)
 
 
 @dataclass(frozen=True)

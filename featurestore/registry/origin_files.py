@@ -88,9 +88,11 @@ def restore(connection: Connection, location: str) -> list[tuple[str, str]]:
 def _restore_file(connection: Connection, version: Object, path: str) -> None:
     content = JsonObject.from_value(files.read_json(path))
     check_format(content.number("format", minimum=1), _FORMAT, subject=f"The file {path!r}")
-    stored = Object(content.text("kind"), content.text("name"), content.number("version"))
-    if stored != version:
-        raise ValueError(f"it has the origins of {stored.kind} {stored.name}@v{stored.version}")
+    stored_version = Object(content.text("kind"), content.text("name"), content.number("version"))
+    if stored_version != version:
+        raise ValueError(
+            f"it has the origins of {stored_version.kind} {stored_version.name}@v{stored_version.version}"
+        )
     for each in content.objects("creations"):
         creation = each.number("creation", minimum=1)
         states = {name: each.flag(name) for name in ("ended", "sealed")}

@@ -59,12 +59,12 @@ def record(connection: Connection, derived: Object, origin_objects: Iterable[Obj
         .join(origin_edges, origin_edges.c.origin == columns.id)
         .where(origin_edges.c.derived == ids[derived])
     )
-    known = {str(row[0]): Object(*row[1:]) for row in connection.execute(query)}
+    stored_origins = {str(row[0]): Object(*row[1:]) for row in connection.execute(query)}
     if connection.info.get(RESTORED):
         # Manifests and commits do not contain which of several groups of a name they have read.
-        for each in known.values():
+        for each in stored_origins.values():
             distinct.pop(each, None)
-    new_origins = {ids[each] for each in distinct} - known.keys()
+    new_origins = {ids[each] for each in distinct} - stored_origins.keys()
     if not new_origins:
         return
     rows = [{"derived": ids[derived], "origin": each} for each in sorted(new_origins)]
@@ -135,11 +135,11 @@ def find_objects(connection: Connection, inputs: Iterable[Mapping[str, Any]]) ->
     for each in inputs:
         source = str(each.get("source") or each.get("featuregroup") or each.get("path") or "")
         version = each.get("version")
-        found = parse_path(source) if "/" in source else (GROUP, source, None)
+        parsed_source = parse_path(source) if "/" in source else (GROUP, source, None)
         # Registered sources and files outside of the store have no origins.
-        if found is None or ":" in found[1] or not found[1]:
+        if parsed_source is None or ":" in parsed_source[1] or not parsed_source[1]:
             continue
-        kind, name, path_version = found
+        kind, name, path_version = parsed_source
         number = version if isinstance(version, int) else path_version
         numbers = [number] if number else _registered_versions(connection, kind, name)
         objects += [Object(kind, name, each_number) for each_number in numbers]

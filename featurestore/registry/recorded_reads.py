@@ -63,11 +63,11 @@ class ReadRecorder:
         # A read-only registry has no jobs; a run of another machine cannot store its reads there.
         if registry is None or registry.is_copy:
             return
-        stored: set[Object] = set()
+        updated_objects: set[Object] = set()
         while True:
             with self._lock:
                 new_reads = [each for each in versions if each not in self._reads]
-                pending = {*self._readers, *self._outputs} - stored
+                pending = {*self._readers, *self._outputs} - updated_objects
                 # A write of another thread may have begun meanwhile.
                 if not pending:
                     self._reads.update(dict.fromkeys(new_reads))
@@ -75,7 +75,7 @@ class ReadRecorder:
                     return
             # Not under the lock: a write that holds the lock of the registry may wait for it.
             _store(registry, pending, new_reads)
-            stored |= pending
+            updated_objects |= pending
 
     def record_inputs(self, inputs: Iterable[Mapping[str, Any]]) -> None:
         """Store the reads of a frame, which are its lineage inputs."""

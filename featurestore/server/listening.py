@@ -154,7 +154,7 @@ class Connections:
             del self._protocols[descriptor]
 
     def _close_idle(self) -> bool:
-        """Close the oldest idle connection of the address that has most of them."""
+        """Close the oldest idle connection of the address with the most idle connections."""
         self.log_refusal()
         # Without a protocol, the TLS handshake is not complete.
         idle = self._matching(lambda protocol: protocol is None or not protocol.has_request())
@@ -199,7 +199,7 @@ class _Listener(socket.socket):
     def __init__(self, connections: Connections, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._connections = connections
-        # Closed to accept and refuse a connection if there are no other descriptors.
+        # Closed to accept and refuse a connection if the process has no other descriptors.
         self._spare = socket.socket()
 
     def listen(self, backlog: int = 0, /) -> None:
@@ -210,7 +210,7 @@ class _Listener(socket.socket):
         """Accept a connection.
 
         Raises:
-            BlockingIOError: There is none, or it was refused.
+            BlockingIOError: No connection is waiting, or it was refused.
         """
         try:
             connection, address = super().accept()

@@ -37,7 +37,7 @@ _SINGLE_HEADERS = ("content-type", "content-length", "authorization")
 # Requests that run at the same time, for all persons together: pages and JSON; row streams and
 # writes, which may wait for slow clients; sign-in with a provider.
 _PAGES, _STREAMS, _PUBLIC = 32, 64, 16
-# Threads for all of them. Sign-in has its own, so that it does not wait for pages.
+# Threads for all these requests. Sign-in has its own, so that it does not wait for pages.
 THREADS = _PAGES + _STREAMS + _PUBLIC
 _SIGN_IN_THREADS = 4
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -185,10 +185,10 @@ class EndTurns:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        taken: list[tuple[Turns, str]] = []
-        scope[_TURN_KEY] = taken
+        running_turns: list[tuple[Turns, str]] = []
+        scope[_TURN_KEY] = running_turns
         try:
             await self._app(scope, receive, send)
         finally:
-            for turns, person in taken:
+            for turns, person in running_turns:
                 turns.end(person)

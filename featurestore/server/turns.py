@@ -1,4 +1,4 @@
-"""Turns of requests: a bounded number runs, few of them for one person, and persons take turns."""
+"""Turns of requests: a bounded number runs, a few requests of each person, and persons take turns."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Turns:
 
     Args:
         running: The number of requests that run at the same time.
-        per_person: How many of them may belong to one person.
-        waiting: How many more requests of one person may wait.
+        per_person: The number of requests of one person that run at the same time.
+        waiting: The number of requests of one person that may wait.
         seconds: The time that a request may wait.
     """
 

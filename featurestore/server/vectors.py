@@ -128,15 +128,15 @@ class OpenServers:
                 self._servers.move_to_end(key)
                 return server
         # Without the lock: the online store may not respond, while others do.
-        opened, surplus = open_server(), []
+        new_server, surplus = open_server(), []
         with self._lock:
-            server = self._servers.setdefault(key, opened)
+            server = self._servers.setdefault(key, new_server)
             self._servers.move_to_end(key)
             if len(self._servers) > _MAX_OPEN:
                 surplus.append(self._servers.popitem(last=False)[1])
         # Another thread may have opened the same server.
-        if server is not opened:
-            surplus.append(opened)
+        if server is not new_server:
+            surplus.append(new_server)
         for unused in surplus:
             unused.close()
         return server

@@ -68,17 +68,17 @@ class Model:
 
     def latest(self, kind: str, name: str) -> Creation | None:
         """Return the existing object with the highest version."""
-        versions = [each for each in self.of(kind, name) if each.exists]
+        versions = [each for each in self.creations_of(kind, name) if each.exists]
         return max(versions, key=lambda each: each.version, default=None)
 
-    def of(self, kind: str, name: str) -> list[Creation]:
+    def creations_of(self, kind: str, name: str) -> list[Creation]:
         """Return all creations with a name."""
         return [each for each in self.creations if (each.kind, each.name) == (kind, name)]
 
     def is_last(self, creation: Creation) -> bool:
         """Return whether no later object was created with the same name and version."""
         same = [
-            each for each in self.of(creation.kind, creation.name)
+            each for each in self.creations_of(creation.kind, creation.name)
             if each.version == creation.version
         ]  # fmt: skip
         return same[-1] is creation
@@ -102,7 +102,7 @@ class Model:
 
     def _hides_name(self, name: str, hidden: set[Creation]) -> bool:
         """Return whether all versions of a group are hidden, because one of them is."""
-        last = [each for each in self.of("group", name) if self.is_last(each)]
+        last = [each for each in self.creations_of("group", name) if self.is_last(each)]
         existing = [each for each in last if each.exists]
         return name in self.private or any(each in hidden for each in existing or last)
 
@@ -179,18 +179,20 @@ class History:
         with suppress(FeatureStoreError):
             listed = changes.list_opened_objects(self.store.session, name)
             before = self._hidden_texts()
-            opened = self._set_private(name, is_private=False)
-            assert opened == listed == sorted(before - self._hidden_texts())
+            readable_objects = self._set_private(name, is_private=False)
+            assert readable_objects == listed == sorted(before - self._hidden_texts())
             with self.store.session.registry.reading() as connection:
                 entry = entries(connection, limit=1)[0]
             assert entry.action == "make public"
-            assert entry.detail.get("opens", []) == opened
+            assert entry.detail.get("opens", []) == readable_objects
 
     def _hidden_texts(self) -> set[str]:
         texts = set()
         for each in self.model.hidden(()):
             if each.kind == "group":
-                last = [every for every in self.model.of("group", each.name) if every.exists]
+                last = [
+                    every for every in self.model.creations_of("group", each.name) if every.exists
+                ]
                 if self.model.is_last(each) and (each.exists or not last):
                     texts.add(f"feature group {each.name}")
             elif self.model.is_last(each):
@@ -200,9 +202,9 @@ class History:
 
     def _set_private(self, name: str, *, is_private: bool) -> list[str]:
         with suppress(FeatureStoreError):
-            opened = changes.set_private(self.store.session, ROOT, name, is_private)
+            readable_objects = changes.set_private(self.store.session, ROOT, name, is_private)
             (self.model.private.add if is_private else self.model.private.discard)(name)
-            return opened
+            return readable_objects
         return []
 
     def rename(self) -> None:
@@ -239,7 +241,9 @@ class History:
             "dataset": store.get_training_datasets(),
             "view": store.get_feature_views(),
         }
-        return {(kind, each.name, each.version) for kind, found in lists.items() for each in found}
+        return {
+            (kind, each.name, each.version) for kind, objects in lists.items() for each in objects
+        }
 
     def steps(self) -> list[tuple[str, str, int, bool, list[tuple[str, str, int]]]]:
         """Return the creations for the message of a failure."""

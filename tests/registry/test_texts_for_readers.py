@@ -62,13 +62,13 @@ PLAIN = [
 
 @given(st.lists(st.sampled_from([*DETAILS, *((word, None) for word in PLAIN)]), max_size=6))
 def test_no_machine_details_remain_but_words_of_the_user(
-    parts: list[tuple[str, list[str] | None]],
+    messages: list[tuple[str, list[str] | None]],
 ) -> None:
-    text = "; ".join(part for part, _ in parts)
+    text = "; ".join(message for message, _ in messages)
     shown = remove_machine_details(text, location=LOCATION, addresses=ADDRESSES)
-    for part, details in parts:
+    for message, details in messages:
         if details is None:
-            assert part in shown
+            assert message in shown
         for detail in details or ():
             assert detail not in shown, shown
     assert all(line.startswith("  ") for line in shown.splitlines()[1:])
@@ -91,7 +91,7 @@ def test_server_shows_no_details_of_a_failed_job_and_online_store(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = free_port()
-    raised = "; ".join(part for part, _ in DETAILS)
+    raised = "; ".join(message for message, _ in DETAILS)
     (tmp_path / "shop_jobs.py").write_text(
         "import featurestore\n"
         "@featurestore.job(featuregroup='sums', event_time='seen', schedule='0 * * * *',\n"
@@ -121,7 +121,7 @@ def test_server_shows_no_details_of_a_failed_job_and_online_store(
         texts += [str(message.error) for message in store.get_alerts()]
     assert shown[addresses[-1]].status_code == 503
     assert "pay.py" in shown[addresses[-2]].text
-    details = [detail for _, found in DETAILS for detail in found if len(detail) > 4]
+    details = [detail for _, secrets in DETAILS for detail in secrets if len(detail) > 4]
     details.remove("broker-1")  # of no registered source
     for text in texts:
         hidden = [detail for detail in [*details, str(tmp_path), str(port)] if detail in text]

@@ -203,13 +203,13 @@ def set_private(session: Session, actor: Actor, group: str, private: bool) -> li
     """
     with access_transaction(session) as connection:
         _check_group(connection, group)
-        opened = [] if private else find_opened_objects(connection, group)
+        readable_objects = [] if private else find_opened_objects(connection, group)
         access.set_private(connection, group, private)
-        detail = {"opens": opened} if opened else None
+        detail = {"opens": readable_objects} if readable_objects else None
         audit_log.add(
             connection, actor, "make private" if private else "make public", group, detail
         )
-    return opened
+    return readable_objects
 
 
 def list_opened_objects(session: Session, group: str) -> list[str]:

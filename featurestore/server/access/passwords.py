@@ -1,4 +1,4 @@
-"""Threads for passwords: few, apart from those of pages, and shared fairly between addresses."""
+"""A few threads for passwords, which pages do not use, shared fairly between addresses."""
 
 from __future__ import annotations
 

@@ -50,18 +50,6 @@ def request_body(
     return chain([line], ipc_chunks(labels.schema, labels))
 
 
-def _is_retried(response: http.client.HTTPResponse, refusal: FeatureStoreError) -> bool:
-    """Return True if the server runs too many requests of this person, which end soon."""
-    is_busy = isinstance(refusal, TooManyRequests) and not isinstance(refusal, TooManyAttempts)
-    return is_busy and response.status == http.client.TOO_MANY_REQUESTS
-
-
-def _retry_seconds(response: http.client.HTTPResponse) -> float:
-    """Return the pause that the server asks for, within bounds."""
-    header = response.getheader("Retry-After", "")
-    return min(float(header), _LONGEST_PAUSE) if header[:5].isdecimal() else 1.0
-
-
 def send_until_response(
     connection: http.client.HTTPConnection, chunks: Iterator[bytes]
 ) -> Iterator[bytes]:
@@ -279,11 +267,19 @@ class HttpClient:
                 return connection, response
             # Rows are an iterator, which was consumed.
             is_repeatable = body is None or isinstance(body, bytes)
-            if not is_repeatable or failures == _BUSY_RETRIES or not _is_retried(response, refusal):
+            # Too many requests of this person run, and end soon.
+            is_busy = (
+                response.status == http.client.TOO_MANY_REQUESTS
+                and isinstance(refusal, TooManyRequests)
+                and not isinstance(refusal, TooManyAttempts)
+            )
+            if not is_repeatable or not is_busy or failures == _BUSY_RETRIES:
                 raise refusal
             failures += 1
+            header = response.getheader("Retry-After", "")
+            seconds = min(float(header), _LONGEST_PAUSE) if header[:5].isdecimal() else 1.0
             # Clients that were refused together should not return together.
-            time.sleep(_retry_seconds(response) * random.uniform(1.0, 1.5))
+            time.sleep(seconds * random.uniform(1.0, 1.5))
 
     def _try(
         self,

@@ -92,7 +92,9 @@ def _row_id_bytes(plan: FeaturePlan) -> int:
 
 def _is_supported(plan: FeaturePlan) -> bool:
     """Return whether both sides have row ids and the last row of a key matches."""
-    if not plan.joins or not (plan.left_source is not None or _has_labels_in_memory(plan)):
+    # The labels are a table, or the caller's rows in memory, in order.
+    is_in_memory = plan.keep_order and plan.left_plan is None and plan.left_query is None
+    if not plan.joins or not (plan.left_source is not None or is_in_memory):
         return False
     if _hides_row_ids(plan.left_schema):
         return False
@@ -102,11 +104,6 @@ def _is_supported(plan: FeaturePlan) -> bool:
         if _hides_row_ids(side.spec.schema):
             return False
     return True
-
-
-def _has_labels_in_memory(plan: FeaturePlan) -> bool:
-    """Return whether the labels are the caller's in-memory rows, in order."""
-    return plan.keep_order and plan.left_plan is None and plan.left_query is None
 
 
 def _hides_row_ids(schema: pa.Schema) -> bool:

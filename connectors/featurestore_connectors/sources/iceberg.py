@@ -326,9 +326,11 @@ def translate_errors(config: SourceConfig, secret: str | None) -> Iterator[None]
         ) from None
     except Exception as error:  # pyiceberg's errors have no class of their own
         if isinstance(error, _METADATA_ERRORS) or "validation error" in str(error):
+            # pydantic adds boilerplate to its messages.
+            words = _PYDANTIC_TEXT.sub(" ", to_single_line(str(error), secret)).split()
             raise SourceError(
                 f"Source {config.name!r}: the metadata is not that of an Iceberg table, or is "
-                f"damaged: {_short_message(error, secret)}.",
+                f"damaged: {type(error).__name__}: {' '.join(words)[:_SHOWN]}.",
                 hint="pass the metadata file of a table: "
                 "iceberg+/path/to/table/metadata/....metadata.json",
             ) from None
@@ -337,12 +339,6 @@ def translate_errors(config: SourceConfig, secret: str | None) -> Iterator[None]
             f"Source {config.name!r} cannot be read: {to_single_line(str(error), secret)}",
             hint="check the URI, the name of the catalog (options={'catalog': ...}) and the secret",
         ) from None
-
-
-def _short_message(error: Exception, secret: str | None) -> str:
-    """Return a short error message, without pydantic's boilerplate."""
-    text = _PYDANTIC_TEXT.sub(" ", to_single_line(str(error), secret))
-    return f"{type(error).__name__}: {' '.join(text.split())[:_SHOWN]}"
 
 
 if TYPE_CHECKING:

@@ -50,8 +50,8 @@ _VENDED = {
 }
 
 
-# What the configuration of a REST server may set: the paths of its requests, and the buckets.
-_KNOWN = (
+# The properties that a REST server may set: the paths of its requests, and the buckets.
+_SERVER_PROPERTIES = (
     "prefix",
     "namespace-separator",
     "rest-page-size",
@@ -154,7 +154,7 @@ class _RestCatalog(_OwnFiles, RestCatalog):
         known_properties = {
             name: value
             for name, value in self.properties.items()
-            if isinstance(value, str) and (name in _KNOWN or name.startswith(_SAS))
+            if isinstance(value, str) and (name in _SERVER_PROPERTIES or name.startswith(_SAS))
         }
         self.properties = {**own_properties, **known_properties}
         self.uri = uri

@@ -348,7 +348,9 @@ class WarehouseSnapshot(TypedColumns):
             ) from error
         columns = []
         for each in schema:
-            storage = each.type.storage_type if _is_extension(each.type) else each.type
+            storage = (
+                each.type.storage_type if isinstance(each.type, pa.BaseExtensionType) else each.type
+            )
             kind, name = feature_type(storage), self._quote(each.name)
             text = f"CAST({name} AS VARCHAR)"
             columns.append(
@@ -436,10 +438,6 @@ def _is_refused(error: Any) -> bool:
         AdbcStatusCode.UNAUTHENTICATED,
         AdbcStatusCode.UNAUTHORIZED,
     )
-
-
-def _is_extension(kind: pa.DataType) -> bool:
-    return isinstance(kind, pa.BaseExtensionType)
 
 
 def _port(url: SplitResult) -> int | None:

@@ -16,9 +16,9 @@ from urllib.parse import unquote
 from featurestore.delta.log import LOG_FOLDER
 from featurestore.delta.outside import summarized_version
 from featurestore.delta.schema import unsupported_feature_error
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 from featurestore.storage.interface import FileStatus
-from featurestore.storage.location import is_uri, make_absolute, remove_owner
+from featurestore.storage.location import make_absolute, remove_owner
 
 _LOCAL_SCHEME = re.compile(r"file:/+")
 # For each table and its summaries, the lowest version that was checked. Listing the files of a
@@ -57,7 +57,7 @@ def _check_inside(path: str, file: str) -> None:
     folder = f"{make_absolute(remove_owner(path))}/"
     # Delta returns the paths of local files without encoding and with a scheme.
     listed = remove_owner(file)
-    if not is_uri(path):
+    if storage_for(path).is_local:
         listed = _LOCAL_SCHEME.sub("/", file)
     if not listed.startswith(folder) or ".." in unquote(listed[len(folder) :]).split("/"):
         raise unsupported_feature_error(path, f"files outside its folder ({file})")

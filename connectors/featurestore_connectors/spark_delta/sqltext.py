@@ -116,9 +116,9 @@ def label_key(name: str, label_type: pa.DataType, key_type: pa.DataType) -> Any:
     return F.expr(f"CASE WHEN {round_trip} = {quote(name)} THEN {cast} END")
 
 
-def _type_name(kind: pa.DataType) -> str:
+def _type_name(dtype: pa.DataType) -> str:
     """Return the Spark SQL of a feature type."""
-    return type_sql(spark_schema(pa.schema([pa.field("key", kind)])).fields[0].dataType)
+    return type_sql(spark_schema(pa.schema([pa.field("key", dtype)])).fields[0].dataType)
 
 
 def type_sql(data_type: Any) -> str:

@@ -1,4 +1,4 @@
-"""Erasure of entities: people may ask that their rows are removed, in all places of a store.
+"""Erasure of entities: rows of people are removed on request, in all areas of a store.
 
 ``AREAS`` lists the parts of a store that are searched. A new part needs an area.
 """

@@ -31,6 +31,8 @@ class Scan:
             values of these entities are removed.
         affected_datasets: The training datasets with rows of the entities.
         exported: The new version of each dataset that was exported again, by the old one.
+        key_names: The keys that are columns of a table.
+        key_hashes: The hashes of primary keys of the entities, by the names of these keys.
     """
 
     session: Session
@@ -42,6 +44,7 @@ class Scan:
     affected_datasets: set[tuple[str, int]] = field(default_factory=set)
     exported: dict[str, str] = field(default_factory=dict)
     key_names: set[str] = field(default_factory=set)
+    key_hashes: dict[tuple[str, ...], set[bytes]] = field(default_factory=dict)
 
     def relative(self, path: str) -> str:
         """Return a path relative to the store, without erased values."""

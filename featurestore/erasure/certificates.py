@@ -12,13 +12,14 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
 from sqlalchemy.engine import Connection
 
-from featurestore.erasure.keys import DigestedValue, Entities, KnownValue
+from featurestore.erasure.keys import DigestedValue, Entities, KnownValue, mask, unmask
 from featurestore.errors import InvalidArgument, StorageError
 from featurestore.model.erasure import ErasureFinding
 from featurestore.model.json_object import JsonObject, MalformedJson
@@ -77,6 +78,7 @@ def issue(
     remaining: Sequence[ErasureFinding],
     models: Sequence[str],
     datasets: Mapping[str, str],
+    key_hashes: Mapping[tuple[str, ...], Set[bytes]],
 ) -> dict[str, Any]:
     """Sign a certificate, add it to the audit log and to the store, and return it."""
     key = _create_key(session)
@@ -91,6 +93,7 @@ def issue(
             "salt": salt,
             "entities": _digests(entities, key, salt),
             "columns": dict(entities.columns),
+            "key_hashes": _masked_hashes(key_hashes, key, salt),
             "done": [finding.to_json() for finding in findings],
             "remaining": [finding.to_json() for finding in remaining],
             "models": list(models),
@@ -104,8 +107,23 @@ def issue(
     return certificate
 
 
-def parse_certificate(session: Session, certificate: object) -> tuple[JsonObject, Entities]:
-    """Return the fields of a certificate, and its entities with digests instead of values.
+@dataclass(frozen=True)
+class Certificate:
+    """A parsed certificate.
+
+    Attributes:
+        data: Its fields.
+        entities: The entities, with digests instead of values.
+        key_hashes: The hashes of primary keys of the entities, by the names of these keys.
+    """
+
+    data: JsonObject
+    entities: Entities
+    key_hashes: dict[tuple[str, ...], set[bytes]]
+
+
+def parse_certificate(session: Session, certificate: object) -> Certificate:
+    """Parse a certificate of this store.
 
     Raises:
         InvalidArgument: It is not a certificate.
@@ -124,12 +142,19 @@ def parse_certificate(session: Session, certificate: object) -> tuple[JsonObject
             entities.append(values)
         data.text("id")
         columns = data.object("columns").read_values(JsonObject.text)
+        key_hashes = {}
+        for entry in data.objects("key_hashes"):
+            names, hash_key = entry.texts("key"), _hash_key(key, salt, entry.texts("key"))
+            key_hashes[names] = {
+                unmask(hash_key, number.to_bytes(8, "big"), text)
+                for number, text in enumerate(entry.texts("hashes"))
+            }
     except (MalformedJson, ValueError, binascii.Error) as error:
         raise InvalidArgument(
             f"This is not the certificate of an erasure: {error}.",
             hint="store.verify_erasure(report.certificate)",
         ) from error
-    return data, Entities(tuple(entities), columns)
+    return Certificate(data, Entities(tuple(entities), columns), key_hashes)
 
 
 def find_problems(session: Session, certificate: Mapping[str, Any]) -> list[str]:
@@ -182,6 +207,26 @@ def _digests(entities: Entities, key: bytes, salt: str) -> list[dict[str, Any]]:
             number += 1
         digests.append(values)
     return digests
+
+
+def _masked_hashes(
+    key_hashes: Mapping[tuple[str, ...], Set[bytes]], key: bytes, salt: str
+) -> list[dict[str, Any]]:
+    """Return hashes that only the owner of the key can read: they confirm guesses of a value."""
+    entries = []
+    for names, hashes in sorted(key_hashes.items()):
+        hash_key = _hash_key(key, salt, names)
+        masked = [
+            mask(hash_key, number.to_bytes(8, "big"), content)
+            for number, content in enumerate(sorted(hashes))
+        ]
+        entries.append({"key": list(names), "hashes": masked})
+    return entries
+
+
+def _hash_key(key: bytes, salt: str, names: Sequence[str]) -> bytes:
+    """Return the key of the hashes of one primary key in one certificate."""
+    return hmac.digest(key, json.dumps(["hashes", salt, *names]).encode(), "sha256")
 
 
 def _value_key(key: bytes, salt: str, number: int) -> bytes:

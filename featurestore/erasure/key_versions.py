@@ -1,50 +1,36 @@
 """Erasure in the key versions of upsert jobs: the hashes of deleted keys and late rows.
 
-A hash is found only if the values of the complete primary key are known, so a check of a
-certificate does not search them.
+A hash is compared with those of the primary keys of the entities. If a primary key has further
+columns, their values are those of rows in the data files. A certificate contains the hashes, so that
+its check needs no values.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Set
 
 import pyarrow as pa
-from pyarrow import compute as pc
 
-from featurestore.arrow.values import ConversionError, from_json, to_scalar
+from featurestore.arrow.values import ConversionError, from_json, to_array
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.erasure.areas import Scan
 from featurestore.erasure.keys import KnownValue
-from featurestore.erasure.tables import GROUPS, Table, group_spec, group_tables, read_columns
+from featurestore.erasure.tables import (
+    GROUPS,
+    KEYS_PER_DELETION,
+    Table,
+    group_spec,
+    group_tables,
+    read_columns,
+)
 from featurestore.errors import FeatureStoreError
-from featurestore.jobs.key_versions import FOLDER, has_versions, hash_keys
+from featurestore.jobs.key_versions import FOLDER, has_versions, hash_keys, versions_of_keys
 from featurestore.model.erasure import ErasureFinding
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.times import utc_now
 from featurestore.recovery.in_flight import in_flight
 from featurestore.recovery.pins import RECLAIM
-
-
-@dataclass(frozen=True)
-class KeyHashes:
-    """The primary keys of entities in a group, as values of its types."""
-
-    spec: FeatureGroupSpec
-    rows: Sequence[Sequence[object]]
-
-    def matches(self, batch: pa.RecordBatch) -> pa.Array:
-        """Return which versions have the hash of a key, or of a key and their time."""
-        is_match = pa.array([False] * batch.num_rows)
-        for row in self.rows:
-            keys = []
-            for name, value in zip(self.spec.primary_key, row, strict=True):
-                scalar = to_scalar(value, self.spec.schema.field(name).type)
-                keys.append(pa.repeat(scalar, batch.num_rows))
-            for hashes in (hash_keys(keys), hash_keys([*keys, batch.column("time")])):
-                is_match = pc.or_(is_match, pc.equal(batch.column("key"), hashes).fill_null(False))
-        return is_match
 
 
 class KeyVersions:
@@ -53,6 +39,7 @@ class KeyVersions:
     name = "key versions"
 
     def search(self, scan: Scan) -> list[ErasureFinding]:
+        _add_key_hashes(scan)
         findings = []
         for table, hashes in _tables(scan):
             scan.scanned[self.name] += 1
@@ -73,56 +60,81 @@ class KeyVersions:
             with in_flight(
                 scan.session, kind=RECLAIM, name=table.group, version=table.version
             ) as run:
-                for key in sorted(keys):
-                    condition = f"key = unhex('{key.hex()}')"
+                conditions = [f"key = unhex('{key.hex()}')" for key in sorted(keys)]
+                for start in range(0, len(conditions), KEYS_PER_DELETION):
+                    condition = " OR ".join(conditions[start : start + KEYS_PER_DELETION])
                     engine.delete(path, condition, commit_metadata={"operation": "erase"})
                 engine.vacuum(path, keep_versions=(), retain=utc_now())
                 run.registered = True
 
 
-def _tables(scan: Scan) -> Iterator[tuple[Table, KeyHashes]]:
-    """Yield the groups with key versions for which an entity has a complete primary key."""
+def _tables(scan: Scan) -> Iterator[tuple[Table, Set[bytes]]]:
+    """Yield the groups with key versions, and the hashes of the entities' primary keys."""
+    for table, spec in _groups(scan):
+        hashes = scan.key_hashes.get(_key_names(scan, spec), set())
+        if hashes and has_versions(table.path):
+            yield table, hashes
+
+
+def _groups(scan: Scan) -> Iterator[tuple[Table, FeatureGroupSpec]]:
+    """Yield the groups whose primary key contains all keys of an entity."""
     for table in group_tables(scan.session):
-        if table.area != GROUPS or not has_versions(table.path):
-            continue
-        spec = group_spec(table)
-        rows = [] if spec is None else list(_primary_keys(scan, spec))
-        if spec is not None and rows:
-            yield table, KeyHashes(spec, rows)
+        spec = group_spec(table) if table.area == GROUPS else None
+        if spec is not None and scan.entities.is_searchable(
+            scan.entities.key_columns(spec.primary_key, owner=spec.name)
+        ):
+            yield table, spec
 
 
-def _primary_keys(scan: Scan, spec: FeatureGroupSpec) -> Iterator[list[object]]:
+def _key_names(scan: Scan, spec: FeatureGroupSpec) -> tuple[str, ...]:
+    """Return the names of a primary key; groups with the same names have the same keys."""
     columns = scan.entities.key_columns(spec.primary_key, owner=spec.name)
-    if set(columns) != set(spec.primary_key):
-        return
+    return tuple(columns.get(name, name) for name in spec.primary_key)
+
+
+def _add_key_hashes(scan: Scan) -> None:
+    """Add the hashes of the primary keys of known entities, also of groups without versions."""
+    for table, spec in _groups(scan):
+        rows = {*_primary_keys(scan, spec), *scan.key_rows.get((table.group, table.version), ())}
+        hashes = scan.key_hashes.setdefault(_key_names(scan, spec), set())
+        types = [spec.schema.field(name).type for name in spec.primary_key]
+        for row in rows:
+            try:
+                columns = [
+                    to_array([_parse(value, kind)], kind)
+                    for value, kind in zip(row, types, strict=True)
+                ]
+            except (ConversionError, FeatureStoreError, ValueError, KeyError):
+                continue  # the text is not a value of this column
+            hashes.update(hash_keys(columns).drop_null().to_pylist())
+
+
+def _primary_keys(scan: Scan, spec: FeatureGroupSpec) -> Iterator[tuple[str, ...]]:
+    """Yield the primary keys that consist of keys of an entity only, as texts."""
     for entity in scan.entities.entities:
-        row: list[object] = []
-        for name in spec.primary_key:
-            value = entity.get(columns[name])
-            if isinstance(value, KnownValue):
-                try:
-                    row.append(_parse(value.text, spec.schema.field(name).type))
-                except (ConversionError, FeatureStoreError, ValueError, KeyError):
-                    break
-        if len(row) == len(spec.primary_key):
-            yield row
+        values = [entity.get(name) for name in _key_names(scan, spec)]
+        texts = [value.text for value in values if isinstance(value, KnownValue)]
+        if len(texts) == len(values):
+            yield tuple(texts)
 
 
-def _parse(text: str, kind: pa.DataType) -> object:
-    """Convert the text of a key to a value of its column."""
+def _parse(value: object, kind: pa.DataType) -> object:
+    """Convert the text of a key, or of the folder of a partition, to a value of its column."""
+    if not isinstance(value, str):
+        return value
     if pa.types.is_integer(kind):
-        return int(text)
+        return int(value)
     if pa.types.is_boolean(kind):
-        return {"true": True, "false": False}[text]
+        return {"true": True, "false": False}[value]
     if pa.types.is_binary(kind):
-        return bytes.fromhex(text)
-    return from_json(text, kind)
+        return bytes.fromhex(value)
+    return from_json(value, kind)
 
 
-def _matching_hashes(table: Table, hashes: KeyHashes) -> Iterator[list[bytes]]:
+def _matching_hashes(table: Table, hashes: Set[bytes]) -> Iterator[list[bytes]]:
     path = os.path.join(table.path, FOLDER)
     for file in read_snapshot(path).files:
         for batch in read_columns(file.path, path, ["key", "time"]):
-            matching_rows = batch.filter(hashes.matches(batch))
+            matching_rows = batch.filter(versions_of_keys(batch, hashes))
             if matching_rows.num_rows:
                 yield matching_rows.column("key").to_pylist()

@@ -234,7 +234,7 @@ class DigestedValue:
         forms = [
             {
                 "digest": each.digest.hex(),
-                "search": _mask(
+                "search": mask(
                     self.key,
                     each.digest,
                     each.length.to_bytes(8, "big") + each.rolling.to_bytes(8, "big"),
@@ -255,7 +255,7 @@ class DigestedValue:
         fingerprints = []
         for form in data.objects("forms"):
             digest = bytes.fromhex(form.text("digest"))
-            content = _unmask(key, digest, form.text("search"))
+            content = unmask(key, digest, form.text("search"))
             length, rolling = (int.from_bytes(part, "big") for part in (content[:8], content[8:]))
             # With another key, the unmasked length is a random number.
             fingerprints.append(
@@ -269,13 +269,15 @@ def _rolling_factor(key: bytes) -> int:
     return int.from_bytes(keyed_digest(key, b"rolling")[:8], "big") | 1
 
 
-def _mask(key: bytes, digest: bytes, content: bytes) -> str:
+def mask(key: bytes, digest: bytes, content: bytes) -> str:
+    """Return 16 bytes as a text that only the owner of the key can read; digests must differ."""
     stream = hmac.digest(key, b"mask" + digest, "sha256")[:_MASK_BYTES]
     masked = bytes(left ^ right for left, right in zip(content, stream, strict=True))
     return base64.b64encode(masked).decode()
 
 
-def _unmask(key: bytes, digest: bytes, text: str) -> bytes:
+def unmask(key: bytes, digest: bytes, text: str) -> bytes:
+    """Return the bytes that ``mask`` converted to a text; other bytes for another key."""
     stream = hmac.digest(key, b"mask" + digest, "sha256")[:_MASK_BYTES]
     masked = base64.b64decode(text)[:_MASK_BYTES].ljust(_MASK_BYTES, b"\0")
     return bytes(left ^ right for left, right in zip(masked, stream, strict=True))

@@ -1,6 +1,6 @@
 """Erasure in online stores: the published values of the entities in all views and generations.
 
-A key of an online store is a prefix, which stands for a view, a group and a generation, and the
+A key of an online store is a prefix, which identifies a view, a group and a generation, and the
 canonical bytes of a primary key. All keys of a store are scanned, so that also the values of views
 that were deleted are found.
 """

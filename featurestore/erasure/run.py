@@ -89,6 +89,7 @@ def erase(
         remaining=remaining,
         models=models,
         datasets=scan.exported,
+        key_hashes=scan.key_hashes,
     )
     return ErasureReport(
         entities.keys,
@@ -109,15 +110,15 @@ def verify_erasure(
     Raises:
         InvalidArgument: It is not a certificate.
     """
-    data, entities = certificates.parse_certificate(session, parse_certificate_json(certificate))
-    scan = Scan(session, entities)
-    found = search_areas(scan, AREAS)
+    parsed = certificates.parse_certificate(session, parse_certificate_json(certificate))
+    scan = Scan(session, parsed.entities, key_hashes=parsed.key_hashes)
+    findings = search_areas(scan, AREAS)
     return ErasureCheck(
-        data.text("id"),
-        tuple(finding for finding in found if finding.action != "list"),
-        tuple(certificates.find_problems(session, data.data)),
+        parsed.data.text("id"),
+        tuple(finding for finding in findings if finding.action != "list"),
+        tuple(certificates.find_problems(session, parsed.data.data)),
         dict(scan.scanned),
-        tuple(finding for finding in found if finding.action == "list"),
+        tuple(finding for finding in findings if finding.action == "list"),
     )
 
 

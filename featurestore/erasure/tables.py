@@ -45,7 +45,7 @@ from featurestore.usersql.text import quote
 GROUPS, QUARANTINE, STATISTICS = "feature groups", "quarantine", "statistics"
 _QUARANTINE_SUFFIX, _STATISTICS_SUFFIX = "_quarantine", "_statistics"
 # The number of keys in one condition of a deletion.
-_KEYS_PER_DELETION = 200
+KEYS_PER_DELETION = 200
 # The intents of writes of feature groups; other objects may have the same name.
 _WRITES = ("create", "write", "delete", RECLAIM)
 
@@ -313,9 +313,9 @@ def _conditions(matches: TableMatches, schema: pa.Schema, dialect: str) -> Itera
     if not matches.current:
         return
     rows = sorted(matches.key_texts, key=str)
-    for start in range(0, len(rows), _KEYS_PER_DELETION):
+    for start in range(0, len(rows), KEYS_PER_DELETION):
         conditions = []
-        for row in rows[start : start + _KEYS_PER_DELETION]:
+        for row in rows[start : start + KEYS_PER_DELETION]:
             parts = [
                 _comparison(column, text, schema=schema, dialect=dialect)
                 for column, text in zip(matches.columns, row, strict=True)

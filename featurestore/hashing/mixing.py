@@ -54,6 +54,18 @@ def mix_all(words: Words) -> Words:
     return words
 
 
+def unmix_all(words: Words) -> Words:
+    """Return the words that ``mix_all`` changes to these words.
+
+    >>> unmix_all(np.array([mix(1), mix(2)], dtype=np.uint64)).tolist()
+    [1, 2]
+    """
+    for shift, factor in ((31, _SECOND), (27, _FIRST), (30, 1)):
+        words = words ^ (words >> np.uint64(shift)) ^ (words >> np.uint64(2 * shift))
+        words = words * np.uint64(pow(factor, -1, 2**64))
+    return words
+
+
 def fold(state: Words, words: Words | int) -> Words:
     """Set ``state = mix(state + words)`` in place and return it; the fold order matters."""
     if isinstance(words, int):

@@ -25,7 +25,7 @@ row with a null key for the windows that it replaces.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -45,6 +45,8 @@ from featurestore.errors import InvalidJob, WriteConflict
 from featurestore.featuregroups.record_queries import run_query
 from featurestore.featuregroups.writers import writers_of
 from featurestore.hashing import row_hash
+from featurestore.hashing.hashes import hash_array
+from featurestore.hashing.mixing import fold, unmix_all
 from featurestore.jobs.coverage import find_overlapping
 from featurestore.jobs.run import JobRun
 from featurestore.jobs.schedule import build_schedule, has_overlapping_windows, last_schedule_time
@@ -305,3 +307,29 @@ def hash_keys(columns: Sequence[pa.Array], *, keys: int | None = None) -> pa.Arr
     for column in columns[:keys]:
         is_valid &= column.is_valid().to_numpy(zero_copy_only=False)
     return pc.if_else(pa.array(is_valid), hashes.cast(pa.binary()), None)
+
+
+def versions_of_keys(versions: pa.RecordBatch, key_hashes: Iterable[bytes]) -> pa.BooleanArray:
+    """Return which versions are those of primary keys, by the hashes of the keys.
+
+    The hash of a late row continues the hash of its key with its times. The created time is not
+    stored, but both hashes of 64 bits continue with the same word for it, which their difference
+    does not contain.
+
+    Args:
+        versions: Rows with the columns ``key`` and ``time``.
+        key_hashes: Hashes of primary keys, the results of ``hash_keys``.
+    """
+    stored = versions.column("key").fill_null(bytes(16)).to_pylist()
+    words = np.frombuffer(b"".join(stored), dtype=np.uint64).reshape(-1, len(_SEEDS))
+    before_last = unmix_all(words)
+    differences = before_last[:, 0] - before_last[:, 1]
+    times = hash_array(versions.column("time"), exact=False)
+    is_match = np.zeros(len(words), dtype=np.bool_)
+    for key_hash in key_hashes:
+        key_words = np.frombuffer(key_hash, dtype=np.uint64)
+        is_match |= (words == key_words).all(axis=1)
+        states = [fold(np.full(len(words), word), times) for word in key_words]
+        is_match |= (words == np.stack(states, axis=1)).all(axis=1)
+        is_match |= differences == states[0] - states[1]
+    return pc.and_(pa.array(is_match), versions.column("key").is_valid())

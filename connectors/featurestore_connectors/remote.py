@@ -35,7 +35,7 @@ _SECONDS, _LONG_SECONDS = 60.0, 3600.0
 _SUCCESS = (http.client.OK, http.client.PARTIAL_CONTENT)
 _CHUNK_BYTES = 1 << 20
 _RETRY_PAUSES = (0.2, 1.0, 5.0)
-# Repetitions of a request that the server refuses because others of this person run.
+# Repetitions of a request that the server refuses because other requests of this person run.
 _BUSY_RETRIES, _LONGEST_PAUSE = 5, 30.0
 _PAGE = 1000
 
@@ -289,7 +289,7 @@ class HttpClient:
         headers: Mapping[str, str],
         seconds: float,
     ) -> tuple[http.client.HTTPResponse, FeatureStoreError | None, http.client.HTTPConnection]:
-        """Send a request once; return its response, and the error in it, if it is one."""
+        """Send a request once; return its response, and the error that the response reports."""
         all_headers = {"Accept": "application/json", **headers}
         if self._token is not None:
             all_headers["Authorization"] = f"Bearer {self._token}"

@@ -2,7 +2,7 @@
 
 The log describes data files: their statistics contain values, and their paths contain the values of
 partition columns. The log keeps an entry for each file that was removed, so that row counts and the
-sequence of versions remain. Such an entry has no statistics but the number of rows; a path with an
+sequence of versions remain. Such an entry has only the number of rows as statistics; a path with an
 erased value is replaced by a digest of the path. A version that needs a removed file is reported as
 vacuumed.
 """

@@ -33,7 +33,7 @@ def summarized_version(name: str) -> int:
 
 
 def check_files_inside(path: str, version: int) -> None:
-    """Check that all files of a table version are in its folder, whichever checkpoint is used.
+    """Check that all files of a table version are in its folder, for all checkpoints that a library may use.
 
     Raises:
         UnsupportedTable: A data file, deletion vector or sidecar is outside of the folder.
@@ -48,7 +48,7 @@ def check_files_inside(path: str, version: int) -> None:
 
 
 def _added_files(path: str, first: int, last: int) -> Iterator[Mapping[str, Any]]:
-    """Yield the add actions in all files of the log from a version to another."""
+    """Yield the add actions in all files of the log between two versions."""
     folder = os.path.join(path, LOG_FOLDER)
     for name in files.list_directory(folder):
         file = os.path.join(folder, name)

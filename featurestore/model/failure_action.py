@@ -72,7 +72,7 @@ def parse_on_failure(value: object, *, job: str) -> FailureAction | None:
         )
     if callable(value):
         name = getattr(value, "__qualname__", "")
-        # A function of another module, or a local one, cannot be imported by its name in a later process.
+        # A later process cannot import local functions, and those of other modules, by their names.
         if not name.isidentifier():
             raise InvalidJob(
                 f"Job {job!r}: on_failure={value!r} is not a function at the top level of a file.",

@@ -1,6 +1,6 @@
 """Credentials of drivers: those of a definition, and those of the machine on request.
 
-Drivers look for missing passwords in environment variables, password files, client certificates and
+Drivers read missing passwords from environment variables, password files, client certificates and
 tickets. A source or an online store of a registry gets them only with ``secret="environment"``.
 """
 
@@ -10,7 +10,7 @@ from featurestore.errors import InvalidArgument
 
 # A file that does not exist on any machine: libpq would warn about ``/dev/null``.
 _NO_FILE = "/dev/null/none"
-# Methods that need nothing but the password of the connection; GSSAPI would use a ticket.
+# Methods that need only the password of the connection; GSSAPI would use a ticket.
 _AUTH_METHODS = "password,md5,scram-sha-256,none"
 # The first version of libpq with ``require_auth``.
 _HAS_REQUIRE_AUTH = 160_000

@@ -238,7 +238,7 @@ def _record_intent(
         intents.begin(
             connection, run_id=intent_id, kind=kind, name=name, version=claimed_version, owner=owner
         )
-        # Stored before the write, so that recovery after a crash need not know what the job read.
+        # Stored before the write, since recovery after a crash cannot determine the reads of the job.
         if kind in _CREATED_KINDS:
             origins.begin(connection, Object(_CREATED_KINDS[kind], name, claimed_version))
         if kind in _WRITTEN_KINDS and store.recorder is not None:

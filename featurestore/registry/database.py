@@ -128,7 +128,7 @@ class Registry:
     def joined_transaction(self) -> Iterator[Connection]:
         """Yield the connection of this thread's open transaction, or of a new one.
 
-        A second transaction of the same thread would wait for the first one for ever.
+        A second transaction of the same thread would wait for the first transaction without end.
         """
         connection = getattr(self._open, "connection", None)
         if connection is not None:

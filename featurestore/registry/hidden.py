@@ -222,7 +222,7 @@ class _Closure:
                 self.sources.add((f"{FOLDERS[version.kind]}/{version.name}", version.version))
 
     def _follow_origins(self) -> None:
-        """Hide the current objects among the hidden ones, and all that was computed from them."""
+        """Hide the current objects of hidden creations, and all that was computed from them."""
         while self._waiting:
             identifier = self._waiting.pop()
             version = self._origins.objects[identifier]

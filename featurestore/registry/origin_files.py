@@ -1,4 +1,4 @@
-"""Files of origins, from which a rebuild restores what a lost registry knew about privacy.
+"""Files of origins, from which a rebuild restores the private objects of a lost registry.
 
 Each file has the origins of all objects that were created with one name and version. It is written
 in the transaction that changes them, and remains when the object is deleted.

@@ -1,4 +1,4 @@
-"""The graph of stored origins, which is loaded as a whole to find what is hidden from a reader."""
+"""The graph of stored origins, which is loaded completely to find the objects that are hidden from a reader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OriginGraph:
 
     ``objects`` are the objects by the ids of their creations, ``derived`` the ids of what was
     computed from a creation, ``last`` the id of the last creation of each object, and ``sealed``
-    the creations that stay private, and ``ended`` the removed ones. ``registered`` has
+    the creations that stay private, and ``ended`` the removed creations. ``registered`` has
     (name, version) of the groups that exist, and (name, None).
     """
 

@@ -108,7 +108,7 @@ def begin(connection: Connection, created: Object) -> None:
 
 
 def end(connection: Connection, removed: Object) -> None:
-    """Record that an object is removed; a group that is private now stays private for ever."""
+    """Record that an object is removed; a group that is private at this time stays private."""
     private = sa.select(private_groups.c.featuregroup).where(
         private_groups.c.featuregroup == removed.name
     )

@@ -73,7 +73,7 @@ class ReadRecorder:
                     self._reads.update(dict.fromkeys(new_reads))
                 if not new_reads or not pending:
                     return
-            # Not under the lock: a write that holds the lock of the registry may wait for it.
+            # Not under the lock: a write with the lock of the registry may wait for this lock.
             _store(registry, pending, new_reads)
             updated_objects |= pending
 
@@ -93,7 +93,7 @@ class ReadRecorder:
             self.record(Object(kind, name, version or 1))
 
     def add_output(self, connection: Connection, output: Object) -> None:
-        """Store earlier reads as origins of an object to be written, and later ones as they occur."""
+        """Store earlier and later reads as origins of an object to be written."""
         with self._lock:
             origins.record(connection, output, self._reads)
             self._outputs.append(output)
@@ -115,7 +115,7 @@ class ReadRecorder:
 
 
 def _store(registry: Registry, derived: Iterable[Object], reads: Collection[Object]) -> None:
-    """Store the origins of several objects; a transaction is needed only for new ones."""
+    """Store the origins of several objects; a transaction is needed only for new origins."""
     with registry.reading() as connection:
         missing = [
             each

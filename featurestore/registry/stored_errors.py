@@ -45,7 +45,7 @@ _QUOTED = re.compile(r"""(['"`])([a-z0-9][a-z0-9_-]*)((?:[.@:=][^'"`\s]*| versio
 _WORD = re.compile(r"[a-z0-9_]+")
 _MARK = rf"\[list of (?:{'|'.join(_NAME_COLUMNS)})\]|{re.escape(_HIDDEN_NAME)}"
 _MARKS = re.compile(rf"({_MARK})(?:(?:, | and )(?:{_MARK}))*(?: and \d+ more)?")
-# A number of objects, which counts hidden ones: "in 7 feature groups".
+# A number of objects, which includes hidden objects: "in 7 feature groups".
 _COUNT = re.compile(
     r"\b\d[\d,]*(?: of the)? (?=(?:feature group|training dataset|feature view|job|model|experiment"
     r"|run|source|online store|alert channel|user|group|dataset|view)s?\b)"

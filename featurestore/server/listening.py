@@ -1,8 +1,8 @@
-"""Connections of the server: their number, and the time that a client may take.
+"""Connections of the server: their number, and the time that a client may use.
 
 The server accepts a bounded number of connections, which leaves descriptors for its files. At the
-limit, a new connection closes the oldest one without a request, of the address that has most of
-them.
+limit, a new connection closes the oldest idle connection of the address with the most idle
+connections.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class Router(APIRouter):
 
 
 def check_headers(request: Request) -> None:
-    """Refuse repeated headers, of which a proxy may read another one than this server.
+    """Refuse repeated headers, since a proxy may read another value than this server.
 
     Raises:
         InvalidArgument: A header is repeated.
@@ -149,7 +149,7 @@ def check_headers(request: Request) -> None:
 
 
 def address_of(request: Request) -> str:
-    """Return the address of the client, which may be one that a trusted proxy states."""
+    """Return the address of the client, which a trusted proxy may state."""
     return "" if request.client is None else request.client.host
 
 

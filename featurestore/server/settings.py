@@ -85,7 +85,7 @@ class ServerSettings:
         windows: Maximum number of windows in a job plan or backfill in the browser.
         requests_per_person: Maximum number of requests of one person that run at the same time, and
             the same number of row streams and writes. A person is a user, or the network of a
-            client without sign-in. Four times as many wait; further ones get the status 429.
+            client without sign-in. Four times as many wait; further requests get the status 429.
         connections: Maximum number of open connections, at most what the descriptor limit of the
             process allows. At the limit, a new connection closes the oldest connection without a
             request.

@@ -1,4 +1,4 @@
-"""Turns of requests: a bounded number runs, a few requests of each person, and persons take turns."""
+"""Turns of requests: a bounded number runs, and persons take turns."""
 
 from __future__ import annotations
 

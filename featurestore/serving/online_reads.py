@@ -19,7 +19,7 @@ from featurestore.errors import OnlineStoreError, OnlineStoreUnavailable
 from featurestore.plugins.online import OnlineStore
 
 # The calls that may wait for a response: in threads, which the server has few of for each person;
-# asynchronous ones; and those of a store that has not responded yet.
+# asynchronous calls; and those of a store that has not responded yet.
 _MAX_CALLS, _MAX_ASYNC_CALLS, _MAX_FIRST_CALLS = 6, 32, 1
 # The time without any response after which further calls fail.
 _PATIENCE_SECONDS, _FIRST_PATIENCE_SECONDS = 1.0, 0.25

@@ -326,7 +326,7 @@ class VectorServer:
         self, entities: Sequence[Mapping[str, Any]], form: Form
     ) -> tuple[Program | None, list[bytes] | None]:
         """Return the keys of the fast path with its program, or None if it does not apply."""
-        # Every request comes here first.
+        # Every request calls this method first.
         self._session.record_read(VIEW, self._spec.name, self._spec.version)
         check_form(form)
         program = self._programs.get(())

@@ -1,4 +1,4 @@
-"""The state record of a published view: what an online store holds.
+"""The state record of a published view: the contents of an online store.
 
 A record is a JSON object whose last field is the checksum of its key and of all bytes before. A record
 of format 1 has no checksum; readers refuse it, and the next publication writes all values.

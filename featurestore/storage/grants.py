@@ -240,7 +240,7 @@ def _command(
 
 
 def grant(definition: ActingDefinition, **file: str | None) -> None:
-    """Allow a definition to act on this machine, because a user registered it here.
+    """Allow a definition to act on this machine, because a user registered it on this machine.
 
     Args:
         definition: The definition.

@@ -1,7 +1,7 @@
 """Symbolic links below the location of a store, which are refused.
 
-Another person who can write to a location could place a link there, so that a read returns a file
-from elsewhere, or a write replaces it. The store itself creates none. The location may be a link,
+Another person who can write to a location could create a link in it, so that a read returns a file
+outside of the location, or a write replaces it. The store creates no links. The location may be a link,
 since the user names it. Hard links cannot be distinguished from files; the operating system lets
 people link only files that they may access.
 """

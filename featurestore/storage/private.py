@@ -1,7 +1,7 @@
 """Modes of private files, which are not for other users of the machine, independent of the umask.
 
-Private are the registry, access rights, logs, staging folders, lock files, certificates, and the state directory
-with its grants. Data files follow the umask of the user. In a folder with the setgid bit, which
+The registry, access rights, logs, staging folders, lock files, certificates, and the state directory
+with its grants are private. Data files follow the umask of the user. In a folder with the setgid bit, which
 people set to share a store in their group, the group gets the same rights to private files as to
 the folder.
 """
@@ -94,7 +94,7 @@ def prepare_sqlite(path: str) -> None:
 
 
 def make_folders(path: str) -> None:
-    """Create a directory and its parents if they do not exist; private ones get a private mode."""
+    """Create a directory and its parents if they do not exist; private directories get a private mode."""
     if not is_private(path):
         os.makedirs(path, exist_ok=True)
         return
@@ -165,7 +165,7 @@ class ExposedPath:
 
     @property
     def command(self) -> str:
-        """The command that takes the rights of other users away."""
+        """The command that removes the rights of other users."""
         has_group = bool(os.stat(os.path.dirname(self.path)).st_mode & stat.S_ISGID)
         return f"chmod -R {'o' if has_group else 'go'}-rwx {shlex.quote(self.path)}"
 

@@ -36,7 +36,7 @@ class ErasureCalls(StoreBase):
                 list of entities. A row belongs to an entity if it has all of its values.
             columns: Columns with another name than their key: ``{"orders.buyer": "user"}``.
             datasets: "export" writes training datasets with these rows as new versions without
-                them, and removes the old ones; "keep" lists the datasets.
+                them, and removes the old versions; "keep" lists the datasets.
             dry_run: Only report.
 
         Raises:

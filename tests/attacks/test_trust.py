@@ -1,4 +1,4 @@
-"""A registry of somebody else: nothing that it defines acts before a user registers it here.
+"""A registry of another person: its definitions do not act before a user registers them.
 
 Each definition leaves a trace if it acts: a marker file, a connection to a listening socket, or rows of
 a file outside of the store.
@@ -84,7 +84,7 @@ def listener() -> Iterator[tuple[int, list[bytes]]]:
 
 @pytest.fixture
 def foreign(empty_store: FeatureStore, tmp_path: Path) -> FeatureStore:
-    """The store of somebody else, with a group."""
+    """The store of another person, with a group."""
     rows = pa.table({"id": [1, 2], "at": pa.array([START, START], pa.timestamp("us", tz="UTC"))})
     empty_store.create_featuregroup(rows, "trips", primary_key="id", event_time="at")
     return empty_store
@@ -424,7 +424,7 @@ def random_groups() -> st.SearchStrategy[FeatureGroupSpec]:
 
 
 def acting(value: Any, location: str = "/store") -> ActingDefinition:
-    """Return any definition as one that acts."""
+    """Return any definition as an acting definition."""
     if isinstance(value, JobSpec):
         return acting_job(location, value, origin="/jobs.py")
     by_type: dict[type, Callable[[str, Any], ActingDefinition]] = {

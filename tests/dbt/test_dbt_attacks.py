@@ -1,4 +1,4 @@
-"""A manifest of dbt from somebody else: its texts are names, never SQL, Jinja or paths."""
+"""A manifest of dbt from another person: its texts are names, never SQL, Jinja or paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Erasure of entities: nothing of them is left in a store, and all other rows are."""
+"""Erasure of entities: their data are removed from a store, and all other rows remain."""
 
 from __future__ import annotations
 

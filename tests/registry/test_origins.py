@@ -1,6 +1,6 @@
 """Privacy follows stored origins through deletions, renames and rebuilds.
 
-The expected visibility is computed by a model in plain Python that knows each creation of an object
+The expected visibility is computed by a model in plain Python that has each creation of an object
 and what it was computed from.
 """
 
@@ -58,7 +58,7 @@ class Model:
     private: set[str] = field(default_factory=set)
 
     def add(self, created: Creation) -> None:
-        """Add a creation; views refer to groups by name and version, also to later ones."""
+        """Add a creation; views refer to groups by name and version, also to later groups."""
         for view in self.creations:
             parents = [(each.kind, each.name, each.version) for each in view.parents]
             is_named = (created.kind, created.name, created.version) in parents
@@ -101,7 +101,7 @@ class Model:
         return creation.sealed or any(parent in hidden for parent in creation.parents)
 
     def _hides_name(self, name: str, hidden: set[Creation]) -> bool:
-        """Return whether all versions of a group are hidden, because one of them is."""
+        """Return whether all versions of a group are hidden, because a version is hidden."""
         last = [each for each in self.creations_of("group", name) if self.is_last(each)]
         existing = [each for each in last if each.exists]
         return name in self.private or any(each in hidden for each in existing or last)

@@ -44,7 +44,7 @@ PUBLIC = {
 }  # fmt: skip
 _SYNONYMS = {"groups": "featuregroups", "datasets": "training-datasets", "featureviews": "views"}
 _TYPO = "canary_pai"
-# Values of path parameters that are no names, and of names without a collection.
+# Values of path parameters that are not names, and of names without a collection.
 _FIXED = {
     "version": ["1"], "split": ["train"], "path:path": ["train/tfrecord-00000-of-00001"],
     "run_id": [_RUN], "path": ["train/tfrecord-00000-of-00001"],

@@ -1,6 +1,6 @@
 """Every way of reading records the read before the first row, and failures of a job are private.
 
-The calls are compared with the public methods: a new one must be classified here.
+The calls are compared with the public methods: a new method must be classified in this file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Drivers get credentials of the machine only if a source or an online store asks for them."""
+"""Drivers get credentials of the machine only if a source or an online store has secret="environment"."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENVIRONMENTS = ("PGPASSWORD", "PGPASSFILE", "~/.pgpass", "PGSERVICE")
 def use_credentials(
     kind: str, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, password: str = PASSWORD
 ) -> None:
-    """Put the password of a Postgres user where libpq looks for it."""
+    """Store a password for libpq: in a variable, a service or a password file."""
     for name in ("PGPASSWORD", "PGPASSFILE", "PGSERVICE", "PGSERVICEFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(folder))
@@ -172,7 +172,7 @@ def test_http_sources_send_no_credentials_of_the_machine(
             read_source(kind, uri, options=options)
             assert handler.requests
             assert "leaked" not in str(handler.requests)
-    # Otherwise the test could not fail: these credentials are found if the source asks for them.
+    # Otherwise the test could not fail: these credentials are used with secret="environment".
     handler.requests.clear()
     read_source("file", "s3://lake/orders", options=endpoint, uses_environment=True)
     assert "leaked" in str(handler.requests)

@@ -191,7 +191,7 @@ def test_iceberg_metadata_file_is_a_source(table: Any, tmp_path: Path) -> None:
     assert source.snapshot().read(SourceQuery()).read_all().num_rows == 20
     with pytest.raises(FeatureStoreError, match="no table="):
         source.snapshot().schema(ORDERS)
-    # A table of somebody else names files of this machine.
+    # A table of another person names files of this machine.
     outside = open_source("iceberg", f"iceberg+{path}")
     with pytest.raises(SourceError, match="local path outside of the folder"):
         outside.snapshot().read(SourceQuery()).read_all()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from featurestore_connectors.spark_delta import SparkEngine
 
 ROOT = Path(__file__).parents[2]
-# Paths below the folder of the scenario. A path that matches none of them fails the test.
+# Paths below the folder of the scenario. A path that matches no pattern fails the test.
 PRIVATE = re.compile(
     r"store/(registry\.db(-wal|-shm)?|access\.json|_(logs|origins|owners|staging)(/.*)?)"
     r"|store/experiments/.*\.log|store/online/.*|state/featurestore(/.*)?|tmp/.+"

@@ -24,7 +24,7 @@ SECONDS = 1.0
 PATIENCE = 10.0
 SMALLEST, LARGEST = -(2**63), 2**63 - 1
 EDGES = (SMALLEST, SMALLEST + 1, -3, -1, 0, 1, 3, 2**32, LARGEST - 1, LARGEST)
-# Each puts an expression of a type into a longer one of the same type.
+# Templates that nest an expression in a longer expression of the same type.
 INTEGERS = (
     "(7 % {0})", "({0} % 1000003)", "({0} + {0})", "({0} * 3)", "({0} - {1})", "nullif({0}, 5)",
     "nullif(5, {0})", "coalesce({0}, {1})", "greatest({0}, i)", "abs({0})", "-{0}",

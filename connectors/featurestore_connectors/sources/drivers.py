@@ -224,7 +224,7 @@ def secure_url(config: SourceConfig, url: sa.URL) -> sa.URL:
 
 
 def _without_environment(config: SourceConfig, url: sa.URL, driver: str) -> sa.URL:
-    """Return a URL with which a driver does not look for credentials of the machine."""
+    """Return a URL with which a driver does not use the credentials of the machine."""
     if driver in _LIBPQ_DRIVERS:
         parameters = libpq_parameters(uses_environment=False, version=_libpq_version(driver))
         if config.secret is not None:

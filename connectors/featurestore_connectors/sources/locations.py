@@ -190,7 +190,7 @@ def catalog_path(
     if path.startswith("//"):
         path = path.removeprefix("//")
     if path.startswith("/"):
-        # A catalog is another machine, which must not choose files of this one.
+        # A catalog is another machine, which must not choose files of this machine.
         if folder is None or resolve_inside(os.path.realpath(folder), path) is None:
             raise SourceError(
                 f"{subject}: the location {location!r} is a local path outside of the folder of the "
@@ -306,7 +306,7 @@ def list_files(root: str) -> dict[str, FileStatus]:
     for path in files.walk(root, enter=_is_visible):
         if not _is_visible(os.path.basename(path)):
             continue
-        # The grant of a source is for its folder. A user who can write there must not read others.
+        # The grant of a source is for its folder. A user who can write to the folder must not read other files.
         if resolve_inside(root, path) is None:
             raise SourceError(
                 f"{path} is a symbolic link to a file outside of the folder of its source.",

@@ -2,7 +2,7 @@
 
 ``featurestore.delta`` replays the log and refuses other files, but Delta may replay different files
 of the same log: it reads compacted logs, and may select another checkpoint. Logs that consist of
-commits have one interpretation, so only the other ones are checked here.
+commits have one interpretation, so only other logs are checked.
 """
 
 from __future__ import annotations

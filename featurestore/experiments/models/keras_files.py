@@ -120,7 +120,7 @@ def _is_data(node: Mapping[str, Any], library: Any, flavor: str) -> bool:
 
 
 def _is_known_class(node: Mapping[str, Any], library: Any, flavor: str) -> bool:
-    """Return True for a class of the list, or one that this process registered."""
+    """Return True for a class of the list, or a class that this process registered."""
     name, module, config = node["class_name"], node.get("module"), node["config"]
     registered_class = _find_own_object(node.get("registered_name", name), library)
     if registered_class is not None:
@@ -216,7 +216,7 @@ _FORMS: Mapping[str, Callable[[Any], bool]] = {
 
 
 def _is_plain_text(key: str, value: str, library: Any) -> bool:
-    """Return True if a string is a value, or is the name of a public object, which Keras uses instead."""
+    """Return True if a string is a value, or the name of a public object that Keras uses."""
     if key == "vocabulary":
         return False  # the path or address of a file
     if key == "encoding":
@@ -278,7 +278,7 @@ def _holds_own_numbers(dataset: Any) -> bool:
         return False
     if dataset.dtype.hasobject or dataset.dtype.names is not None:
         return False
-    # HDF5 loads filters as plugins, and makes up values that no chunk stores.
+    # HDF5 loads filters as plugins, and invents values that no chunk stores.
     creation = dataset.id.get_create_plist()
     is_stored = bool(dataset.id.get_storage_size() >= dataset.nbytes)
     return is_stored and creation.get_nfilters() == 0

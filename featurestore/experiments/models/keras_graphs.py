@@ -1,4 +1,4 @@
-"""The order of nodes in networks of Keras: whether each node can be built at all.
+"""The order of nodes in networks of Keras: whether each node can be built.
 
 Keras builds a node when the nodes of its inputs exist, and repeats this until none remains. It
 never ends if a node refers to a missing node, or to itself.
@@ -59,7 +59,7 @@ def find_impossible_nodes(network: Any, flavor: str) -> list[str]:
 
 
 def _first_index(layer: Mapping[str, Any]) -> int:
-    """Return the index of a layer's first node: in Keras 2, a network with inputs has a node of its own."""
+    """Return the index of a layer's first node: 1 for networks with inputs in Keras 2, else 0."""
     config = layer.get("config")
     layers = config.get("layers") if isinstance(config, dict) else None
     if layer.get("class_name") not in _MODELS or not isinstance(layers, list) or not layers:

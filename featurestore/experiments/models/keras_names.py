@@ -1,8 +1,9 @@
 """The classes and functions of Keras 2 and 3 that a ``.keras`` file may name without trust.
 
-These layers and functions compute from their configuration and their inputs. Public layers that run code of the file
-or open other files are absent: ``Lambda``, ``TFSMLayer``, ``TorchModuleWrapper``, ``FlaxLayer``,
-``JaxLayer``, ``DenseFeatures``. Classes of later versions of Keras are absent until they are added.
+These layers and functions compute from their configuration and their inputs. Public layers that run
+code of the file or open other files are absent: ``Lambda``, ``TFSMLayer``, ``TorchModuleWrapper``,
+``FlaxLayer``, ``JaxLayer``, ``DenseFeatures``. Classes of later versions of Keras are absent until they
+are added.
 """
 
 from __future__ import annotations

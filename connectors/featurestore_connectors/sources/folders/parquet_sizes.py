@@ -1,8 +1,8 @@
 """Sizes of Parquet files in memory: how many rows a batch may have.
 
 A dictionary stores a value once, and a row refers to it with a few bits. A file of 58 KB may
-therefore unpack to 20 GB, and its footer does not show it. The longest values of the dictionaries
-and the mean sizes of other columns do, so batches of such files have fewer rows.
+therefore unpack to 20 GB, and its footer does not show it. The number of rows in a
+batch is computed from the longest values of the dictionaries and the mean sizes of other columns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def find_batch_rows(path: str) -> int:
 
 
 def _row_bytes(path: str, metadata: parquet.FileMetaData, index: int) -> int:
-    """Return the largest size of a row in a row group, as far as it is known without reading it."""
+    """Return the largest size of a row in a row group, without reading its values."""
     group = metadata.row_group(index)
     size, dictionaries = 0, []
     for number in range(group.num_columns):

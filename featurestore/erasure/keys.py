@@ -55,8 +55,8 @@ def canonical_text(value: object) -> str | None:
         return format(value.normalize(), "f")
     if isinstance(value, datetime):
         # Times of a store are UTC.
-        moment = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
-        return moment.isoformat(sep=" ")
+        utc_time = value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        return utc_time.isoformat(sep=" ")
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, bytes):
@@ -256,7 +256,9 @@ class DigestedValue:
         for form in data.objects("forms"):
             digest = bytes.fromhex(form.text("digest"))
             content = unmask(key, digest, form.text("search"))
-            length, rolling = (int.from_bytes(part, "big") for part in (content[:8], content[8:]))
+            length, rolling = (
+                int.from_bytes(number, "big") for number in (content[:8], content[8:])
+            )
             # With another key, the unmasked length is a random number.
             fingerprints.append(
                 Fingerprint(max(min(length, _CHUNK // 2), 1), rolling, digest, factor)
@@ -272,7 +274,7 @@ def _rolling_factor(key: bytes) -> int:
 def mask(key: bytes, digest: bytes, content: bytes) -> str:
     """Return 16 bytes as a text that only the owner of the key can read; digests must differ."""
     stream = hmac.digest(key, b"mask" + digest, "sha256")[:_MASK_BYTES]
-    masked = bytes(left ^ right for left, right in zip(content, stream, strict=True))
+    masked = bytes(byte ^ mask_byte for byte, mask_byte in zip(content, stream, strict=True))
     return base64.b64encode(masked).decode()
 
 
@@ -280,7 +282,7 @@ def unmask(key: bytes, digest: bytes, text: str) -> bytes:
     """Return the bytes that ``mask`` converted to a text; other bytes for another key."""
     stream = hmac.digest(key, b"mask" + digest, "sha256")[:_MASK_BYTES]
     masked = base64.b64decode(text)[:_MASK_BYTES].ljust(_MASK_BYTES, b"\0")
-    return bytes(left ^ right for left, right in zip(masked, stream, strict=True))
+    return bytes(byte ^ mask_byte for byte, mask_byte in zip(masked, stream, strict=True))
 
 
 # -- entities ---------------------------------------------------------------------------------
@@ -358,7 +360,7 @@ class Entities:
     def remove_from(self, text: str) -> str:
         """Return a text in which known key values are replaced by ``[erased]``.
 
-        The values of an entity remain if the text does not contain all of them.
+        The values of an entity remain if the text contains only some of its values.
         """
         data = text.encode("utf-8", "surrogatepass")
         for entity in self.entities:
@@ -373,7 +375,7 @@ class _DistinctTexts:
     """The canonical texts of a column, once for each distinct value."""
 
     def __init__(self, column: pa.Array) -> None:
-        # Lists and structs are no keys, and have no dictionaries.
+        # Lists and structs cannot be keys, and have no dictionaries.
         if pa.types.is_nested(column.type):
             column = pa.nulls(len(column))
         encoded = column.dictionary_encode()
@@ -386,7 +388,7 @@ class _DistinctTexts:
     def _texts(self) -> list[str | None]:
         try:
             return list(map(canonical_text, self._values.to_pylist()))
-        except InvalidArgument:  # lists and numbers with fractions are no keys
+        except InvalidArgument:  # lists and numbers with fractions cannot be keys
             return [None] * len(self._values)
 
     def equals(self, value: KeyValue) -> np.ndarray[Any, np.dtype[np.bool_]]:

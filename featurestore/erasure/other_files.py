@@ -39,7 +39,7 @@ _AREAS: dict[str, tuple[str, Action]] = {
     MODELS: ("model files", "list"),
     TRAININGDATASETS: ("descriptions", "rewrite"),
 }
-_OTHER: tuple[str, Action] = ("other files", "list")
+_OTHER_FILES: tuple[str, Action] = ("other files", "list")
 # Tables, databases, lock files and certificates, which other areas search.
 _SEARCHED_ELSEWHERE = (FEATUREGROUPS, OWNERS, ERASURES, "online")
 # A value may be in two consecutive chunks of a file.
@@ -94,7 +94,7 @@ def _files(location: str) -> Iterator[str]:
 
 def _area_of(path: str, location: str) -> tuple[str, Action]:
     folder = path.removeprefix(location).lstrip("/").split("/")[0]
-    return _AREAS.get(folder, _OTHER)
+    return _AREAS.get(folder, _OTHER_FILES)
 
 
 def _is_being_written(scan: Scan, path: str) -> bool:

@@ -316,11 +316,11 @@ def _conditions(matches: TableMatches, schema: pa.Schema, dialect: str) -> Itera
     for start in range(0, len(rows), KEYS_PER_DELETION):
         conditions = []
         for row in rows[start : start + KEYS_PER_DELETION]:
-            parts = [
+            comparisons = [
                 _comparison(column, text, schema=schema, dialect=dialect)
                 for column, text in zip(matches.columns, row, strict=True)
             ]
-            conditions.append(f"({' AND '.join(parts)})")
+            conditions.append(f"({' AND '.join(comparisons)})")
         yield " OR ".join(conditions)
 
 

@@ -320,8 +320,8 @@ def versions_of_keys(versions: pa.RecordBatch, key_hashes: Iterable[bytes]) -> p
         versions: Rows with the columns ``key`` and ``time``.
         key_hashes: Hashes of primary keys, the results of ``hash_keys``.
     """
-    stored = versions.column("key").fill_null(bytes(16)).to_pylist()
-    words = np.frombuffer(b"".join(stored), dtype=np.uint64).reshape(-1, len(_SEEDS))
+    key_bytes = versions.column("key").fill_null(bytes(16)).to_pylist()
+    words = np.frombuffer(b"".join(key_bytes), dtype=np.uint64).reshape(-1, len(_SEEDS))
     before_last = unmix_all(words)
     differences = before_last[:, 0] - before_last[:, 1]
     times = hash_array(versions.column("time"), exact=False)

@@ -15,7 +15,7 @@ from featurestore.jobs.key_versions import FOLDER
 from featurestore.store import FeatureStore
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
-PERSON, OTHERS = "u-773100", ["ada", "u-77310", "u-7731001"]
+PERSON, OTHER_PEOPLE = "u-773100", ["ada", "u-77310", "u-7731001"]
 JOB = """
 from datetime import timedelta
 import featurestore
@@ -64,8 +64,8 @@ def test_hashes_of_key_versions_are_removed_and_proven_absent(
 ) -> None:
     """The hashes that remain are those of a store in which the person never was."""
     # Only the last user is absent, so that the other rows are the same.
-    expected = stored_hashes(fill(tmp_path / "others", OTHERS, key=key, created=created))
-    store = fill(tmp_path / "all", [*OTHERS, PERSON], key=key, created=created)
+    expected = stored_hashes(fill(tmp_path / "others", OTHER_PEOPLE, key=key, created=created))
+    store = fill(tmp_path / "all", [*OTHER_PEOPLE, PERSON], key=key, created=created)
     before = stored_hashes(store)
     assert before > expected
     assert {deleted for deleted, _, _ in before - expected} == {True, False}
@@ -88,8 +88,8 @@ def test_hashes_of_key_versions_are_removed_and_proven_absent(
     assert check.problems == ()
     (finding,) = check.findings
     assert (finding.area, finding.rows) == ("key versions", len(before - expected))
-    others = store.erase({"user": OTHERS[0]}, dry_run=False).certificate or {}
-    assert store.verify_erasure(others).ok
+    other_certificate = store.erase({"user": OTHER_PEOPLE[0]}, dry_run=False).certificate or {}
+    assert store.verify_erasure(other_certificate).ok
     # The hashes of another certificate are not those of this person.
-    forged = {**certificate, "key_hashes": others["key_hashes"]}
+    forged = {**certificate, "key_hashes": other_certificate["key_hashes"]}
     assert store.verify_erasure(forged).findings == ()

@@ -95,16 +95,16 @@ def read_compressed(
     Raises:
         DatasetDamaged: The shard is not complete, or a record cannot be decoded.
     """
-    rest = b""
+    incomplete_record = b""
     try:
         with gzip.open(files.open_complete(path)) as stream:
             while chunk := stream.read(_CHUNK_BYTES):
-                data = np.frombuffer(rest + chunk, np.uint8)
+                data = np.frombuffer(incomplete_record + chunk, np.uint8)
                 bounds = _record_bounds(data)
-                rest = data[bounds[-1] :].tobytes()
+                incomplete_record = data[bounds[-1] :].tobytes()
                 if len(bounds) > 1:
                     yield _decode_records(data[: bounds[-1]], bounds, layout, columns)
-        if rest:
+        if incomplete_record:
             raise EOFError("the last record is truncated")
     # The first two are the errors of damaged GZIP streams.
     except (OSError, zlib.error, EOFError, IndexError, ValueError, pa.ArrowInvalid) as error:

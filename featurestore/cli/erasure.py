@@ -48,6 +48,10 @@ def report(
         {"area": "models", "item": model, "detail": "trained on these rows", "action": "list"}
         for model in erasure_report.models
     ]
+    rows += [
+        {"area": "not searched", "item": place, "detail": "", "action": "list"}
+        for place in erasure_report.not_searched
+    ]
     show_rows(context, rows, columns=_COLUMNS, empty="no data of this entity")
 
 

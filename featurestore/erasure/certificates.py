@@ -79,6 +79,7 @@ def issue(
     models: Sequence[str],
     datasets: Mapping[str, str],
     key_hashes: Mapping[tuple[str, ...], Set[bytes]],
+    not_searched: Sequence[str],
 ) -> dict[str, Any]:
     """Sign a certificate, add it to the audit log and to the store, and return it."""
     key = _create_key(session)
@@ -98,6 +99,7 @@ def issue(
             "remaining": [finding.to_json() for finding in remaining],
             "models": list(models),
             "datasets": dict(datasets),
+            "not_searched": list(not_searched),
             "previous": chain[-1]["hash"] if chain else None,
         }
         certificate = {**body, "hash": _hash(body), "signature": _sign(key, body)}

@@ -2,11 +2,14 @@
 
 A key of an online store is a prefix, which identifies a view, a group and a generation, and the
 canonical bytes of a primary key. All keys of a store are scanned, so that also the values of views
-that were deleted are found.
+that were deleted are found. Other feature stores and applications may use the same database: a value
+belongs to this store if a view of this store names its prefix, or if it has the seal of this store.
+Other values are only listed.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -15,18 +18,23 @@ from datetime import UTC, date, datetime, timedelta
 from featurestore.arrow.values import to_array
 from featurestore.erasure.areas import Scan
 from featurestore.erasure.keys import KeyValue, canonical_text
+from featurestore.errors import OnlineStoreUnavailable
 from featurestore.hashing.values import BOOL, BYTES, DATE, INTEGER, LARGE_INTEGER, TEXT, TIME
-from featurestore.model.erasure import ErasureFinding
+from featurestore.model.erasure import Action, ErasureFinding
 from featurestore.model.feature_view import FeatureViewSpec
+from featurestore.model.online_store import EMBEDDED
 from featurestore.plugins.online import DiscardsBytes, OnlineStore
 from featurestore.registry import featuregroups
 from featurestore.registry.artifacts import feature_views
 from featurestore.serving.columns import PREFIX_BYTES, encode_keys
+from featurestore.serving.ownership import find_origin, is_own_state
+from featurestore.serving.seals import is_sealed_by, store_tag
 from featurestore.serving.state import GroupId, PublishedView, ViewState
 from featurestore.serving.stores import get_online_stores, open_online_store
 from featurestore.storage import files
 
 _DELETED_VIEWS = "views that were deleted"
+_UNSEALED = "values without the seal of this store"
 # State records of views have readable keys.
 _STATE_PREFIX = b"fs:"
 _DAYS = date(1970, 1, 1).toordinal()
@@ -41,23 +49,34 @@ class OnlineValues:
     def search(self, scan: Scan) -> list[ErasureFinding]:
         findings = []
         for online, store in _open_stores(scan):
-            counts: dict[str, int] = {}
-            with closing(store):
-                for view, keys in _matching_keys(scan, store, online):
-                    counts[view] = counts.get(view, 0) + len(keys)
-            findings += [
-                ErasureFinding(self.name, f"{online}: {view}", f"{count:,} values", "remove", count)
-                for view, count in sorted(counts.items())
-            ]
+            counts: Counter[str] = Counter()
+            try:
+                with closing(store):
+                    for view, keys in _matching_keys(scan, store, online):
+                        counts[view] += len(keys)
+            except OnlineStoreUnavailable as error:
+                raise OnlineStoreUnavailable(
+                    f"An erasure needs all online stores of the feature store. {error.message}",
+                    hint=f"{error.hint}; if the database is gone: "
+                    f"store.remove_online_store({online!r})",
+                ) from error
+            for view, count in sorted(counts.items()):
+                item, action = f"{online}: {view}", _action_of(view)
+                findings.append(ErasureFinding(self.name, item, f"{count:,} values", action, count))
         return findings
 
     def erase(self, scan: Scan) -> None:
         for online, store in _open_stores(scan):
             with closing(store):
-                for _, keys in _matching_keys(scan, store, online):
-                    store.delete(keys)
+                for view, keys in _matching_keys(scan, store, online):
+                    if _action_of(view) == "remove":
+                        store.delete(keys)
                 if isinstance(store, DiscardsBytes):
                     store.discard_deleted()
+
+
+def _action_of(view: str) -> Action:
+    return "list" if view == _UNSEALED else "remove"
 
 
 def _open_stores(scan: Scan) -> Iterator[tuple[str, OnlineStore]]:
@@ -92,16 +111,24 @@ def _matching_keys(
 ) -> Iterator[tuple[str, list[bytes]]]:
     """Yield the views and keys of the entities in an online store, some keys at a time."""
     published = dict(_published_keys(scan, store, online))
+    tag = store_tag(find_origin(scan.session, online), online=online)
     for batch in store.scan(b""):
         matching: dict[str, list[bytes]] = {}
+        unknown: list[bytes] = []
         for key in batch:
             if key.startswith(_STATE_PREFIX):
                 continue
             scan.scanned[OnlineValues.name] += 1
             keys = published.get(key[:PREFIX_BYTES])
             if _is_match(scan, keys, key[PREFIX_BYTES:]):
-                view = _DELETED_VIEWS if keys is None else keys.view
-                matching.setdefault(view, []).append(key)
+                if keys is None:
+                    unknown.append(key)
+                else:
+                    matching.setdefault(keys.view, []).append(key)
+        for key, value in zip(unknown, store.read(unknown) if unknown else (), strict=True):
+            # The embedded online store is a file of this store.
+            is_own = online == EMBEDDED or is_sealed_by(tag, key, value)
+            matching.setdefault(_DELETED_VIEWS if is_own else _UNSEALED, []).append(key)
         yield from matching.items()
 
 
@@ -139,6 +166,8 @@ def _published_keys(
         view = PublishedView(spec.name, spec.version, online)
         (content,) = store.read([view.key])
         state = ViewState.parse(content, view)
+        if not is_own_state(scan.session, state, online=online):
+            continue
         generations = {state.generation, *(each.generation for each in state.retired)}
         if state.lease is not None and state.lease.generation is not None:
             generations.add(state.lease.generation)

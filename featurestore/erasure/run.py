@@ -10,6 +10,7 @@ from featurestore.erasure.areas import Area, Scan, search_areas
 from featurestore.erasure.datasets import TrainingDatasets, trained_models
 from featurestore.erasure.key_versions import KeyVersions
 from featurestore.erasure.keys import parse_entities
+from featurestore.erasure.not_searched import places_not_searched
 from featurestore.erasure.online import OnlineValues
 from featurestore.erasure.other_files import OtherFiles
 from featurestore.erasure.tables import (
@@ -73,8 +74,11 @@ def erase(
     findings = search_areas(scan, AREAS)
     _check_keys(scan)
     models = tuple(trained_models(scan))
+    not_searched = places_not_searched(session)
     if dry_run:
-        return ErasureReport(entities.keys, dry_run, tuple(findings), models=models)
+        return ErasureReport(
+            entities.keys, dry_run, tuple(findings), models=models, not_searched=not_searched
+        )
     _check_writers(scan)
     for area in reversed(AREAS):
         area.erase(scan)
@@ -90,6 +94,7 @@ def erase(
         models=models,
         datasets=scan.exported,
         key_hashes=scan.key_hashes,
+        not_searched=not_searched,
     )
     return ErasureReport(
         entities.keys,
@@ -99,6 +104,7 @@ def erase(
         models=models,
         datasets=scan.exported,
         certificate=certificate,
+        not_searched=not_searched,
     )
 
 
@@ -119,6 +125,7 @@ def verify_erasure(
         tuple(certificates.find_problems(session, parsed.data.data)),
         dict(scan.scanned),
         tuple(finding for finding in findings if finding.action == "list"),
+        places_not_searched(session),
     )
 
 

@@ -66,6 +66,7 @@ class ErasureReport:
         models: The models that were trained on affected datasets, as ``name@v1``.
         datasets: The new version of each training dataset that was exported again, by old version.
         certificate: The certificate of an erasure; None after a dry run.
+        not_searched: The places outside of the store that may have copies, such as catalogs.
     """
 
     keys: tuple[str, ...]
@@ -75,6 +76,7 @@ class ErasureReport:
     models: tuple[str, ...] = ()
     datasets: Mapping[str, str] = field(default_factory=dict)
     certificate: Mapping[str, Any] | None = field(default=None, repr=False)
+    not_searched: tuple[str, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -91,6 +93,7 @@ class ErasureReport:
             "models": list(self.models),
             "datasets": dict(self.datasets),
             "certificate": None if self.certificate is None else dict(self.certificate),
+            "not_searched": list(self.not_searched),
         }
 
     @classmethod
@@ -104,6 +107,7 @@ class ErasureReport:
             tuple(data["models"]),
             dict(data["datasets"]),
             data["certificate"],
+            tuple(data["not_searched"]),
         )
 
     def __str__(self) -> str:
@@ -114,6 +118,8 @@ class ErasureReport:
             lines += ["Not erased:", *map(str, self.remaining)]
         if self.models:
             lines.append(f"Models trained on these rows: {', '.join(self.models)}")
+        if self.not_searched:
+            lines += ["Not searched:", *self.not_searched]
         return "\n".join(lines)
 
 
@@ -127,6 +133,7 @@ class ErasureCheck:
         problems: Defects of the certificate or the audit log.
         scanned: The number of scanned places of each area.
         listed: The places that an erasure only lists, such as files of models.
+        not_searched: The places outside of the store that may have copies, such as catalogs.
     """
 
     certificate: str
@@ -134,6 +141,7 @@ class ErasureCheck:
     problems: tuple[str, ...] = ()
     scanned: Mapping[str, int] = field(default_factory=dict)
     listed: Sequence[ErasureFinding] = ()
+    not_searched: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -149,6 +157,7 @@ class ErasureCheck:
             "problems": list(self.problems),
             "scanned": dict(self.scanned),
             "listed": [finding.to_json() for finding in self.listed],
+            "not_searched": list(self.not_searched),
         }
 
     @classmethod
@@ -160,6 +169,7 @@ class ErasureCheck:
             tuple(data["problems"]),
             dict(data["scanned"]),
             tuple(map(ErasureFinding.from_json, data["listed"])),
+            tuple(data["not_searched"]),
         )
 
     def __str__(self) -> str:

@@ -70,6 +70,17 @@ def find_origin(session: Session, online: str) -> Origin:
     return Origin(session.location, created.get(online, 0))
 
 
+def is_own_state(session: Session, state: ViewState, *, online: str) -> bool:
+    """Return whether this feature store wrote the state record of a view."""
+    # The embedded online store is a file of the feature store, and is moved with it.
+    if online == EMBEDDED or state.origin in (None, find_origin(session, online)):
+        return True
+    assert state.origin is not None
+    # The registration of the online store may have been removed and added again.
+    is_same_place = state.origin.location == session.location
+    return is_same_place and (_has_own_tables(session, state) or not state.groups)
+
+
 def check_publisher(session: Session, state: ViewState, *, view: PublishedView, full: bool) -> None:
     """Check that this feature store may change a state record.
 
@@ -84,19 +95,13 @@ def check_publisher(session: Session, state: ViewState, *, view: PublishedView, 
 
 def _check_origin(session: Session, state: ViewState, view: PublishedView) -> None:
     online = view.online
-    # The embedded online store is a file of the feature store, and is moved with it.
-    if online == EMBEDDED or state.origin in (None, find_origin(session, online)):
-        return
-    assert state.origin is not None
-    has_own_tables = _has_own_tables(session, state)
-    # The registration of the online store may have been removed and added again.
-    if state.origin.location == session.location and (has_own_tables or not state.groups):
+    if is_own_state(session, state, online=online):
         return
     hint = (
         "use another database of the server: "
         "featurestore.add_online_store('cache2', 'redis://localhost:6379/1')"
     )
-    if has_own_tables:
+    if _has_own_tables(session, state):
         hint += f"; if the store was moved: {view.publish_line(full=True)}"
     mismatch = PublishedValueMismatch(
         f"The online store {online!r} has the values of {view} of another feature store.",

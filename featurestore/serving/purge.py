@@ -83,6 +83,16 @@ def purge(session: Session, name: str | None = None, *, dry_run: bool = False) -
         return _Purge(session, store).run(dry_run=dry_run)
 
 
+def count_other_keys(session: Session, name: str) -> int:
+    """Return the number of keys of other feature stores and applications in an online store.
+
+    Raises:
+        FormatTooNew: A newer release wrote the record of a view.
+    """
+    with closing(open_online_store(session, name)) as store:
+        return _Purge(session, store).run(dry_run=True).other_keys
+
+
 class _Purge:
     """One removal; the keys are scanned before the state records are read.
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -34,7 +35,11 @@ from featurestore.training.create import (
     export,
     publish,
 )
+from featurestore.training.export.assignment import ClassSplits
+from featurestore.training.export.boundaries import groups_and_hashes
+from featurestore.training.export.hashed_rows import HashRows
 from featurestore.training.export.request import ExportData, ExportRequest, Provenance
+from featurestore.training.export.shard_plan import LAST_HASH
 from featurestore.training.reading import (
     dataset_schema,
     has_readable_rows,
@@ -168,6 +173,7 @@ def _export_without(scan: Scan, manifest: Manifest, directory: str) -> int:
             directory=target,
             checks=ExportChecks("off"),
             progress=ExportProgress(None),
+            classes=_find_class_splits(request, manifest, directory),
         )
         new_manifest = replace(
             new_manifest,
@@ -182,6 +188,30 @@ def _export_without(scan: Scan, manifest: Manifest, directory: str) -> int:
                 datasets.register(connection, new_manifest)
             run.registered = True
     return run.version
+
+
+def _find_class_splits(
+    request: ExportRequest, manifest: Manifest, directory: str
+) -> dict[int, ClassSplits] | None:
+    """Return the first hash of each split within each class of a dataset; None without classes.
+
+    Splits are by rank within a class. Without erased rows, other rows would have these ranks.
+    """
+    if not request.rule.stratify:
+        return None
+    add_hashes = HashRows(request.rule, request.key, request.seed, with_columns=False)
+    columns = [*dict.fromkeys([*request.key, *request.rule.columns])]
+    starts: dict[int, list[int]] = {}
+    for number, split in enumerate(manifest.splits):
+        for shard in split.shards:
+            for batch in shard_batches_in_order(directory, manifest, shard, columns=columns):
+                groups, hashes = groups_and_hashes(add_hashes(batch))
+                for group in np.unique(groups).tolist():
+                    first = int(hashes[groups == group].min())
+                    of_class = starts.setdefault(group, [LAST_HASH] * len(manifest.splits))
+                    # An empty split starts where the next one does.
+                    of_class[: number + 1] = [min(first, start) for start in of_class[: number + 1]]
+    return {group: ClassSplits(tuple(of_class[1:])) for group, of_class in starts.items()}
 
 
 def _request_of(manifest: Manifest, directory: str) -> ExportRequest:

@@ -40,6 +40,7 @@ from featurestore.storage import files, storage_for
 from featurestore.storage.failures import warn_after_publication
 from featurestore.storage.manifests import write_manifest
 from featurestore.training.dataset import TrainingDataset
+from featurestore.training.export.assignment import ClassSplits
 from featurestore.training.export.hashed_rows import (
     HashedRows,
     handle_missing_labels,
@@ -172,8 +173,11 @@ def export(
     directory: str,
     checks: ExportChecks,
     progress: ExportProgress,
+    classes: Mapping[int, ClassSplits] | None = None,
 ) -> tuple[Manifest, ValidationReport | None]:
     """Write all dataset files except the manifest into the claimed directory.
+
+    ``classes`` sets the splits of each class, as for ``plan_shards``.
 
     Returns:
         The manifest to publish, and the validation report if the rows were checked.
@@ -191,7 +195,7 @@ def export(
         progress.begin_phase(f"compute rows, {unlabeled:,} rows without label dropped")
     rows, audited = _audit_rows(engine, rows, request, checks)
     progress.begin_phase("plan shards")
-    plan = plan_shards(engine, rows, request)
+    plan = plan_shards(engine, rows, request, classes=classes)
     records = assign_shards_for_records(engine, rows, request, plan, directory)
     # Rows that the engine encodes itself do not pass through Python, where statistics could be
     # counted.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -189,6 +190,43 @@ def test_compressed_datasets_are_written_again(empty_store: FeatureStore) -> Non
                 content = gzip.decompress(Path(dataset.path, shard.path).read_bytes())
                 assert content == Path(plain.path, plain_shard.path).read_bytes(), shard.path
     assert traces(Path(empty_store.location)) == []
+
+
+def test_rows_of_stratified_datasets_stay_in_their_splits(empty_store: FeatureStore) -> None:
+    """Also in a second erasure, of a class with all its rows, and of rows with equal keys."""
+    rows = [
+        {"user": USERS[n % 5], "n": n // 3, "label": "rare" if n % 50 == 4 else "ab"[n % 7 % 2]}
+        for n in range(400)
+    ]
+    empty_store.create_featuregroup(
+        [{**row, "id": n} for n, row in enumerate(rows)], "g", primary_key="id"
+    )
+    names = ["in_tfrecord", "in_gzip", "in_parquet"]
+    for name in names:
+        empty_store.create_training_dataset(
+            empty_store.get_featuregroup("g").to_arrow().select(["user", "n", "label"]), name,
+            label="label", key=["user", "n"], stratify="label", progress=False,
+            data_format="parquet" if name == "in_parquet" else "tfrecord",
+            compression="GZIP" if name == "in_gzip" else None,
+            splits={"train": 0.6, "validation": 0.1, "test": 0.3},
+        )  # fmt: skip
+    splits = ("train", "validation", "test")
+    parquet_dataset = empty_store.get_training_dataset("in_parquet")
+    expected = {split: table_rows(parquet_dataset.read(split)) for split in splits}
+    for user in (CANARY, "bob"):
+        assert empty_store.erase({"user": user}, dry_run=False).complete
+        for split in splits:
+            expected[split] = Counter(
+                {row: n for row, n in expected[split].items() if f"'{user}'" not in row}
+            )
+        for name in names:
+            dataset = empty_store.get_training_dataset(name)
+            sizes = {split.name: split.rows for split in dataset.manifest.splits}
+            assert sizes == {split: rows.total() for split, rows in expected.items()}
+            assert dataset.manifest.split_rule["stratify"] == ["label"]
+            assert dataset.verify().ok
+            if name != "in_gzip":
+                assert {split: table_rows(dataset.read(split)) for split in splits} == expected
 
 
 def test_transformations_are_fitted_again(empty_store: FeatureStore) -> None:

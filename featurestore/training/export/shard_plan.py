@@ -61,7 +61,7 @@ MAX_COUNTS = 1 << 23
 MAX_CLASSES = 10_000
 # Fewer bits for histograms of classes, since there may be many classes.
 _CLASS_BITS, _BITS = 10, 16
-_LAST_HASH = 2**64 - 1
+LAST_HASH = 2**64 - 1
 
 
 @dataclass(frozen=True)
@@ -147,18 +147,19 @@ def plan_shards(
     request: ExportRequest,
     *,
     shard_counts: Sequence[int] | None = None,
+    classes: Mapping[int, ClassSplits] | None = None,
 ) -> ShardPlan:
     """Count the hashed rows and plan shards, boundaries and layout.
 
-    ``shard_counts`` sets the number of shards of each split. Only columns whose values determine
-    the layout are read.
+    ``shard_counts`` sets the number of shards of each split, and ``classes`` the splits of each class
+    of a rule with ``stratify``. Only columns whose values determine the layout are read.
     """
     counts = _count_rows(engine, rows, request)
     uncovered = 0
     split_classes = None
-    classes = None
     if request.rule.stratify:
-        classes = _split_classes(engine, rows, counts)
+        if classes is None:
+            classes = _split_classes(engine, rows, counts)
         split_classes = ClassToSplit(classes)
         # Splits of a class are only known after the classes are counted, so rows are counted again
         # by split.
@@ -318,11 +319,11 @@ def _find_split_start(end: int, boundaries: Mapping[int, Boundary]) -> int:
     if end <= 0:
         return 0
     if end not in boundaries:
-        return _LAST_HASH
+        return LAST_HASH
     boundary = boundaries[end]
     if boundary.offset == 0:
         return boundary.hash
-    return min(boundary.hash + 1, _LAST_HASH)
+    return min(boundary.hash + 1, LAST_HASH)
 
 
 def _find_shard_boundaries(

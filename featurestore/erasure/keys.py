@@ -227,20 +227,20 @@ class DigestedValue:
         return keyed_digest(self.key, text.encode("utf-8", "surrogatepass")) == self.digest
 
     def occurs_in(self, data: bytes) -> bool:
-        return any(each.occurs_in(data, self.key) for each in self.fingerprints)
+        return any(fingerprint.occurs_in(data, self.key) for fingerprint in self.fingerprints)
 
     def to_json(self) -> dict[str, Any]:
         """Convert to a JSON object, the inverse of ``from_json``; lengths and hashes are masked."""
         forms = [
             {
-                "digest": each.digest.hex(),
+                "digest": fingerprint.digest.hex(),
                 "search": mask(
                     self.key,
-                    each.digest,
-                    each.length.to_bytes(8, "big") + each.rolling.to_bytes(8, "big"),
+                    fingerprint.digest,
+                    fingerprint.length.to_bytes(8, "big") + fingerprint.rolling.to_bytes(8, "big"),
                 ),
             }
-            for each in self.fingerprints
+            for fingerprint in self.fingerprints
         ]
         return {"digest": self.digest.hex(), "forms": forms}
 

@@ -326,30 +326,30 @@ def _conditions(matches: TableMatches, schema: pa.Schema, dialect: str) -> Itera
 
 def _comparison(column: str, text: str | None, *, schema: pa.Schema, dialect: str) -> str:
     """Return the condition that a column has a key value."""
-    kind = schema.field(column).type
-    if text is not None and (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+    dtype = schema.field(column).type
+    if text is not None and (pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype)):
         from sqlglot import exp
 
         # Conditions of users have no binary constants.
         name = exp.column(column, quoted=True).sql(dialect=dialect)
         return f"{name} = unhex('{text}')"
-    literal = None if text is None else _literal(text, kind)
+    literal = None if text is None else _literal(text, dtype)
     condition = f"{quote(column)} IS NULL" if literal is None else f"{quote(column)} = {literal}"
     return predicate(condition, schema=schema, dialect=dialect)
 
 
-def _literal(text: str, kind: pa.DataType) -> str:
+def _literal(text: str, dtype: pa.DataType) -> str:
     """Return a key value as a literal in DuckDB's SQL."""
     escaped = text.replace("'", "''")
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if pa.types.is_string(dtype) or pa.types.is_large_string(dtype):
         return f"'{escaped}'"
-    if pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_boolean(kind):
+    if pa.types.is_integer(dtype) or pa.types.is_decimal(dtype) or pa.types.is_boolean(dtype):
         return text
-    if pa.types.is_date(kind):
+    if pa.types.is_date(dtype):
         return f"DATE '{escaped}'"
-    if pa.types.is_timestamp(kind):
+    if pa.types.is_timestamp(dtype):
         return f"TIMESTAMPTZ '{escaped}'"
-    raise InvalidArgument(f"Rows cannot be erased by a key of type {kind}.")
+    raise InvalidArgument(f"Rows cannot be erased by a key of type {dtype}.")
 
 
 def _remove_files(table: Table, matches: TableMatches) -> None:
@@ -366,7 +366,7 @@ def _remove_files(table: Table, matches: TableMatches) -> None:
     emptied = {os.path.dirname(file) for file in matches.files}
     for folder in list(unused_partitions(table.path)):
         if folder in matches.folders or any(
-            f"{each}/".startswith(f"{folder}/") for each in emptied
+            f"{path}/".startswith(f"{folder}/") for path in emptied
         ):
             files.remove(folder, below=table.path)
 

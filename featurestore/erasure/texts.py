@@ -93,7 +93,7 @@ def _matching_cells(
 ) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the primary keys and texts of rows whose column contains a key value."""
     has_members = (table.name, column.name) in _REPORTS
-    names = [each.name for each in table.primary_key]
+    names = [key_column.name for key_column in table.primary_key]
     query = sa.select(*table.primary_key, column.label("erased_text")).where(column.is_not(None))
     result = connection.execute(query)
     while rows := result.fetchmany(_BATCH):

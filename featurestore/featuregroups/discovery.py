@@ -215,9 +215,9 @@ def list_feature_references(session: Session) -> list[str]:
     with session.registry.reading() as connection:
         features = featuregroups.latest_features(connection)
     session.record_reads(
-        featuregroups.KIND, sorted({(each.group, each.version) for each in features})
+        featuregroups.KIND, sorted({(feature.group, feature.version) for feature in features})
     )
-    return [each.reference for each in features if each.role == "feature"]
+    return [feature.reference for feature in features if feature.role == "feature"]
 
 
 def tags_of(session: Session, name: str, *, version: int | None = None) -> dict[str, str]:

@@ -38,11 +38,11 @@ def write_changed(connection: Connection, *, is_copy: bool) -> None:
     # second one reads the rows of the first.
     lock(connection, "origins")
     paths = StorePaths(location_of(connection))
-    for kind in {each.kind for each in changed}:
+    for kind in {version.kind for version in changed}:
         files.make_directory(os.path.join(paths.origins, kind))
-    for each in sorted(changed):
+    for version in sorted(changed):
         # If a file cannot be written, the transaction fails, so that no origins are lost.
-        files.write_json(paths.origin_file(*each), _to_json(connection, each))
+        files.write_json(paths.origin_file(*version), _to_json(connection, version))
 
 
 def _to_json(connection: Connection, version: Object) -> dict[str, Any]:
@@ -93,12 +93,12 @@ def _restore_file(connection: Connection, version: Object, path: str) -> None:
         raise ValueError(
             f"it has the origins of {stored_version.kind} {stored_version.name}@v{stored_version.version}"
         )
-    for each in content.objects("creations"):
-        creation = each.number("creation", minimum=1)
-        states = {name: each.flag(name) for name in ("ended", "sealed")}
+    for record in content.objects("creations"):
+        creation = record.number("creation", minimum=1)
+        states = {name: record.flag(name) for name in ("ended", "sealed")}
         _insert_creation(connection, version, creation, states)
         edges = []
-        for identifier in each.texts("origins"):
+        for identifier in record.texts("origins"):
             match = _ID.fullmatch(identifier)
             if match is None or match[1] not in KINDS:
                 raise ValueError(f"{identifier!r} is not an object")

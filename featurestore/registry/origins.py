@@ -49,7 +49,7 @@ class Object(NamedTuple):
 
 def record(connection: Connection, derived: Object, origin_objects: Iterable[Object]) -> None:
     """Store that an object was computed from others, or has read them; add to its earlier origins."""
-    distinct = dict.fromkeys(each for each in origin_objects if each != derived)
+    distinct = dict.fromkeys(origin for origin in origin_objects if origin != derived)
     if not distinct:
         return
     ids = _current_ids(connection, [derived, *distinct])
@@ -62,12 +62,12 @@ def record(connection: Connection, derived: Object, origin_objects: Iterable[Obj
     stored_origins = {str(row[0]): Object(*row[1:]) for row in connection.execute(query)}
     if connection.info.get(RESTORED):
         # Manifests and commits do not contain which of several groups of a name they have read.
-        for each in stored_origins.values():
-            distinct.pop(each, None)
-    new_origins = {ids[each] for each in distinct} - stored_origins.keys()
+        for origin in stored_origins.values():
+            distinct.pop(origin, None)
+    new_origins = {ids[origin] for origin in distinct} - stored_origins.keys()
     if not new_origins:
         return
-    rows = [{"derived": ids[derived], "origin": each} for each in sorted(new_origins)]
+    rows = [{"derived": ids[derived], "origin": origin_id} for origin_id in sorted(new_origins)]
     insert_missing(connection, origin_edges, rows)
     _mark_changed(connection, [derived])
 
@@ -132,9 +132,14 @@ def is_stored(connection: Connection, version: Object) -> bool:
 def find_objects(connection: Connection, inputs: Iterable[Mapping[str, Any]]) -> list[Object]:
     """Return the objects of the store in lineage inputs, which contain names, folders or paths."""
     objects = []
-    for each in inputs:
-        source = str(each.get("source") or each.get("featuregroup") or each.get("path") or "")
-        version = each.get("version")
+    for lineage_input in inputs:
+        source = str(
+            lineage_input.get("source")
+            or lineage_input.get("featuregroup")
+            or lineage_input.get("path")
+            or ""
+        )
+        version = lineage_input.get("version")
         parsed_source = parse_path(source) if "/" in source else (GROUP, source, None)
         # Registered sources and files outside of the store have no origins.
         if parsed_source is None or ":" in parsed_source[1] or not parsed_source[1]:
@@ -142,7 +147,7 @@ def find_objects(connection: Connection, inputs: Iterable[Mapping[str, Any]]) ->
         kind, name, path_version = parsed_source
         number = version if isinstance(version, int) else path_version
         numbers = [number] if number else _registered_versions(connection, kind, name)
-        objects += [Object(kind, name, each_number) for each_number in numbers]
+        objects += [Object(kind, name, number) for number in numbers]
     return objects
 
 
@@ -176,14 +181,15 @@ def _current_ids(connection: Connection, objects: Collection[Object]) -> dict[Ob
     key = sa.tuple_(columns.kind, columns.name, columns.version)
     query = (
         sa.select(columns.kind, columns.name, columns.version, sa.func.max(columns.creation))
-        .where(key.in_([tuple(each) for each in objects]))
+        .where(key.in_([tuple(version) for version in objects]))
         .group_by(columns.kind, columns.name, columns.version)
     )
     creations = {Object(*row[:3]): int(row[3]) for row in connection.execute(query)}
-    missing = {each: 1 for each in objects if each not in creations}
+    missing = {version: 1 for version in objects if version not in creations}
     if missing:
         _insert(connection, missing)
-    return {each: format_id(each, creation) for each, creation in (creations | missing).items()}
+    last_creations = creations | missing
+    return {version: format_id(version, creation) for version, creation in last_creations.items()}
 
 
 def format_id(version: Object, creation: int) -> str:
@@ -208,13 +214,13 @@ def _last_creation(connection: Connection, version: Object) -> int:
 def _insert(connection: Connection, creations: Mapping[Object, int]) -> None:
     rows = [
         {
-            **each._asdict(),
-            "id": format_id(each, creation),
+            **version._asdict(),
+            "id": format_id(version, creation),
             "creation": creation,
             "ended": False,
             "sealed": False,
         }
-        for each, creation in sorted(creations.items())
+        for version, creation in sorted(creations.items())
     ]
     # Another transaction may have inserted the same row: it is the same object.
     insert_missing(connection, origins, rows)

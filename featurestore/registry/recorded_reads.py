@@ -66,7 +66,7 @@ class ReadRecorder:
         updated_objects: set[Object] = set()
         while True:
             with self._lock:
-                new_reads = [each for each in versions if each not in self._reads]
+                new_reads = [version for version in versions if version not in self._reads]
                 pending = {*self._readers, *self._outputs} - updated_objects
                 # A write of another thread may have begun meanwhile.
                 if not pending:
@@ -118,14 +118,14 @@ def _store(registry: Registry, derived: Iterable[Object], reads: Collection[Obje
     """Store the origins of several objects; a transaction is needed only for new origins."""
     with registry.reading() as connection:
         missing = [
-            each
-            for each in derived
-            if not all(origins.is_recorded(connection, each, read) for read in reads)
+            reader
+            for reader in derived
+            if not all(origins.is_recorded(connection, reader, read) for read in reads)
         ]
     if missing:
         with registry.joined_transaction() as connection:
-            for each in sorted(missing):
-                origins.record(connection, each, reads)
+            for reader in sorted(missing):
+                origins.record(connection, reader, reads)
 
 
 def current_recorder() -> ReadRecorder | None:

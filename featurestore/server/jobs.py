@@ -77,7 +77,7 @@ def with_visible_error(store: FeatureStore, status: service.JobStatus) -> servic
 
 def visible_jobs(store: FeatureStore, limit: int, offset: int) -> list[service.JobStatus]:
     """Return the status of jobs with the texts of their errors for readers."""
-    return [with_visible_error(store, each) for each in store.get_jobs(limit=limit, offset=offset)]
+    return [with_visible_error(store, job) for job in store.get_jobs(limit=limit, offset=offset)]
 
 
 def run_record(job_run: Run) -> dict[str, Any]:

@@ -92,10 +92,10 @@ def _open_sockets(settings: ServerSettings, connections: Connections) -> list[_L
     """Return a listening socket for each address of the host."""
     sockets: list[_Listener] = []
     try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(
+        for family, socket_type, protocol, _, address in socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         ):
-            listener = _Listener(connections, family, kind, protocol)
+            listener = _Listener(connections, family, socket_type, protocol)
             sockets.append(listener)
             if os.name == "posix":
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)

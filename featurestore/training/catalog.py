@@ -43,7 +43,8 @@ def list_datasets(
     with session.registry.reading() as connection:
         registrations = training_datasets.list_all(connection, limit=limit, offset=offset)
     session.record_reads(
-        training_datasets.KIND, [(each.name, each.version) for each in registrations]
+        training_datasets.KIND,
+        [(registration.name, registration.version) for registration in registrations],
     )
     readable_datasets = []
     for registration in registrations:

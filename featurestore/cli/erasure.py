@@ -49,8 +49,8 @@ def report(
         for model in erasure_report.models
     ]
     rows += [
-        {"area": "not searched", "item": place, "detail": "", "action": "list"}
-        for place in erasure_report.not_searched
+        {"area": "not searched", "item": location, "detail": "", "action": "list"}
+        for location in erasure_report.not_searched
     ]
     show_rows(context, rows, columns=_COLUMNS, empty="no data of this entity")
 

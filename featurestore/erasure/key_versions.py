@@ -101,8 +101,8 @@ def _add_key_hashes(scan: Scan) -> None:
         for row in rows:
             try:
                 columns = [
-                    to_array([_parse(value, kind)], kind)
-                    for value, kind in zip(row, types, strict=True)
+                    to_array([_parse(value, dtype)], dtype)
+                    for value, dtype in zip(row, types, strict=True)
                 ]
             except (ConversionError, FeatureStoreError, ValueError, KeyError):
                 continue  # the text is not a value of this column
@@ -118,17 +118,17 @@ def _primary_keys(scan: Scan, spec: FeatureGroupSpec) -> Iterator[tuple[str, ...
             yield tuple(texts)
 
 
-def _parse(value: object, kind: pa.DataType) -> object:
+def _parse(value: object, dtype: pa.DataType) -> object:
     """Convert the text of a key, or of the folder of a partition, to a value of its column."""
     if not isinstance(value, str):
         return value
-    if pa.types.is_integer(kind):
+    if pa.types.is_integer(dtype):
         return int(value)
-    if pa.types.is_boolean(kind):
+    if pa.types.is_boolean(dtype):
         return {"true": True, "false": False}[value]
-    if pa.types.is_binary(kind):
+    if pa.types.is_binary(dtype):
         return bytes.fromhex(value)
-    return from_json(value, kind)
+    return from_json(value, dtype)
 
 
 def _matching_hashes(table: Table, hashes: Set[bytes]) -> Iterator[list[bytes]]:

@@ -44,7 +44,7 @@ def _catalogs(session: Session) -> Iterator[str]:
 
 
 def _shared_databases(session: Session) -> Iterator[str]:
-    """Yield the online stores in whose database are keys of others."""
+    """Yield the online stores whose database has keys of other stores and applications."""
     for spec in get_online_stores(session):
         if spec.name == EMBEDDED:
             continue

@@ -108,8 +108,8 @@ class _Purge:
         self._clock = StoreClock(store)
 
     def run(self, *, dry_run: bool) -> PurgeReport:
-        known = [_named_prefixes(view, state) for view, state in self._states()]
-        counts, other_keys = self._count_values(set().union(*known))
+        named_prefixes = [_named_prefixes(view, state) for view, state in self._states()]
+        counts, other_keys = self._count_values(set().union(*named_prefixes))
         needed: set[bytes] = set()
         owners: dict[bytes, PublishedView] = {}
         deleted, skipped = [], []
@@ -162,7 +162,7 @@ class _Purge:
                     states.append((view, ViewState.parse(content, view)))
         return states
 
-    def _count_values(self, named: Set[bytes]) -> tuple[Counter[bytes], int]:
+    def _count_values(self, named_prefixes: Set[bytes]) -> tuple[Counter[bytes], int]:
         """Return the number of keys by the prefix of this store, and the number of other keys."""
         counts: Counter[bytes] = Counter()
         other_keys = 0
@@ -172,7 +172,7 @@ class _Purge:
                 if not key.startswith(_STATE):
                     by_prefix.setdefault(key[:PREFIX_BYTES], []).append(key)
             for prefix, keys in by_prefix.items():
-                if prefix in named or prefix in counts or self._are_own(keys[:_SAMPLE]):
+                if prefix in named_prefixes or prefix in counts or self._are_own(keys[:_SAMPLE]):
                     counts[prefix] += len(keys)
                 else:
                     other_keys += len(keys)

@@ -92,12 +92,15 @@ def test_values_of_another_store_in_the_database_remain(tmp_path: Path, uri: str
         assert scores(second, "other_scores") == scores(second, "scores_of_both") == [0, 1, 2]
         check = first.verify_erasure(report.certificate or {})
         assert check.ok
-        # The values of others are named, before and after the erasure.
-        others = 3 * len(USERS) + 1
-        place = f"online store 'cache': {others} keys of other feature stores and applications in its database"
+        # The values of other stores are named, before and after the erasure.
+        other_keys = 3 * len(USERS) + 1
+        expected_line = (
+            f"online store 'cache': {other_keys} keys of other feature stores and applications "
+            "in its database"
+        )
         for result in (planned, report, check):
-            assert result.not_searched == (place,)
-            assert place in str(result) or isinstance(result, ErasureCheck)
+            assert result.not_searched == (expected_line,)
+            assert expected_line in str(result) or isinstance(result, ErasureCheck)
         item = "cache: values without the seal of this store"
         for findings in (planned.findings, report.findings, check.listed):
             assert [(each.action, each.rows) for each in findings if each.item == item] == [
@@ -119,14 +122,16 @@ def test_catalogs_are_named_as_not_searched(empty_store: FeatureStore, tmp_path:
     (tmp_path / "catalog_job.py").write_text(CATALOG_JOB)
     empty_store.register_jobs(tmp_path / "catalog_job.py")
     text = "descriptions and columns of registered tables"
-    places = (
+    expected_lines = (
         f"catalog 'lake': {text} (tables of register_in, schema 'shop' by the job 'lake_tables')",
         f"catalog 'other_lake': {text} (tables of register_in)",
     )
-    assert empty_store.erase({"user": PERSON}).not_searched == places
+    assert empty_store.erase({"user": PERSON}).not_searched == expected_lines
     report = empty_store.erase({"user": PERSON}, dry_run=False)
     assert report.complete
-    assert report.not_searched == tuple((report.certificate or {})["not_searched"]) == places
+    assert (
+        report.not_searched == tuple((report.certificate or {})["not_searched"]) == expected_lines
+    )
 
 
 def test_unreachable_online_store_refuses_the_erasure(

@@ -19,7 +19,8 @@ from typing import Any
 
 from sqlalchemy.engine import Connection
 
-from featurestore.erasure.keys import DigestedValue, Entities, KnownValue, mask, unmask
+from featurestore.erasure.digests import DigestedValue, mask, unmask
+from featurestore.erasure.keys import Entities, KnownValue
 from featurestore.errors import InvalidArgument, StorageError
 from featurestore.model.erasure import ErasureFinding
 from featurestore.model.json_object import JsonObject, MalformedJson
@@ -194,7 +195,7 @@ def _chain(connection: Connection) -> list[Mapping[str, Any]]:
     """Return the certificates in the audit log, oldest first."""
     entries = audit_log.entries_of_action(connection, ACTION)
     certificates = [entry.detail.get("certificate") for entry in entries]
-    return [each for each in certificates if isinstance(each, dict)]
+    return [certificate for certificate in certificates if isinstance(certificate, dict)]
 
 
 def _digests(entities: Entities, key: bytes, salt: str) -> list[dict[str, Any]]:

@@ -1,23 +1,18 @@
 """The keys of erased entities: comparison with columns of rows, and search in bytes.
 
 A key value is compared by its canonical text, so that 5 in an integer column and "5" in a string
-column are the same key. A certificate has only a keyed digest of this text. Columns are compared by
-the digests of their distinct values. Bytes are searched with a rolling hash, whose parameters need
-the key of the store.
+column are the same key. Bytes are searched for the forms of a value in files.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import hmac
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -26,14 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featurestore.errors import InvalidArgument
-from featurestore.model.json_object import JsonObject
 
 ERASED = "[erased]"
 # Shorter texts occur by chance in logs and descriptions, and so do shorter numbers.
 _MIN_TEXT, _MIN_DIGITS = 4, 8
 _WORD = re.compile(rb"[0-9A-Za-z]")
-_CHUNK = 1 << 18
-_MASK_BYTES = 16
 
 
 def canonical_text(value: object) -> str | None:
@@ -132,13 +124,13 @@ def _find_words(data: bytes, form: bytes) -> list[int]:
     offsets = []
     start = data.find(form)
     while start >= 0:
-        if _is_word(data, start, len(form)):
+        if is_word(data, start, len(form)):
             offsets.append(start)
         start = data.find(form, start + 1)
     return offsets
 
 
-def _is_word(data: bytes, start: int, length: int) -> bool:
+def is_word(data: bytes, start: int, length: int) -> bool:
     """Return whether bytes neither continue a word nor are continued by one."""
     before, after = data[max(start - 1, 0) : start], data[start + length : start + length + 1]
     starts_word = not (_WORD.match(before) and _WORD.match(data[start : start + 1]))
@@ -146,143 +138,6 @@ def _is_word(data: bytes, start: int, length: int) -> bool:
     # An escape of JSON, such as \n, may precede a word.
     is_escaped = start >= 2 and data[start - 2 : start - 1] == b"\\"
     return (starts_word or is_escaped) and ends_word
-
-
-# -- digests ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Fingerprint:
-    """A form of a value in a certificate: its length and rolling hash, and its digest."""
-
-    length: int
-    rolling: int
-    digest: bytes
-    factor: int
-
-    def occurs_in(self, data: bytes, key: bytes) -> bool:
-        """Return whether bytes contain the form as a separate word."""
-        step = _CHUNK - self.length
-        for start in range(0, max(len(data) - self.length + 1, 0), step):
-            chunk = np.frombuffer(data[start : start + _CHUNK], np.uint8)
-            for offset in self._candidates(chunk):
-                word = data[start + offset : start + offset + self.length]
-                if keyed_digest(key, word) == self.digest and _is_word(
-                    data, start + offset, self.length
-                ):
-                    return True
-        return False
-
-    def _candidates(self, chunk: np.ndarray[Any, np.dtype[np.uint8]]) -> list[int]:
-        if len(chunk) < self.length:
-            return []
-        powers = _powers(self.factor)[: len(chunk) + 1]
-        sums = np.zeros(len(chunk) + 1, np.uint64)
-        np.cumsum((chunk.astype(np.uint64) + np.uint64(1)) * powers[:-1], out=sums[1:])
-        count = len(chunk) - self.length + 1
-        # The window that starts at i has the sum of its bytes times factor**(i + 1 ...).
-        windows = sums[self.length :][:count] - sums[:count]
-        expected = np.uint64(self.rolling) * powers[:count]
-        return [int(offset) for offset in np.flatnonzero(windows == expected)]
-
-
-@lru_cache(maxsize=8)  # all forms of a value have the same factor
-def _powers(factor: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    factors = np.full(_CHUNK + 1, factor, np.uint64)
-    factors[0] = 1
-    return np.cumprod(factors, dtype=np.uint64)
-
-
-def fingerprint_of(form: bytes, *, factor: int, key: bytes) -> Fingerprint:
-    """Return the fingerprint of a form of a value."""
-    rolling = 0
-    for position, byte in enumerate(form):
-        rolling += (byte + 1) * pow(factor, position, 1 << 64)
-    return Fingerprint(len(form), rolling % (1 << 64), keyed_digest(key, form), factor)
-
-
-def keyed_digest(key: bytes, data: bytes) -> bytes:
-    """Return a digest that only the owner of the key can compute."""
-    return hashlib.blake2b(data, key=key, digest_size=32).digest()
-
-
-@dataclass(frozen=True)
-class DigestedValue:
-    """A key value in a certificate: digests with the key of the store and a salt."""
-
-    key: bytes
-    digest: bytes
-    fingerprints: tuple[Fingerprint, ...]
-
-    @classmethod
-    def of(cls, text: str, *, key: bytes) -> DigestedValue:
-        """Return the digests of a value; ``key`` belongs to one value of one certificate."""
-        factor = _rolling_factor(key)
-        fingerprints = tuple(
-            fingerprint_of(form, factor=factor, key=key) for form in text_forms(text)
-        )
-        return cls(key, keyed_digest(key, text.encode("utf-8", "surrogatepass")), fingerprints)
-
-    def equals(self, text: str) -> bool:
-        return keyed_digest(self.key, text.encode("utf-8", "surrogatepass")) == self.digest
-
-    def occurs_in(self, data: bytes) -> bool:
-        return any(fingerprint.occurs_in(data, self.key) for fingerprint in self.fingerprints)
-
-    def to_json(self) -> dict[str, Any]:
-        """Convert to a JSON object, the inverse of ``from_json``; lengths and hashes are masked."""
-        forms = [
-            {
-                "digest": fingerprint.digest.hex(),
-                "search": mask(
-                    self.key,
-                    fingerprint.digest,
-                    fingerprint.length.to_bytes(8, "big") + fingerprint.rolling.to_bytes(8, "big"),
-                ),
-            }
-            for fingerprint in self.fingerprints
-        ]
-        return {"digest": self.digest.hex(), "forms": forms}
-
-    @classmethod
-    def from_json(cls, data: JsonObject, *, key: bytes) -> DigestedValue:
-        """Parse the output of ``to_json``.
-
-        Raises:
-            MalformedJson: A field is missing or invalid.
-        """
-        factor = _rolling_factor(key)
-        fingerprints = []
-        for form in data.objects("forms"):
-            digest = bytes.fromhex(form.text("digest"))
-            content = unmask(key, digest, form.text("search"))
-            length, rolling = (
-                int.from_bytes(number, "big") for number in (content[:8], content[8:])
-            )
-            # With another key, the unmasked length is a random number.
-            fingerprints.append(
-                Fingerprint(max(min(length, _CHUNK // 2), 1), rolling, digest, factor)
-            )
-        return cls(key, bytes.fromhex(data.text("digest")), tuple(fingerprints))
-
-
-def _rolling_factor(key: bytes) -> int:
-    # Odd, so that no window loses its first bytes.
-    return int.from_bytes(keyed_digest(key, b"rolling")[:8], "big") | 1
-
-
-def mask(key: bytes, digest: bytes, content: bytes) -> str:
-    """Return 16 bytes as a text that only the owner of the key can read; digests must differ."""
-    stream = hmac.digest(key, b"mask" + digest, "sha256")[:_MASK_BYTES]
-    masked = bytes(byte ^ mask_byte for byte, mask_byte in zip(content, stream, strict=True))
-    return base64.b64encode(masked).decode()
-
-
-def unmask(key: bytes, digest: bytes, text: str) -> bytes:
-    """Return the bytes that ``mask`` converted to a text; other bytes for another key."""
-    stream = hmac.digest(key, b"mask" + digest, "sha256")[:_MASK_BYTES]
-    masked = base64.b64decode(text)[:_MASK_BYTES].ljust(_MASK_BYTES, b"\0")
-    return bytes(byte ^ mask_byte for byte, mask_byte in zip(masked, stream, strict=True))
 
 
 # -- entities ---------------------------------------------------------------------------------
@@ -327,6 +182,25 @@ class Entities:
     def is_searchable(self, columns: Mapping[str, str]) -> bool:
         """Return whether all keys of an entity are columns of a table."""
         return any(set(entity) <= set(columns.values()) for entity in self.entities)
+
+    def match_texts(self, texts: Mapping[str, str | None], columns: Mapping[str, str]) -> bool:
+        """Return whether the values of one row have all keys of an entity.
+
+        Args:
+            texts: The canonical text of each value, by column.
+            columns: The key in each column, the result of ``key_columns``.
+        """
+        for entity in self.entities:
+            equal_keys = set()
+            for name, text in texts.items():
+                key = columns.get(name)
+                if key is None or text is None or key not in entity:
+                    continue
+                if entity[key].equals(text):
+                    equal_keys.add(key)
+            if equal_keys == set(entity):
+                return True
+        return False
 
     def matches(self, batch: pa.RecordBatch, columns: Mapping[str, str]) -> pa.BooleanArray:
         """Return which rows of a batch belong to an entity.

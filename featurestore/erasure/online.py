@@ -17,7 +17,7 @@ from datetime import UTC, date, datetime, timedelta
 
 from featurestore.arrow.values import to_array
 from featurestore.erasure.areas import Scan
-from featurestore.erasure.keys import KeyValue, canonical_text
+from featurestore.erasure.keys import canonical_text
 from featurestore.errors import OnlineStoreUnavailable
 from featurestore.hashing.values import BOOL, BYTES, DATE, INTEGER, LARGE_INTEGER, TEXT, TIME
 from featurestore.model.erasure import Action, ErasureFinding
@@ -139,23 +139,14 @@ def _is_match(scan: Scan, keys: PublishedKeys | None, encoded: bytes) -> bool:
     texts = decode_key(encoded)
     if texts is None:
         return False
-    for entity in scan.entities.entities:
-        if keys is None:
-            # The columns are unknown: all values must be parts of the key.
-            if all(any(map(value.equals, texts)) for value in entity.values()):
-                return True
-        elif _has_keys(entity, keys, texts):
-            return True
-    return False
-
-
-def _has_keys(entity: Mapping[str, KeyValue], keys: PublishedKeys, texts: Sequence[str]) -> bool:
-    equal_keys = set()
-    for name, text in zip(keys.names, texts, strict=False):
-        key = keys.columns.get(name)
-        if key is not None and key in entity and entity[key].equals(text):
-            equal_keys.add(key)
-    return equal_keys == set(entity)
+    if keys is not None:
+        values_by_name = dict(zip(keys.names, texts, strict=False))
+        return scan.entities.match_texts(values_by_name, keys.columns)
+    # The columns are unknown: all values must be parts of the key.
+    return any(
+        all(any(map(value.equals, texts)) for value in entity.values())
+        for entity in scan.entities.entities
+    )
 
 
 def _published_keys(
@@ -168,10 +159,10 @@ def _published_keys(
         state = ViewState.parse(content, view)
         if not is_own_state(scan.session, state, online=online):
             continue
-        generations = {state.generation, *(each.generation for each in state.retired)}
+        generations = {state.generation, *(retired.generation for retired in state.retired)}
         if state.lease is not None and state.lease.generation is not None:
             generations.add(state.lease.generation)
-        groups = {*state.groups, *((each.group, each.version) for each in spec.features)}
+        groups = {*state.groups, *((feature.group, feature.version) for feature in spec.features)}
         for group in groups:
             keys = _keys_of(scan, group, f"{spec.name}@v{spec.version}")
             for generation in generations - {0}:
@@ -190,7 +181,7 @@ def _keys_of(scan: Scan, group: GroupId, view: str) -> PublishedKeys:
     if rows:
         types = [spec.schema.field(name).type for name in names]
         columns = zip(zip(*rows, strict=True), types, strict=True)
-        encoded = encode_keys([to_array(list(values), kind) for values, kind in columns])
+        encoded = encode_keys([to_array(list(values), dtype) for values, dtype in columns])
     return PublishedKeys(
         view,
         scan.entities.key_columns(names, owner=group[0]),
@@ -217,33 +208,33 @@ def decode_key(encoded: bytes) -> list[str] | None:
     """
     texts = []
     while encoded:
-        kind, word, encoded = encoded[0], encoded[1:9], encoded[9:]
-        number = int.from_bytes(word, "big", signed=kind != LARGE_INTEGER)
+        type_code, word, encoded = encoded[0], encoded[1:9], encoded[9:]
+        number = int.from_bytes(word, "big", signed=type_code != LARGE_INTEGER)
         if len(word) < 8:
             return None
-        if kind in (TEXT, BYTES):
+        if type_code in (TEXT, BYTES):
             content, encoded = encoded[:number], encoded[number:]
             if len(content) != number:
                 return None
-            texts.append(content.hex() if kind == BYTES else content.decode(errors="replace"))
+            texts.append(content.hex() if type_code == BYTES else content.decode(errors="replace"))
             continue
-        text = _word_text(kind, number)
+        text = _word_text(type_code, number)
         if text is None:
             return None
         texts.append(text)
     return texts
 
 
-def _word_text(kind: int, number: int) -> str | None:
+def _word_text(type_code: int, number: int) -> str | None:
     """Return the canonical text of a value of one word."""
     try:
-        if kind == BOOL:
+        if type_code == BOOL:
             return canonical_text(bool(number))
-        if kind in (INTEGER, LARGE_INTEGER):
+        if type_code in (INTEGER, LARGE_INTEGER):
             return str(number)
-        if kind == DATE:
+        if type_code == DATE:
             return canonical_text(date.fromordinal(number + _DAYS))
-        if kind == TIME:
+        if type_code == TIME:
             return canonical_text(_EPOCH + timedelta(microseconds=number))
     except (ValueError, OverflowError):
         return None

@@ -79,7 +79,10 @@ def erase(
         return ErasureReport(
             entities.keys, dry_run, tuple(findings), models=models, not_searched=not_searched
         )
-    _check_writers(scan)
+    # Before anything is erased.
+    for table in group_tables(session):
+        if (table.group, table.version) in scan.key_rows:
+            check_no_writers(session, table)
     for area in reversed(AREAS):
         area.erase(scan)
     session.registry.discard_deleted()
@@ -156,17 +159,10 @@ def _check_keys(scan: Scan) -> None:
         return
     with scan.session.registry.reading() as connection:
         groups = featuregroups.list_all(connection)
-    known = sorted({name for group in groups for name in group.spec.primary_key})
+    key_columns = sorted({name for group in groups for name in group.spec.primary_key})
     raise InvalidArgument(
         f"No feature group has a column {listing(unknown)}. Keys of the store: "
-        f"{listing(known) or 'none'}.",
-        hint=did_you_mean(unknown[0], known, write="{!r}")
+        f"{listing(key_columns) or 'none'}.",
+        hint=did_you_mean(unknown[0], key_columns, write="{!r}")
         or 'store.erase({"user": "u-7731"}, columns={"orders.buyer": "user"})',
     )
-
-
-def _check_writers(scan: Scan) -> None:
-    """Check before anything is erased that nobody writes the tables with matching rows."""
-    for table in group_tables(scan.session):
-        if scan.key_rows.get((table.group, table.version)) is not None:
-            check_no_writers(scan.session, table)

@@ -26,7 +26,7 @@ from featurestore.delta.erasure import (
 from featurestore.delta.log import is_delta_table, latest_version
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.erasure.areas import Scan
-from featurestore.erasure.keys import Entities, KeyValue, canonical_text
+from featurestore.erasure.keys import Entities, canonical_text
 from featurestore.errors import FeatureStoreError, InvalidArgument, WriteConflict
 from featurestore.featuregroups.maintenance import register_delta_version
 from featurestore.model.erasure import ErasureFinding
@@ -176,7 +176,9 @@ def _search_file(matches: TableMatches, table: Table, file: str, entities: Entit
         if not rows.num_rows:
             continue
         matches.files[file] = matches.files.get(file, 0) + rows.num_rows
-        matches.key_texts.update(_texts(rows, list(matches.columns)))
+        values = [rows.column(name).to_pylist() for name in matches.columns]
+        for row in zip(*values, strict=True):
+            matches.key_texts.add(tuple(map(canonical_text, row)))
         if primary_key:
             keys = [rows.column(name).to_pylist() for name in primary_key]
             matches.matching_keys.update(zip(*keys, strict=True))
@@ -211,14 +213,14 @@ def read_columns(file: str, table_path: str, names: Sequence[str]) -> Iterator[p
         yield pa.RecordBatch.from_arrays(arrays, names=list(names))
 
 
-def _texts(batch: pa.RecordBatch, names: Sequence[str]) -> set[tuple[str | None, ...]]:
-    rows = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
-    return {tuple(map(canonical_text, row)) for row in rows}
-
-
 def _scrubber(path: str, entities: Entities, columns: Mapping[str, str]) -> LogScrubber:
     def is_partition(values: Mapping[str, Any]) -> bool:
-        return any(_has_keys(entity, columns, values) for entity in entities.entities)
+        texts = {}
+        for name in columns:
+            value = values.get(name)
+            plain = value if value is None or isinstance(value, str | int | bool) else str(value)
+            texts[name] = canonical_text(plain)
+        return entities.match_texts(texts, columns)
 
     return LogScrubber(
         path,
@@ -226,23 +228,6 @@ def _scrubber(path: str, entities: Entities, columns: Mapping[str, str]) -> LogS
         remove_value=entities.remove_from,
         is_partition=is_partition,
     )
-
-
-def _has_keys(
-    entity: Mapping[str, KeyValue], columns: Mapping[str, str], values: Mapping[str, Any]
-) -> bool:
-    """Return whether values by column contain all keys of an entity."""
-    keys = set()
-    for column, key in columns.items():
-        if key in entity and values.get(column) is not None:
-            text = canonical_text(_plain(values[column]))
-            if text is not None and entity[key].equals(text):
-                keys.add(key)
-    return keys == set(entity)
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, str | int | bool) else str(value)
 
 
 # -- erasure ----------------------------------------------------------------------------------
@@ -262,14 +247,16 @@ def erase_rows(scan: Scan, table: Table, matches: TableMatches) -> None:
             "unique": "kept",
             **commits.base_metadata(table.path, latest_version(table.path)),
         }
-        schema = _schema_of(table)
+        snapshot = read_snapshot(table.path)
+        is_group = table.area == GROUPS
+        schema = commits.spec_of(snapshot).schema if is_group else snapshot.schema
         for condition in _conditions(matches, schema, session.engine.dialect):
             version = session.engine.delete(table.path, condition, commit_metadata=metadata)
             if version is not None:
                 metadata |= commits.base_metadata(table.path, version)
         _remove_files(table, matches)
         scrub_log(_scrubber(table.path, scan.entities, matches.columns))
-        if table.area == GROUPS:
+        if is_group:
             spec = commits.spec_of(read_snapshot(table.path))
             register_delta_version(session, spec, latest_version(table.path), run=run)
             if spec.iceberg:
@@ -301,11 +288,6 @@ def check_no_writers(session: Session, table: Table, *, except_for: Sequence[str
             f"{table.version}; its rows were not erased.",
             hint="wait until it is complete, and run the erasure again",
         )
-
-
-def _schema_of(table: Table) -> pa.Schema:
-    snapshot = read_snapshot(table.path)
-    return commits.spec_of(snapshot).schema if table.area == GROUPS else snapshot.schema
 
 
 def _conditions(matches: TableMatches, schema: pa.Schema, dialect: str) -> Iterator[str]:

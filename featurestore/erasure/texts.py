@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.erasure.areas import Scan
-from featurestore.erasure.keys import ERASED, Entities, KeyValue, canonical_text
+from featurestore.erasure.keys import ERASED, Entities, canonical_text
 from featurestore.errors import InvalidArgument
 from featurestore.model.erasure import ErasureFinding
 from featurestore.registry import search_documents, tables
@@ -56,7 +56,9 @@ class RegistryTexts:
         findings = []
         with scan.session.registry.reading() as connection:
             for table in tables.metadata.sorted_tables:
-                for column in _text_columns(table):
+                for column in table.columns:
+                    if not isinstance(column.type, sa.String) or column.name in _SECRETS:
+                        continue
                     scan.scanned[self.name] += 1
                     rows = sum(1 for _ in _matching_cells(connection, scan, table, column))
                     if rows:
@@ -80,12 +82,6 @@ class RegistryTexts:
                 column = table.c[column_name]
                 for key, text in list(_matching_cells(connection, scan, table, column)):
                     _rewrite(connection, scan, table, column, key, text)
-
-
-def _text_columns(table: sa.Table) -> Iterator[sa.Column[Any]]:
-    for column in table.columns:
-        if isinstance(column.type, sa.String) and column.name not in _SECRETS:
-            yield column
 
 
 def _matching_cells(
@@ -116,7 +112,7 @@ def _has_value(scan: Scan, text: str, *, has_members: bool) -> bool:
         return False
     texts = "\0".join(_values_of(data)).encode("utf-8", "surrogatepass")
     return scan.entities.occurs_in(texts) or any(
-        _key_members(scan.entities, row) for row in _samples_of(data)
+        _is_row_of(scan.entities, row) for row in _samples_of(data)
     )
 
 
@@ -176,30 +172,22 @@ def clean_json(entities: Entities, value: Any) -> Any:
     cleaned = {}
     for name, item in value.items():
         if name == _SAMPLES and isinstance(item, list):
-            item = [_clean_row(entities, row) for row in item]
+            # All columns of the row of an entity are erased.
+            item = [
+                dict.fromkeys(row, ERASED)
+                if isinstance(row, Mapping) and _is_row_of(entities, row)
+                else row
+                for row in item
+            ]
         cleaned[name] = clean_json(entities, item)
     return cleaned
 
 
-def _clean_row(entities: Entities, row: Any) -> Any:
-    """Return a sampled row without the values of an entity: all of its columns are erased."""
-    if not isinstance(row, Mapping) or not _key_members(entities, row):
-        return row
-    return dict.fromkeys(row, ERASED)
-
-
-def _key_members(entities: Entities, row: Mapping[str, Any]) -> set[str]:
-    """Return the names of the members that are the keys of an entity."""
-    names: set[str] = set()
-    for entity in entities.entities:
-        if all(name in row and _equals(value, row[name]) for name, value in entity.items()):
-            names.update(entity)
-    return names
-
-
-def _equals(value: KeyValue, item: Any) -> bool:
-    try:
-        text = canonical_text(item)
-    except InvalidArgument:
-        return False
-    return text is not None and value.equals(text)
+def _is_row_of(entities: Entities, row: Mapping[str, Any]) -> bool:
+    """Return whether a sampled row belongs to an entity."""
+    columns = entities.key_columns(list(row))
+    texts = {}
+    for name in columns:
+        with suppress(InvalidArgument):  # numbers with fractions and lists are no keys
+            texts[name] = canonical_text(row[name])
+    return entities.match_texts(texts, columns)

@@ -8,7 +8,7 @@ are fitted again.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -100,7 +100,9 @@ def _search_dataset(
         # Its rows are unknown. It can neither be written without some, nor be proven to have none.
         detail = f"{manifest.data_format} with compression {manifest.compression} cannot be read"
         return ErasureFinding(TrainingDatasets.name, title, detail, action)
-    rows = _count_rows(scan, manifest, directory, columns)
+    rows = 0
+    for _, batch in _stored_batches(manifest, directory, columns=list(columns)):
+        rows += scan.entities.matches(batch, columns).true_count
     quarantined = _count_quarantined(scan, name, directory)
     if not rows and not quarantined:
         return None
@@ -122,13 +124,14 @@ def _search_sources(scan: Scan, manifest: Manifest, title: str) -> ErasureFindin
     return ErasureFinding(TrainingDatasets.name, title, detail, "list")
 
 
-def _count_rows(scan: Scan, manifest: Manifest, directory: str, columns: Mapping[str, str]) -> int:
-    rows = 0
-    for split in manifest.splits:
+def _stored_batches(
+    manifest: Manifest, directory: str, *, columns: Sequence[str] | None = None
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the batches of a dataset with the number of their split."""
+    for number, split in enumerate(manifest.splits):
         for shard in split.shards:
-            for batch in shard_batches_in_order(directory, manifest, shard, columns=list(columns)):
-                rows += scan.entities.matches(batch, columns).true_count
-    return rows
+            for batch in shard_batches_in_order(directory, manifest, shard, columns=columns):
+                yield number, batch
 
 
 def _count_quarantined(scan: Scan, name: str, directory: str) -> int:
@@ -202,15 +205,13 @@ def _find_class_splits(
     add_hashes = HashRows(request.rule, request.key, request.seed, with_columns=False)
     columns = [*dict.fromkeys([*request.key, *request.rule.columns])]
     starts: dict[int, list[int]] = {}
-    for number, split in enumerate(manifest.splits):
-        for shard in split.shards:
-            for batch in shard_batches_in_order(directory, manifest, shard, columns=columns):
-                groups, hashes = groups_and_hashes(add_hashes(batch))
-                for group in np.unique(groups).tolist():
-                    first = int(hashes[groups == group].min())
-                    of_class = starts.setdefault(group, [LAST_HASH] * len(manifest.splits))
-                    # An empty split starts where the next one does.
-                    of_class[: number + 1] = [min(first, start) for start in of_class[: number + 1]]
+    for number, batch in _stored_batches(manifest, directory, columns=columns):
+        groups, hashes = groups_and_hashes(add_hashes(batch))
+        for group in np.unique(groups).tolist():
+            first = int(hashes[groups == group].min())
+            of_class = starts.setdefault(group, [LAST_HASH] * len(manifest.splits))
+            # An empty split starts where the next one does.
+            of_class[: number + 1] = [min(first, start) for start in of_class[: number + 1]]
     return {group: ClassSplits(tuple(of_class[1:])) for group, of_class in starts.items()}
 
 
@@ -243,11 +244,8 @@ def _stage_other_rows(scan: Scan, manifest: Manifest, directory: str, run: InFli
     columns = scan.entities.key_columns(schema.names, owner=manifest.name)
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for split in manifest.splits:
-            for shard in split.shards:
-                for batch in shard_batches_in_order(directory, manifest, shard):
-                    keeps = pc.invert(scan.entities.matches(batch, columns))
-                    yield batch.filter(keeps)
+        for _, batch in _stored_batches(manifest, directory):
+            yield batch.filter(pc.invert(scan.entities.matches(batch, columns)))
 
     rows = engine.from_arrow(pa.RecordBatchReader.from_batches(schema, batches()))
     try:

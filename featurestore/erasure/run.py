@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from featurestore.erasure import certificates
 from featurestore.erasure.areas import Area, Scan, search_areas
 from featurestore.erasure.datasets import TrainingDatasets, trained_models
 from featurestore.erasure.key_versions import KeyVersions
 from featurestore.erasure.keys import parse_entities
-from featurestore.erasure.not_searched import places_not_searched
 from featurestore.erasure.online import OnlineValues
 from featurestore.erasure.other_files import OtherFiles
 from featurestore.erasure.tables import (
@@ -20,15 +19,20 @@ from featurestore.erasure.tables import (
     group_tables,
 )
 from featurestore.erasure.texts import RegistryTexts
-from featurestore.errors import InvalidArgument, did_you_mean, listing
+from featurestore.errors import FormatTooNew, InvalidArgument, MissingExtra, did_you_mean, listing
 from featurestore.model.erasure import (
     DATASET_ACTIONS,
     ErasureCheck,
     ErasureReport,
 )
+from featurestore.model.online_store import EMBEDDED
+from featurestore.plugins.catalog import CatalogSource
+from featurestore.plugins.source import find_source
 from featurestore.recovery.recover import recover
-from featurestore.registry import featuregroups
+from featurestore.registry import featuregroups, jobs, sources
 from featurestore.registry.audit_log import Actor, process_actor
+from featurestore.serving.purge import count_other_keys
+from featurestore.serving.stores import get_online_stores
 from featurestore.session import Session
 
 # Datasets and online values are found by the rows of groups, so the tables are searched first, and
@@ -74,7 +78,7 @@ def erase(
     findings = search_areas(scan, AREAS)
     _check_keys(scan)
     models = tuple(trained_models(scan))
-    not_searched = places_not_searched(session)
+    not_searched = _places_not_searched(session)
     if dry_run:
         return ErasureReport(
             entities.keys, dry_run, tuple(findings), models=models, not_searched=not_searched
@@ -128,7 +132,7 @@ def verify_erasure(
         tuple(certificates.find_problems(session, parsed.data.data)),
         dict(scan.scanned),
         tuple(finding for finding in findings if finding.action == "list"),
-        places_not_searched(session),
+        _places_not_searched(session),
     )
 
 
@@ -166,3 +170,49 @@ def _check_keys(scan: Scan) -> None:
         hint=did_you_mean(unknown[0], key_columns, write="{!r}")
         or 'store.erase({"user": "u-7731"}, columns={"orders.buyer": "user"})',
     )
+
+
+def _places_not_searched(session: Session) -> tuple[str, ...]:
+    """Return a line for each place that may have copies of the store's metadata or values."""
+    return (*_catalogs(session), *_shared_databases(session))
+
+
+def _catalogs(session: Session) -> Iterator[str]:
+    """Yield the catalogs in which tables were or may have been registered."""
+    with session.registry.reading() as connection:
+        registered_sources = sources.list_all(connection)
+        registered_jobs = jobs.list_all(connection)
+    schemas: dict[str, list[str]] = {}
+    for source in registered_sources:
+        try:
+            factory = find_source(source.kind)
+        except (InvalidArgument, MissingExtra):  # not installed on this machine
+            continue
+        if isinstance(factory, type) and issubclass(factory, CatalogSource):
+            schemas[source.name] = []
+    for job in registered_jobs:
+        target = job.spec.registers
+        if target is not None:
+            # The job may run on another machine, which has the library of the catalog.
+            by_source = schemas.setdefault(target.source, [])
+            by_source.append(f"schema {target.schema!r} by the job {job.spec.name!r}")
+    for name, by_source in sorted(schemas.items()):
+        registered = ", ".join(["tables of register_in", *by_source])
+        yield f"catalog {name!r}: descriptions and columns of registered tables ({registered})"
+
+
+def _shared_databases(session: Session) -> Iterator[str]:
+    """Yield the online stores whose database has keys of other stores and applications."""
+    for spec in get_online_stores(session):
+        if spec.name == EMBEDDED:
+            continue
+        try:
+            other_keys = count_other_keys(session, spec.name)
+        except FormatTooNew:
+            yield f"online store {spec.name!r}: values of a newer release in its database"
+            continue
+        if other_keys:
+            yield (
+                f"online store {spec.name!r}: {other_keys:,} keys of other feature stores and "
+                "applications in its database"
+            )

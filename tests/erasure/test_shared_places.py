@@ -134,9 +134,7 @@ def test_catalogs_are_named_as_not_searched(empty_store: FeatureStore, tmp_path:
     )
 
 
-def test_unreachable_online_store_refuses_the_erasure(
-    empty_store: FeatureStore, tmp_path: Path
-) -> None:
+def test_unreachable_online_store_refuses_the_erasure(empty_store: FeatureStore) -> None:
     empty_store.create_featuregroup([{"user": PERSON}], "people", primary_key="user")
     empty_store.add_online_store("cache", "redis://127.0.0.1:1/0")
     with pytest.raises(

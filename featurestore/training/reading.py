@@ -18,7 +18,13 @@ import pyarrow.types as pat
 from featurestore import _current
 from featurestore.arrow.float32 import assign_rounded
 from featurestore.arrow.schemas import type_from_json
-from featurestore.errors import InvalidArgument, NullsInColumns, UnsupportedType, listing
+from featurestore.errors import (
+    DatasetDamaged,
+    InvalidArgument,
+    NullsInColumns,
+    UnsupportedType,
+    listing,
+)
 from featurestore.model.derived_names import NamedColumn, cell_names, check_distinct_names
 from featurestore.model.manifest import Manifest, ManifestColumn, ManifestShard
 from featurestore.model.paths import TRAININGDATASETS
@@ -100,6 +106,7 @@ def shard_batches_in_order(
 
     Raises:
         InvalidArgument: The format cannot read such a layout.
+        DatasetDamaged: The shard is damaged, or lacks rows.
     """
     dataset_format = find_format(manifest.data_format)
     is_compressed = dataset_format.refuse_reading(manifest.layout) is not None
@@ -109,8 +116,16 @@ def shard_batches_in_order(
     _current.record_path_read(directory)
     if columns is None:
         columns = dataset_schema(manifest).names
+    rows = 0
     with local_path(directory, shard) as path:
-        yield from dataset_format.read_in_order(path, layout=manifest.layout, columns=columns)
+        for batch in dataset_format.read_in_order(path, layout=manifest.layout, columns=columns):
+            rows += batch.num_rows
+            yield batch
+    if rows != shard.rows:
+        raise DatasetDamaged(
+            f"The shard {shard.path!r} has {rows:,} rows, but {shard.rows:,} in the manifest.",
+            hint="featurestore td verify lists the damage",
+        )
 
 
 def split_frame(dataset: TrainingDataset, split: str) -> FeatureFrame:

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from pyarrow import parquet
 
 import featurestore
-from featurestore.errors import NotAllowed, VersionVacuumed
+from featurestore.errors import DatasetDamaged, NotAllowed, VersionVacuumed
 from featurestore.jobs.key_versions import FOLDER
 from featurestore.model.erasure import ErasureReport
 from featurestore.store import FeatureStore
@@ -190,6 +190,11 @@ def test_compressed_datasets_are_written_again(empty_store: FeatureStore) -> Non
                 content = gzip.decompress(Path(dataset.path, shard.path).read_bytes())
                 assert content == Path(plain.path, plain_shard.path).read_bytes(), shard.path
     assert traces(Path(empty_store.location)) == []
+    dataset = empty_store.get_training_dataset("fixed_tfrecord_gzip")
+    # An empty file is valid GZIP.
+    Path(dataset.path, dataset.manifest.split("train").shards[0].path).write_bytes(b"")
+    with pytest.raises(DatasetDamaged, match="has 0 rows, but"):
+        empty_store.erase({"user": "ada"}, dry_run=False)
 
 
 def test_rows_of_stratified_datasets_stay_in_their_splits(empty_store: FeatureStore) -> None:

@@ -320,9 +320,14 @@ def test_gzip_shards_contain_same_records(tmp_path: Path, subtests: pytest.Subte
                 FORMAT.open_shard(path, layout=layout)
             assert FORMAT.verify_shard(path, layout=layout, rows=100) == []
             assert "99" in FORMAT.verify_shard(path, layout=layout, rows=99)[0].message
+            columns = table.schema.names[::-1]
+            batches = FORMAT.read_in_order(path, layout=layout, columns=columns)
+            assert pa.Table.from_batches(batches).equals(table.select(columns))
             for damaged in (Path(path).read_bytes()[:-9], b"no gzip", zlib.compress(b"x")):
                 Path(path).write_bytes(damaged)
                 assert FORMAT.verify_shard(path, layout=layout, rows=100)
+                with pytest.raises(DatasetDamaged, match="cannot be decoded"):
+                    list(FORMAT.read_in_order(path, layout=layout, columns=columns))
 
 
 # -- verify -----------------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ _AFTER_WORDS = re.compile(
     re.VERBOSE,
 )
 _SECRET = re.compile(
-    r"""([\w-]+)(\\*["']?=|\\*["']:\s*|:\s+(?=(?:Bearer|Basic)\s))((?:Bearer|Basic)\s+)?"""
+    r"""(?<![\w-])([\w-]+)(\\*["']?=|\\*["']:\s*|:\s+(?=(?:Bearer|Basic)\s))((?:Bearer|Basic)\s+)?"""
     r"""(\[\.\.\.\]|\\*"[^"]*"|\\*'[^']*'|[^\s,;&'")\]}\\]+)""",
     re.IGNORECASE,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -131,3 +132,18 @@ def test_server_shows_no_details_of_a_failed_job_and_online_store(
     assert not re.search(r"^2024-", log, re.MULTILINE)
     # The log of the server has the address for its operator.
     assert str(port) in caplog.text
+
+
+SYMBOLS = [
+    *("a", "ab", "-", "_", ".", ":", "/", "\\", "'", '"', "`", "=", " ", "\n", "@", "[", "]", "1", ":1", "://"),
+    *("/home", "C:\\", "password", "port ", "host=", "user ", "Bearer ", "http://", "fs_", "localhost:"),
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(SYMBOLS), min_size=1, max_size=4).map("".join))
+def test_long_texts_take_linear_time(unit: str) -> None:
+    text = unit * (60_000 // len(unit))
+    start = time.process_time()
+    remove_machine_details(text, location="/data/shop", addresses=["redis://cache:6379"])
+    # A search from each character to the end of a word takes minutes.
+    assert time.process_time() - start < 3, unit

@@ -62,6 +62,19 @@ def groups_page(
     return _page(request, store, "groups", number=number)
 
 
+@pages.get("/groups/{name}/public")
+def public_group_page(request: Request, store: FullStore, admin: Admin, name: str) -> Response:
+    """Display what all readers can read once a private group is public, with the button."""
+    return page(
+        request,
+        "admin_public_group.html",
+        title=f"Make {name} public",
+        tab="groups",
+        group=name,
+        opened_objects=changes.list_opened_objects(store.session, name),
+    )
+
+
 @pages.post("/users")
 def add_user(request: Request, store: FullStore, admin: Admin, form: Form) -> Response:
     """Add a user with a password, with an identity of the provider, or with neither."""

@@ -45,6 +45,7 @@ CHANGES = {
     ("GET", "/admin"): "browser",
     ("GET", "/admin/tokens"): "browser",
     ("GET", "/admin/groups"): "browser",
+    ("GET", "/admin/groups/{name}/public"): "browser",
     ("POST", "/admin/users"): "browser",
     ("POST", "/admin/users/role"): "browser",
     ("POST", "/admin/users/password"): "browser",

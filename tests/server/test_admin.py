@@ -15,7 +15,7 @@ from featurestore.server.access import changes
 from featurestore.store import FeatureStore
 from tests.server.private_groups import PASSWORD, ROOT, client_of, field_of, sign_in
 
-ADMIN_PAGES = ["/admin", "/admin/tokens", "/admin/groups"]
+ADMIN_PAGES = ["/admin", "/admin/tokens", "/admin/groups", "/admin/groups/salaries/public"]
 # Each change of the admin pages with a valid form.
 CHANGES = {
     "/admin/users": {"user": "new", "role": "reader", "password": PASSWORD},
@@ -95,8 +95,12 @@ def test_admin_pages_manage_users_tokens_and_groups(
     assert client.get("/api/v1/featuregroups/salaries", headers=program).status_code == 404
     assert change("/admin/groups/role", group="salaries", user="new", role="reader") == 303
     assert client.get("/api/v1/featuregroups/salaries", headers=program).status_code == 200
-    for shown in ("new: reader", "Make public", "Withdraw"):
+    for shown in ("new: reader", "/admin/groups/salaries/public", "Withdraw"):
         assert shown in client.get("/admin/groups").text
+    confirmation = client.get("/admin/groups/salaries/public").text
+    assert "<li>feature group salaries</li>" in confirmation
+    assert "visits" not in confirmation
+    assert client.get("/admin/groups/nothing/public").status_code == 404
     assert change("/admin/groups/role", group="salaries", user="new", role="") == 303
     assert change("/admin/groups/private", group="salaries", private="no") == 303
     identifier = re.findall(r'name="token" value="(\w+)"', client.get("/admin/tokens").text)[0]
@@ -144,7 +148,7 @@ def test_admin_changes_need_admin_and_form_token(
     field = {"form_token": field_of(client.get("/account").text)}
     for address, form in CHANGES.items():
         assert client.post(address, data={**field, **form}).status_code == 403, address
-    assert [client.get(address).status_code for address in ADMIN_PAGES] == [403, 403, 403]
+    assert [client.get(address).status_code for address in ADMIN_PAGES] == [403] * len(ADMIN_PAGES)
     sign_in(client, "ann")
     assert 'href="/admin"' in client.get("/groups").text
     for address, form in CHANGES.items():

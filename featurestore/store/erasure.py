@@ -44,7 +44,7 @@ class ErasureCalls(StoreBase):
             WriteConflict: Other processes write groups with these rows; nothing was erased.
             OnlineStoreError: An online store cannot be used; nothing was erased.
 
-        >>> report = store.erase({"carrier": "AA"})
+        >>> report = store.erase({"tailnum": "N10"})
         >>> report.dry_run, report.certificate
         (True, None)
         """
@@ -64,7 +64,7 @@ class ErasureCalls(StoreBase):
         Raises:
             InvalidArgument: It is not a certificate.
 
-        >>> report = store.erase({"carrier": "AA"}, dry_run=False)
+        >>> report = store.erase({"tailnum": "N10"}, dry_run=False)
         >>> store.verify_erasure(report.certificate).ok
         True
         """

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from featurestore.model import display
+
 # What an erasure does with a finding: "erase" removes the rows, "remove" the file or value, and
 # "rewrite" replaces the text. "list" changes nothing; a person decides.
 Action = Literal["erase", "remove", "rewrite", "list"]
@@ -78,6 +80,8 @@ class ErasureReport:
     certificate: Mapping[str, Any] | None = field(default=None, repr=False)
     not_searched: tuple[str, ...] = ()
 
+    __repr__ = display.record_repr
+
     @property
     def complete(self) -> bool:
         """Whether an erasure was executed and left only listed places."""
@@ -142,6 +146,8 @@ class ErasureCheck:
     scanned: Mapping[str, int] = field(default_factory=dict)
     listed: Sequence[ErasureFinding] = ()
     not_searched: tuple[str, ...] = ()
+
+    __repr__ = display.record_repr
 
     @property
     def ok(self) -> bool:

@@ -13,6 +13,7 @@ import pytest
 
 import featurestore
 from featurestore.model import times
+from featurestore.storage.grants import acting_source, grant
 from featurestore.store import FeatureStore
 
 # Opens the store at a location.
@@ -33,3 +34,9 @@ def copy_of(template: Path, location: Path, *, connect: Connect = embedded) -> F
     """Open a copy of a store, without the lock file of the process that made it."""
     shutil.copytree(template, location, ignore=shutil.ignore_patterns("_owners"))
     return connect(location)
+
+
+def grant_sources(store: FeatureStore) -> None:
+    """Grant the sources of a copied store: the grants of its template are for another location."""
+    for source in store.get_sources():
+        grant(acting_source(store.location, source))

@@ -17,6 +17,7 @@ from featurestore.model.drift import DriftReport
 from featurestore.model.statistics import Statistics
 from featurestore.training import TrainingDataset
 from tests.docstrings import weather
+from tests.store_copies import grant_sources
 
 ROOT = Path(__file__).parents[2]
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
@@ -87,6 +88,7 @@ def run(examples: list[doctest.DocTest], inputs: Path, folder: Path) -> None:
                 continue
             location = shutil.copytree(inputs / "store", folder / f"store{number}")
             with featurestore.connect(location) as store:
+                grant_sources(store)
                 test.globs["store"] = store
                 runner.run(test, out=actual.append)
     assert runner.failures == 0, "".join(actual)

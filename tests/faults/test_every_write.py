@@ -27,6 +27,7 @@ import featurestore
 from featurestore.errors import RegistryError
 from tests.faults import writes
 from tests.faults.conftest import Server
+from tests.store_copies import grant_sources
 
 pytestmark = pytest.mark.services
 
@@ -92,6 +93,8 @@ def copied(template: Path, folder: Path) -> Path:
     """Return the store of a new copy of the template."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(template, folder)
+    with featurestore.connect(folder / "store") as store:
+        grant_sources(store)
     return folder / "store"
 
 

@@ -63,9 +63,9 @@ def test_overtaken_reader_writes_no_duplicates(
 
     read(empty_store)  # makes the group
     broker.send(topic, clicks(45, 60))
-    monkeypatch.setattr(loop, "commit_micro_batch", land)
-    read(empty_store)
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "commit_micro_batch", land)
+        read(empty_store)
     read(empty_store)
     assert overtaken
     rows = empty_store.get_featuregroup("clicks").to_arrow()

@@ -50,7 +50,7 @@ from featurestore.arrow.bounds import (
 from featurestore.arrow.cast_lines import exact_cast_line
 from featurestore.arrow.casts import cast_array, decode, is_encoded
 from featurestore.arrow.column_lines import detect_language, nanoseconds_line
-from featurestore.arrow.column_names import check_feature_names, is_utf8_string, to_feature_names
+from featurestore.arrow.column_names import check_feature_names, to_feature_names
 from featurestore.arrow.exact_casts import InexactValueError, cast_exactly
 from featurestore.arrow.fitting import can_fit, can_widen, with_wider_decimals
 from featurestore.arrow.frames import (
@@ -60,6 +60,7 @@ from featurestore.arrow.frames import (
     table_from_polars,
     table_from_rows,
 )
+from featurestore.arrow.json_text import is_utf8_string
 from featurestore.arrow.spark_connect import is_connect_object, open_frame
 from featurestore.arrow.types import (
     array_shape,

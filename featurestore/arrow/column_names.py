@@ -11,7 +11,6 @@ from featurestore.errors import InvalidName
 
 _FEATURE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SNAKE = re.compile(r"(?!__fs_)[a-z_][a-z0-9_]*")
-_SURROGATES = re.compile("[\ud800-\udfff]")
 RESERVED_PREFIX = "__fs_"
 
 
@@ -110,15 +109,6 @@ def to_feature_names(names: Iterable[object]) -> list[str]:
         used_names.add(new_name.lower())
         new_names.append(new_name)
     return new_names
-
-
-def is_utf8_string(name: object) -> bool:
-    """Return whether a column label is a string that UTF-8 can encode.
-
-    >>> is_utf8_string("a"), is_utf8_string(0), is_utf8_string(chr(0xD800))
-    (True, False, False)
-    """
-    return isinstance(name, str) and not _SURROGATES.search(name)
 
 
 def _to_feature_name(name: object) -> str:

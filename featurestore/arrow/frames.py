@@ -15,7 +15,8 @@ import pyarrow as pa
 from featurestore.arrow.arrays import from_numpy, numbers_to_arrow, to_plain_array
 from featurestore.arrow.cells import cells_to_array
 from featurestore.arrow.column_lines import detect_language, rename_line
-from featurestore.arrow.column_names import is_utf8_string, to_feature_names
+from featurestore.arrow.column_names import to_feature_names
+from featurestore.arrow.json_text import is_utf8_string
 from featurestore.arrow.unstorable import (
     CONVERSION_ERRORS,
     Unstorable,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from featurestore.arrow.column_names import is_utf8_string
+from featurestore.arrow.json_text import is_utf8_string
 from featurestore.errors import InvalidArgument
 
 

@@ -9,13 +9,13 @@ process, and calls run without a lock.
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections.abc import Sequence
 from datetime import datetime
 
 from featurestore.errors import OnlineStoreError, OnlineStoreUnavailable
+from featurestore.model.runtime import call_after_fork
 from featurestore.plugins.online import OnlineStore
 
 # The calls that may wait for a response: in threads, which the server has few of for each person;
@@ -29,7 +29,7 @@ _MAX_CIRCUITS = 1000
 
 _circuits: dict[str, Circuit] = {}
 # The calls of a parent process do not end in a forked one.
-os.register_at_fork(after_in_child=_circuits.clear)
+call_after_fork(_circuits.clear)
 
 
 class Circuit:

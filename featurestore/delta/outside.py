@@ -32,8 +32,14 @@ def summarized_version(name: str) -> int:
     return -1 if match is None else int(match["last"])
 
 
-def check_files_inside(path: str, version: int) -> None:
+def check_files_inside(path: str, version: int, *, folder: str | None = None) -> None:
     """Check that all files of a table version are in its folder, for all checkpoints that a library may use.
+
+    Args:
+        path: The folder of the table.
+        version: The version.
+        folder: A folder above the table, in which its files may be anywhere, as those of a
+            shallow clone.
 
     Raises:
         UnsupportedTable: A data file, deletion vector or sidecar is outside of the folder.
@@ -41,7 +47,7 @@ def check_files_inside(path: str, version: int) -> None:
     """
     first, _ = log.find_checkpoint_before(path, version)
     for add in _added_files(path, max(first, 0), version):
-        file_path(path, add["path"])
+        file_path(path, add["path"], folder=folder)
         vector = add.get("deletionVector")
         if isinstance(vector, Mapping) and vector.get("storageType") == _ABSOLUTE:
             raise unsupported_feature_error(path, "deletion vectors outside its folder")

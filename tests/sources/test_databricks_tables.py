@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 import featurestore
-from featurestore.errors import UnsupportedType
+from featurestore.errors import SourceError, UnsupportedType
 from featurestore.store import FeatureStore
 from tests.hdfs_server import HdfsServer
 
@@ -141,7 +141,12 @@ def test_delta_source_reads_clones_and_maps(
     spark.sql(f"create table delta.`{path}` using delta as {ROWS}")
     spark.sql(f"create table delta.`{clone}` shallow clone delta.`{path}`")
     spark.sql(f"insert into delta.`{clone}` values (50, 2, 'of the clone')")
-    empty_store.add_source("table", f"delta+{clone}")
+    for name, options in (("alone", {}), ("narrow", {"folder": str(clone)})):
+        empty_store.add_source(name, f"delta+{clone}", options=options)
+        with pytest.raises(SourceError, match="outside its folder") as error:
+            empty_store.read_source(name).to_arrow()
+        assert "options={'folder': '/data/lake'}" in str(error.value)
+    empty_store.add_source("table", f"delta+{clone}", options={"folder": str(tmp_path)})
     same(empty_store, spark, clone, 0)
     same(empty_store, spark, clone, 1)
     with featurestore.connect(empty_store.location, engine="spark") as store:

@@ -46,11 +46,17 @@ _AZURE_KEYS = ("AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_S
 
 
 class DeltaSource:
-    """One Delta table: ``delta+/path``, ``delta+s3://bucket/path``, ``delta+hdfs://host/path``."""
+    """One Delta table: ``delta+/path``, ``delta+s3://bucket/path``, ``delta+hdfs://host/path``.
+
+    The files of a local table are in its folder, or below ``options={"folder": ...}``, as those of a
+    shallow clone.
+    """
 
     def __init__(self, config: SourceConfig) -> None:
         self._config = config
-        self._location = locations.parse_location(config, prefix="delta", noun="Delta table")
+        self._location = locations.parse_location(
+            config, prefix="delta", noun="Delta table", option_names=(locations.FOLDER,)
+        )
 
     def snapshot(self, at: int | datetime | None = None) -> DeltaSnapshot:
         """Open the latest version, or the version with number or time ``at``."""
@@ -101,7 +107,8 @@ class DeltaSnapshot(TypedColumns):
         try:
             if storage_for(table_path).is_local:
                 # The kernel would follow paths in the log to any file of this machine.
-                check_files_inside(table_path, version)
+                folder = config.options.get(locations.FOLDER)
+                check_files_inside(table_path, version, folder=folder)
             self._rows = scan_delta(table_path, version=version, storage_options=storage_options)
             # The scan is lazy. Collecting zero rows resolves the schema and raises errors in the
             # log.
@@ -189,6 +196,12 @@ class DeltaSnapshot(TypedColumns):
         if not 0 <= self._version <= log.latest_version(self._path):
             return SourceTableNotFound(
                 f"{subject} does not exist. Latest version: {log.latest_version(self._path)}."
+            )
+        if isinstance(error, UnsupportedTable) and "outside its folder" in reason:
+            return SourceError(
+                f"{subject} cannot be read: {reason}",
+                hint="if a shallow clone is yours, add the source with options="
+                f"{{{locations.FOLDER!r}: '/data/lake'}}, a folder above both tables",
             )
         return SourceError(
             f"{subject} cannot be read: {reason}",

@@ -232,7 +232,7 @@ def test_rename_applies_to_databases(empty_store: FeatureStore, tmp_path: Path) 
 def test_arrow_reads_parquet_unsupported_by_duckdb(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> Iterator[pa.RecordBatch]:
+    def fails(*_: object, **__: object) -> Iterator[pa.RecordBatch]:
         raise SourceError("Invalid Error: Out of buffer")
         yield
 

@@ -19,11 +19,11 @@ def check_encodable(argument: str, value: object) -> object:
 
     >>> check_encodable("tags", {"team": "web"})
     {'team': 'web'}
-    >>> check_encodable("description", "caf" + chr(0xD800))
+    >>> check_encodable("description", "cat" + chr(0xD800))
     Traceback (most recent call last):
         ...
-    featurestore.errors.InvalidArgument: description= contains 'caf\ud800', which UTF-8 cannot encode.
-    Hint: 'caf\ud800'.encode('utf-8', 'replace').decode()
+    featurestore.errors.InvalidArgument: description= contains 'cat\ud800', which UTF-8 cannot encode.
+    Hint: 'cat\ud800'.encode('utf-8', 'replace').decode()
     """
     if isinstance(value, str):
         if not is_utf8_string(value):

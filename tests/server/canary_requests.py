@@ -159,7 +159,7 @@ def _addresses_of(path: str, method: str) -> Iterator[str]:
 
     A new noun or parameter raises a KeyError: it needs hidden objects in ``HIDDEN``.
     """
-    noun = path.removeprefix("/api/v1").split("/")[1]
+    noun = re.sub("^/(api/v1|admin)/", "/", path).split("/")[1]
     collection = _SYNONYMS.get(noun, noun)
     parameters = re.findall(r"{([^}]+)}", path)
     choices = []

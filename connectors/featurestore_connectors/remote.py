@@ -268,18 +268,15 @@ class HttpClient:
             # Rows are an iterator, which was consumed.
             is_repeatable = body is None or isinstance(body, bytes)
             # Too many requests of this person run, and end soon.
-            is_busy = (
-                response.status == http.client.TOO_MANY_REQUESTS
-                and isinstance(refusal, TooManyRequests)
-                and not isinstance(refusal, TooManyAttempts)
-            )
+            is_busy = isinstance(refusal, TooManyRequests)
+            is_busy = is_busy and not isinstance(refusal, TooManyAttempts)
             if not is_repeatable or not is_busy or failures == _BUSY_RETRIES:
                 raise refusal
             failures += 1
             header = response.getheader("Retry-After", "")
-            seconds = min(float(header), _LONGEST_PAUSE) if header[:5].isdecimal() else 1.0
+            pause = min(float(header), _LONGEST_PAUSE) if header.isdecimal() else 1.0
             # Clients that were refused together should not return together.
-            time.sleep(seconds * random.uniform(1.0, 1.5))
+            time.sleep(pause * random.uniform(1.0, 1.5))
 
     def _try(
         self,
@@ -300,9 +297,8 @@ class HttpClient:
             streamed = send_until_response(connection, chunks)
         try:
             path = self._url.path.rstrip("/") + _API + target
-            with suppress(
-                BrokenPipeError, ConnectionResetError
-            ):  # the response contains the reason
+            # The response contains the reason.
+            with suppress(BrokenPipeError, ConnectionResetError):
                 # The length of a streamed body is unknown, so it is sent in chunks.
                 connection.request(
                     method, path, streamed, all_headers, encode_chunked=body is not None

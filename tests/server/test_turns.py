@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
+import time
 from collections import Counter
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +15,8 @@ from hypothesis import strategies as st
 
 from featurestore.errors import TooManyRequests
 from featurestore.server.turns import Turns
+from featurestore_connectors.remote import HttpClient
+from tests.http_server import serve
 
 RUNNING, PER_PERSON, WAITING = 4, 2, 3
 STEPS = st.lists(
@@ -101,3 +107,29 @@ def test_a_request_waits_for_a_limited_time() -> None:
         await turns.take("b")
 
     asyncio.run(check())
+
+
+class _BusyAtFirst(BaseHTTPRequestHandler):
+    """Refuses the first request, and responds to the next one after longer than the pause."""
+
+    requests = itertools.count()
+
+    def do_GET(self) -> None:
+        is_refused = next(self.requests) == 0
+        problem = {"title": "TooManyRequests", "detail": "3 running and 12 waiting"}
+        content = json.dumps(problem if is_refused else {"rows": 5}).encode()
+        if not is_refused:
+            time.sleep(2)
+        self.send_response(429 if is_refused else 200)
+        self.send_header("Retry-After", "1")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+def test_repeated_request_has_the_time_limit_of_the_first() -> None:
+    with serve(_BusyAtFirst) as port:
+        assert HttpClient(f"http://127.0.0.1:{port}").get("/store") == {"rows": 5}

@@ -105,7 +105,7 @@ def is_trusted(path: Path) -> bool:
     """Return whether a configuration file belongs to this user or to root.
 
     A file names the store and the registry that a program connects to, and another user could place
-    one in a shared directory.
+    such a file in a shared directory.
     """
     if os.name != "posix":
         return True

@@ -49,7 +49,7 @@ class AcceptedAdvisory:
 
 @dataclass(frozen=True)
 class Audit:
-    """The result for some pinned versions: ``name==version`` of the checked and the other ones."""
+    """The result for some pinned versions: ``name==version`` of the checked and unchecked."""
 
     checked: frozenset[str]
     unchecked: frozenset[str]

@@ -2,7 +2,7 @@
 
 Every file must be a tracked file of the repository with the same content, or metadata of the build.
 Builds take all files of a folder that git does not ignore, so a key, a database or an output of a
-test next to the sources would be published. Links, absolute paths, files that others may write, and files
+test next to the sources would be published. Links, absolute paths, files that other users may write, and files
 above two megabytes are refused.
 """
 

@@ -16,7 +16,7 @@ app = typer.Typer(no_args_is_help=True)
 Keys = Annotated[
     list[str],
     typer.Argument(
-        help="Keys of one entity: column=value; several keys select rows with all of them.",
+        help="Keys of one entity: column=value; with several keys, rows must match all.",
         show_default=False,
     ),
 ]

@@ -188,6 +188,6 @@ def _is_row_of(entities: Entities, row: Mapping[str, Any]) -> bool:
     columns = entities.key_columns(list(row))
     texts = {}
     for name in columns:
-        with suppress(InvalidArgument):  # numbers with fractions and lists are no keys
+        with suppress(InvalidArgument):  # a fraction or a list cannot be a key
             texts[name] = canonical_text(row[name])
     return entities.match_texts(texts, columns)

@@ -50,7 +50,7 @@ class Circuit:
         self._next_probe: float | None = None
 
     def begin(self) -> None:
-        """Wait until a call may be sent; raise OnlineStoreUnavailable if others get no response."""
+        """Wait until a call may be sent; raise OnlineStoreUnavailable if no call gets a response."""
         with self._lock:
             # The fast path; a store that responded has no probe.
             if self._has_responded and self._calls < _MAX_CALLS:

@@ -72,7 +72,7 @@ class PurgeReport:
         lines += [f"  {count:,} of {view}" for view, count in counts.most_common()]
         lines += [f"  {view} is being published" for view in self.skipped_views]
         if self.other_keys:
-            lines.append(f"  {self.other_keys:,} keys of others remain")
+            lines.append(f"  {self.other_keys:,} keys of other stores and applications remain")
         return "\n".join(lines)
 
 

@@ -92,8 +92,8 @@ def data_file(path: str, add: Mapping[str, Any]) -> DataFile:
 def file_path(path: str, log_path: str, *, folder: str | None = None) -> str:
     """Return the absolute path of a data file.
 
-    Paths in the log are relative paths or URLs, and percent-encoded. Files are in the folder of the
-    table, or, if ``folder`` is given, anywhere below this folder, as those of a shallow clone.
+    Paths in the log are relative paths or URLs, and percent-encoded. The file is below the folder of
+    the table or, as a file of a shallow clone, below ``folder``.
 
     Raises:
         UnsupportedTable: The file is outside of the table, as in a shallow clone.
@@ -120,12 +120,8 @@ def file_path(path: str, log_path: str, *, folder: str | None = None) -> str:
     # The log is untrusted: a path that leaves the table could name any file of the machine.
     # normpath would change a URI, so for URIs all paths that are not normalized are rejected.
     joined_path = os.path.normpath(joined_path)
-    if folder is not None:
-        # A link in the folder could lead to any file, too.
-        resolved_path, root = os.path.realpath(joined_path), os.path.realpath(folder)
-    else:
-        resolved_path, root = joined_path, path
-    if not resolved_path.startswith(os.path.join(root, "")):
+    is_inside = joined_path.startswith(os.path.join(path, ""))
+    if not is_inside and (folder is None or not files.is_below(joined_path, folder)):
         raise unsupported_feature_error(path, f"files outside its folder ({log_path})")
     return joined_path
 

@@ -38,16 +38,24 @@ def check_files_inside(path: str, version: int, *, folder: str | None = None) ->
     Args:
         path: The folder of the table.
         version: The version.
-        folder: A folder above the table, in which its files may be anywhere, as those of a
-            shallow clone.
+        folder: A further folder whose files the table may have, as a shallow clone does.
 
     Raises:
-        UnsupportedTable: A data file, deletion vector or sidecar is outside of the folder.
+        UnsupportedTable: A data file, deletion vector or sidecar is outside of the folders, or a
+            file of the log or of the version is a link to a file outside.
         TableDamaged: A file of the log cannot be read.
     """
+    folders = (path,) if folder is None else (path, folder)
+
+    def check_target(file: str) -> None:
+        if not any(files.is_below(file, root) for root in folders):
+            raise unsupported_feature_error(path, f"links to files outside its folder ({file})")
+
+    for name in files.list_directory(os.path.join(path, LOG_FOLDER)):
+        check_target(os.path.join(path, LOG_FOLDER, name))
     first, _ = log.find_checkpoint_before(path, version)
     for add in _added_files(path, max(first, 0), version):
-        file_path(path, add["path"], folder=folder)
+        check_target(file_path(path, add["path"], folder=folder))
         vector = add.get("deletionVector")
         if isinstance(vector, Mapping) and vector.get("storageType") == _ABSOLUTE:
             raise unsupported_feature_error(path, "deletion vectors outside its folder")

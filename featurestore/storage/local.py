@@ -193,7 +193,8 @@ class LocalStorage:
             return False
 
     def is_below(self, path: str, directory: str) -> bool:
-        return os.path.realpath(path).startswith(os.path.realpath(directory) + os.sep)
+        # The separator excludes siblings such as /data-old of /data.
+        return os.path.realpath(path).startswith(os.path.join(os.path.realpath(directory), ""))
 
     def resolve(self, path: str) -> str:
         return os.path.realpath(path)

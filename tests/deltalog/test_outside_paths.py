@@ -193,6 +193,30 @@ def test_delta_source_refuses_files_outside_in_each_form(
                 open_source(table)
 
 
+def test_delta_source_refuses_links_to_files_outside(
+    table: Path, secret: Path, subtests: pytest.Subtests
+) -> None:
+    """A user who can write to the table must not read other files through the source."""
+    open_source(table)
+    checkpoint = table / "_delta_log" / f"{2:020d}.checkpoint.parquet"
+    for link, target in (
+        (table / "part-2.parquet", secret),
+        (table / "_delta_log" / f"{2:020d}.json", secret.with_suffix(".json")),
+        (checkpoint, secret),
+    ):
+        with subtests.test(link.name):
+            content = link.read_bytes() if link.exists() else None
+            link.unlink(missing_ok=True)
+            target.write_bytes(content or target.read_bytes())
+            link.symlink_to(target)
+            with pytest.raises(SourceError, match="links to files outside its folder"):
+                open_source(table)
+            link.unlink()
+            if content is not None:
+                link.write_bytes(content)
+    open_source(table)
+
+
 @pytest.mark.parametrize("hide", [compacted_log, second_checkpoint, sidecar_elsewhere])
 def test_delta_source_refuses_files_outside_that_only_kernel_lists(
     table: Path, secret: Path, hide: Callable[[Path, Path], None]

@@ -31,11 +31,11 @@ from featurestore.storage.location import (
 )
 from featurestore.storage.settings import SECRET, USER, check_options
 
-# The settings of requests without credentials, by scheme.
-# The option of catalogs: the folder whose files the catalog may name.
+# The option with the local folder whose files a catalog or the log of a Delta table may name.
 FOLDER = "folder"
 # For registrations of tables of this store, whose paths are known.
 ANY_FOLDER = "/"
+# The settings of requests without credentials, by scheme.
 _ANONYMOUS = {
     "s3": "aws_skip_signature",
     "gs": "google_skip_signature",
@@ -282,10 +282,7 @@ def resolve_inside(root: str, path: str) -> str | None:
         return f"{root}/{path}" if is_relative_path(path) else None
     # Symbolic links are resolved, so that they cannot lead outside of the folder.
     resolved = os.path.realpath(os.path.join(root, path))
-    # The separator excludes siblings such as /data-old of /data.
-    if resolved != root and not resolved.startswith(root.rstrip("/") + "/"):
-        return None
-    return resolved
+    return resolved if resolved == root or files.is_below(resolved, root) else None
 
 
 def list_files(root: str) -> dict[str, FileStatus]:
@@ -307,7 +304,7 @@ def list_files(root: str) -> dict[str, FileStatus]:
         if not _is_visible(os.path.basename(path)):
             continue
         # The grant of a source is for its folder. A user who can write to the folder must not read other files.
-        if resolve_inside(root, path) is None:
+        if not files.is_below(path, root):
             raise SourceError(
                 f"{path} is a symbolic link to a file outside of the folder of its source.",
                 hint="replace it by a copy, or register the folder of the file as a source",

@@ -22,7 +22,7 @@ from featurestore.model.paths import (
     TRAININGDATASETS,
     parse_version_directory,
 )
-from featurestore.registry.rows import insert_missing
+from featurestore.registry.rows import insert_missing, split_values
 from featurestore.registry.tables import featuregroups, origin_edges, origins, private_groups
 
 GROUP, DATASET, VIEW, MODEL = "featuregroup", "training_dataset", "feature_view", "model"
@@ -72,16 +72,18 @@ def record(connection: Connection, derived: Object, origin_objects: Iterable[Obj
     _mark_changed(connection, [derived])
 
 
-def is_recorded(connection: Connection, derived: Object, origin: Object) -> bool:
-    """Return whether the current object has another current object as an origin."""
-    if derived == origin:
-        return True
-    child, parent = _last_creation(connection, derived), _last_creation(connection, origin)
-    query = sa.select(origin_edges.c.origin).where(
-        origin_edges.c.derived == format_id(derived, child),
-        origin_edges.c.origin == format_id(origin, parent),
-    )
-    return connection.execute(query).first() is not None
+def are_recorded(
+    connection: Connection, derived: Object, origin_objects: Collection[Object]
+) -> bool:
+    """Return whether the current object has all of these current objects as origins."""
+    distinct = {origin for origin in origin_objects if origin != derived}
+    creations = _last_creations(connection, [derived, *distinct])
+    if not distinct <= creations.keys():
+        return False
+    ids = {format_id(origin, creations[origin]) for origin in distinct}
+    derived_id = format_id(derived, creations.get(derived, 0))
+    stored_origins = sa.select(origin_edges.c.origin).where(origin_edges.c.derived == derived_id)
+    return ids <= set(connection.execute(stored_origins).scalars())
 
 
 def begin(connection: Connection, created: Object) -> None:
@@ -177,14 +179,7 @@ def _registered_versions(connection: Connection, kind: str, name: str) -> list[i
 
 def _current_ids(connection: Connection, objects: Collection[Object]) -> dict[Object, str]:
     """Return the ids of the last creations of objects; objects without a row get one."""
-    columns = origins.c
-    key = sa.tuple_(columns.kind, columns.name, columns.version)
-    query = (
-        sa.select(columns.kind, columns.name, columns.version, sa.func.max(columns.creation))
-        .where(key.in_([tuple(version) for version in objects]))
-        .group_by(columns.kind, columns.name, columns.version)
-    )
-    creations = {Object(*row[:3]): int(row[3]) for row in connection.execute(query)}
+    creations = _last_creations(connection, objects)
     missing = {version: 1 for version in objects if version not in creations}
     if missing:
         _insert(connection, missing)
@@ -202,13 +197,19 @@ def format_id(version: Object, creation: int) -> str:
 
 
 def _last_creation(connection: Connection, version: Object) -> int:
+    return _last_creations(connection, [version]).get(version, 0)
+
+
+def _last_creations(connection: Connection, objects: Iterable[Object]) -> dict[Object, int]:
+    """Return the numbers of the last creations of objects, without objects that have no row."""
     columns = origins.c
-    query = sa.select(sa.func.max(columns.creation)).where(
-        columns.kind == version.kind,
-        columns.name == version.name,
-        columns.version == version.version,
-    )
-    return int(connection.execute(query).scalar() or 0)
+    key = (columns.kind, columns.name, columns.version)
+    query = sa.select(*key, sa.func.max(columns.creation)).group_by(*key)
+    return {
+        Object(*row[:3]): int(row[3])
+        for some_objects in split_values(objects)
+        for row in connection.execute(query.where(sa.tuple_(*key).in_(some_objects)))
+    }
 
 
 def _insert(connection: Connection, creations: Mapping[Object, int]) -> None:

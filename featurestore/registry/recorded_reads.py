@@ -118,9 +118,7 @@ def _store(registry: Registry, derived: Iterable[Object], reads: Collection[Obje
     """Store the origins of several objects; a transaction is needed only for new origins."""
     with registry.reading() as connection:
         missing = [
-            reader
-            for reader in derived
-            if not all(origins.is_recorded(connection, reader, read) for read in reads)
+            reader for reader in derived if not origins.are_recorded(connection, reader, reads)
         ]
     if missing:
         with registry.joined_transaction() as connection:

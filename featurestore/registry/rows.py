@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -16,6 +17,9 @@ from featurestore.model.times import from_micros, to_micros
 
 # The execution option of a connection that contains the store directory.
 LOCATION = "featurestore_location"
+# A value may be a tuple of three.
+_VALUES_AT_ONCE = 5000
+T = TypeVar("T")
 
 
 @contextmanager
@@ -58,6 +62,16 @@ def lock(connection: Connection, subject: str) -> None:
     if connection.dialect.name == "postgresql":
         # hashtext returns 32 bits: two subjects may share a lock, which only makes them wait.
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(subject))))
+
+
+def split_values(values: Iterable[T]) -> Iterator[list[T]]:
+    """Yield values in lists that a statement can compare with columns.
+
+    Databases bound the number of values in a statement: SQLite by 32,766, Postgres by 65,535.
+    """
+    remaining = iter(values)
+    while some_values := list(islice(remaining, _VALUES_AT_ONCE)):
+        yield some_values
 
 
 def insert_missing(

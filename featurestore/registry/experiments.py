@@ -15,6 +15,7 @@ from featurestore.model.times import to_micros
 from featurestore.registry import origins
 from featurestore.registry.hidden import extract_words
 from featurestore.registry.origins import DATASET, GROUP, RUN, VIEW, Object
+from featurestore.registry.rows import split_values
 from featurestore.registry.tables import (
     experiment_runs,
     feature_views,
@@ -24,8 +25,6 @@ from featurestore.registry.tables import (
 )
 
 _columns = experiment_runs.c
-# Words after these are parameter values, which are not names.
-_MOST_WORDS = 1000
 
 
 def register(connection: Connection, record: RunRecord) -> None:
@@ -45,10 +44,14 @@ def register(connection: Connection, record: RunRecord) -> None:
             created=to_micros(datetime.fromisoformat(record.created)),
         )
     )
-    names = _mentioned_names(connection, record)
-    read_objects = find_objects_named(connection, names)
+    read_objects = find_objects_named(connection, _words_of(record))
+    # The names of groups, views and datasets in a record determine who may read it.
+    names = sorted({named.name for named in read_objects})
     if dataset is not None:
         read_objects.append(Object(DATASET, dataset.name, dataset.version))
+    # A study chooses the parameters of a trial from the results of its other trials.
+    if record.parent is not None:
+        read_objects.append(Object(RUN, record.parent))
     origins.record(connection, Object(RUN, record.id), read_objects)
     if names:
         rows = [
@@ -64,24 +67,18 @@ def find_objects_named(connection: Connection, names: Collection[str]) -> list[O
     named_tables = {GROUP: featuregroups, VIEW: feature_views, DATASET: training_datasets}
     return [
         Object(kind, name, version)
+        for some_names in split_values(sorted(names))
         for kind, table in named_tables.items()
         for name, version in connection.execute(
-            sa.select(table.c.name, table.c.version).where(table.c.name.in_(sorted(names)))
+            sa.select(table.c.name, table.c.version).where(table.c.name.in_(some_names))
         )
     ]
 
 
-def _mentioned_names(connection: Connection, record: RunRecord) -> list[str]:
-    """Return the groups, views and datasets in a record; they determine who may read it."""
-    names_in_record = [record.name, record.params, record.settings, record.metrics, record.reason]
-    words = sorted(extract_words(json.dumps(names_in_record, ensure_ascii=False, default=str)))[
-        :_MOST_WORDS
-    ]
-    queries = [
-        sa.select(column).where(column.in_(words))
-        for column in (featuregroups.c.name, feature_views.c.name, training_datasets.c.name)
-    ]
-    return list(connection.execute(sa.union(*queries)).scalars())
+def _words_of(record: RunRecord) -> frozenset[str]:
+    """Return the words in a record that may be names."""
+    texts = [record.name, record.params, record.settings, record.metrics, record.reason]
+    return extract_words(json.dumps(texts, ensure_ascii=False, default=str))
 
 
 def remove(connection: Connection, run_id: str) -> None:

@@ -52,11 +52,13 @@ def fill_from_lineage(connection: Connection) -> None:
 def _fill_runs(connection: Connection) -> None:
     """Store the origins of experiment runs, and of the models that they trained."""
     run = experiment_runs.c
-    for identifier, name, version in connection.execute(
-        sa.select(run.id, run.dataset, run.dataset_version)
+    for identifier, parent, name, version in connection.execute(
+        sa.select(run.id, run.parent, run.dataset, run.dataset_version)
     ):
-        if name is not None:
-            origins.record(connection, Object(RUN, identifier), [Object(DATASET, name, version)])
+        read_objects = [] if name is None else [Object(DATASET, name, version)]
+        if parent is not None:
+            read_objects.append(Object(RUN, parent))
+        origins.record(connection, Object(RUN, identifier), read_objects)
     for name, version, identifier in connection.execute(
         sa.select(models.c.name, models.c.version, models.c.run).where(models.c.run.is_not(None))
     ):

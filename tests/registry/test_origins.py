@@ -18,13 +18,18 @@ import pytest
 
 import featurestore
 from featurestore.errors import FeatureStoreError
+from featurestore.model.run_record import RunRecord
 from featurestore.recovery.rebuild import rebuild
+from featurestore.registry import experiments, origins
 from featurestore.registry.audit_log import Actor, entries
 from featurestore.registry.filtered import RegistryViews
+from featurestore.registry.hidden import find_hidden_objects, find_opened_objects
+from featurestore.registry.origins import GROUP, MODEL, RUN, Object
 from featurestore.server.access import changes
 from featurestore.store import FeatureStore
 
 ROOT = Actor("root", "test")
+NOON = "2024-03-01T12:00:00+00:00"
 NAMES = ["pay", "bonus", "visits", "trips", "late"]
 PRIVATE = NAMES[:2]
 READERS: list[Collection[str]] = [(), ("pay",), ("bonus", "visits")]
@@ -295,6 +300,27 @@ def test_upgrade_stores_origins_from_lineage(tmp_path: Path) -> None:
         assert list(store_of(store).get_featuregroups()) == []
         assert len(list(store_of(store, ["pay"]).get_featuregroups())) == 1
     assert (location / "_origins" / "featuregroup" / "last@v1.json").is_file()
+
+
+def test_names_among_many_words_are_origins(tmp_path: Path) -> None:
+    # More words than a database compares in one statement; digits precede names in their order.
+    words = [*map(str, range(300_000)), "pay"]
+    record = RunRecord("20240301-120000-many", "many", "launch", "running", NOON)
+    trial = replace(record, id="20240301-120000-many-0", kind="trial", parent=record.id, number=0)
+    with featurestore.connect(tmp_path / "store") as store:
+        fill_chain(store)
+        with store.session.registry.transaction() as connection:
+            named_objects = experiments.find_objects_named(connection, words)
+            experiments.register(connection, replace(record, params={"used": words[-2000:]}))
+            experiments.register(connection, trial)
+            model, trained = Object(MODEL, "trained", 1), [Object(RUN, trial.id)]
+            origins.record(connection, model, trained)
+        with store.session.registry.reading() as connection:
+            hidden = find_hidden_objects(connection, granted=(), reads_store=True)
+            opened = find_opened_objects(connection, "pay")
+    assert named_objects == [Object(GROUP, "pay")]
+    assert {(RUN, record.id, 1), (RUN, trial.id, 1), tuple(model)} <= hidden.outputs
+    assert f"experiment run {trial.id}" in opened
 
 
 def test_rebuild_makes_object_of_damaged_origins_private(tmp_path: Path) -> None:

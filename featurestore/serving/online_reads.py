@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import datetime
+from types import TracebackType
 
 from featurestore.errors import OnlineStoreError, OnlineStoreUnavailable
 from featurestore.model.runtime import call_after_fork
@@ -33,9 +34,9 @@ call_after_fork(_circuits.clear)
 
 
 class Circuit:
-    """Decides which calls to an address are sent; thread-safe.
+    """Decides which calls to an address are sent: the context manager of a call; thread-safe.
 
-    ``begin`` and ``end`` take about a microsecond together.
+    It adds about a microsecond to a call.
     """
 
     def __init__(self, online: str) -> None:
@@ -49,7 +50,7 @@ class Circuit:
         self._has_responded = False
         self._next_probe: float | None = None
 
-    def begin(self) -> None:
+    def __enter__(self) -> None:
         """Wait until a call may be sent; raise OnlineStoreUnavailable if no call gets a response."""
         with self._lock:
             # The fast path; a store that responded has no probe.
@@ -63,30 +64,41 @@ class Circuit:
                 self._changed.wait(_POLL_SECONDS)
                 self._waiting -= 1
 
-    async def begin_async(self) -> None:
-        """Wait as ``begin`` does, without blocking the event loop."""
+    async def __aenter__(self) -> None:
+        """Wait as ``__enter__`` does, without blocking the event loop."""
         while True:
             with self._lock:
                 if self._try_begin(_MAX_ASYNC_CALLS):
                     return
             await asyncio.sleep(_POLL_SECONDS)
 
-    def end(self, error: BaseException | None = None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         """Record the end of a call, and the error that it raised."""
         with self._lock:
             self._calls -= 1
             if self._calls:
                 self._quiet_since = time.monotonic()
-            if error is None:
-                self._has_responded, self._next_probe = True, None
-            elif isinstance(error, OnlineStoreUnavailable):
+            if isinstance(error, OnlineStoreUnavailable):
                 self._has_responded = False
                 self._next_probe = time.monotonic() + _PROBE_SECONDS
-            elif isinstance(error, OnlineStoreError):
-                self._has_responded, self._next_probe = True, None
             # A canceled call does not show whether the store responds.
+            elif error is None or isinstance(error, OnlineStoreError):
+                self._has_responded, self._next_probe = True, None
             if self._waiting:
                 self._changed.notify_all()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.__exit__(kind, error, traceback)
 
     def _try_begin(self, limit: int) -> bool:
         """Count a call if it may be sent now; False if it has to wait."""
@@ -117,39 +129,18 @@ class OnlineReads:
 
     def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of each key, None if it has none."""
-        circuit = self._circuit()
-        circuit.begin()
-        try:
-            values = self._store.read(keys)
-        except BaseException as error:
-            circuit.end(error)
-            raise
-        circuit.end()
-        return values
+        with self._circuit():
+            return self._store.read(keys)
 
     async def read_async(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Read as ``read`` does, without blocking the event loop."""
-        circuit = self._circuit()
-        await circuit.begin_async()
-        try:
-            values = await self._store.read_async(keys)
-        except BaseException as error:
-            circuit.end(error)
-            raise
-        circuit.end()
-        return values
+        async with self._circuit():
+            return await self._store.read_async(keys)
 
     def clock(self) -> datetime:
         """Return the time of the server in UTC."""
-        circuit = self._circuit()
-        circuit.begin()
-        try:
-            instant = self._store.clock()
-        except BaseException as error:
-            circuit.end(error)
-            raise
-        circuit.end()
-        return instant
+        with self._circuit():
+            return self._store.clock()
 
     def close(self) -> None:
         """Close the connections of the online store."""

@@ -84,7 +84,7 @@ def is_sealed_by(tag: bytes, key: bytes, value: bytes | None) -> bool:
         value is not None
         and len(key) >= PREFIX_BYTES
         and _is_sealed(key, value)
-        and value[-SEAL_BYTES:-_TAG_BYTES] == tag
+        and value[-SEAL_BYTES:][:_TAG_BYTES] == tag
     )
 
 

@@ -302,12 +302,13 @@ class ColumnDecoder:
         self, values: Sequence[bytes]
     ) -> Iterator[tuple[VariableColumn, list[bytes]]]:
         """Yield the columns of variable width with the bytes of each value."""
+        if not self._layout.variable_columns:
+            return
         starts = [self._dtype.itemsize] * len(values)
         for column in self._layout.variable_columns:
             yield column, _take_payloads(values, starts)
         for value, start in zip(values, starts, strict=True):
-            has_columns = self._layout.variable_columns and value is not self._missing
-            if has_columns and start != len(value) - SEAL_BYTES:
+            if value is not self._missing and start != len(value) - SEAL_BYTES:
                 raise ValueError("a value is shorter or longer than its columns")
 
 

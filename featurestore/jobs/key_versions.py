@@ -313,8 +313,8 @@ def versions_of_keys(versions: pa.RecordBatch, key_hashes: Iterable[bytes]) -> p
     """Return which versions are those of primary keys, by the hashes of the keys.
 
     The hash of a late row continues the hash of its key with its times. The created time is not
-    stored. It is the last word that is added to both 64-bit hashes, so that their difference before the
-    last mixing does not depend on the created time.
+    stored. It is the last word that is added to both 64-bit hashes, so that their difference
+    before the last mixing does not depend on the created time.
 
     Args:
         versions: Rows with the columns ``key`` and ``time``.

@@ -209,7 +209,7 @@ def import_project(
     """
     plan = _plan(session, manifest, source=source, select=select)
     for step in plan.steps:
-        _apply(session, step, origin=f"{DBT_ORIGIN} {plan.result.project}")
+        _apply(session, step, origin=_origin_of(plan.result.project))
     with session.registry.transaction() as connection:
         for name in plan.ended_monitors:
             jobs.set_paused(connection, name, True)
@@ -382,7 +382,7 @@ def plan_node(
     differences += describe_changes(current, change_fields(current, spec))
     metadata = merge_metadata(current.meta, metadata)
     differences += compare_metadata(current.meta, metadata)
-    if _is_new_monitor(session, monitor):
+    if _is_new_monitor(session, monitor, origin=_origin_of(project.name)):
         differences.append(_describe_monitor(definition.max_age))
     change = DbtChange(
         node.unique_id,
@@ -482,13 +482,21 @@ def _describe_monitor(max_age: timedelta | None) -> str:
     return f"freshness monitor: at most {format_duration(max_age or timedelta(0))}"
 
 
-def _is_new_monitor(session: Session, monitor: JobSpec | None) -> bool:
-    """Return whether a monitor is not registered with this definition, or is paused."""
+def _origin_of(project: str) -> str:
+    """Return the origin of the jobs of a dbt project."""
+    return f"{DBT_ORIGIN} {project}"
+
+
+def _is_new_monitor(session: Session, monitor: JobSpec | None, *, origin: str) -> bool:
+    """Return whether a monitor is not registered with this definition and origin, or is paused."""
     if monitor is None:
         return False
     with session.registry.reading() as connection:
         registered = jobs.find(connection, monitor.name)
-    return registered is None or registered.paused or registered.spec.hash != monitor.hash
+    if registered is None or registered.paused:
+        return True
+    # The grant is for the definition with its origin.
+    return (registered.spec.hash, registered.origin) != (monitor.hash, origin)
 
 
 def find_ended_monitors(session: Session, steps: Iterable[_Step]) -> list[str]:
@@ -540,7 +548,7 @@ def _apply(session: Session, step: _Step, *, origin: str) -> None:
     if step.monitor is None:
         return
     grant_job(session, step.monitor, JobFile(origin, None, None))
-    if _is_new_monitor(session, step.monitor):
+    if _is_new_monitor(session, step.monitor, origin=origin):
         register_spec(session, step.monitor, origin=origin)
         with session.registry.transaction() as connection:
             jobs.set_paused(connection, step.monitor.name, False)

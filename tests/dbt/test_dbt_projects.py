@@ -263,6 +263,18 @@ def test_freshness_becomes_monitor(shop: FeatureStore, edited: Callable[..., Pat
     assert paused == [False, True]
 
 
+def test_monitor_runs_after_project_has_another_name(
+    shop: FeatureStore, edited: Callable[..., Path]
+) -> None:
+    shop.add_dbt_project(MANIFEST, source="warehouse", select="customer_spending")
+    monitor = "customer_spending_freshness"
+    state = shop.check_monitor(monitor).state
+    renamed = edited(lambda manifest: manifest["metadata"].update(project_name="boutique"))
+    shop.add_dbt_project(renamed, source="warehouse", select="customer_spending")
+    assert shop.check_monitor(monitor).state == state
+    assert shop.add_dbt_project(renamed, source="warehouse", select="customer_spending").is_current
+
+
 def test_monitor_of_external_group_needs_freshness_only(shop: FeatureStore, tmp_path: Path) -> None:
     shop.add_dbt_project(MANIFEST, source="warehouse", select="orders")
     (tmp_path / "monitors.py").write_text(

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,6 +34,7 @@ _ACCEPTED_AT_ONCE, _QUEUED = 32, 1024
 _RESERVED = 256
 _LOG_SECONDS = 60.0
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_UNSUPPORTED = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _log = logging.getLogger("featurestore.server")
 
 
@@ -88,28 +89,43 @@ def limit_connections(requested: int, descriptors: int) -> int:
     return max(1, min(requested, descriptors - min(_RESERVED, descriptors // 2)))
 
 
-def _open_sockets(settings: ServerSettings, connections: Connections) -> list[_Listener]:
-    """Return a listening socket for each address of the host."""
-    sockets: list[_Listener] = []
+def _open_sockets(settings: ServerSettings, connections: Connections) -> list[Listener]:
+    """Return a bound socket for each address of the host."""
     try:
-        for family, socket_type, protocol, _, address in socket.getaddrinfo(
+        addresses = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        ):
-            listener = _Listener(connections, family, socket_type, protocol)
-            sockets.append(listener)
-            if os.name == "posix":
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, True)
-            listener.bind(address)
+        )
+        return bind_supported(addresses, connections)
     except OSError as error:
-        for listener in sockets:
-            listener.close()
         raise ConfigurationError(
             f"The server cannot listen on {settings.host}:{settings.port}: {error.strerror}.",
             hint="featurestore serve --port 0",
         ) from error
-    return sockets
+
+
+def bind_supported(
+    addresses: Sequence[tuple[Any, ...]], connections: Connections
+) -> list[Listener]:
+    """Return a bound socket for each address, in the format of ``getaddrinfo``.
+
+    Addresses that the machine does not have are skipped, as in asyncio: "localhost" may also be an
+    IPv6 address on a machine without IPv6.
+
+    Raises:
+        OSError: An address is in use, or the machine has none of the addresses.
+    """
+    listeners: list[Listener] = []
+    for number, address in enumerate(addresses, start=1):
+        try:
+            listeners.append(Listener(connections, *address))
+        except OSError as error:
+            is_last_choice = number == len(addresses) and not listeners
+            if error.errno in _UNSUPPORTED and not is_last_choice:
+                continue
+            for listener in listeners:
+                listener.close()
+            raise
+    return listeners
 
 
 class _HttpConnection(Protocol):
@@ -193,14 +209,25 @@ class Connections:
         self._logged, self._refused = time.monotonic(), 0
 
 
-class _Listener(socket.socket):
-    """A listening socket that bounds the number of connections."""
+class Listener(socket.socket):
+    """A bound socket that limits the number of connections."""
 
-    def __init__(self, connections: Connections, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(
+        self, connections: Connections, family: int, kind: int, protocol: int, _: str, address: Any
+    ) -> None:
+        super().__init__(family, kind, protocol)
         self._connections = connections
         # Closed to accept and refuse a connection if the process has no other descriptors.
         self._spare = socket.socket()
+        try:
+            if os.name == "posix":
+                self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
+            if family == socket.AF_INET6:
+                self.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, True)
+            self.bind(address)
+        except OSError:
+            self.close()
+            raise
 
     def listen(self, backlog: int = 0, /) -> None:
         """Let the system queue more connections than the event loop accepts at once."""

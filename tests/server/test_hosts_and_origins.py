@@ -22,6 +22,7 @@ from featurestore.errors import ConfigurationError, NotAllowed
 from featurestore.registry.audit_log import Actor
 from featurestore.server import ServerSettings, serve
 from featurestore.server.access import changes
+from featurestore.server.listening import Connections, bind_supported
 from featurestore.store import FeatureStore
 from tests.server.private_groups import token_of
 
@@ -69,6 +70,24 @@ def test_serve_command_stops_on_sigint(flights_copy: FeatureStore) -> None:
         os.kill(process.pid, signal.SIGINT)
         process.communicate(timeout=60)
     assert process.returncode == 0
+
+
+def test_addresses_that_the_machine_lacks_are_skipped() -> None:
+    # The second address is one of the block for documentation, which no machine has.
+    own, lacking = (
+        socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        for host in ("127.0.0.1", "2001:db8::1")
+    )
+    for addresses in (own + lacking, lacking + own):
+        (listener,) = bind_supported(addresses, Connections(1))
+        with listener:
+            assert listener.getsockname()[0] == "127.0.0.1"
+            used = [(*own[0][:4], listener.getsockname())]
+            listener.listen()
+            with pytest.raises(OSError, match="in use"):
+                bind_supported(used + lacking, Connections(1))
+    with pytest.raises(OSError, match=r"assign|support"):
+        bind_supported(lacking + lacking, Connections(1))
 
 
 def test_serve_network_host_requires_users(empty_store: FeatureStore) -> None:

@@ -170,19 +170,15 @@ def parse_certificate(session: Session, certificate: object) -> Certificate:
 def find_problems(session: Session, certificate: Mapping[str, Any]) -> list[str]:
     """Return the defects of a certificate and of the chain in the audit log."""
     key = _find_key(session)
-    body = {name: value for name, value in certificate.items() if name not in _SEALS}
     problems = []
-    if not hmac.compare_digest(str(certificate.get("signature")), _sign(key, body)):
+    if not _is_signed(key, certificate):
         problems.append("The signature of the certificate is not that of this store.")
     with session.registry.reading() as connection:
         chain = _chain(connection)
     previous: object = None
     is_recorded = False
     for entry in chain:
-        content = {name: value for name, value in entry.items() if name not in _SEALS}
-        is_genuine = entry.get("hash") == _hash(content) and hmac.compare_digest(
-            str(entry.get("signature")), _sign(key, content)
-        )
+        is_genuine = entry.get("hash") == _hash(_body_of(entry)) and _is_signed(key, entry)
         if not is_genuine or entry.get("previous") != previous:
             problems.append(
                 f"The audit log was changed: the entry of certificate {entry.get('id')} does not "
@@ -196,6 +192,16 @@ def find_problems(session: Session, certificate: Mapping[str, Any]) -> list[str]
 
 
 _SEALS = ("hash", "signature")
+
+
+def _body_of(certificate: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in certificate.items() if name not in _SEALS}
+
+
+def _is_signed(key: bytes, certificate: Mapping[str, Any]) -> bool:
+    # compare_digest refuses strings with characters other than ASCII.
+    signature = str(certificate.get("signature")).encode("utf-8", "replace")
+    return hmac.compare_digest(signature, _sign(key, _body_of(certificate)).encode())
 
 
 def _chain(connection: Connection) -> list[Mapping[str, Any]]:

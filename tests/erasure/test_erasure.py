@@ -345,6 +345,7 @@ def test_restored_backup_and_changed_audit_log_fail_the_check(
     assert store.verify_erasure(json.dumps(second)).ok
     forged = {**first, "entities": second["entities"]}
     assert "signature" in str(store.verify_erasure(forged))
+    assert "signature" in str(store.verify_erasure({**first, "signature": "é"}))
     shutil.rmtree(Path(store.location) / "featuregroups")
     shutil.copytree(tmp_path / "backup", Path(store.location) / "featuregroups")
     check = store.verify_erasure(first)

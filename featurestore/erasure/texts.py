@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.erasure.areas import Scan
+from featurestore.erasure.certificates import ACTION
 from featurestore.erasure.keys import ERASED, Entities, canonical_text
 from featurestore.errors import InvalidArgument
 from featurestore.model.erasure import ErasureFinding
@@ -91,6 +92,10 @@ def _matching_cells(
     has_members = (table.name, column.name) in _REPORTS
     names = [key_column.name for key_column in table.primary_key]
     query = sa.select(*table.primary_key, column.label("erased_text")).where(column.is_not(None))
+    if column is tables.audit_log.c.detail:
+        # Certificates have no values. A changed one, such as by the name of the admin, would break
+        # the chain of all certificates.
+        query = query.where(tables.audit_log.c.action != ACTION)
     result = connection.execute(query)
     while rows := result.fetchmany(_BATCH):
         texts = [str(row.erased_text) for row in rows]

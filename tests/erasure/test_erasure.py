@@ -21,6 +21,7 @@ from deltalake import DeltaTable
 from pyarrow import parquet
 
 import featurestore
+from featurestore.erasure import erase
 from featurestore.errors import FeatureStoreError, InvalidArgument, VersionVacuumed, WriteConflict
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import audit_log
@@ -359,6 +360,19 @@ def test_restored_backup_and_changed_audit_log_fail_the_check(
         connection.exec_driver_sql(f"delete from audit_log where subject = '{first['id']}'")
     assert len(store.verify_erasure(first).problems) == 2
     assert len(store.verify_erasure(second).problems) == 1
+
+
+def test_erased_admins_remain_in_certificates(empty_store: FeatureStore) -> None:
+    """A certificate is signed with the name of the admin."""
+    rows = make_rows(random.Random(0), [*USERS, "maria"], 1)
+    empty_store.create_featuregroup(rows, "g", primary_key="user", event_time="at")
+    for user in (CANARY, "maria"):
+        actor = audit_log.Actor("maria", "browser")
+        report = erase(empty_store.session, {"user": user}, dry_run=False, actor=actor)
+        assert report.complete
+        check = empty_store.verify_erasure(report.certificate or {})
+        assert check.ok, check
+        assert "audit_log.who" in [finding.item for finding in check.listed] or user == CANARY
 
 
 KILLED = """

@@ -54,7 +54,10 @@ def canonical_text(value: object) -> str | None:
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, np.generic):
-        return canonical_text(value.item())
+        plain = value.item()
+        if isinstance(value, np.datetime64) and isinstance(plain, int):  # nanoseconds
+            plain = value.astype("datetime64[us]").item()
+        return canonical_text(plain)
     raise InvalidArgument(
         f"{value!r} of type {type(value).__name__} is not a key value.",
         hint='store.erase({"user": "u-7731"})',

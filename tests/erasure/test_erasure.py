@@ -15,6 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -22,6 +23,7 @@ from pyarrow import parquet
 
 import featurestore
 from featurestore.erasure import erase
+from featurestore.erasure.keys import canonical_text
 from featurestore.errors import FeatureStoreError, InvalidArgument, VersionVacuumed, WriteConflict
 from featurestore.recovery.in_flight import in_flight
 from featurestore.registry import audit_log
@@ -280,6 +282,8 @@ def test_keys_of_every_type_are_erased(empty_store: FeatureStore) -> None:
             table = empty_store.get_featuregroup(f"by_{name}").to_arrow().sort_by("n")
             assert table[name].to_pylist() == expected, (name, key)
             assert empty_store.verify_erasure(report.certificate or {}).ok
+    assert canonical_text(np.datetime64("2024-01-01", "ns")) == canonical_text(START)
+    assert canonical_text(np.datetime64("2024-01-01", "D")) == canonical_text(date(2024, 1, 1))
 
 
 def test_entity_with_several_keys_needs_all_of_them(empty_store: FeatureStore) -> None:

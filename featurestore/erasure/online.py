@@ -96,7 +96,7 @@ class PublishedKeys:
     Attributes:
         view: The title of the view.
         columns: The key in each column of the primary key; see ``Entities.key_columns``.
-        names: The primary key.
+        names: The primary key; empty if the group was deleted.
         rows: The canonical bytes of the primary keys of matching rows.
     """
 
@@ -139,7 +139,7 @@ def _is_match(scan: Scan, keys: PublishedKeys | None, encoded: bytes) -> bool:
     texts = decode_key(encoded)
     if texts is None:
         return False
-    if keys is not None:
+    if keys is not None and keys.names:
         values_by_name = dict(zip(keys.names, texts, strict=False))
         return scan.entities.match_texts(values_by_name, keys.columns)
     # The columns are unknown: all values must be parts of the key.

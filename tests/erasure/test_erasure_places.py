@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from pyarrow import parquet
 
 import featurestore
-from featurestore.errors import DatasetDamaged, NotAllowed, VersionVacuumed
+from featurestore.errors import DatasetDamaged, FeatureViewWarning, NotAllowed, VersionVacuumed
 from featurestore.jobs.key_versions import FOLDER
 from featurestore.model.erasure import ErasureReport
 from featurestore.store import FeatureStore
@@ -139,6 +139,22 @@ def test_values_of_deleted_views_and_key_versions_are_removed(
     assert store.erase({"user": CANARY}).findings == ()
     assert store.erase({"user": "ada"}).findings
     assert traces(tmp_path / "store") == []
+
+
+def test_values_of_a_deleted_group_of_a_view_are_removed(empty_store: FeatureStore) -> None:
+    store = empty_store
+    for name in ("kept", "gone"):
+        rows = [{"user": user, name: n} for n, user in enumerate(USERS)]
+        store.create_featuregroup(rows, name, primary_key="user")
+    store.create_feature_view("both", features=["kept.kept", "gone.gone"])
+    store.publish("both")
+    with pytest.warns(FeatureViewWarning):
+        store.delete_featuregroup("gone", version=1, force=True)
+    report = store.erase({"user": CANARY}, dry_run=False)
+    counts = [finding.rows for finding in report.findings if finding.area == "online values"]
+    assert counts == [2]
+    assert report.complete
+    assert traces(Path(store.location)) == []
 
 
 def test_compressed_datasets_are_written_again(empty_store: FeatureStore) -> None:

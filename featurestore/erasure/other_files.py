@@ -7,9 +7,13 @@ listed: a person decides about them.
 from __future__ import annotations
 
 import io
+import lzma
 import os
 import zipfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import partial
 
 import pyarrow as pa
 
@@ -44,7 +48,18 @@ _OTHER_FILES: tuple[str, Action] = ("other files", "list")
 _SEARCHED_ELSEWHERE = (FEATUREGROUPS, OWNERS, ERASURES, "online")
 # A value may be in two consecutive chunks of a file.
 _OVERLAP = 4096
+_CHUNK = 1 << 20
 _CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5": "zstd", b"\x04\x22": "lz4", b"BZ": "bz2"}
+# The errors of damaged or encrypted archives, and of methods that Python does not support.
+_ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    OSError,
+    RuntimeError,
+    ValueError,
+)
 
 
 class OtherFiles:
@@ -137,11 +152,10 @@ def _parquet_has_value(path: str, entities: Entities) -> bool:
 
 def _chunks(path: str) -> Iterator[bytes]:
     """Yield the bytes of a file in overlapping chunks, and those of compressed content."""
-    tail, start = b"", b""
-    for chunk in files.read_chunks(path):
+    start = b""
+    for chunk in _overlapping(files.read_chunks(path)):
         start = start or chunk[:4]
-        yield tail + chunk
-        tail = (tail + chunk)[-_OVERLAP:]
+        yield chunk
     if start == b"PK\x03\x04":
         yield from _zip_members(files.read_bytes(path))
     codec = _CODECS.get(start[:2])
@@ -149,22 +163,31 @@ def _chunks(path: str) -> Iterator[bytes]:
         yield from _decompress(files.read_bytes(path), codec)
 
 
+def _overlapping(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield chunks that start with the end of the chunk before."""
+    tail = b""
+    for chunk in chunks:
+        yield tail + chunk
+        tail = (tail + chunk)[-_OVERLAP:]
+
+
 def _zip_members(content: bytes) -> Iterator[bytes]:
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            for name in archive.namelist():
-                yield name.encode()
-                yield archive.read(name)
-    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError):
+        archive = zipfile.ZipFile(io.BytesIO(content))
+    except _ZIP_ERRORS:
         return
+    with archive:
+        for entry in archive.infolist():
+            yield entry.filename.encode("utf-8", "replace")
+            # The other members of an archive may be complete.
+            with suppress(*_ZIP_ERRORS), archive.open(entry) as member:
+                yield from _overlapping(iter(partial(member.read, _CHUNK), b""))
 
 
 def _decompress(content: bytes, codec: str) -> Iterator[bytes]:
-    try:
-        with pa.CompressedInputStream(pa.BufferReader(content), codec) as stream:
-            tail = b""
-            while chunk := stream.read(1 << 20):
-                yield tail + chunk
-                tail = (tail + chunk)[-_OVERLAP:]
-    except (OSError, pa.ArrowInvalid):  # the first bytes were a coincidence
-        return
+    # The first bytes may be a coincidence.
+    with (
+        suppress(OSError, pa.ArrowInvalid),
+        pa.CompressedInputStream(pa.BufferReader(content), codec) as stream,
+    ):
+        yield from _overlapping(iter(partial(stream.read, _CHUNK), b""))

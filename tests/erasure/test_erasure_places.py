@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zipfile
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -155,6 +156,20 @@ def test_values_of_a_deleted_group_of_a_view_are_removed(empty_store: FeatureSto
     assert counts == [2]
     assert report.complete
     assert traces(Path(store.location)) == []
+
+
+def test_damaged_archives_are_searched(empty_store: FeatureStore) -> None:
+    """One member is damaged; the next one has the value."""
+    groups_of_users(empty_store)
+    archive = Path(empty_store.location, "notes.zip")
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as members:
+        members.writestr("damaged", "a text of some length" * 100)
+        members.writestr("complete", f"a note of {CANARY}" * 100)
+    content = bytearray(archive.read_bytes())
+    content[40:50] = b"\xff" * 10
+    archive.write_bytes(bytes(content))
+    findings = empty_store.erase({"user": CANARY}).findings
+    assert ("other files", "notes.zip") in {(finding.area, finding.item) for finding in findings}
 
 
 def test_compressed_datasets_are_written_again(empty_store: FeatureStore) -> None:

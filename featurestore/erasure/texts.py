@@ -117,7 +117,7 @@ def _has_value(scan: Scan, text: str, *, has_members: bool) -> bool:
         return False
     texts = "\0".join(_values_of(data)).encode("utf-8", "surrogatepass")
     return scan.entities.occurs_in(texts) or any(
-        _is_row_of(scan.entities, row) for row in _samples_of(data)
+        _is_row_of(scan.entities, row, owner=_owner_of(data)) for row in _samples_of(data)
     )
 
 
@@ -154,7 +154,10 @@ def _rewrite(
     cleaned = scan.entities.remove_from(text)
     if (table.name, column.name) in _REPORTS:
         with suppress(ValueError, RecursionError):
-            cleaned = json.dumps(clean_json(scan.entities, json.loads(text)), ensure_ascii=False)
+            report = json.loads(text)
+            cleaned = json.dumps(
+                _clean_report(scan.entities, report, owner=_owner_of(report)), ensure_ascii=False
+            )
     if table is tables.search_documents:
         condition = table.c.id == key["id"]
         document = connection.execute(sa.select(table).where(condition)).one()
@@ -166,12 +169,17 @@ def _rewrite(
     connection.execute(table.update().where(condition).values({column.name: cleaned}))
 
 
-def clean_json(entities: Entities, value: Any) -> Any:
+def _owner_of(report: Any) -> str:
+    """Return the feature group or training dataset that a report names."""
+    return str(report.get("name", "")) if isinstance(report, Mapping) else ""
+
+
+def _clean_report(entities: Entities, value: Any, *, owner: str) -> Any:
     """Return a report without key values: in texts, and in the keys of sampled rows."""
     if isinstance(value, str):
         return entities.remove_from(value)
     if isinstance(value, list):
-        return [clean_json(entities, item) for item in value]
+        return [_clean_report(entities, item, owner=owner) for item in value]
     if not isinstance(value, Mapping):
         return value
     cleaned = {}
@@ -180,19 +188,19 @@ def clean_json(entities: Entities, value: Any) -> Any:
             # All columns of the row of an entity are erased.
             item = [
                 dict.fromkeys(row, ERASED)
-                if isinstance(row, Mapping) and _is_row_of(entities, row)
+                if isinstance(row, Mapping) and _is_row_of(entities, row, owner=owner)
                 else row
                 for row in item
             ]
-        cleaned[name] = clean_json(entities, item)
+        cleaned[name] = _clean_report(entities, item, owner=owner)
     return cleaned
 
 
-def _is_row_of(entities: Entities, row: Mapping[str, Any]) -> bool:
-    """Return whether a sampled row belongs to an entity."""
-    columns = entities.key_columns(list(row))
+def _is_row_of(entities: Entities, row: Mapping[str, Any], *, owner: str) -> bool:
+    """Return whether a sampled row of a feature group or training dataset belongs to an entity."""
+    columns = entities.key_columns(list(row), owner=owner)
     texts = {}
     for name in columns:
-        with suppress(InvalidArgument):  # a fraction or a list cannot be a key
+        with suppress(InvalidArgument):  # numbers with fractions and lists are no keys
             texts[name] = canonical_text(row[name])
     return entities.match_texts(texts, columns)

@@ -172,6 +172,23 @@ def test_damaged_archives_are_searched(empty_store: FeatureStore) -> None:
     assert ("other files", "notes.zip") in {(finding.area, finding.item) for finding in findings}
 
 
+def test_sampled_rows_of_columns_with_another_name_are_erased(empty_store: FeatureStore) -> None:
+    empty_store.create_featuregroup(
+        [{"id": 1, "price": 5}], "orders", primary_key="id",
+        expectations=[{"type": "expect_column_values_to_be_between",
+                       "kwargs": {"column": "price", "min_value": 0}}],
+    )  # fmt: skip
+    rows = [{"id": 9, "price": -7}, {"id": 99, "price": -8}]
+    empty_store.insert_into_featuregroup(rows, "orders", validation="warn")
+    report = empty_store.erase({"user": 9}, columns={"orders.id": "user"}, dry_run=False)
+    assert report.complete
+    with empty_store.session.registry.reading() as connection:
+        reports = connection.exec_driver_sql("select report from validation_reports").scalars()
+        texts = str(reports.all())
+    assert '"price": -7' not in texts
+    assert '"price": -8' in texts
+
+
 def test_compressed_datasets_are_written_again(empty_store: FeatureStore) -> None:
     """Their shards have the bytes of a dataset without compression, or its rows."""
     rows = [

@@ -20,6 +20,7 @@ from featurestore.erasure.tables import (
     GROUPS,
     KEYS_PER_DELETION,
     Table,
+    check_no_writers,
     group_spec,
     group_tables,
     read_columns,
@@ -60,6 +61,8 @@ class KeyVersions:
             with in_flight(
                 scan.session, kind=RECLAIM, name=table.group, version=table.version
             ) as run:
+                # The vacuum would remove files that a running job writes or reads.
+                check_no_writers(scan.session, table, except_for=(run.intent,))
                 conditions = [f"key = unhex('{key.hex()}')" for key in sorted(keys)]
                 for start in range(0, len(conditions), KEYS_PER_DELETION):
                     condition = " OR ".join(conditions[start : start + KEYS_PER_DELETION])

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 import featurestore
 from featurestore import config
 from featurestore.alerts.channels import NotDelivered, deliver
-from featurestore.errors import ConfigurationError, FeatureStoreError
+from featurestore.errors import ConfigurationError, FeatureStoreError, InvalidArgument
 from featurestore.model.alert import Alert, Channel
 from featurestore.model.failure_action import FailureAction
 from featurestore.model.featuregroup import ExternalRows, FeatureGroupSpec
@@ -257,6 +257,33 @@ def test_foreign_paths_and_link_targets_are_not_read(foreign: FeatureStore, tmp_
     foreign.add_source("own", str(tmp_path / "own"))
     with pytest.raises(FeatureStoreError, match="outside of the folder"):
         foreign.read_source("own")
+
+
+def test_folder_of_catalogs_is_absolute_and_its_link_is_granted(
+    foreign: FeatureStore, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    for name in ("own", "private"):
+        (tmp_path / name).mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "own")
+    for uri, more in (
+        (f"delta+{tmp_path}/own", {}),
+        ("iceberg+https://127.0.0.1:1", {}),
+        ("unity://127.0.0.1:1/main", {}),
+        ("glue://eu-central-1", {"secret": ENVIRONMENT}),
+    ):
+        with subtests.test(uri):
+            kind = source_kind(uri)
+            for folder in ("own", "~/own"):
+                with pytest.raises(InvalidArgument, match="is not an absolute path"):
+                    foreign.add_source(kind, uri, options={"folder": folder}, **more)
+            foreign.add_source(kind, uri, options={"folder": str(link)}, **more)
+    definitions = [acting_source(foreign.session.location, spec) for spec in foreign.get_sources()]
+    assert len(definitions) == 4
+    assert all(map(is_granted, definitions))
+    link.unlink()
+    link.symlink_to(tmp_path / "private")
+    assert not any(map(is_granted, definitions))
 
 
 def test_foreign_query_of_external_group_is_not_run(

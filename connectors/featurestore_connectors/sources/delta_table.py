@@ -57,6 +57,7 @@ class DeltaSource:
         self._location = locations.parse_location(
             config, prefix="delta", noun="Delta table", option_names=(locations.FOLDER,)
         )
+        locations.chosen_folder(config)
 
     def snapshot(self, at: int | datetime | None = None) -> DeltaSnapshot:
         """Open the latest version, or the version with number or time ``at``."""
@@ -107,8 +108,7 @@ class DeltaSnapshot(TypedColumns):
         try:
             if storage_for(table_path).is_local:
                 # The kernel would follow paths in the log to any file of this machine.
-                folder = config.options.get(locations.FOLDER)
-                check_files_inside(table_path, version, folder=folder)
+                check_files_inside(table_path, version, folder=locations.chosen_folder(config))
             self._rows = scan_delta(table_path, version=version, storage_options=storage_options)
             # The scan is lazy. Collecting zero rows resolves the schema and raises errors in the
             # log.

@@ -69,6 +69,7 @@ class GlueSource:
                 f"{listing(_OPTIONS)}.",
             )
         self._config = config
+        self._folder = locations.chosen_folder(config)
         region = re.fullmatch(r"glue://([a-z0-9-]+)/?", config.uri)
         if region is None:
             raise InvalidArgument(
@@ -87,7 +88,7 @@ class GlueSource:
 
     def snapshot(self, at: int | datetime | None = None) -> GlueSnapshot:
         """Open the catalog; ``at`` is a snapshot of Iceberg tables, a version of Delta tables."""
-        catalog, secret = self._connect(self._config.options.get(locations.FOLDER))
+        catalog, secret = self._connect(self._folder)
         return GlueSnapshot(self._config, catalog, self._bucket_settings(secret), at, secret)
 
     def catalog(self) -> TableCatalog:
@@ -242,7 +243,7 @@ class GlueSnapshot(CatalogSnapshot):
             location,
             subject=f"Source {self._config.name!r}, table {name!r}",
             settings=lambda scheme, _: self._settings if scheme == "s3" else None,
-            folder=self._config.options.get(locations.FOLDER),
+            folder=locations.chosen_folder(self._config),
         )
 
 

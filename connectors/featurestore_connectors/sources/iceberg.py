@@ -66,6 +66,7 @@ class IcebergSource:
                 f"{listing(_OPTIONS)}.",
             )
         self._config = config
+        self._folder = locations.chosen_folder(config)
         self._uri = config.uri.removeprefix("iceberg+").removeprefix("iceberg:")
         if self._uri.startswith(("hive:", "thrift:")):
             raise hive_error()
@@ -101,10 +102,6 @@ class IcebergSource:
             )
         catalog, secret = self._connect(locations.ANY_FOLDER)
         return IcebergTables(self._config, catalog, secret)
-
-    @property
-    def _folder(self) -> str | None:
-        return self._config.options.get(locations.FOLDER)
 
     def _connect(self, folder: str | None) -> tuple[Any, str | None]:
         """Return the catalog and its secret."""

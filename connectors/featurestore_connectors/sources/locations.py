@@ -161,6 +161,22 @@ def local_path(config: SourceConfig, *, prefix: str) -> str:
     return path
 
 
+def chosen_folder(config: SourceConfig) -> str | None:
+    """Return the local folder whose files a catalog or a log may name; None without the option.
+
+    Raises:
+        InvalidArgument: The folder is not an absolute path. The grant of a source has the target of
+            the path, which must not depend on the working directory.
+    """
+    folder = config.options.get(FOLDER)
+    if folder is not None and not folder.startswith("/"):
+        raise InvalidArgument(
+            f"Source {config.name!r}: {FOLDER}={folder!r} is not an absolute path.",
+            hint=f"options={{{FOLDER!r}: '/data/lake'}}",
+        )
+    return folder
+
+
 def require_existing(config: SourceConfig, path: str) -> str:
     """Return the path; raise SourceUnavailable if it does not exist."""
     if not files.exists(path):

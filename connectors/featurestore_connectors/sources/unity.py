@@ -75,6 +75,7 @@ class UnitySource:
                 f"{listing(_OPTIONS)}."
             )
         self._config = config
+        locations.chosen_folder(config)
         url = urlsplit(config.uri)
         query = parse_qsl(url.query, keep_blank_values=True)
         for option in query:
@@ -179,7 +180,7 @@ class UnitySnapshot(CatalogSnapshot):
                         warehouse=self._catalog,
                         token=self._client.token,
                         defaults=self._select_options(_ICEBERG_NAMES),
-                        folder=self._config.options.get(locations.FOLDER),
+                        folder=locations.chosen_folder(self._config),
                     )
                 return self._iceberg
         raise SourceError(
@@ -193,7 +194,7 @@ class UnitySnapshot(CatalogSnapshot):
             str(table.get("storage_location") or "").rstrip("/"),
             subject=f"Source {self._config.name!r}, table {name!r}",
             settings=lambda scheme, _: self._vended_settings(scheme, table),
-            folder=self._config.options.get(locations.FOLDER),
+            folder=locations.chosen_folder(self._config),
         )
 
     def _vended_settings(self, scheme: str, table: Mapping[str, Any]) -> dict[str, str] | None:

@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self
 
@@ -122,9 +122,7 @@ class PublisherLease:
             state = ViewState()
         self._check(state)
         now = self._clock.now()
-        # A lease that ends later than any owner sets it was not written by one.
-        is_leased = state.lease is not None and now < state.lease.expires <= now + 2 * _DURATION
-        if state.lease is not None and is_leased and not _has_ended(state.lease):
+        if is_held(state.lease, now):
             return False
         # Also greater than the tokens of a record that was damaged or removed, whose generations
         # must not be used again.
@@ -162,6 +160,13 @@ class PublisherLease:
             except Exception:
                 # A transient error of the server; the lease lasts for two more heartbeats.
                 continue
+
+
+def is_held(lease: Lease | None, now: datetime) -> bool:
+    """Return whether a lease has an owner, so that no other process may take it over."""
+    # A lease that ends later than any owner sets it was not written by one.
+    is_running = lease is not None and now < lease.expires <= now + 2 * _DURATION
+    return lease is not None and is_running and not _has_ended(lease)
 
 
 def _retire_unfinished(state: ViewState, clock: StoreClock) -> ViewState:

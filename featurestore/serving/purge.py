@@ -7,7 +7,6 @@ seal with the tag of this store.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Set
 from contextlib import closing, suppress
@@ -20,15 +19,13 @@ from featurestore.plugins.online import OnlineStore
 from featurestore.recovery import views
 from featurestore.registry.artifacts import feature_views
 from featurestore.serving.columns import PREFIX_BYTES
-from featurestore.serving.lease import PublisherLease
-from featurestore.serving.ownership import find_origin
+from featurestore.serving.lease import PublisherLease, is_held
+from featurestore.serving.ownership import find_origin, is_own_state
 from featurestore.serving.seals import is_sealed_by, store_tag
-from featurestore.serving.state import GRACE, PublishedView, ViewState
+from featurestore.serving.state import GRACE, STATE_PREFIX, PublishedView, ViewState
 from featurestore.serving.stores import StoreClock, open_online_store
 from featurestore.session import Session
 
-_STATE = b"fs:state:"
-_STATE_KEY = re.compile(rb"fs:state:([a-z][a-z0-9_]{0,62}):([1-9]\d{0,8})")
 # The first bytes of encoded keys.
 _VALUE_KINDS = frozenset([bytes([kind]) for kind in range(32)])
 _NO_VIEW = "no state record"
@@ -70,7 +67,10 @@ class PurgeReport:
             counts[self.views[prefix]] += count
         lines = [f"online store {self.online!r}: {self.total:,} keys {verb}"]
         lines += [f"  {count:,} of {view}" for view, count in counts.most_common()]
-        lines += [f"  {view} is being published" for view in self.skipped_views]
+        lines += [
+            f"  {view} is being published"
+            for view in self.skipped_views
+        ]
         if self.other_keys:
             lines.append(f"  {self.other_keys:,} keys of other stores and applications remain")
         return "\n".join(lines)
@@ -113,15 +113,17 @@ class _Purge:
         needed: set[bytes] = set()
         owners: dict[bytes, PublishedView] = {}
         deleted, skipped = [], []
-        for view, state in self._states():
+        states = self._states()
+        present_views = self._present_views()
+        for view, state in states:
             prefixes = _named_prefixes(view, state)
             owners |= dict.fromkeys(prefixes, view)
             if not self._is_own(state):
                 needed |= prefixes
                 other_keys += sum([counts[prefix] for prefix in prefixes])
-            elif self._is_present(view):
+            elif (view.name, view.version) in present_views:
                 needed |= self._needed_prefixes(view, state)
-            elif state.lease is not None and state.lease.expires > self._clock.now():
+            elif is_held(state.lease, self._clock.now()):
                 needed |= prefixes
                 skipped.append(view)
             else:
@@ -151,12 +153,11 @@ class _Purge:
             FormatTooNew: A newer release wrote a record, so that its values cannot be determined.
         """
         states = []
-        for keys in self._store.scan(_STATE):
+        for keys in self._store.scan(STATE_PREFIX):
             for key, content in zip(keys, self._store.read(keys), strict=True):
-                match = _STATE_KEY.fullmatch(key)
-                if match is None or content is None:
+                view = PublishedView.from_key(key, online=self._online)
+                if view is None or content is None:
                     continue
-                view = PublishedView(match[1].decode(), int(match[2]), self._online)
                 # The values of a damaged record cannot be served.
                 with suppress(PublishedStateDamaged):
                     states.append((view, ViewState.parse(content, view)))
@@ -169,7 +170,7 @@ class _Purge:
         for batch in self._store.scan(b""):
             by_prefix: dict[bytes, list[bytes]] = {}
             for key in batch:
-                if not key.startswith(_STATE):
+                if not key.startswith(STATE_PREFIX):
                     by_prefix.setdefault(key[:PREFIX_BYTES], []).append(key)
             for prefix, keys in by_prefix.items():
                 if prefix in named_prefixes or prefix in counts or self._are_own(keys[:_SAMPLE]):
@@ -187,7 +188,9 @@ class _Purge:
         return any(map(partial(is_sealed_by, self._tag), keys, values))
 
     def _is_own(self, state: ViewState) -> bool:
-        return self._online == EMBEDDED or state.origin == self._origin
+        # A record of an early release without an origin may be that of another feature store.
+        is_known = self._online == EMBEDDED or state.origin is not None
+        return is_known and is_own_state(self._session, state, online=self._online)
 
     def _needed_prefixes(self, view: PublishedView, state: ViewState) -> set[bytes]:
         """Return the prefixes that a view in the registry needs, also during its publication."""
@@ -195,16 +198,15 @@ class _Purge:
             self._session.paths.feature_view(view.name, view.version), view.name, view.version
         )
         groups = {*state.groups, *[(feature.group, feature.version) for feature in spec.features]}
-        since = self._clock.now() - GRACE
-        retired = [record.generation for record in state.retired if record.since >= since]
-        generations = [*retired, state.generation, *_unfinished(state)]
+        generations = state.generations(retired_since=self._clock.now() - GRACE)
         return {view.value_prefix(group, number) for group in groups for number in generations}
 
     def _remove_view(self, view: PublishedView) -> bool:
         """Remove the state record of a deleted view; False if the view was created again."""
 
         def check(state: ViewState) -> None:
-            if self._is_present(view) or not self._is_own(state):
+            is_present = (view.name, view.version) in self._present_views()
+            if is_present or not self._is_own(state):
                 raise PublicationSuperseded(f"{view.subject} was created again.")
 
         lease = PublisherLease(self._store, self._clock, view, origin=self._origin, check=check)
@@ -215,9 +217,9 @@ class _Purge:
             return False
         return True
 
-    def _is_present(self, view: PublishedView) -> bool:
+    def _present_views(self) -> set[tuple[str, int]]:
         with self._session.registry.reading() as connection:
-            return (view.name, view.version) in feature_views.list_all(connection)
+            return set(feature_views.list_all(connection))
 
     def _remove_values(self, prefixes: Set[bytes]) -> None:
         """Remove all keys with one of several prefixes."""
@@ -229,16 +231,9 @@ class _Purge:
 
 def _named_prefixes(view: PublishedView, state: ViewState) -> set[bytes]:
     """Return the prefixes that a state record names."""
-    retired = [record.generation for record in state.retired]
-    generations = [*retired, state.generation, *_unfinished(state)]
-    return {view.value_prefix(group, number) for group in state.groups for number in generations}
-
-
-def _unfinished(state: ViewState) -> list[int]:
-    """Return the generation that a publication writes, if there is one."""
-    if state.lease is None or state.lease.generation is None:
-        return []
-    return [state.lease.generation]
+    return {
+        view.value_prefix(group, number) for group in state.groups for number in state.generations()
+    }
 
 
 def _reference(view: PublishedView) -> str:

@@ -20,10 +20,13 @@ from featurestore.model.times import from_micros, to_micros
 from featurestore.serving.columns import value_prefix
 
 GroupId = tuple[str, int]
+# The keys of state records start with this; those of values are hashes.
+STATE_PREFIX = b"fs:state:"
 # Releases refuse the state and the values of newer formats.
 STATE_FORMAT = 2
 # The time for which readers may use a generation after it was replaced.
 GRACE = timedelta(minutes=1)
+_STATE_KEY = re.compile(STATE_PREFIX + rb"([a-z][a-z0-9_]{0,62}):([1-9]\d{0,8})")
 _OWNER = re.compile(r"[^/]+/[1-9]\d{0,8}/[0-9a-f]+")
 _CHECKSUM_BYTES = 8
 
@@ -35,6 +38,16 @@ class PublishedView:
     name: str
     version: int
     online: str
+
+    @classmethod
+    def from_key(cls, key: bytes, *, online: str) -> PublishedView | None:
+        """Return the view of a state record, None for another key.
+
+        >>> PublishedView.from_key(b"fs:state:late_flights:1", online="cache")
+        PublishedView(name='late_flights', version=1, online='cache')
+        """
+        match = _STATE_KEY.fullmatch(key)
+        return None if match is None else cls(match[1].decode(), int(match[2]), online)
 
     def __str__(self) -> str:
         return f"{self.subject[0].lower()}{self.subject[1:]}"
@@ -237,6 +250,20 @@ class ViewState:
         }
         return _add_checksum(json.dumps(data, separators=(",", ":")).encode()[:-1], key)
 
+    def generations(self, *, retired_since: datetime | None = None) -> set[int]:
+        """Return the generations that may have values: published, unfinished and retired ones.
+
+        Args:
+            retired_since: Generations that were replaced earlier are left out.
+        """
+        generations = {self.generation}
+        if self.lease is not None and self.lease.generation is not None:
+            generations.add(self.lease.generation)
+        for retired in self.retired:
+            if retired_since is None or retired.since >= retired_since:
+                generations.add(retired.generation)
+        return generations - {0}
+
     def with_unfinished(self, generation: int) -> ViewState:
         """Return the state with the generation that the owner of the lease writes."""
         if self.lease is None:
@@ -254,7 +281,7 @@ def state_key(view: str, version: int) -> bytes:
     >>> state_key("late_flights", 1)
     b'fs:state:late_flights:1'
     """
-    return f"fs:state:{view}:{version}".encode()
+    return STATE_PREFIX + f"{view}:{version}".encode()
 
 
 def _add_checksum(content: bytes, key: bytes) -> bytes:

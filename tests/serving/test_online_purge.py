@@ -148,3 +148,16 @@ def test_online_purge_command_removes_old_generations(
         assert purge("embedded")["total"] == 1
         assert purge()["total"] == 0
     assert empty_store.get_feature_view("v").server().get_vector({"tail": "N1"}) == {"seats": 1}
+
+
+def test_purge_removes_views_published_before_the_store_was_added_again(
+    stores: list[FeatureStore], uri: str
+) -> None:
+    first, _ = stores
+    first.remove_online_store("cache")
+    first.add_online_store("cache", uri)
+    first.delete_feature_view("dropped0", version=1)
+    report = first.purge_online_store("cache")
+    assert (report.removed_views, report.total) == (("dropped0@v1",), len(TAILS))
+    assert report.other_keys == 2 * len(TAILS)
+    assert read(first, "kept0") == [0] * len(TAILS)

@@ -43,7 +43,8 @@ class PurgeReport:
         keys: The number of keys by the prefix of their group and generation, in hexadecimal.
         views: The feature view of each prefix, such as "v@v1", or "no state record".
         removed_views: The deleted feature views whose state records were removed.
-        skipped_views: Deleted feature views that another process publishes; their keys remain.
+        skipped_views: Deleted feature views that another process publishes or created again; their
+            keys remain.
         other_keys: The number of keys of other feature stores and applications, which remain.
     """
 
@@ -68,7 +69,7 @@ class PurgeReport:
         lines = [f"online store {self.online!r}: {self.total:,} keys {verb}"]
         lines += [f"  {count:,} of {view}" for view, count in counts.most_common()]
         lines += [
-            f"  {view} is being published"
+            f"  {view} is published or was created again: its keys remain"
             for view in self.skipped_views
         ]
         if self.other_keys:
@@ -130,8 +131,15 @@ class _Purge:
                 deleted.append(view)
         unneeded = {prefix: count for prefix, count in counts.items() if prefix not in needed}
         if not dry_run:
-            skipped += [view for view in deleted if not self._remove_view(view)]
-            # A view that was created again in the meantime has another generation.
+            created_again = [view for view in deleted if not self._remove_view(view)]
+            skipped += created_again
+            # Its record still names its values, and the next publication writes changes only.
+            unneeded = {
+                prefix: count
+                for prefix, count in unneeded.items()
+                if owners.get(prefix) not in created_again
+            }
+            # A view that is created again from now on has another generation.
             self._remove_values(set(unneeded))
         return PurgeReport(
             online=self._online,

@@ -16,6 +16,7 @@ import time_machine
 import featurestore
 from featurestore.model.times import utc_now
 from featurestore.plugins.online import OnlineStore
+from featurestore.serving import purge as purges
 from featurestore.serving.lease import PublisherLease
 from featurestore.serving.ownership import find_origin
 from featurestore.serving.state import PublishedView, ViewState
@@ -161,3 +162,21 @@ def test_purge_removes_views_published_before_the_store_was_added_again(
     assert (report.removed_views, report.total) == (("dropped0@v1",), len(TAILS))
     assert report.other_keys == 2 * len(TAILS)
     assert read(first, "kept0") == [0] * len(TAILS)
+
+
+def test_purge_keeps_the_values_of_a_view_that_is_created_again_meanwhile(
+    stores: list[FeatureStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = stores
+    first.delete_feature_view("dropped0", version=1)
+    remove_view = purges._Purge._remove_view
+
+    def create_and_remove(purge: purges._Purge, view: PublishedView) -> bool:
+        first.create_feature_view(view.name, features=["planes.seats"])
+        return remove_view(purge, view)
+
+    monkeypatch.setattr(purges._Purge, "_remove_view", create_and_remove)
+    report = first.purge_online_store("cache")
+    assert (report.total, report.skipped_views) == (0, ("dropped0@v1",))
+    first.publish("dropped0", to="cache")
+    assert read(first, "dropped0") == [0] * len(TAILS)

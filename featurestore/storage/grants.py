@@ -30,7 +30,7 @@ from featurestore.model.job import DBT_ORIGIN, JobSpec
 from featurestore.model.names import SecretReference, format_group_reference, parse_credentials
 from featurestore.model.online_store import OnlineStoreSpec
 from featurestore.model.source import SourceSpec
-from featurestore.storage import files
+from featurestore.storage import files, private
 
 _FOLDER = "grants"
 # A local path, alone or after a scheme: "/data", "delta+/data", "file:///data", "command:/bin/true".
@@ -111,7 +111,7 @@ def acting_job(location: str, spec: JobSpec, *, origin: str) -> ActingDefinition
     ]
     command = acting_job_file(location, origin).command
     if origin.startswith(DBT_ORIGIN):
-        command = "featurestore dbt import target/manifest.json"
+        command = "featurestore dbt import target/manifest.json --source warehouse"
     return ActingDefinition(
         location,
         "job",
@@ -296,11 +296,10 @@ def is_granted(definition: ActingDefinition) -> bool:
 
 
 def _path(definition: ActingDefinition) -> str:
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     # Resolved, so that a store has the same grants through a symbolic link.
     location = files.resolve(definition.location)
     key = hashlib.sha256(f"{location}\0{definition.noun}\0{definition.name}".encode()).hexdigest()
-    return os.path.join(state, "featurestore", _FOLDER, f"{key}.json")
+    return os.path.join(private.state_folder(), _FOLDER, f"{key}.json")
 
 
 def secret_reader(definition: ActingDefinition, secret: str | None) -> Callable[[], str] | None:

@@ -55,7 +55,7 @@ _DELETE = """
 _DELETE_KEYS = "DELETE FROM featurestore_online WHERE key = ANY(%b)"
 _SCAN = """
     SELECT key FROM featurestore_online
-    WHERE key >= %b AND (%b OR key > %b) AND (%b::bytea IS NULL OR key < %b) ORDER BY key LIMIT %s
+    WHERE key >= %b AND (%b::bytea IS NULL OR key < %b) ORDER BY key LIMIT %s
 """
 _STATISTICS = """
     SELECT count(*), pg_total_relation_size('featurestore_online') FROM featurestore_online
@@ -131,14 +131,13 @@ class PostgresOnlineStore:
 
     def scan(self, prefix: bytes) -> Iterator[list[bytes]]:
         self._create_table()
-        start, is_first, end = prefix, True, end_of_prefix(prefix)
+        start, end = prefix, end_of_prefix(prefix)
         while True:
-            arguments = (start, is_first, start, end, end, _SCAN_BATCH)
-            keys = [key for (key,) in self._fetch(_SCAN, arguments)]
+            keys = [key for (key,) in self._fetch(_SCAN, (start, end, end, _SCAN_BATCH))]
             if not keys:
                 return
             yield keys
-            start, is_first = keys[-1], False
+            start = keys[-1] + b"\0"  # the next possible key
 
     def delete(self, keys: Sequence[bytes]) -> int:
         self._create_table()

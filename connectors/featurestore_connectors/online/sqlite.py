@@ -50,8 +50,7 @@ _DELETE = """
 """
 _DELETE_KEY = "DELETE FROM entries WHERE key = ?"
 _SCAN = """
-    SELECT key FROM entries
-    WHERE key >= ?1 AND (?2 OR key > ?1) AND (?3 IS NULL OR key < ?3) ORDER BY key LIMIT ?4
+    SELECT key FROM entries WHERE key >= ?1 AND (?2 IS NULL OR key < ?2) ORDER BY key LIMIT ?3
 """
 _STATISTICS = "SELECT count(*), coalesce(sum(length(key) + length(value)), 0) FROM entries"
 
@@ -105,15 +104,15 @@ class SQLiteOnlineStore:
             return True
 
     def scan(self, prefix: bytes) -> Iterator[list[bytes]]:
-        start, is_first, end = prefix, True, end_of_prefix(prefix)
+        start, end = prefix, end_of_prefix(prefix)
         while True:
             with self._borrow() as connection:
-                arguments = (start, is_first, end, _SCAN_BATCH)
+                arguments = (start, end, _SCAN_BATCH)
                 keys = [bytes(key) for (key,) in connection.execute(_SCAN, arguments)]
             if not keys:
                 return
             yield keys
-            start, is_first = keys[-1], False
+            start = keys[-1] + b"\0"  # the next possible key
 
     def delete(self, keys: Sequence[bytes]) -> int:
         with self._transaction() as connection:

@@ -44,8 +44,8 @@ _REPORTS = {
 # Hashes and random texts, which contain no values.
 _SECRETS = {"hash", "password"}
 _BATCH = 500
-# The member of a report with rows.
-_SAMPLES = "samples"
+# The members of a report with rows, and with values of rows, such as the largest one of a column.
+_SAMPLES, _OBSERVED = "samples", "observed"
 
 
 class RegistryTexts:
@@ -121,13 +121,16 @@ def _has_value(scan: Scan, text: str, *, has_members: bool) -> bool:
     )
 
 
-def _values_of(value: Any) -> Iterator[str]:
-    """Yield the strings in a report."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _values_of(item)
+def _values_of(value: Any, *, is_observed: bool = False) -> Iterator[str]:
+    """Yield the strings in a report, and observed whole numbers; other numbers are counts."""
+    if isinstance(value, str) or (is_observed and isinstance(value, int)):
+        yield str(value)
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _values_of(item, is_observed=is_observed or name == _OBSERVED)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _values_of(item, is_observed=is_observed)
 
 
 def _samples_of(value: Any) -> Iterator[Mapping[str, Any]]:
@@ -174,12 +177,17 @@ def _owner_of(report: Any) -> str:
     return str(report.get("name", "")) if isinstance(report, Mapping) else ""
 
 
-def _clean_report(entities: Entities, value: Any, *, owner: str) -> Any:
-    """Return a report without key values: in texts, and in the keys of sampled rows."""
+def _clean_report(entities: Entities, value: Any, *, owner: str, is_observed: bool = False) -> Any:
+    """Return a report without key values: in texts, observed numbers, and keys of sampled rows."""
     if isinstance(value, str):
         return entities.remove_from(value)
+    if is_observed and isinstance(value, int):
+        text = entities.remove_from(str(value))
+        return value if text == str(value) else text
     if isinstance(value, list):
-        return [_clean_report(entities, item, owner=owner) for item in value]
+        return [
+            _clean_report(entities, item, owner=owner, is_observed=is_observed) for item in value
+        ]
     if not isinstance(value, Mapping):
         return value
     cleaned = {}
@@ -192,7 +200,9 @@ def _clean_report(entities: Entities, value: Any, *, owner: str) -> Any:
                 else row
                 for row in item
             ]
-        cleaned[name] = _clean_report(entities, item, owner=owner)
+        cleaned[name] = _clean_report(
+            entities, item, owner=owner, is_observed=is_observed or name == _OBSERVED
+        )
     return cleaned
 
 

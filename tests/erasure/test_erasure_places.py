@@ -189,6 +189,26 @@ def test_sampled_rows_of_columns_with_another_name_are_erased(empty_store: Featu
     assert '"price": -8' in texts
 
 
+def test_observed_numbers_in_reports_are_erased(empty_store: FeatureStore) -> None:
+    expectation = {"type": "expect_column_max_to_be_between",
+                   "kwargs": {"column": "user", "max_value": 50_000_000}}  # fmt: skip
+    empty_store.create_featuregroup(
+        [{"user": 10_000_000}], "g", primary_key="user", expectations=[expectation]
+    )
+    for user in (77_310_042, 77_310_043):
+        empty_store.insert_into_featuregroup([{"user": user}], "g", validation="warn")
+    report = empty_store.erase({"user": 77_310_042}, dry_run=False)
+    assert report.complete
+    assert traces(Path(empty_store.location), "77310042") == []
+    observed = [
+        result.observed
+        for validation in empty_store.get_validation_history("g")
+        for result in validation.results
+        if result.observed is not None
+    ]
+    assert observed == [10_000_000, "[erased]", 77_310_043]
+
+
 def test_compressed_datasets_are_written_again(empty_store: FeatureStore) -> None:
     """Their shards have the bytes of a dataset without compression, or its rows."""
     rows = [

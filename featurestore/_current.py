@@ -20,6 +20,9 @@ connect_default: Callable[[], FeatureStore] | None = None
 recorder: ContextVar[ReadRecorder | None] = ContextVar("featurestore_recorder", default=None)
 # The directory of the run that this worker process computes; all of its threads belong to the run.
 run_directory: str | None = None
+# The recorder of this run, once a session has connected it, and the paths that the run read before.
+run_recorder: ReadRecorder | None = None
+earlier_paths: set[str] = set()
 
 
 def current_store() -> FeatureStore:
@@ -30,8 +33,20 @@ def current_store() -> FeatureStore:
     return connect_default()
 
 
+def begin_run(directory: str) -> None:
+    """Record the reads of this process with the run in a directory, from now on."""
+    global run_directory, run_recorder
+    run_directory, run_recorder = directory, None
+    earlier_paths.clear()
+
+
 def record_path_read(path: str) -> None:
-    """Store that the current job reads files of the store, before their first row is delivered."""
-    current_recorder = recorder.get()
+    """Store that the current job or run reads files of the store, before their first row.
+
+    The reads of a run are stored as soon as its process is connected to the store.
+    """
+    current_recorder = recorder.get() or run_recorder
     if current_recorder is not None:
         current_recorder.record_path(path)
+    elif run_directory is not None:
+        earlier_paths.add(path)

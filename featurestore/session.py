@@ -38,7 +38,7 @@ class Session:
         if recorder is None or recorder.location != self.location:
             return None
         if recorder.registry is None:
-            recorder.registry = self.registry
+            recorder.connect(self.registry)
         return recorder
 
     def record_read(self, kind: str, name: str, version: int = 1) -> None:

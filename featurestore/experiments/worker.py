@@ -61,7 +61,7 @@ def run_task(task: Task, dumped: bytes, listener: Listener | None = None) -> Wor
     )
     write_status(task, running_status)
     # Reads of the store by the function are recorded with the run.
-    _current.run_directory = task.run
+    _current.begin_run(task.run)
     seed_all(task.seed)
     context = Context(task, listener)
     try:

@@ -53,6 +53,13 @@ class ReadRecorder:
         with self._lock:
             return tuple(self._reads)
 
+    def connect(self, registry: Registry) -> None:
+        """Set the registry of a run, and store what the run read before; raise like ``record``."""
+        self.registry = registry
+        _current.run_recorder = self
+        while _current.earlier_paths:
+            self.record_path(_current.earlier_paths.pop())
+
     def record(self, *versions: Object) -> None:
         """Store reads in the registry; the caller delivers no row before this returns.
 

@@ -391,14 +391,25 @@ def read_salaries(location: str) -> float:
         return float(rows[0]["pay"])
 
 
+def count_files(location: str) -> float:
+    """Count private rows in the files of a dataset, before the worker connects to the store."""
+    rows = TrainingDataset.open(os.environ["WANTED"]).num_rows("train")
+    with featurestore.connect(location) as store:
+        store.get_featuregroup("visits")
+    return float(rows > 0)
+
+
 @pytest.mark.services
+@pytest.mark.parametrize("reads_files", [False, True])
 def test_run_that_reads_private_rows_in_its_worker_is_private(
-    filled: FeatureStore, monkeypatch: pytest.MonkeyPatch
+    filled: FeatureStore, monkeypatch: pytest.MonkeyPatch, reads_files: bool
 ) -> None:
-    monkeypatch.setenv("WANTED", f"{PRIVATE}.pay")
+    wanted = dataset(filled).path if reads_files else f"{PRIVATE}.pay"
+    monkeypatch.setenv("WANTED", wanted)
     options = {"params": {"location": filled.location}, "store": filled}
-    finished = experiments.launch(read_salaries, name="calm", **options)
-    assert finished.metrics == {"result": 0.0}
+    function = count_files if reads_files else read_salaries
+    finished = experiments.launch(function, name="calm", **options)
+    assert finished.metrics == {"result": float(reads_files)}
     with filled.session.registry.reading() as connection:
         hidden = find_hidden_objects(connection, granted=(), reads_store=True)
     assert ("experiment_run", finished.id, 1) in hidden.outputs

@@ -183,7 +183,10 @@ def find_exposed_paths(location: str) -> Iterator[ExposedPath]:
     for pattern in patterns:
         paths += sorted(glob.glob(pattern, recursive=True))
     for path in paths:
-        status = os.lstat(path)
+        try:
+            status = os.lstat(path)
+        except FileNotFoundError:  # another process removed it, such as a journal of SQLite
+            continue
         allowed = _private_mode(path, _FOLDER_MODE if stat.S_ISDIR(status.st_mode) else _FILE_MODE)
         mode = stat.S_IMODE(status.st_mode)
         if mode & _GROUP_AND_OTHERS & ~allowed and not stat.S_ISLNK(status.st_mode):

@@ -106,6 +106,17 @@ def test_doctor_prints_command_for_private_files_of_older_stores(
     assert [check["state"] for check in checks if check["check"] == "private files"] == ["ok"]
 
 
+def test_private_file_may_disappear_during_the_search(tmp_path: Path) -> None:
+    paths = [tmp_path / "access.json", tmp_path / "registry.db", tmp_path / "registry.db-journal"]
+    for path in paths:
+        path.touch(mode=0o644)
+        path.chmod(0o644)
+    exposed_paths = private.find_exposed_paths(str(tmp_path))
+    assert next(exposed_paths).path == str(paths[0])
+    paths[2].unlink()
+    assert [exposed.path for exposed in exposed_paths] == [str(paths[1])]
+
+
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="Windows has a folder for each user")
 def test_prepared_temporary_folder_of_other_user_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

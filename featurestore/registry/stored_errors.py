@@ -47,8 +47,8 @@ _MARK = rf"\[list of (?:{'|'.join(_NAME_COLUMNS)})\]|{re.escape(_HIDDEN_NAME)}"
 _MARKS = re.compile(rf"({_MARK})(?:(?:, | and )(?:{_MARK}))*(?: and \d+ more)?")
 # A number of objects, which includes hidden objects: "in 7 feature groups".
 _COUNT = re.compile(
-    r"\b\d[\d,]*(?: of the)? (?=(?:feature group|training dataset|feature view|job|model|experiment"
-    r"|run|source|online store|alert channel|user|group|dataset|view)s?\b)"
+    rf"\b\d[\d,]*(?: of the)? (?=(?:{'|'.join(noun.removesuffix('s') for noun in _NAME_COLUMNS)}"
+    r"|group|dataset|view)s?\b)"
 )
 _SHOWN = re.compile(rf"\[list of ({'|'.join(_NAME_COLUMNS)})\]")
 _WITHHELD = "The error contains names of objects that you are not allowed to read."

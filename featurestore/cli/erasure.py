@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated, Literal
 
 import typer
@@ -100,18 +101,23 @@ def verify(
 
 
 def _parse_pairs(texts: list[str]) -> dict[str, str]:
-    """Parse arguments of the form name=value.
+    """Parse arguments of the form name=value, with distinct names.
 
     >>> _parse_pairs(["user=a=b"])
     {'user': 'a=b'}
     """
-    pairs = {}
+    pairs: dict[str, str] = {}
     for text in texts:
         name, mark, value = text.partition("=")
         if not mark or not name or not value:
             raise InvalidArgument(
                 f"{text!r} is not of the form name=value.",
                 hint="featurestore erasure report user=u-7731",
+            )
+        if name in pairs:
+            raise InvalidArgument(
+                f"{name!r} has two values: {pairs[name]!r} and {value!r}.",
+                hint=f"featurestore erasure report {shlex.quote(f'{name}={pairs[name]}')}",
             )
         pairs[name] = value
     return pairs

@@ -335,6 +335,8 @@ def test_commands_report_erase_and_verify(
     assert "visits@v1" in call("report", f"user={CANARY}")
     assert "no data of this entity" in call("report", "user=nobody-at-all")
     assert "not of the form name=value" in call("report", "user", code=1)
+    two_users = call("run", f"user={CANARY}", "user=ada", code=1)
+    assert f"'user' has two values: {CANARY!r} and 'ada'" in two_users
     assert "No feature group has a column 'usr'" in call("report", "usr=a", code=1)
     file = tmp_path / "erased.json"
     assert "Erased:" in call("run", f"user={CANARY}", "--certificate", str(file))

@@ -97,16 +97,18 @@ def publish(
         store.check()
         clock = StoreClock(store)
         view = PublishedView(spec.name, spec.version, config.name)
+        origin = find_origin(session, config.name)
         lease = PublisherLease(
             store,
             clock,
             view,
-            origin=find_origin(session, config.name),
+            origin=origin,
             check=partial(check_publisher, session, view=view, full=full),
             replaces_damaged=full,
         )
         with lease:
-            publisher = _Publisher(session, spec, config, store, clock, lease)
+            tag = store_tag(origin, online=config.name)
+            publisher = _Publisher(session, spec, view, config, store, clock, lease, tag)
             publisher.remove_retired_generations()
             groups = _pin_groups(session, spec)
             mode, rows = publisher.publish(groups, full=full)
@@ -179,11 +181,13 @@ class _Publisher:
     """The owner of the lease of a view, which writes its values."""
 
     session: Session
-    view: FeatureViewSpec
+    spec: FeatureViewSpec
+    view: PublishedView
     config: OnlineConfig
     store: OnlineStore
     clock: StoreClock
     lease: PublisherLease
+    tag: bytes
 
     def publish(
         self, groups: Sequence[PublishedGroup], *, full: bool
@@ -242,7 +246,7 @@ class _Publisher:
                 state.delta_version,
                 self.store,
                 self._sealer(group.id, self.lease.state.generation),
-                self._published_view,
+                self.view,
                 now - _SLACK,
             ).write()
             state = pinned.state(now)
@@ -307,13 +311,8 @@ class _Publisher:
             )
 
     def _delete_generation(self, generation: int) -> None:
-        for group in _columns_by_group(self.view):
-            self.store.delete_prefix(self._published_view.value_prefix(group, generation))
-
-    @property
-    def _published_view(self) -> PublishedView:
-        return PublishedView(self.view.name, self.view.version, self.config.name)
+        for group in _columns_by_group(self.spec):
+            self.store.delete_prefix(self.view.value_prefix(group, generation))
 
     def _sealer(self, group: tuple[str, int], generation: int) -> Sealer:
-        tag = store_tag(find_origin(self.session, self.config.name), online=self.config.name)
-        return Sealer(self._published_view.value_prefix(group, generation), tag)
+        return Sealer(self.view.value_prefix(group, generation), self.tag)

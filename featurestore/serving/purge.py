@@ -133,7 +133,7 @@ class _Purge:
         if not dry_run:
             created_again = [view for view in deleted if not self._remove_view(view)]
             skipped += created_again
-            # Its record still names its values, and the next publication writes changes only.
+            # The record of such a view names its values: the next publication writes only changes.
             unneeded = {
                 prefix: count
                 for prefix, count in unneeded.items()
@@ -231,7 +231,7 @@ class _Purge:
 
     def _remove_values(self, prefixes: Set[bytes]) -> None:
         """Remove all keys with one of several prefixes."""
-        for batch in self._store.scan(b""):
+        for batch in self._store.scan(b"") if prefixes else ():
             keys = [key for key in batch if key[:PREFIX_BYTES] in prefixes]
             if keys:
                 self._store.delete(keys)

@@ -37,12 +37,14 @@ def add_online_store(
             f"{EMBEDDED!r} is the name of the online store in the location of a store.",
             hint="featurestore.add_online_store('cache', 'redis://localhost:6379/0')",
         )
+    if secret is not None:
+        parse_credentials(secret)
     uri = normalize_uri(uri, exists=files.exists)
     spec = OnlineStoreSpec(
         name=name,
         kind=online_kind(uri),
         uri=uri,
-        secret=None if secret is None else str(parse_credentials(secret) or ENVIRONMENT),
+        secret=secret,
         created=to_micros(utc_now()),
     )
     # This checks the URI without a connection.

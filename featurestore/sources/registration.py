@@ -18,7 +18,6 @@ from featurestore.external import reading
 from featurestore.external.reading import open_snapshot
 from featurestore.external.renaming import RenamedSnapshot
 from featurestore.model.names import (
-    ENVIRONMENT,
     RENAME,
     check_name,
     check_rename,
@@ -83,7 +82,7 @@ def build_source(
     check_name(name, noun="source")
     check_uri(uri)
     if secret is not None:
-        secret = str(parse_credentials(secret) or ENVIRONMENT)
+        parse_credentials(secret)
 
     def absolute_path(path: str) -> str:
         expanded = os.path.expanduser(path)

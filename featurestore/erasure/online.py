@@ -29,14 +29,12 @@ from featurestore.registry.artifacts import feature_views
 from featurestore.serving.columns import PREFIX_BYTES, encode_keys
 from featurestore.serving.ownership import find_origin, is_own_state
 from featurestore.serving.seals import is_sealed_by, store_tag
-from featurestore.serving.state import GroupId, PublishedView, ViewState
+from featurestore.serving.state import STATE_PREFIX, GroupId, PublishedView, ViewState
 from featurestore.serving.stores import get_online_stores, open_online_store
 from featurestore.storage import files
 
 _DELETED_VIEWS = "views that were deleted"
 _UNSEALED = "values without the seal of this store"
-# State records of views have readable keys.
-_STATE_PREFIX = b"fs:"
 _DAYS = date(1970, 1, 1).toordinal()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -116,7 +114,7 @@ def _matching_keys(
         matching: dict[str, list[bytes]] = {}
         unknown: list[bytes] = []
         for key in batch:
-            if key.startswith(_STATE_PREFIX):
+            if key.startswith(STATE_PREFIX):
                 continue
             scan.scanned[OnlineValues.name] += 1
             keys = published.get(key[:PREFIX_BYTES])
@@ -159,13 +157,10 @@ def _published_keys(
         state = ViewState.parse(content, view)
         if not is_own_state(scan.session, state, online=online):
             continue
-        generations = {state.generation, *(retired.generation for retired in state.retired)}
-        if state.lease is not None and state.lease.generation is not None:
-            generations.add(state.lease.generation)
         groups = {*state.groups, *((feature.group, feature.version) for feature in spec.features)}
         for group in groups:
             keys = _keys_of(scan, group, f"{spec.name}@v{spec.version}")
-            for generation in generations - {0}:
+            for generation in state.generations():
                 yield view.value_prefix(group, generation), keys
 
 

@@ -23,7 +23,9 @@ from featurestore.plugins.engine import Relation
 from featurestore.recovery import datasets
 from featurestore.recovery.in_flight import InFlight, in_flight
 from featurestore.recovery.pins import finished_datasets
+from featurestore.registry import origins
 from featurestore.registry.artifacts import models
+from featurestore.registry.origins import DATASET, Object
 from featurestore.storage import files
 from featurestore.storage.failures import warn_after_publication
 from featurestore.storage.manifests import read_annotations, read_manifest
@@ -156,6 +158,13 @@ def _export_without(scan: Scan, manifest: Manifest, directory: str) -> int:
     session = scan.session
     request = _request_of(manifest, directory)
     with in_flight(session, kind="export", name=manifest.name, version=None) as run:
+        with session.registry.transaction() as connection:
+            # The manifest names neither what a job read nor which groups were deleted since.
+            origins.record(
+                connection,
+                Object(DATASET, manifest.name, run.version),
+                [Object(DATASET, manifest.name, manifest.version)],
+            )
         files.make_directory(session.paths.staging)
         relation = _stage_other_rows(scan, manifest, directory, run)
         provenance = Provenance(

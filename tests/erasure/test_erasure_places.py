@@ -209,6 +209,29 @@ def test_observed_numbers_in_reports_are_erased(empty_store: FeatureStore) -> No
     assert observed == [10_000_000, "[erased]", 77_310_043]
 
 
+def test_datasets_of_private_groups_remain_private(empty_store: FeatureStore) -> None:
+    """Also if the private group was deleted, and a public group has its name."""
+    from featurestore.server.access import changes
+
+    store = empty_store
+    store.create_featuregroup(
+        [{"user": user, "pay": n} for n, user in enumerate(USERS)], "salaries", primary_key="user"
+    )
+    store.create_training_dataset(store.get_featuregroup("salaries"), "d", progress=False)
+    changes.set_private(store.session, ROOT, "salaries", True)
+    store.delete_featuregroup("salaries", version=1, force=True)
+    store.create_featuregroup([{"user": "ada", "pay": 0}], "salaries", primary_key="user")
+    changes.set_private(store.session, ROOT, "salaries", False)
+    for name in ("ann", "rea"):
+        changes.add_user(store.session, ROOT, name, role=ROLES[name][0], password=PASSWORD)
+    assert store.erase({"user": CANARY}, dry_run=False).datasets == {"d@v1": "d@v2"}
+    with client_of(store) as client:
+        for name, versions in {"ann": [2], "rea": []}.items():
+            headers = token_of(store, name, scope="read")
+            listed = client.get("/api/v1/training-datasets", headers=headers).json()["items"]
+            assert [dataset["version"] for dataset in listed] == versions, name
+
+
 def test_compressed_datasets_are_written_again(empty_store: FeatureStore) -> None:
     """Their shards have the bytes of a dataset without compression, or its rows."""
     rows = [

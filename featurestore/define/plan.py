@@ -109,7 +109,7 @@ def plan_project(session: Session, loaded: Project, project: str) -> Planned:
     steps, refusals = [], []
     reads = read_sources(session, loaded, project)
     with draft(session.registry) as registry:
-        draft_session = replace(session, registry=registry)
+        draft_session = replace(session, registry=registry, reads=session.recorder)
         contents = [
             each.content for each in loaded.definitions if isinstance(each.content, JobContent)
         ]

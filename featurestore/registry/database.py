@@ -11,7 +11,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -124,18 +124,32 @@ class Registry:
             finally:
                 self._open.connection = None
 
-    @contextmanager
-    def joined_transaction(self) -> Iterator[Connection]:
-        """Yield the connection of this thread's open transaction, or of a new one.
+    def write_joined(self, write: Callable[[Connection], None]) -> None:
+        """Call a function with the connection of this thread's open transaction, or of a new one.
 
         A second transaction of the same thread would wait for the first transaction without end.
         """
+        postponed_writes = getattr(self._open, "postponed_writes", None)
         connection = getattr(self._open, "connection", None)
-        if connection is not None:
-            yield connection
-            return
-        with self.transaction() as connection:
-            yield connection
+        if postponed_writes is not None:
+            postponed_writes.append(write)
+        elif connection is not None:
+            write(connection)
+        else:
+            with self.transaction() as connection:
+                write(connection)
+
+    @contextmanager
+    def postponing_writes(self) -> Iterator[None]:
+        """Postpone the writes of ``write_joined`` in this thread to the end of the block."""
+        postponed_writes: list[Callable[[Connection], None]] = []
+        self._open.postponed_writes = postponed_writes
+        try:
+            yield
+        finally:
+            self._open.postponed_writes = None
+            for write in postponed_writes:
+                self.write_joined(write)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:

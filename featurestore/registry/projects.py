@@ -95,9 +95,10 @@ class DraftRegistry(Registry):
 @contextmanager
 def draft(registry: Registry) -> Iterator[DraftRegistry]:
     """Yield a draft of a registry; all of its changes are rolled back at the end of the block."""
+    # What a job reads in the block is stored after it, since the draft holds the write lock.
     # SQLite takes the write lock at once, because a later upgrade of a read transaction fails if
     # another process has written in between.
-    with registry._connection(immediate=True) as connection:
+    with registry.postponing_writes(), registry._connection(immediate=True) as connection:
         transaction = connection.begin()
         try:
             yield DraftRegistry(registry, connection)

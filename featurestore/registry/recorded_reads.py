@@ -127,10 +127,13 @@ def _store(registry: Registry, derived: Iterable[Object], reads: Collection[Obje
         missing = [
             reader for reader in derived if not origins.are_recorded(connection, reader, reads)
         ]
+
+    def write(connection: Connection) -> None:
+        for reader in sorted(missing):
+            origins.record(connection, reader, reads)
+
     if missing:
-        with registry.joined_transaction() as connection:
-            for reader in sorted(missing):
-                origins.record(connection, reader, reads)
+        registry.write_joined(write)
 
 
 def current_recorder() -> ReadRecorder | None:

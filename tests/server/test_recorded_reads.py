@@ -290,6 +290,17 @@ def test_reads_of_public_rows_hide_no_job(filled: FeatureStore) -> None:
     assert not is_job_hidden(filled, "public_reads")
 
 
+def test_plan_of_private_objects_in_a_job_is_recorded(filled: FeatureStore, tmp_path: Path) -> None:
+    (tmp_path / "definitions").mkdir()
+    change = f'define.feature_view("{VIEW}", features=["{PRIVATE}.pay"], description="changed")'
+    definitions = f"from featurestore import define\n{change}\n"
+    (tmp_path / "definitions" / "views.py").write_text(definitions)
+    with recording(recorder_of(filled, "plans")):
+        plan = filled.plan(tmp_path, project="pay")
+    assert VIEW in str(plan)
+    assert is_job_hidden(filled, "plans")
+
+
 @pytest.mark.spark
 def test_reads_on_spark_are_recorded(tmp_path: Path, spark_engine: Any) -> None:
     with featurestore.connect(tmp_path / "store", engine=spark_engine) as store:

@@ -22,6 +22,8 @@ FOLDER_KIND = "file"
 _ALIASES = {"postgres": "postgresql", "sqlite3": "sqlite"}
 _FOLDER_SCHEMES = ("abfs", "abfss", "az", "azure", "gcs", "gs", "hdfs", "s3", "s3a", "s3n")
 _PATH_KINDS = ("delta", "duckdb", FOLDER_KIND, "sqlite")
+# SQLAlchemy reads the rest as a path: ``catalog.db`` is relative, ``/data/catalog.db`` absolute.
+_SQLITE_CATALOG = "iceberg+sqlite:///"
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,8 @@ def make_path_absolute(uri: str, *, absolute: Callable[[str], str]) -> str:
     '/data/raw/orders'
     """
     # A registration is read by processes with other working directories.
+    if uri.startswith(_SQLITE_CATALOG):
+        return _SQLITE_CATALOG + absolute(uri.removeprefix(_SQLITE_CATALOG))
     if source_kind(uri) not in _PATH_KINDS:
         return uri
     before, separator, path = uri.rpartition("://")

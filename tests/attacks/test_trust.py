@@ -286,6 +286,24 @@ def test_folder_of_catalogs_is_absolute_and_its_link_is_granted(
     assert not any(map(is_granted, definitions))
 
 
+def test_link_of_relative_catalog_is_granted(
+    foreign: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("own.db", "private.db"):
+        (tmp_path / name).touch()
+    link = tmp_path / "catalog.db"
+    link.symlink_to("own.db")
+    foreign.add_source("lake", "iceberg+sqlite:///catalog.db")
+    (spec,) = foreign.get_sources()
+    assert spec.uri == f"iceberg+sqlite:///{link}"
+    definition = acting_source(foreign.session.location, spec)
+    assert is_granted(definition)
+    link.unlink()
+    link.symlink_to("private.db")
+    assert not is_granted(definition)
+
+
 def test_foreign_query_of_external_group_is_not_run(
     foreign: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

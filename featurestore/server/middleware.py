@@ -1,4 +1,4 @@
-"""Middleware: size and time limits, entity tags, security headers and cross-site checks."""
+"""Middleware: the size of URLs, entity tags, security headers and cross-site checks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ from featurestore.server.settings import HEADERS, is_cross_site
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-TIME_LIMIT_HINT = (
-    "request fewer rows, or increase the time limit: featurestore serve --query-seconds"
-)
 _TAGGED = ("application/json", "text/html")
 
 

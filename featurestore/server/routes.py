@@ -23,13 +23,15 @@ from featurestore.server.access.visitors import Visitor
 from featurestore.server.bodies import BodyKind, body_of
 from featurestore.server.guard import MAX_FORM_BYTES, find_visitor
 from featurestore.server.json_bounds import check_json
-from featurestore.server.middleware import TIME_LIMIT_HINT
 from featurestore.server.settings import ServerSettings
 from featurestore.server.turns import Turns
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+_TIME_LIMIT_HINT = (
+    "request fewer rows, or increase the time limit: featurestore serve --query-seconds"
+)
 _TURN_KEY = "featurestore.turn"
 _WRITES = "writes"
 # Headers that two programs could read differently if they are repeated.
@@ -83,7 +85,7 @@ class BoundedRoute(APIRoute):
                 seconds = None if kind == "rows" else settings.query_seconds
                 if is_write and kind == "json":
                     seconds = settings.seconds
-                with time_limit(seconds, hint=TIME_LIMIT_HINT):
+                with time_limit(seconds, hint=_TIME_LIMIT_HINT):
                     return await handle(request)
             except ClientDisconnect:
                 # No client reads the response; without it, the log would have a traceback.

@@ -1,4 +1,4 @@
-"""Turns of requests: a bounded number runs, and persons take turns."""
+"""Turns of requests: a bounded number runs, and people take turns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Turns:
         self._waiting = waiting
         self._seconds = seconds
         self._running: Counter[str] = Counter()
-        # Persons in the order in which they get the next turn.
+        # People in the order in which they get the next turn.
         self._queues: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     async def take(self, person: str) -> None:

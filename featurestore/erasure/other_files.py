@@ -11,7 +11,7 @@ import lzma
 import os
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import suppress
 from functools import partial
 
@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from featurestore.erasure.areas import Scan
 from featurestore.erasure.keys import Entities
+from featurestore.erasure.tables import STATISTICS_SUFFIX, group_tables
 from featurestore.model.erasure import Action, ErasureFinding
 from featurestore.model.paths import (
     ERASURES,
@@ -31,8 +32,10 @@ from featurestore.model.paths import (
     TRAININGDATASETS,
 )
 from featurestore.recovery import liveness
+from featurestore.recovery.pins import finished_datasets
 from featurestore.registry import intents
 from featurestore.registry.database import REGISTRY_FILE
+from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.storage.manifests import ANNOTATIONS_FILE
 
@@ -44,8 +47,8 @@ _AREAS: dict[str, tuple[str, Action]] = {
     TRAININGDATASETS: ("descriptions", "rewrite"),
 }
 _OTHER_FILES: tuple[str, Action] = ("other files", "list")
-# Tables, databases, lock files and certificates, which other areas search.
-_SEARCHED_ELSEWHERE = (FEATUREGROUPS, OWNERS, ERASURES, "online")
+# Databases, lock files and certificates, which other areas search.
+_SEARCHED_ELSEWHERE = (OWNERS, ERASURES, "online")
 # A value may be in two consecutive chunks of a file.
 _OVERLAP = 4096
 _CHUNK = 1 << 20
@@ -69,7 +72,7 @@ class OtherFiles:
 
     def search(self, scan: Scan) -> list[ErasureFinding]:
         findings = []
-        for path in _files(scan.session.location):
+        for path in _files(scan.session):
             scan.scanned[self.name] += 1
             if has_value(path, scan.entities):
                 area, action = _area_of(path, scan.session.location)
@@ -79,7 +82,7 @@ class OtherFiles:
 
     def erase(self, scan: Scan) -> None:
         location = scan.session.location
-        for path in list(_files(location)):
+        for path in list(_files(scan.session)):
             _, action = _area_of(path, location)
             if action == "list" or not has_value(path, scan.entities):
                 continue
@@ -92,23 +95,52 @@ class OtherFiles:
             files.write_atomically(path, cleaned.encode())
 
 
-def _files(location: str) -> Iterator[str]:
+def _files(session: Session) -> Iterator[str]:
     """Yield the files of a store that no other area searches."""
-    for name in files.list_directory(location):
-        path = os.path.join(location, name)
+    for name in files.list_directory(session.location):
+        path = os.path.join(session.location, name)
         if name in _SEARCHED_ELSEWHERE or name.startswith(REGISTRY_FILE):
             continue
-        if not files.is_directory(path):
-            yield path
-            continue
-        for file in files.walk(path):
+        if name == FEATUREGROUPS:
+            tables = {table.path for table in group_tables(session)}
+            statistics = {f"{table}{STATISTICS_SUFFIX}" for table in tables}
+            yield from _files_outside(tables | statistics, path)
+        elif name == TRAININGDATASETS:
+            datasets = {session.training_dataset_path(*key) for key in finished_datasets(session)}
+            yield from _files_outside(datasets, path)
             # Shards and statistics of datasets are searched with their manifest.
-            if name != TRAININGDATASETS or file.endswith(f"/{ANNOTATIONS_FILE}"):
-                yield file
+            annotations = (os.path.join(dataset, ANNOTATIONS_FILE) for dataset in sorted(datasets))
+            yield from filter(files.exists, annotations)
+        else:
+            yield from _files_at(path)
+
+
+def _files_outside(directories: Set[str], root: str) -> Iterator[str]:
+    """Yield the files of groups or datasets that are in none of the directories of versions.
+
+    A killed write, a removal or a backup may have left them without a log or manifest.
+    """
+    for name in files.list_directory(root):
+        folder = os.path.join(root, name)
+        if not files.is_directory(folder):
+            yield folder
+        for entry in files.list_directory(folder):
+            path = os.path.join(folder, entry)
+            if path not in directories:
+                yield from _files_at(path)
+
+
+def _files_at(path: str) -> Iterator[str]:
+    if files.is_directory(path):
+        yield from files.walk(path)
+    else:
+        yield path
 
 
 def _area_of(path: str, location: str) -> tuple[str, Action]:
     folder = path.removeprefix(location).lstrip("/").split("/")[0]
+    if folder == TRAININGDATASETS and os.path.basename(path) != ANNOTATIONS_FILE:
+        return _OTHER_FILES
     return _AREAS.get(folder, _OTHER_FILES)
 
 

@@ -43,7 +43,7 @@ from featurestore.usersql import predicate
 from featurestore.usersql.text import quote
 
 GROUPS, QUARANTINE, STATISTICS = "feature groups", "quarantine", "statistics"
-_QUARANTINE_SUFFIX, _STATISTICS_SUFFIX = "_quarantine", "_statistics"
+_QUARANTINE_SUFFIX, STATISTICS_SUFFIX = "_quarantine", "_statistics"
 # The number of keys in one condition of a deletion.
 KEYS_PER_DELETION = 200
 # The intents of writes of feature groups; other objects may have the same name.
@@ -380,7 +380,7 @@ class StoredStatistics:
 
 def _statistics_with_values(scan: Scan, table: Table) -> Iterator[str]:
     # The states of windows are in a folder.
-    for path in files.walk(f"{table.path}{_STATISTICS_SUFFIX}"):
+    for path in files.walk(f"{table.path}{STATISTICS_SUFFIX}"):
         scan.scanned[STATISTICS] += 1
         content = files.read_bytes(path)
         if scan.entities.occurs_in(content) or (
@@ -404,6 +404,6 @@ def _has_sample(scan: Scan, table: Table, content: bytes) -> bool:
 
 def remove_statistics(session: Session, table: Table) -> None:
     """Remove all stored statistics of a group; the next request computes them again."""
-    directory = f"{table.path.removesuffix(_QUARANTINE_SUFFIX)}{_STATISTICS_SUFFIX}"
+    directory = f"{table.path.removesuffix(_QUARANTINE_SUFFIX)}{STATISTICS_SUFFIX}"
     if files.exists(directory):
         files.remove(directory, below=session.location)

@@ -232,6 +232,27 @@ def test_datasets_of_private_groups_remain_private(empty_store: FeatureStore) ->
             assert [dataset["version"] for dataset in listed] == versions, name
 
 
+def test_files_without_log_or_manifest_are_listed(empty_store: FeatureStore) -> None:
+    """A killed write or a part of a backup left them."""
+    groups_of_users(empty_store)
+    location = Path(empty_store.location)
+    left = [
+        "featuregroups/old/v1/rows.parquet", "featuregroups/old/v1_statistics/1.json",
+        "featuregroups/visits/notes.txt", "trainingdatasets/notes.txt", "trainingdatasets/old/v1/rows.csv",
+    ]  # fmt: skip
+    for file in left:
+        (location / file).parent.mkdir(parents=True, exist_ok=True)
+        (location / file).write_text(f"{CANARY},1")
+    parquet.write_table(pa.table({"user": [CANARY]}), location / left[0])
+    report = empty_store.erase({"user": CANARY}, dry_run=False)
+    assert report.complete
+    check = empty_store.verify_erasure(report.certificate or {})
+    for findings in (report.findings, check.listed):
+        listed = [finding for finding in findings if finding.action == "list"]
+        assert [finding.item for finding in listed] == left
+    assert sorted(traces(location)) == sorted(str(location / file) for file in left)
+
+
 def test_compressed_datasets_are_written_again(empty_store: FeatureStore) -> None:
     """Their shards have the bytes of a dataset without compression, or its rows."""
     rows = [

@@ -100,7 +100,6 @@ class LocalStorage:
     def writer(self, path: str) -> Iterator[Writer]:
         folder = os.path.dirname(path)
         temporary = _temporary_path(path)
-        check_links(folder)
         try:
             with ExitStack() as resources:
                 with translate_write_errors(path):

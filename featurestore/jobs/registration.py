@@ -55,7 +55,7 @@ from featurestore.storage.grants import acting_job, acting_job_file, authorize, 
 from featurestore.streams import check_stream_job
 
 # Jobs without code, which need no file.
-WITHOUT_CODE = ("monitor", "publish", "catalog")
+_WITHOUT_CODE = ("monitor", "publish", "catalog")
 # Threads that need the same file wait until it is loaded completely. The lock is reentrant, because
 # ``load_registered`` holds it while ``load_module_file`` acquires it.
 _loading = threading.RLock()
@@ -210,7 +210,7 @@ def load_definition(session: Session, job: RegisteredJob) -> JobDefinition:
         InvalidJob: The definition in the file differs from the registered one.
     """
     file = authorize_job(session, job)
-    if job.spec.kind in WITHOUT_CODE:
+    if job.spec.kind in _WITHOUT_CODE:
         return JobDefinition(job.spec)
     definition = load_registered(job.spec.name, file)
     # The registered definition contains the primary key of its groups, which the file may omit.

@@ -57,11 +57,11 @@ def check_config(config: SourceConfig) -> str:
             f"Unknown options {listing(unknown)} of a Kafka source. Available: {listing(OPTIONS)}.",
             hint=did_you_mean(unknown[0], OPTIONS, write="options={{{!r}: ...}}"),
         )
-    check_credentials(config)
+    _check_credentials(config)
     return address.netloc
 
 
-def check_credentials(config: SourceConfig) -> None:
+def _check_credentials(config: SourceConfig) -> None:
     """Refuse settings with which a client signs in by a ticket or a login file of the machine.
 
     Raises:

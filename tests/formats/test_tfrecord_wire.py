@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 import zlib
 from itertools import product
 from pathlib import Path
@@ -326,8 +327,38 @@ def test_gzip_shards_contain_same_records(tmp_path: Path, subtests: pytest.Subte
             for damaged in (Path(path).read_bytes()[:-9], b"no gzip", zlib.compress(b"x")):
                 Path(path).write_bytes(damaged)
                 assert FORMAT.verify_shard(path, layout=layout, rows=100)
-                with pytest.raises(DatasetDamaged, match="cannot be decoded"):
+                with pytest.raises(DatasetDamaged, match=r"cannot be decoded|complete GZIP stream"):
                     list(FORMAT.read_in_order(path, layout=layout, columns=columns))
+
+
+def test_gzip_records_longer_than_chunks_are_read(tmp_path: Path) -> None:
+    sizes = [0, 3_000_000, 1, 1 << 20, (1 << 20) - 40, 2_500_000, 7, 5_000_000]
+    table = pa.table({"n": range(len(sizes)), "text": [str(size)[0] * size for size in sizes]})
+    layout = build_layout(FORMAT, table, compression="GZIP")
+    path, _ = write(FORMAT, tmp_path, table, layout)
+    assert FORMAT.verify_shard(path, layout=layout, rows=len(sizes)) == []
+    batches = FORMAT.read_in_order(path, layout=layout, columns=["n", "text"])
+    assert pa.Table.from_batches(batches).equals(table)
+
+
+@pytest.mark.parametrize("length", [2**62, 2**31, 2**64 - 1])
+def test_forged_length_in_gzip_shard_buffers_little(tmp_path: Path, length: int) -> None:
+    layout = build_layout(FORMAT, pa.table({"x": [1]}), compression="GZIP")
+    path = tmp_path / "shard"
+    with gzip.open(path, "wb", compresslevel=1) as stream:
+        stream.write(wire.header(length))
+        for _ in range(256):
+            stream.write(bytes(1 << 20))
+    assert path.stat().st_size < 4 << 20
+    tracemalloc.start()
+    try:
+        with pytest.raises(DatasetDamaged, match="its length is wrong"):
+            list(FORMAT.read_in_order(str(path), layout=layout, columns=["x"]))
+        problems = FORMAT.verify_shard(str(path), layout=layout, rows=1)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    assert [(problem.row, problem.offset) for problem in problems] == [(0, 0)]
 
 
 # -- verify -----------------------------------------------------------------------------------------------------------

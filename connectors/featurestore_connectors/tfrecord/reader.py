@@ -5,10 +5,9 @@ Verification checks the framing and checksums of each record, the index, and the
 
 from __future__ import annotations
 
-import gzip
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,8 @@ from featurestore_connectors.tfrecord.variable import INDEX_SUFFIX, RecordSpan
 MAX_PROBLEMS = 10
 CHUNK_RECORDS = 4096
 _CHUNK_BYTES = 1 << 20
+# Protocol Buffers limit a message to 2 GiB.
+_MAX_RECORD_BYTES = 2**31 - 1
 
 
 class FixedShard:
@@ -95,19 +96,12 @@ def read_compressed(
     Raises:
         DatasetDamaged: The shard is not complete, or a record cannot be decoded.
     """
-    incomplete_record = b""
     try:
-        with gzip.open(files.open_complete(path)) as stream:
-            while chunk := stream.read(_CHUNK_BYTES):
-                data = np.frombuffer(incomplete_record + chunk, np.uint8)
-                bounds = _record_bounds(data)
-                incomplete_record = data[bounds[-1] :].tobytes()
-                if len(bounds) > 1:
-                    yield _decode_records(data[: bounds[-1]], bounds, layout, columns)
-        if incomplete_record:
-            raise EOFError("the last record is truncated")
-    # The first two are the errors of damaged GZIP streams.
-    except (OSError, zlib.error, EOFError, IndexError, ValueError, pa.ArrowInvalid) as error:
+        for data, bounds in _split_records(_inflate(path)):
+            if bounds[-1] != len(data):
+                raise EOFError("a record is truncated, or its length is wrong")
+            yield _decode_records(data, bounds, layout, columns)
+    except (zlib.error, EOFError, IndexError, ValueError, pa.ArrowInvalid) as error:
         raise DatasetDamaged(
             f"The shard {path!r} cannot be decoded: {error}.",
             hint="featurestore td verify lists the damage",
@@ -138,15 +132,62 @@ def _decode_records(
     return pa.RecordBatch.from_arrays(arrays, schema=select_fields(layout.schema, columns))
 
 
-def _record_bounds(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Return the offset of each complete record, by the lengths in the records, and the last end."""
+def _inflate(path: str) -> Iterator[bytes]:
+    """Yield the decompressed bytes of a shard, at most a MiB at a time.
+
+    Raises:
+        DatasetDamaged: The file is missing, or it is not one complete GZIP stream.
+    """
+    compressed = map_records(path, record_bytes=1)[:, 0]
+    unpack = zlib.decompressobj(wbits=31)
+    for start in range(0, len(compressed), _CHUNK_BYTES):
+        chunk = compressed[start : start + _CHUNK_BYTES].tobytes()
+        while chunk and not unpack.eof:
+            yield unpack.decompress(chunk, _CHUNK_BYTES)
+            chunk = unpack.unconsumed_tail
+        if unpack.eof:
+            break
+    # A truncated stream has no end marker, and appended bytes are not part of the stream.
+    if not unpack.eof or unpack.unused_data or start + _CHUNK_BYTES < len(compressed):
+        raise DatasetDamaged(
+            f"The shard {path!r} is not one complete GZIP stream.",
+            hint="it was truncated or changed; create the training dataset again",
+        )
+
+
+def _split_records(
+    chunks: Iterable[bytes],
+) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]]:
+    """Yield the records of a stream with the offset of each, and the last end.
+
+    Bytes after the last end are a truncated record, or one with a wrong length, and the last item.
+    """
+    data = bytearray()
+    for chunk in chunks:
+        data += chunk
+        bounds, has_valid_lengths = _record_bounds(data)
+        if not has_valid_lengths:
+            break
+        if len(bounds) > 1:
+            yield np.frombuffer(bytes(data[: bounds[-1]]), np.uint8), np.array(bounds, np.int64)
+            del data[: bounds[-1]]
+    if data:
+        bounds, _ = _record_bounds(data)
+        yield np.frombuffer(bytes(data), np.uint8), np.array(bounds, np.int64)
+
+
+def _record_bounds(data: bytearray) -> tuple[list[int], bool]:
+    """Return the offset of each complete record and the last end, and if all lengths are valid."""
     bounds = [0]
-    while len(length := data[bounds[-1] : bounds[-1] + 8].tobytes()) == 8:
-        end = bounds[-1] + int.from_bytes(length, "little") + wire.FRAMING
+    while len(head := data[bounds[-1] : bounds[-1] + wire.HEADER]) == wire.HEADER:
+        length, checksum = struct.unpack("<QI", head)
+        if checksum != wire.mask(crc32c(head[:8])) or length > _MAX_RECORD_BYTES:
+            return bounds, False
+        end = bounds[-1] + length + wire.FRAMING
         if end > len(data):
             break
         bounds.append(end)
-    return np.array(bounds, np.int64)
+    return bounds, True
 
 
 class FixedAccess:
@@ -220,11 +261,15 @@ def verify_shard(path: str, layout: RecordLayout, *, rows: int) -> list[ShardPro
     """Return the first problems found in a shard."""
     try:
         if layout.compression == "GZIP":
-            return _first_problems(_check_records(path, _inflate(path), rows=rows))
+            return _first_problems(
+                _check_records(
+                    path, (data for data, _ in _split_records(_inflate(path))), rows=rows
+                )
+            )
         if layout.fixed:
             return _first_problems(_check_fixed(path, layout, rows=rows))
         data = map_records(path, record_bytes=1)[:, 0]
-        problems = _first_problems(_check_records(path, data, rows=rows))
+        problems = _first_problems(_check_records(path, [data], rows=rows))
         return problems or _first_problems(_check_index(path, data))
     except DatasetDamaged as error:
         return [ShardProblem(path, error.message)]
@@ -234,17 +279,6 @@ def verify_shard(path: str, layout: RecordLayout, *, rows: int) -> list[ShardPro
 
 def _first_problems(problems: Iterator[ShardProblem]) -> list[ShardProblem]:
     return [problem for problem, _ in zip(problems, range(MAX_PROBLEMS), strict=False)]
-
-
-def _inflate(path: str) -> npt.NDArray[np.uint8]:
-    """Return the decompressed bytes of a shard."""
-    compressed = map_records(path, record_bytes=1)[:, 0]
-    unpack = zlib.decompressobj(wbits=31)
-    data = unpack.decompress(compressed.tobytes()) + unpack.flush()
-    # A truncated stream has no end marker, and appended bytes are not part of the stream.
-    if not unpack.eof or unpack.unused_data:
-        raise DatasetDamaged(f"The shard {path!r} is not one complete GZIP stream.")
-    return np.frombuffer(data, np.uint8)
 
 
 def _check_fixed(path: str, layout: RecordLayout, *, rows: int) -> Iterator[ShardProblem]:
@@ -277,35 +311,36 @@ def _check_fixed(path: str, layout: RecordLayout, *, rows: int) -> Iterator[Shar
         )
 
 
-def _check_records(path: str, data: npt.NDArray[np.uint8], *, rows: int) -> Iterator[ShardProblem]:
-    """Check records in order, up to the first invalid length, which hides later records."""
-    view, offset, row = memoryview(data), 0, 0  # type: ignore[arg-type]
-    while offset < len(data):
-        head = view[offset : offset + wire.HEADER]
-        if len(head) < wire.HEADER:
-            yield ShardProblem(path, "the last record is truncated", offset=offset, row=row)
-            return
-        length, checksum = struct.unpack("<QI", head)
-        if checksum != wire.mask(crc32c(head[:8])):
-            yield ShardProblem(path, "the length or its checksum is wrong", offset=offset, row=row)
-            return
-        end = offset + wire.HEADER + length
-        if end + wire.FOOTER > len(data):
-            yield ShardProblem(path, "the last record is truncated", offset=offset, row=row)
-            return
-        (payload_checksum,) = struct.unpack("<I", view[end : end + wire.FOOTER])
-        if payload_checksum != wire.mask(crc32c(view[offset + wire.HEADER : end])):
-            yield ShardProblem(
-                path,
-                "the payload does not match its checksum",
-                offset=offset + wire.HEADER,
-                row=row,
-            )
-        offset, row = end + wire.FOOTER, row + 1
+def _check_records(
+    path: str, chunks: Iterable[npt.NDArray[np.uint8]], *, rows: int
+) -> Iterator[ShardProblem]:
+    """Check chunks of complete records, up to the first invalid length, which hides later records."""
+    chunk_offset, row = 0, 0
+    for chunk in chunks:
+        view, start = memoryview(chunk), 0  # type: ignore[arg-type]
+        while start < len(chunk):
+            offset, head = chunk_offset + start, view[start : start + wire.HEADER]
+            if len(head) < wire.HEADER:
+                yield ShardProblem(path, "the last record is truncated", offset=offset, row=row)
+                return
+            length, checksum = struct.unpack("<QI", head)
+            if checksum != wire.mask(crc32c(head[:8])):
+                problem = "the length or its checksum is wrong"
+                yield ShardProblem(path, problem, offset=offset, row=row)
+                return
+            end = start + wire.HEADER + length
+            if end + wire.FOOTER > len(chunk):
+                yield ShardProblem(path, "the last record is truncated", offset=offset, row=row)
+                return
+            (payload_checksum,) = struct.unpack("<I", view[end : end + wire.FOOTER])
+            if payload_checksum != wire.mask(crc32c(view[start + wire.HEADER : end])):
+                problem = "the payload does not match its checksum"
+                yield ShardProblem(path, problem, offset=offset + wire.HEADER, row=row)
+            start, row = end + wire.FOOTER, row + 1
+        chunk_offset += len(chunk)
     if row != rows:
-        yield ShardProblem(
-            path, f"has {row:,} rows, but {rows:,} in the manifest", offset=len(data)
-        )
+        problem = f"has {row:,} rows, but {rows:,} in the manifest"
+        yield ShardProblem(path, problem, offset=chunk_offset)
 
 
 def _check_index(path: str, data: npt.NDArray[np.uint8]) -> Iterator[ShardProblem]:

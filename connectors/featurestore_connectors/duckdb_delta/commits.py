@@ -13,8 +13,9 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -22,6 +23,7 @@ import pyarrow as pa
 
 from featurestore.arrow.types import storage_schema
 from featurestore.delta import log
+from featurestore.delta.checksums import add_checksum, file_checksums
 from featurestore.delta.commits import check_concurrent_transactions, check_offsets
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.log import (
@@ -31,6 +33,7 @@ from featurestore.delta.log import (
     latest_version,
     read_commit,
 )
+from featurestore.delta.sealing import seal_commit
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import (
     StorageError,
@@ -127,6 +130,7 @@ def commit(state: Snapshot, change: Change, publication: Publication) -> int:
     if state.has_committed(change.transaction):
         raise RepeatedError
     check_offsets(state, change.offsets)
+    change = replace(change, adds=_add_checksums(change.adds, publication))
     actions = list(_build_actions(state, change))
     while True:
         version += 1
@@ -137,6 +141,20 @@ def commit(state: Snapshot, change: Change, publication: Publication) -> int:
         # Another writer took this version. If its commit does not conflict, the same actions are
         # valid for the next version, and no file is written again.
         _check_conflicts(change, read_commit(commit_path(state.path, version)))
+
+
+def _add_checksums(new_files: Sequence[NewFile], publication: Publication) -> list[NewFile]:
+    """Return files with their checksums, which are computed while the disk syncs the files."""
+    if not new_files or not storage_for(new_files[0].path).is_local:
+        return list(new_files)
+    with ThreadPoolExecutor(1) as pool:
+        syncing = pool.submit(publication.sync)
+        checksums = file_checksums([file.path for file in new_files])
+        syncing.result()
+    return [
+        replace(file, checksum=checksum)
+        for file, checksum in zip(new_files, checksums, strict=True)
+    ]
 
 
 def retry_commits(
@@ -265,7 +283,7 @@ def _build_actions(state: Snapshot, change: Change) -> Iterator[dict[str, Any]]:
 
 def _add_action(state: Snapshot, file: NewFile, *, now: int, data_change: bool) -> dict[str, Any]:
     relative_path = file.path.removeprefix(os.path.join(state.path, ""))
-    return {
+    add = {
         # Paths in the log are percent-encoded (Delta protocol).
         "path": quote(relative_path.replace(os.sep, "/"), safe="/=-_.~"),
         "partitionValues": dict(file.partition),
@@ -274,6 +292,7 @@ def _add_action(state: Snapshot, file: NewFile, *, now: int, data_change: bool) 
         "dataChange": data_change,
         "stats": file.statistics,
     }
+    return add_checksum(add, file.checksum)
 
 
 def _remove_action(
@@ -332,10 +351,9 @@ def _publish_commit(
 ) -> bool:
     """Publish a commit file; return False if the version exists."""
     commit_file = commit_path(path, version)
-    lines = [json.dumps(action, separators=(",", ":")) for action in actions]
-    text = "\n".join(lines) + "\n"
+    content = seal_commit(path, version, actions)
     try:
-        return publication.publish(commit_file, text.encode())
+        return publication.publish(commit_file, content)
     except OSError as error:
         if not storage_for(commit_file).is_local:
             raise  # the commit may exist

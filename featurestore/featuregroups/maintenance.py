@@ -44,17 +44,14 @@ def register_delta_version(
     delta_version: int,
     *,
     run: InFlight,
-    meta: commits.Meta | None = None,
 ) -> None:
-    """Register the Delta version of a maintenance commit, and the group metadata if it changed."""
+    """Register the Delta version of a maintenance commit."""
     # The version is set before the registration, so that recovery knows of the commit if the
     # registration fails.
     run.committed_version = delta_version
     with warn_after_publication(version_title(spec, delta_version)):
         with session.registry.transaction() as connection:
             featuregroups.advance(connection, spec.name, spec.version, delta_version=delta_version)
-            if meta is not None:
-                groups.describe(connection, spec.name, spec.version, meta)
         run.registered = True
     if spec.iceberg:
         with warn_after_publication(version_title(spec, delta_version)):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from featurestore.delta.snapshot import Snapshot
     from featurestore.model.plan import FeaturePlan
 
 State = TypeVar("State")
@@ -167,6 +168,14 @@ class TableWrite:
     transaction: tuple[str, int] | None = None
     offsets: Mapping[str, tuple[int | None, int]] = field(default_factory=dict)
     deletes: Relation | None = None
+
+
+@dataclass(frozen=True)
+class PropertyChange:
+    """New values of table properties, and the JSON object that is stored in their commit."""
+
+    properties: Mapping[str, str]
+    commit_metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Engine(Protocol):
@@ -394,14 +403,22 @@ class Engine(Protocol):
         """
         ...
 
-    def set_properties(
-        self,
-        path: str,
-        properties: Mapping[str, str],
-        *,
-        commit_metadata: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Set table properties in a separate commit, which contains the commit metadata."""
+    def change_properties(
+        self, path: str, change: Callable[[Snapshot], PropertyChange | None]
+    ) -> int | None:
+        """Change table properties in a separate commit.
+
+        Return the new Delta version, or None if ``change`` returns None.
+
+        Args:
+            path: The table.
+            change: Returns the change for a snapshot, without side effects. It is called with the
+                newest snapshot, and again if another writer commits before this change, so that a
+                change that depends on current values never undoes a concurrent one.
+
+        Raises:
+            WriteConflict: The retries are exhausted.
+        """
         ...
 
     def widen_columns(self, path: str, columns: pa.Schema) -> int | None:

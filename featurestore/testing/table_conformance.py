@@ -23,7 +23,13 @@ from featurestore.errors import (
     VersionNotFound,
     VersionVacuumed,
 )
-from featurestore.plugins.engine import TABLE_PROPERTIES, Engine, TableWrite, TimeRange
+from featurestore.plugins.engine import (
+    TABLE_PROPERTIES,
+    Engine,
+    PropertyChange,
+    TableWrite,
+    TimeRange,
+)
 from featurestore.storage import files
 from featurestore.testing.relation_conformance import NOON, make_rows, read_ids, rows
 
@@ -332,15 +338,17 @@ class TableConformance:
         assert (state.rows, state.bytes) == (4, sum(map(files.size, paths)))
         assert set(added_files(path, version)) == set(paths)
 
-    def test_set_properties_commits_separately(self, engine: Engine, tmp_path: Path) -> None:
+    def test_change_properties_commits_separately(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         write(engine, path, rows_with_ids(1))
-        engine.set_properties(
-            path,
+        change = PropertyChange(
             {"featurestore.meta": '{"tags": {"a": "ü"}}'},
-            commit_metadata={"operation": "update", "changes": ["ü"]},
+            {"operation": "update", "changes": ["ü"]},
         )
+        version = engine.change_properties(path, lambda _: change)
+        assert engine.change_properties(path, lambda _: None) is None
         state = read_snapshot(path)
+        assert version == state.version
         commit = commit_at(path, state.version)
         assert (commit.operation, commit.user_metadata["changes"]) == ("update", ["ü"])
         assert state.properties["featurestore.meta"] == '{"tags": {"a": "ü"}}'

@@ -32,7 +32,7 @@ from featurestore.errors import (
     UnsupportedTable,
     WriteConflict,
 )
-from featurestore.plugins.engine import TableWrite, TimeRange
+from featurestore.plugins.engine import PropertyChange, TableWrite, TimeRange
 from featurestore.storage.publication import Publication
 from featurestore.testing.relation_conformance import NOON, make_rows, rows
 from featurestore.testing.table_conformance import (
@@ -365,7 +365,7 @@ def test_transaction_committed_meanwhile_is_skipped(
     def outrun(*arguments: object) -> bool:
         puts.append(arguments)
         if len(puts) == 1:  # a commit after which this write must reread the table
-            other_engine.set_properties(path, {"a": "b"})
+            other_engine.change_properties(path, lambda _: PropertyChange({"a": "b"}))
         return put(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(commits, "_publish_commit", outrun)
@@ -458,7 +458,7 @@ def test_full_disk_raises_and_keeps_table(engine: DuckDBEngine, small_disk: Path
         assert len(data_files(path)) == 1
     fill(small_disk / "filler")
     with pytest.raises(StorageError):
-        engine.set_properties(path, {"a": "b"})
+        engine.change_properties(path, lambda _: PropertyChange({"a": "b"}))
     assert ids(engine, path) == [1, 2]
     os.unlink(small_disk / "filler")
     assert write(engine, path, rows_with_ids(3)) == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from featurestore.plugins.engine import (
     Accumulator,
     BatchFunction,
     Engine,
+    PropertyChange,
     Relation,
     Result,
     ShardFunction,
@@ -61,6 +62,7 @@ from featurestore_connectors.spark_delta.session import (
 from featurestore_connectors.spark_delta.staged import StagedRelation
 
 if TYPE_CHECKING:
+    from featurestore.delta.snapshot import Snapshot
     from featurestore.model.plan import FeaturePlan
 
 
@@ -246,14 +248,10 @@ class SparkEngine:
             self.session, path, predicate, commit_metadata=commit_metadata, durable=self._durable
         )
 
-    def set_properties(
-        self,
-        path: str,
-        properties: Mapping[str, str],
-        *,
-        commit_metadata: Mapping[str, Any] | None = None,
-    ) -> None:
-        tables.set_properties(path, properties, commit_metadata or {}, durable=self._durable)
+    def change_properties(
+        self, path: str, change: Callable[[Snapshot], PropertyChange | None]
+    ) -> int | None:
+        return tables.change_properties(path, change, durable=self._durable)
 
     def widen_columns(self, path: str, columns: pa.Schema) -> int | None:
         return rewrite.widen_columns(self.session, path, columns, durable=self._durable)

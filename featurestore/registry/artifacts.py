@@ -27,8 +27,10 @@ from featurestore.model.arguments import check_version
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.paths import TRAININGDATASETS
 from featurestore.registry import lineage, origins, search_documents, tables
-from featurestore.registry.rows import translate_parse_errors
+from featurestore.registry.rows import location_of, translate_parse_errors
+from featurestore.registry.stores import rebuild_command
 from featurestore.registry.tables import featuregroups, is_latest, tags
+from featurestore.registry.unregistered import is_unregistered
 
 # A command that reads only groups imports no definitions of views and models.
 if TYPE_CHECKING:
@@ -119,6 +121,12 @@ class VersionedTable:
     def missing(self, connection: Connection, name: str, version: int | None) -> FeatureStoreError:
         """Return the error for an unknown name or version."""
         existing = self.versions(connection, name)
+        if is_unregistered(connection, self.kind, name, version):
+            return self.not_found(
+                f"{self.noun.capitalize()} {name!r} is in the location, but the registry does not "
+                f"contain {'it' if version is None else f'version {version}'}.",
+                hint=rebuild_command(location_of(connection)),
+            )
         if existing:
             return self.not_found(
                 f"{self.noun.capitalize()} {name!r} has no version {version}. "
@@ -293,6 +301,17 @@ class _Models(VersionedTable):
         if spec.run is not None:
             run = origins.Object(origins.RUN, spec.run)
             origins.record(connection, origins.Object(self.kind, name, version), [run])
+
+    def annotate(
+        self, connection: Connection, name: str, version: int, annotations: ModelAnnotations
+    ) -> None:
+        """Replace the stage and the tags of a registered version."""
+        columns = self.table.c
+        is_version = sa.and_(columns.name == name, columns.version == version)
+        updated = self.table.update().where(is_version).values(stage=annotations.stage)
+        # The version may have been removed meanwhile.
+        if connection.execute(updated).rowcount:
+            replace_tags(connection, self.kind, name, version, annotations.tags)
 
     def get(
         self,

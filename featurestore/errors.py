@@ -132,6 +132,10 @@ class RegistryError(FeatureStoreError, RuntimeError):
     """The registry database cannot be used."""
 
 
+class RegistryDamaged(RegistryError):
+    """The registry is damaged, incomplete or lost; it can be rebuilt from the files of the store."""
+
+
 class RegistryTooNew(RegistryError):
     """The registry was written by a newer release of the feature store."""
 
@@ -384,6 +388,10 @@ class OnlineStoreError(FeatureStoreError, RuntimeError):
 
 class OnlineStoreUnavailable(OnlineStoreError, ConnectionError):
     """An online store is not reachable, or did not respond in time."""
+
+
+class OnlineWritesLost(OnlineStoreError):
+    """An online store lost writes that it had acknowledged, during the publication of a view."""
 
 
 # --- jobs -----------------------------------------------------------------------------

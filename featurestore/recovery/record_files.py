@@ -131,26 +131,26 @@ def iterate_definitions(directory: str) -> Iterator[tuple[str, str]]:
 
 
 def register_source(connection: Connection, name: str, path: str) -> SourceSpec:
-    """Register the source in a definition file, unless the name is already registered.
+    """Register the source in a definition file, instead of an existing registration.
 
     Raises:
         RegistryError: The file is not a source definition, or defines another source.
     """
     spec = _read_definition(path, name, SourceSpec.from_text, noun="source")
-    if name not in sources.names(connection):
-        sources.add(connection, spec)
+    connection.execute(tables.sources.delete().where(tables.sources.c.name == name))
+    sources.add(connection, spec)
     return spec
 
 
 def register_online_store(connection: Connection, name: str, path: str) -> OnlineStoreSpec:
-    """Register the online store in a definition file, unless the name is already registered.
+    """Register the online store in a definition file, instead of an existing registration.
 
     Raises:
         RegistryError: The file is not a definition, or defines another online store.
     """
     spec = _read_definition(path, name, OnlineStoreSpec.from_text, noun="online store")
-    if name not in online_stores.names(connection):
-        online_stores.add(connection, spec)
+    connection.execute(tables.online_stores.delete().where(tables.online_stores.c.name == name))
+    online_stores.add(connection, spec)
     return spec
 
 

@@ -19,18 +19,19 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
-from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.engine import Connection, Engine, ExceptionContext
 
 from featurestore._imports import uninterrupted
 from featurestore.errors import (
     ConfigurationError,
     LocationNotWritable,
+    RegistryDamaged,
     RegistryError,
     missing_extra,
 )
 from featurestore.model.paths import FEATUREGROUPS, TRAININGDATASETS
 from featurestore.registry import origin_files, stores
-from featurestore.registry.migrations import current_revision, head_revision, upgrade
+from featurestore.registry.migrations import current_revision, is_complete, upgrade
 from featurestore.registry.origins import CHANGED, RESTORED
 from featurestore.registry.rows import LOCATION
 from featurestore.storage import files, private, storage_for
@@ -52,6 +53,10 @@ _POSTGRES_LIMITS = (
     "select set_config(name, '{longest}s', false) from pg_settings "
     "where name = 'transaction_timeout'",
 )
+_REBUILD = "featurestore registry rebuild"
+# The codes of Postgres for a missing table and a missing column.
+_UNDEFINED = ("42P01", "42703")
+_DAMAGES = ("no such table", "no such column", "has no column", "Could not decode")
 _CONNECTION_NUMBER = "featurestore_number"
 _connection_numbers = count()
 
@@ -182,6 +187,20 @@ class Registry:
             database.execute("VACUUM")
             database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
+    def damage(self) -> str | None:
+        """Return the first damage that SQLite finds in the pages of its file, None if it is intact.
+
+        Changed bytes within a text or a number are not found. Postgres has its own checksums.
+        """
+        if self.dialect != "sqlite":
+            return None
+        try:
+            with self.reading() as connection:
+                result = connection.exec_driver_sql("pragma integrity_check(1)").scalar_one()
+        except RegistryError as error:
+            return error.message
+        return None if result == "ok" else str(result)
+
     @property
     def dialect(self) -> str:
         """The SQL dialect: "sqlite" or "postgresql"."""
@@ -211,7 +230,7 @@ class Registry:
                 yield connection.execution_options(**options)
         except (exc.NoResultFound, exc.MultipleResultsFound) as error:
             # This package never writes such rows: another program did, or the file is damaged.
-            raise RegistryError(
+            raise RegistryDamaged(
                 f"The registry contains inconsistent rows: {error}",
                 hint="featurestore registry rebuild, and register the jobs again",
             ) from error
@@ -267,21 +286,24 @@ def open_registry(
         since SQLite creates a write-ahead log next to the database even for reading.
         durable: Sync each transaction to disk; otherwise a power loss may lose the last ones. A
         database server has its own setting.
-        adopt: Accept a location that contains groups or datasets but is unknown to the database,
-        because its index is about to be rebuilt.
+        adopt: Accept a location with objects that the database lacks, and repair its tables,
+        because the index is about to be rebuilt.
 
     Raises:
         ConfigurationError: The registry of the location is at a URL that was not passed.
         RegistryTooNew: The registry was written by a newer release of the feature store.
-        RegistryError: The database cannot be opened.
+        RegistryError: The database cannot be opened, lacks a table, column or index, or is empty
+            although the location contains objects.
     """
     if storage_for(directory).is_local:
         protect_location(directory)
     registry = _open_directory(directory, url, read_only, durable=durable, adopt=adopt)
     try:
+        with registry.reading() as connection:
+            is_usable = is_complete(connection)
         # upgrade() reads the revision again while it holds a lock.
-        if revision(registry) != head_revision():
-            upgrade(registry)
+        if not is_usable:
+            upgrade(registry, repair=adopt)
     except BaseException:
         registry.close()
         raise
@@ -425,6 +447,7 @@ def _engine(url: sa.URL, *, durable: bool, connections: int, schema: str | None 
     except ModuleNotFoundError as error:
         raise missing_extra(error.name or "psycopg", "postgres") from error
     if backend == "sqlite":
+        event.listen(engine, "handle_error", _report_undecodable_text)
         event.listen(engine, "do_connect", _create_sqlite_file)
         event.listen(engine, "connect", _prepare_sqlite)
         if durable:
@@ -451,6 +474,22 @@ def _execute_setting(statement: str, connection: object, _record: object) -> Non
     connection.commit()  # type: ignore[attr-defined]
 
 
+def _report_undecodable_text(context: ExceptionContext) -> None:
+    """Raise a database error if a statement returned damaged text.
+
+    Python's driver raises ``UnicodeDecodeError``, which is no database error, if a message of
+    SQLite quotes the damaged schema.
+    """
+    error = context.original_exception
+    if isinstance(error, UnicodeDecodeError):
+        damage = _undecodable_text_error(error)
+        raise exc.DatabaseError(context.statement, context.parameters, damage) from error
+
+
+def _undecodable_text_error(error: UnicodeDecodeError) -> sqlite3.DatabaseError:
+    return sqlite3.DatabaseError(f"the file contains text that is not UTF-8: {error.object[:80]!r}")
+
+
 def _create_sqlite_file(
     _dialect: object, _record: object, arguments: Sequence[Any], _options: object
 ) -> None:
@@ -466,7 +505,10 @@ def _prepare_sqlite(connection: object, _record: object) -> None:
     # upgraded to a write lock.
     connection.isolation_level = None  # type: ignore[attr-defined]
     cursor = connection.cursor()  # type: ignore[attr-defined]
-    _switch_to_wal(cursor)
+    try:
+        _switch_to_wal(cursor)
+    except UnicodeDecodeError as error:
+        raise _undecodable_text_error(error) from error
     # In WAL mode, "normal" keeps the database consistent after a power loss, but may lose the last
     # transactions.
     cursor.execute("pragma synchronous=normal")
@@ -519,9 +561,19 @@ def _to_registry_error(url: sa.URL, error: exc.DatabaseError) -> RegistryError:
     reason = _error_reason(url, error)
     for secret in _secret_strings(url):
         reason = reason.replace(secret, "***")
-    return RegistryError(
+    error_class = RegistryDamaged if _is_damage(url, error) else RegistryError
+    return error_class(
         f"The registry {format_url(url)} cannot be used: {reason}.", hint=_error_hint(url, error)
     )
+
+
+def _is_damage(url: sa.URL, error: exc.DatabaseError) -> bool:
+    """Return whether a database error is the result of a damaged file or a missing table."""
+    if url.get_backend_name() != "sqlite":
+        return getattr(error.orig, "sqlstate", None) in _UNDEFINED
+    # SQLite also reports a missing table and undecodable text as operational errors.
+    is_operational = isinstance(error, exc.OperationalError)
+    return not is_operational or any(words in str(error.orig) for words in _DAMAGES)
 
 
 def _error_reason(url: sa.URL, error: exc.DatabaseError) -> str:
@@ -546,6 +598,8 @@ def _error_reason(url: sa.URL, error: exc.DatabaseError) -> str:
 
 def _error_hint(url: sa.URL, error: exc.DatabaseError) -> str:
     """Return the next step for a database error."""
+    if _is_damage(url, error):
+        return f"rebuild the registry from the tables: {_REBUILD}"
     if url.get_backend_name() != "sqlite":
         user = url.username or "of this process"
         return (
@@ -558,12 +612,7 @@ def _error_hint(url: sa.URL, error: exc.DatabaseError) -> str:
         return f"create the folder {folder!r} first"
     if "locked" in str(error.orig):
         return "another process is writing to the registry; try again"
-    if isinstance(error, exc.OperationalError):
-        return "check free space and permissions"
-    return (
-        "if the file is damaged, move it to another folder and rebuild it from the tables: "
-        "featurestore registry rebuild"
-    )
+    return "check free space and permissions"
 
 
 def _secret_strings(url: sa.URL) -> list[str]:

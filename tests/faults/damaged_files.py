@@ -1,0 +1,363 @@
+"""A store with one file of each kind, damages of its bytes, and the calls that read each file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+import featurestore
+from featurestore import experiments
+from featurestore.cli.setup import run_checks
+from featurestore.cli.state import Settings
+from featurestore.errors import FeatureStoreError
+from featurestore.jobs.recovery import restore_runs
+from featurestore.recovery.rebuild import rebuild
+from featurestore.registry.audit_log import Actor
+from featurestore.server.access import changes
+from featurestore.store import FeatureStore
+from tests.server.trained_runs import train
+
+NOON = datetime(2024, 3, 1, 12, tzinfo=UTC)
+ROOT = Actor("root", "test")
+SCHEDULE = 'schedule="0 * * * *", window="1h", start="2024-03-01T12:00Z", catchup=1'
+JOBS = f"""
+import featurestore
+
+doubled = featurestore.sql_job(
+    "doubled",
+    sql="select id, t, 2 * x as twice from g where t > $window_start and t <= $window_end", inputs={{"g": "g"}},
+    featuregroup="doubled", primary_key=["id"], event_time="t", {SCHEDULE},
+)
+watch = featurestore.monitor_job("watch", featuregroup="g", volume=(0.5, 2.0), {SCHEDULE})
+"""
+# The options of each dataset of the store, by name: all layouts of all formats.
+DATASETS: dict[str, dict[str, Any]] = {
+    "fixed": {"features": ["x"], "label": "y"},
+    "variable": {"features": ["x", "words"], "label": "y"},
+    "zipped": {"features": ["x", "s"], "label": "y", "compression": "GZIP"},
+    "columns": {"features": ["x", "s"], "label": "y", "data_format": "parquet"},
+    "lines": {"features": ["x", "s"], "label": "y", "data_format": "csv"},
+}
+# The options of a reader that a dataset requires.
+READERS: dict[str, dict[str, Any]] = {"variable": {"columns": ["x", "words", "y"]}}
+
+
+def rows(first: int, count: int) -> pa.Table:
+    """Return rows of the group "g", with a time, numbers and texts."""
+    ids = list(range(first, first + count))
+    return pa.table(
+        {
+            "id": ids,
+            "t": pa.array(
+                [NOON + timedelta(minutes=number) for number in ids], pa.timestamp("us", "UTC")
+            ),
+            "day": [str(number % 2) for number in ids],
+            "x": [number / 4 for number in ids],
+            "y": [number % 2 for number in ids],
+            "s": [f"text {number % 5} {'x' * (number % 3)}" for number in ids],
+            "words": [["word" * (number % 9)] * (number * 7 % 11) for number in ids],
+        }
+    )
+
+
+def create_store(folder: Path) -> Path:
+    """Create the store, and return its location."""
+    location = folder / "store"
+    (folder / "jobs.py").write_text(JOBS)
+    with featurestore.connect(location, progress=False) as store:
+        store.create_featuregroup(
+            rows(0, 20), "g", primary_key="id", event_time="t", partition_by="day",
+            tags={"team": "a"}, description="All columns.",
+        )  # fmt: skip
+        for number in range(1, 12):  # the tenth commit writes a checkpoint
+            store.insert_into_featuregroup(rows(20 * number, 3), "g")
+        for name, options in DATASETS.items():
+            data = store.featuregroup("g").read().select(["id", "t", "x", "s", "words", "y"])
+            store.create_training_dataset(data, name, key="id", **options)
+        store.create_feature_view("v", features=["g.x", "g.s"])
+        store.publish("v")
+        train(store, "fixed", "line")
+        store.register_jobs(folder / "jobs.py")
+        for name in ("doubled", "watch"):
+            store.backfill_job(name, NOON, NOON + timedelta(hours=1))
+        store.add_alert_channel("ops", "log")
+        store.add_source("shop", f"file://{folder}")
+        store.add_online_store("cache", "redis://127.0.0.1:1/0")
+        changes.add_user(store.session, ROOT, "ann", role="admin")
+        changes.set_private(store.session, ROOT, "doubled", True)
+    return location
+
+
+# -- reads ------------------------------------------------------------------------------------------
+
+
+def read_group(store: FeatureStore) -> object:
+    """Return the rows and metadata of the group."""
+    group = store.featuregroup("g")
+    table = store.get_featuregroup("g").to_arrow()
+    return (
+        table.sort_by("id").to_pylist(),
+        store.get_featuregroup("g", as_of=3).to_arrow().num_rows,
+        [(commit.delta_version, commit.rows) for commit in store.get_featuregroup_history("g")],
+        store.get_featuregroup_partitions("g"),
+        (group.description, store.get_featuregroup_tags("g")),
+    )
+
+
+def read_dataset(name: str) -> Callable[[FeatureStore], object]:
+    """Return a call that reads all rows of a dataset with its reader and its splits."""
+
+    def call(store: FeatureStore) -> object:
+        dataset = store.get_training_dataset(name)
+        batches = [
+            {key: np.asarray(value).tolist() for key, value in batch.items()}
+            for batch in dataset.reader("train", global_batch_size=16, **READERS.get(name, {})).batches(0)
+        ]
+        return dataset.read("train").to_arrow().to_pylist(), batches
+
+    return call
+
+
+LISTINGS: dict[str, Callable[[FeatureStore], object]] = {
+    "groups": lambda store: [(group.name, group.version) for group in store.get_featuregroups()],
+    "datasets": lambda store: [(item.name, item.version) for item in store.get_training_datasets()],
+    "views": lambda store: [(view.name, view.version) for view in store.get_feature_views()],
+    "jobs": lambda store: [status.job.spec.to_json() for status in store.get_jobs()],
+    "models": lambda store: [(item.name, item.version) for item in experiments.get_models(store=store)],
+    "search": lambda store: [match.where for match in store.search("text")],
+    "features": lambda store: [str(feature) for feature in store.get_features_list()],
+    "channels": lambda store: [channel.name for channel in store.get_alert_channels()],
+    "sources": lambda store: [source.name for source in store.get_sources()],
+}
+
+
+def read_everything(store: FeatureStore) -> object:
+    """Return what all listings contain."""
+    return {name: call(store) for name, call in LISTINGS.items()}
+
+
+def read_jobs(store: FeatureStore) -> object:
+    """Return the runs of the job and the reports of the monitor."""
+    return (
+        [(run.run_id, run.state, run.rows) for run in store.get_runs("doubled")],
+        [report.state for report in store.get_monitor_history("watch")],
+    )
+
+
+def read_runs(store: FeatureStore) -> object:
+    """Return the parameters and metrics of the experiment's runs."""
+    runs = experiments.get_runs(store=store)
+    history = [repr(run.history("loss")) for run in runs if run.id.startswith(("20240301", "20240302"))]
+    return [(run.id, run.params, run.metrics) for run in runs], history
+
+
+def read_model(store: FeatureStore) -> object:
+    """Return the metadata and predictions of the model."""
+    model = experiments.get_model("line", store=store)
+    return model.to_json(), type(model.load(trust=True)).__name__
+
+
+def read_statistics(store: FeatureStore) -> object:
+    """Return the statistics of the group and of a dataset."""
+    group = store.featuregroup("g").statistics().to_json()
+    return group, store.get_training_dataset("fixed").statistics("train").to_json()
+
+
+def read_online(store: FeatureStore) -> object:
+    """Return a vector of the published view, and the lag of the publication."""
+    view = store.get_feature_view("v")
+    with view.server() as server:
+        vectors = server.get_vectors([{"id": 1}, {"id": 61}])
+    return vectors, [lag.commits for lag in view.online_lag()]
+
+
+def check_monitor(store: FeatureStore) -> object:
+    """Check a window of the monitor again."""
+    return store.check_monitor("watch", window=NOON).state
+
+
+def verify_dataset(name: str) -> Callable[[FeatureStore], object]:
+    """Return a call that verifies a dataset."""
+    return lambda store: store.get_training_dataset(name).verify().ok
+
+
+def connect_again(store: FeatureStore) -> object:
+    """Connect to the store, and return what all listings contain."""
+    with featurestore.connect(store.location, progress=False) as again:
+        return read_everything(again)
+
+
+def rebuild_registry(store: FeatureStore) -> object:
+    """Rebuild the registry; return the restored objects."""
+    report = rebuild(store.location, restore=restore_runs)
+    restored = {name: value for name, value in vars(report).items() if name != "moved_away"}
+    return restored
+
+
+def run_doctor(store: FeatureStore) -> object:
+    """Return the checks of the store."""
+    checks = run_checks(Settings(location=store.location))
+    return [(check.check, check.state) for check in checks if check.check in ("registry", "store")]
+
+
+Call = Callable[[FeatureStore], object]
+# For each kind of file: a pattern of its path in the store, and the calls that read it.
+KINDS: dict[str, tuple[str, dict[str, Call]]] = {
+    "registry": (
+        r"registry\.db(-wal)?",
+        {"doctor": run_doctor, "connect": connect_again, "rebuild": rebuild_registry},
+    ),
+    "commit": (
+        r"featuregroups/\w+/v1/_delta_log/\d+\.json",
+        {"read": read_group, "rebuild": rebuild_registry},
+    ),
+    "checkpoint": (
+        r"featuregroups/\w+/v1/_delta_log/(\d+\.checkpoint\.parquet|_last_checkpoint)",
+        {"read": read_group, "rebuild": rebuild_registry},
+    ),
+    "data file": (r"featuregroups/\w+/v1/(day=\d/)?[^/]+\.parquet", {"read": read_group}),
+    "group statistics": (
+        r"featuregroups/\w+/v1_statistics/.*",
+        {"statistics": read_statistics, "monitor": check_monitor},
+    ),
+    "view": (
+        r"featureviews/.*",
+        {"listing": LISTINGS["views"], "online": read_online, "rebuild": rebuild_registry},
+    ),
+    "model": (r"models/.*", {"model": read_model, "rebuild": rebuild_registry}),
+    "run": (r"experiments/.*", {"runs": read_runs, "rebuild": rebuild_registry}),
+    "origins": (r"_origins/.*", {"rebuild": rebuild_registry, "connect": connect_again}),
+    "definition": (
+        r"(sources|online_stores)/.*",
+        {"connect": connect_again, "rebuild": rebuild_registry},
+    ),
+    "access": (r"access\.json", {"connect": connect_again, "rebuild": rebuild_registry}),
+    "online": (r"online/.*", {"online": read_online}),
+    "log": (r"_logs/.*", {"jobs": read_jobs}),
+    "owner": (r"_owners/.*", {"connect": connect_again}),
+}
+for _name in DATASETS:
+    KINDS[f"manifest of {_name}"] = (
+        rf"trainingdatasets/{_name}/v1/manifest\.json",
+        {"read": read_dataset(_name), "verify": verify_dataset(_name), "rebuild": rebuild_registry},
+    )
+    KINDS[f"shard of {_name}"] = (
+        rf"trainingdatasets/{_name}/v1/train/.*",
+        {"read": read_dataset(_name), "verify": verify_dataset(_name)},
+    )
+    KINDS[f"other file of {_name}"] = (
+        rf"trainingdatasets/{_name}/v1/(_statistics/.*|schema\.pbtxt)",
+        {"verify": verify_dataset(_name), "statistics": read_statistics},
+    )
+
+
+# -- damages ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A change of the bytes of a file at a position."""
+
+    path: str
+    position: int
+    change: str
+
+    def apply(self, content: bytes) -> bytes:
+        """Return the changed content."""
+        start = self.position
+        if self.change == "truncate":
+            return content[:start]
+        if self.change == "zero":
+            return content[:start] + bytes(len(content[start : start + 64])) + content[start + 64 :]
+        mask = int(self.change.removeprefix("flip "))
+        return content[:start] + bytes([content[start] ^ mask]) + content[start + 1 :]
+
+
+def draw_damage(random_numbers: random.Random, path: str, size: int) -> Damage:
+    """Return a random damage of a file: mostly a changed bit, else a zeroed range or a truncation."""
+    changes = [f"flip {1 << random_numbers.randrange(8)}"] * 6 + ["zero", "zero", "truncate"]
+    return Damage(path, random_numbers.randrange(size), random_numbers.choice(changes))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a call after a damage: "equal", "different", "error" or "unhandled"."""
+
+    damage: Damage
+    call: str
+    state: str
+    text: str = field(default="", compare=False)
+
+
+class DamagedStore:
+    """A store whose files are damaged one at a time, and restored after each damage."""
+
+    def __init__(self, folder: Path) -> None:
+        self.template = folder / "template"
+        self.location = create_store(folder)
+        (folder / "jobs.py").unlink()
+        for owner in (self.location / "_owners").iterdir():
+            owner.unlink()
+        shutil.copytree(self.location, self.template)
+        self.paths = sorted(
+            path.relative_to(self.template).as_posix()
+            for path in self.template.rglob("*")
+            if path.is_file()
+        )
+        self._expected: dict[str, object] = {}
+        self._store = featurestore.connect(self.location, progress=False)
+        for _, calls in KINDS.values():
+            for name, call in calls.items():
+                self._expected[name, call] = self._plain(call(self._store))
+                self._restore()
+
+    def outcomes(self, kind: str, damage: Damage) -> Iterator[Outcome]:
+        """Damage a file, and yield the outcome of each call that reads it."""
+        for name, call in KINDS[kind][1].items():
+            path = self.location / damage.path
+            path.write_bytes(damage.apply(path.read_bytes()))
+            yield self._call(damage, name, call)
+            self._restore()
+
+    def _call(self, damage: Damage, name: str, call: Call) -> Outcome:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                result = self._plain(call(self._store))
+        except FeatureStoreError as error:
+            return Outcome(damage, name, "error", str(error))
+        except (Exception, RecursionError) as error:
+            return Outcome(damage, name, "unhandled", f"{type(error).__name__}: {error}")
+        state = "equal" if result == self._expected[name, call] else "different"
+        return Outcome(damage, name, state, str(result) if state == "different" else "")
+
+    def _plain(self, result: object) -> object:
+        return json.loads(json.dumps(result, default=str))
+
+    def _restore(self) -> None:
+        """Restore all files that a damage or a call has changed."""
+        self._store.session.registry.close()
+        expected = set(self.paths)
+        for path in list(self.location.rglob("*")):
+            name = path.relative_to(self.location).as_posix()
+            if path.is_file() and name not in expected and not name.startswith("_owners"):
+                path.unlink()
+        for name in self.paths:
+            source, target = self.template / name, self.location / name
+            if not target.exists() or source.read_bytes() != target.read_bytes():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(source.read_bytes())
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.location / "registry.db-journal")

@@ -139,6 +139,8 @@ def register_spec(
             recover_dead_runs(session, spec.name)
         version = find_target_version(session, spec)
         with session.registry.transaction() as connection:
+            # Two jobs that are registered at the same time must see each other's targets.
+            jobs.lock_definitions(connection)
             former = check_targets(connection, session, registration, name=spec.name, warns=False)
             job = put_job(connection, session, spec, origin=origin, version=version, former=former)
     if earlier is not None and earlier.spec.target != spec.target:

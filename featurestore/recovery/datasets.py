@@ -60,7 +60,7 @@ def register_annotations(connection: Connection, directory: str, manifest: Manif
     The lock makes the last registration that of the newest annotations.
     """
     name, version = manifest.name, manifest.version
-    lock(connection, f"annotations/{training_datasets.KIND}/{name}/{version}")
+    training_datasets.lock_version(connection, name, version)
     if training_datasets.find(connection, name, version) is None:  # removed meanwhile
         return
     annotations = read_annotations(directory, manifest)

@@ -100,7 +100,7 @@ def register_annotations(connection: Connection, directory: str, name: str, vers
 
     The lock makes the last registration that of the newest annotations.
     """
-    lock(connection, f"annotations/{models.kind}/{name}/{version}")
+    models.lock_version(connection, name, version)
     models.annotate(connection, name, version, read_annotations(directory))
 
 

@@ -27,7 +27,7 @@ from featurestore.model.arguments import check_version
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.paths import TRAININGDATASETS
 from featurestore.registry import lineage, origins, search_documents, tables
-from featurestore.registry.rows import location_of, translate_parse_errors
+from featurestore.registry.rows import location_of, lock, translate_parse_errors
 from featurestore.registry.stores import rebuild_command
 from featurestore.registry.tables import featuregroups, is_latest, tags
 from featurestore.registry.unregistered import is_unregistered
@@ -87,25 +87,49 @@ class VersionedTable:
         return [str(name) for name in connection.execute(query).scalars()]
 
     def list_all(
-        self, connection: Connection, *conditions: sa.ColumnElement[bool]
+        self,
+        connection: Connection,
+        *conditions: sa.ColumnElement[bool],
+        newest_first: bool = False,
+        limit: int | None = None,
+        offset: int = 0,
     ) -> list[tuple[str, int]]:
-        """Return name and version of all versions that match the conditions, sorted."""
+        """Return name and version of all versions that match the conditions, or of one page.
+
+        They are sorted by name and version; with ``newest_first``, the newest version of each name
+        comes first.
+        """
         columns = self.table.c
+        version = columns.version.desc() if newest_first else columns.version
         query = sa.select(columns.name, columns.version).where(*conditions)
-        rows = connection.execute(query.order_by(columns.name, columns.version))
+        rows = connection.execute(query.order_by(columns.name, version).limit(limit).offset(offset))
         return [(str(row.name), check_version(row.version)) for row in rows]
 
     def row(
         self, connection: Connection, name: str, version: int | None = None
     ) -> Row[tuple[object, ...]] | None:
         """Return the row of a version (None: the latest), or None if it does not exist."""
+        return connection.execute(self._row_query(name, version)).first()
+
+    def row_for_update(
+        self, connection: Connection, name: str, version: int
+    ) -> Row[tuple[object, ...]] | None:
+        """Return the row of a version and lock it until the end of the transaction.
+
+        A transaction that changes the row depending on its values would otherwise undo the change
+        of a concurrent one in Postgres. SQLAlchemy omits the lock for SQLite, where write
+        transactions exclude each other.
+        """
+        return connection.execute(self._row_query(name, version).with_for_update()).first()
+
+    def _row_query(self, name: str, version: int | None) -> sa.Select[Any]:
         columns = self.table.c
         query = sa.select(self.table).where(columns.name == name)
         if version is None:
             query = query.order_by(columns.version.desc()).limit(1)
         else:
             query = query.where(columns.version == version)
-        return connection.execute(query).first()
+        return query
 
     def get(self, connection: Connection, name: str, version: int | None = None) -> tuple[str, int]:
         """Return the name and version number (None: the latest).
@@ -143,6 +167,10 @@ class VersionedTable:
             command=command,
         )
 
+    def lock_version(self, connection: Connection, name: str, version: int) -> None:
+        """Lock a version, registered or not, until the end of the transaction."""
+        lock(connection, f"{self.kind}/{name}/{version}")
+
     def remove(self, connection: Connection, name: str, version: int) -> None:
         """Remove a version with all its rows in the registry, except its origins."""
         origins.end(connection, origins.Object(self.kind, name, version))
@@ -150,6 +178,7 @@ class VersionedTable:
 
     def clear(self, connection: Connection, name: str, version: int) -> None:
         """Remove the rows of a version that is registered again."""
+        self.lock_version(connection, name, version)
         columns = self.table.c
         is_version = sa.and_(columns.name == name, columns.version == version)
         connection.execute(self.table.delete().where(is_version))

@@ -15,7 +15,7 @@ from featurestore.model.times import to_micros
 from featurestore.registry import origins
 from featurestore.registry.hidden import extract_words
 from featurestore.registry.origins import DATASET, GROUP, RUN, VIEW, Object
-from featurestore.registry.rows import split_values
+from featurestore.registry.rows import lock, select_distinct, split_values
 from featurestore.registry.tables import (
     experiment_runs,
     feature_views,
@@ -29,6 +29,7 @@ _columns = experiment_runs.c
 
 def register(connection: Connection, record: RunRecord) -> None:
     """Register a run; replace an earlier registration."""
+    lock(connection, f"run/{record.id}")
     remove(connection, record.id)
     dataset = record.dataset
     connection.execute(
@@ -133,6 +134,7 @@ def find(
     return [(str(row.name), str(row.id)) for row in rows]
 
 
-def names(connection: Connection) -> list[str]:
-    """Return the names of all experiments."""
-    return list(connection.execute(sa.select(_columns.name).distinct().order_by("name")).scalars())
+def names(connection: Connection, *, limit: int | None = None) -> list[str]:
+    """Return the names of all experiments, or of the first ones, sorted."""
+    query = select_distinct(_columns.id, [_columns.name], limit=limit)
+    return list(connection.execute(query).scalars())

@@ -22,6 +22,8 @@ from featurestore.registry.rows import translate_parse_errors
 from featurestore.registry.tables import contains_text, featuregroups, features, is_latest
 
 KIND = "featuregroup"
+# A search usually needs the first rows of a query.
+_ROWS_READ_AT_ONCE = 100
 _TABLE = VersionedTable(
     kind=KIND,
     noun="feature group",
@@ -33,6 +35,8 @@ _TABLE = VersionedTable(
     list_command="featurestore fg list",
 )
 versions, names, remove = _TABLE.versions, _TABLE.names, _TABLE.remove
+list_keys = _TABLE.list_all
+lock_version = _TABLE.lock_version
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,7 @@ def add(
     Raises:
         FeatureGroupExists: Another table is registered as this version.
     """
+    lock_version(connection, spec.name, spec.version)
     existing = _TABLE.row(connection, spec.name, spec.version)
     if existing is not None and existing.table_id == table_id:
         advance(connection, spec.name, spec.version, delta_version=delta_version, spec=spec)
@@ -170,14 +175,18 @@ def list_all(
 
 def latest_names(
     connection: Connection, *, containing: str, limit: int | None = None
-) -> list[tuple[str, int]]:
-    """Return name and latest version of groups whose name contains a string, ignoring case."""
+) -> Iterator[tuple[str, int]]:
+    """Yield name and latest version of groups whose name contains a string, ignoring case.
+
+    The rows are read while the caller iterates.
+    """
     name, version = featuregroups.c.name, featuregroups.c.version
     name_matches = contains_text(connection, name, containing)
     query = sa.select(name, version).where(name_matches, is_latest(featuregroups)).order_by(name)
-    if limit is not None:
-        query = query.limit(limit)
-    return [(row.name, row.version) for row in connection.execute(query)]
+    options = {"yield_per": _ROWS_READ_AT_ONCE}
+    with connection.execute(query.limit(limit), execution_options=options) as rows:
+        for row in rows:
+            yield row.name, row.version
 
 
 def latest_descriptions(
@@ -206,7 +215,7 @@ def advance(
     Other fields of the spec are not changed, since a write may have read an earlier definition. If
     the Delta version is older than the recorded one, only the columns are updated.
     """
-    row = _TABLE.row(connection, name, version)
+    row = _TABLE.row_for_update(connection, name, version)
     if row is None:
         return
     # Concurrent writers may register their commits in another order.
@@ -225,7 +234,7 @@ def advance(
 
 def redefine(connection: Connection, spec: FeatureGroupSpec) -> None:
     """Replace the definition of a registered version by that of its table."""
-    row = _TABLE.row(connection, spec.name, spec.version)
+    row = _TABLE.row_for_update(connection, spec.name, spec.version)
     if row is None:
         return
     text = json.dumps(spec.to_json())
@@ -257,7 +266,7 @@ def describe(
     descriptions: Mapping[str, str],
 ) -> None:
     """Set the descriptions of a version and its features."""
-    row = _TABLE.row(connection, name, version)
+    row = _TABLE.row_for_update(connection, name, version)
     if row is not None:
         _describe_features(connection, row.id, name, version, descriptions)
         _replace_documents(connection, name, version, search_documents.DESCRIPTION, [description])

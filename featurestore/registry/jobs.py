@@ -20,7 +20,7 @@ from featurestore.registry import origins
 from featurestore.registry.experiments import find_objects_named
 from featurestore.registry.hidden import extract_words
 from featurestore.registry.origins import JOB, Object
-from featurestore.registry.rows import put_row, to_column, to_time, translate_parse_errors
+from featurestore.registry.rows import lock, put_row, to_column, to_time, translate_parse_errors
 from featurestore.registry.tables import (
     incidents,
     job_definitions,
@@ -71,6 +71,11 @@ class RegisteredJob:
         return display.properties_table({**self._summary(), **details}, caption="Job")
 
 
+def lock_definitions(connection: Connection) -> None:
+    """Lock the definitions of all jobs until the end of a transaction that depends on them."""
+    lock(connection, "jobs")
+
+
 def register(
     connection: Connection, spec: JobSpec, *, origin: str, watermark: datetime | None
 ) -> int:
@@ -78,6 +83,7 @@ def register(
 
     ``watermark`` is the initial watermark of a job that is not registered yet.
     """
+    lock_definitions(connection)
     last = _latest_row(connection, spec.name)
     if last is None:
         origins.begin(connection, Object(JOB, spec.name))
@@ -362,6 +368,8 @@ def record_progress(
     delta_version: int | None,
 ) -> None:
     """Record a poll of a topic and its commit; ``bad_records`` is added to the recorded number."""
+    # The members of a consumer group add to the same number.
+    lock(connection, f"stream progress/{job}")
     progress = connection.execute(
         sa.select(stream_progress).where(stream_progress.c.job == job)
     ).one_or_none()

@@ -14,7 +14,7 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.model.online_store import EMBEDDED, OnlineStoreSpec
-from featurestore.registry.rows import translate_parse_errors
+from featurestore.registry.rows import lock, translate_parse_errors
 from featurestore.registry.tables import online_stores
 
 
@@ -24,6 +24,7 @@ def add(connection: Connection, spec: OnlineStoreSpec) -> None:
     Raises:
         OnlineStoreExists: An online store with this name already exists.
     """
+    lock(connection, f"online store/{spec.name}")
     if spec.name in names(connection):
         raise OnlineStoreExists(
             f"Online store {spec.name!r} is already registered.",
@@ -65,6 +66,7 @@ def names(connection: Connection) -> list[str]:
 
 def remove(connection: Connection, name: str) -> None:
     """Remove an online store; raise OnlineStoreNotFound if it is not registered."""
+    lock(connection, f"online store/{name}")
     get(connection, name)
     connection.execute(online_stores.delete().where(online_stores.c.name == name))
 

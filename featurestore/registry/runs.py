@@ -16,7 +16,13 @@ from featurestore.model import display, times
 from featurestore.model.paths import is_relative_path
 from featurestore.model.times import Window, from_micros, to_micros
 from featurestore.registry import stored_errors
-from featurestore.registry.rows import location_of, to_column, to_time, translate_parse_errors
+from featurestore.registry.rows import (
+    location_of,
+    lock,
+    to_column,
+    to_time,
+    translate_parse_errors,
+)
 from featurestore.registry.tables import runs, windows
 
 RUNNING, DONE, FAILED, STALE = "running", "done", "failed", "stale"
@@ -235,6 +241,7 @@ def record_failed_windows(
     connection: Connection, job: str, failed_windows: Sequence[Window], *, run_id: str
 ) -> None:
     """Record that windows failed; they remain due, and the rows of earlier runs remain."""
+    lock(connection, f"windows/{job}")
     for window in failed_windows:
         earlier = find_state(connection, job, window)
         failures = earlier.tries if earlier is not None and earlier.state == FAILED else 0
@@ -370,6 +377,7 @@ def _replace_states(
     """Replace the states of windows, which are sorted by time."""
     if not new_windows:
         return
+    lock(connection, f"windows/{job}")
     existing = find_windows(connection, job, start=new_windows[0].start, end=new_windows[-1].end)
     # One commit of a backfill may have 1,000 windows, so they are replaced by two statements with
     # many parameter sets.

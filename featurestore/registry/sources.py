@@ -9,7 +9,7 @@ from sqlalchemy.engine import Connection
 
 from featurestore.errors import SourceExists, SourceNotFound, did_you_mean, listing
 from featurestore.model.source import SourceSpec
-from featurestore.registry.rows import translate_parse_errors
+from featurestore.registry.rows import lock, translate_parse_errors
 from featurestore.registry.tables import sources
 
 
@@ -19,6 +19,7 @@ def add(connection: Connection, spec: SourceSpec) -> None:
     Raises:
         SourceExists: A source with this name already exists.
     """
+    lock(connection, f"source/{spec.name}")
     if spec.name in names(connection):
         raise SourceExists(
             f"Source {spec.name!r} is already registered.",
@@ -58,6 +59,7 @@ def names(connection: Connection) -> list[str]:
 
 def remove(connection: Connection, name: str) -> None:
     """Remove a source; raise SourceNotFound if it does not exist."""
+    lock(connection, f"source/{name}")
     get(connection, name)
     connection.execute(sources.delete().where(sources.c.name == name))
 

@@ -42,7 +42,7 @@ _TABLE = VersionedTable(
     suggest=_suggest_dataset,
     list_command="featurestore td list",
 )
-versions, remove = _TABLE.versions, _TABLE.remove
+versions, remove, lock_version = _TABLE.versions, _TABLE.remove, _TABLE.lock_version
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ class RegisteredDataset:
 def register(connection: Connection, manifest: Manifest) -> None:
     """Register a finished dataset with pins, tags and lineage, unless it is already registered."""
     name, version = manifest.name, manifest.version
+    lock_version(connection, name, version)
     # Recovery may already have registered the dataset of an interrupted export.
     if find(connection, name, version) is not None:
         return

@@ -97,6 +97,14 @@ class EngineError(FeatureStoreError, RuntimeError):
     """An engine failed in an unexpected way."""
 
 
+class ThreadsUnavailable(FeatureStoreError, RuntimeError):
+    """The system refuses to start a thread; the message names the limits."""
+
+
+class ForkedProcess(FeatureStoreError, RuntimeError):
+    """An object of the parent process was used in a child that was created with ``fork``."""
+
+
 class InvalidPlan(FeatureStoreError, ValueError):
     """A feature plan uses a column or a time that its rows do not have."""
 

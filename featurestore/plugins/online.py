@@ -55,6 +55,9 @@ class OnlineStore(Protocol):
     of one call are not atomic: other readers may see a subset, and after an error a subset
     may be written. All writes can therefore be repeated.
 
+    Order: the last value of a call is written last, to the same server. If a server that restarted
+    from a snapshot or was replaced by a replica has the last value of a call, it has all of them.
+
     Durability: when a call returns, its writes are as durable as the server is configured. If the
     store buffers writes, ``compare_and_set`` also makes all earlier writes durable.
 
@@ -135,6 +138,23 @@ class OnlineStore(Protocol):
 
     def close(self) -> None:
         """Close all connections; may be called repeatedly."""
+        ...
+
+
+@runtime_checkable
+class IdentifiesServer(Protocol):
+    """An online store whose server may lose writes that it acknowledged, such as by a failover."""
+
+    def server_identity(self) -> str | None:
+        """Return a text that differs after each event in which the server may have lost writes.
+
+        Events without a loss may change it, too: the next publication then writes all values. None
+        on a replica, which has the identity of its primary server when it replaces that.
+        """
+        ...
+
+    def durability_risks(self) -> Sequence[str]:
+        """Return what the settings of the server can lose, with the remedy of each risk."""
         ...
 
 

@@ -18,6 +18,7 @@ from types import TracebackType
 from featurestore.errors import OnlineStoreError, OnlineStoreUnavailable
 from featurestore.model.runtime import call_after_fork
 from featurestore.plugins.online import OnlineStore
+from featurestore.serving.stores import server_identity
 
 # The calls that may wait for a response: in threads, which the server has few of for each person;
 # asynchronous calls; and those of a store that has not responded yet.
@@ -141,6 +142,11 @@ class OnlineReads:
         """Return the time of the server in UTC."""
         with self._circuit():
             return self._store.clock()
+
+    def server_identity(self) -> str | None:
+        """Return a text that differs after a server may have lost writes; None if it is unknown."""
+        with self._circuit():
+            return server_identity(self._store)
 
     def close(self) -> None:
         """Close the connections of the online store."""

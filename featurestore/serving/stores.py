@@ -12,7 +12,12 @@ from featurestore.errors import InvalidArgument
 from featurestore.model.names import ENVIRONMENT, check_name, parse_credentials
 from featurestore.model.online_store import EMBEDDED, OnlineStoreSpec, normalize_uri, online_kind
 from featurestore.model.times import from_micros, to_micros, utc_now
-from featurestore.plugins.online import OnlineConfig, OnlineStore, open_config
+from featurestore.plugins.online import (
+    IdentifiesServer,
+    OnlineConfig,
+    OnlineStore,
+    open_config,
+)
 from featurestore.recovery import record_files
 from featurestore.registry import online_stores
 from featurestore.session import Session
@@ -105,7 +110,9 @@ def online_config(session: Session, name: str | None = None) -> OnlineConfig:
 
 
 def check_online_store(session: Session, name: str | None = None) -> dict[str, object]:
-    """Check that an online store can be used; return its address, size and clock offset.
+    """Check that an online store can be used; return its address, size, clock offset and risks.
+
+    The risks are the settings with which the server can lose writes that it acknowledged.
 
     Raises:
         OnlineStoreError: The store cannot be used reliably; the hint has the remedy.
@@ -120,9 +127,15 @@ def check_online_store(session: Session, name: str | None = None) -> dict[str, o
             "uri": store.config.uri,
             **store.statistics(),
             "clock_offset_seconds": round(offset, 3),
+            "risks": list(store.durability_risks()) if isinstance(store, IdentifiesServer) else [],
         }
     finally:
         store.close()
+
+
+def server_identity(store: OnlineStore) -> str | None:
+    """Return a text that differs after a server may have lost writes; None if it is unknown."""
+    return store.server_identity() if isinstance(store, IdentifiesServer) else None
 
 
 def _config_of(session: Session, spec: OnlineStoreSpec) -> OnlineConfig:

@@ -8,6 +8,7 @@ alone.
 from __future__ import annotations
 
 import os
+import secrets
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidArgument, OnlineStoreError, OnlineStoreUnavailable
 from featurestore.model.times import utc_now
-from featurestore.plugins.online import OnlineConfig, OnlineStore
+from featurestore.plugins.online import IdentifiesServer, OnlineConfig, OnlineStore
 from featurestore.storage import files, private
 from featurestore_connectors.online.connections import (
     ConnectionPool,
@@ -52,6 +53,7 @@ _DELETE_KEY = "DELETE FROM entries WHERE key = ?"
 _SCAN = """
     SELECT key FROM entries WHERE key >= ?1 AND (?2 IS NULL OR key < ?2) ORDER BY key LIMIT ?3
 """
+_MAX_FILE_NUMBER = 2**31 - 2
 _STATISTICS = "SELECT count(*), coalesce(sum(length(key) + length(value)), 0) FROM entries"
 
 
@@ -142,6 +144,20 @@ class SQLiteOnlineStore:
         with self._transaction() as connection:
             connection.execute("SELECT 1 FROM entries LIMIT 1")
 
+    def server_identity(self) -> str | None:
+        with self._borrow() as connection:
+            (number,) = connection.execute("PRAGMA user_version").fetchone()
+        if not number:
+            # A new file, or one of an earlier release; another process may number it first.
+            with self._transaction() as connection:
+                (number,) = connection.execute("PRAGMA user_version").fetchone()
+                number = number or 1 + secrets.randbelow(_MAX_FILE_NUMBER)
+                connection.execute(f"PRAGMA user_version = {number}")
+        return f"file={number}"
+
+    def durability_risks(self) -> Sequence[str]:
+        return []
+
     def statistics(self) -> Mapping[str, int]:
         with self._borrow() as connection:
             keys, size = connection.execute(_STATISTICS).fetchone()
@@ -214,3 +230,4 @@ def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
 
 if TYPE_CHECKING:
     _contract: type[OnlineStore] = SQLiteOnlineStore
+    _identity: type[IdentifiesServer] = SQLiteOnlineStore

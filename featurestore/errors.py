@@ -124,6 +124,10 @@ class PublicationWarning(UserWarning):
     """
 
 
+class RegistryWarning(UserWarning):
+    """The location contains objects that the registry lacks, so that they are not listed."""
+
+
 class DataWarning(UserWarning):
     """Rows were accepted, but look suspicious."""
 
@@ -661,4 +665,8 @@ def refusal_hint(error: OSError) -> str | None:
         return MANY_FILES_HINT
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "free some disk space and retry"
+    if error.errno == errno.EROFS:
+        return "the file system is read-only: check the disk, mount it for writing, and retry"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "give the user of this process access to the file and its folders, and retry"
     return None

@@ -29,11 +29,13 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from featurestore.errors import (
     FeatureStoreError,
     InvalidArgument,
+    ThreadsUnavailable,
     did_you_mean,
     listing,
 )
 from featurestore.model.alert import Alert, Channel, validate_channel
 from featurestore.model.names import parse_secret
+from featurestore.model.threads import start_thread
 from featurestore.registry import alerts
 from featurestore.session import Session
 from featurestore.storage.grants import acting_channel, authorize, grant, is_granted, resolve_secret
@@ -147,9 +149,11 @@ def _send_within(seconds: float, send: Callable[[list[Connection]], None]) -> No
                         connection.sock.shutdown(socket.SHUT_RDWR)
             has_ended.wait(_CLOSE_SECONDS)
 
-    threading.Thread(target=run, name="alert", daemon=True).start()
+    start_thread(run, name="alert")
     if not has_ended.wait(seconds):
-        threading.Thread(target=close_connections, name="alert", daemon=True).start()
+        # Without this thread, the other one ends when the receiver closes its connection.
+        with suppress(ThreadsUnavailable):
+            start_thread(close_connections, name="alert")
         raise TimeoutError
     for error in errors:
         raise error

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, pairwise
@@ -21,6 +21,7 @@ from weakref import finalize
 import numpy as np
 import numpy.typing as npt
 
+from featurestore.model.threads import independent_tasks
 from featurestore.readers.order import EpochOrder, Rows
 from featurestore.readers.shardfiles import ROW_BITS, ROW_MASK, ShardFiles
 from featurestore.storage import files
@@ -45,7 +46,7 @@ def prefetch(
 
     Closing the iterator early cancels pending tasks and waits for running ones.
     """
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="featurestore-reader")
+    pool = independent_tasks(threads, "featurestore-reader")
     futures: deque[Future[Result]] = deque()
     try:
         for task in tasks:
@@ -122,7 +123,7 @@ class PrefetchedBlocks:
         # Keys of blocks that were read (least recently used first), and of blocks in gaps.
         self._read_keys: OrderedDict[int, None] = OrderedDict()
         self._gap_keys: OrderedDict[int, None] = OrderedDict()
-        self.pool = ThreadPoolExecutor(_FETCHES, thread_name_prefix="featurestore-get")
+        self.pool = independent_tasks(_FETCHES, "featurestore-get")
         # The callback must not refer to ``self``, which could then never be collected.
         weakref.finalize(self, self.pool.shutdown, wait=False, cancel_futures=True)
 

@@ -30,6 +30,7 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import JobLeased, RegistryError, StorageError
 from featurestore.model.paths import StorePaths
 from featurestore.model.runtime import call_after_fork
+from featurestore.model.threads import start_thread
 from featurestore.registry import Registry, intents
 from featurestore.storage import files, locks, storage_for
 
@@ -139,16 +140,12 @@ def heartbeat(registry: Registry, location: str) -> Iterator[str]:
     registry.check_writable()
     with _owners_lock:
         owner = _current_owner(location)
-        owner.writes += 1
-        if owner.writes == 1:
+        if owner.writes == 0:
             # The event of an earlier thread is set; if it were cleared, that thread could continue.
             owner.stop = threading.Event()
-            threading.Thread(
-                target=_send_heartbeats,
-                args=(registry, owner.name, owner.stop),
-                name="heartbeat",
-                daemon=True,
-            ).start()
+            start_thread(_send_heartbeats, registry, owner.name, owner.stop, name="heartbeat")
+        # Counted after the thread has started, so that the next write tries to start it again.
+        owner.writes += 1
     try:
         yield owner.name
     finally:
@@ -325,10 +322,7 @@ def hold_write_lease(location: str, run: str) -> Iterator[None]:
     path = _lease_path(location, run)
     # A write that ends before the first renewal creates no lease object.
     stop, has_renewed = threading.Event(), threading.Event()
-    thread = threading.Thread(
-        target=_renew_lease, args=(path, stop, has_renewed), name="lease", daemon=True
-    )
-    thread.start()
+    thread = start_thread(_renew_lease, path, stop, has_renewed, name="lease")
     try:
         yield
     finally:

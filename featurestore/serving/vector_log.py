@@ -24,10 +24,16 @@ import pyarrow as pa
 
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.arrow.values import ConversionError, to_array, value_converter
-from featurestore.errors import ColumnConflict, FeatureGroupNotFound, InvalidArgument
+from featurestore.errors import (
+    ColumnConflict,
+    FeatureGroupNotFound,
+    InvalidArgument,
+    ThreadsUnavailable,
+)
 from featurestore.featuregroups import Declaration, Write, get_or_create, insert
 from featurestore.model.names import check_name
 from featurestore.model.paths import FEATUREVIEWS
+from featurestore.model.threads import start_thread
 from featurestore.model.times import from_micros
 from featurestore.registry import origins
 from featurestore.registry.origins import GROUP, Object
@@ -220,10 +226,11 @@ class VectorLog:
                 self._waiting_rows += len(rows)
             # A forked process starts its own thread.
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(
-                    target=self._run, name="featurestore-vector-log", daemon=True
-                )
-                self._thread.start()
+                try:
+                    self._thread = start_thread(self._run, name="featurestore-vector-log")
+                except ThreadsUnavailable as error:
+                    # The vectors are served, and wait for the thread of a later request.
+                    self._last_error = error.message
                 _open_logs.add(self)
         if is_full:
             self._miss(len(rows), "writes are slower than requests")

@@ -13,12 +13,12 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any
 
 from featurestore.errors import StorageError, missing_extra
+from featurestore.model.threads import independent_tasks
 from featurestore.storage import files
 from featurestore.storage.connections import object_store_for
 from featurestore.storage.failures import translate_write_errors
@@ -181,7 +181,8 @@ class LocalMirror:
             for name in names
             if name in self._sizes and not os.path.exists(files.resolve_inside(self.folder, name))
         ]
-        with ThreadPoolExecutor(_PARALLEL_FETCHES) as pool:
+        threads = max(1, min(_PARALLEL_FETCHES, len(missing_names)))
+        with independent_tasks(threads, "featurestore-fetch") as pool:
             # ``list`` raises the first error of the workers.
             list(pool.map(self._fetch, missing_names))
 

@@ -9,7 +9,6 @@ import importlib
 import io
 import struct
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, missing_extra
 from featurestore.model.runtime import usable_cores
+from featurestore.model.threads import independent_tasks
 from featurestore.readers.prefetch import BufferPool
 
 Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
@@ -88,7 +88,7 @@ def decode_images(
         decode(rows)
         return images
     # Create a thread pool per call, since a pool does not survive the fork of a worker process.
-    with ThreadPoolExecutor(threads, thread_name_prefix="featurestore-images") as pool:
+    with independent_tasks(threads, "featurestore-images") as pool:
         # The results are consumed in task order, so the error of the first invalid row is raised.
         list(pool.map(decode, tasks))
     return images

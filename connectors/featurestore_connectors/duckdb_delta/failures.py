@@ -40,8 +40,10 @@ from featurestore.errors import (
     QueryEnded,
     StorageError,
     TableDamaged,
+    ThreadsUnavailable,
 )
 from featurestore.model.runtime import check_time, seconds_left
+from featurestore.model.threads import start_thread
 
 _WAKEUP_BYTES = 64
 _INTERRUPT_SECONDS = 0.1
@@ -271,7 +273,7 @@ class _Watchdog:
     def __init__(self) -> None:
         self._queries: set[_LimitedQuery] = set()
         self._changed = threading.Condition()
-        threading.Thread(target=self._watch, name="featurestore-time-limits", daemon=True).start()
+        start_thread(self._watch, name="featurestore-time-limits")
 
     def add(self, connection: duckdb.DuckDBPyConnection, seconds: float) -> _LimitedQuery:
         """Interrupt a connection after some seconds, and again until ``remove``."""
@@ -316,7 +318,12 @@ class _Watch:
         self._running: list[duckdb.DuckDBPyConnection] = []
         self._sources: list[duckdb.DuckDBPyConnection] = []
         self._previous_fd = -1
-        threading.Thread(target=self._wait, name="interrupts", daemon=True).start()
+        try:
+            start_thread(self._wait, name="interrupts")
+        except ThreadsUnavailable:
+            self._receiver.close()
+            self._sender.close()
+            raise
 
     def begin(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Start to watch a query of the main thread."""

@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from featurestore.errors import InvalidArgument, did_you_mean, listing
+from featurestore.model.threads import translate_thread_errors
 from featurestore.plugins.online import OnlineConfig
 
 # The limit of concurrent asynchronous reads. More threads only contend for the interpreter lock.
@@ -105,7 +106,9 @@ class ThreadedReads:
             # The threads of the parent do not exist in a forked process.
             self._threads = ThreadPoolExecutor(_READER_THREADS, "featurestore-online")
             self._process = os.getpid()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, keys)
+        with translate_thread_errors():
+            reading = asyncio.get_running_loop().run_in_executor(self._threads, self._read, keys)
+        return await reading
 
     def close(self) -> None:
         """End the threads after their reads."""

@@ -58,9 +58,19 @@ def metrics(context: typer.Context) -> None:
 
 
 @app.command(epilog="Example: featurestore doctor --output json")
-def doctor(context: typer.Context) -> None:
+def doctor(
+    context: typer.Context,
+    deep: Annotated[
+        bool,
+        typer.Option("--deep", help="Also read all files of the store and compare checksums."),
+    ] = False,
+) -> None:
     """Check this machine: Python, libraries, Java, location, registry, engines, formats."""
     checks = run_checks(settings(context))
+    if deep:
+        from featurestore.cli.file_checks import check_store_files
+
+        checks += check_store_files(store(context))
     show_rows(
         context, [vars(check) for check in checks], columns=["check", "state", "detail", "hint"]
     )
@@ -207,10 +217,14 @@ def _check_session_settings(location: str) -> Iterator[Check]:
 
 
 def _check_registry(directory: str, url: str | None) -> Check:
-    """Compare the revision of a registry with that of this release."""
-    from featurestore.registry.database import inspect
+    """Compare a registry with this release and with the objects in the location."""
+    from featurestore.registry.database import find_problems, inspect
     from featurestore.registry.migrations import head_revision
+    from featurestore.registry.stores import rebuild_command
 
+    problems = find_problems(directory, url=url)
+    if problems:
+        return Check("registry", PROBLEM, "; ".join(problems), rebuild_command(directory))
     revision, release_revision = inspect(directory, url=url), head_revision()
     if revision is None:
         return Check("registry", ABSENT, "empty", "featurestore init")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DatabaseError, DataError, IntegrityError
 
+from featurestore.delta.log import latest_version
 from featurestore.errors import FeatureStoreError, RegistryDamaged, RegistryError
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import check_name
@@ -26,7 +27,13 @@ from featurestore.recovery.recover import (
     recover,
 )
 from featurestore.recovery.restoration import CLEARED_TABLES, NOT_RESTORED
-from featurestore.registry import Registry, open_registry, origin_files, search_documents
+from featurestore.registry import (
+    Registry,
+    featuregroups,
+    open_registry,
+    origin_files,
+    search_documents,
+)
 from featurestore.registry.database import REGISTRY_FILE
 from featurestore.registry.tables import metadata
 from featurestore.storage import files
@@ -39,7 +46,8 @@ class RebuildReport:
     """The result of a rebuild.
 
     Contains the references of restored groups, datasets, views and models, the names of sources and
-    online stores, run ids, the number of restored users, and (path, reason) for unreadable files.
+    online stores, run ids, the number of restored users, (path, reason) for unreadable files, the
+    tables, columns and indexes that the registry lacked, and the new name of a damaged SQLite file.
     """
 
     featuregroups: list[str] = field(default_factory=list)
@@ -51,6 +59,7 @@ class RebuildReport:
     models: list[str] = field(default_factory=list)
     users: int = 0
     unreadable: list[tuple[str, str]] = field(default_factory=list)
+    repaired: list[str] = field(default_factory=list)
     moved_away: str | None = None
     not_restored: tuple[str, ...] = NOT_RESTORED
 
@@ -103,7 +112,7 @@ def _restore_all(
     location: str, registry: Registry, moved_to: str | None, restore: Restore | None
 ) -> RebuildReport:
     """Resolve writes of dead processes, clear the index, and restore it from files."""
-    report = RebuildReport(moved_away=moved_to)
+    report = RebuildReport(moved_away=moved_to, repaired=list(registry.repair.parts))
     # Intents are only in the registry, so they are resolved before its other tables are
     # cleared.
     recover(_Store(location, registry))
@@ -115,7 +124,8 @@ def _restore_all(
         search_documents.clear(connection)
         # Access rights must be restored first, and errors must not be caught, because private
         # groups must not become public.
-        report.users = record_files.restore_access(connection, location)
+        emptied = registry.repair.emptied
+        report.users = record_files.restore_access(connection, location, emptied=emptied)
         # Before the objects, which otherwise would have only the origins in their files.
         report.unreadable += origin_files.restore(connection, location)
         _restore_versions(connection, location, report, GROUPS, restore)
@@ -153,6 +163,9 @@ def _restore_versions(
             if kind.is_published(path):
                 spec = kind.register(connection, path, name, version)
                 if restore is not None and isinstance(spec, FeatureGroupSpec):
+                    featuregroups.rewind(
+                        connection, name, version, delta_version=latest_version(path)
+                    )
                     restore(connection, spec, path)
                 references.append(f"{name}@v{version}")
             elif version not in versions_in_flight(connection, location, kind.intents[0], name):

@@ -9,7 +9,7 @@ secret only to an address for which the secret was registered on this machine.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -49,8 +49,11 @@ def write_access(connection: Connection, location: str) -> None:
     files.write_json(StorePaths(location).access, content)
 
 
-def restore_access(connection: Connection, location: str) -> int:
+def restore_access(connection: Connection, location: str, *, emptied: Collection[str] = ()) -> int:
     """Restore the access tables if the registry has no users; return the number of restored users.
+
+    They are also restored if one of them is among the ``emptied`` tables: without its rows, private
+    groups would become public.
 
     Raises:
         RegistryError: The file is damaged.
@@ -60,11 +63,14 @@ def restore_access(connection: Connection, location: str) -> int:
     if not files.exists(path):
         return 0
     # The file is a copy: as long as the registry has users, the registry decides.
-    if connection.execute(sa.select(tables.users.c.name).limit(1)).first() is not None:
+    is_lost = any(table.name in emptied for table in _ACCESS_TABLES)
+    has_users = connection.execute(sa.select(tables.users.c.name).limit(1)).first() is not None
+    if has_users and not is_lost:
         return 0
     rows_by_table = _read_access(path)
-    for table in _ACCESS_TABLES:
+    for table in reversed(_ACCESS_TABLES):
         connection.execute(table.delete())
+    for table in _ACCESS_TABLES:
         if rows_by_table[table.name]:
             connection.execute(table.insert(), rows_by_table[table.name])
     return len(rows_by_table[tables.users.name])

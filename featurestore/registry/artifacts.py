@@ -145,12 +145,9 @@ class VersionedTable:
     def missing(self, connection: Connection, name: str, version: int | None) -> FeatureStoreError:
         """Return the error for an unknown name or version."""
         existing = self.versions(connection, name)
-        if is_unregistered(connection, self.kind, name, version):
-            return self.not_found(
-                f"{self.noun.capitalize()} {name!r} is in the location, but the registry does not "
-                f"contain {'it' if version is None else f'version {version}'}.",
-                hint=rebuild_command(location_of(connection)),
-            )
+        unregistered = self.unregistered_error(connection, name, version)
+        if unregistered is not None:
+            return unregistered
         if existing:
             return self.not_found(
                 f"{self.noun.capitalize()} {name!r} has no version {version}. "
@@ -170,6 +167,18 @@ class VersionedTable:
     def lock_version(self, connection: Connection, name: str, version: int) -> None:
         """Lock a version, registered or not, until the end of the transaction."""
         lock(connection, f"{self.kind}/{name}/{version}")
+
+    def unregistered_error(
+        self, connection: Connection, name: str, version: int | None
+    ) -> FeatureStoreError | None:
+        """Return the error for a published version that the registry lacks, None for others."""
+        if not is_unregistered(connection, self.kind, name, version):
+            return None
+        return self.not_found(
+            f"{self.noun.capitalize()} {name!r} is in the location, but the registry does not "
+            f"contain {'it' if version is None else f'version {version}'}.",
+            hint=rebuild_command(location_of(connection)),
+        )
 
     def remove(self, connection: Connection, name: str, version: int) -> None:
         """Remove a version with all its rows in the registry, except its origins."""
@@ -377,12 +386,13 @@ class _Models(VersionedTable):
         """Return name and version of the models that a run trained."""
         return self.list_all(connection, self.table.c.run == run)
 
-    def of_dataset(self, connection: Connection, name: str, version: int) -> list[tuple[str, int]]:
-        """Return name and version of the models trained on a dataset."""
+    def of_dataset(
+        self, connection: Connection, name: str, version: int, *, limit: int | None = None
+    ) -> list[tuple[str, int]]:
+        """Return name and version of the models trained on a dataset, or of the first ones."""
         columns = self.table.c
-        return self.list_all(
-            connection, columns.dataset == name, columns.dataset_version == version
-        )
+        is_trained_on = (columns.dataset == name, columns.dataset_version == version)
+        return self.list_all(connection, *is_trained_on, limit=limit)
 
     def used_versions(self, connection: Connection, name: str) -> list[int]:
         """Return the versions with stored predictions, including deleted versions."""

@@ -27,13 +27,15 @@ from featurestore.errors import (
     LocationNotWritable,
     RegistryDamaged,
     RegistryError,
+    listing,
     missing_extra,
 )
 from featurestore.model.paths import FEATUREGROUPS, TRAININGDATASETS
-from featurestore.registry import origin_files, stores
-from featurestore.registry.migrations import current_revision, is_complete, upgrade
+from featurestore.registry import origin_files, schema, stores, unregistered
+from featurestore.registry.migrations import current_revision, head_revision, is_complete, upgrade
 from featurestore.registry.origins import CHANGED, RESTORED
 from featurestore.registry.rows import LOCATION
+from featurestore.registry.schema import Repair
 from featurestore.storage import files, private, storage_for
 from featurestore.storage.links import protect_location
 
@@ -54,9 +56,15 @@ _POSTGRES_LIMITS = (
     "where name = 'transaction_timeout'",
 )
 _REBUILD = "featurestore registry rebuild"
-# The codes of Postgres for a missing table and a missing column.
-_UNDEFINED = ("42P01", "42703")
-_DAMAGES = ("no such table", "no such column", "has no column", "Could not decode")
+# The codes of Postgres for a missing table, a missing column and an existing table.
+_DAMAGE_CODES = ("42P01", "42703", "42P07")
+_DAMAGES = (
+    "already exists",
+    "no such table",
+    "no such column",
+    "has no column",
+    "Could not decode",
+)
 _CONNECTION_NUMBER = "featurestore_number"
 _connection_numbers = count()
 
@@ -79,6 +87,8 @@ class Registry:
         self._location = location
         self._schema = schema
         self._is_copy = is_copy
+        # What opening the registry for a rebuild has repaired.
+        self.repair = Repair()
         self._open = threading.local()
         # If a store is not closed, its server connections must not be left to garbage collection.
         weakref.finalize(self, self._engine.dispose)
@@ -395,12 +405,38 @@ def inspect(directory: str, *, url: str | None = None) -> str | None:
 
     Return None if it does not exist or is empty.
     """
+    with _existing_registry(directory, url) as registry:
+        return None if registry is None else revision(registry)
+
+
+def find_problems(directory: str, *, url: str | None = None) -> list[str]:
+    """Return what a rebuild would repair: damage, missing tables, and unregistered objects."""
+    with _existing_registry(directory, url) as registry:
+        if registry is None or revision(registry) is None:
+            has_objects = unregistered.contains_objects(directory)
+            return ["the registry is empty, but the location contains objects"] * has_objects
+        damage = registry.damage()
+        if damage is not None:
+            return [f"the file is damaged: {damage}"]
+        with registry.reading() as connection:
+            if current_revision(connection) != head_revision():
+                return []  # an upgrade creates the missing tables
+            missing_parts = schema.missing_parts(connection)
+            if missing_parts:
+                return [f"the registry lacks {listing(missing_parts)}"]
+            objects = unregistered.unregistered_objects(connection)
+    return [f"the registry lacks {listing(objects)}"] if objects else []
+
+
+@contextmanager
+def _existing_registry(directory: str, url: str | None) -> Iterator[Registry | None]:
+    """Yield the registry of a location without changing it, None if it does not exist."""
     parsed = _parse_url(directory, url)
+    registry: Registry | None = None
     if _is_inside(parsed, directory):
         stores.check_no_reference(directory)
-        if not files.exists(_sqlite_path(directory)):
-            return None
-        registry = Registry(parsed, directory)
+        if files.exists(_sqlite_path(directory)):
+            registry = Registry(parsed, directory)
     else:
         shared = Registry(parsed, directory)
         try:
@@ -408,13 +444,13 @@ def inspect(directory: str, *, url: str | None = None) -> str | None:
                 index = stores.find(connection, directory)
         finally:
             shared.close()
-        if index is None:
-            return None
-        registry = _open_index(index, parsed, directory, is_copy=True, durable=False)
+        if index is not None:
+            registry = _open_index(index, parsed, directory, is_copy=True, durable=False)
     try:
-        return revision(registry)
+        yield registry
     finally:
-        registry.close()
+        if registry is not None:
+            registry.close()
 
 
 def revision(registry: Registry) -> str | None:
@@ -570,7 +606,7 @@ def _to_registry_error(url: sa.URL, error: exc.DatabaseError) -> RegistryError:
 def _is_damage(url: sa.URL, error: exc.DatabaseError) -> bool:
     """Return whether a database error is the result of a damaged file or a missing table."""
     if url.get_backend_name() != "sqlite":
-        return getattr(error.orig, "sqlstate", None) in _UNDEFINED
+        return getattr(error.orig, "sqlstate", None) in _DAMAGE_CODES
     # SQLite also reports a missing table and undecodable text as operational errors.
     is_operational = isinstance(error, exc.OperationalError)
     return not is_operational or any(words in str(error.orig) for words in _DAMAGES)
@@ -612,6 +648,8 @@ def _error_hint(url: sa.URL, error: exc.DatabaseError) -> str:
         return f"create the folder {folder!r} first"
     if "locked" in str(error.orig):
         return "another process is writing to the registry; try again"
+    if "readonly" in str(error.orig):
+        return f"give the user of this process write access to the files in {folder!r}, and retry"
     return "check free space and permissions"
 
 

@@ -18,7 +18,7 @@ from featurestore.model.names import suggest_group
 from featurestore.model.times import from_micros, to_micros, utc_now
 from featurestore.registry import search_documents
 from featurestore.registry.artifacts import VersionedTable
-from featurestore.registry.rows import translate_parse_errors
+from featurestore.registry.rows import split_values, translate_parse_errors
 from featurestore.registry.tables import contains_text, featuregroups, features, is_latest
 
 KIND = "featuregroup"
@@ -35,6 +35,7 @@ _TABLE = VersionedTable(
     list_command="featurestore fg list",
 )
 versions, names, remove = _TABLE.versions, _TABLE.names, _TABLE.remove
+unregistered_error = _TABLE.unregistered_error
 list_keys = _TABLE.list_all
 lock_version = _TABLE.lock_version
 
@@ -189,6 +190,18 @@ def latest_names(
             yield row.name, row.version
 
 
+def existing_names(connection: Connection, names: Iterable[str]) -> list[str]:
+    """Return the names that are names of groups, in the same order."""
+    ordered = list(names)
+    column = featuregroups.c.name
+    existing = {
+        name
+        for some_names in split_values(ordered)
+        for name in connection.execute(sa.select(column).where(column.in_(some_names))).scalars()
+    }
+    return [name for name in ordered if name in existing]
+
+
 def latest_descriptions(
     connection: Connection, *, names: Collection[str]
 ) -> list[tuple[str, int, str]]:
@@ -230,6 +243,16 @@ def advance(
             values["spec"] = json.dumps(spec.to_json())
             _replace_features(connection, row.id, spec)
     connection.execute(featuregroups.update().where(featuregroups.c.id == row.id).values(**values))
+
+
+def rewind(connection: Connection, name: str, version: int, *, delta_version: int) -> None:
+    """Record an earlier Delta version, if the last commits of a table are lost."""
+    table = featuregroups.c
+    connection.execute(
+        featuregroups.update()
+        .where(table.name == name, table.version == version, table.delta_version > delta_version)
+        .values(delta_version=delta_version)
+    )
 
 
 def redefine(connection: Connection, spec: FeatureGroupSpec) -> None:
@@ -401,6 +424,10 @@ def latest_features(
         groups: Return only columns in these groups.
         limit: The maximum number of columns.
     """
+    if limit is not None and name is None and groups is None:
+        # Each group has a column, so the first columns are in these groups. A join of all groups
+        # would be sorted before its first row.
+        groups = [group for group, _ in latest_names(connection, containing="", limit=limit)]
     query = (
         sa.select(
             featuregroups.c.name,

@@ -14,8 +14,10 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.model.online_store import EMBEDDED, OnlineStoreSpec
-from featurestore.registry.rows import lock, translate_parse_errors
+from featurestore.registry.rows import location_of, lock, translate_parse_errors
+from featurestore.registry.stores import rebuild_command
 from featurestore.registry.tables import online_stores
+from featurestore.registry.unregistered import has_definition
 
 
 def add(connection: Connection, spec: OnlineStoreSpec) -> None:
@@ -44,6 +46,11 @@ def get(connection: Connection, name: str) -> OnlineStoreSpec:
     text = connection.execute(query).scalar_one_or_none()
     if text is None:
         existing = [EMBEDDED, *names(connection)]
+        if has_definition(connection, "online_store", name):
+            raise OnlineStoreNotFound(
+                f"Online store {name!r} is in the location, but the registry does not contain it.",
+                hint=rebuild_command(location_of(connection)),
+            )
         raise OnlineStoreNotFound(
             f"Unknown online store {name!r}. Available: {listing(existing)}.",
             hint=did_you_mean(name, existing)

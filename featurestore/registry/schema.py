@@ -84,41 +84,51 @@ def missing_parts(connection: Connection) -> list[str]:
     return missing
 
 
-def repair(connection: Connection) -> list[str]:
-    """Create the missing parts of a registry, and return them.
+@dataclass(frozen=True)
+class Repair:
+    """The missing parts that were created, and the tables that had rows which were not retained."""
 
-    A damaged table is created again with its rows. Rows whose table has no value for a required
-    column cannot be retained.
+    parts: tuple[str, ...] = ()
+    emptied: frozenset[str] = frozenset()
+
+
+def repair(connection: Connection) -> Repair:
+    """Create the missing parts of a registry.
+
+    A table without one of its columns, constraints or indexes is created again with its rows, unless
+    its rows have no value for a required column, or refer to a table without rows.
     """
     missing = missing_parts(connection)
     if not missing:
-        return []
+        return Repair()
     existing = _existing_parts(connection)
-    damaged = {
-        name
-        for name, expected in _expected_parts().items()
-        if name in existing and not _has_all(existing[name], expected)
-    }
-    all_tables = [*tables.metadata.sorted_tables, revision_table]
-    for table in all_tables:
-        # Dropping a table removes its rows from the tables that refer to it.
-        if {key.column.table.name for key in table.foreign_keys} & damaged:
-            damaged.add(table.name)
-    rows_by_table = {
-        table.name: _read_rows(connection, table, existing[table.name].columns)
-        for table in all_tables
-        if table.name in damaged and table.name in existing
-    }
-    for table in reversed(all_tables):
-        if table.name in rows_by_table:
+    recreated: set[str] = set()
+    emptied: set[str] = set()
+    rows_by_table: dict[str, list[dict[str, Any]]] = {}
+    for table in (*tables.metadata.sorted_tables, revision_table):
+        parents = {key.column.table.name for key in table.foreign_keys}
+        parts = existing.get(table.name)
+        is_intact = parts is not None and _has_all(parts, _expected_parts()[table.name])
+        # Dropping a table drops the constraints of the tables that refer to it, or their rows.
+        if is_intact and not parents & recreated:
+            continue
+        recreated.add(table.name)
+        rows = None
+        if parts is not None and not parents & emptied:
+            rows = _read_rows(connection, table, parts.columns)
+        if rows is None:
+            emptied.add(table.name)
+        rows_by_table[table.name] = rows or []
+    for table in reversed(tables.metadata.sorted_tables):
+        if table.name in recreated and table.name in existing:
             table.drop(connection)
-    for table in all_tables:
+    for table in (*tables.metadata.sorted_tables, revision_table):
         table.create(connection, checkfirst=True)
         if rows_by_table.get(table.name):
             connection.execute(table.insert(), rows_by_table[table.name])
     # The index of a damaged table no longer matches it; a rebuild fills both again.
     search_documents.create_index(connection)
-    return missing
+    return Repair(tuple(missing), frozenset(emptied))
 
 
 def _has_all(actual: _TableParts, expected: _TableParts) -> bool:
@@ -131,8 +141,8 @@ def _has_all(actual: _TableParts, expected: _TableParts) -> bool:
 
 def _read_rows(
     connection: Connection, table: sa.Table, existing_columns: Iterable[str]
-) -> list[dict[str, Any]]:
-    """Return the rows of a damaged table that fit into a new one."""
+) -> list[dict[str, Any]] | None:
+    """Return the rows of a damaged table for a new one, None if they lack a required column."""
     shared = [column for column in table.columns if column.name in set(existing_columns)]
     required = [
         column
@@ -140,7 +150,7 @@ def _read_rows(
         if column not in shared and not column.nullable and column.server_default is None
     ]
     if required or not shared:
-        return []
+        return None
     rows = [dict(row._mapping) for row in connection.execute(sa.select(*shared))]
     for names in _unique_columns(table):
         # Without its unique index, a table may contain several rows with the same key.

@@ -9,8 +9,10 @@ from sqlalchemy.engine import Connection
 
 from featurestore.errors import SourceExists, SourceNotFound, did_you_mean, listing
 from featurestore.model.source import SourceSpec
-from featurestore.registry.rows import lock, translate_parse_errors
+from featurestore.registry.rows import location_of, lock, translate_parse_errors
+from featurestore.registry.stores import rebuild_command
 from featurestore.registry.tables import sources
+from featurestore.registry.unregistered import has_definition
 
 
 def add(connection: Connection, spec: SourceSpec) -> None:
@@ -38,6 +40,11 @@ def get(connection: Connection, name: str) -> SourceSpec:
     text = connection.execute(query).scalar_one_or_none()
     if text is None:
         existing = names(connection)
+        if has_definition(connection, "source", name):
+            raise SourceNotFound(
+                f"Source {name!r} is in the location, but the registry does not contain it.",
+                hint=rebuild_command(location_of(connection)),
+            )
         raise SourceNotFound(
             f"Unknown source {name!r}. Available: {listing(existing)}.",
             hint=did_you_mean(name, existing) or f"featurestore.add_source({name!r}, uri)",

@@ -64,20 +64,48 @@ def is_unregistered(connection: Connection, kind: str, name: str, version: int |
     return bool(_without_registered(connection, kind, [(name, number) for number in versions]))
 
 
-def unregistered_versions(connection: Connection, kind: str) -> list[tuple[str, int]]:
-    """Return the published versions of a kind that the registry does not contain."""
-    # The location is listed first: versions that are published meanwhile are registered.
-    stored_versions = list(_stored_versions(StorePaths(location_of(connection)), kind))
-    return _without_registered(connection, kind, stored_versions)
+def has_definition(connection: Connection, kind: str, name: str) -> bool:
+    """Return whether the location has a definition file of a "source" or an "online_store"."""
+    if HIDDEN in connection.info:
+        return False
+    paths = StorePaths(location_of(connection))
+    folder = paths.sources if kind == "source" else paths.online_stores
+    return f"{name}.json" in files.list_directory(folder)
 
 
-def unregistered_objects(connection: Connection) -> list[str]:
-    """Return all unregistered versions, such as "featuregroup rides@v1"."""
-    return [
-        f"{kind.replace('_', ' ')} {name}@v{version}"
-        for kind in _VERSIONED
-        for name, version in unregistered_versions(connection, kind)
-    ]
+def has_run(connection: Connection, run_id: str) -> bool:
+    """Return whether the location has the directory of an experiment run."""
+    if HIDDEN in connection.info:
+        return False
+    root = StorePaths(location_of(connection)).experiments
+    return any(
+        run_id in files.list_directory(os.path.join(root, name))
+        for name in files.list_directory(root)
+    )
+
+
+def unregistered_objects(connection: Connection, *, is_complete: bool = True) -> list[str]:
+    """Return the published versions that the registry lacks, such as "featuregroup rides@v1".
+
+    Args:
+        connection: A connection to a registry that is not filtered for a reader.
+        is_complete: False examines only the versions of names that the registry lacks: it lists one
+            directory per kind, instead of one per name.
+    """
+    paths = StorePaths(location_of(connection))
+    objects = []
+    for kind, (folder_property, table, _) in _VERSIONED.items():
+        # The location is listed first: versions that are published meanwhile are registered.
+        names = files.list_directory(getattr(paths, folder_property))
+        if not is_complete:
+            known_names = set(connection.execute(sa.select(table.c.name).distinct()).scalars())
+            names = [name for name in names if name not in known_names]
+        versions = list(_stored_versions(paths, kind, names=names))
+        objects += [
+            f"{kind.replace('_', ' ')} {name}@v{version}"
+            for name, version in _without_registered(connection, kind, versions)
+        ]
+    return objects
 
 
 def _stored_versions(

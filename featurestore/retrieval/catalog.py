@@ -45,6 +45,11 @@ class RegisteredSpecs(Mapping[str, Mapping[int, FeatureGroupSpec]]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def unregistered_error(self, name: str, version: int | None) -> FeatureGroupNotFound | None:
+        """Return the error for a group whose table exists, but is missing in the registry."""
+        with self._session.registry.reading() as connection:
+            return featuregroups.unregistered_error(connection, name, version)
+
     def groups_with(self, column: str) -> list[str]:
         """Return the names of the groups that have this column in any version."""
         with self._session.registry.reading() as connection:

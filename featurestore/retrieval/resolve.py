@@ -118,6 +118,7 @@ def find_spec(
         explain = getattr(specs, "not_yet_created_error", None)
         if explain is not None and explain(name) is not None:
             raise explain(name)
+        _check_registered(name, version, specs)
         raise FeatureGroupNotFound(
             f"Unknown feature group {name!r}. Available: {listing(sorted(specs))}.",
             hint=suggest_group(name, specs, feature=feature),
@@ -127,12 +128,21 @@ def find_spec(
     if wanted_version is None:
         wanted_version = max(specs_by_version)
     if wanted_version not in specs_by_version:
+        _check_registered(name, wanted_version, specs)
         raise FeatureGroupNotFound(
             f"Feature group {name!r} has no version {wanted_version}. "
             f"Available: {listing(sorted(specs_by_version))}.",
             hint=f"{name}@v{max(specs_by_version)}",
         )
     return specs_by_version[wanted_version]
+
+
+def _check_registered(name: str, version: int | None, specs: Specs) -> None:
+    """Raise the error for a group whose table exists, but is missing in the registry."""
+    find_error = getattr(specs, "unregistered_error", None)
+    error = None if find_error is None else find_error(name, version)
+    if error is not None:
+        raise error
 
 
 def _find_in_group(

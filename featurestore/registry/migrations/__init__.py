@@ -85,7 +85,8 @@ def upgrade(registry: Registry, *, repair: bool = False) -> str:
             create_tables(connection, head)
         elif revision is not None and revision != head:
             _migrate_or_repair(connection, revision, repair=repair)
-        if repair and schema.repair(connection):
+        if repair:
+            registry.repair = schema.repair(connection)
             connection.execute(revision_table.delete())
             connection.execute(revision_table.insert().values(version_num=head))
         missing_parts = schema.missing_parts(connection)

@@ -141,6 +141,19 @@ class OnlineStore(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class DurabilityRisk:
+    """A setting of a server with which it can lose writes that it acknowledged.
+
+    ``loss`` is when it loses what; ``remedy`` is a command or a setting that prevents it.
+    """
+
+    setting: str
+    value: str
+    loss: str
+    remedy: str
+
+
 @runtime_checkable
 class IdentifiesServer(Protocol):
     """An online store whose server may lose writes that it acknowledged, such as by a failover."""
@@ -153,8 +166,8 @@ class IdentifiesServer(Protocol):
         """
         ...
 
-    def durability_risks(self) -> Sequence[str]:
-        """Return what the settings of the server can lose, with the remedy of each risk."""
+    def durability_risks(self) -> Sequence[DurabilityRisk]:
+        """Return the settings of the server that can lose acknowledged writes."""
         ...
 
 

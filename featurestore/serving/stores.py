@@ -6,7 +6,7 @@ import threading
 import time
 from dataclasses import replace
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from featurestore.errors import InvalidArgument
 from featurestore.model.names import ENVIRONMENT, check_name, parse_credentials
@@ -109,7 +109,7 @@ def online_config(session: Session, name: str | None = None) -> OnlineConfig:
     return _config_of(session, spec)
 
 
-def check_online_store(session: Session, name: str | None = None) -> dict[str, object]:
+def check_online_store(session: Session, name: str | None = None) -> dict[str, Any]:
     """Check that an online store can be used; return its address, size, clock offset and risks.
 
     The risks are the settings with which the server can lose writes that it acknowledged.
@@ -121,13 +121,14 @@ def check_online_store(session: Session, name: str | None = None) -> dict[str, o
     try:
         store.check()
         offset = (store.clock() - utc_now()).total_seconds()
+        risks = store.durability_risks() if isinstance(store, IdentifiesServer) else []
         return {
             "name": store.config.name,
             "kind": store.name,
             "uri": store.config.uri,
             **store.statistics(),
             "clock_offset_seconds": round(offset, 3),
-            "risks": list(store.durability_risks()) if isinstance(store, IdentifiesServer) else [],
+            "risks": [vars(risk) for risk in risks],
         }
     finally:
         store.close()

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from featurestore.errors import OnlineStoreError, OnlineStoreUnavailable, missing_extra
 from featurestore.plugins.credentials import libpq_parameters
-from featurestore.plugins.online import IdentifiesServer, OnlineConfig, OnlineStore
+from featurestore.plugins.online import (
+    DurabilityRisk,
+    IdentifiesServer,
+    OnlineConfig,
+    OnlineStore,
+)
 from featurestore_connectors.online.connections import (
     ConnectionPool,
     ServerAddress,
@@ -73,9 +78,11 @@ _IDENTITY = """
 """
 _TABLE = "SELECT pg_is_in_recovery(), 'featurestore_online'::regclass::oid"
 _SETTINGS = """
-    SELECT current_setting('fsync'), current_setting('full_page_writes'),
-        current_setting('synchronous_commit'), current_setting('synchronous_standby_names'),
-        (SELECT relpersistence FROM pg_class WHERE oid = 'featurestore_online'::regclass)
+    SELECT (SELECT relpersistence FROM pg_class WHERE oid = 'featurestore_online'::regclass),
+        current_setting('synchronous_standby_names'), jsonb_build_object(
+            'fsync', current_setting('fsync'),
+            'full_page_writes', current_setting('full_page_writes'),
+            'synchronous_commit', current_setting('synchronous_commit'))
 """
 # The binary format of COPY (https://www.postgresql.org/docs/current/sql-copy.html).
 _COPY_HEADER = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
@@ -198,7 +205,7 @@ class PostgresOnlineStore:
             return f"table={table}"
         return f"table={table} system={system} timeline={timeline}"
 
-    def durability_risks(self) -> Sequence[str]:
+    def durability_risks(self) -> Sequence[DurabilityRisk]:
         self._create_table()
         return list(_durability_risks(*self._fetch(_SETTINGS)[0]))
 
@@ -310,28 +317,30 @@ class PostgresOnlineStore:
 
 
 def _durability_risks(
-    fsync: str, full_page_writes: str, synchronous_commit: str, standbys: str, persistence: str
-) -> Iterator[str]:
-    """Yield what a server can lose, from its settings and the persistence of the table."""
+    persistence: str, standbys: str, settings: Mapping[str, str]
+) -> Iterator[DurabilityRisk]:
+    """Yield the risks of a server, from the persistence of the table and the settings."""
     if persistence == "u":
-        yield (
-            "the table is unlogged: a crash empties it. "
-            "Run: ALTER TABLE featurestore_online SET LOGGED"
+        yield DurabilityRisk(
+            "featurestore_online",
+            "unlogged",
+            "a crash of the server empties the table",
+            "ALTER TABLE featurestore_online SET LOGGED",
         )
-    if fsync == "off" or full_page_writes == "off":
-        yield (
-            "fsync or full_page_writes is off: a crash of the machine can damage the database. "
-            "Set both to on in postgresql.conf"
-        )
-    if synchronous_commit == "off":
-        yield (
-            "synchronous_commit is off: a crash loses the last writes. "
-            "Run: ALTER ROLE features SET synchronous_commit = on"
-        )
+    losses = {
+        "fsync": "a crash of the machine loses writes, or damages the database",
+        "full_page_writes": "a crash of the machine damages the database",
+        "synchronous_commit": "a crash of the server loses the last writes",
+    }
+    for setting, loss in losses.items():
+        if settings[setting] == "off":
+            yield DurabilityRisk(setting, "off", loss, f"ALTER SYSTEM SET {setting} = on")
     if not standbys:
-        yield (
-            "synchronous_standby_names is empty: a failover loses the writes that the standby "
-            "lacks. With standbys, set it in postgresql.conf"
+        yield DurabilityRisk(
+            "synchronous_standby_names",
+            "none",
+            "a failover loses the writes that the standby does not have",
+            "with standbys: ALTER SYSTEM SET synchronous_standby_names = '*'",
         )
 
 

@@ -17,7 +17,12 @@ from featurestore.errors import (
     OnlineStoreUnavailable,
     missing_extra,
 )
-from featurestore.plugins.online import IdentifiesServer, OnlineConfig, OnlineStore
+from featurestore.plugins.online import (
+    DurabilityRisk,
+    IdentifiesServer,
+    OnlineConfig,
+    OnlineStore,
+)
 from featurestore_connectors.online.connections import ConnectionPool, ServerAddress, ThreadedReads
 
 _DEFAULT_PORT = 6379
@@ -189,7 +194,7 @@ class RedisOnlineStore:
         names = ("run_id", "master_replid", "evicted_keys")
         return " ".join([f"{name}={info.get(name)}" for name in names])
 
-    def durability_risks(self) -> Sequence[str]:
+    def durability_risks(self) -> Sequence[DurabilityRisk]:
         with self._translate_errors():
             info = self._client.info("all")
             settings = self._read_settings("save", "appendfsync")
@@ -277,33 +282,41 @@ class RedisOnlineStore:
         )
 
 
-def _durability_risks(info: Mapping[str, Any], settings: Mapping[str, str | None]) -> Iterator[str]:
-    """Yield what a server can lose, from its information and its settings, None if unknown."""
+def _durability_risks(
+    info: Mapping[str, Any], settings: Mapping[str, str | None]
+) -> Iterator[DurabilityRisk]:
+    """Yield the risks of a server, from its information and its settings, None if unknown."""
+    save, appendfsync = settings["save"], settings["appendfsync"]
     if not info.get("aof_enabled"):
-        yield (
-            "appendonly is no: a restart loses all writes since the last snapshot. "
-            "Run: redis-cli config set appendonly yes"
+        yield DurabilityRisk(
+            "appendonly",
+            "no",
+            "a restart loses all writes since the last snapshot",
+            "redis-cli config set appendonly yes",
         )
-        if settings["save"] is None:
-            yield (
-                "save is unknown: without snapshots, a restart loses all values. "
-                "Allow to read it: ACL SETUSER features +config|get"
+        if not save:
+            yield DurabilityRisk(
+                "save",
+                "unknown" if save is None else "none",
+                "a restart without a log and snapshots loses all values",
+                "redis-cli config set save '60 1000'"
+                if save is not None
+                else "let the user read the setting: redis-cli acl setuser features +config|get",
             )
-        elif not settings["save"]:
-            yield (
-                "save is empty: without a log and snapshots, a restart loses all values. "
-                "Run: redis-cli config set save '60 1000'"
-            )
-    elif settings["appendfsync"] not in (None, "always"):
-        yield (
-            f"appendfsync is {settings['appendfsync']}: a crash of the machine loses the last "
-            "second or more. Run: redis-cli config set appendfsync always"
+    elif appendfsync not in (None, "always"):
+        yield DurabilityRisk(
+            "appendfsync",
+            appendfsync,
+            "a crash of the machine loses the last second or more",
+            "redis-cli config set appendfsync always",
         )
     # The server reports the number of replicas only with the setting.
     if "min_slaves_good_slaves" not in info:
-        yield (
-            "min-replicas-to-write is 0: a failover loses the writes that the replica lacks. "
-            "With replicas, run: redis-cli config set min-replicas-to-write 1"
+        yield DurabilityRisk(
+            "min-replicas-to-write",
+            "0",
+            "a failover loses the writes that the replica does not have",
+            "with replicas: redis-cli config set min-replicas-to-write 1",
         )
 
 

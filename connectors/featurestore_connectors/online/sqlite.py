@@ -3,6 +3,10 @@
 The write-ahead log admits readers during a write. It is synchronized to disk by
 ``compare_and_set``: a power loss may remove the last commits before it, but never an earlier commit
 alone.
+
+SQLite writes next to a file even to read it. If the folder cannot be written, for example on a
+read-only file system, a copy in a temporary folder is read. The copy is made again after the file
+has changed.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import os
 import secrets
 import sqlite3
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -18,7 +23,12 @@ from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidArgument, OnlineStoreError, OnlineStoreUnavailable
 from featurestore.model.times import utc_now
-from featurestore.plugins.online import IdentifiesServer, OnlineConfig, OnlineStore
+from featurestore.plugins.online import (
+    DurabilityRisk,
+    IdentifiesServer,
+    OnlineConfig,
+    OnlineStore,
+)
 from featurestore.storage import files, private
 from featurestore_connectors.online.connections import (
     ConnectionPool,
@@ -72,6 +82,8 @@ class SQLiteOnlineStore:
         self.config = config
         self._path = path
         self._pool = ConnectionPool(self._connect)
+        # Set while the folder of the file cannot be written.
+        self._copy: _FileCopy | None = None
         self._async_reads = ThreadedReads(self.read)
 
     def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -155,7 +167,7 @@ class SQLiteOnlineStore:
                 connection.execute(f"PRAGMA user_version = {number}")
         return f"file={number}"
 
-    def durability_risks(self) -> Sequence[str]:
+    def durability_risks(self) -> Sequence[DurabilityRisk]:
         return []
 
     def statistics(self) -> Mapping[str, int]:
@@ -168,7 +180,10 @@ class SQLiteOnlineStore:
         self._pool.close_idle()
 
     def _connect(self) -> sqlite3.Connection:
-        files.make_directory(os.path.dirname(self._path))
+        folder = os.path.dirname(self._path)
+        if files.exists(self._path) and not files.is_writable(folder):
+            return self._connect_to_copy()
+        files.make_directory(folder)
         # SQLite would create the file readable for all users of the machine.
         private.prepare_sqlite(self._path)
         connection = sqlite3.connect(
@@ -183,8 +198,18 @@ class SQLiteOnlineStore:
             raise
         return connection
 
+    def _connect_to_copy(self) -> sqlite3.Connection:
+        self._copy = self._copy or _FileCopy(self._path)
+        return sqlite3.connect(self._copy.path, isolation_level=None, check_same_thread=False)
+
+    def _drop_copy(self) -> None:
+        self._copy = None
+        self._pool.close_idle()
+
     @contextmanager
     def _borrow(self) -> Iterator[sqlite3.Connection]:
+        if self._copy is not None and not self._copy.is_current():
+            self._drop_copy()
         try:
             with self._pool.borrow() as connection:
                 yield connection
@@ -201,13 +226,34 @@ class SQLiteOnlineStore:
 
     @contextmanager
     def _transaction(self, synchronous: str = "NORMAL") -> Iterator[sqlite3.Connection]:
+        if self._copy is not None and files.is_writable(os.path.dirname(self._path)):
+            self._drop_copy()
         with self._borrow() as connection:
+            if self._copy is not None:
+                raise sqlite3.OperationalError("the folder of the file cannot be written")
             connection.execute(f"PRAGMA synchronous = {synchronous}")
             # Immediate: a transaction that reads first could not wait for another writer.
             connection.execute("BEGIN IMMEDIATE")
             # After an error the connection is closed, which rolls back.
             yield connection
             connection.execute("COMMIT")
+
+
+class _FileCopy:
+    """A copy of a SQLite file and its write-ahead log, which is removed with this object."""
+
+    def __init__(self, path: str) -> None:
+        self._sources = [path, f"{path}-wal"]
+        folder = files.temporary_directory()
+        weakref.finalize(self, files.remove_temporary, folder)
+        # Before the copy: a change during the copy makes it outdated.
+        self._states = files.sizes_and_times(self._sources)
+        files.copy_consistently(self._sources, folder)
+        self.path = os.path.join(folder, os.path.basename(path))
+
+    def is_current(self) -> bool:
+        """Return whether the copied files have not changed."""
+        return files.sizes_and_times(self._sources) == self._states
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -18,9 +19,12 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import (
     FeatureStoreError,
     FormatTooNew,
+    OnlineStoreExists,
     RegistryError,
     RunDamaged,
     RunNotFound,
+    SourceExists,
+    WriteConflict,
 )
 from featurestore.model.json_object import JsonObject, MalformedJson, check_format
 from featurestore.model.names import check_name
@@ -29,7 +33,8 @@ from featurestore.model.paths import StorePaths
 from featurestore.model.run_record import RUN_FILE, RunRecord, check_run_id
 from featurestore.model.source import SourceSpec
 from featurestore.registry import experiments, online_stores, sources, tables
-from featurestore.storage import files
+from featurestore.registry.stores import rebuild_command
+from featurestore.storage import files, revisions, storage_for
 
 _ACCESS_FORMAT = 1
 # In the order of foreign keys: tokens and roles reference users.
@@ -38,15 +43,42 @@ _DEFINITION_SUFFIX = ".json"
 SpecT = TypeVar("SpecT", SourceSpec, OnlineStoreSpec)
 
 
-def write_access(connection: Connection, location: str) -> None:
-    """Write the access tables to a file, within the transaction that changes them."""
+@contextmanager
+def writing_access(connection: Connection, location: str) -> Iterator[None]:
+    """Write the access tables to a file after the block, which changes them in a transaction.
+
+    Several registries may share the file of a URI. The change is then based on its newest content.
+
+    Raises:
+        WriteConflict: Another registry has changed the file during the block.
+    """
+    path = StorePaths(location).access
+    # A new registry has no users yet; without this, it would replace the users in the file.
+    restore_access(connection, location)
+    # If the file cannot be written, the transaction fails, too, so both have the same access
+    # rights.
+    if not storage_for(path).needs_claims:
+        yield
+        files.write_json(path, _access_content(connection))
+        return
+    newest = revisions.read_newest(path)
+    if newest.content not in (None, _access_content(connection)):
+        _load_access(connection, path)
+    yield
+    if not revisions.write_next(path, newest, _access_content(connection), below=location):
+        raise WriteConflict(
+            f"The access rights in {path!r} were changed through another registry at the same "
+            "time; this change was not made.",
+            hint="repeat the change",
+        )
+
+
+def _access_content(connection: Connection) -> dict[str, Any]:
     content: dict[str, Any] = {"format": _ACCESS_FORMAT}
     for table in _ACCESS_TABLES:
         query = sa.select(table).order_by(*table.primary_key.columns)
         content[table.name] = [dict(row._mapping) for row in connection.execute(query)]
-    # If the file cannot be written, the transaction fails, too, so both have the same access
-    # rights.
-    files.write_json(StorePaths(location).access, content)
+    return content
 
 
 def restore_access(connection: Connection, location: str, *, emptied: Collection[str] = ()) -> int:
@@ -60,13 +92,18 @@ def restore_access(connection: Connection, location: str, *, emptied: Collection
         FormatTooNew: A newer release wrote the file.
     """
     path = StorePaths(location).access
-    if not files.exists(path):
+    if next(revisions.paths(path), None) is None:
         return 0
     # The file is a copy: as long as the registry has users, the registry decides.
     is_lost = any(table.name in emptied for table in _ACCESS_TABLES)
     has_users = connection.execute(sa.select(tables.users.c.name).limit(1)).first() is not None
     if has_users and not is_lost:
         return 0
+    return _load_access(connection, path)
+
+
+def _load_access(connection: Connection, path: str) -> int:
+    """Replace the access tables by those in a file, and return the number of users."""
     rows_by_table = _read_access(path)
     for table in reversed(_ACCESS_TABLES):
         connection.execute(table.delete())
@@ -79,7 +116,7 @@ def restore_access(connection: Connection, location: str, *, emptied: Collection
 def _read_access(path: str) -> dict[str, list[dict[str, Any]]]:
     """Read and check the access tables in a file."""
     try:
-        content = JsonObject.from_value(files.read_json(path))
+        content = JsonObject.from_value(revisions.read_json(path))
         check_format(
             content.number("format", minimum=1), _ACCESS_FORMAT, subject=f"The file {path!r}"
         )
@@ -109,11 +146,32 @@ def _parse_access_row(table: sa.Table, stored_row: JsonObject) -> dict[str, Any]
     return row
 
 
-def write_source(location: str, spec: SourceSpec) -> None:
-    """Write a source definition atomically."""
+def write_source(location: str, spec: SourceSpec, *, replaces: bool = False) -> None:
+    """Write a source definition atomically, and replace an earlier one if ``replaces``.
+
+    Raises:
+        SourceExists: Another registry of the store has a different source with this name.
+    """
     paths = StorePaths(location)
     files.make_directory(paths.sources)
-    files.write_json(paths.source(spec.name), spec.to_json())
+    if not _write_definition(paths.source(spec.name), spec, replaces=replaces):
+        raise SourceExists(
+            f"Source {spec.name!r} is already registered through another registry of the store.",
+            hint=f"{rebuild_command(location)}, or choose another name",
+        )
+
+
+def _write_definition(path: str, spec: SourceSpec | OnlineStoreSpec, *, replaces: bool) -> bool:
+    """Write a definition; return False if another registry has written a different one."""
+    content = spec.to_json()
+    # In a local directory, the registry refuses a name that is registered already.
+    if replaces or not storage_for(path).needs_claims:
+        files.write_json(path, content)
+        return True
+    if files.write_new(path, files.json_bytes(content)):
+        return True
+    stored = files.read_json(path)
+    return isinstance(stored, dict) and {**stored, "created": spec.created} == content
 
 
 def remove_source(location: str, name: str) -> None:
@@ -123,10 +181,19 @@ def remove_source(location: str, name: str) -> None:
 
 
 def write_online_store(location: str, spec: OnlineStoreSpec) -> None:
-    """Write the definition of an online store atomically."""
+    """Write the definition of a new online store atomically.
+
+    Raises:
+        OnlineStoreExists: Another registry of the store has a different one with this name.
+    """
     paths = StorePaths(location)
     files.make_directory(paths.online_stores)
-    files.write_json(paths.online_store(spec.name), spec.to_json())
+    if not _write_definition(paths.online_store(spec.name), spec, replaces=False):
+        raise OnlineStoreExists(
+            f"Online store {spec.name!r} is already registered through another registry of the "
+            "store.",
+            hint=f"{rebuild_command(location)}, or choose another name",
+        )
 
 
 def iterate_definitions(directory: str) -> Iterator[tuple[str, str]]:

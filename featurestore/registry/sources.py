@@ -15,13 +15,18 @@ from featurestore.registry.tables import sources
 from featurestore.registry.unregistered import has_definition
 
 
+def lock_name(connection: Connection, name: str) -> None:
+    """Lock the name of a source until the end of the transaction."""
+    lock(connection, f"source/{name}")
+
+
 def add(connection: Connection, spec: SourceSpec) -> None:
     """Register a source.
 
     Raises:
         SourceExists: A source with this name already exists.
     """
-    lock(connection, f"source/{spec.name}")
+    lock_name(connection, spec.name)
     if spec.name in names(connection):
         raise SourceExists(
             f"Source {spec.name!r} is already registered.",
@@ -66,7 +71,7 @@ def names(connection: Connection) -> list[str]:
 
 def remove(connection: Connection, name: str) -> None:
     """Remove a source; raise SourceNotFound if it does not exist."""
-    lock(connection, f"source/{name}")
+    lock_name(connection, name)
     get(connection, name)
     connection.execute(sources.delete().where(sources.c.name == name))
 

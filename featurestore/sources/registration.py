@@ -114,10 +114,11 @@ def is_registered(connection: Connection, spec: SourceSpec) -> bool:
 def put(session: Session, spec: SourceSpec) -> None:
     """Register a source, or replace its registration."""
     with session.registry.transaction() as connection:
+        sources.lock_name(connection, spec.name)
         if spec.name in sources.names(connection):
             sources.remove(connection, spec.name)
         sources.add(connection, spec)
-        record_files.write_source(session.location, spec)
+        record_files.write_source(session.location, spec, replaces=True)
     grant_source(session, spec)
 
 

@@ -34,7 +34,7 @@ _LISTED_CHANGES = 64
 
 
 @dataclass(frozen=True)
-class _Revision:
+class Revision:
     """The newest content (None: no file), its number, and the ids of the last changes."""
 
     number: int
@@ -48,7 +48,7 @@ def read_json(path: str) -> Any:
     Raises:
         StorageError: The file is damaged.
     """
-    return _read_newest(path).content
+    return read_newest(path).content
 
 
 def paths(path: str) -> Iterator[str]:
@@ -85,9 +85,9 @@ def change_json(path: str, change: Callable[[Any], Content], *, below: str) -> C
         WriteConflict: Other writers were faster in each attempt.
     """
     for attempt in range(_ATTEMPTS):
-        newest = _read_newest(path)
+        newest = read_newest(path)
         content = change(newest.content)
-        if content == newest.content or _write_next(path, newest, content, below=below):
+        if content == newest.content or write_next(path, newest, content, below=below):
             return content
         # Random, so that writers that lost the same race do not meet again.
         time.sleep(random.uniform(0.2, 1) * min(0.005 * 2**attempt, 0.5))
@@ -97,7 +97,7 @@ def change_json(path: str, change: Callable[[Any], Content], *, below: str) -> C
     )
 
 
-def _write_next(path: str, base: _Revision, content: Content, *, below: str) -> bool:
+def write_next(path: str, base: Revision, content: Content, *, below: str) -> bool:
     """Write the revision after ``base``; return False if another writer was faster."""
     number, change = base.number + 1, uuid.uuid4().hex
     changes = [*base.changes[1 - _LISTED_CHANGES :], change]
@@ -106,7 +106,7 @@ def _write_next(path: str, base: _Revision, content: Content, *, below: str) -> 
         return False
     # A writer that was suspended creates a number that had existed and was removed with the old
     # revisions. Its change is valid only if the newest revision is based on it.
-    if change not in _read_newest(path).changes:
+    if change not in read_newest(path).changes:
         files.remove(revision, below=below)
         return False
     for old in _numbers(path):
@@ -116,7 +116,8 @@ def _write_next(path: str, base: _Revision, content: Content, *, below: str) -> 
     return True
 
 
-def _read_newest(path: str) -> _Revision:
+def read_newest(path: str) -> Revision:
+    """Return the newest revision of a file, or the file itself as number 0."""
     while True:
         numbers = _numbers(path)
         newest = _revision_path(path, numbers[-1]) if numbers else path
@@ -127,11 +128,11 @@ def _read_newest(path: str) -> _Revision:
                 except FileNotFoundError:
                     if numbers:  # removed meanwhile, because there are newer ones
                         continue
-                    return _Revision(0, None)
+                    return Revision(0, None)
             value = json.loads(data)
             if not numbers:
-                return _Revision(0, value)
-            return _Revision(numbers[-1], value["content"], tuple(map(str, value["changes"])))
+                return Revision(0, value)
+            return Revision(numbers[-1], value["content"], tuple(map(str, value["changes"])))
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise StorageError(f"The file {newest!r} is damaged: {error}.") from error
 

@@ -45,12 +45,8 @@ def access_transaction(session: Session) -> Iterator[Connection]:
     """
     with session.registry.transaction() as connection:
         lock(connection, "access")
-        # A new registry has no users yet; without this, the write below would replace the users in
-        # the file.
-        record_files.restore_access(connection, session.location)
-        yield connection
-        # If the file cannot be written, the exception rolls the change back.
-        record_files.write_access(connection, session.location)
+        with record_files.writing_access(connection, session.location):
+            yield connection
 
 
 def check_user_name(name: str) -> str:

@@ -45,10 +45,9 @@ def list_runs(
     connected = store(context)
 
     def get(page_limit: int | None, offset: int) -> list[Any]:
-        # get_runs() has no offset, so the runs of earlier pages are read and skipped.
-        end = None if page_limit is None else offset + page_limit
-        runs = experiments.get_runs(name, trials=trials, limit=end, store=connected)
-        return runs[offset:]
+        return experiments.get_runs(
+            name, trials=trials, limit=page_limit, offset=offset, store=connected
+        )
 
     runs_page = get_page(context, get, limit=limit, page=page)
     rows = []

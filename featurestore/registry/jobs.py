@@ -181,20 +181,38 @@ def definition(connection: Connection, name: str, version: int) -> JobSpec:
 
 
 def list_all(
-    connection: Connection, *, limit: int | None = None, offset: int = 0
+    connection: Connection, *, kind: str | None = None, limit: int | None = None, offset: int = 0
 ) -> list[RegisteredJob]:
-    """Return the latest definitions of jobs by name, optionally only one page.
+    """Return the latest definitions of jobs by name, optionally of one kind or only one page.
 
     Jobs with a damaged definition are skipped with a warning.
     """
-    query = sa.select(job_states.c.name).order_by(job_states.c.name).limit(limit).offset(offset)
-    names = connection.execute(query).scalars().all()
+    columns = job_definitions.c
+    newest = (
+        sa.select(sa.func.max(columns.version))
+        .where(columns.name == job_states.c.name)
+        .correlate(job_states)
+        .scalar_subquery()
+    )
+    is_newest = sa.and_(columns.name == job_states.c.name, columns.version == newest)
+    query = (
+        sa.select(job_definitions, job_states.c.paused, job_states.c.watermark)
+        .select_from(job_states)
+        .join(job_definitions, is_newest)
+        .order_by(job_states.c.name)
+    )
+    if kind is not None:
+        # In the text of a definition, quotes in strings are escaped.
+        query = query.where(columns.spec.contains(f'"kind": "{kind}"', autoescape=True))
     jobs = []
-    for name in names:
+    for row in connection.execute(query.limit(limit).offset(offset)):
         try:
-            jobs.append(get(connection, name))
+            job = _to_job(row, row)
         except RegistryError as error:
-            warn_caller(f"The job {name!r} is skipped: {error.message}")
+            warn_caller(f"The job {row.name!r} is skipped: {error.message}")
+            continue
+        if kind in (None, job.spec.kind):
+            jobs.append(job)
     return jobs
 
 
@@ -288,6 +306,11 @@ def _version_of(row: Row[Any]) -> int:
 
 def _to_registered_job(connection: Connection, row: Row[tuple[object, ...]]) -> RegisteredJob:
     state = connection.execute(sa.select(job_states).where(job_states.c.name == row.name)).one()
+    return _to_job(row, state)
+
+
+def _to_job(row: Row[*tuple[Any, ...]], state: Row[*tuple[Any, ...]]) -> RegisteredJob:
+    """Return the job of a row with its definition and a row with its state."""
     with translate_parse_errors(f"job {row.name!r}"):
         watermark = to_time(state.watermark)
         spec = JobSpec.from_text(str(row.spec))

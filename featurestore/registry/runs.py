@@ -308,6 +308,14 @@ def window_states(
     }
 
 
+def count_windows(connection: Connection, job: str, *, states: Iterable[str]) -> int:
+    """Return the number of windows of a job in some states."""
+    query = sa.select(sa.func.count()).where(
+        windows.c.job == job, windows.c.state.in_(list(states))
+    )
+    return int(connection.execute(query).scalar_one())
+
+
 def find_state(connection: Connection, job: str, window: Window) -> WindowState | None:
     """Return the state of a window; None if it was not computed."""
     query = sa.select(windows).where(

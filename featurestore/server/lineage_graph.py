@@ -153,8 +153,10 @@ def sources(connection: Connection, node: Node) -> list[tuple[Node, Node]]:
     """Return the incoming edges of a node."""
     if node.kind == "source":
         return []
-    column = "job" if node.kind == "job" else "name"
-    rows = overview.lineage_edges(connection, limit=MAX_NODES, matching={column: node.name})
+    matching = {"kind": node.kind, "name": node.name}
+    if node.kind == "job":
+        matching = {"job": node.name}
+    rows = overview.lineage_edges(connection, limit=MAX_NODES, matching=matching)
     edges = edges_of(connection, rows)
     if node.kind == "experiment":
         edges += trainings(connection, experiment=node.name)

@@ -55,7 +55,8 @@ api = Router(tags=["store"], responses=REFUSALS)
 pages = Router()
 _MAX_RESULTS = 200
 _MAX_SUGGESTIONS = 8
-_MAX_CANDIDATES = 2000
+# Names are compared with each other character by character, which takes longer than their query.
+_MAX_CANDIDATES = 200
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from pyarrow import parquet
 
 from featurestore.delta.history import added_files, commit_at, read_history
-from featurestore.delta.snapshot import read_snapshot, transaction_version
+from featurestore.delta.snapshot import Snapshot, read_snapshot, transaction_version
 from featurestore.errors import (
     FeatureStoreError,
     SchemaMismatch,
@@ -353,6 +354,22 @@ class TableConformance:
         assert (commit.operation, commit.user_metadata["changes"]) == ("update", ["ü"])
         assert state.properties["featurestore.meta"] == '{"tags": {"a": "ü"}}'
         assert state.properties["featurestore.spec"] == "{}"
+        assert ids(engine, path) == [1]
+
+    def test_concurrent_property_changes_all_land(self, engine: Engine, tmp_path: Path) -> None:
+        path = new_table(engine, tmp_path)
+
+        def count(state: Snapshot) -> PropertyChange:
+            return PropertyChange({"count": str(int(state.properties.get("count", "0")) + 1)})
+
+        def change(number: int) -> None:
+            engine.change_properties(path, count)
+            if number == 2:  # a commit of rows in between
+                write(engine, path, rows_with_ids(1))
+
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(change, range(6)))
+        assert read_snapshot(path).properties["count"] == "6"
         assert ids(engine, path) == [1]
 
     @pytest.mark.parametrize("partition_by", [(), ("price",)])

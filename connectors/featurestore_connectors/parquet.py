@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import count, pairwise
-from threading import RLock
 from typing import TYPE_CHECKING
 from weakref import finalize
 
@@ -22,6 +21,7 @@ from featurestore.arrow.casts import cast_array
 from featurestore.arrow.schemas import schema_from_json, schema_to_json, type_to_json
 from featurestore.arrow.types import is_nested
 from featurestore.errors import DatasetDamaged, InvalidArgument, UnsupportedType, listing
+from featurestore.model.runtime import ForkSafeLock
 from featurestore.plugins.format import (
     ColumnProfile,
     DatasetFormat,
@@ -160,7 +160,7 @@ def _group_offset(group: pq.RowGroupMetaData) -> int:
 
 
 _decoded: OrderedDict[tuple[int, int, tuple[str, ...]], pa.Table] = OrderedDict()
-_lock = RLock()  # the finalizer of a shard may run in a thread that owns the lock
+_lock = ForkSafeLock()  # the finalizer of a shard may run in a thread that owns the lock
 _numbers = count()
 
 

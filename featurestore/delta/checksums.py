@@ -22,10 +22,10 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from featurestore.model.threads import independent_tasks
 from featurestore.storage import files
 
 CHECKSUMS = "featurestore.checksums"
@@ -137,7 +137,8 @@ def file_checksums(paths: Sequence[str]) -> list[str]:
     """
     if len(paths) < 2:
         return list(map(file_checksum, paths))
-    with ThreadPoolExecutor(min(_READING_THREADS, len(paths))) as pool:
+    threads = min(_READING_THREADS, len(paths))
+    with independent_tasks(threads, "featurestore-checksums") as pool:
         return list(pool.map(file_checksum, paths))
 
 

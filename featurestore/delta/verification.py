@@ -16,7 +16,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.model.threads import independent_tasks
 from featurestore.delta import log
 from featurestore.delta.checksums import (
     ChecksumError,
@@ -30,6 +29,7 @@ from featurestore.delta.datafile import file_path, parse_statistics, rows_in_sta
 from featurestore.delta.log import Actions
 from featurestore.delta.replay import Replay
 from featurestore.errors import FeatureStoreError, UnsupportedTable
+from featurestore.model.threads import independent_tasks
 from featurestore.model.verification import FileProblem
 from featurestore.storage import files
 

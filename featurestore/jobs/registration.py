@@ -13,7 +13,6 @@ import importlib
 import importlib.util
 import os
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -44,6 +43,7 @@ from featurestore.jobs.window_jobs import check_window_job, with_primary_key
 from featurestore.model.display import Listing
 from featurestore.model.distributions import install_command
 from featurestore.model.job import JobSpec
+from featurestore.model.runtime import ForkSafeLock
 from featurestore.recovery.liveness import hold_job_lease
 from featurestore.registry import alerts, jobs
 from featurestore.registry.jobs import RegisteredJob
@@ -58,7 +58,7 @@ from featurestore.streams import check_stream_job
 _WITHOUT_CODE = ("monitor", "publish", "catalog")
 # Threads that need the same file wait until it is loaded completely. The lock is reentrant, because
 # ``load_registered`` holds it while ``load_module_file`` acquires it.
-_loading = threading.RLock()
+_loading = ForkSafeLock()
 
 
 @dataclass(frozen=True)

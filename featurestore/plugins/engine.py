@@ -5,7 +5,6 @@ Engines, including the built-in engines, are entry points of the group ``feature
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,6 +15,7 @@ from featurestore.errors import (
     did_you_mean,
     listing,
 )
+from featurestore.model.runtime import ForkSafeLock
 from featurestore.plugins import find_plugin, load_plugin, plugin_names
 
 if TYPE_CHECKING:
@@ -560,7 +560,7 @@ class DeferredEngine:
     def __init__(self, name: str, *, durability: str) -> None:
         self._entry_point = _find_entry_point(name)
         self._durability = durability
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._engine: Engine | None = None
         self._is_closed = False
 

@@ -31,7 +31,9 @@ from featurestore.errors import (
     missing_extra,
 )
 from featurestore.model.paths import FEATUREGROUPS, TRAININGDATASETS
+from featurestore.model.runtime import ForkSafeLock
 from featurestore.registry import origin_files, schema, stores, unregistered
+from featurestore.registry.forks import ForkGuard
 from featurestore.registry.migrations import current_revision, head_revision, is_complete, upgrade
 from featurestore.registry.origins import CHANGED, RESTORED
 from featurestore.registry.rows import LOCATION
@@ -83,6 +85,7 @@ class Registry:
         connections: int = 5,
     ) -> None:
         self._engine = _engine(url, schema=schema, durable=durable, connections=connections)
+        self._fork_guard = ForkGuard(self._engine)
         self._url = url
         self._location = location
         self._schema = schema
@@ -235,7 +238,7 @@ class Registry:
     def _connection(self, *, immediate: bool) -> Iterator[Connection]:
         """Yield a connection, and convert database errors to RegistryError."""
         try:
-            with self._engine.connect() as connection:
+            with self._fork_guard.use(), self._engine.connect() as connection:
                 options = {"immediate": immediate, LOCATION: self._location}
                 yield connection.execution_options(**options)
         except (exc.NoResultFound, exc.MultipleResultsFound) as error:
@@ -261,7 +264,7 @@ class ChangeWatch:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry.reader(connections=1)
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     def state(self) -> tuple[int, str]:
         """Return a state that equals an earlier one only if no transaction was committed since."""

@@ -7,7 +7,6 @@ changes; see docs/adr/0019.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -17,6 +16,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import NotAllowed
+from featurestore.model.runtime import ForkSafeLock
 from featurestore.registry import tables
 from featurestore.registry.database import ChangeWatch, Registry
 from featurestore.registry.hidden import HIDDEN, HiddenObjects, find_hidden_objects
@@ -169,7 +169,7 @@ class RegistryViews:
         self.engine = self._reader._engine
         event.listen(self.engine, "connect", _create_views)
         self._watch = ChangeWatch(registry)
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._state: object = None
         self._hidden_by_rights: dict[tuple[frozenset[str], bool], HiddenObjects] = {}
 

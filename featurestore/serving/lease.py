@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import Self
 
 from featurestore.errors import OnlineWritesLost, PublicationSuperseded, PublishedStateDamaged
+from featurestore.model.threads import translate_thread_errors
 from featurestore.plugins.online import OnlineStore
 from featurestore.serving.state import Lease, Origin, PublishedView, ViewState
 from featurestore.serving.stores import StoreClock, server_identity
@@ -77,7 +78,8 @@ class PublisherLease:
         try:
             while not self._try_acquire():
                 time.sleep(_POLL_SECONDS)
-            self._heartbeat.start()
+            with translate_thread_errors():
+                self._heartbeat.start()
         except BaseException:
             _active_owners.discard(self._owner)
             raise

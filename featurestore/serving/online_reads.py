@@ -16,7 +16,7 @@ from datetime import datetime
 from types import TracebackType
 
 from featurestore.errors import OnlineStoreError, OnlineStoreUnavailable
-from featurestore.model.runtime import call_after_fork
+from featurestore.model.runtime import reset_in_children
 from featurestore.plugins.online import OnlineStore
 from featurestore.serving.stores import server_identity
 
@@ -30,8 +30,6 @@ _POLL_SECONDS = 0.005
 _MAX_CIRCUITS = 1000
 
 _circuits: dict[str, Circuit] = {}
-# The calls of a parent process do not end in a forked one.
-call_after_fork(_circuits.clear)
 
 
 class Circuit:
@@ -43,13 +41,18 @@ class Circuit:
     def __init__(self, online: str) -> None:
         self._online = online
         # The lock protects the fields below, never a call; waiting calls use the condition.
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._calls = self._waiting = 0
+        self.reset_after_fork()
+        reset_in_children(self)
         # The time since which no call has ended, although one was running.
         self._quiet_since = 0.0
         self._has_responded = False
         self._next_probe: float | None = None
+
+    def reset_after_fork(self) -> None:
+        """Count no calls: those of the parent do not end in a forked child."""
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._calls = self._waiting = 0
 
     def __enter__(self) -> None:
         """Wait until a call may be sent; raise OnlineStoreUnavailable if no call gets a response."""

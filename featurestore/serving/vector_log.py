@@ -33,6 +33,7 @@ from featurestore.errors import (
 from featurestore.featuregroups import Declaration, Write, get_or_create, insert
 from featurestore.model.names import check_name
 from featurestore.model.paths import FEATUREVIEWS
+from featurestore.model.runtime import ForkSafeLock, reset_in_children
 from featurestore.model.threads import start_thread
 from featurestore.model.times import from_micros
 from featurestore.registry import origins
@@ -57,7 +58,7 @@ _open_logs: set[VectorLog] = set()
 # The vectors that this process has written and missed, by the location of the store and the group.
 _written_vectors: Counter[tuple[str, str]] = Counter()
 _missing_vectors: Counter[tuple[str, str]] = Counter()
-_totals_lock = threading.Lock()
+_totals_lock = ForkSafeLock()
 
 
 @dataclass(frozen=True)
@@ -125,9 +126,20 @@ class VectorLog:
         self._last_reason: str | None = None
         # By the subject of the warning: a column, or writes.
         self._next_warnings: dict[str | None, float] = {}
-        self._lock, self._wake = threading.Lock(), threading.Event()
+        self._lock, self._wake = ForkSafeLock(), threading.Event()
         self._thread: threading.Thread | None = None
         self._is_closed = False
+        reset_in_children(self)
+
+    def reset_after_fork(self) -> None:
+        """Start without vectors in a forked child: the parent writes those that wait."""
+        self._waiting.clear()
+        self._waiting_rows, self._batch, self._table = 0, [], None
+        # The transactions of each process have their own numbers.
+        self._application, self._number = f"served vectors {uuid4()}", 1
+        self._written_vectors = self._missing_vectors = 0
+        self._wake, self._thread = threading.Event(), None
+        _open_logs.discard(self)
 
     @property
     def state(self) -> LogState:

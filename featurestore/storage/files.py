@@ -28,6 +28,8 @@ from featurestore.storage.location import Location, require_local, scheme_of
 
 _COPY_ATTEMPTS = 10
 _PARALLEL_UPLOADS = 8
+# The process that made each temporary directory.
+_temporary_directories: dict[str, int] = {}
 
 
 def location_of(location: str | os.PathLike[str]) -> str:
@@ -408,11 +410,18 @@ def current_time(location: str) -> datetime:
 def temporary_directory() -> str:
     """Create a temporary directory for this process; ``remove_temporary`` removes it."""
     with translate_write_errors(tempfile.gettempdir()):
-        return tempfile.mkdtemp(prefix="featurestore-")
+        directory = tempfile.mkdtemp(prefix="featurestore-")
+    _temporary_directories[directory] = os.getpid()
+    return directory
 
 
 def remove_temporary(directory: str) -> None:
-    """Remove a directory made by ``temporary_directory``; ignore files that cannot be removed."""
+    """Remove a directory made by ``temporary_directory``; ignore files that cannot be removed.
+
+    A forked child does not remove the directories of its parent.
+    """
+    if _temporary_directories.pop(directory, os.getpid()) != os.getpid():
+        return
     with suppress(StorageError):
         remove(directory, below=os.path.dirname(directory))
 

@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import Any
 
 from featurestore.errors import StorageError, missing_extra
+from featurestore.model.runtime import ForkSafeLock
 from featurestore.model.threads import independent_tasks
 from featurestore.storage import files
 from featurestore.storage.connections import object_store_for
@@ -66,7 +67,7 @@ class _ReadOnlyFileSystem:
         self._guard = guard
         # Data files are never overwritten, so sizes and times stay valid.
         self._objects: OrderedDict[str, StoredObject] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     def open(self, path: str, mode: str = "rb", **_: object) -> _SharedFile:
         with self._guard():

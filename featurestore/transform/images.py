@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import io
 import struct
-import threading
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, missing_extra
-from featurestore.model.runtime import usable_cores
+from featurestore.model.runtime import ForkSafeLock, usable_cores
 from featurestore.model.threads import independent_tasks
 from featurestore.readers.prefetch import BufferPool
 
@@ -35,7 +34,7 @@ _TASK_IMAGES = 64
 # are decoded one at a time, since a file of a few kilobytes may declare a gigabyte of pixels.
 MAX_PIXELS = 178_956_970
 _LARGE_PIXELS = 1 << 25
-_LARGE_LOCK = threading.Lock()
+_LARGE_LOCK = ForkSafeLock()
 
 
 def decode_images(

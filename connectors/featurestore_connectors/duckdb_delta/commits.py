@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -42,6 +43,8 @@ from featurestore.errors import (
     WriteConflict,
     refusal_hint,
 )
+from featurestore.model.runtime import was_forked
+from featurestore.model.threads import independent_tasks
 from featurestore.model.times import to_micros, utc_now
 from featurestore.storage import files, storage_for
 from featurestore.storage.connections import delta_options
@@ -51,6 +54,13 @@ from featurestore_connectors.duckdb_delta.files import NewFile
 
 ATTEMPTS = 40
 _CHECKPOINT_EVERY = 10
+_CHECKPOINT_SECONDS = 60
+_CHECKPOINT_PROGRAM = """
+import sys
+from deltalake import DeltaTable
+
+DeltaTable(sys.argv[1], version=int(sys.argv[2])).create_checkpoint()
+"""
 # The checkpoint interval grows by one commit for every this many data files and transactions.
 _ENTRIES_PER_COMMIT = 100
 # The last known checkpoint of each table written by this process. The log is only listed when the
@@ -147,7 +157,7 @@ def _add_checksums(new_files: Sequence[NewFile], publication: Publication) -> li
     """Return files with their checksums, which are computed while the disk syncs the files."""
     if not new_files or not storage_for(new_files[0].path).is_local:
         return list(new_files)
-    with ThreadPoolExecutor(1) as pool:
+    with independent_tasks(1, "featurestore-sync") as pool:
         syncing = pool.submit(publication.sync)
         checksums = file_checksums([file.path for file in new_files])
         syncing.result()
@@ -391,6 +401,18 @@ def _check_conflicts(change: Change, winner: Sequence[Mapping[str, Any]]) -> Non
         raise LostRaceError
 
 
+def _write_checkpoint(path: str, version: int) -> None:
+    if was_forked():
+        # The runtime of delta-rs does not work in a forked child, where S3 is refused before.
+        command = [sys.executable, "-P", "-c", _CHECKPOINT_PROGRAM, path, str(version)]
+        subprocess.run(command, check=True, capture_output=True, timeout=_CHECKPOINT_SECONDS)
+        return
+    from deltalake import DeltaTable
+
+    options = delta_options(path)
+    DeltaTable(path, version=version, storage_options=options).create_checkpoint()
+
+
 def _checkpoint(state: Snapshot, version: int, *, durable: bool) -> None:
     """Write a checkpoint if due; the interval grows with the checkpoint size, to limit the cost."""
     interval = int(state.properties.get("delta.checkpointInterval", _CHECKPOINT_EVERY))
@@ -404,12 +426,10 @@ def _checkpoint(state: Snapshot, version: int, *, durable: bool) -> None:
     _LAST_CHECKPOINTS[state.path] = last
     if version - last >= interval:
         # Readers do not need the checkpoint, and the next commit tries again.
-        from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
 
-        with suppress(DeltaError, OSError, ValueError):
-            options = delta_options(state.path)
-            DeltaTable(state.path, version=version, storage_options=options).create_checkpoint()
+        with suppress(DeltaError, OSError, ValueError, subprocess.SubprocessError):
+            _write_checkpoint(state.path, version)
             if durable:
                 # delta-rs does not sync checkpoints; after a power failure, readers could find a
                 # truncated one.

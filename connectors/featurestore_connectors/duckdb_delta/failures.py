@@ -42,7 +42,7 @@ from featurestore.errors import (
     TableDamaged,
     ThreadsUnavailable,
 )
-from featurestore.model.runtime import check_time, seconds_left
+from featurestore.model.runtime import call_after_fork, check_time, seconds_left
 from featurestore.model.threads import start_thread
 
 _WAKEUP_BYTES = 64
@@ -344,6 +344,12 @@ class _Watch:
                 signal.set_wakeup_fd(self._previous_fd, warn_on_full_buffer=False)
                 self._read_signals()
 
+    def abandon(self) -> None:
+        """Stop watching in a forked child, without the lock, which another thread may hold."""
+        if self._running:
+            signal.set_wakeup_fd(self._previous_fd, warn_on_full_buffer=False)
+            self._running.clear()
+
     def add_source(self, source: duckdb.DuckDBPyConnection) -> None:
         """Also interrupt a connection from which the query reads."""
         self._sources.append(source)
@@ -374,6 +380,19 @@ class _Watch:
 
 
 _WATCHES: dict[int, _Watch] = {}
+
+
+def _stop_watching() -> None:
+    """Restore the wakeup descriptor in a forked child.
+
+    Otherwise a signal of the child would interrupt the running query of its parent.
+    """
+    for watch in _WATCHES.values():
+        watch.abandon()
+    _RUNNING_QUERIES.clear()
+
+
+call_after_fork(_stop_watching)
 
 
 # The running queries of threads other than the main thread, for ``interrupt``.

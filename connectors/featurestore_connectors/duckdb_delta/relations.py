@@ -20,6 +20,7 @@ import pyarrow.types as pat
 from featurestore.arrow.types import feature_schema
 from featurestore.arrow.unstorable import cast_to_storable_types
 from featurestore.errors import EngineError, InvalidSql, StorageError, listing
+from featurestore.model.runtime import ForkSafeLock, reset_in_children
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.storage import files as storage
 from featurestore.usersql.spark_queries import check_forms
@@ -33,7 +34,12 @@ from featurestore.usersql.typed_tables import (
 from featurestore.usersql.typed_values import DuckDBTypes
 from featurestore_connectors.duckdb_delta import sqltext, streams
 from featurestore_connectors.duckdb_delta.failures import translate_errors, watch_source
-from featurestore_connectors.duckdb_delta.session import Database, query_of, relation_lock
+from featurestore_connectors.duckdb_delta.session import (
+    Database,
+    abandon,
+    query_of,
+    relation_lock,
+)
 
 ENGINE = "duckdb"
 # The row number column for row comparisons. Feature names cannot start with this prefix.
@@ -228,9 +234,10 @@ class UserSql:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._opening = threading.Lock()
+        self._opening = ForkSafeLock()
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._types: DuckDBTypes | None = None
+        reset_in_children(self)
         self._portable: set[tuple[str, str]] = set()
 
     def relation(
@@ -254,6 +261,12 @@ class UserSql:
         """Raise InvalidSql if DuckDB cannot parse a query, or if it is not a single SELECT."""
         with translate_errors(), self._open().cursor() as cursor:
             check_single_select(cursor, query)
+
+    def reset_after_fork(self) -> None:
+        """Open a new database on next use."""
+        if self._connection is not None:
+            abandon(self._connection)
+        self._connection = self._types = None
 
     def close(self) -> None:
         """Close the database of the sandbox."""

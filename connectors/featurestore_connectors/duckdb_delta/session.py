@@ -7,16 +7,16 @@ execution uses its own cursor, so that streams, writes and counts can run concur
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import duckdb
 
 from featurestore.errors import ConfigurationError, InvalidSql
-from featurestore.model.runtime import usable_cores
+from featurestore.model.runtime import ForkSafeLock, reset_in_children, usable_cores
 from featurestore.storage.connections import has_connections
 from featurestore.storage.filesystem import file_systems
 from featurestore.storage.private import user_temporary_folder
@@ -26,7 +26,7 @@ from featurestore_connectors.duckdb_delta.failures import (
     translate_errors,
 )
 
-_RELATION_LOCK = threading.RLock()
+_RELATION_LOCK = ForkSafeLock()
 _SETTINGS = {
     "memory_limit": "FEATURESTORE_DUCKDB_MEMORY_LIMIT",
     "threads": "FEATURESTORE_DUCKDB_THREADS",
@@ -68,10 +68,11 @@ class Database:
         self._limit_count = 0
         # Read from DuckDB when it is first needed, and after each change.
         self._memory_limit: int | None = None
-        self._limit_lock = threading.Lock()
-        self._opening = threading.Lock()
+        self._limit_lock = ForkSafeLock()
+        self._opening = ForkSafeLock()
         self._open_connection: duckdb.DuckDBPyConnection | None = None
         self._closed = False
+        reset_in_children(self)
         if has_settings:
             _ = self.connection  # report invalid settings early
 
@@ -114,6 +115,12 @@ class Database:
             self._closed = True
             if self._open_connection is not None:
                 self._open_connection.close()
+
+    def reset_after_fork(self) -> None:
+        """Open a new database on next use: a child has no threads of its parent's database."""
+        if self._open_connection is not None:
+            abandon(self._open_connection)
+        self._open_connection, self._reads_uris, self._limit_count = None, False, 0
 
     @contextlib.contextmanager
     def limit_memory(self, limit: int) -> Iterator[None]:
@@ -233,6 +240,14 @@ def _connect(config: Mapping[str, Any]) -> duckdb.DuckDBPyConnection:
     # becomes 0.0.
     connection.execute("SET GLOBAL asof_loop_join_threshold = 0")
     return connection
+
+
+def abandon(connection: duckdb.DuckDBPyConnection) -> None:
+    """Never release a connection of the parent of this forked process.
+
+    Its release would wait for threads that only the parent has, or end the process.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 
 
 def query_of(native: duckdb.DuckDBPyRelation) -> str:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.delta.scan import plan_scan
 from featurestore.errors import UnsupportedDataframe
+from featurestore.model.runtime import forked_process_error, reset_in_children
 from featurestore.plugins.engine import (
     Accumulator,
     BatchFunction,
@@ -87,10 +88,19 @@ class SparkEngine:
         self._lock = RLock()
         self._spooled = row_buffer.SpooledStreams()
         self._user_sql = UserSql()
+        self._is_inherited = False
+        reset_in_children(self)
+
+    def reset_after_fork(self) -> None:
+        """Refuse the session in a forked child, which shares the connections to its JVM."""
+        self._lock = RLock()
+        self._is_inherited = self._session is not None or self._user_session is not None
 
     @property
     def session(self) -> Any:
         """The SparkSession, found or started on first use."""
+        if self._is_inherited:
+            raise forked_process_error("The Spark session")
         with self._lock:
             if self._session is None or is_stopped(self._session):
                 session = self._user_session if self._user_session is not None else find_session()
@@ -342,6 +352,8 @@ class SparkEngine:
 
     def close(self) -> None:
         """Remove spooled streams, and stop Spark if this engine started it."""
+        if self._is_inherited:  # they belong to the parent
+            return
         self._spooled.release_all()
         self._user_sql.close()
         with self._lock:

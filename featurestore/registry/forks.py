@@ -1,0 +1,104 @@
+"""Connections of the registry across forks: a child opens its own, and inherits none that is open.
+
+SQLite counts the locks on a file per process. The connections that are open during a fork would
+count in the child, too, although the system gives the locks to the parent alone: the child could
+then change the file while another process does. So a fork waits until no thread uses a connection,
+and closes the idle ones.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from weakref import WeakSet
+
+from sqlalchemy.engine import Engine
+
+from featurestore.model.runtime import call_around_fork, forked_process_error, reset_in_children
+
+# The longest delay of a fork.
+_SECONDS = 2.0
+
+
+class ForkGuard:
+    """Lets forks wait for the uses of a SQLAlchemy engine, and resets the engine in children.
+
+    The connections of a database server are not shared with the child either, but a fork does not
+    wait for them.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._is_file = engine.dialect.name == "sqlite"
+        self._changed = threading.Condition()
+        # The number of nested uses of each thread.
+        self._uses: Counter[int] = Counter()
+        self._is_forking = self._is_unusable = False
+        reset_in_children(self)
+        if self._is_file:
+            _guards.add(self)
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Delay forks during the block.
+
+        Raises:
+            ForkedProcess: A thread of the parent used the file during the fork of this process.
+        """
+        if self._is_unusable:
+            raise forked_process_error("The registry, which another thread used during the fork,")
+        thread = threading.get_ident()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_forking or self._uses[thread] > 0)
+            self._uses[thread] += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._uses[thread] -= 1
+                if self._uses[thread] <= 0:
+                    del self._uses[thread]
+                    self._changed.notify_all()
+
+    def prepare_fork(self, end: float) -> None:
+        """Refuse new uses, wait until the others end or a time of the monotonic clock, and close."""
+        own_uses = {threading.get_ident()}
+        with self._changed:
+            self._is_forking = True
+            self._changed.wait_for(
+                lambda: not self._uses.keys() - own_uses, max(0.0, end - time.monotonic())
+            )
+            if not self._uses:
+                self._engine.dispose()
+
+    def resume_after_fork(self) -> None:
+        """Allow new uses in the parent."""
+        with self._changed:
+            self._is_forking = False
+            self._changed.notify_all()
+
+    def reset_after_fork(self) -> None:
+        """Use new connections in the child."""
+        self._is_unusable = self._is_unusable or (self._is_file and bool(self._uses))
+        self._changed = threading.Condition()
+        self._uses.clear()
+        self._is_forking = False
+        self._engine.dispose(close=False)
+
+
+def _prepare_fork() -> None:
+    end = time.monotonic() + _SECONDS
+    for guard in list(_guards):
+        guard.prepare_fork(end)
+
+
+def _resume_after_fork() -> None:
+    for guard in list(_guards):
+        guard.resume_after_fork()
+
+
+_guards: WeakSet[ForkGuard] = WeakSet()
+call_around_fork(_prepare_fork, _resume_after_fork)

@@ -67,7 +67,7 @@ RESTORATIONS: Mapping[str, Restoration] = {
     ),
     "job_definitions": Restoration(lost="job definitions: register the jobs again"),
     "job_states": Restoration(
-        lost="pauses and leases of jobs; registering a job restores its watermark"
+        lost="pauses and leases of jobs; registering a job restores its progress"
     ),
     "windows": Restoration(
         lost="windows of jobs: registering a job restores those with rows in a feature group"

@@ -140,7 +140,9 @@ LISTINGS: dict[str, Callable[[FeatureStore], object]] = {
     "datasets": lambda store: [(item.name, item.version) for item in store.get_training_datasets()],
     "views": lambda store: [(view.name, view.version) for view in store.get_feature_views()],
     "jobs": lambda store: [status.job.spec.to_json() for status in store.get_jobs()],
-    "models": lambda store: [(item.name, item.version) for item in experiments.get_models(store=store)],
+    "models": lambda store: [
+        (item.name, item.version) for item in experiments.get_models(store=store)
+    ],
     "search": lambda store: [match.where for match in store.search("text")],
     "features": lambda store: [str(feature) for feature in store.get_features_list()],
     "channels": lambda store: [channel.name for channel in store.get_alert_channels()],
@@ -164,7 +166,9 @@ def read_jobs(store: FeatureStore) -> object:
 def read_runs(store: FeatureStore) -> object:
     """Return the parameters and metrics of the experiment's runs."""
     runs = experiments.get_runs(store=store)
-    history = [repr(run.history("loss")) for run in runs if run.id.startswith(("20240301", "20240302"))]
+    history = [
+        repr(run.history("loss")) for run in runs if run.id.startswith(("20240301", "20240302"))
+    ]
     return [(run.id, run.params, run.metrics) for run in runs], history
 
 
@@ -205,6 +209,15 @@ def verify_dataset(name: str) -> Callable[[FeatureStore], object]:
     return call
 
 
+def verify_groups(store: FeatureStore) -> object:
+    """Verify the files of both groups."""
+    for name in ("g", "doubled"):
+        report = store.verify_featuregroup(name)
+        if not report.ok:
+            raise Reported(str(report.problems))
+    return True
+
+
 def connect_again(store: FeatureStore) -> object:
     """Connect to the store, and return what all listings contain."""
     with featurestore.connect(store.location, progress=False) as again:
@@ -237,13 +250,16 @@ KINDS: dict[str, tuple[str, dict[str, Call]]] = {
     ),
     "commit": (
         r"featuregroups/\w+/v1/_delta_log/\d+\.json",
-        {"read": read_group, "rebuild": rebuild_registry},
+        {"read": read_group, "verify": verify_groups, "rebuild": rebuild_registry},
     ),
     "checkpoint": (
         r"featuregroups/\w+/v1/_delta_log/(\d+\.checkpoint\.parquet|_last_checkpoint)",
-        {"read": read_group, "rebuild": rebuild_registry},
+        {"read": read_group, "verify": verify_groups},
     ),
-    "data file": (r"featuregroups/\w+/v1/(day=\d/)?[^/]+\.parquet", {"read": read_group}),
+    "data file": (
+        r"featuregroups/\w+/v1/(day=\d/)?[^/]+\.parquet",
+        {"read": read_group, "verify": verify_groups},
+    ),
     "group statistics": (
         r"featuregroups/\w+/v1_statistics/.*",
         {"statistics": read_statistics, "monitor": check_monitor},
@@ -349,13 +365,17 @@ class DamagedStore:
 
     def _call(self, damage: Damage, name: str, call: Call) -> Outcome:
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings(record=True) as issued_warnings:
+                warnings.simplefilter("always")
                 result = self._plain(call(self._store))
         except (FeatureStoreError, Reported) as error:
             return Outcome(damage, name, "error", str(error))
         except (Exception, RecursionError) as error:
             return Outcome(damage, name, "unhandled", f"{type(error).__name__}: {error}")
+        # A listing omits a damaged object with a warning.
+        messages = [str(warning.message) for warning in issued_warnings]
+        if any("damaged" in message for message in messages):
+            return Outcome(damage, name, "error", str(messages))
         state = "equal" if result == self._expected[name, call] else "different"
         return Outcome(damage, name, state, str(result) if state == "different" else "")
 

@@ -157,6 +157,7 @@ def get_featuregroup(
     version: int | None = None,
     as_of: datetime | str | int | None = None,
     dataframe_type: None = None,
+    verify: Literal["sample", "all"] | None = None,
 ) -> FeatureFrame: ...
 @overload
 def get_featuregroup(
@@ -165,6 +166,7 @@ def get_featuregroup(
     version: int | None = None,
     as_of: datetime | str | int | None = None,
     dataframe_type: Literal["pandas"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> pd.DataFrame: ...
 @overload
 def get_featuregroup(
@@ -173,6 +175,7 @@ def get_featuregroup(
     version: int | None = None,
     as_of: datetime | str | int | None = None,
     dataframe_type: Literal["polars"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> pl.DataFrame: ...
 @overload
 def get_featuregroup(
@@ -181,6 +184,7 @@ def get_featuregroup(
     version: int | None = None,
     as_of: datetime | str | int | None = None,
     dataframe_type: Literal["arrow"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> pa.Table: ...
 @overload
 def get_featuregroup(
@@ -189,6 +193,7 @@ def get_featuregroup(
     version: int | None = None,
     as_of: datetime | str | int | None = None,
     dataframe_type: Literal["numpy"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> np.ndarray[Any, Any]: ...
 @overload
 def get_featuregroup(
@@ -197,6 +202,7 @@ def get_featuregroup(
     version: int | None = None,
     as_of: datetime | str | int | None = None,
     dataframe_type: Literal["python"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> list[dict[str, Any]]: ...
 @overload
 def get_featuregroup(
@@ -205,6 +211,7 @@ def get_featuregroup(
     version: int | None = None,
     as_of: datetime | str | int | None = None,
     dataframe_type: Literal["spark"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> SparkDataFrame: ...
 def get_featuregroups(*, limit: int | None = None, offset: int = 0) -> list[FeatureGroup]: ...
 def get_latest_featuregroup_version(name: str) -> int: ...
@@ -273,6 +280,7 @@ def get_features(
     include_keys: bool = False,
     created_time_filter: bool = True,
     dataframe_type: None = None,
+    verify: Literal["sample", "all"] | None = None,
 ) -> FeatureFrame: ...
 @overload
 def get_features(
@@ -290,6 +298,7 @@ def get_features(
     include_keys: bool = False,
     created_time_filter: bool = True,
     dataframe_type: Literal["pandas"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> pd.DataFrame: ...
 @overload
 def get_features(
@@ -307,6 +316,7 @@ def get_features(
     include_keys: bool = False,
     created_time_filter: bool = True,
     dataframe_type: Literal["polars"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> pl.DataFrame: ...
 @overload
 def get_features(
@@ -324,6 +334,7 @@ def get_features(
     include_keys: bool = False,
     created_time_filter: bool = True,
     dataframe_type: Literal["arrow"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> pa.Table: ...
 @overload
 def get_features(
@@ -341,6 +352,7 @@ def get_features(
     include_keys: bool = False,
     created_time_filter: bool = True,
     dataframe_type: Literal["numpy"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> np.ndarray[Any, Any]: ...
 @overload
 def get_features(
@@ -358,6 +370,7 @@ def get_features(
     include_keys: bool = False,
     created_time_filter: bool = True,
     dataframe_type: Literal["python"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> list[dict[str, Any]]: ...
 @overload
 def get_features(
@@ -375,6 +388,7 @@ def get_features(
     include_keys: bool = False,
     created_time_filter: bool = True,
     dataframe_type: Literal["spark"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> SparkDataFrame: ...
 @overload
 def sql(
@@ -463,7 +477,7 @@ def create_feature_view(
     tags: Mapping[str, str] | None = None,
 ) -> FeatureView: ...
 def get_feature_view(name: str, *, version: int | None = None) -> FeatureView: ...
-def get_feature_views() -> list[FeatureView]: ...
+def get_feature_views(*, limit: int | None = None, offset: int = 0) -> list[FeatureView]: ...
 def delete_feature_view(name: str, *, version: int) -> None: ...
 def publish(
     view: str | FeatureView,

@@ -137,14 +137,27 @@ def list_models(
     name: Annotated[
         str | None, typer.Option(help="Only versions of this model.", show_default=False)
     ] = None,
+    limit: Limit = None,
+    page: PageNumber = 1,
 ) -> None:
     """List every version of every model."""
     from featurestore import experiments
 
-    rows = [model.to_json() for model in experiments.get_models(name, store=store(context))]
+    connected = store(context)
+    models_page = get_page(
+        context,
+        lambda limit, offset: experiments.get_models(
+            name, limit=limit, offset=offset, store=connected
+        ),
+        limit=limit,
+        page=page,
+    )
+    rows = [model.to_json() for model in models_page.items]
     columns = ["name", "version", "stage", "flavor", "dataset", "run"]
     wide = ["outputs", "description", "tags", "created"]
-    show_rows(context, rows, columns=columns, wide=wide, empty="no models yet")
+    show_rows(
+        context, rows, columns=columns, wide=wide, empty="no models yet", next_page=models_page.next
+    )
 
 
 @model_app.command("show", epilog="Example: featurestore model show late_flights@v1")

@@ -286,8 +286,20 @@ def get_model(
 
 
 @with_suggestions
-def get_models(name: str | None = None, *, store: FeatureStore | None = None) -> list[Model]:
+def get_models(
+    name: str | None = None,
+    *,
+    limit: int | None = None,
+    offset: int = 0,
+    store: FeatureStore | None = None,
+) -> list[Model]:
     """Return all versions of all models, or of one model, by name and version.
+
+    Args:
+        name: Only versions of this model.
+        limit: The maximum number of results; None: all.
+        offset: The number of results to skip.
+        store: The store; None for the store last connected.
 
     >>> from featurestore import experiments
     >>> experiments.get_models()
@@ -297,4 +309,5 @@ def get_models(name: str | None = None, *, store: FeatureStore | None = None) ->
     from featurestore.experiments.models import catalog as models
 
     session = session_of(store, None)
-    return [Model(session, spec) for spec in models.every(session, name=name)]
+    specs = models.every(session, name=name, limit=limit, offset=offset)
+    return [Model(session, spec) for spec in specs]

@@ -305,15 +305,20 @@ class FeatureViewCalls(StoreBase):
 
         return FeatureView(self._session, definition.get(self._session, name, version))
 
-    def get_feature_views(self) -> list[FeatureView]:
+    def get_feature_views(self, *, limit: int | None = None, offset: int = 0) -> list[FeatureView]:
         """List all versions of all feature views, ordered by name and version.
+
+        Args:
+            limit: The maximum number of results; None: all.
+            offset: The number of results to skip.
 
         >>> [view.name for view in store.get_feature_views()]
         ['late_flights']
         """
         from featurestore.views import FeatureView, definition
 
-        return [FeatureView(self._session, spec) for spec in definition.list_views(self._session)]
+        specs = definition.list_views(self._session, limit=limit, offset=offset)
+        return [FeatureView(self._session, spec) for spec in specs]
 
     def delete_feature_view(self, name: str, *, version: int) -> None:
         """Delete a version of a feature view; its training datasets are not deleted.

@@ -332,13 +332,13 @@ def get(session: Session, name: str, version: int | None, *, stage: str | None =
     return directories.read(session.paths.model(*model_key), *model_key)
 
 
-def every(session: Session, *, name: str | None = None) -> list[ModelSpec]:
-    """Return all versions of all models; skip damaged ones with a warning."""
+def every(
+    session: Session, *, name: str | None = None, limit: int | None = None, offset: int = 0
+) -> list[ModelSpec]:
+    """Return all versions of all models, or one page; skip damaged ones with a warning."""
+    conditions = [] if name is None else [index.table.c.name == name]
     with session.registry.reading() as connection:
-        names = index.names(connection) if name is None else [name]
-        model_keys = [
-            (each, number) for each in names for number in index.versions(connection, each)
-        ]
+        model_keys = index.list_all(connection, *conditions, limit=limit, offset=offset)
     session.record_reads(index.kind, model_keys)
     specs = []
     for model_key in model_keys:

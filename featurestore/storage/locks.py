@@ -94,8 +94,10 @@ def remove_lock_file(handle: int | filelock.BaseFileLock, path: str, *, below: s
     if isinstance(handle, int):
         # Removed while it is locked: after the release, the path may already be the lock file of
         # the next owner.
-        files.remove(path, below=below)
-        os.close(handle)
+        try:
+            files.remove(path, below=below)
+        finally:
+            os.close(handle)
         return
     handle.release()  # Windows cannot remove an open file
     files.remove(path, below=below)

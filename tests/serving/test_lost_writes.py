@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shlex
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from datetime import timedelta
 from itertools import count
 from typing import Any
 
@@ -192,3 +196,55 @@ def test_vectors_are_correct_after_a_publication_to_servers_that_lose_writes(
             assert [lag.commits for lag in model.view.online_lag(online="cache")] == [0, 0]
 
     run()
+
+
+def test_restarted_server_has_a_lag_until_all_values_are_published(
+    empty_store: FeatureStore, durable_redis: servers.RedisServer
+) -> None:
+    servers.empty(durable_redis.url)
+    empty_store.create_featuregroup([{"id": 1, "x": 1}], "g", primary_key="id")
+    view = empty_store.create_feature_view("v", features=["g.x"])
+    empty_store.add_online_store("cache", durable_redis.url)
+    empty_store.publish("v", to="cache")
+    durable_redis.crash()
+    # The values are there, but that is not known.
+    assert view.server(online="cache").get_vector({"id": 1}) == {"x": 1}
+    (lag,) = view.online_lag(online="cache")
+    assert lag.is_uncertain
+    assert lag.commits > 0
+    assert lag.exceeds(timedelta(0))
+    assert empty_store.publish("v", to="cache").mode == "full"
+    (lag,) = view.online_lag(online="cache")
+    assert (lag.is_uncertain, lag.commits, lag.behind) == (False, 0, None)
+    assert empty_store.publish("v", to="cache").mode == "incremental"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), ["appendonly", "save", "min-replicas-to-write"]),
+        (("--save", "60 1000"), ["appendonly", "min-replicas-to-write"]),
+        (("--appendonly", "yes"), ["appendfsync", "min-replicas-to-write"]),
+        (("--appendonly", "yes", "--appendfsync", "always", "--min-replicas-to-write", "1"), []),
+    ],
+)
+def test_online_check_names_the_settings_that_lose_writes(
+    empty_store: FeatureStore,
+    command_line: Callable[..., Any],
+    options: tuple[str, ...],
+    expected: list[str],
+) -> None:
+    with servers.running(*options) as server:
+        empty_store.add_online_store("cache", server.url)
+        words = ("--location", empty_store.location, "online", "check", "cache")
+        record = json.loads(command_line("--output", "json", *words).out)
+        assert [risk["setting"] for risk in record["risks"]] == expected
+        text = command_line(*words).out
+        assert all(setting in text for setting in expected)
+        # Each remedy changes the setting.
+        for risk in record["risks"]:
+            command = shlex.split(risk["remedy"].split(": ")[-1])
+            subprocess.run([command[0], "-p", str(server.port), *command[1:]], check=True)
+        # The log of a server that had none must also be synchronized.
+        remaining = json.loads(command_line("--output", "json", *words).out)["risks"]
+        assert [risk["setting"] for risk in remaining if risk["setting"] != "appendfsync"] == []

@@ -93,19 +93,23 @@ def select_distinct(
     """
     table = identifier.table.alias("step")
     first = sa.select(identifier).where(*conditions).order_by(*columns).limit(1)
-    results = sa.select(first.scalar_subquery().label("id"), sa.literal(1).label("number")).cte(
+    # Postgres requires the same type, with its length, in both parts of a recursive query.
+    start = sa.cast(first.scalar_subquery(), identifier.type)
+    results = sa.select(start.label("id"), sa.literal(1).label("number")).cte(
         "results", recursive=True
     )
-    last = sa.tuple_(*[table.c[column.name] for column in columns])
-    following = (
-        sa.select(identifier)
-        .where(sa.tuple_(*columns) > last, *conditions)
-        .order_by(*columns)
-        .limit(1)
-        .correlate(table)
-    )
+    # SQLite searches an index with one comparison of rows only by its first column, so each column
+    # has a subquery: the next row with equal columns before it. The first one that exists counts.
+    following = []
+    for position in reversed(range(len(columns))):
+        last = [table.c[column.name] for column in columns]
+        is_next = [column == last[number] for number, column in enumerate(columns[:position])]
+        is_next.append(columns[position] > last[position])
+        query = sa.select(identifier).where(*is_next, *conditions).order_by(*columns).limit(1)
+        following.append(query.correlate(table).scalar_subquery())
+    next_id = sa.cast(sa.func.coalesce(*following, sa.null()), identifier.type)
     step = (
-        sa.select(following.scalar_subquery(), results.c.number + 1)
+        sa.select(next_id, results.c.number + 1)
         .select_from(results)
         .join(table, table.c[identifier.name] == results.c.id)
     )

@@ -33,6 +33,7 @@ from featurestore.model.paths import StorePaths
 from featurestore.model.run_record import RUN_FILE, RunRecord, check_run_id
 from featurestore.model.source import SourceSpec
 from featurestore.registry import experiments, online_stores, sources, tables
+from featurestore.registry.rows import lock
 from featurestore.registry.stores import rebuild_command
 from featurestore.storage import files, revisions, storage_for
 
@@ -53,6 +54,7 @@ def writing_access(connection: Connection, location: str) -> Iterator[None]:
         WriteConflict: Another registry has changed the file during the block.
     """
     path = StorePaths(location).access
+    lock(connection, "access")
     # A new registry has no users yet; without this, it would replace the users in the file.
     restore_access(connection, location)
     # If the file cannot be written, the transaction fails, too, so both have the same access
@@ -92,6 +94,7 @@ def restore_access(connection: Connection, location: str, *, emptied: Collection
         FormatTooNew: A newer release wrote the file.
     """
     path = StorePaths(location).access
+    lock(connection, "access")
     if next(revisions.paths(path), None) is None:
         return 0
     # The file is a copy: as long as the registry has users, the registry decides.
@@ -209,6 +212,7 @@ def register_source(connection: Connection, name: str, path: str) -> SourceSpec:
     Raises:
         RegistryError: The file is not a source definition, or defines another source.
     """
+    sources.lock_name(connection, name)
     spec = _read_definition(path, name, SourceSpec.from_text, noun="source")
     connection.execute(tables.sources.delete().where(tables.sources.c.name == name))
     sources.add(connection, spec)

@@ -143,14 +143,14 @@ def claim(
         read_only: The location is not writable.
 
     Raises:
-        RegistryError: The location contains groups that are unknown to the database; or it is a
-        copy of a location whose index is in this database.
+        RegistryError: The location contains groups that are unknown to the database, it is a copy
+        of a location whose index is in this database, or another registry claimed it meanwhile.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CLAIM_LOCK)))
     # The lock must precede the creation: two processes could both find that the table is missing.
     _stores.create(connection, checkfirst=True)
-    reference = read_reference(directory)
+    reference = stored_reference = read_reference(directory)
     row = _row(connection, directory, reference)
     if row is not None and _is_copy(row, directory):
         if not adopt:
@@ -169,8 +169,15 @@ def claim(
     # The file is written before the transaction commits. If the commit fails, the next claim uses
     # the id in the file.
     if not read_only and new_reference != reference:
+        path = os.path.join(directory, MEMORY_FILE)
         fields = {"store": new_reference.store, "registry": new_reference.registry}
-        files.write_json(os.path.join(directory, MEMORY_FILE), fields)
+        if stored_reference is not None:
+            files.write_json(path, fields)
+        elif not files.write_new(path, files.json_bytes(fields)):
+            raise RegistryError(
+                f"Another registry has just become that of the store at {directory!r}.",
+                hint="connect again",
+            )
     return index
 
 

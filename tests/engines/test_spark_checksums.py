@@ -24,7 +24,7 @@ def test_both_engines_continue_one_chain_of_checksums(
 ) -> None:
     location = str(tmp_path)
     with (
-        featurestore.connect(location, engine=spark_engine) as spark,
+        featurestore.connect(location, engine="spark") as spark,
         featurestore.connect(location, engine="duckdb") as embedded,
     ):
         spark.create_featuregroup(rows(0), "g", primary_key=["id"])

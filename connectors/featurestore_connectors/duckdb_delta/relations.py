@@ -264,8 +264,7 @@ class UserSql:
 
     def reset_after_fork(self) -> None:
         """Open a new database on next use."""
-        if self._connection is not None:
-            abandon(self._connection)
+        abandon((self._connection, self._types))
         self._connection = self._types = None
 
     def close(self) -> None:
@@ -410,6 +409,12 @@ class RowExpressions:
             self._one_row = f"{select} FROM (SELECT {', '.join(cells)})"
             self._many_rows = f"{select} FROM (SELECT {', '.join(lists)})"
         self._has_inputs = bool(cells)
+        self._prepared = threading.local()
+        reset_in_children(self)
+
+    def reset_after_fork(self) -> None:
+        """Prepare the statements again, in the database of the child."""
+        abandon(self._prepared)
         self._prepared = threading.local()
 
     def __call__(self, columns: Sequence[Sequence[Any]], rows: int) -> list[tuple[Any, ...]]:

@@ -118,9 +118,9 @@ class Database:
 
     def reset_after_fork(self) -> None:
         """Open a new database on next use: a child has no threads of its parent's database."""
-        if self._open_connection is not None:
-            abandon(self._open_connection)
-        self._open_connection, self._reads_uris, self._limit_count = None, False, 0
+        abandon(self._open_connection)
+        self._open_connection, self._memory_limit = None, None
+        self._reads_uris, self._limit_count = False, 0
 
     @contextlib.contextmanager
     def limit_memory(self, limit: int) -> Iterator[None]:
@@ -242,12 +242,12 @@ def _connect(config: Mapping[str, Any]) -> duckdb.DuckDBPyConnection:
     return connection
 
 
-def abandon(connection: duckdb.DuckDBPyConnection) -> None:
-    """Never release a connection of the parent of this forked process.
+def abandon(inherited: object) -> None:
+    """Never release an object with a connection of the process from which this one was forked.
 
-    Its release would wait for threads that only the parent has, or end the process.
+    The release would wait for threads that only the parent has, or end the process.
     """
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
 
 
 def query_of(native: duckdb.DuckDBPyRelation) -> str:

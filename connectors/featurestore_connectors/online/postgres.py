@@ -78,7 +78,7 @@ _IDENTITY = """
 """
 _TABLE = "SELECT pg_is_in_recovery(), 'featurestore_online'::regclass::oid"
 _SETTINGS = """
-    SELECT (SELECT relpersistence FROM pg_class WHERE oid = 'featurestore_online'::regclass),
+    SELECT (SELECT relpersistence::text FROM pg_class WHERE oid = 'featurestore_online'::regclass),
         current_setting('synchronous_standby_names'), jsonb_build_object(
             'fsync', current_setting('fsync'),
             'full_page_writes', current_setting('full_page_writes'),

@@ -26,7 +26,7 @@ from tests.jobs.two_schedulers import (
 )
 from tests.registry.conftest import new_database, postgres_server  # noqa: F401  # fixtures
 
-pytestmark = [pytest.mark.services, pytest.mark.slow]
+pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(1800)]
 
 Define = Callable[..., Path]
 NAMES = ("quick", "steady", "slow")

@@ -84,8 +84,8 @@ def create(location: Path, names: Sequence[str], ends: Connection) -> None:
     """Create datasets, report each, and stay alive until the other end is closed."""
     with featurestore.connect(location) as store:
         for name in names:
+            frame = store.get_featuregroup("prices")
             with pytest.warns(PublicationWarning, match="became visible"):
-                frame = store.get_featuregroup("prices")
                 store.create_training_dataset(frame, name, progress=False)
         ends.send("created")
         ends.recv()

@@ -15,8 +15,9 @@ import time_machine
 import featurestore
 from featurestore.errors import PublicationSuperseded
 from featurestore.model.times import utc_now
-from featurestore.serving import publication
+from featurestore.serving import publication, rows
 from featurestore.serving.incremental import ChangeWriter
+from featurestore.serving.lease import PublisherLease
 from featurestore.serving.stores import StoreClock, open_online_store
 from featurestore.store import FeatureStore
 from tests.serving import redis_server as servers
@@ -48,7 +49,7 @@ def test_publisher_of_an_emptied_server_does_not_use_the_lease_of_another(
     instant = StoreClock(open_online_store(first.session, "cache")).now_micros()
     monkeypatch.setattr(StoreClock, "now_micros", lambda clock: instant)
     is_emptied, is_taken_over, has_ended = threading.Event(), threading.Event(), threading.Event()
-    write_all = publication.write_all
+    write_all = rows.write_all
 
     def write_on_both(*arguments: Any, **options: Any) -> Any:
         if not is_emptied.is_set():
@@ -108,7 +109,7 @@ def test_lease_of_a_call_that_ended_without_its_server_is_taken_over_at_once(
     stores: list[FeatureStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = stores
-    monkeypatch.setattr(publication.PublisherLease, "update", lambda *_: 1 / 0)
+    monkeypatch.setattr(PublisherLease, "update", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         first.publish("v")
     monkeypatch.undo()

@@ -16,7 +16,6 @@ import os
 import smtplib
 import socket
 import ssl
-import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -39,6 +38,7 @@ from featurestore.model.threads import start_thread
 from featurestore.registry import alerts
 from featurestore.session import Session
 from featurestore.storage.grants import acting_channel, authorize, grant, is_granted, resolve_secret
+from featurestore.storage.programs import run_program
 
 _log = logging.getLogger("featurestore.alerts")
 # Time limit of one delivery.
@@ -279,22 +279,12 @@ def _run_command(channel: Channel, alert: Alert, secret: str | None, seconds: fl
     if secret is not None:
         environment["FEATURESTORE_ALERT_SECRET"] = secret
     data = json.dumps(alert.to_json(), ensure_ascii=False).encode()
-    try:
-        # The output is discarded, because a program can write without limit.
-        process = subprocess.run(
-            [path],
-            input=data,
-            env=environment,
-            timeout=seconds,
-            check=False,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired as error:
-        # TimeoutExpired is not an OSError, and its text contains the command.
-        raise TimeoutError from error
-    if process.returncode:
-        raise NotDelivered(f"the command exited with code {process.returncode}")
+    # The output is discarded, because a program can write without limit.
+    status = run_program(
+        [path], environment=environment, seconds=seconds, standard_input=data, discard_output=True
+    )
+    if status:
+        raise NotDelivered(f"the command exited with code {status}")
 
 
 def _write_log(_channel: Channel, alert: Alert, _secret: str | None, _seconds: float) -> None:

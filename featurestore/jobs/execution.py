@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -61,6 +60,7 @@ from featurestore.registry.runs import Run
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
 from featurestore.storage import files
+from featurestore.storage.programs import run_program
 
 # Selects the windows to compute, while holding the lease.
 WindowSelector = Callable[[Session, RegisteredJob], Sequence[Window]]
@@ -419,16 +419,14 @@ def _run_failure_program(arguments: Sequence[str], run: Run) -> None:
         "FEATURESTORE_LOG": run.log or "",
     }
     try:
-        process = subprocess.run(
-            arguments, env=os.environ | environment, timeout=_COMMAND_SECONDS, check=False
+        status = run_program(
+            arguments, environment=os.environ | environment, seconds=_COMMAND_SECONDS
         )
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+    except (OSError, ValueError) as error:
         _log.error("the on_failure command of job %s failed: %s", run.job, error)
         return
-    if process.returncode:
-        _log.error(
-            "the on_failure command of job %s exited with code %d", run.job, process.returncode
-        )
+    if status:
+        _log.error("the on_failure command of job %s exited with code %d", run.job, status)
 
 
 class _ProgressCounter:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -234,6 +234,16 @@ def test_hanging_receiver_times_out_and_slow_receiver_succeeds(quiet: FeatureSto
         assert quiet.send_alerts() == 1
 
 
+def running_programs(variable: str) -> list[bytes]:
+    """Return the command lines of the processes that have a variable in their environment."""
+    command_lines = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or belongs to another user
+            if variable.encode() in (process / "environ").read_bytes().split(b"\0"):
+                command_lines.append((process / "cmdline").read_bytes())
+    return command_lines
+
+
 def test_bad_receivers_neither_block_nor_fill_memory(
     quiet: FeatureStore, tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
@@ -254,7 +264,7 @@ def test_bad_receivers_neither_block_nor_fill_memory(
             program.write_text(f"#!/bin/sh\n{script}\n")
             program.chmod(0o755)
             uris[f"command {name}"] = f"command:{program}"
-        alert = Alert("1", "begin", "watch", ("drift",), ("a feature drifted",), NOW)
+        alert = Alert(str(tmp_path), "begin", "watch", ("drift",), ("a feature drifted",), NOW)
 
         def measure(name: str) -> tuple[float, bool]:
             channel = Channel(f"ops_{list(uris).index(name)}", uris[name])
@@ -275,6 +285,7 @@ def test_bad_receivers_neither_block_nor_fill_memory(
         while time.monotonic() < deadline and "alert" in thread_names():
             time.sleep(0.05)
         assert "alert" not in thread_names()
+    assert running_programs(f"FEATURESTORE_ALERT_ID={tmp_path}") == []
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert kilobytes < 150 << 10
     for name, (seconds, is_delivered) in outcomes.items():

@@ -218,7 +218,7 @@ def _check_session_settings(location: str) -> Iterator[Check]:
 
 def _check_registry(directory: str, url: str | None) -> Check:
     """Compare a registry with this release and with the objects in the location."""
-    from featurestore.registry.database import find_problems, inspect
+    from featurestore.registry.inspection import find_problems, inspect
     from featurestore.registry.migrations import head_revision
     from featurestore.registry.stores import rebuild_command
 
@@ -341,7 +341,7 @@ def rebuild(context: typer.Context) -> None:
 def upgrade(context: typer.Context) -> None:
     """Upgrade the registry to this release's revision, as opening the store does."""
     from featurestore.registry import open_registry
-    from featurestore.registry.database import inspect, revision
+    from featurestore.registry.inspection import inspect, revision
 
     location, url = _location_and_registry(context)
     # Opening the registry upgrades it, so the earlier revision is read first.

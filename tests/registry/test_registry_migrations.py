@@ -17,7 +17,7 @@ import featurestore
 from featurestore.errors import ConfigurationError, MissingExtra, RegistryError, RegistryTooNew
 from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import open_registry
-from featurestore.registry.database import inspect, revision
+from featurestore.registry.inspection import inspect, revision
 from featurestore.registry.migrations import head_revision, migrate, upgrade
 
 ASSETS = Path(__file__).parents[1] / "assets" / "registries"

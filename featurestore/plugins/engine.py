@@ -251,6 +251,13 @@ class Engine(Protocol):
         """Return a relation for a native frame of the engine, or None for other objects."""
         ...
 
+    def user_frame(self, relation: Relation) -> Any:
+        """Return a native frame of a relation for code of a user.
+
+        The code may use the frame in another thread, at any time, also while the engine works.
+        """
+        ...
+
     def from_arrow(self, reader: pa.RecordBatchReader) -> Relation:
         """Return a relation for an Arrow stream; on Spark, the rows are sent to the executors."""
         ...

@@ -221,7 +221,7 @@ class FeatureFrame:
         # The native frame does not reference external rows; they are retained until the process
         # ends.
         keep_rows(self._plan)
-        return self.relation.native
+        return self._session.engine.user_frame(self.relation)
 
     def __repr__(self) -> str:
         columns = [f"{field.name}: {describe(field.type)}" for field in self.schema]

@@ -104,6 +104,9 @@ class DuckDBEngine:
     def adopt(self, frame: object) -> Relation | None:
         return relations.adopt(self.database, frame)
 
+    def user_frame(self, relation: Relation) -> Any:
+        return self.database.copy_relation(relation.native)
+
     def from_arrow(self, reader: pa.RecordBatchReader) -> Relation:
         return streams.from_arrow(self.database, reader)
 

@@ -74,7 +74,9 @@ def adopt(database: Database, frame: object) -> Relation | None:
         native = database.connect_relation(rows)
     except duckdb.InvalidInputException:
         # The frame belongs to another database, so it is streamed at every read.
-        native = database.connection.from_arrow(_ForeignRelation(rows))
+        foreign_rows = _ForeignRelation(rows)
+        with relation_lock():
+            native = database.connection.from_arrow(foreign_rows)
     return _to_relation(native, rows)
 
 

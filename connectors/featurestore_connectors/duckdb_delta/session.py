@@ -32,6 +32,7 @@ _SETTINGS = {
     "threads": "FEATURESTORE_DUCKDB_THREADS",
     "temp_directory": "FEATURESTORE_DUCKDB_TEMP_DIRECTORY",
 }
+_ALL_ROWS = "SELECT * FROM frame"
 _BYTES = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -181,7 +182,7 @@ class Database:
                     "The query is not a single SELECT statement.",
                     hint="write one SELECT; queries cannot change tables",
                 )
-            bound = self._bind_tables(query, tables or {}, dict(parameters or {}))
+            bound = _bind_tables(self.connection, query, tables or {}, dict(parameters or {}))
             if not parameters:
                 return bound
             # A relation over the result has the parameter values in its SQL, so any cursor can run
@@ -195,18 +196,15 @@ class Database:
             duckdb.InvalidInputException: ``frame`` belongs to another database.
         """
         with _RELATION_LOCK:
-            return self._bind_tables("SELECT * FROM frame", {"frame": frame}, {})
+            return _bind_tables(self.connection, _ALL_ROWS, {"frame": frame}, {})
 
-    def _bind_tables(
-        self, query: str, tables: Mapping[str, Any], parameters: dict[str, Any]
-    ) -> duckdb.DuckDBPyRelation:
-        # DuckDB resolves unknown table names from local variables of the calling frame, so eval
-        # provides a frame that contains the tables.
-        scope = {"_connection": self.connection, "_query": query, "_parameters": parameters or None}
-        bound: duckdb.DuckDBPyRelation = eval(
-            "_connection.sql(_query, params=_parameters)", scope, dict(tables)
-        )
-        return bound
+    def copy_relation(self, frame: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
+        """Return a relation over ``frame`` with a connection of its own.
+
+        A connection rejects concurrent calls, and calls of users do not wait for the lock.
+        """
+        with relation_lock():
+            return _bind_tables(self.connection.cursor(), _ALL_ROWS, {"frame": frame}, {})
 
     @contextlib.contextmanager
     def cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -224,6 +222,21 @@ class Database:
         """Run a statement and return all result rows."""
         with self.cursor() as cursor, interrupt_on_signal(cursor):
             return list(cursor.execute(query).fetchall())
+
+
+def _bind_tables(
+    connection: duckdb.DuckDBPyConnection,
+    query: str,
+    tables: Mapping[str, Any],
+    parameters: dict[str, Any],
+) -> duckdb.DuckDBPyRelation:
+    # DuckDB resolves unknown table names from local variables of the calling frame, so eval
+    # provides a frame that contains the tables.
+    scope = {"_connection": connection, "_query": query, "_parameters": parameters or None}
+    bound: duckdb.DuckDBPyRelation = eval(
+        "_connection.sql(_query, params=_parameters)", scope, dict(tables)
+    )
+    return bound
 
 
 def _connect(config: Mapping[str, Any]) -> duckdb.DuckDBPyConnection:

@@ -133,6 +133,9 @@ class SparkEngine:
             )
         return relations.adopt(frame)
 
+    def user_frame(self, relation: Relation) -> Any:
+        return relation.native
+
     def from_arrow(self, reader: pa.RecordBatchReader) -> Relation:
         return self._spooled.spool(self.session, reader)
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.delta.log import LOG_FOLDER
+from featurestore.errors import listing
 from featurestore.model.feature_view import VIEW_FILE
 from featurestore.model.manifest import MANIFEST_FILE
 from featurestore.model.paths import StorePaths, parse_version_directory
@@ -21,7 +23,10 @@ from featurestore.model.registered_model import MODEL_FILE
 from featurestore.registry import tables
 from featurestore.registry.hidden import HIDDEN
 from featurestore.registry.rows import location_of
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
+
+if TYPE_CHECKING:
+    from featurestore.registry.database import Registry
 
 # For each kind of versioned objects: the property of StorePaths with its folder, the table, and the
 # entry that the directory of each published version contains.
@@ -106,6 +111,16 @@ def unregistered_objects(connection: Connection, *, is_complete: bool = True) ->
             for name, version in _without_registered(connection, kind, versions)
         ]
     return objects
+
+
+def loss_of(registry: Registry) -> str | None:
+    """Return a sentence with the objects of a local location that its registry lacks, or None."""
+    # Listing the directories of an object store would take most of the time of a connection.
+    if not storage_for(registry.location).is_local:
+        return None
+    with registry.reading() as connection:
+        objects = unregistered_objects(connection, is_complete=False)
+    return f"The registry lacks {listing(objects)} in {registry.location!r}." if objects else None
 
 
 def _stored_versions(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from featurestore import config
 from featurestore._imports import uninterrupted
 from featurestore.config import check_remote
-from featurestore.errors import InvalidArgument, RegistryWarning, listing
+from featurestore.errors import InvalidArgument, RegistryWarning
 from featurestore.model.arguments import warn_caller, with_suggestions
 from featurestore.plugins.engine import DeferredEngine, find_engine
 from featurestore.plugins.remote import is_address
@@ -139,14 +139,7 @@ def _warn_unregistered(session: Session) -> None:
     """Warn of objects in a local location that the registry lacks, so that no listing has them."""
     from featurestore.registry import stores, unregistered
 
-    # Listing the directories of an object store would take most of the time of a connection.
-    if not storage_for(session.location).is_local:
-        return
-    with session.registry.reading() as connection:
-        objects = unregistered.unregistered_objects(connection, is_complete=False)
-    if objects:
-        warn_caller(
-            f"The registry lacks {listing(objects)} in {session.location!r}. "
-            f"Hint: {stores.rebuild_command(session.location)}",
-            RegistryWarning,
-        )
+    loss = unregistered.loss_of(session.registry)
+    if loss is not None:
+        hint = stores.rebuild_command(session.location)
+        warn_caller(f"{loss} Hint: {hint}", RegistryWarning)

@@ -29,7 +29,7 @@ EXCEPTIONS = {
     "featurestore/cli/definitions.py": "a file that the user names",
     "featurestore/cli/features.py": "a file that the user names",
     "featurestore/cli/projects.py": "the files of a new project, and featurestore.toml",
-    "featurestore/cli/setup.py": "the path of java",
+    "featurestore/cli/doctor.py": "the path of java",
     "featurestore/config.py": "featurestore.toml, below storage in the order of packages",
     "featurestore/model/reader_text.py": "the names of folders in the root folder",
     "featurestore/usersql/functions.py": "a file of the package",

@@ -69,7 +69,7 @@ class LogScrubber:
             file = action.get(action_name)
             if file is not None and self._is_missing(file["path"]) and self._names_value(file):
                 return True
-        notes = [
+        notes: list[Any] = [
             _without_checksums(action[name]) for name in _NOTES if action.get(name) is not None
         ]
         notes.append(_annotations(action).get(META))

@@ -306,7 +306,7 @@ def names(
     connection: Connection, kind: str, search_filter: SearchFilter, *, text: str, limit: int | None
 ) -> list[str]:
     """Return the sorted names of one kind that contain a string and match a filter."""
-    name = _NAMES[kind]
+    name: sa.ColumnElement[Any] = _NAMES[kind]
     query = sa.select(name)
     if kind == EXPERIMENT:
         # An experiment has many rows.

@@ -115,7 +115,7 @@ def _matching_names(connection: Connection, query: sa.Select[tuple[str]]) -> Ite
     size, last_name = _FIRST_CANDIDATES, ""
     while True:
         following = query.where(_columns.name > last_name).limit(size)
-        names = list(connection.execute(following).scalars())
+        names: list[str] = list(connection.execute(following).scalars())
         if names:
             yield names
         if len(names) < size:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 import featurestore
 from featurestore import experiments
-from featurestore.cli.setup import run_checks
+from featurestore.cli.doctor import run_checks
 from featurestore.cli.state import Settings
 from featurestore.errors import FeatureStoreError
 from featurestore.jobs.recovery import restore_runs

@@ -18,6 +18,7 @@ from featurestore.errors import (
     InvalidArgument,
     InvalidName,
     NotAllowed,
+    RegistryDamaged,
     RegistryError,
     TokenNotFound,
     UserExists,

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 import featurestore
 from featurestore import experiments
-from featurestore.cli.setup import run_checks
+from featurestore.cli.doctor import run_checks
 from featurestore.cli.state import Settings
 from featurestore.errors import (
     FeatureGroupNotFound,
@@ -103,6 +103,7 @@ def complete_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Stat
                 canaries.STATES[name](store, folder)
             store.add_source("shop", f"file://{folder}")
             store.add_online_store("cache", "redis://127.0.0.1:1/0")
+            canaries.headers_of(store, "rea")
             canaries.headers_of(store, "rea", browser=True)
             with store.session.registry.transaction() as connection:
                 for table in tables.metadata.sorted_tables:

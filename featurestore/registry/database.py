@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import sqlalchemy as sa
 from sqlalchemy import exc
@@ -23,10 +24,10 @@ from featurestore.errors import (
     RegistryDamaged,
     RegistryError,
 )
+from featurestore.model.forks import ForkGuard
 from featurestore.model.paths import FEATUREGROUPS, TRAININGDATASETS
 from featurestore.registry import database_errors, origin_files, stores
 from featurestore.registry.engines import create_engine
-from featurestore.registry.forks import ForkGuard
 from featurestore.registry.migrations import is_complete, upgrade
 from featurestore.registry.origins import CHANGED, RESTORED
 from featurestore.registry.rows import LOCATION
@@ -53,7 +54,12 @@ class Registry:
         connections: int = 5,
     ) -> None:
         self._engine = create_engine(url, schema=schema, durable=durable, connections=connections)
-        self._fork_guard = ForkGuard(self._engine)
+        self._fork_guard = ForkGuard(
+            "The registry",
+            close_idle=self._engine.dispose,
+            discard=partial(self._engine.dispose, close=False),
+            is_file=self._engine.dialect.name == "sqlite",
+        )
         self._url = url
         self._location = location
         self._schema = schema

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from featurestore.errors import InvalidArgument
 from featurestore.model.names import ENVIRONMENT, check_name, parse_credentials
 from featurestore.model.online_store import EMBEDDED, OnlineStoreSpec, normalize_uri, online_kind
+from featurestore.model.runtime import reset_in_children
 from featurestore.model.times import from_micros, to_micros, utc_now
 from featurestore.plugins.online import (
     IdentifiesServer,
@@ -175,6 +176,7 @@ class StoreClock:
         self._lock = threading.Lock()
         self._offset = 0
         self._next_measure = float("-inf")
+        reset_in_children(self)
 
     def now(self) -> datetime:
         """Return the time of the online store in UTC."""
@@ -186,6 +188,10 @@ class StoreClock:
             self._measure()
         # Faster than a datetime, since a server needs the time for each request.
         return time.time_ns() // 1000 + self._offset
+
+    def reset_after_fork(self) -> None:
+        """Replace the lock, which a thread of the parent may have acquired."""
+        self._lock = threading.Lock()
 
     def _measure(self) -> None:
         # Other threads use the previous offset; the first measurement blocks all threads.

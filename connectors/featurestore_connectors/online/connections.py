@@ -53,11 +53,7 @@ class ConnectionPool(Generic[ConnectionT]):
     @contextmanager
     def borrow(self) -> Iterator[ConnectionT]:
         """Lend a connection; it is closed instead of returned if the block raises an error."""
-        if self._process != os.getpid():
-            # A fork shares the sockets and file locks of its parent, so that even closing its
-            # connections would break those of the parent. They stay referenced, unused.
-            self._inherited.append(self._idle)
-            self._start()
+        self.discard_inherited()
         # Operations of lists are atomic, so that the pool needs no lock.
         try:
             connection = self._idle.pop()
@@ -69,6 +65,14 @@ class ConnectionPool(Generic[ConnectionT]):
             connection.close()
             raise
         self._idle.append(connection)
+
+    def discard_inherited(self) -> None:
+        """Start without connections in a process that was forked."""
+        if self._process != os.getpid():
+            # A fork shares the sockets and file locks of its parent, so that even closing its
+            # connections would break those of the parent. They stay referenced, unused.
+            self._inherited.append(self._idle)
+            self._start()
 
     @property
     def has_idle(self) -> bool:

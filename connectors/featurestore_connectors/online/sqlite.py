@@ -22,6 +22,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidArgument, OnlineStoreError, OnlineStoreUnavailable
+from featurestore.model.forks import ForkGuard
 from featurestore.model.times import utc_now
 from featurestore.plugins.online import (
     DurabilityRisk,
@@ -82,6 +83,11 @@ class SQLiteOnlineStore:
         self.config = config
         self._path = path
         self._pool = ConnectionPool(self._connect)
+        self._fork_guard = ForkGuard(
+            f"Online store {config.name!r}",
+            close_idle=self._pool.close_idle,
+            discard=self._pool.discard_inherited,
+        )
         # Set while the folder of the file cannot be written.
         self._copy: _FileCopy | None = None
         self._async_reads = ThreadedReads(self.read)
@@ -211,7 +217,7 @@ class SQLiteOnlineStore:
         if self._copy is not None and not self._copy.is_current():
             self._drop_copy()
         try:
-            with self._pool.borrow() as connection:
+            with self._fork_guard.use(), self._pool.borrow() as connection:
                 yield connection
         except sqlite3.OperationalError as error:
             raise OnlineStoreUnavailable(

@@ -1,9 +1,9 @@
-"""Connections of the registry across forks: a child opens its own, and inherits none that is open.
+"""Connections to SQLite files across forks: a child opens its own, and inherits none that is open.
 
 SQLite counts the locks on a file per process. The connections that are open during a fork would
 count in the child, too, although the system gives the locks to the parent alone: the child could
-then change the file while another process does. So a fork waits until no thread uses a connection,
-and closes the idle ones.
+then change the file while another process does, or write to a log that another one has removed. So
+a fork waits until no thread uses a connection, and closes the idle ones.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from weakref import WeakSet
-
-from sqlalchemy.engine import Engine
 
 from featurestore.model.runtime import call_around_fork, forked_process_error, reset_in_children
 
@@ -24,21 +22,30 @@ _SECONDS = 2.0
 
 
 class ForkGuard:
-    """Lets forks wait for the uses of a SQLAlchemy engine, and resets the engine in children.
+    """Lets forks wait for the uses of connections, and closes the idle ones before a fork.
 
-    The connections of a database server are not shared with the child either, but a fork does not
-    wait for them.
+    ``close_idle`` closes them in the parent, ``discard`` forgets them in the child without closing.
+    ``subject`` names the connections in errors, such as "The registry". A fork does not wait for
+    the connections of a database server (``is_file=False``), which are only discarded.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._is_file = engine.dialect.name == "sqlite"
+    def __init__(
+        self,
+        subject: str,
+        *,
+        close_idle: Callable[[], None],
+        discard: Callable[[], None],
+        is_file: bool = True,
+    ) -> None:
+        self._subject = subject
+        self._close_idle, self._discard = close_idle, discard
+        self._is_file = is_file
         self._changed = threading.Condition()
         # The number of nested uses of each thread.
         self._uses: Counter[int] = Counter()
         self._is_forking = self._is_unusable = False
         reset_in_children(self)
-        if self._is_file:
+        if is_file:
             _guards.add(self)
 
     @contextmanager
@@ -49,7 +56,9 @@ class ForkGuard:
             ForkedProcess: A thread of the parent used the file during the fork of this process.
         """
         if self._is_unusable:
-            raise forked_process_error("The registry, which another thread used during the fork,")
+            raise forked_process_error(
+                f"{self._subject}, which another thread used during the fork,"
+            )
         thread = threading.get_ident()
         with self._changed:
             self._changed.wait_for(lambda: not self._is_forking or self._uses[thread] > 0)
@@ -72,7 +81,7 @@ class ForkGuard:
                 lambda: not self._uses.keys() - own_uses, max(0.0, end - time.monotonic())
             )
             if not self._uses:
-                self._engine.dispose()
+                self._close_idle()
 
     def resume_after_fork(self) -> None:
         """Allow new uses in the parent."""
@@ -86,7 +95,7 @@ class ForkGuard:
         self._changed = threading.Condition()
         self._uses.clear()
         self._is_forking = False
-        self._engine.dispose(close=False)
+        self._discard()
 
 
 def _prepare_fork() -> None:

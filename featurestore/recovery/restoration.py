@@ -60,10 +60,23 @@ RESTORATIONS: Mapping[str, Restoration] = {
     "private_groups": Restoration(_ACCESS),
     "runs": Restoration(
         _TABLES,
-        "failed runs, and runs that wrote no feature group; logs, memory and definition versions of "
-        "other runs",
+        "failed runs, and runs that wrote no feature group; logs, memory, transaction ids and "
+        "definition versions of other runs",
         condition="run_id in (select run_id from lineage)",
-        columns=frozenset({"started", "ended", "job_version", "owner", "memory", "log", "inputs"}),
+        columns=frozenset(
+            {
+                "started",
+                "ended",
+                "job_version",
+                "owner",
+                "memory",
+                "log",
+                "inputs",
+                # Recovery needs them only for runs that have not ended.
+                "transaction_app",
+                "transaction_number",
+            }
+        ),
     ),
     "job_definitions": Restoration(lost="job definitions: register the jobs again"),
     "job_states": Restoration(

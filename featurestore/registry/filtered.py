@@ -129,6 +129,7 @@ class FilteredRegistry(Registry):
         self._views = views  # keeps the connections open while this registry is in use
         # The constructor of Registry would create another connection pool.
         self._engine = views.engine
+        self._fork_guard = views.fork_guard
         self._url = registry._url
         self._location = registry._location
         self._schema = registry._schema
@@ -168,6 +169,7 @@ class RegistryViews:
         self._registry = registry
         self._reader = registry.reader(connections=_CONNECTIONS)
         self.engine = self._reader._engine
+        self.fork_guard = self._reader._fork_guard
         event.listen(self.engine, "connect", _create_views)
         self._watch = ChangeWatch(registry)
         self._lock = ForkSafeLock()

@@ -117,14 +117,21 @@ class RedisOnlineStore:
 
     def write(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         pairs = list(zip(keys, values, strict=True))
+        # A request that the network delivers after its repetition, when the keys have newer values,
+        # must not replace those. So new keys are written only if they are missing.
+        if not self._set_pairs("MSETNX", pairs):
+            self._set_pairs("MSET", pairs)
+
+    def _set_pairs(self, command: str, pairs: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Execute a command for batches of pairs; return whether it has set all of them."""
         with self._translate_errors(), self._client.pipeline(transaction=False) as pipeline:
             for start in range(0, len(pairs), _WRITE_BATCH):
                 batch = pairs[start : start + _WRITE_BATCH]
-                pipeline.execute_command("MSET", *chain.from_iterable(batch))
-            pipeline.execute()
+                pipeline.execute_command(command, *chain.from_iterable(batch))
+            return all(pipeline.execute())
 
     def write_newer(self, keys: Sequence[bytes], values: Sequence[bytes]) -> int:
-        # One connection, so that a server that restarts between two scripts executes all of them.
+        # One connection, so that a server that restarts between two scripts executes them all.
         with self._translate_errors(), self._client.pipeline(transaction=False) as pipeline:
             for start in range(0, len(keys), _SCRIPT_BATCH):
                 batch = slice(start, start + _SCRIPT_BATCH)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 MANY_FILES_HINT = (
     "raise the limit of open files (ulimit -n 65536), or merge the files of the group: "
@@ -21,9 +22,13 @@ class FeatureStoreError(Exception):
         command: The hint on the command line, instead of the Python hint.
     """
 
+    # The hint of a class whose errors all have the same next step.
+    default_hint: ClassVar[str | None] = None
+
     def __init__(
         self, message: str, *, hint: str | None = None, command: str | None = None
     ) -> None:
+        hint = self.default_hint if hint is None else hint
         self.message = message
         self.hint = hint
         self.command = command
@@ -139,6 +144,10 @@ class JobWarning(UserWarning):
 class TableDamaged(StorageError):
     """A Delta log or data file is missing or unreadable; the message names the file."""
 
+    default_hint = (
+        "restore the file from a copy; featurestore fg verify NAME lists all damaged files"
+    )
+
 
 class RegistryError(FeatureStoreError, RuntimeError):
     """The registry database cannot be used."""
@@ -146,6 +155,8 @@ class RegistryError(FeatureStoreError, RuntimeError):
 
 class RegistryDamaged(RegistryError):
     """The registry is damaged, incomplete or lost; it can be rebuilt from the files of the store."""
+
+    default_hint = "featurestore registry rebuild"
 
 
 class RegistryTooNew(RegistryError):
@@ -290,6 +301,10 @@ class InvalidSplit(FeatureStoreError, ValueError):
 
 class DatasetDamaged(FeatureStoreError, RuntimeError):
     """Files of a training dataset differ from its manifest; the message names the file."""
+
+    default_hint = (
+        "featurestore td verify lists the damage; restore the files, or create the dataset again"
+    )
 
 
 class ManifestMismatch(FeatureStoreError, ValueError):
@@ -439,6 +454,8 @@ class RunNotFound(FeatureStoreError, LookupError):
 class RunDamaged(FeatureStoreError, RuntimeError):
     """The record of a run cannot be read; the message names the file and the problem."""
 
+    default_hint = "restore the file from a copy; other runs are not affected"
+
 
 class RunFailed(FeatureStoreError, RuntimeError):
     """A training function failed, or its workers failed more often than allowed."""
@@ -470,6 +487,8 @@ class ModelExists(FeatureStoreError, ValueError):
 
 class ModelDamaged(FeatureStoreError, RuntimeError):
     """A file of a registered model differs from what was written; the message names it."""
+
+    default_hint = "restore the file from a copy, or register the model again"
 
 
 class UntrustedModel(FeatureStoreError, PermissionError):

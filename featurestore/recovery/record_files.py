@@ -86,7 +86,7 @@ def _access_content(connection: Connection) -> dict[str, Any]:
 def restore_access(connection: Connection, location: str, *, emptied: Collection[str] = ()) -> int:
     """Restore the access tables if the registry has no users; return the number of restored users.
 
-    They are also restored if one of them is among the ``emptied`` tables: without its rows, private
+    They are also restored if an access table is among the ``emptied`` tables: without its rows, private
     groups would become public.
 
     Raises:
@@ -173,8 +173,11 @@ def _write_definition(path: str, spec: SourceSpec | OnlineStoreSpec, *, replaces
         return True
     if files.write_new(path, files.json_bytes(content)):
         return True
-    stored = files.read_json(path)
-    return isinstance(stored, dict) and {**stored, "created": spec.created} == content
+    stored_definition = files.read_json(path)
+    return (
+        isinstance(stored_definition, dict)
+        and {**stored_definition, "created": spec.created} == content
+    )
 
 
 def remove_source(location: str, name: str) -> None:
@@ -263,21 +266,27 @@ def read_run(directory: str) -> RunRecord:
     """
     path = os.path.join(directory, RUN_FILE)
     if not files.is_file(path):
-        raise RunNotFound(f"{directory!r} is not the directory of a run: it has no {RUN_FILE}.")
+        raise RunNotFound(
+            f"{directory!r} is not the directory of a run: it has no {RUN_FILE}.",
+            hint="restore the file from a copy, or remove the directory",
+        )
     try:
         record = RunRecord.from_bytes(files.read_bytes(path))
     except FormatTooNew:
         raise
     except (MalformedJson, FeatureStoreError) as error:
-        raise RunDamaged(
-            f"The run record {path!r} is damaged: {error}",
-            hint="restore the file from a copy; other runs are not affected",
-        ) from error
+        raise RunDamaged(f"The run record {path!r} is damaged: {error}") from error
     # A copied directory must not replace the run that it was copied from.
     if record.id != os.path.basename(directory):
-        raise RunDamaged(f"The run record {path!r} belongs to another run, {record.id!r}.")
+        raise RunDamaged(
+            f"The run record {path!r} belongs to another run, {record.id!r}.",
+            hint="move it to the directory of that name",
+        )
     if record.name != os.path.basename(os.path.dirname(directory)):
-        raise RunDamaged(f"The run record {path!r} belongs to another experiment, {record.name!r}.")
+        raise RunDamaged(
+            f"The run record {path!r} belongs to another experiment, {record.name!r}.",
+            hint="move it to the directory of that name",
+        )
     return record
 
 
@@ -303,6 +312,9 @@ def register_run(connection: Connection, name: str, directory: str) -> str:
     """Register the run in a directory, and return its id."""
     record = read_run(directory)
     if record.name != name:
-        raise RunDamaged(f"The run in {directory!r} belongs to experiment {record.name!r}.")
+        raise RunDamaged(
+            f"The run in {directory!r} belongs to experiment {record.name!r}.",
+            hint="move it to the directory of that name",
+        )
     experiments.register(connection, record)
     return record.id

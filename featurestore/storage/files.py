@@ -228,7 +228,9 @@ def read_json(path: str) -> Any:
     try:
         return json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
-        raise StorageError(f"The file {path!r} is damaged: {error}.") from error
+        raise StorageError(
+            f"The file {path!r} is damaged: {error}.", hint="restore it from a copy"
+        ) from error
 
 
 def read_into(path: str, start: int, buffers: Sequence[memoryview]) -> None:

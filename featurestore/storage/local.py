@@ -146,7 +146,8 @@ class LocalStorage:
                 if file.readinto(buffer) != len(buffer):
                     raise StorageError(
                         f"Cannot read {path!r} from byte {position} to {position + len(buffer)}: "
-                        "the file is truncated."
+                        "the file is truncated.",
+                        hint="restore it from a copy",
                     )
                 position += len(buffer)
 

@@ -134,7 +134,9 @@ def read_newest(path: str) -> Revision:
                 return Revision(0, value)
             return Revision(numbers[-1], value["content"], tuple(map(str, value["changes"])))
         except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise StorageError(f"The file {newest!r} is damaged: {error}.") from error
+            raise StorageError(
+                f"The file {newest!r} is damaged: {error}.", hint="restore it from a copy"
+            ) from error
 
 
 def _numbers(path: str) -> list[int]:

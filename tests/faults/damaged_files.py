@@ -7,8 +7,10 @@ import json
 import os
 import random
 import shutil
+import sqlite3
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -85,6 +87,20 @@ def create_store(folder: Path) -> Path:
         for name, options in DATASETS.items():
             data = store.featuregroup("g").read().select(["id", "t", "x", "s", "words", "y"])
             store.create_training_dataset(data, name, key="id", **options)
+        expectation = {
+            "type": "expect_column_values_to_be_between",
+            "kwargs": {"column": "x", "max_value": 9},
+        }
+        store.create_featuregroup(
+            rows(0, 20),
+            "checked",
+            primary_key="id",
+            expectations=[expectation],
+            validation="quarantine",
+        )
+        store.insert_into_featuregroup(rows(30, 20), "checked")
+        store.create_featuregroup(pa.table({"person": [1, 2]}), "people", primary_key="person")
+        store.erase({"person": 1}, dry_run=False)
         store.create_feature_view("v", features=["g.x", "g.s"])
         store.publish("v")
         train(store, "fixed", "line")
@@ -92,10 +108,23 @@ def create_store(folder: Path) -> Path:
         for name in ("doubled", "watch"):
             store.backfill_job(name, NOON, NOON + timedelta(hours=1))
         store.add_alert_channel("ops", "log")
+        (folder / "orders.csv").write_text("id,price\n1,2.5\n2,3\n")
         store.add_source("shop", f"file://{folder}")
-        store.add_online_store("cache", "redis://127.0.0.1:1/0")
+        store.read_source("shop", path="orders.csv").to_arrow()
+        store.add_online_store("cache", f"sqlite:///{folder}/cache.db")
         changes.add_user(store.session, ROOT, "ann", role="admin")
         changes.set_private(store.session, ROOT, "doubled", True)
+    # The last transactions are only in the write-ahead log.
+    with (
+        featurestore.connect(location, progress=False) as store,
+        closing(sqlite3.connect(location / "registry.db")) as connection,
+    ):
+        connection.execute("pragma wal_checkpoint(truncate)")
+        store.create_feature_view("last", features=["g.x"])
+        for name in ("registry.db", "registry.db-wal"):
+            shutil.copy(location / name, folder / name)
+    for name in ("registry.db", "registry.db-wal"):
+        shutil.move(folder / name, location / name)
     return location
 
 
@@ -117,6 +146,27 @@ def read_group(store: FeatureStore) -> object:
         store.get_featuregroup_partitions("g"),
         (group.description, store.get_featuregroup_tags("g")),
     )
+
+
+def read_quarantine(store: FeatureStore) -> object:
+    """Return the refused rows of the group with expectations."""
+    rows = store.get_featuregroup_quarantine("checked").to_arrow().to_pylist()
+    return sorted(map(repr, rows))
+
+
+def read_files(store: FeatureStore) -> object:
+    """Return the rows of the source, with the types that were stored at its first read."""
+    table = store.read_source("shop", path="orders.csv").to_arrow()
+    return [str(table.schema), table.to_pylist()]
+
+
+def verify_erasure(store: FeatureStore) -> object:
+    """Verify the certificates in the store."""
+    for path in Path(store.location, "_erasures").glob("*.json"):
+        check = store.verify_erasure(path.read_bytes())
+        if not check.ok:
+            raise Reported(str(check))
+    return True
 
 
 def read_dataset(name: str) -> Callable[[FeatureStore], object]:
@@ -211,7 +261,7 @@ def verify_dataset(name: str) -> Callable[[FeatureStore], object]:
 
 def verify_groups(store: FeatureStore) -> object:
     """Verify the files of both groups."""
-    for name in ("g", "doubled"):
+    for name in ("g", "doubled", "checked"):
         report = store.verify_featuregroup(name)
         if not report.ok:
             raise Reported(str(report.problems))
@@ -260,6 +310,12 @@ KINDS: dict[str, tuple[str, dict[str, Call]]] = {
         r"featuregroups/\w+/v1/(day=\d/)?[^/]+\.parquet",
         {"read": read_group, "verify": verify_groups},
     ),
+    "quarantine": (
+        r"featuregroups/\w+/v1_quarantine/.*",
+        {"read": read_quarantine, "verify": verify_groups},
+    ),
+    "types of a source": (r"sources/shop\.decisions/.*", {"read": read_files}),
+    "erasure": (r"_erasures/.*", {"verify": verify_erasure}),
     "group statistics": (
         r"featuregroups/\w+/v1_statistics/.*",
         {"statistics": read_statistics, "monitor": check_monitor},
@@ -272,13 +328,12 @@ KINDS: dict[str, tuple[str, dict[str, Call]]] = {
     "run": (r"experiments/.*", {"runs": read_runs, "rebuild": rebuild_registry}),
     "origins": (r"_origins/.*", {"rebuild": rebuild_registry, "connect": connect_again}),
     "definition": (
-        r"(sources|online_stores)/.*",
+        r"(sources|online_stores)/\w+\.json",
         {"connect": connect_again, "rebuild": rebuild_registry},
     ),
     "access": (r"access\.json", {"connect": connect_again, "rebuild": rebuild_registry}),
     "online": (r"online/.*", {"online": read_online}),
     "log": (r"_logs/.*", {"jobs": read_jobs}),
-    "owner": (r"_owners/.*", {"connect": connect_again}),
 }
 for _name in DATASETS:
     KINDS[f"manifest of {_name}"] = (
@@ -325,7 +380,7 @@ def draw_damage(random_numbers: random.Random, path: str, size: int) -> Damage:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a call after a damage: "equal", "different", "error" or "unhandled"."""
+    """The result of a call after a damage: "equal", "different", "error", "without hint" or "unhandled"."""
 
     damage: Damage
     call: str
@@ -368,8 +423,11 @@ class DamagedStore:
             with warnings.catch_warnings(record=True) as issued_warnings:
                 warnings.simplefilter("always")
                 result = self._plain(call(self._store))
-        except (FeatureStoreError, Reported) as error:
-            return Outcome(damage, name, "error", str(error))
+        except Reported as report:
+            return Outcome(damage, name, "error", str(report))
+        except FeatureStoreError as error:
+            state = "error" if error.hint else "without hint"
+            return Outcome(damage, name, state, f"{type(error).__name__}: {error}")
         except (Exception, RecursionError) as error:
             return Outcome(damage, name, "unhandled", f"{type(error).__name__}: {error}")
         # A listing omits a damaged object with a warning.

@@ -26,10 +26,18 @@ from tests.jobs.two_schedulers import (
 )
 from tests.registry.conftest import new_database, postgres_server  # noqa: F401  # fixtures
 
-pytestmark = [pytest.mark.services, pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(1800)]
+pytestmark = [
+    pytest.mark.services,
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning"),
+]
 
 Define = Callable[..., Path]
 NAMES = ("quick", "steady", "slow")
+ACTIONS = ("kill", "stop", "slow")
+# The hours with trips, of which a trial computes the first ones.
+HOURS = 400
+SECONDS_PER_HOUR = 0.7
 SECONDS = {"quick": 0.0, "steady": 0.1, "slow": 0.6}
 
 
@@ -85,49 +93,126 @@ def check(
         outcomes["calls"] += len(named_calls)
         failed = [run for run in job_runs if run.state == "failed"]
         outcomes["failed runs"] += len(failed)
-        for run in failed:
-            print(name, run.window.start, run.error, flush=True)
+        # A run fails only because its process was killed, or suspended past its lease.
+        errors = {str(run.error).split("\n")[0] for run in failed}
+        assert all("died before it committed" in error or "lease" in error for error in errors), (
+            errors
+        )
     outcomes["windows"] = hours * len(NAMES)
     return outcomes
 
 
-def run_trial(
-    tmp_path: Path, define: Define, registry: str | None, *, seed: str, hours: int
-) -> Counter[str]:
-    rng = random.Random(seed)
+def define_jobs(define: Define) -> Path:
     pauses = {name: f"note({name!r}, window, {SECONDS[name]})" for name in NAMES}
-    file = define(*(python_job(name, before=NOTE, body=pauses[name]) for name in NAMES))
-    store = create(tmp_path / "store", registry, file, hours)
-    clock = Clock(time.time() + 1, 0.5, hours)
-    schedulers = start_schedulers(str(tmp_path / "store"), clock, rng, registry=registry)
+    return define(*(python_job(name, before=NOTE, body=pauses[name]) for name in NAMES))
+
+
+def find_lease_holder(store: FeatureStore, schedulers: Schedulers, name: str) -> int:
+    """Wait until a scheduler has the lease of a job, and return its number."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with store.session.registry.reading() as connection:
+            owner = jobs.lease_owner(connection, name)
+        pids = [process.pid for process in schedulers.processes]
+        # The name of an owner is <host>.<pid>.<machine>.<random>.
+        if owner is not None and int(owner.split(".")[1]) in pids:
+            return pids.index(int(owner.split(".")[1]))
+        time.sleep(0.02)
+    raise AssertionError(f"no scheduler runs {name}")
+
+
+def run_trial(
+    location: Path,
+    define: Define,
+    registry: str | None,
+    disturb: Callable[[FeatureStore, Schedulers], None],
+    *,
+    seed: str = "",
+) -> tuple[Counter[str], list[Call]]:
+    """Run two schedulers while ``disturb`` is called, and then until all windows are computed."""
+    file = define_jobs(define)
+    store = create(location, registry, file, HOURS)
+    clock = Clock(file.with_name("clock"), SECONDS_PER_HOUR)
+    schedulers = start_schedulers(str(location), clock, random.Random(seed), registry=registry)
     try:
-        while not clock.has_ended:
-            time.sleep(rng.uniform(0.2, 1.5))
-            schedulers.disturb()
+        wait_until_computed(store, 1)
+        clock.mark()
+        disturb(store, schedulers)
+        clock.mark()
+        hours = clock.count_hours()
+        assert hours < HOURS
         wait_until_computed(store, hours)
         schedulers.end()
-        return check(store, schedulers, read_calls(file), hours)
+        calls = read_calls(file)
+        return check(store, schedulers, calls, hours), calls
     finally:
         for process in schedulers.processes:
             process.kill()
         store.close()
 
 
-@pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")
-def test_disturbed_schedulers_on_sqlite_compute_each_window_once(
+def run_random_trial(location: Path, define: Define, registry: str | None) -> None:
+    seed, seconds = str(random.random()), float(os.environ.get("FEATURESTORE_SECONDS", "30"))
+
+    def disturb(_: FeatureStore, schedulers: Schedulers) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(schedulers.rng.uniform(0.2, 1.5))
+            schedulers.disturb_randomly()
+
+    print(seed, run_trial(location, define, registry, disturb, seed=seed)[0])
+
+
+def run_trial_of_each_action(location: Path, define: Define, registry: str | None) -> None:
+    """Kill, suspend and slow the scheduler that runs the slow job; the other one takes over."""
+    killed = []
+
+    def disturb(store: FeatureStore, schedulers: Schedulers) -> None:
+        for action in ACTIONS:
+            number = find_lease_holder(store, schedulers, "slow")
+            if action == "kill":
+                killed.append((time.time(), schedulers.processes[number].pid))
+            schedulers.disturb(number, action)
+
+    outcomes, calls = run_trial(location, define, registry, disturb)
+    ((killed_at, pid),) = killed
+    later = [call for call in calls if call.job == "slow" and call.called > killed_at]
+    assert later
+    assert pid not in {call.pid for call in later}
+    print("taken over after", later[0].called - killed_at, outcomes)
+
+
+def test_scheduler_takes_over_from_killed_suspended_and_slow_one(
     tmp_path: Path, define: Define
 ) -> None:
-    seed, hours = str(random.random()), int(os.environ.get("FEATURESTORE_HOURS", "20"))
-    print(seed, run_trial(tmp_path, define, None, seed=seed, hours=hours))
+    run_trial_of_each_action(tmp_path / "store", define, None)
 
 
 @pytest.mark.postgres
-@pytest.mark.filterwarnings("ignore::featurestore.errors.DataWarning")
+def test_scheduler_takes_over_from_another_host(
+    tmp_path: Path,
+    define: Define,
+    postgres_server: str,  # noqa: F811
+) -> None:
+    url = new_database(postgres_server, f"takes_over_{os.getpid()}")
+    run_trial_of_each_action(tmp_path / "store", define, url)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_disturbed_schedulers_on_sqlite_compute_each_window_once(
+    tmp_path: Path, define: Define
+) -> None:
+    run_random_trial(tmp_path / "store", define, None)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.postgres
 def test_disturbed_schedulers_on_two_hosts_compute_each_window_once(
     tmp_path: Path,
     define: Define,
     postgres_server: str,  # noqa: F811
 ) -> None:
-    seed, hours = str(random.random()), int(os.environ.get("FEATURESTORE_HOURS", "20"))
     url = new_database(postgres_server, f"disturbed_{os.getpid()}")
-    print(seed, run_trial(tmp_path, define, url, seed=seed, hours=hours))
+    run_random_trial(tmp_path / "store", define, url)

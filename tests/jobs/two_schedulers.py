@@ -39,23 +39,40 @@ POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Clock:
-    """A clock of all processes, in which some hours pass fast, and then real time."""
+    """A clock of all processes: an hour, then hours that pass fast, at last hours in real time.
 
-    started: float
+    ``file`` has the time at which fast hours begin, and the time at which they end.
+    """
+
+    file: Path
     seconds_per_hour: float
-    hours: int
 
     def __call__(self) -> datetime:
-        seconds = max(time.time() - self.started, 0.0)
-        all_seconds = self.hours * self.seconds_per_hour
-        hours = min(seconds, all_seconds) / self.seconds_per_hour
-        # After the last hour it passes in real time, so that failed windows are retried.
-        return START + timedelta(hours=hours, seconds=max(seconds - all_seconds, 0.0))
+        return START + timedelta(hours=1) + self._passed()
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether all hours have passed."""
-        return time.time() > self.started + self.hours * self.seconds_per_hour
+    def _passed(self) -> timedelta:
+        """Return the time since the first hour."""
+        marks = self._marks()
+        if not marks:
+            return timedelta()
+        now = time.time()
+        fast_seconds = min(now, *marks[1:]) - marks[0] if len(marks) > 1 else now - marks[0]
+        # After the fast hours, so that failed windows are retried.
+        slow_seconds = max(now - marks[1], 0) if len(marks) > 1 else 0
+        return timedelta(hours=fast_seconds / self.seconds_per_hour, seconds=slow_seconds)
+
+    def _marks(self) -> list[float]:
+        return [float(line) for line in self.file.read_text().split()] if self.file.exists() else []
+
+    def mark(self) -> None:
+        """Begin or end the fast hours."""
+        with self.file.open("a") as file:
+            file.write(f"{time.time()}\n")
+
+    def count_hours(self) -> int:
+        """Return the number of complete hours, after the fast hours have ended."""
+        first, last = self._marks()
+        return 1 + int((last - first) / self.seconds_per_hour)
 
 
 @dataclass(frozen=True)
@@ -99,21 +116,25 @@ class Schedulers:
         default_factory=lambda: dict.fromkeys(("kill", "stop", "slow"), 0)
     )
     suspended_pids: set[int] = field(default_factory=set)
+    suspension: float = 2.5 * TIMEOUT
 
     def __post_init__(self) -> None:
         self.processes = [self.start_process(number) for number in range(2)]
 
-    def disturb(self) -> None:
-        """Kill one scheduler and start another, suspend it past its lease, or slow it."""
-        number = self.rng.randrange(2)
-        process, action = self.processes[number], self.rng.choice(sorted(self.counts))
+    def disturb_randomly(self) -> None:
+        """Disturb one of the processes."""
+        self.disturb(self.rng.randrange(2), self.rng.choice(sorted(self.counts)))
+
+    def disturb(self, number: int, action: str) -> None:
+        """Kill a scheduler and start another, suspend it past its lease, or slow it."""
+        process = self.processes[number]
         self.counts[action] += 1
         if action == "kill":
             kill(process)
             self.processes[number] = self.start_process(number)
             return
         self.suspended_pids.add(process.pid or 0)
-        pauses = [2.5 * TIMEOUT] if action == "stop" else [0.05] * 30
+        pauses = [self.suspension] if action == "stop" else [0.05] * 30
         for pause in pauses:
             os.kill(process.pid or 0, signal.SIGSTOP)
             time.sleep(pause)

@@ -2,11 +2,12 @@
 
 ``python forked_calls.py STORE`` writes a JSON line for each call: the state of the
 parent, the call, and its result: what it returned, the class of the error of the library, or how
-the child ended. A child that blocks is killed after ``SECONDS``.
+the child ended. A child that blocks is ended after ``SECONDS`` and writes its stacks.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -136,7 +137,7 @@ def use(location: str) -> Parent:
     reader = store.get_training_dataset("late_flights").reader("train", global_batch_size=4)
     started = reader.batches()
     next(started)
-    server = store.get_feature_view("late_flights").server()
+    server = store.get_feature_view("late_flights").server(online="cache")
     server.get_vector(ENTITY)
     return Parent(store, frame, reader, started, server)
 
@@ -168,7 +169,7 @@ def wait_for_child(call: Callable[[], Any], *, exits: bool) -> str:
             outcome = str(call())
         except FeatureStoreError as error:
             outcome = type(error).__name__
-        except BaseException:
+        except Exception:
             outcome = f"raw: {traceback.format_exc()}"
         os.write(sending, outcome.encode())
         if exits:
@@ -181,7 +182,7 @@ def wait_for_child(call: Callable[[], Any], *, exits: bool) -> str:
         ended, status = os.waitpid(child, os.WNOHANG)
         time.sleep(0.005)
     if not ended:
-        os.kill(child, signal.SIGKILL)
+        os.kill(child, signal.SIGABRT)
         os.waitpid(child, 0)
     with os.fdopen(receiving) as stream:
         outcome = stream.read()
@@ -193,6 +194,7 @@ def wait_for_child(call: Callable[[], Any], *, exits: bool) -> str:
 def main(location: str) -> None:
     """Run all calls in children of a process without and with running threads."""
     warnings.simplefilter("ignore")
+    faulthandler.enable()
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 

@@ -30,9 +30,9 @@ FOLDER = Path(__file__).parent
 OUTCOMES = {
     "read": "40",
     "read_same_frame": "40",
-    "insert": "2",
-    "read_batches": "8",
-    "read_same_reader": "8",
+    "insert": "72",
+    "read_batches": "6",
+    "read_same_reader": "6",
     "read_started_iteration": "ForkedProcess",
     "publish": "published",
     "export": "40",
@@ -88,8 +88,8 @@ def test_forked_children_use_stores_of_their_parents(tmp_path: Path) -> None:
     assert outcomes["used", "grandchild"] == "40"
     assert outcomes["used", "pool"] == "160"
     assert outcomes["parent", "read"] == "40"
-    assert outcomes["parent", "insert"] == "2"
-    assert outcomes["parent", "read_started_iteration"] == "7"
+    assert outcomes["parent", "insert"] == "72"
+    assert outcomes["parent", "read_started_iteration"] == "5"
     assert outcomes["parent", "temporary directory"] == "True"
 
 

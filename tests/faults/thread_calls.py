@@ -86,7 +86,7 @@ def connect(store: FeatureStore, _: int) -> None:
 
 def serve_vectors(store: FeatureStore, _: int) -> None:
     """Read vectors, also asynchronously."""
-    with store.get_feature_view("late_flights").server() as server:
+    with store.get_feature_view("late_flights").server(online="cache") as server:
         entity = {"origin": "EWR", "tailnum": "N102UW"}
         vector = server.get_vector(entity)
         assert asyncio.run(server.aget_vector(entity)) == vector

@@ -206,9 +206,9 @@ class ParquetShard:
             raise self._damage(f"Rows {start:,} to {stop:,}", error) from error
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def _damage(self, part: str, error: Exception) -> DatasetDamaged:
+    def _damage(self, section: str, error: Exception) -> DatasetDamaged:
         return DatasetDamaged(
-            f"{part} of the shard {self._path!r} cannot be read: {error}.",
+            f"{section} of the shard {self._path!r} cannot be read: {error}.",
             hint="featurestore td verify lists the damage",
         )
 

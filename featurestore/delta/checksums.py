@@ -104,9 +104,10 @@ def seal(actions: Sequence[Mapping[str, Any]], checksums: CommitChecksums) -> by
     infos = [action for action in actions if "commitInfo" in action]
     info: dict[str, Any] = dict(infos[0]["commitInfo"]) if infos else {}
     info[CHECKSUMS] = checksums.to_json()
-    others = [action for action in actions if "commitInfo" not in action]
+    other_actions = [action for action in actions if "commitInfo" not in action]
     lines = [
-        json.dumps(action, separators=(",", ":")) for action in ({"commitInfo": info}, *others)
+        json.dumps(action, separators=(",", ":"))
+        for action in ({"commitInfo": info}, *other_actions)
     ]
     content = ("\n".join(lines) + "\n").encode()
     mark = f'"{_DIGEST}":"'.encode()

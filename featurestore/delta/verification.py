@@ -191,7 +191,7 @@ def _verify_link(
 def _compare_witnesses(
     result: TableVerification, commits: Mapping[int, _CommitFile], witnesses: tuple[Witness, ...]
 ) -> None:
-    """Compare the end of the log with records outside of it."""
+    """Compare the end of the log with records of other files."""
     for witness in sorted(witnesses, key=lambda each: each.delta_version):
         version = witness.delta_version
         file = log.commit_path(result.path, version)

@@ -56,7 +56,7 @@ class OnlineStore(Protocol):
     may be written. All writes can therefore be repeated.
 
     Order: the last value of a call is written last, to the same server. If a server that restarted
-    from a snapshot or was replaced by a replica has the last value of a call, it has all of them.
+    from a snapshot or was replaced by a replica has the last value of a call, it has all values.
 
     Durability: when a call returns, its writes are as durable as the server is configured. If the
     store buffers writes, ``compare_and_set`` also makes all earlier writes durable.

@@ -112,7 +112,7 @@ def _restore_all(
     location: str, registry: Registry, moved_to: str | None, restore: Restore | None
 ) -> RebuildReport:
     """Resolve writes of dead processes, clear the index, and restore it from files."""
-    report = RebuildReport(moved_away=moved_to, repaired=list(registry.repair.parts))
+    report = RebuildReport(moved_away=moved_to, repaired=list(registry.repair.created))
     # Intents are only in the registry, so they are resolved before its other tables are
     # cleared.
     recover(_Store(location, registry))

@@ -86,8 +86,8 @@ def _access_content(connection: Connection) -> dict[str, Any]:
 def restore_access(connection: Connection, location: str, *, emptied: Collection[str] = ()) -> int:
     """Restore the access tables if the registry has no users; return the number of restored users.
 
-    They are also restored if an access table is among the ``emptied`` tables: without its rows, private
-    groups would become public.
+    They are also restored if an access table is among the ``emptied`` tables: without its rows,
+    private groups would become public.
 
     Raises:
         RegistryError: The file is damaged.
@@ -217,8 +217,7 @@ def register_source(connection: Connection, name: str, path: str) -> SourceSpec:
     """
     sources.lock_name(connection, name)
     spec = _read_definition(path, name, SourceSpec.from_text, noun="source")
-    connection.execute(tables.sources.delete().where(tables.sources.c.name == name))
-    sources.add(connection, spec)
+    sources.put(connection, spec)
     return spec
 
 
@@ -229,8 +228,7 @@ def register_online_store(connection: Connection, name: str, path: str) -> Onlin
         RegistryError: The file is not a definition, or defines another online store.
     """
     spec = _read_definition(path, name, OnlineStoreSpec.from_text, noun="online store")
-    connection.execute(tables.online_stores.delete().where(tables.online_stores.c.name == name))
-    online_stores.add(connection, spec)
+    online_stores.put(connection, spec)
     return spec
 
 

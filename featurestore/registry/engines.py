@@ -88,7 +88,7 @@ def _execute_setting(statement: str, connection: object, _record: object) -> Non
 def _report_undecodable_text(context: ExceptionContext) -> None:
     """Raise a database error if a statement returned damaged text.
 
-    Python's driver raises ``UnicodeDecodeError``, which is no database error, if a message of
+    Python's driver raises ``UnicodeDecodeError``, which is not a database error, if a message of
     SQLite quotes the damaged schema.
     """
     error = context.original_exception

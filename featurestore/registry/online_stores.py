@@ -14,7 +14,7 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.model.online_store import EMBEDDED, OnlineStoreSpec
-from featurestore.registry.rows import location_of, lock, translate_parse_errors
+from featurestore.registry.rows import location_of, lock, put_row, translate_parse_errors
 from featurestore.registry.stores import rebuild_command
 from featurestore.registry.tables import online_stores
 from featurestore.registry.unregistered import has_definition
@@ -34,6 +34,12 @@ def add(connection: Connection, spec: OnlineStoreSpec) -> None:
         )
     row = {"name": spec.name, "spec": json.dumps(spec.to_json())}
     connection.execute(online_stores.insert().values(row))
+
+
+def put(connection: Connection, spec: OnlineStoreSpec) -> None:
+    """Register an online store, instead of an existing registration with this name."""
+    lock(connection, f"online store/{spec.name}")
+    put_row(connection, online_stores, {"name": spec.name}, {"spec": json.dumps(spec.to_json())})
 
 
 def get(connection: Connection, name: str) -> OnlineStoreSpec:

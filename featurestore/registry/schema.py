@@ -88,7 +88,7 @@ def missing_parts(connection: Connection) -> list[str]:
 class Repair:
     """The missing parts that were created, and the tables that had rows which were not retained."""
 
-    parts: tuple[str, ...] = ()
+    created: tuple[str, ...] = ()
     emptied: frozenset[str] = frozenset()
 
 

@@ -110,7 +110,7 @@ def _increasing_lists(names: Iterable[str]) -> Iterator[list[str]]:
         size = min(2 * size, _MOST_CANDIDATES)
 
 
-def _matching_names(connection: Connection, query: sa.Select[tuple[str]]) -> Iterator[list[str]]:
+def _matching_names(connection: Connection, query: sa.Select[str]) -> Iterator[list[str]]:
     """Yield the names of a query, which is repeated from the last name of each list."""
     size, last_name = _FIRST_CANDIDATES, ""
     while True:

@@ -9,7 +9,7 @@ from sqlalchemy.engine import Connection
 
 from featurestore.errors import SourceExists, SourceNotFound, did_you_mean, listing
 from featurestore.model.source import SourceSpec
-from featurestore.registry.rows import location_of, lock, translate_parse_errors
+from featurestore.registry.rows import location_of, lock, put_row, translate_parse_errors
 from featurestore.registry.stores import rebuild_command
 from featurestore.registry.tables import sources
 from featurestore.registry.unregistered import has_definition
@@ -33,6 +33,12 @@ def add(connection: Connection, spec: SourceSpec) -> None:
             hint=f"call remove_source({spec.name!r}) first, or choose another name",
         )
     connection.execute(sources.insert().values(name=spec.name, spec=json.dumps(spec.to_json())))
+
+
+def put(connection: Connection, spec: SourceSpec) -> None:
+    """Register a source, instead of an existing registration with this name."""
+    lock_name(connection, spec.name)
+    put_row(connection, sources, {"name": spec.name}, {"spec": json.dumps(spec.to_json())})
 
 
 def get(connection: Connection, name: str) -> SourceSpec:

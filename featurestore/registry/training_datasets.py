@@ -206,7 +206,7 @@ def describe(connection: Connection, name: str, version: int, description: str) 
 def _to_registered_datasets(
     connection: Connection, rows: Sequence[Row[tuple[object, ...]]]
 ) -> list[RegisteredDataset]:
-    """Convert rows, and read the pins of all of them together."""
+    """Convert rows, and read the pins of all rows together."""
     columns = training_dataset_pins.c
     pins: dict[int, list[Pin]] = {}
     for ids in split_values(row.id for row in rows):

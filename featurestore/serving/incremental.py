@@ -30,7 +30,7 @@ from featurestore.serving.layout import (
     unpack_entries,
     value_sequence,
 )
-from featurestore.serving.receipts import GenerationWriter, Written
+from featurestore.serving.receipts import GenerationWriter, WrittenValues
 from featurestore.serving.rows import LABEL_TIME, PublishedGroup, collect_values, later_labels
 from featurestore.serving.seals import SEAL_BYTES, find_damaged
 from featurestore.serving.state import PublishedView
@@ -67,26 +67,26 @@ class ChangeWriter:
     view: PublishedView
     horizon: datetime
 
-    def write(self) -> Written:
+    def write(self) -> WrittenValues:
         """Write the changed values."""
-        written = Written()
+        written_values = WrittenValues()
         changes = _changed_rows(self.engine, self.group, self.since)
         if changes is None:
-            return written
+            return written_values
         unresolved: dict[bytes, pa.RecordBatch] = {}
         chunk: dict[bytes, ChangedKey] = {}
         for key, change in _group_by_key(self.group, self.engine.stream(changes)):
             chunk[key] = change
             if len(chunk) == _CHUNK:
-                written.add(self._write_chunk(chunk, unresolved))
+                written_values.add(self._write_chunk(chunk, unresolved))
                 chunk = {}
-        written.add(self._write_chunk(chunk, unresolved))
-        written.add(self._write_retrieved(unresolved))
-        return written
+        written_values.add(self._write_chunk(chunk, unresolved))
+        written_values.add(self._write_retrieved(unresolved))
+        return written_values
 
     def _write_chunk(
         self, chunk: dict[bytes, ChangedKey], unresolved: dict[bytes, pa.RecordBatch]
-    ) -> Written:
+    ) -> WrittenValues:
         """Merge changes with the published values; add the keys to retrieve to ``unresolved``."""
         values: dict[bytes, bytes] = {}
         for (key, change), value in zip(chunk.items(), self._read_values(chunk), strict=True):
@@ -130,11 +130,11 @@ class ChangeWriter:
         ]
         return current_entries([*remaining, *change.added], horizon=to_micros(self.horizon))
 
-    def _write_retrieved(self, unresolved: dict[bytes, pa.RecordBatch]) -> Written:
+    def _write_retrieved(self, unresolved: dict[bytes, pa.RecordBatch]) -> WrittenValues:
         """Retrieve entities and write their values; those without rows get a tombstone."""
-        written = Written()
+        written_values = WrittenValues()
         if not unresolved:
-            return written
+            return written_values
         group = self.group
         labels = pa.Table.from_batches(list(unresolved.values()))
         if group.spec.event_time is not None:
@@ -151,14 +151,14 @@ class ChangeWriter:
         for chunk in collect_values(self.engine, group, relation, horizon=self.horizon):
             # Keys that only have later rows are not affected.
             values = {key: value for key, value in chunk.items() if key in unresolved}
-            written.add(self._write_values(values))
+            written_values.add(self._write_values(values))
             missing -= set(values)
-        written.add(self._write_values(dict.fromkeys(missing, self._pack([]))))
-        return written
+        written_values.add(self._write_values(dict.fromkeys(missing, self._pack([]))))
+        return written_values
 
-    def _write_values(self, values: dict[bytes, bytes]) -> Written:
+    def _write_values(self, values: dict[bytes, bytes]) -> WrittenValues:
         if not values:
-            return Written()
+            return WrittenValues()
         return self.writer.write_newer(self.store, list(values), list(values.values()))
 
     def _pack(self, entries: list[Entry]) -> bytes:

@@ -143,7 +143,7 @@ class PublisherLease:
         The next publication then removes its values. The published generation remains.
 
         Returns:
-            False if there is no state record, so that no publication would remove the values.
+            False if the state record is missing, so that no publication would remove the values.
         """
         while True:
             (content,) = self._store.read([self._view.key])
@@ -262,9 +262,9 @@ def _host() -> str:
 
     Containers may have the name of their host, and copies of a machine the name of the original.
     """
-    parts = [socket.gethostname()]
+    identifiers = [socket.gethostname()]
     with suppress(OSError):
-        parts.append(os.readlink("/proc/self/ns/pid"))
+        identifiers.append(os.readlink("/proc/self/ns/pid"))
         with open(_BOOT) as boot:
-            parts.append(boot.read().strip()[:8])
-    return "@".join(parts).replace("/", "")
+            identifiers.append(boot.read().strip()[:8])
+    return "@".join(identifiers).replace("/", "")

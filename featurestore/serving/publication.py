@@ -3,7 +3,7 @@
 A full publication writes a new generation of values; one change of the state record makes readers
 use it. Thus readers never see missing entities or groups of two publications in one value.
 
-Before values count as published, the server must have all of them: after the last value, the state
+Before values count as published, the server must have all values: after the last value, the state
 record is changed, then the receipts of the values are read. If the server loses writes before, a
 receipt is missing; if it does so afterwards, it loses the change of the record, too, or nothing.
 """
@@ -41,7 +41,7 @@ from featurestore.serving.ownership import check_publisher, find_origin
 from featurestore.serving.receipts import (
     GenerationWriter,
     Receipt,
-    Written,
+    WrittenValues,
     delete_receipts,
     has_receipts,
 )
@@ -284,7 +284,7 @@ class _Publisher:
             now = self.clock.now()
             unfinished = replace(state, target=target, target_commit=group.commit_sha256(target))
             self._update_group(group, unfinished)
-            written = ChangeWriter(
+            written_values = ChangeWriter(
                 self.session.engine,
                 pinned,
                 state.delta_version,
@@ -294,9 +294,9 @@ class _Publisher:
                 now - _SLACK,
             ).write()
             state = pinned.state(now)
-            with self._confirming(written.receipts):
+            with self._confirming(written_values.receipts):
                 self._update_group(group, state)
-            count += written.rows
+            count += written_values.rows
         return count
 
     def _update_group(self, group: PublishedGroup, group_state: GroupState) -> None:
@@ -308,17 +308,21 @@ class _Publisher:
         self.lease.update(lambda state: state.with_unfinished(generation))
         now = self.clock.now()
         try:
-            written = {group.id: self._write_group(group, generation, now) for group in groups}
+            values_by_group = {
+                group.id: self._write_group(group, generation, now) for group in groups
+            }
             states = {group.id: group.state(now) for group in groups}
-            receipts = [receipt for each in written.values() for receipt in each.receipts]
+            receipts = [
+                receipt for values in values_by_group.values() for receipt in values.receipts
+            ]
             with self._confirming(receipts):
                 self.lease.update(partial(self._switch, generation=generation, groups=states))
         except (PublicationSuperseded, OnlineWritesLost):
             self._abandon(generation)
             raise
-        return {group: each.rows for group, each in written.items()}
+        return {group: values.rows for group, values in values_by_group.items()}
 
-    def _write_group(self, group: PublishedGroup, generation: int, now: datetime) -> Written:
+    def _write_group(self, group: PublishedGroup, generation: int, now: datetime) -> WrittenValues:
         """Write all values of a group."""
         try:
             return write_all(
@@ -356,7 +360,7 @@ class _Publisher:
         Raises:
             OnlineWritesLost: The server lost writes, or new connections have another server.
         """
-        # After the values: a server that loses one of them later loses this change first.
+        # After the values: a server that loses a value later loses this change first.
         self.lease.update(lambda state: state)
         with closing(open_config(self.config)) as connected:
             for store in (self.store, connected):

@@ -32,16 +32,16 @@ class Receipt:
 
 
 @dataclass
-class Written:
+class WrittenValues:
     """The number of values that calls have written, and the receipts of the calls."""
 
     rows: int = 0
     receipts: list[Receipt] = field(default_factory=list)
 
-    def add(self, other: Written) -> None:
+    def add(self, more_values: WrittenValues) -> None:
         """Add the values of other calls."""
-        self.rows += other.rows
-        self.receipts += other.receipts
+        self.rows += more_values.rows
+        self.receipts += more_values.receipts
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,17 @@ class GenerationWriter:
     sealer: Sealer
     epoch: int
 
-    def write(self, store: OnlineStore, keys: Sequence[bytes], values: Sequence[bytes]) -> Written:
+    def write(
+        self, store: OnlineStore, keys: Sequence[bytes], values: Sequence[bytes]
+    ) -> WrittenValues:
         """Set the values of distinct primary keys unconditionally."""
         online_keys, online_values = self._seal(keys, values)
         store.write(online_keys, online_values)
-        return Written(len(keys), [Receipt(online_keys[-1], online_values[-1])])
+        return WrittenValues(len(keys), [Receipt(online_keys[-1], online_values[-1])])
 
     def write_newer(
         self, store: OnlineStore, keys: Sequence[bytes], values: Sequence[bytes]
-    ) -> Written:
+    ) -> WrittenValues:
         """Set each value unless the stored one has the same or a greater sequence.
 
         ``rows`` of the result is the number of values that were set.
@@ -70,7 +72,7 @@ class GenerationWriter:
         online_keys, online_values = self._seal(keys, values)
         count = store.write_newer(online_keys, online_values)
         # The receipt is new, unless the store has repeated the call.
-        return Written(max(count - 1, 0), [Receipt(online_keys[-1], online_values[-1])])
+        return WrittenValues(max(count - 1, 0), [Receipt(online_keys[-1], online_values[-1])])
 
     def _seal(
         self, keys: Sequence[bytes], values: Sequence[bytes]

@@ -32,7 +32,7 @@ from featurestore.serving.layout import (
     to_timestamps,
     unpack_entries,
 )
-from featurestore.serving.receipts import GenerationWriter, Written
+from featurestore.serving.receipts import GenerationWriter, WrittenValues
 from featurestore.serving.state import GroupId, GroupState
 
 # Columns of intermediate relations: keys, published columns, times, and the label time.
@@ -188,33 +188,33 @@ def retrieve(
 
 
 @dataclass(frozen=True)
-class ValueWriter(Accumulator[Written, Written]):
+class ValueWriter(Accumulator[WrittenValues, WrittenValues]):
     """An accumulator that writes one value for each row."""
 
     encoder: ValueEncoder
     config: OnlineConfig
     writer: GenerationWriter
 
-    def start(self) -> Written:
-        return Written()
+    def start(self) -> WrittenValues:
+        return WrittenValues()
 
-    def update(self, written: Written, batch: pa.RecordBatch) -> Written:
+    def update(self, written_values: WrittenValues, batch: pa.RecordBatch) -> WrittenValues:
         if not batch.num_rows:
-            return written
+            return written_values
         keys, values = self.encoder.encode(batch)
         # Only keys without nulls are retrieved.
         present_keys = [key for key in keys if key is not None]
         # The accumulator runs in other processes, too, and holds no connection between batches.
         with closing(open_config(self.config)) as store:
-            written.add(self.writer.write(store, present_keys, values))
-        return written
+            written_values.add(self.writer.write(store, present_keys, values))
+        return written_values
 
-    def merge(self, left: Written, right: Written) -> Written:
-        left.add(right)
-        return left
+    def merge(self, values: WrittenValues, more_values: WrittenValues) -> WrittenValues:
+        values.add(more_values)
+        return values
 
-    def finish(self, written: Written) -> Written:
-        return written
+    def finish(self, written_values: WrittenValues) -> WrittenValues:
+        return written_values
 
 
 def write_all(
@@ -224,14 +224,14 @@ def write_all(
     config: OnlineConfig,
     writer: GenerationWriter,
     horizon: datetime,
-) -> Written:
+) -> WrittenValues:
     """Write the values of all entities of a group.
 
     Values describe the rows from ``horizon`` on.
     """
     keys = distinct_keys(engine, group, group.read(engine, group.key_names))
     later = later_labels(engine, group, horizon)
-    written = Written()
+    written_values = WrittenValues()
     if later is not None:
         query = f"SELECT * FROM fs_keys EXCEPT SELECT {', '.join(group.key_names)} FROM fs_later"
         tables = {"fs_keys": keys, "fs_later": later}
@@ -239,10 +239,10 @@ def write_all(
         with closing(open_config(config)) as store:
             for chunk in collect_values(engine, group, later, horizon=horizon):
                 if chunk:
-                    written.add(writer.write(store, list(chunk), list(chunk.values())))
+                    written_values.add(writer.write(store, list(chunk), list(chunk.values())))
     rows = retrieve(engine, group, keys, at=horizon)
-    written.add(engine.aggregate(rows, ValueWriter(group.encoder, config, writer)))
-    return written
+    written_values.add(engine.aggregate(rows, ValueWriter(group.encoder, config, writer)))
+    return written_values
 
 
 def collect_values(

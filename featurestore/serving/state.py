@@ -284,8 +284,8 @@ class ViewState:
         """
         if generation in (0, self.generation):
             return self
-        others = [record for record in self.retired if record.generation != generation]
-        return replace(self, retired=(*others, RetiredGeneration(generation, since)))
+        other_generations = [record for record in self.retired if record.generation != generation]
+        return replace(self, retired=(*other_generations, RetiredGeneration(generation, since)))
 
     def with_group(self, group: GroupId, state: GroupState) -> ViewState:
         """Return the state with another state of a group."""

@@ -116,11 +116,11 @@ class OnlineConformance:
             values = [sequenced(sequence)] * len(keys)
             with ThreadPoolExecutor(1) as pool:
                 writing = pool.submit(write, keys, values)
-                is_done = False
-                while not is_done:
-                    is_done = writing.done()
-                    last, *others = online.read([keys[-1], *keys[::97]])
-                    assert last != values[0] or set(others) == {values[0]}
+                is_checked_at_end = False
+                while not is_checked_at_end:
+                    is_checked_at_end = writing.done()
+                    last, *other_values = online.read([keys[-1], *keys[::97]])
+                    assert last != values[0] or set(other_values) == {values[0]}
                 writing.result()
 
     def test_server_identity_is_that_of_all_connections(self, online: OnlineStore) -> None:

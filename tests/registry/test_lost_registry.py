@@ -257,7 +257,7 @@ def test_each_missing_table_is_found_and_repaired(
                 cascade = " cascade" if registry.dialect == "postgresql" else ""
                 connection.exec_driver_sql(f"drop table {table.name}{cascade}")
                 assert f"table {table.name}" in schema.missing_parts(connection)
-                assert f"table {table.name}" in schema.repair(connection).parts
+                assert f"table {table.name}" in schema.repair(connection).created
                 assert schema.missing_parts(connection) == []
     registry.close()
 

@@ -68,7 +68,7 @@ class ScannedRelation(LazyRelation):
 
 @dataclass(frozen=True)
 class NewFile:
-    """An uncommitted Parquet file; ``checksum`` is None until it is computed."""
+    """An uncommitted Parquet file; ``checksum``: None until it is computed."""
 
     path: str
     bytes: int

@@ -123,7 +123,7 @@ class RedisOnlineStore:
             self._set_pairs("MSET", pairs)
 
     def _set_pairs(self, command: str, pairs: Sequence[tuple[bytes, bytes]]) -> bool:
-        """Execute a command for batches of pairs; return whether it has set all of them."""
+        """Execute a command for batches of pairs; return whether it has set all pairs."""
         with self._translate_errors(), self._client.pipeline(transaction=False) as pipeline:
             for start in range(0, len(pairs), _WRITE_BATCH):
                 batch = pairs[start : start + _WRITE_BATCH]

@@ -274,11 +274,12 @@ def _indexes_location(connection: Connection, directory: str) -> bool:
 
 def _unknown_location_error(connection: Connection, directory: str, url: sa.URL) -> RegistryDamaged:
     known_locations = listing(locations(connection))
+    words = ["featurestore", "--location", directory, "--registry", strip_secrets(url)]
+    command = shlex.join([*words, "registry", "rebuild"])
     return RegistryDamaged(
         f"The store at {directory!r} contains feature groups or training datasets that are missing "
         f"in the registry {strip_secrets(url)}. Stores in this registry: {known_locations}.",
-        hint="pass the previous registry of the store, or rebuild this one from the tables: "
-        f"featurestore --location {directory} --registry {strip_secrets(url)} registry rebuild",
+        hint=f"pass the previous registry of the store, or rebuild this one from the tables: {command}",
     )
 
 

@@ -246,6 +246,37 @@ def test_lost_or_incomplete_registry_is_refused_until_rebuild(
         store.add_alert_channel("ops", "log")
 
 
+SERVER_LOSSES = {
+    "emptied": ("drop schema public cascade; create schema public", "contains"),
+    "without a table": ("drop table tags", "lacks 'table tags'"),
+    "without a column": ("alter table job_states drop column watermark", "lacks 'column job_st"),
+    "without a revision": ("drop table alembic_version", "has no revision"),
+}
+
+
+@pytest.mark.postgres
+def test_lost_database_of_server_is_refused_until_rebuild(
+    tmp_path: Path, postgres_url: str, subtests: pytest.Subtests
+) -> None:
+    import psycopg
+
+    with featurestore.connect(tmp_path, registry=postgres_url, progress=False) as store:
+        group = store.create_featuregroup(TABLE, "g", primary_key="x", tags={"team": "a"})
+        store.create_training_dataset(group.read(), "d", label="y")
+        store.add_alert_channel("ops", "log")
+    for loss, (statements, reason) in SERVER_LOSSES.items():
+        with subtests.test(loss):
+            with psycopg.connect(postgres_url, autocommit=True) as connection:
+                connection.execute(statements)
+            with pytest.raises(RegistryDamaged, match=rf"(?s){reason}.*registry rebuild"):
+                featurestore.connect(tmp_path, registry=postgres_url)
+            rebuild(str(tmp_path), url=postgres_url)
+            with featurestore.connect(tmp_path, registry=postgres_url) as store:
+                assert store.get_featuregroup_tags("g") == {"team": "a"}
+                assert [dataset.name for dataset in store.get_training_datasets()] == ["d"]
+                store.add_alert_channel(f"channel {loss}".replace(" ", "_"), "log")
+
+
 def test_each_missing_table_is_found_and_repaired(
     tmp_path: Path, registry_url: str | None, subtests: pytest.Subtests
 ) -> None:

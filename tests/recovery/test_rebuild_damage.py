@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from featurestore.recovery.in_flight import in_flight
 from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import intents
 from featurestore.store import FeatureStore
+from tests.commit_files import read_actions, write_actions
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
@@ -39,10 +39,10 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def log_line(location: Path, number: int, change: Callable[[dict[str, object]], None]) -> None:
     """Change the actions of a commit of the group "bad"."""
     path = location / "featuregroups" / "bad" / "v1" / "_delta_log" / f"{number:020d}.json"
-    actions = [json.loads(line) for line in path.read_text().split("\n") if line]
+    actions = read_actions(path)
     for action in actions:
         change(action)
-    path.write_text("\n".join(json.dumps(action) for action in actions))
+    write_actions(path, actions)
 
 
 def set_spec(text: str) -> Callable[[Path], None]:

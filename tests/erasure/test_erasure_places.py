@@ -305,7 +305,7 @@ def test_compressed_datasets_are_written_again(empty_store: FeatureStore) -> Non
     dataset = empty_store.get_training_dataset("fixed_tfrecord_gzip")
     # An empty file is valid GZIP.
     Path(dataset.path, dataset.manifest.split("train").shards[0].path).write_bytes(b"")
-    with pytest.raises(DatasetDamaged, match="has 0 rows, but"):
+    with pytest.raises(DatasetDamaged, match="not one complete GZIP stream"):
         empty_store.erase({"user": "ada"}, dry_run=False)
 
 

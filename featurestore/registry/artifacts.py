@@ -322,6 +322,7 @@ class _Models(VersionedTable):
                 version=version,
                 stage=annotations.stage,
                 run=spec.run,
+                experiment=spec.experiment,
                 dataset=dataset["name"],
                 dataset_version=dataset["version"],
             )

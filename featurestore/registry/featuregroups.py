@@ -326,6 +326,9 @@ def _replace_features(connection: Connection, group_id: int, spec: FeatureGroupS
         for position, field in enumerate(spec.schema)
     ]
     connection.execute(features.insert(), rows)
+    number = sum(row["role"] == "feature" for row in rows)
+    is_group = featuregroups.c.id == group_id
+    connection.execute(featuregroups.update().where(is_group).values(features=number))
     _replace_documents(
         connection, spec.name, spec.version, search_documents.FEATURE, spec.schema.names
     )
@@ -447,6 +450,15 @@ def latest_features(
     if limit is not None:
         query = query.limit(limit)
     return [RegisteredFeature(*row) for row in connection.execute(query)]
+
+
+def latest_feature_names(connection: Connection) -> list[tuple[str, str]]:
+    """Return (group, feature) for the features in the latest version of every group."""
+    return [
+        (column.group, column.name)
+        for column in latest_features(connection)
+        if column.role == "feature"
+    ]
 
 
 def search_features(

@@ -20,7 +20,6 @@ from featurestore.registry.tables import (
     experiment_runs,
     feature_views,
     featuregroups,
-    features,
     incidents,
     is_latest,
     job_states,
@@ -133,26 +132,12 @@ class Incident:
     began: datetime
 
 
-@dataclass(frozen=True)
-class TrainingLink:
-    """An experiment, a dataset that its runs read, and optionally a model that a run trained."""
-
-    experiment: str
-    dataset: str
-    dataset_version: int
-    model: str | None
-    model_version: int | None
-
-
 def count_objects(connection: Connection) -> dict[str, int]:
     """Return the number of objects of each kind; all versions of an object count as one."""
     groups = sa.select(sa.func.count(sa.distinct(featuregroups.c.name)))
-    latest = sa.select(featuregroups.c.id).where(is_latest(featuregroups))
-    columns = (
-        sa.select(sa.func.count())
-        .select_from(features)
-        .where(features.c.role == "feature", features.c.featuregroup_id.in_(latest))
-    )
+    # An index contains the numbers, so that neither features nor definitions are read.
+    number = sa.func.coalesce(sa.func.sum(featuregroups.c.features), 0)
+    columns = sa.select(number).where(is_latest(featuregroups))
     datasets = sa.select(sa.func.count(sa.distinct(training_datasets.c.name)))
     views = sa.select(sa.func.count(sa.distinct(feature_views.c.name)))
     jobs = sa.select(sa.func.count()).select_from(job_states)
@@ -175,13 +160,7 @@ def groups(
 ) -> list[GroupLine]:
     """Return one page of groups that match a filter, in their latest versions."""
     columns = featuregroups.c
-    number = (
-        sa.select(sa.func.count())
-        .where(features.c.featuregroup_id == columns.id, features.c.role == "feature")
-        .correlate(featuregroups)
-        .scalar_subquery()
-    )
-    query = sa.select(featuregroups, number.label("features"))
+    query = sa.select(featuregroups)
     query = query.where(*_group_conditions(connection, group_filter))
     order: list[sa.ColumnElement[Any]] = [columns.name]
     if group_filter.newest_first:
@@ -329,7 +308,7 @@ def filter_names(
     return frozenset(names(connection, kind, search_filter, text="", limit=None))
 
 
-def _name_conditions(kind: str, search_filter: SearchFilter) -> Iterator[sa.Select[tuple[str]]]:
+def _name_conditions(kind: str, search_filter: SearchFilter) -> Iterator[sa.Select[str]]:
     """Yield queries for the names that meet each condition of a filter."""
     tagged = sa.select(tags.c.name).where(tags.c.kind == kind)
     if search_filter.tag:
@@ -464,28 +443,50 @@ def lineage_edges(
     return [(row[0], row[1], row[2], row[3], row[4], row[5]) for row in rows]
 
 
-def trainings(
-    connection: Connection, matching: Mapping[str, str], *, limit: int
-) -> list[TrainingLink]:
-    """Return experiments with the datasets that they read, and with the models that they trained.
+def experiments_reading(
+    connection: Connection, *, limit: int, experiment: str | None = None, dataset: str | None = None
+) -> list[tuple[str, str, int]]:
+    """Return (experiment, dataset, dataset version) for the datasets that runs read.
 
-    ``matching`` contains the name of one "experiment", "dataset" or "model".
+    Args:
+        connection: A connection to the registry.
+        limit: The maximum number of results.
+        experiment: Return only the datasets of this experiment.
+        dataset: Return only the experiments that read this dataset.
     """
     read = experiment_runs.c
-    columns_by_kind = {"experiment": read.name, "dataset": read.dataset, "model": models.c.name}
-    conditions = [columns_by_kind[kind] == name for kind, name in matching.items()]
-    conditions.append(read.dataset.is_not(None))
-    links = []
-    if "model" not in matching:
-        columns = [read.name, read.dataset, read.dataset_version]
-        if "dataset" in matching:
-            columns = [read.dataset, read.dataset_version, read.name]
-        query = select_distinct(read.id, columns, *conditions, limit=limit)
-        links = [
-            TrainingLink(row.name, row.dataset, row.dataset_version, None, None)
-            for row in connection.execute(query)
-        ]
-    columns = [read.name, read.dataset, read.dataset_version, models.c.name, models.c.version]
-    trained = sa.select(*columns).join(models, models.c.run == read.id).where(*conditions)
-    rows = connection.execute(trained.order_by(models.c.name, models.c.version).limit(limit))
-    return links + [TrainingLink(*row) for row in rows]
+    conditions = [read.dataset.is_not(None)]
+    columns: list[sa.ColumnElement[Any]] = [read.name, read.dataset, read.dataset_version]
+    if experiment is not None:
+        conditions.append(read.name == experiment)
+    if dataset is not None:
+        conditions.append(read.dataset == dataset)
+        # The order of an index that begins with the dataset.
+        columns = [read.dataset, read.dataset_version, read.name]
+    rows = connection.execute(select_distinct(read.id, columns, *conditions, limit=limit))
+    return [(row.name, row.dataset, row.dataset_version) for row in rows]
+
+
+def trained_models(
+    connection: Connection, *, limit: int, experiment: str | None = None, model: str | None = None
+) -> list[tuple[str, str, int]]:
+    """Return (experiment, model, model version) for the models that runs trained.
+
+    Args:
+        connection: A connection to the registry.
+        limit: The maximum number of results.
+        experiment: Return only the models of this experiment.
+        model: Return only the experiments of this model.
+    """
+    columns = [models.c.name, models.c.version]
+    # Models of hidden or removed runs are omitted.
+    is_trained = exists(sa.select(experiment_runs.c.id).where(experiment_runs.c.id == models.c.run))
+    query = sa.select(models.c.experiment, *columns).where(
+        models.c.experiment.is_not(None), is_trained
+    )
+    if experiment is not None:
+        query = query.where(models.c.experiment == experiment)
+    if model is not None:
+        query = query.where(models.c.name == model)
+    rows = connection.execute(query.order_by(*columns).limit(limit))
+    return [(row.experiment, row.name, row.version) for row in rows]

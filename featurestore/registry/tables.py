@@ -51,8 +51,11 @@ featuregroups = Table(
     Column("created", BigInteger, nullable=False),
     # The time of the last write through this registry.
     Column("changed", BigInteger, nullable=False, server_default="0"),
+    # The number of rows in ``features`` with the role "feature".
+    Column("features", Integer, nullable=False, server_default="0"),
     UniqueConstraint("name", "version", name="uq_featuregroups_name_version"),
     Index("ix_featuregroups_changed", "changed"),
+    Index("ix_featuregroups_features", "name", "version", "features"),
 )
 
 features = Table(
@@ -461,7 +464,9 @@ models = Table(
     Column("run", String(64)),
     Column("dataset", String(63), nullable=False),
     Column("dataset_version", Integer, nullable=False),
+    Column("experiment", String(63)),
     Index("ix_models_dataset", "dataset", "dataset_version"),
+    Index("ix_models_experiment", "experiment", "name", "version"),
     Index("ix_models_run", "run"),
 )
 
@@ -593,7 +598,9 @@ def check_search_text(text: str) -> None:
         )
 
 
-def contains_text(connection: Connection, column: Column[str], text: str) -> ColumnElement[bool]:
+def contains_text(
+    connection: Connection, column: ColumnElement[str], text: str
+) -> ColumnElement[bool]:
     """Return the condition that a column contains a string, ignoring case.
 
     Raises:

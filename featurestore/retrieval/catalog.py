@@ -56,6 +56,11 @@ class RegisteredSpecs(Mapping[str, Mapping[int, FeatureGroupSpec]]):
         with self._session.registry.reading() as connection:
             return featuregroups.unregistered_error(connection, name, version)
 
+    def list_features(self) -> list[tuple[str, str]]:
+        """Return (group, feature) for the latest version of each group, without definitions."""
+        with self._session.registry.reading() as connection:
+            return featuregroups.latest_feature_names(connection)
+
     def groups_with(self, column: str) -> list[str]:
         """Return the names of the groups that have this column in any version."""
         with self._session.registry.reading() as connection:

@@ -211,12 +211,21 @@ def _find_by_plain_name(
 def _unknown_feature_error(
     name: str, *, specs: Specs, pinned: Mapping[str, int]
 ) -> FeatureNotFound:
-    columns_by_reference: dict[str, str] = {}
     groups = sorted(specs)
-    for group in groups:
+    # The registry lists the names of features, so that not all definitions are loaded.
+    list_features = getattr(specs, "list_features", None)
+    if list_features is None:
+        loaded_groups, listed_features = groups, []
+    else:
+        loaded_groups = sorted(pinned)
+        listed_features = [each for each in list_features() if each[0] not in pinned]
+    for group in loaded_groups:
         spec = find_spec(group, version=pinned.get(group), specs=specs)
-        for column in spec.features:
-            columns_by_reference[f"{spec.name}.{column}"] = column
+        listed_features += [(spec.name, column) for column in spec.features]
+    columns_by_reference = {
+        f"{group}.{column}": column
+        for group, column in sorted(listed_features, key=lambda each: each[0])
+    }
     searched = f"{len(groups)} feature groups"
     if len(groups) == 1:
         searched = "1 feature group"
@@ -228,9 +237,10 @@ def _unknown_feature_error(
 
 def _suggest_other_group(column: str, spec: FeatureGroupSpec, specs: Specs) -> str | None:
     """Return a hint if other groups have the column, else None."""
+    groups_with = getattr(specs, "groups_with", None)
     references = [
         f"{group}.{column}"
-        for group in sorted(specs)
+        for group in sorted(specs if groups_with is None else groups_with(column))
         if group != spec.name and column in find_spec(group, version=None, specs=specs).features
     ]
     if not references:

@@ -21,6 +21,7 @@ from starlette.testclient import TestClient
 
 import featurestore
 from featurestore import experiments
+from featurestore.errors import FeatureNotFound
 from featurestore.experiments import catalog
 from featurestore.registry import tables
 from featurestore.server import ServerSettings, create_app
@@ -127,7 +128,7 @@ def grown_stores(
             served_store.location, folder / name, ignore=shutil.ignore_patterns("_owners")
         )
         store = featurestore.connect(folder / name, engine="duckdb")
-        _add_files(store)
+        add_files(store)
         grow_registry(store, size, origin=ORIGIN)
         stores.append(store)
     yield stores
@@ -135,7 +136,7 @@ def grown_stores(
         store.close()
 
 
-def _add_files(store: FeatureStore) -> None:
+def add_files(store: FeatureStore) -> None:
     """Add the objects on the first pages, whose files the pages open."""
     run = catalog.load(store.session, RUN)
     newer = datetime(2025, 1, 1, tzinfo=UTC)
@@ -176,6 +177,22 @@ def test_pages_take_the_same_work_in_a_larger_store(
         with subtests.test(address):
             assert large[address].statements <= small[address].statements + 2
             assert large[address].steps <= 1.3 * small[address].steps + 1000
+
+
+def test_unknown_feature_takes_the_same_statements_in_a_larger_store(
+    grown_stores: list[FeatureStore],
+) -> None:
+    statements = []
+    for store in grown_stores:
+        with (
+            counted_work(store) as work,
+            pytest.raises(FeatureNotFound, match="No feature 'salez'") as error,
+        ):
+            store.get_features("salez")
+        assert "'visits.sales'" in str(error.value)
+        statements.append(work.statements)
+    # Definitions of other groups are not read.
+    assert statements[0] == statements[1] < 10
 
 
 def test_searches_and_counts_take_few_steps_per_object(

@@ -22,7 +22,7 @@ from featurestore.model.paths import StorePaths, parse_version_directory
 from featurestore.model.registered_model import MODEL_FILE
 from featurestore.registry import tables
 from featurestore.registry.hidden import HIDDEN
-from featurestore.registry.rows import location_of
+from featurestore.registry.rows import location_of, split_values
 from featurestore.storage import files, storage_for
 
 if TYPE_CHECKING:
@@ -103,7 +103,13 @@ def unregistered_objects(connection: Connection, *, is_complete: bool = True) ->
         # The location is listed first: versions that are published meanwhile are registered.
         names = files.list_directory(getattr(paths, folder_property))
         if not is_complete:
-            known_names = set(connection.execute(sa.select(table.c.name).distinct()).scalars())
+            known_names = {
+                name
+                for some_names in split_values(names)
+                for name in connection.execute(
+                    sa.select(table.c.name).where(table.c.name.in_(some_names)).distinct()
+                ).scalars()
+            }
             names = [name for name in names if name not in known_names]
         versions = list(_stored_versions(paths, kind, names=names))
         objects += [

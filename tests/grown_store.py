@@ -157,6 +157,7 @@ def _suffix(count: int) -> sa.ColumnElement[str]:
 @cache
 def _numbers(count: int) -> sa.CTE:
     """Return a table of the numbers from 1 to ``count`` in the column ``n``."""
-    first = sa.select(sa.literal(1).label("n")).where(sa.literal(count) > 0)
+    # Postgres computes times from these numbers, which need 64 bits.
+    first = sa.select(sa.literal(1, sa.BigInteger).label("n")).where(sa.literal(count) > 0)
     numbers = first.cte("numbers", recursive=True)
     return numbers.union_all(sa.select(numbers.c.n + 1).where(numbers.c.n < count))

@@ -54,7 +54,8 @@ def add_channel(session: Session, name: str, uri: str, *, secret: str | None = N
     channel = validate_channel(name, uri, secret)
     with session.registry.transaction() as connection:
         alerts.put_channel(connection, channel)
-    grant_channel(session, channel)
+        # In the transaction, so that the last registration also writes the last grant.
+        grant_channel(session, channel)
     return channel
 
 

@@ -455,7 +455,7 @@ def experiments_reading(
         dataset: Return only the experiments that read this dataset.
     """
     read = experiment_runs.c
-    conditions = [read.dataset.is_not(None)]
+    conditions: list[sa.ColumnElement[bool]] = [read.dataset.is_not(None)]
     columns: list[sa.ColumnElement[Any]] = [read.name, read.dataset, read.dataset_version]
     if experiment is not None:
         conditions.append(read.name == experiment)

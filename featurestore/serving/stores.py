@@ -64,7 +64,8 @@ def add_online_store(
             online_stores.add(connection, spec)
             # If the file cannot be written, the registration is rolled back.
             record_files.write_online_store(session.location, spec)
-    grant(acting_online_store(session.location, spec))
+        # In the transaction, so that the last registration also writes the last grant.
+        grant(acting_online_store(session.location, spec))
     return spec
 
 

@@ -25,25 +25,31 @@ def change_metadata(
     """Change the table properties of a group in one commit without rows, then the registry.
 
     ``change`` gets a snapshot and the id of the run, and may be called several times. If it returns
-    None, nothing is written.
+    None, only the registry is written: another registry may have registered the same change.
     """
+    spec = group.spec
+
+    def register() -> None:
+        with session.registry.transaction() as connection:
+            groups.register_definition(connection, group.path, spec.name, spec.version)
+
     # An intent is needed only if there is a change.
     if change(group.state, "") is None:
+        register()
         return
-    spec = group.spec
     with in_flight(session, kind="write", name=spec.name, version=spec.version) as run:
         # The table is written first, because the registry can be rebuilt from it after a crash.
         run.committed_version = session.engine.change_properties(
             group.path, lambda snapshot: change(snapshot, run.run_id)
         )
         if run.committed_version is None:
+            register()
             run.registered = True
             return
         title = version_title(spec, run.committed_version)
         # If the registration fails, recovery finds the commit.
         with warn_after_publication(title):
-            with session.registry.transaction() as connection:
-                groups.register_definition(connection, group.path, spec.name, spec.version)
+            register()
             run.registered = True
     if spec.iceberg:
         with warn_after_publication(title):

@@ -118,7 +118,7 @@ def write_next(path: str, base: Revision, content: Content, *, below: str) -> bo
 
 def read_newest(path: str) -> Revision:
     """Return the newest revision of a file, or the file itself as number 0."""
-    while True:
+    for _ in range(_ATTEMPTS):
         numbers = _numbers(path)
         newest = _revision_path(path, numbers[-1]) if numbers else path
         try:
@@ -137,6 +137,7 @@ def read_newest(path: str) -> Revision:
             raise StorageError(
                 f"The file {newest!r} is damaged: {error}.", hint="restore it from a copy"
             ) from error
+    raise StorageError(f"{newest!r} is listed, but cannot be read.", hint="remove it")
 
 
 def _numbers(path: str) -> list[int]:

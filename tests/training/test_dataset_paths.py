@@ -104,8 +104,8 @@ def test_rebuilt_registry_restores_tags_and_descriptions(flights_copy: FeatureSt
         tags = artifacts.tags_of(connection, training_datasets.KIND, "late_flights", 1)
         assert tags == {"owner": "ops", "team": "sky"}
     *_, newest = revisions.paths(os.path.join(dataset.path, ANNOTATIONS_FILE))
-    Path(newest).write_text('{"description": 1}')
-    with pytest.raises(DatasetDamaged, match=newest):
+    Path(newest).write_text('{"content": {"description": 1}, "changes": []}')
+    with pytest.raises(DatasetDamaged, match=ANNOTATIONS_FILE):
         _ = dataset.tags
 
 

@@ -44,7 +44,8 @@ RESTORATIONS: Mapping[str, Restoration] = {
     "lineage": Restoration(_ALL_METADATA, is_cleared=True),
     "tags": Restoration(_ALL_METADATA, is_cleared=True),
     "window_features": Restoration(_ALL_METADATA, is_cleared=True),
-    "search_documents": Restoration(_ALL_METADATA, is_cleared=True),
+    # Whether a text is in the index of trigrams depends on the database.
+    "search_documents": Restoration(_ALL_METADATA, is_cleared=True, columns=frozenset({"indexed"})),
     "training_datasets": Restoration(_MANIFESTS, is_cleared=True),
     "training_dataset_pins": Restoration(_MANIFESTS, is_cleared=True),
     "feature_views": Restoration("definitions of views", is_cleared=True),

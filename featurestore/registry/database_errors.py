@@ -10,12 +10,14 @@ from sqlalchemy import exc
 from featurestore.errors import RegistryDamaged, RegistryError
 from featurestore.storage import files
 
-# The codes of Postgres for a missing table, a missing column and an existing table.
-_DAMAGE_CODES = ("42P01", "42703", "42P07")
+# The codes of Postgres for a missing table, column or index, and for an existing table or column.
+_DAMAGE_CODES = ("42P01", "42703", "42704", "42P07", "42701")
 _DAMAGES = (
     "already exists",
     "no such table",
     "no such column",
+    "no such index",
+    "duplicate column",
     "has no column",
     "Could not decode",
 )

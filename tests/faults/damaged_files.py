@@ -11,7 +11,7 @@ import sqlite3
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from featurestore import experiments
 from featurestore.cli.doctor import run_checks
 from featurestore.cli.state import Settings
 from featurestore.errors import FeatureStoreError
+from featurestore.experiments import catalog
+from featurestore.experiments.run_files import metrics_checksum
 from featurestore.jobs.recovery import restore_runs
 from featurestore.recovery.rebuild import rebuild
 from featurestore.registry.audit_log import Actor
@@ -103,7 +105,10 @@ def create_store(folder: Path) -> Path:
         store.erase({"person": 1}, dry_run=False)
         store.create_feature_view("v", features=["g.x", "g.s"])
         store.publish("v")
-        train(store, "fixed", "line")
+        for run_id in train(store, "fixed", "line"):
+            record = catalog.load(store.session, run_id)
+            directory = catalog.run_directory(store.session, record)
+            catalog.save(store.session, replace(record, files=metrics_checksum(directory)))
         store.register_jobs(folder / "jobs.py")
         for name in ("doubled", "watch"):
             store.backfill_job(name, NOON, NOON + timedelta(hours=1))

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from weakref import WeakSet
 
 from featurestore.model.runtime import call_around_fork, forked_process_error, reset_in_children
@@ -22,11 +20,12 @@ _SECONDS = 2.0
 
 
 class ForkGuard:
-    """Lets forks wait for the uses of connections, and closes the idle ones before a fork.
+    """A context manager for uses of connections, which closes the idle ones before a fork.
 
-    ``close_idle`` closes them in the parent, ``discard`` forgets them in the child without closing.
-    ``subject`` names the connections in errors, such as "The registry". A fork does not wait for
-    the connections of a database server (``is_file=False``), which are only discarded.
+    A fork waits until no thread is in such a block, at most two seconds; then ``close_idle`` closes
+    the connections. ``discard`` forgets them in the child without closing. ``subject`` names the
+    connections in errors, such as "The registry". A fork does not wait for the connections of a
+    database server (``is_file=False``), which are only discarded.
     """
 
     def __init__(
@@ -42,15 +41,14 @@ class ForkGuard:
         self._is_file = is_file
         self._changed = threading.Condition()
         # The number of nested uses of each thread.
-        self._uses: Counter[int] = Counter()
+        self._uses: dict[int, int] = {}
         self._is_forking = self._is_unusable = False
         reset_in_children(self)
         if is_file:
             _guards.add(self)
 
-    @contextmanager
-    def use(self) -> Iterator[None]:
-        """Delay forks during the block.
+    def __enter__(self) -> None:
+        """Delay forks during the block, which may be nested.
 
         Raises:
             ForkedProcess: A thread of the parent used the file during the fork of this process.
@@ -61,16 +59,19 @@ class ForkGuard:
             )
         thread = threading.get_ident()
         with self._changed:
-            self._changed.wait_for(lambda: not self._is_forking or self._uses[thread] > 0)
-            self._uses[thread] += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._uses[thread] -= 1
-                if self._uses[thread] <= 0:
-                    del self._uses[thread]
-                    self._changed.notify_all()
+            while self._is_forking and thread not in self._uses:
+                self._changed.wait()
+            self._uses[thread] = self._uses.get(thread, 0) + 1
+
+    def __exit__(self, *_: object) -> None:
+        thread = threading.get_ident()
+        with self._changed:
+            # The block may have forked this process.
+            uses = self._uses.pop(thread, 1) - 1
+            if uses:
+                self._uses[thread] = uses
+            elif self._is_forking:
+                self._changed.notify_all()
 
     def prepare_fork(self, end: float) -> None:
         """Refuse new uses, wait until the others end or a time of the monotonic clock, and close."""

@@ -212,7 +212,7 @@ class Registry:
     def _connection(self, *, immediate: bool) -> Iterator[Connection]:
         """Yield a connection, and convert database errors to RegistryError."""
         try:
-            with self._fork_guard.use(), self._engine.connect() as connection:
+            with self._fork_guard, self._engine.connect() as connection:
                 options = {"immediate": immediate, LOCATION: self._location}
                 yield connection.execution_options(**options)
         except (exc.NoResultFound, exc.MultipleResultsFound) as error:

@@ -217,7 +217,7 @@ class SQLiteOnlineStore:
         if self._copy is not None and not self._copy.is_current():
             self._drop_copy()
         try:
-            with self._fork_guard.use(), self._pool.borrow() as connection:
+            with self._fork_guard, self._pool.borrow() as connection:
                 yield connection
         except sqlite3.OperationalError as error:
             raise OnlineStoreUnavailable(

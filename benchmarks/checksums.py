@@ -150,7 +150,7 @@ def main() -> None:
         store = featurestore.connect(folder, engine=arguments.engine, durability="fast")
         for name in list(CASES)[: 1 if arguments.quick else None]:
             measure(store, name)
-    REPORT.save(quick=arguments.quick)
+            REPORT.save(quick=arguments.quick)
 
 
 if __name__ == "__main__":

@@ -1,30 +1,25 @@
-"""Delta log files: names, listings, commit actions, and deletion records.
+"""Delta log files: names, listings and commit actions.
 
-Logs are untrusted: paths that lead outside of the table are not followed. This module writes only
-deletion records, which are stored next to the table directory.
+Logs are untrusted: paths that lead outside of the table are not followed.
 """
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import json
 import os
 import re
-import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from featurestore.delta import checksums
 from featurestore.delta.sized_cache import SizedCache
-from featurestore.errors import FeatureGroupNotFound, StorageError, TableDamaged, refusal_hint
-from featurestore.model.times import utc_now
+from featurestore.errors import StorageError, TableDamaged, refusal_hint
 from featurestore.storage import files, storage_for
 from featurestore.storage.location import make_absolute
 
-_DELETION_SUFFIX = ".deleted"
 LOG_FOLDER = "_delta_log"
 Action = Mapping[str, Any]
 Actions = Sequence[Action]
@@ -422,38 +417,3 @@ def unreadable_file(file: str, error: OSError) -> StorageError:
     if error.errno is None:
         return damaged_file(file, "cannot be read: its format is not supported")
     return StorageError(f"{file} could not be read: {error}.", hint=refusal_hint(error))
-
-
-def record_deletion(path: str) -> None:
-    """Write a deletion record next to a table, if the storage is writable."""
-    # A user id in a container may have no entry in the user database.
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = "unknown"
-    user_and_host = f"{user} on {socket.gethostname()}, process {os.getpid()}"
-    # The record only improves a later error message, so a deletion does not fail without it.
-    with suppress(StorageError):
-        files.write_json(
-            path + _DELETION_SUFFIX,
-            {"at": utc_now().isoformat(timespec="seconds"), "by": user_and_host},
-        )
-
-
-def deletion_error(path: str) -> FeatureGroupNotFound | None:
-    """Return the error for a deleted table, or None without a deletion record."""
-    # A new table may have been created at the same path.
-    if files.exists(path) or not files.exists(path + _DELETION_SUFFIX):
-        return None
-    try:
-        record = files.read_json(path + _DELETION_SUFFIX)
-    except StorageError:
-        record = None
-    deleted_at = deleted_by = "unknown"
-    if isinstance(record, dict):
-        deleted_at, deleted_by = str(record.get("at")), str(record.get("by"))
-    version, name = os.path.basename(path), os.path.basename(os.path.dirname(path))
-    return FeatureGroupNotFound(
-        f"Feature group {name!r} {version} was deleted at {deleted_at} by {deleted_by}.",
-        hint="read its data from another version",
-    )

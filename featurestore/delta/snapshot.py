@@ -28,7 +28,8 @@ from featurestore.delta.datafile import (
     has_bounds,
     parse_statistics,
 )
-from featurestore.delta.log import FileState, deletion_error
+from featurestore.delta.deletions import deletion_error
+from featurestore.delta.log import FileState
 from featurestore.delta.replay import Replay
 from featurestore.delta.schema import (
     Protocol,

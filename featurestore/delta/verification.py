@@ -11,33 +11,27 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-
 from featurestore.delta import log
+from featurestore.delta.checkpoint_verification import compare_checkpoint, read_checkpoint
 from featurestore.delta.checksums import (
     ChecksumError,
     CommitChecksums,
     check_commit,
-    checksum_in_add,
     checksums_of,
-    file_checksum,
 )
-from featurestore.delta.datafile import file_path, parse_statistics, rows_in_statistics
+from featurestore.delta.file_verification import AddedFile, add_outcome, verify_file
 from featurestore.delta.log import Actions
 from featurestore.delta.replay import Replay
-from featurestore.errors import FeatureStoreError, UnsupportedTable
+from featurestore.delta.verification_result import TableVerification
 from featurestore.model.threads import independent_tasks
-from featurestore.model.verification import FileProblem
 from featurestore.storage import files
 
 _READING_THREADS = 4
-_COPY_HINT = "restore it from a copy"
-# Checkpoints of delta-rs and Spark have times in milliseconds: 2026-01-01T00:00:00.000.
-_MILLISECONDS = len("2026-01-01T00:00:00.000")
-_BOUNDS = ("minValues", "maxValues", "nullCount")
+# Delta removes old commits unless a table has this property, which tables of this library have.
+_CLEANUP = "delta.enableExpiredLogCleanup"
 
 
 @dataclass(frozen=True)
@@ -47,34 +41,10 @@ class Witness:
     Attributes:
         delta_version: The version.
         owner: What has the record, for messages.
-        digest: The digest of the commit, if the record has it.
     """
 
     delta_version: int
     owner: str
-    digest: str | None = None
-
-
-@dataclass
-class TableVerification:
-    """The progress and the result of a verification; paths are relative to the table."""
-
-    path: str
-    latest: int = -1
-    rows: int = 0
-    files: int = 0
-    bytes: int = 0
-    commits: int = 0
-    checkpoints: int = 0
-    problems: list[FileProblem] = field(default_factory=list)
-    unverified: list[str] = field(default_factory=list)
-
-    def add_problem(
-        self, file: str, message: str, *, version: int | None = None, hint: str = _COPY_HINT
-    ) -> None:
-        """Add a problem of a file."""
-        relative = file.removeprefix(os.path.join(self.path, ""))
-        self.problems.append(FileProblem(relative, message, version, hint))
 
 
 @dataclass(frozen=True)
@@ -84,15 +54,6 @@ class _CommitFile:
     digest: str
     actions: Actions
     checksums: CommitChecksums | None
-
-
-@dataclass(frozen=True)
-class _AddedFile:
-    """A data file in the log, and the commit that added it; None for files of a checkpoint."""
-
-    add: Mapping[str, Any]
-    version: int | None
-    is_current: bool
 
 
 def verify_table(
@@ -113,7 +74,7 @@ def verify_table(
     listed = log.list_log(path)
     result.latest = listed.latest
     commits = _verify_commits(result, listed)
-    _compare_witnesses(result, commits, witnesses)
+    _compare_witnesses(result, witnesses)
     added = _verify_checkpoints(result, listed, commits)
     current = [file for file in added if file.is_current]
     older = [file for file in added if not file.is_current]
@@ -121,9 +82,9 @@ def verify_table(
         current = random.sample(current, min(sample, len(current)))
         older = []
     with independent_tasks(_READING_THREADS, "featurestore-checksums") as pool:
-        outcomes = list(pool.map(lambda file: _verify_file(path, file), [*current, *older]))
+        outcomes = list(pool.map(lambda file: verify_file(path, file), [*current, *older]))
     for file, outcome in zip([*current, *older], outcomes, strict=True):
-        _add_outcome(result, file, outcome)
+        add_outcome(result, file, outcome)
     return result
 
 
@@ -135,13 +96,8 @@ def _verify_commits(result: TableVerification, listed: log.LogFiles) -> dict[int
     commits: dict[int, _CommitFile] = {}
     if not listed.commits:
         return commits
-    first = listed.commits[0]
-    # A log may start later, with the checkpoint that contains the files of the earlier commits.
-    if first > 0 and not {first - 1, first} & listed.checkpoints.keys():
-        message = "is missing, and no checkpoint of this version replaces it"
-        result.add_problem(log.commit_path(result.path, first - 1), message, version=first - 1)
     present = set(listed.commits)
-    for version in range(first, listed.latest + 1):
+    for version in range(listed.commits[0], listed.latest + 1):
         file = log.commit_path(result.path, version)
         # A checkpoint of the last version may outlive its commit.
         if version not in present:
@@ -188,26 +144,15 @@ def _verify_link(
         )
 
 
-def _compare_witnesses(
-    result: TableVerification, commits: Mapping[int, _CommitFile], witnesses: tuple[Witness, ...]
-) -> None:
+def _compare_witnesses(result: TableVerification, witnesses: tuple[Witness, ...]) -> None:
     """Compare the end of the log with records of other files."""
     for witness in sorted(witnesses, key=lambda each: each.delta_version):
         version = witness.delta_version
-        file = log.commit_path(result.path, version)
         if version > result.latest:
             message = f"is missing: {witness.owner} has this version, but the log ends at "
+            file = log.commit_path(result.path, version)
             result.add_problem(file, f"{message}Delta version {result.latest}", version=version)
             return
-        commit = commits.get(version)
-        if witness.digest is None or commit is None:
-            continue
-        digests = {commit.digest}
-        if commit.checksums is not None:
-            digests.add(commit.checksums.original or commit.digest)
-        if witness.digest not in digests:
-            message = f"is not the commit that {witness.owner} has"
-            result.add_problem(file, message, version=version)
 
 
 # -- checkpoints --------------------------------------------------------------------------
@@ -215,7 +160,7 @@ def _compare_witnesses(
 
 def _verify_checkpoints(
     result: TableVerification, listed: log.LogFiles, commits: Mapping[int, _CommitFile]
-) -> list[_AddedFile]:
+) -> list[AddedFile]:
     """Verify the checkpoints, and return all data files in the log."""
     recorded = _recorded_checkpoints(commits)
     # Files by path, with the version that added them.
@@ -232,19 +177,20 @@ def _verify_checkpoints(
         names = listed.checkpoints.get(version)
         if names is None:
             continue
-        checkpoint = _read_checkpoint(result, names, version, recorded, has_commits=is_complete)
+        checkpoint = read_checkpoint(result, names, version, recorded, has_commits=is_complete)
         if checkpoint is None:
             continue
         if is_complete:
-            _compare_checkpoint(result, names[0], version, checkpoint, replay)
+            compare_checkpoint(result, names[0], version, checkpoint, replay)
         else:
             # The commits before are missing or damaged, so the checkpoint is all there is.
             if not all(os.path.basename(name) in recorded for name in names):
                 result.unverified.append(f"checkpoint of Delta version {version}: has no checksum")
             replay, is_complete = checkpoint, True
             versions = {path: (add, None) for path, add in checkpoint.adds.items()} | versions
+    _verify_start(result, listed, replay)
     return [
-        _AddedFile(add, version, is_current=path in replay.adds)
+        AddedFile(add, version, is_current=path in replay.adds)
         for path, (add, version) in versions.items()
     ]
 
@@ -258,173 +204,17 @@ def _recorded_checkpoints(commits: Mapping[int, _CommitFile]) -> dict[str, str]:
     return recorded
 
 
-def _read_checkpoint(
-    result: TableVerification,
-    names: tuple[str, ...],
-    version: int,
-    recorded: Mapping[str, str],
-    *,
-    has_commits: bool,
-) -> Replay | None:
-    """Return the state in a checkpoint, or None if it is damaged."""
-    result.checkpoints += 1
-    hint = "remove it: the commits contain its content" if has_commits else _COPY_HINT
-    for file in names:
-        checksum = recorded.get(os.path.basename(file))
-        if checksum is not None and file_checksum(file) != checksum:
-            message = "differs from its checksum"
-            result.add_problem(file, message, version=version, hint=hint)
-            return None
-    replay = Replay(result.path)
-    try:
-        replay.apply_checkpoint(names)
-    except FeatureStoreError as error:
-        result.add_problem(names[0], error.message, version=version, hint=hint)
-        return None
-    return replay
-
-
-def _compare_checkpoint(
-    result: TableVerification, file: str, version: int, checkpoint: Replay, replay: Replay
-) -> None:
-    """Compare a checkpoint with the replay of the commits."""
-    different = []
-    if checkpoint.adds.keys() != replay.adds.keys():
-        different.append("the list of files")
-    for path in checkpoint.adds.keys() & replay.adds.keys():
-        if not _is_same_file(checkpoint.adds[path], replay.adds[path]):
-            different.append(f"the entry of {path}")
-            break
-    if checkpoint.transactions != replay.transactions:
-        different.append("the transactions")
-    for name in ("schemaString", "partitionColumns", "id", "configuration"):
-        if (checkpoint.metadata or {}).get(name) != (replay.metadata or {}).get(name):
-            different.append(f"the metadata ({name})")
-    for name in ("minReaderVersion", "minWriterVersion"):
-        if (checkpoint.protocol or {}).get(name) != (replay.protocol or {}).get(name):
-            different.append("the protocol")
-    if different:
-        result.add_problem(
-            file,
-            f"differs from the commits in {', '.join(different)}",
-            version=version,
-            hint="remove it: the commits contain its content",
-        )
-
-
-def _is_same_file(in_checkpoint: Mapping[str, Any], in_commit: Mapping[str, Any]) -> bool:
-    for name in ("size", "modificationTime"):
-        if in_checkpoint.get(name) != in_commit.get(name):
-            return False
-    if dict(in_checkpoint.get("partitionValues") or {}) != dict(
-        in_commit.get("partitionValues") or {}
-    ):
-        return False
-    if checksum_in_add(in_checkpoint) != checksum_in_add(in_commit):
-        return False
-    statistics = parse_statistics(in_checkpoint.get("stats"))
-    expected = parse_statistics(in_commit.get("stats"))
-    if in_checkpoint.get("stats") and statistics.get("numRecords") != expected.get("numRecords"):
-        return False
-    # Writers of checkpoints omit bounds of some types.
-    return all(_are_bounds_of(statistics.get(name), expected.get(name)) for name in _BOUNDS)
-
-
-def _are_bounds_of(bounds: object, expected: object) -> bool:
-    """Return True if the bounds in a checkpoint are among those in a commit."""
-    if not isinstance(bounds, Mapping):
-        return bounds is None or bounds == _to_milliseconds(expected)
-    if not isinstance(expected, Mapping):
-        return False
-    return all(
-        value is None
-        or (name in expected and _to_milliseconds(value) == _to_milliseconds(expected[name]))
-        for name, value in bounds.items()
-    )
-
-
-def _to_milliseconds(bound: object) -> object:
-    """Return a bound as in a checkpoint, whose times are truncated."""
-    is_time = isinstance(bound, str) and bound[10:11] == "T" and bound[-1:] == "Z"
-    return str(bound)[:_MILLISECONDS].removesuffix("Z") if is_time else bound
-
-
-# -- data files ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """The result of one file; a file that no version needs may be missing."""
-
-    file: str
-    problem: str | None = None
-    is_missing: bool = False
-    is_unverified: bool = False
-
-
-def _verify_file(path: str, added: _AddedFile) -> _Outcome:
-    """Read a data file, and compare it with its size and checksum in the log."""
-    try:
-        file = file_path(path, added.add["path"])
-    except UnsupportedTable as error:
-        return _Outcome(added.add["path"], error.message)
-    try:
-        size, expected_size = files.status(file).size, int(added.add["size"])
-        if size != expected_size:
-            return _Outcome(file, f"has {size:,} bytes, but {expected_size:,} in the log")
-        checksum = checksum_in_add(added.add)
-        if checksum is None:
-            return _Outcome(file, _unreadable_reason(file, added.add), is_unverified=True)
-        differs = file_checksum(file) != checksum
-    except FileNotFoundError:
-        return _Outcome(file, "is missing", is_missing=True)
-    except (KeyError, TypeError, ValueError):
-        return _Outcome(file, "has an incomplete entry in the log")
-    return _Outcome(file, "differs from its checksum" if differs else None)
-
-
-def _unreadable_reason(file: str, add: Mapping[str, Any]) -> str | None:
-    """Decode all rows of a file without a checksum; return the reason if they are not readable."""
-    from pyarrow import parquet
-
-    expected_rows = rows_in_statistics(add.get("stats"))
-    try:
-        # Files of Spark have checksums of pages.
-        with parquet.ParquetFile(
-            files.open_ranges(file), page_checksum_verification=True
-        ) as parquet_file:
-            rows = sum(batch.num_rows for batch in parquet_file.iter_batches())
-    except (OSError, pa.ArrowException) as error:
-        return f"is not a readable Parquet file: {error}"
-    if expected_rows is not None and rows != expected_rows:
-        return f"has {rows:,} rows, but {expected_rows:,} in the log"
-    return None
-
-
-def _add_outcome(result: TableVerification, added: _AddedFile, outcome: _Outcome) -> None:
-    # A vacuum may have removed files that only older versions need.
-    if outcome.is_missing and (not added.is_current or _is_replaced(result, added)):
+def _verify_start(result: TableVerification, listed: log.LogFiles, replay: Replay) -> None:
+    """Check that a log without its first commits starts with a checkpoint of their files."""
+    first = min(listed.commits, default=0)
+    if first == 0 or {first - 1, first} & listed.checkpoints.keys():
         return
-    result.files += 1
-    result.bytes += int(added.add.get("size") or 0)
-    if added.is_current:
-        result.rows += rows_in_statistics(added.add.get("stats")) or 0
-    if outcome.problem is not None:
-        hint = _COPY_HINT
-        if added.version is not None and added.version > 1:
-            hint += f", or read the rows before this file: as_of={added.version - 1}"
-        result.add_problem(outcome.file, outcome.problem, version=added.version, hint=hint)
-    elif outcome.is_unverified:
-        relative = outcome.file.removeprefix(os.path.join(result.path, ""))
-        result.unverified.append(f"{relative}: has no checksum, but its rows are readable")
-
-
-def _is_replaced(result: TableVerification, added: _AddedFile) -> bool:
-    """Return True if a commit since the start of the verification removed a file."""
-    return any(
-        removed["path"] == added.add["path"]
-        for version in range(result.latest + 1, log.latest_version(result.path) + 1)
-        for removed in log.actions_of_kind(
-            log.read_commit(log.commit_path(result.path, version)), "remove"
-        )
-    )
+    # Other programs remove commits by age, also some of the commits before a checkpoint.
+    checkpoint = min((each for each in listed.checkpoints if each > first), default=None)
+    properties = (replay.metadata or {}).get("configuration") or {}
+    if checkpoint is not None and properties.get(_CLEANUP) != "false":
+        earlier = f"Delta versions before {first}: their commits were removed"
+        result.unverified.append(f"{earlier}; the checkpoint of version {checkpoint} replaces them")
+        return
+    message = "is missing, and no checkpoint of this version replaces it"
+    result.add_problem(log.commit_path(result.path, first - 1), message, version=first - 1)

@@ -7,7 +7,8 @@ from contextlib import suppress
 from datetime import timedelta
 
 from featurestore.delta import commits, iceberg
-from featurestore.delta.log import latest_version, record_deletion
+from featurestore.delta.deletions import record_deletion
+from featurestore.delta.log import latest_version
 from featurestore.delta.maintenance import find_merge_size_limit
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (

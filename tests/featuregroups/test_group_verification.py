@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from typer.testing import CliRunner
 
 from featurestore.cli.main import app
 from featurestore.delta import snapshot
+from featurestore.delta.verification import verify_table
 from featurestore.errors import TableDamaged
 from featurestore.store import FeatureStore
 from tests.store_copies import copy_of, embedded
@@ -238,3 +239,19 @@ def test_log_that_starts_with_a_checkpoint_is_verified(group: tuple[FeatureStore
     shutil.copy(checkpoint, path / "copy")
     checkpoint.unlink()
     assert not store.verify_featuregroup("g").ok
+
+
+def test_log_that_another_program_trimmed_is_unverified(tmp_path: Path) -> None:
+    path = str(tmp_path / "table")
+    for number in range(6):
+        write_deltalake(path, rows(20 * number), mode="append")
+    DeltaTable(path).create_checkpoint()
+    commits = sorted(Path(path).glob("_delta_log/*.json"))
+    for file in commits[:3]:
+        file.unlink()
+    report = verify_table(path)
+    assert (report.problems, report.rows) == ([], 120)
+    assert any(text.startswith("Delta versions before 3:") for text in report.unverified)
+    # Without the checkpoint, the rows of the first commits are lost.
+    next(Path(path).glob("_delta_log/*.checkpoint.parquet")).unlink()
+    assert [problem.delta_version for problem in verify_table(path).problems] == [2]

@@ -77,6 +77,23 @@ def test_json_change_of_a_suspended_writer_is_not_lost(root: str) -> None:
     assert revisions.read_json(path) == {"last": 19}
 
 
+def test_revision_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    files.write_json(str(path), {"a": 1})
+    revisions.change_json(str(path), lambda _: {"a": 2}, below=str(tmp_path))
+    *_, newest = map(Path, revisions.paths(str(path)))
+    later = newest.with_name("00000002.json")
+    for damaged_file in (newest, later):
+        damaged_file.write_text("{")
+        with pytest.raises(StorageError, match=damaged_file.name):
+            revisions.read_json(str(path))
+    # A listed file without content is not waited for.
+    later.unlink()
+    later.symlink_to(tmp_path / "missing")
+    with pytest.raises(StorageError, match="listed, but cannot be read"):
+        revisions.read_json(str(path))
+
+
 # On S3 the storage conformance suite has the next two tests.
 def test_write_new_of_racing_writers_has_one_winner(tmp_path: Path) -> None:
     root = str(tmp_path / "root")

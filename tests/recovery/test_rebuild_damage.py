@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.errors import RegistryError
+from featurestore.errors import RegistryError, RegistryWarning
 from featurestore.recovery import liveness
 from featurestore.recovery.in_flight import in_flight
 from featurestore.recovery.rebuild import rebuild
@@ -104,7 +105,11 @@ def test_rebuild_restores_intact_and_lists_damaged_artifacts(
     ((path, reason),) = actual.unreadable
     assert "/bad/v1" in path
     assert reason
-    with featurestore.connect(location) as store:
+    # A damaged object is not registered, and its directory may still have the entry of a published one.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The registry lacks .* bad@v1", RegistryWarning)
+        store = featurestore.connect(location)
+    with store:
         assert store.get_featuregroup("good").count() == 2
         assert store.get_training_dataset("good").verify().ok
         assert "good" in {dataset.name for dataset in store.get_training_datasets()}

@@ -1,6 +1,6 @@
 """Use a store in a bucket in a forked child, and then in the parent; write the outcomes as JSON.
 
-``python forked_objects.py URI``; the options of the bucket are in ``FORKED_OPTIONS``.
+``python forked_objects.py URI REGISTRY``; the options of the bucket are in ``FORKED_OPTIONS``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tests.faults.forked_calls import wait_for_child
 from tests.flights import planes
 
 
-def main(location: str) -> None:
+def main(location: str, registry: str) -> None:
     """Count the rows of a group in both processes."""
     options = json.loads(os.environ["FORKED_OPTIONS"])
-    with featurestore.connect(location, storage_options=options) as store:
+    with featurestore.connect(location, registry=registry, storage_options=options) as store:
         store.create_featuregroup(planes(), "planes", primary_key="tailnum")
 
         def count() -> str:
@@ -32,4 +32,4 @@ def main(location: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -51,11 +51,14 @@ def run(program: str, *arguments: object, **environment: str) -> list[dict[str, 
         text=True,
         check=False,
     )
+    # The stacks of a child that blocked.
+    sys.stderr.write(process.stderr)
     assert process.returncode == 0, process.stdout[-1000:] + process.stderr[-8000:]
     return [json.loads(line) for line in process.stdout.splitlines()]
 
 
-def test_calls_end_when_a_thread_cannot_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), pytest.param(("--every",), marks=pytest.mark.soak)])
+def test_calls_end_when_a_thread_cannot_start(tmp_path: Path, options: tuple[str, ...]) -> None:
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler: the library that refuses threads cannot be built")
@@ -65,17 +68,24 @@ def test_calls_end_when_a_thread_cannot_start(tmp_path: Path) -> None:
     attempts = run(
         "thread_calls.py",
         tmp_path / "store",
+        *options,
         LD_PRELOAD=str(library),
         FEATURESTORE_DUCKDB_THREADS="4",
     )
     refused = [attempt for attempt in attempts if attempt["was_refused"]]
     assert {attempt["call"] for attempt in refused} == set(CALLS)
     for attempt in attempts:
-        assert attempt["error"] in (None, "ThreadsUnavailable"), attempt
+        # A backfill reports the errors of its windows.
+        errors = {
+            None,
+            "ThreadsUnavailable",
+            "JobFailed" if attempt["call"] == "backfill" else None,
+        }
+        assert attempt["error"] in errors, attempt
         assert attempt["leftovers"] == [], attempt
         assert attempt["was_refused"] or attempt["error"] is None, attempt
     # Some calls go on with fewer threads.
-    assert {attempt["error"] for attempt in refused} == {None, "ThreadsUnavailable"}
+    assert {attempt["error"] for attempt in refused} >= {None, "ThreadsUnavailable"}
 
 
 def test_forked_children_use_stores_of_their_parents(tmp_path: Path) -> None:
@@ -127,6 +137,7 @@ def test_object_stores_of_the_parent_are_refused_in_children(
     lines = run(
         "forked_objects.py",
         object_server.new_bucket("forked-children"),
+        f"sqlite:///{tmp_path}/registry.db",
         FORKED_OPTIONS=json.dumps(object_server.options),
     )
     assert lines == [{"child": "ForkedProcess", "parent": 4}]

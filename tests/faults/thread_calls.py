@@ -1,9 +1,10 @@
 """Run calls of the store, each repeatedly, while its first, second, ... thread cannot be started.
 
-``python thread_calls.py STORE`` writes a JSON line for each attempt: the call, the number of the
-thread, the error (null: the call succeeded, "raw": another error than of the library) and what the
-attempt left behind. The preloaded library of ``threads.c`` refuses the threads. An attempt that
-blocks ends the process, with the stack of each thread.
+``python thread_calls.py STORE [--every]`` tries every second thread, or each thread twice. It
+writes a JSON line for each attempt: the call, the number of the thread, the error (null: the call
+succeeded, "raw": another error than of the library) and what the attempt left behind. The preloaded
+library of ``threads.c`` refuses the threads. An attempt that blocks ends the process, with the
+stack of each thread.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 import featurestore
+from featurestore import TrainingDataset
 from featurestore.jobs.scheduler import Options
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access.passwords import PasswordThreads
@@ -36,11 +38,14 @@ SECONDS = 60
 MOST_THREADS = 60
 ROWS = 4_000
 Call = Callable[[FeatureStore, int], Any]
+# The datasets of the current attempt, which are deleted after it.
+exported: list[TrainingDataset] = []
 JOBS = """
 import featurestore
 
 @featurestore.job(featuregroup="hours", primary_key="flight", event_time="departure", window="1h",
-                  schedule="0 * * * *", start="2013-01-01T01:00:00Z", inputs={"flights": "flights"})
+                  schedule="0 * * * *", start="2013-01-01T01:00:00Z", inputs={"flights": "flights"},
+                  closed="left")
 def hours(window, flights):
     return flights
 """
@@ -54,7 +59,7 @@ def many_rows() -> pa.Table:
 
 
 def export(store: FeatureStore, attempt: int, **options: Any) -> None:
-    """Export a dataset with a new name, whose rows are then verified."""
+    """Export a dataset with a new name, and check its rows."""
     dataset = store.create_training_dataset(
         store.get_featuregroup("many"),
         f"d{attempt}",
@@ -64,8 +69,8 @@ def export(store: FeatureStore, attempt: int, **options: Any) -> None:
         splits={"train": 0.5, "test": 0.5},
         **{"progress": False, **options},
     )
+    exported.append(dataset)
     assert sum(map(dataset.num_rows, dataset.splits)) == ROWS
-    store.delete_training_dataset(dataset.name, version=dataset.version)
 
 
 def export_spilled(store: FeatureStore, attempt: int) -> None:
@@ -127,7 +132,6 @@ CALLS: dict[str, Call] = {
     "export to Parquet": lambda store, n: export(store, n, data_format="parquet"),
     "export spilled": export_spilled,
     "connect": connect,
-    "read": lambda store, _: store.get_features(flights.FEATURES, labels="flights").to_arrow(),
     "windows": lambda store, _: store.get_features(
         [featurestore.window("flights.distance", "mean", over="3h")], labels="flights"
     ).to_arrow(),
@@ -135,7 +139,6 @@ CALLS: dict[str, Call] = {
         many_rows().slice(0, 100), "many", mode="upsert"
     ),
     "compact": lambda store, _: store.compact_featuregroup("many"),
-    "statistics": lambda store, _: store.update_featuregroup_statistics("many"),
     "reader": lambda store, _: list(
         store.get_training_dataset("late_flights").reader("train", global_batch_size=4).batches()
     ),
@@ -166,14 +169,13 @@ def prepare(location: str) -> FeatureStore:
 
 
 def leftovers(location: str) -> list[str]:
-    """Return staged files and datasets that were not deleted."""
-    staging = Path(location, "_staging")
-    staged = [path.name for path in staging.iterdir()] if staging.exists() else []
-    datasets = {path.name for path in Path(location, "trainingdatasets").iterdir()}
-    return [*staged, *sorted(datasets - {"late_flights"})]
+    """Return staged files, and files of datasets that were deleted."""
+    root = Path(location)
+    paths = [*root.glob("_staging/**/*"), *root.glob("trainingdatasets/d*/**/*")]
+    return [str(path.relative_to(root)) for path in paths if path.is_file()]
 
 
-def main(location: str, names: list[str]) -> None:
+def main(location: str, *, every: bool) -> None:
     """Run the calls."""
     warnings.simplefilter("ignore")
     lines = os.fdopen(os.dup(1), "w")
@@ -182,10 +184,11 @@ def main(location: str, names: list[str]) -> None:
     library = ctypes.CDLL(None)
     library.threads_arm.argtypes = [ctypes.c_long, ctypes.c_int]
     library.threads_count.restype = ctypes.c_long
-    for name in names or CALLS:
-        CALLS[name](store, 0)
+    for name in CALLS:
+        # Some threads start in the first call only.
+        CALLS[name](store, MOST_THREADS)
         for stays in (False, True):
-            for number in range(1, MOST_THREADS):
+            for number in range(1, MOST_THREADS) if every else range(1 + stays, MOST_THREADS, 2):
                 faulthandler.dump_traceback_later(SECONDS, exit=True)
                 error = None
                 library.threads_arm(number, stays)
@@ -196,6 +199,9 @@ def main(location: str, names: list[str]) -> None:
                 except BaseException:
                     error = f"raw: {traceback.format_exc()}"
                 started = library.threads_count()
+                for dataset in exported:
+                    store.delete_training_dataset(dataset.name, version=dataset.version)
+                exported.clear()
                 report = {"call": name, "number": number, "stays": stays, "error": error}
                 report["leftovers"] = leftovers(location)
                 report["was_refused"] = started >= number
@@ -207,4 +213,4 @@ def main(location: str, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1], every="--every" in sys.argv)

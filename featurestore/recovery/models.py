@@ -11,10 +11,9 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import ModelDamaged, ModelExists
 from featurestore.model.arguments import check_version
 from featurestore.model.json_object import MalformedJson
-from featurestore.model.paths import StorePaths, parse_version_directory
+from featurestore.model.paths import MODEL_FILE, StorePaths, parse_version_directory
 from featurestore.model.registered_model import (
     DESCRIBED_FILE,
-    MODEL_FILE,
     ModelAnnotations,
     ModelSpec,
 )

@@ -16,10 +16,13 @@ from sqlalchemy.engine import Connection
 
 from featurestore.delta.log import LOG_FOLDER
 from featurestore.errors import listing
-from featurestore.model.feature_view import VIEW_FILE
-from featurestore.model.manifest import MANIFEST_FILE
-from featurestore.model.paths import StorePaths, parse_version_directory
-from featurestore.model.registered_model import MODEL_FILE
+from featurestore.model.paths import (
+    MANIFEST_FILE,
+    MODEL_FILE,
+    VIEW_FILE,
+    StorePaths,
+    parse_version_directory,
+)
 from featurestore.registry import tables
 from featurestore.registry.hidden import HIDDEN
 from featurestore.registry.rows import location_of, split_values

@@ -14,7 +14,8 @@ from typing import Any
 
 from featurestore.errors import DatasetDamaged, TrainingDatasetNotFound, WriteConflict
 from featurestore.model.json_object import JsonObject, MalformedJson
-from featurestore.model.manifest import MANIFEST_FILE, Manifest
+from featurestore.model.manifest import Manifest
+from featurestore.model.paths import MANIFEST_FILE
 from featurestore.storage import files, revisions, storage_for
 
 ANNOTATIONS_FILE = "described.json"

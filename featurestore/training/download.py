@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 from featurestore import progress
 from featurestore.errors import InvalidArgument
-from featurestore.model.manifest import MANIFEST_FILE, Manifest
+from featurestore.model.manifest import Manifest
+from featurestore.model.paths import MANIFEST_FILE
 from featurestore.model.threads import independent_tasks
 from featurestore.storage import files
 from featurestore.storage.manifests import is_finished, read_manifest, write_manifest

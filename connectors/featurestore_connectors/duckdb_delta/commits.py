@@ -157,10 +157,14 @@ def _add_checksums(new_files: Sequence[NewFile], publication: Publication) -> li
     """Return files with their checksums, which are computed while the disk syncs the files."""
     if not new_files or not storage_for(new_files[0].path).is_local:
         return list(new_files)
-    with independent_tasks(1, "featurestore-sync") as pool:
-        syncing = pool.submit(publication.sync)
-        checksums = file_checksums([file.path for file in new_files])
-        syncing.result()
+    paths = [file.path for file in new_files]
+    if publication.durable:
+        with independent_tasks(1, "featurestore-sync") as pool:
+            syncing = pool.submit(publication.sync)
+            checksums = file_checksums(paths)
+            syncing.result()
+    else:
+        checksums = file_checksums(paths)
     return [
         replace(file, checksum=checksum)
         for file, checksum in zip(new_files, checksums, strict=True)

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from typer.testing import CliRunner
 
 import featurestore
 from featurestore import experiments
 from featurestore.cli.doctor import run_checks
+from featurestore.cli.main import app
 from featurestore.cli.state import Settings
 from featurestore.errors import FeatureStoreError
 from featurestore.experiments import catalog
@@ -247,6 +249,14 @@ def read_online(store: FeatureStore) -> object:
     return vectors, [lag.commits for lag in view.online_lag()]
 
 
+def verify_online(store: FeatureStore) -> object:
+    """Compare the published vectors of the view with its groups."""
+    report = store.get_feature_view("v").verify_online(at=NOON + timedelta(days=1))
+    if not report.ok:
+        raise Reported(str(report))
+    return True
+
+
 def check_monitor(store: FeatureStore) -> object:
     """Check a window of the monitor again."""
     return store.check_monitor("watch", window=NOON).state
@@ -293,6 +303,14 @@ def run_doctor(store: FeatureStore) -> object:
     problems = [check for check in checks if check.state == "problem"]
     if problems:
         raise Reported(str(problems))
+    return True
+
+
+def run_deep_doctor(store: FeatureStore) -> object:
+    """Return True if ``doctor --deep`` finds no problem."""
+    result = CliRunner().invoke(app, ["--location", store.location, "doctor", "--deep"])
+    if result.exit_code:
+        raise Reported(result.output)
     return True
 
 
@@ -418,10 +436,15 @@ class DamagedStore:
     def outcomes(self, kind: str, damage: Damage) -> Iterator[Outcome]:
         """Damage a file, and yield the outcome of each call that reads it."""
         for name, call in KINDS[kind][1].items():
-            path = self.location / damage.path
-            path.write_bytes(damage.apply(path.read_bytes()))
-            yield self._call(damage, name, call)
-            self._restore()
+            yield self.outcome(damage, name, call)
+
+    def outcome(self, damage: Damage, name: str, call: Call) -> Outcome:
+        """Damage a file, and return the outcome of a call."""
+        path = self.location / damage.path
+        path.write_bytes(damage.apply(path.read_bytes()))
+        outcome = self._call(damage, name, call)
+        self._restore()
+        return outcome
 
     def _call(self, damage: Damage, name: str, call: Call) -> Outcome:
         try:
@@ -439,7 +462,7 @@ class DamagedStore:
         messages = [str(warning.message) for warning in issued_warnings]
         if any("damaged" in message for message in messages):
             return Outcome(damage, name, "error", str(messages))
-        state = "equal" if result == self._expected[name, call] else "different"
+        state = "equal" if result == self._expected.get((name, call)) else "different"
         return Outcome(damage, name, state, str(result) if state == "different" else "")
 
     def _plain(self, result: object) -> object:

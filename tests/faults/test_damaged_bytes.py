@@ -9,7 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.damaged_files import KINDS, Damage, DamagedStore, draw_damage
+from tests.faults.damaged_files import (
+    DATASETS,
+    KINDS,
+    Call,
+    Damage,
+    DamagedStore,
+    connect_again,
+    draw_damage,
+    read_dataset,
+    read_group,
+    read_model,
+    read_runs,
+    run_deep_doctor,
+    verify_dataset,
+    verify_groups,
+    verify_online,
+)
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
@@ -21,6 +37,33 @@ KNOWN = [
     ("shard of variable", "trainingdatasets/variable/v1/train/tfrecord-00000-of-00001", b"wordword", 128),
     ("shard of zipped", "trainingdatasets/zipped/v1/train/tfrecord-00000-of-00001", b"", 1),
 ]  # fmt: skip
+
+
+# The table of changed files in docs/reliability.md: a pattern of paths, the calls that find a
+# changed bit, and those that find a shortened file.
+DOCUMENTED: list[tuple[str, tuple[Call, ...], tuple[Call, ...]]] = [
+    (r"featuregroups/g/v1/day=\d/.*", (verify_groups, run_deep_doctor), (read_group,)),
+    (r"featuregroups/g/v1/_delta_log/\d+\.json", (verify_groups,), (verify_groups,)),
+    (r"featuregroups/g/v1/_delta_log/\d+\.checkpoint\.parquet", (verify_groups,), (verify_groups,)),
+    (r"experiments/.*/run\.json", (read_runs,), (read_runs,)),
+    (r"experiments/.*/metrics\.jsonl", (read_runs,), (read_runs,)),
+    (r"experiments/.*/artifacts/.*", (run_deep_doctor,), (run_deep_doctor,)),
+    (r"models/.*/(?!model\.json)[^/]+", (read_model, run_deep_doctor), (read_model,)),
+    (r"models/.*/model\.json", (read_model,), (read_model,)),
+    (r"registry\.db", (), (connect_again,)),
+    (r"online/.*\.db", (), (verify_online,)),
+]
+for _name in DATASETS:
+    _folder, _verify, _read = (
+        f"trainingdatasets/{_name}/v1",
+        verify_dataset(_name),
+        read_dataset(_name),
+    )
+    DOCUMENTED += [
+        (rf"{_folder}/train/.*", (_verify, run_deep_doctor), (_read,)),
+        (rf"{_folder}/manifest\.json", (_read,), (_read,)),
+        (rf"{_folder}/_statistics/.*", (_verify,), (_verify,)),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +100,25 @@ def test_damaged_bytes_are_found_or_harmless(damaged_store: DamagedStore) -> Non
             damaged_store, kind, random_damage(damaged_store, kind, random_numbers)
         )
     assert problems == []
+
+
+def test_documented_calls_find_changed_files(
+    damaged_store: DamagedStore, subtests: pytest.Subtests
+) -> None:
+    random_numbers = random.Random()
+    for pattern, calls_for_bit, calls_for_end in DOCUMENTED:
+        with subtests.test(pattern):
+            path = random_numbers.choice(
+                [p for p in damaged_store.paths if re.fullmatch(pattern, p)]
+            )
+            size = Path(damaged_store.template, path).stat().st_size
+            flip = Damage(
+                path, random_numbers.randrange(size), f"flip {1 << random_numbers.randrange(8)}"
+            )
+            cut = Damage(path, size // 2, "truncate")
+            outcomes = [damaged_store.outcome(flip, call.__name__, call) for call in calls_for_bit]
+            outcomes += [damaged_store.outcome(cut, call.__name__, call) for call in calls_for_end]
+            assert [outcome for outcome in outcomes if outcome.state != "error"] == []
 
 
 @pytest.mark.soak

@@ -245,7 +245,7 @@ def test_log_that_another_program_trimmed_is_unverified(tmp_path: Path) -> None:
     path = str(tmp_path / "table")
     for number in range(6):
         write_deltalake(path, rows(20 * number), mode="append")
-    DeltaTable(path).create_checkpoint()
+    DeltaTable(path).create_checkpoint()  # type: ignore[no-untyped-call]
     commits = sorted(Path(path).glob("_delta_log/*.json"))
     for file in commits[:3]:
         file.unlink()

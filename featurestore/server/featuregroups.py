@@ -305,7 +305,8 @@ def verify(
     name: Name,
     version: Version,
     sample: Annotated[
-        int | None, Query(ge=1, description="The number of data files to check; all by default.")
+        int | None,
+        Query(ge=1, le=2**53, description="The number of data files to check; all by default."),
     ] = None,
 ) -> dict[str, Any]:
     """Verify the files of a version against their checksums and return the differences."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+
+from featurestore.delta.log import LOG_FOLDER
 from featurestore.delta.verification import Witness, verify_table
 from featurestore.featuregroups.table import resolve
 from featurestore.model.arguments import check_count
@@ -9,6 +13,7 @@ from featurestore.model.verification import GroupVerifyReport
 from featurestore.recovery.pins import pinned_versions
 from featurestore.registry import featuregroups
 from featurestore.session import Session
+from featurestore.storage import files
 
 
 def verify(
@@ -20,6 +25,15 @@ def verify(
     name, version = resolve(session, name, version)
     path = session.featuregroup_path(name, version)
     result = verify_table(path, sample=sample, witnesses=_witnesses(session, name, version))
+    problems, unverified = list(result.problems), list(result.unverified)
+    quarantine = session.quarantine_path(name, version)
+    if files.exists(os.path.join(quarantine, LOG_FOLDER)):
+        refused_rows = verify_table(quarantine, sample=sample)
+        folder = os.path.basename(quarantine)
+        problems += [
+            replace(problem, file=f"{folder}/{problem.file}") for problem in refused_rows.problems
+        ]
+        unverified += [f"{folder}/{each}" for each in refused_rows.unverified]
     return GroupVerifyReport(
         featuregroup=f"{name} version {version}",
         delta_version=result.latest,
@@ -28,8 +42,8 @@ def verify(
         bytes=result.bytes,
         commits=result.commits,
         checkpoints=result.checkpoints,
-        problems=tuple(result.problems),
-        unverified=tuple(result.unverified),
+        problems=tuple(problems),
+        unverified=tuple(unverified),
     )
 
 

@@ -18,6 +18,7 @@ import os
 import random
 import re
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -245,6 +246,20 @@ def report(process: Process, *, minutes: float, rounds: int) -> None:
         print(f"  {number:+8,} {name}", flush=True)
 
 
+def wait_for_server(port: int) -> None:
+    """Wait until the server answers."""
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+        else:
+            return
+
+
 def run(options: argparse.Namespace, folder: Path) -> int:
     prepare(folder / "store")
     port, seconds = 8790 + os.getpid() % 1000, options.minutes * 60
@@ -252,7 +267,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         Process("server", folder, "serve", "--port", str(port)),
         Process("scheduler", folder, "scheduler", "start", "--every", "2s"),
     ]
-    time.sleep(5 if options.quick else 15)
+    wait_for_server(port)
     roles = ["write", *["read"] * (options.clients - 1)]
     clients = [
         subprocess.Popen(

@@ -32,7 +32,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
     "Feature groups": ("feature_groups", "validation_and_statistics", "durability", "checksums", "hashing"),
     "Growth and scale": ("growth", "catalog", "scale"),
     "Fresh processes": ("fresh_process",),
-    "Jobs, streams, sources and the server": ("jobs", "streams", "sources", "server", "remote"),
+    "Jobs, streams, sources and the server": ("jobs", "streams", "sources", "server", "remote", "long_run"),
     "Serving": ("serving",),
     "Monitors, experiments and scores": ("monitoring", "experiments", "scoring"),
     "Object stores": ("storage",),

@@ -89,7 +89,7 @@ def create_store(folder: Path) -> Path:
         for number in range(1, 12):  # the tenth commit writes a checkpoint
             store.insert_into_featuregroup(rows(20 * number, 3), "g")
         for name, options in DATASETS.items():
-            data = store.featuregroup("g").read().select(["id", "t", "x", "s", "words", "y"])
+            data = store.featuregroup("g").read().select("id", "t", "x", "s", "words", "y")
             store.create_training_dataset(data, name, key="id", **options)
         expectation = {
             "type": "expect_column_values_to_be_between",
@@ -426,7 +426,7 @@ class DamagedStore:
             for path in self.template.rglob("*")
             if path.is_file()
         )
-        self._expected: dict[str, object] = {}
+        self._expected: dict[tuple[str, Call], object] = {}
         self._store = featurestore.connect(self.location, progress=False)
         for _, calls in KINDS.values():
             for name, call in calls.items():

@@ -7,7 +7,7 @@ import os
 import random
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -192,11 +192,12 @@ def test_rewrites_refuse_damaged_files(group: tuple[FeatureStore, Path]) -> None
     file.write_bytes(content)
     log = path / "_delta_log"
     before = sorted(os.listdir(log))
-    for rewrite in (
+    rewrites: list[Callable[[], object]] = [
         lambda: store.compact_featuregroup("g"),
         lambda: store.delete_from_featuregroup("g", "id >= 5"),
         lambda: store.insert_into_featuregroup(rows(0, 210), "g", mode="upsert"),
-    ):
+    ]
+    for rewrite in rewrites:
         with pytest.raises(TableDamaged, match=file.name):
             rewrite()
     assert sorted(os.listdir(log)) == before
@@ -245,7 +246,7 @@ def test_log_that_another_program_trimmed_is_unverified(tmp_path: Path) -> None:
     path = str(tmp_path / "table")
     for number in range(6):
         write_deltalake(path, rows(20 * number), mode="append")
-    DeltaTable(path).create_checkpoint()  # type: ignore[no-untyped-call]
+    DeltaTable(path).create_checkpoint()
     commits = sorted(Path(path).glob("_delta_log/*.json"))
     for file in commits[:3]:
         file.unlink()

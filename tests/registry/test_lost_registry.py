@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from featurestore.jobs.recovery import restore_runs
 from featurestore.recovery.rebuild import rebuild
 from featurestore.recovery.restoration import NOT_RESTORED, RESTORATIONS, as_markdown
 from featurestore.registry import open_registry, schema, tables
+from featurestore.server.access import changes
 from featurestore.store import FeatureStore
 from tests.server import canaries
 
@@ -198,9 +200,11 @@ def execute(statements: str) -> Callable[[Path], None]:
 
 def truncate(size: int) -> Callable[[Path], None]:
     """Return a function that truncates the file of a registry."""
-    return lambda location: (location / "registry.db").write_bytes(
-        (location / "registry.db").read_bytes()[:size]
-    )
+
+    def change(location: Path) -> None:
+        os.truncate(location / "registry.db", size)
+
+    return change
 
 
 LOSSES: dict[str, tuple[Callable[[Path], None], str]] = {
@@ -308,8 +312,8 @@ def test_repaired_table_keeps_rows(tmp_path: Path) -> None:
 def test_rebuild_without_table_of_private_groups_keeps_groups_private(tmp_path: Path) -> None:
     with featurestore.connect(tmp_path) as store:
         store.create_featuregroup(TABLE, "salaries")
-        canaries.changes.add_user(store.session, canaries.ROOT, "ann", role="admin")
-        canaries.changes.set_private(store.session, canaries.ROOT, "salaries", True)
+        changes.add_user(store.session, canaries.ROOT, "ann", role="admin")
+        changes.set_private(store.session, canaries.ROOT, "salaries", True)
     execute("drop table private_groups")(tmp_path)
     assert rebuild(str(tmp_path)).repaired == ["table private_groups"]
     private_groups = state_of(tmp_path)["private_groups"]

@@ -19,6 +19,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,11 @@ import pyarrow as pa
 
 import featurestore
 from featurestore import TrainingDataset
+from featurestore.errors import ThreadsUnavailable
 from featurestore.jobs.scheduler import Options
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access.passwords import PasswordThreads
+from featurestore.server.app import create_app
 from featurestore.server.job_actions import JobRuns
 from featurestore.store import FeatureStore
 from tests import flights
@@ -120,6 +123,36 @@ def check_password(_: FeatureStore, __: int) -> None:
     assert asyncio.run(PasswordThreads().run("127.0.0.1", lambda: 7)) == 7
 
 
+def request_list(store: FeatureStore, _: int) -> None:
+    """Request a list of the web server, which answers in a thread."""
+    answers: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        answers.append(message)
+
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": "GET",
+        "path": "/api/v1/featuregroups",
+        "query_string": b"",
+        "headers": [(b"host", b"127.0.0.1")],
+        "client": ("127.0.0.1", 50000),
+        "server": ("127.0.0.1", 80),
+    }
+    asyncio.run(create_app(store)(scope, receive, send))
+    status, body = answers[0]["status"], b"".join(answer.get("body", b"") for answer in answers)
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        problem = json.loads(body)
+        assert problem["title"] == "ThreadsUnavailable"
+        raise ThreadsUnavailable(problem["detail"])
+    assert status == HTTPStatus.OK, body
+
+
 def download(store: FeatureStore, _: int) -> None:
     """Copy a dataset to a new folder."""
     with tempfile.TemporaryDirectory() as folder:
@@ -150,6 +183,7 @@ CALLS: dict[str, Call] = {
     "scheduler": run_scheduler,
     "job of the server": start_job_thread,
     "password": check_password,
+    "request": request_list,
 }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from tests.registry.conftest import new_database, postgres_server  # noqa: F401 
 from tests.server.conftest import fill
 from tests.server.test_growth import ORIGIN, PAGES, SMALL, add_files
 
+psycopg = pytest.importorskip("psycopg")
 pytestmark = pytest.mark.postgres
-_MORE_ROWS = 500
+_MORE_ROWS = 1000
 
 
 @dataclass
@@ -61,7 +62,7 @@ def explained(store: FeatureStore) -> Iterator[Plans]:
     ) -> None:
         if not statement.lstrip().lower().startswith(("select", "with")):
             return
-        with connection.connection.cursor() as cursor:
+        with closing(connection.connection.cursor()) as cursor:
             cursor.execute(f"explain (analyze, format json) {statement}", values)
             (plan,) = cursor.fetchone()
         plans.add(statement, (json.loads(plan) if isinstance(plan, str) else plan)[0]["Plan"])
@@ -69,6 +70,16 @@ def explained(store: FeatureStore) -> Iterator[Plans]:
     event.listen(engine, "after_cursor_execute", explain)
     yield plans
     event.remove(engine, "after_cursor_execute", explain)
+
+
+def _set_costs(url: str) -> None:
+    """Set the costs of pages that are in memory, so that Postgres selects plans with few rows.
+
+    With its defaults, it reads tables of a few thousand rows completely.
+    """
+    with psycopg.connect(url, autocommit=True) as connection:
+        for name in ("seq_page_cost", "random_page_cost"):
+            connection.execute(f"alter database {connection.info.dbname} set {name} = 0")
 
 
 def _plans_of(store: FeatureStore) -> dict[str, Plans]:
@@ -90,6 +101,7 @@ def test_pages_read_the_same_rows_of_a_larger_store(
     plans_by_store = []
     for name, size in (("small", SMALL), ("large", SMALL.times(10))):
         url = new_database(postgres_server, f"grown_{name}")
+        _set_costs(url)
         with featurestore.connect(tmp_path / name, registry=url, engine="duckdb") as store:
             fill(store, tmp_path)
             add_files(store)

@@ -134,16 +134,14 @@ class Incident:
 
 def count_objects(connection: Connection) -> dict[str, int]:
     """Return the number of objects of each kind; all versions of an object count as one."""
-    groups = sa.select(sa.func.count(sa.distinct(featuregroups.c.name)))
     # An index contains the numbers, so that neither features nor definitions are read.
     number = sa.func.coalesce(sa.func.sum(featuregroups.c.features), 0)
-    columns = sa.select(number).where(is_latest(featuregroups))
+    latest = sa.select(sa.func.count(), number).where(is_latest(featuregroups))
+    group_count, feature_count = connection.execute(latest).one()
     datasets = sa.select(sa.func.count(sa.distinct(training_datasets.c.name)))
     views = sa.select(sa.func.count(sa.distinct(feature_views.c.name)))
     jobs = sa.select(sa.func.count()).select_from(job_states)
     queries = {
-        "feature groups": groups,
-        "features": columns,
         "training datasets": datasets,
         "feature views": views,
         "jobs": jobs,
@@ -152,7 +150,8 @@ def count_objects(connection: Connection) -> dict[str, int]:
         ),
         "models": sa.select(sa.func.count(sa.distinct(models.c.name))),
     }
-    return {name: int(connection.execute(query).scalar_one()) for name, query in queries.items()}
+    counts = {name: int(connection.execute(query).scalar_one()) for name, query in queries.items()}
+    return {"feature groups": int(group_count), "features": int(feature_count), **counts}
 
 
 def groups(

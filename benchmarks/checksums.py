@@ -31,7 +31,7 @@ from featurestore_connectors.duckdb_delta import commits
 
 # name: (rows of an insert, partitions that it touches, inserts of each kind)
 CASES = {
-    "100 rows, one file": (100, 1, 15),
+    "100 rows, one file": (100, 1, 45),
     "1,000,000 rows, one file": (1_000_000, 1, 7),
     "100,000 rows, 200 files": (100_000, 200, 3),
 }

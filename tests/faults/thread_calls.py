@@ -18,7 +18,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -111,7 +111,12 @@ def start_job_thread(_: FeatureStore, attempt: int) -> None:
     runs = JobRuns()
     try:
         ran: list[int] = []
-        run = runs.start("job", "", Actor("ada", "browser"), lambda: ran.append(attempt) or [])
+
+        def remember() -> list[Any]:
+            ran.append(attempt)
+            return []
+
+        run = runs.start("job", "", Actor("ada", "browser"), remember)
         assert run.future.result(SECONDS) == []
         assert ran == [attempt]
     finally:
@@ -125,12 +130,12 @@ def check_password(_: FeatureStore, __: int) -> None:
 
 def request_list(store: FeatureStore, _: int) -> None:
     """Request a list of the web server, which answers in a thread."""
-    answers: list[dict[str, Any]] = []
+    answers: list[MutableMapping[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"", "more_body": False}
 
-    async def send(message: dict[str, Any]) -> None:
+    async def send(message: MutableMapping[str, Any]) -> None:
         answers.append(message)
 
     scope = {

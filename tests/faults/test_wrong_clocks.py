@@ -9,6 +9,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -73,7 +74,7 @@ def use(location: str, registry: str, host: str, hours: int, record: str) -> Non
     Path(record).write_text(json.dumps(acknowledged))
 
 
-def check(store: FeatureStore, acknowledged: list[dict[str, list[int]]]) -> None:
+def check(store: FeatureStore, acknowledged: list[dict[str, list[Any]]]) -> None:
     firsts = [first for each in acknowledged for first in each["ids"]]
     stored_ids = store.get_featuregroup("numbers").to_arrow()["id"].to_pylist()
     expected_ids = {0, 1, 2} | {first + number for first in firsts for number in range(3)}
@@ -81,8 +82,8 @@ def check(store: FeatureStore, acknowledged: list[dict[str, list[int]]]) -> None
     history = sorted(
         store.get_featuregroup_history("numbers"), key=lambda commit: commit.delta_version
     )
-    for earlier, later in pairwise(history):
-        assert earlier.timestamp <= later.timestamp
+    for commit, next_commit in pairwise(history):
+        assert commit.timestamp <= next_commit.timestamp
     rows_by_time = {commit.timestamp: commit.rows for commit in history}
     for commit in history:
         version = store.get_featuregroup("numbers", as_of=commit.delta_version)
@@ -95,8 +96,8 @@ def check(store: FeatureStore, acknowledged: list[dict[str, list[int]]]) -> None
         for version in each["datasets"]:
             store.get_training_dataset(f"rows_{host}", version=version).verify()
     leases = sorted(lease for each in acknowledged for lease in each["leases"])
-    for (_, ended), (started, _) in pairwise(leases):  # type: ignore[misc]
-        assert ended <= started
+    for earlier, later in pairwise(leases):
+        assert earlier[1] <= later[0]
     assert not list(Path(store.location, "_staging").glob("*"))
 
 

@@ -64,7 +64,7 @@ def explained(store: FeatureStore) -> Iterator[Plans]:
             return
         with closing(connection.connection.cursor()) as cursor:
             cursor.execute(f"explain (analyze, format json) {statement}", values)
-            (plan,) = cursor.fetchone()
+            plan = cursor.fetchall()[0][0]
         plans.add(statement, (json.loads(plan) if isinstance(plan, str) else plan)[0]["Plan"])
 
     event.listen(engine, "after_cursor_execute", explain)

@@ -31,6 +31,7 @@ EXCEPTIONS = {
     "featurestore/cli/projects.py": "the files of a new project, and featurestore.toml",
     "featurestore/cli/doctor.py": "the path of java",
     "featurestore/config.py": "featurestore.toml, below storage in the order of packages",
+    "featurestore/model/threads.py": "a limit of the system, below storage in the order of packages",
     "featurestore/model/reader_text.py": "the names of folders in the root folder",
     "featurestore/usersql/functions.py": "a file of the package",
     "featurestore/usersql/text.py": "a file of the package",

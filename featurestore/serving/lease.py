@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import cache
 from types import TracebackType
 from typing import Self
 
@@ -30,12 +27,12 @@ from featurestore.model.threads import translate_thread_errors
 from featurestore.plugins.online import OnlineStore
 from featurestore.serving.state import Lease, Origin, PublishedView, ViewState
 from featurestore.serving.stores import StoreClock, server_identity
+from featurestore.storage.locks import process_namespace
 
 _DURATION = timedelta(seconds=30)
 _POLL_SECONDS = 0.2
 # JSON numbers of the state record have 63 bits.
 _MAX_TOKEN = 2**62
-_BOOT = "/proc/sys/kernel/random/boot_id"
 # The owners of this process. The lease of another one has ended, also if the server was not available
 # at its end, or has an older record since.
 _active_owners: set[str] = set()
@@ -65,7 +62,7 @@ class PublisherLease:
     ) -> None:
         self._store, self._clock, self._view = store, clock, view
         self._origin, self._check, self._replaces_damaged = origin, check, replaces_damaged
-        self._owner = f"{_host()}/{os.getpid()}/{uuid.uuid4().hex}"
+        self._owner = f"{process_namespace()}/{os.getpid()}/{uuid.uuid4().hex}"
         self._token = 1 + secrets.randbelow(_MAX_TOKEN)
         self._renewal, self._is_removed = 0, False
         # The heartbeat and the owner's updates must not replace each other's record.
@@ -240,7 +237,7 @@ def is_held(lease: Lease | None, now: datetime) -> bool:
 def _has_ended(lease: Lease) -> bool:
     """Return whether the owner was a process of this machine, or a call of this one, that has ended."""
     host, pid, _ = lease.owner.split("/")
-    if host != _host():
+    if host != process_namespace():
         return False
     if int(pid) == os.getpid():
         return lease.owner not in _active_owners
@@ -254,17 +251,3 @@ def _has_ended(lease: Lease) -> bool:
     except OSError:
         return False
     return False
-
-
-@cache
-def _host() -> str:
-    """Return what identifies the processes with which this one shares process numbers.
-
-    Containers may have the name of their host, and copies of a machine the name of the original.
-    """
-    identifiers = [socket.gethostname()]
-    with suppress(OSError):
-        identifiers.append(os.readlink("/proc/self/ns/pid"))
-        with open(_BOOT) as boot:
-            identifiers.append(boot.read().strip()[:8])
-    return "@".join(identifiers).replace("/", "")

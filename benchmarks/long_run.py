@@ -99,9 +99,15 @@ def observed(census_file: str, arguments: list[str]) -> None:
     def count() -> None:
         for _ in range(2):
             gc.collect()
+        # Python raises SystemError in another thread that is still filling a counted tuple, so no
+        # other thread may run while the list of objects exists.
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(60)
+        time.sleep(0.05)
         types = Counter(
             f"{type(item).__module__}.{type(item).__qualname__}" for item in gc.get_objects()
         )
+        sys.setswitchinterval(interval)
         temporary = Path(f"{census_file}.new")
         temporary.write_text(json.dumps(types))
         temporary.rename(census_file)
@@ -262,11 +268,21 @@ def wait_for_server(port: int) -> None:
 
 def run(options: argparse.Namespace, folder: Path) -> int:
     prepare(folder / "store")
-    port, seconds = 8790 + os.getpid() % 1000, options.minutes * 60
+    port = 8790 + os.getpid() % 1000
     processes = [
         Process("server", folder, "serve", "--port", str(port)),
         Process("scheduler", folder, "scheduler", "start", "--every", "2s"),
     ]
+    try:
+        return observe(options, folder, port, processes)
+    finally:
+        for process in processes:
+            process.process.kill()
+
+
+def observe(options: argparse.Namespace, folder: Path, port: int, processes: list[Process]) -> int:
+    """Send requests and observe the processes; return the exit status of the program."""
+    seconds = options.minutes * 60
     wait_for_server(port)
     roles = ["write", *["read"] * (options.clients - 1)]
     clients = [

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 
 
 def run_program(
@@ -48,14 +47,9 @@ def run_program(
         raise TimeoutError(f"timed out after {seconds:g} s") from error
     finally:
         if process.returncode is None:
-            _kill_group(process)
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except (AttributeError, ProcessLookupError):  # Windows does not have process groups
+                process.kill()
+            process.wait()
     return process.returncode
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    if hasattr(os, "killpg"):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-    process.wait()

@@ -30,6 +30,7 @@ def run_program(
 
     Raises:
         OSError: The program cannot be started.
+        ValueError: An argument or a variable contains a null character.
         TimeoutError: The time limit was reached.
     """
     output = subprocess.DEVNULL if discard_output else None

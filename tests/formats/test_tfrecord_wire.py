@@ -329,6 +329,9 @@ def test_gzip_shards_contain_same_records(tmp_path: Path, subtests: pytest.Subte
                 assert FORMAT.verify_shard(path, layout=layout, rows=100)
                 with pytest.raises(DatasetDamaged, match=r"cannot be decoded|complete GZIP stream"):
                     list(FORMAT.read_in_order(path, layout=layout, columns=columns))
+            # A directory cannot be mapped into memory.
+            with pytest.raises(DatasetDamaged, match="cannot be decoded"):
+                list(FORMAT.read_in_order(str(folder), layout=layout, columns=columns))
 
 
 def test_gzip_records_longer_than_chunks_are_read(tmp_path: Path) -> None:

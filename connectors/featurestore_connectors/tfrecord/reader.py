@@ -101,7 +101,7 @@ def read_compressed(
             if bounds[-1] != len(data):
                 raise EOFError("a record is truncated, or its length is wrong")
             yield _decode_records(data, bounds, layout, columns)
-    except (zlib.error, EOFError, IndexError, ValueError, pa.ArrowInvalid) as error:
+    except (OSError, zlib.error, EOFError, IndexError, ValueError, pa.ArrowInvalid) as error:
         raise DatasetDamaged(
             f"The shard {path!r} cannot be decoded: {error}.",
             hint="featurestore td verify lists the damage",

@@ -317,10 +317,10 @@ def test_names_among_many_words_are_origins(tmp_path: Path) -> None:
             origins.record(connection, model, trained)
         with store.session.registry.reading() as connection:
             hidden = find_hidden_objects(connection, granted=(), reads_store=True)
-            opened = find_opened_objects(connection, "pay")
+            newly_public = find_opened_objects(connection, "pay")
     assert named_objects == [Object(GROUP, "pay")]
     assert {(RUN, record.id, 1), (RUN, trial.id, 1), tuple(model)} <= hidden.outputs
-    assert f"experiment run {trial.id}" in opened
+    assert f"experiment run {trial.id}" in newly_public
 
 
 def test_rebuild_makes_object_of_damaged_origins_private(tmp_path: Path) -> None:

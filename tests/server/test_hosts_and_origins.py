@@ -74,20 +74,23 @@ def test_serve_command_stops_on_sigint(flights_copy: FeatureStore) -> None:
 
 def test_addresses_that_the_machine_lacks_are_skipped() -> None:
     # The second address is one of the block for documentation, which no machine has.
-    own, lacking = (
+    loopback_addresses, missing_addresses = (
         socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
         for host in ("127.0.0.1", "2001:db8::1")
     )
-    for addresses in (own + lacking, lacking + own):
+    for addresses in (
+        loopback_addresses + missing_addresses,
+        missing_addresses + loopback_addresses,
+    ):
         (listener,) = bind_supported(addresses, Connections(1))
         with listener:
             assert listener.getsockname()[0] == "127.0.0.1"
-            used = [(*own[0][:4], listener.getsockname())]
+            bound_addresses = [(*loopback_addresses[0][:4], listener.getsockname())]
             listener.listen()
             with pytest.raises(OSError, match="in use"):
-                bind_supported(used + lacking, Connections(1))
+                bind_supported(bound_addresses + missing_addresses, Connections(1))
     with pytest.raises(OSError, match=r"assign|support"):
-        bind_supported(lacking + lacking, Connections(1))
+        bind_supported(missing_addresses + missing_addresses, Connections(1))
 
 
 def test_serve_network_host_requires_users(empty_store: FeatureStore) -> None:

@@ -329,7 +329,7 @@ SETTINGS = {"schedule": "0 * * * *", "start": "2024-03-01T12:00Z"}
 
 
 def secret(store):
-    return store.get_features([os.environ["WANTED"]], labels=LABELS, dataframe_type="python")
+    return store.get_features([os.environ["READ_OBJECT"]], labels=LABELS, dataframe_type="python")
 
 
 LABELS = [{"who": "b", "at": datetime(2024, 3, 1, 14, tzinfo=UTC)}]
@@ -356,7 +356,7 @@ def copying(window):
 def test_failure_and_output_of_job_that_read_private_rows_are_private(
     filled: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WANTED", f"{PRIVATE}.pay")
+    monkeypatch.setenv("READ_OBJECT", f"{PRIVATE}.pay")
     path = tmp_path / "calm_jobs.py"
     path.write_text(FAILING_JOBS)
     filled.register_jobs(path)
@@ -397,14 +397,14 @@ def test_failure_and_output_of_job_that_read_private_rows_are_private(
 def read_salaries(location: str) -> float:
     """Read private rows in the worker process of a run, whose names are not in its record."""
     with featurestore.connect(location) as store:
-        features = [os.environ["WANTED"]]
+        features = [os.environ["READ_OBJECT"]]
         rows = store.get_features(features, labels=LABELS, dataframe_type="python")
         return float(rows[0]["pay"])
 
 
 def count_files(location: str) -> float:
     """Count private rows in the files of a dataset, before the worker connects to the store."""
-    rows = TrainingDataset.open(os.environ["WANTED"]).num_rows("train")
+    rows = TrainingDataset.open(os.environ["READ_OBJECT"]).num_rows("train")
     with featurestore.connect(location) as store:
         store.get_featuregroup("visits")
     return float(rows > 0)
@@ -415,8 +415,8 @@ def count_files(location: str) -> float:
 def test_run_that_reads_private_rows_in_its_worker_is_private(
     filled: FeatureStore, monkeypatch: pytest.MonkeyPatch, reads_files: bool
 ) -> None:
-    wanted = dataset(filled).path if reads_files else f"{PRIVATE}.pay"
-    monkeypatch.setenv("WANTED", wanted)
+    dataset_or_feature = dataset(filled).path if reads_files else f"{PRIVATE}.pay"
+    monkeypatch.setenv("READ_OBJECT", dataset_or_feature)
     options = {"params": {"location": filled.location}, "store": filled}
     function = count_files if reads_files else read_salaries
     finished = experiments.launch(function, name="calm", **options)

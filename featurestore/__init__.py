@@ -62,6 +62,7 @@ _FUNCTIONS = (
     "rename_feature",
     "compact_featuregroup",
     "vacuum_featuregroup",
+    "verify_featuregroup",
     "delete_featuregroup",
     "get_feature",
     "get_features",

@@ -51,6 +51,7 @@ from featurestore.model.source import source as source
 from featurestore.model.statistics import Statistics
 from featurestore.model.times import Window
 from featurestore.model.validation import ValidationReport
+from featurestore.model.verification import GroupVerifyReport
 from featurestore.model.window_features import WindowFeature
 from featurestore.model.window_features import window as window
 from featurestore.model.window_features import windows as windows
@@ -156,6 +157,7 @@ def get_featuregroup(
     version: int | None = None,
     as_of: datetime | str | int | None = None,
     dataframe_type: None = None,
+    verify: Literal["sample", "all"] | None = None,
 ) -> FeatureFrame: ...
 @overload
 def get_featuregroup(
@@ -164,6 +166,7 @@ def get_featuregroup(
     version: int | None = None,
     as_of: datetime | str | int | None = None,
     dataframe_type: Literal["pandas"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> pd.DataFrame: ...
 @overload
 def get_featuregroup(
@@ -172,6 +175,7 @@ def get_featuregroup(
     version: int | None = None,
     as_of: datetime | str | int | None = None,
     dataframe_type: Literal["polars"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> pl.DataFrame: ...
 @overload
 def get_featuregroup(
@@ -180,6 +184,7 @@ def get_featuregroup(
     version: int | None = None,
     as_of: datetime | str | int | None = None,
     dataframe_type: Literal["arrow"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> pa.Table: ...
 @overload
 def get_featuregroup(
@@ -188,6 +193,7 @@ def get_featuregroup(
     version: int | None = None,
     as_of: datetime | str | int | None = None,
     dataframe_type: Literal["numpy"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> np.ndarray[Any, Any]: ...
 @overload
 def get_featuregroup(
@@ -196,6 +202,7 @@ def get_featuregroup(
     version: int | None = None,
     as_of: datetime | str | int | None = None,
     dataframe_type: Literal["python"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> list[dict[str, Any]]: ...
 @overload
 def get_featuregroup(
@@ -204,6 +211,7 @@ def get_featuregroup(
     version: int | None = None,
     as_of: datetime | str | int | None = None,
     dataframe_type: Literal["spark"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> SparkDataFrame: ...
 def get_featuregroups(*, limit: int | None = None, offset: int = 0) -> list[FeatureGroup]: ...
 def get_latest_featuregroup_version(name: str) -> int: ...
@@ -238,6 +246,9 @@ def compact_featuregroup(name: str, *, version: int | None = None) -> Commit: ..
 def vacuum_featuregroup(
     name: str, *, version: int | None = None, retain: timedelta | str = "30d"
 ) -> Sequence[str]: ...
+def verify_featuregroup(
+    name: str, *, version: int | None = None, sample: int | None = None
+) -> GroupVerifyReport: ...
 def delete_featuregroup(name: str, *, version: int, force: bool = False) -> None: ...
 @overload
 def get_feature(feature: str, *, dataframe_type: None = None) -> FeatureFrame: ...
@@ -269,6 +280,7 @@ def get_features(
     include_keys: bool = False,
     created_time_filter: bool = True,
     dataframe_type: None = None,
+    verify: Literal["sample", "all"] | None = None,
 ) -> FeatureFrame: ...
 @overload
 def get_features(
@@ -286,6 +298,7 @@ def get_features(
     include_keys: bool = False,
     created_time_filter: bool = True,
     dataframe_type: Literal["pandas"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> pd.DataFrame: ...
 @overload
 def get_features(
@@ -303,6 +316,7 @@ def get_features(
     include_keys: bool = False,
     created_time_filter: bool = True,
     dataframe_type: Literal["polars"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> pl.DataFrame: ...
 @overload
 def get_features(
@@ -320,6 +334,7 @@ def get_features(
     include_keys: bool = False,
     created_time_filter: bool = True,
     dataframe_type: Literal["arrow"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> pa.Table: ...
 @overload
 def get_features(
@@ -337,6 +352,7 @@ def get_features(
     include_keys: bool = False,
     created_time_filter: bool = True,
     dataframe_type: Literal["numpy"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> np.ndarray[Any, Any]: ...
 @overload
 def get_features(
@@ -354,6 +370,7 @@ def get_features(
     include_keys: bool = False,
     created_time_filter: bool = True,
     dataframe_type: Literal["python"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> list[dict[str, Any]]: ...
 @overload
 def get_features(
@@ -371,6 +388,7 @@ def get_features(
     include_keys: bool = False,
     created_time_filter: bool = True,
     dataframe_type: Literal["spark"],
+    verify: Literal["sample", "all"] | None = None,
 ) -> SparkDataFrame: ...
 @overload
 def sql(
@@ -459,7 +477,7 @@ def create_feature_view(
     tags: Mapping[str, str] | None = None,
 ) -> FeatureView: ...
 def get_feature_view(name: str, *, version: int | None = None) -> FeatureView: ...
-def get_feature_views() -> list[FeatureView]: ...
+def get_feature_views(*, limit: int | None = None, offset: int = 0) -> list[FeatureView]: ...
 def delete_feature_view(name: str, *, version: int) -> None: ...
 def publish(
     view: str | FeatureView,
@@ -730,7 +748,7 @@ def backfill_job(
     resume: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Run]: ...
-def get_runs(name: str) -> list[Run]: ...
+def get_runs(name: str, *, last: int | None = None) -> list[Run]: ...
 def pause_job(name: str) -> None: ...
 def remove_job(name: str) -> RemovedJob: ...
 def replay_quarantine(name: str) -> Replayed: ...
@@ -743,7 +761,7 @@ def accept_monitor(
     until: datetime | str | None = None,
     note: str = "",
 ) -> Acceptance: ...
-def get_monitors() -> list[MonitorStatus]: ...
+def get_monitors(*, limit: int | None = None, offset: int = 0) -> list[MonitorStatus]: ...
 def get_monitor_history(
     name: str, *, limit: int | None = 100, offset: int = 0
 ) -> list[MonitorReport]: ...

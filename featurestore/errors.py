@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 MANY_FILES_HINT = (
     "raise the limit of open files (ulimit -n 65536), or merge the files of the group: "
@@ -21,9 +22,13 @@ class FeatureStoreError(Exception):
         command: The hint on the command line, instead of the Python hint.
     """
 
+    # The hint of a class whose errors all have the same next step.
+    default_hint: ClassVar[str | None] = None
+
     def __init__(
         self, message: str, *, hint: str | None = None, command: str | None = None
     ) -> None:
+        hint = self.default_hint if hint is None else hint
         self.message = message
         self.hint = hint
         self.command = command
@@ -97,6 +102,14 @@ class EngineError(FeatureStoreError, RuntimeError):
     """An engine failed in an unexpected way."""
 
 
+class ThreadsUnavailable(FeatureStoreError, RuntimeError):
+    """The system refuses to start a thread; the message names the limits."""
+
+
+class ForkedProcess(FeatureStoreError, RuntimeError):
+    """An object of the parent process was used in a child that was created with ``fork``."""
+
+
 class InvalidPlan(FeatureStoreError, ValueError):
     """A feature plan uses a column or a time that its rows do not have."""
 
@@ -116,6 +129,10 @@ class PublicationWarning(UserWarning):
     """
 
 
+class RegistryWarning(UserWarning):
+    """The location contains objects that the registry lacks, so that they are not listed."""
+
+
 class DataWarning(UserWarning):
     """Rows were accepted, but look suspicious."""
 
@@ -127,9 +144,19 @@ class JobWarning(UserWarning):
 class TableDamaged(StorageError):
     """A Delta log or data file is missing or unreadable; the message names the file."""
 
+    default_hint = (
+        "restore the file from a copy; featurestore fg verify NAME lists all damaged files"
+    )
+
 
 class RegistryError(FeatureStoreError, RuntimeError):
     """The registry database cannot be used."""
+
+
+class RegistryDamaged(RegistryError):
+    """The registry is damaged, incomplete or lost; it can be rebuilt from the files of the store."""
+
+    default_hint = "featurestore registry rebuild"
 
 
 class RegistryTooNew(RegistryError):
@@ -275,6 +302,10 @@ class InvalidSplit(FeatureStoreError, ValueError):
 class DatasetDamaged(FeatureStoreError, RuntimeError):
     """Files of a training dataset differ from its manifest; the message names the file."""
 
+    default_hint = (
+        "featurestore td verify lists the damage; restore the files, or create the dataset again"
+    )
+
 
 class ManifestMismatch(FeatureStoreError, ValueError):
     """A reader state belongs to another manifest; the message has both hashes."""
@@ -386,6 +417,10 @@ class OnlineStoreUnavailable(OnlineStoreError, ConnectionError):
     """An online store is not reachable, or did not respond in time."""
 
 
+class OnlineWritesLost(OnlineStoreError):
+    """An online store lost writes that it had acknowledged, during the publication of a view."""
+
+
 # --- jobs -----------------------------------------------------------------------------
 
 
@@ -419,6 +454,8 @@ class RunNotFound(FeatureStoreError, LookupError):
 class RunDamaged(FeatureStoreError, RuntimeError):
     """The record of a run cannot be read; the message names the file and the problem."""
 
+    default_hint = "restore the file from a copy; other runs are not affected"
+
 
 class RunFailed(FeatureStoreError, RuntimeError):
     """A training function failed, or its workers failed more often than allowed."""
@@ -450,6 +487,8 @@ class ModelExists(FeatureStoreError, ValueError):
 
 class ModelDamaged(FeatureStoreError, RuntimeError):
     """A file of a registered model differs from what was written; the message names it."""
+
+    default_hint = "restore the file from a copy, or register the model again"
 
 
 class UntrustedModel(FeatureStoreError, PermissionError):
@@ -645,4 +684,8 @@ def refusal_hint(error: OSError) -> str | None:
         return MANY_FILES_HINT
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "free some disk space and retry"
+    if error.errno == errno.EROFS:
+        return "the file system is read-only: check the disk, mount it for writing, and retry"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "give the user of this process access to the file and its folders, and retry"
     return None

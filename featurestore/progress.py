@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, TextIO, TypeVar
 
+from featurestore.model.threads import start_thread
+
 SETTING = "FEATURESTORE_PROGRESS"
 _DELAY_SECONDS = 2.0
 _REFRESH_SECONDS = 0.2
@@ -162,8 +164,11 @@ def tracking(title: str, *, delay: float | None = None) -> Iterator[Tracker]:
                 draw(tracker)
             draw(tracker)
 
-    drawer = threading.Thread(target=draw_until_ended, name="featurestore-progress", daemon=True)
-    drawer.start()
+    try:
+        drawer = start_thread(draw_until_ended, name="featurestore-progress")
+    except BaseException:
+        _running = None
+        raise
     try:
         yield tracker
     finally:

@@ -13,7 +13,6 @@ import base64
 import io
 import json
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,7 @@ from featurestore.arrow.casts import cast_array
 from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.text_values import format_decimals
 from featurestore.errors import DatasetDamaged, InvalidArgument, UnsupportedType
+from featurestore.model.runtime import ForkSafeLock
 from featurestore.plugins.format import (
     ColumnProfile,
     DatasetFormat,
@@ -145,7 +145,7 @@ class CsvShard:
             size = files.status(path).size
             # The file stays open, since a cache may remove its copy of the file.
             self._handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-            self._lock = threading.Lock()
+            self._lock = ForkSafeLock()
         except OSError as error:
             raise DatasetDamaged(
                 f"The shard {path!r} cannot be read: {error.strerror or error}."

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import count, pairwise
-from threading import RLock
 from typing import TYPE_CHECKING
 from weakref import finalize
 
@@ -22,6 +21,7 @@ from featurestore.arrow.casts import cast_array
 from featurestore.arrow.schemas import schema_from_json, schema_to_json, type_to_json
 from featurestore.arrow.types import is_nested
 from featurestore.errors import DatasetDamaged, InvalidArgument, UnsupportedType, listing
+from featurestore.model.runtime import ForkSafeLock
 from featurestore.plugins.format import (
     ColumnProfile,
     DatasetFormat,
@@ -160,7 +160,7 @@ def _group_offset(group: pq.RowGroupMetaData) -> int:
 
 
 _decoded: OrderedDict[tuple[int, int, tuple[str, ...]], pa.Table] = OrderedDict()
-_lock = RLock()  # the finalizer of a shard may run in a thread that owns the lock
+_lock = ForkSafeLock()  # the finalizer of a shard may run in a thread that owns the lock
 _numbers = count()
 
 
@@ -198,9 +198,19 @@ class ParquetShard:
         if not slices:
             empty = [pa.array([], field.type) for field in schema]
             return pa.RecordBatch.from_arrays(empty, schema=schema)
-        table = pa.concat_tables(slices).combine_chunks()
-        arrays = [cast_array(combine_chunks(table[field.name]), field.type) for field in schema]
+        try:
+            table = pa.concat_tables(slices).combine_chunks()
+            arrays = [cast_array(combine_chunks(table[field.name]), field.type) for field in schema]
+        # A damaged footer has other names or types.
+        except (KeyError, pa.ArrowException) as error:
+            raise self._damage(f"Rows {start:,} to {stop:,}", error) from error
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _damage(self, section: str, error: Exception) -> DatasetDamaged:
+        return DatasetDamaged(
+            f"{section} of the shard {self._path!r} cannot be read: {error}.",
+            hint="featurestore td verify lists the damage",
+        )
 
     def _group(self, group: int, columns: tuple[str, ...]) -> pa.Table:
         """Return a decoded row group, from the cache if possible."""
@@ -213,11 +223,10 @@ class ParquetShard:
             try:
                 # The lock is not held while reading, so that threads do not wait for each other.
                 table = self._file.read_row_group(group, columns=list(columns), use_threads=False)
+                # Arrow does not check that texts are UTF-8 while it reads them.
+                table.validate(full=True)
             except (OSError, pa.ArrowException) as error:
-                raise DatasetDamaged(
-                    f"Row group {group} of the shard {self._path!r} cannot be read: {error}.",
-                    hint="featurestore td verify lists the damage",
-                ) from error
+                raise self._damage(f"Row group {group}", error) from error
             with _lock:
                 _decoded[key] = table
                 while len(_decoded) > CACHED_ROW_GROUPS:

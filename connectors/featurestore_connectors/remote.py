@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from itertools import chain
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import pyarrow as pa
 
@@ -23,11 +23,14 @@ from featurestore.errors import (
     ConfigurationError,
     FeatureStoreError,
     InvalidArgument,
+    RegistryWarning,
     ServerUnavailable,
     TooManyAttempts,
     TooManyRequests,
 )
-from featurestore.plugins.remote import ARROW, RETRIEVAL, Client
+from featurestore.model.arguments import warn_caller
+from featurestore.model.display import escape_line
+from featurestore.plugins.remote import ARROW, NOTICE, RETRIEVAL, Client
 
 _API = "/api/v1"
 # The server sends nothing while it runs a query, and limits the time of queries itself.
@@ -38,6 +41,7 @@ _RETRY_PAUSES = (0.2, 1.0, 5.0)
 # Repetitions of a request that the server refuses because other requests of this person run.
 _BUSY_RETRIES, _LONGEST_PAUSE = 5, 30.0
 _PAGE = 1000
+_MAX_NOTICE = 4000
 
 
 def request_body(
@@ -137,6 +141,7 @@ class HttpClient:
             )
         self._url = url
         self._token = token
+        self._last_notice = ""
 
     @property
     def address(self) -> str:
@@ -264,6 +269,7 @@ class HttpClient:
         while True:
             response, refusal, connection = self._try(method, target, body, headers, seconds)
             if refusal is None:
+                self._warn_of_notice(response)
                 return connection, response
             # Rows are an iterator, which was consumed.
             is_repeatable = body is None or isinstance(body, bytes)
@@ -277,6 +283,13 @@ class HttpClient:
             pause = min(float(header), _LONGEST_PAUSE) if header.isdecimal() else 1.0
             # Clients that were refused together should not return together.
             time.sleep(pause * random.uniform(1.0, 1.5))
+
+    def _warn_of_notice(self, response: http.client.HTTPResponse) -> None:
+        """Warn once of objects that the registry of the server lacks."""
+        notice = escape_line(unquote(response.getheader(NOTICE, "")[:_MAX_NOTICE]))
+        if notice and notice != self._last_notice:
+            warn_caller(f"{self.address}: {notice}", RegistryWarning)
+        self._last_notice = notice
 
     def _try(
         self,

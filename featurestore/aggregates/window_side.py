@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -28,6 +28,7 @@ from featurestore.aggregates.stream import (
 )
 from featurestore.arrow.values import to_scalar_array
 from featurestore.model.plan import FeaturePlan, WindowJoin
+from featurestore.model.threads import independent_tasks
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class WindowFeatures:
             yield from self(batches)
             return
         waiting: deque[Future[pa.Table]] = deque()
-        with ThreadPoolExecutor(threads) as pool:
+        with independent_tasks(threads, "featurestore-windows") as pool:
             for compute in self._block_computations(batches):
                 # At most one block for each thread waits, which bounds the memory. Results keep
                 # the order of the stream.

@@ -28,11 +28,13 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from featurestore.errors import (
     FeatureStoreError,
     InvalidArgument,
+    ThreadsUnavailable,
     did_you_mean,
     listing,
 )
 from featurestore.model.alert import Alert, Channel, validate_channel
 from featurestore.model.names import parse_secret
+from featurestore.model.threads import start_thread
 from featurestore.registry import alerts
 from featurestore.session import Session
 from featurestore.storage.grants import acting_channel, authorize, grant, is_granted, resolve_secret
@@ -52,7 +54,8 @@ def add_channel(session: Session, name: str, uri: str, *, secret: str | None = N
     channel = validate_channel(name, uri, secret)
     with session.registry.transaction() as connection:
         alerts.put_channel(connection, channel)
-    grant_channel(session, channel)
+        # In the transaction, so that the last registration also writes the last grant.
+        grant_channel(session, channel)
     return channel
 
 
@@ -147,9 +150,11 @@ def _send_within(seconds: float, send: Callable[[list[Connection]], None]) -> No
                         connection.sock.shutdown(socket.SHUT_RDWR)
             has_ended.wait(_CLOSE_SECONDS)
 
-    threading.Thread(target=run, name="alert", daemon=True).start()
+    start_thread(run, name="alert")
     if not has_ended.wait(seconds):
-        threading.Thread(target=close_connections, name="alert", daemon=True).start()
+        # Without this thread, the other one ends when the receiver closes its connection.
+        with suppress(ThreadsUnavailable):
+            start_thread(close_connections, name="alert")
         raise TimeoutError
     for error in errors:
         raise error

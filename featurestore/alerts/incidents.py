@@ -67,6 +67,7 @@ def update_incidents(
     if not spec.alert:
         return
     now = times.utc_now()
+    alerts.lock_incidents(connection, spec.name)
     open_incidents = alerts.open_incidents(connection, spec.name)
     started = {family: lines for family, lines in present.items() if family not in open_incidents}
     lines_now = {**(lasting or {}), **present}
@@ -87,6 +88,7 @@ def update_incidents(
 
 def end(connection: Connection, spec: JobSpec, families: Collection[str], *, reason: str) -> None:
     """End the open incidents of some families, and queue a message."""
+    alerts.lock_incidents(connection, spec.name)
     open_incidents = alerts.open_incidents(connection, spec.name)
     ended = {family: incident for family, incident in open_incidents.items() if family in families}
     if not ended:
@@ -184,7 +186,7 @@ def _send(
         _log.warning("alert to %s was not delivered: %s", message.channel, error)
         reason = text_for_readers(session.registry, str(error)).message
         with session.registry.transaction() as connection:
-            alerts.record_failed_delivery(connection, message, reason, wait)
+            alerts.record_failed_delivery(connection, message, reason, wait, holder=holder)
             alerts.defer_channel(connection, message.channel, _FIRST_WAIT)
         return False
     with session.registry.transaction() as connection:

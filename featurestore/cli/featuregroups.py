@@ -234,6 +234,23 @@ def vacuum(
     show_record(context, {"removed": len(removed), "files": list(removed)})
 
 
+@app.command(epilog="Example: featurestore fg verify weather")
+def verify(
+    context: typer.Context,
+    name: Name,
+    sample: Annotated[
+        int | None,
+        typer.Option(help="The number of data files to check; all by default.", min=1),
+    ] = None,
+) -> None:
+    """Read the files of a group and compare them with their checksums; exit code 1 if any differs."""
+    group_name, version = split_version(name)
+    report = store(context).verify_featuregroup(group_name, version=version, sample=sample)
+    show_text(context, str(report), data=report.to_json())
+    if not report.ok:
+        raise typer.Exit(1)
+
+
 @app.command(epilog="Example: featurestore fg delete weather@v1")
 def delete(
     context: typer.Context,

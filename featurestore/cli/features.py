@@ -202,11 +202,20 @@ def create(context: typer.Context, file: DefinitionFile) -> None:
 
 
 @view_app.command("list", epilog="Example: featurestore fv list")
-def list_views(context: typer.Context) -> None:
+def list_views(context: typer.Context, limit: Limit = None, page: PageNumber = 1) -> None:
     """List every version of every feature view."""
-    rows = [_overview(view) for view in store(context).get_feature_views()]
+    connected = store(context)
+    views_page = get_page(
+        context,
+        lambda limit, offset: connected.get_feature_views(limit=limit, offset=offset),
+        limit=limit,
+        page=page,
+    )
+    rows = [_overview(view) for view in views_page.items]
     columns = ["name", "version", "labels", "label", "features", "created"]
-    show_rows(context, rows, columns=columns, empty="no feature views yet")
+    show_rows(
+        context, rows, columns=columns, empty="no feature views yet", next_page=views_page.next
+    )
 
 
 @view_app.command("show", epilog="Example: featurestore fv show late_flights@v1")

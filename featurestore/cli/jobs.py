@@ -192,7 +192,7 @@ def history(
     last: Annotated[int, typer.Option("--last", "-n", min=1, help="Number of runs.")] = 20,
 ) -> None:
     """Show the last runs of a job, with errors, hints and log files."""
-    runs = store(context).get_runs(name)[-last:]
+    runs = store(context).get_runs(name, last=last)
     _show_runs(context, runs, empty="no runs yet")
 
 

@@ -231,5 +231,5 @@ def _error_output_format() -> OutputFormat:
     return OutputFormat.JSON if is_json else OutputFormat.TEXT
 
 
-app.add_typer(importlib.import_module("featurestore.cli.setup").app)
-app.add_typer(importlib.import_module("featurestore.cli.projects").app)
+for _module in ("doctor", "setup", "projects"):
+    app.add_typer(importlib.import_module(f"featurestore.cli.{_module}").app)

@@ -19,15 +19,23 @@ Name = Annotated[str, typer.Argument(help="Name of the monitor.")]
 
 
 @app.command("list", epilog="Example: featurestore monitor list")
-def list_monitors(context: typer.Context) -> None:
+def list_monitors(context: typer.Context, limit: Limit = None, page: PageNumber = 1) -> None:
     """List monitors with their latest state."""
-    rows = [each._summary() for each in store(context).get_monitors()]
+    connected = store(context)
+    monitors_page = get_page(
+        context,
+        lambda limit, offset: connected.get_monitors(limit=limit, offset=offset),
+        limit=limit,
+        page=page,
+    )
+    rows = [each._summary() for each in monitors_page.items]
     show_rows(
         context,
         rows,
         columns=["name", "state", "alarms", "featuregroup", "window_end"],
         wide=["baseline", "schedule"],
         empty="no monitors yet; define one in a Python file: featurestore job register FILE",
+        next_page=monitors_page.next,
     )
 
 

@@ -67,10 +67,15 @@ def check(
         str | None, typer.Argument(help="Name; none: the embedded store.", show_default=False)
     ] = None,
 ) -> None:
-    """Check connection, permissions and settings; exit code 1 if there is a problem."""
+    """Check connection, permissions and settings; exit code 1 if there is a problem.
+
+    The risks are settings with which the server can lose published values.
+    """
     from featurestore.serving.stores import check_online_store
 
-    show_record(context, check_online_store(store(context).session, name))
+    record = check_online_store(store(context).session, name)
+    risks: list[dict[str, str]] = record.pop("risks")
+    show_record(context, record, tables={"risks": risks})
 
 
 @app.command(epilog="Example: featurestore online purge cache --dry-run")

@@ -121,7 +121,10 @@ def show_record(
     *,
     tables: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> None:
-    """Print one record, either as a JSON object or as one line per key followed by the tables."""
+    """Print one record, either as a JSON object or as one line per key followed by the tables.
+
+    Tables without rows are in the JSON object only.
+    """
     tables = tables or {}
     if settings(context).output is OutputFormat.JSON:
         show_json({**record, **tables})
@@ -130,8 +133,9 @@ def show_record(
     for key, value in record.items():
         sys.stdout.write(f"{key.replace('_', ' '):<{width}}  {value_text(value)}\n")
     for key, rows in tables.items():
-        sys.stdout.write(f"\n{key.replace('_', ' ')}:\n")
-        _print_table(rows, list(rows[0]))
+        if rows:
+            sys.stdout.write(f"\n{key.replace('_', ' ')}:\n")
+            _print_table(rows, list(rows[0]))
 
 
 def show_text(context: typer.Context, text: str, *, data: Any) -> None:

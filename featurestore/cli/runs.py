@@ -45,10 +45,9 @@ def list_runs(
     connected = store(context)
 
     def get(page_limit: int | None, offset: int) -> list[Any]:
-        # get_runs() has no offset, so the runs of earlier pages are read and skipped.
-        end = None if page_limit is None else offset + page_limit
-        runs = experiments.get_runs(name, trials=trials, limit=end, store=connected)
-        return runs[offset:]
+        return experiments.get_runs(
+            name, trials=trials, limit=page_limit, offset=offset, store=connected
+        )
 
     runs_page = get_page(context, get, limit=limit, page=page)
     rows = []
@@ -138,14 +137,27 @@ def list_models(
     name: Annotated[
         str | None, typer.Option(help="Only versions of this model.", show_default=False)
     ] = None,
+    limit: Limit = None,
+    page: PageNumber = 1,
 ) -> None:
     """List every version of every model."""
     from featurestore import experiments
 
-    rows = [model.to_json() for model in experiments.get_models(name, store=store(context))]
+    connected = store(context)
+    models_page = get_page(
+        context,
+        lambda limit, offset: experiments.get_models(
+            name, limit=limit, offset=offset, store=connected
+        ),
+        limit=limit,
+        page=page,
+    )
+    rows = [model.to_json() for model in models_page.items]
     columns = ["name", "version", "stage", "flavor", "dataset", "run"]
     wide = ["outputs", "description", "tags", "created"]
-    show_rows(context, rows, columns=columns, wide=wide, empty="no models yet")
+    show_rows(
+        context, rows, columns=columns, wide=wide, empty="no models yet", next_page=models_page.next
+    )
 
 
 @model_app.command("show", epilog="Example: featurestore model show late_flights@v1")

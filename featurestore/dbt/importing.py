@@ -49,7 +49,7 @@ from featurestore.featuregroups.redefinition import (
 )
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.jobs.monitors.definitions import WATCHED_INPUT, MonitorOptions, monitor_spec
-from featurestore.jobs.registration import JobFile, grant_job, register_spec
+from featurestore.jobs.registration import JobFile, grant_job, register_job
 from featurestore.model import display
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import DBT_ORIGIN, JobSpec
@@ -547,9 +547,10 @@ def _apply(session: Session, step: _Step, *, origin: str) -> None:
         grant_rows(session, step.existing.spec)
     if step.monitor is None:
         return
-    grant_job(session, step.monitor, JobFile(origin, None, None))
+    file = JobFile(origin, None, None)
+    grant_job(session, step.monitor, file)
     if _is_new_monitor(session, step.monitor, origin=origin):
-        register_spec(session, step.monitor, origin=origin)
+        register_job(session, step.monitor, file)
         with session.registry.transaction() as connection:
             jobs.set_paused(connection, step.monitor.name, False)
 

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.types as pat
 
+from featurestore.delta.checksums import checksum_in_add
 from featurestore.delta.log import damaged_file
 from featurestore.delta.schema import check_no_deletion_vector, unsupported_feature_error
 from featurestore.errors import FeatureStoreError, TableDamaged
@@ -47,7 +48,8 @@ class DataFile:
     """A Parquet file of a table version.
 
     ``path`` is absolute; ``log_path`` is the path in the log. ``partition`` maps partition columns
-    to the values of the file, as strings. ``statistics`` is the JSON string in the log.
+    to the values of the file, as strings. ``statistics`` is the JSON string in the log. ``checksum`` is
+    the CRC-32C of the file, None if another program wrote it.
     """
 
     path: str
@@ -57,6 +59,7 @@ class DataFile:
     modified: int = 0
     partition: Mapping[str, str | None] = field(default_factory=dict)
     statistics: str | None = field(default=None, repr=False)
+    checksum: str | None = None
 
 
 def data_file(path: str, add: Mapping[str, Any]) -> DataFile:
@@ -78,6 +81,7 @@ def data_file(path: str, add: Mapping[str, Any]) -> DataFile:
             modified=int(add.get("modificationTime") or 0),
             partition=dict(add.get("partitionValues") or {}),
             statistics=add.get("stats"),
+            checksum=checksum_in_add(add),
         )
     except FeatureStoreError:
         # UnsupportedTable is also a ValueError, and would be reported as an incomplete entry.

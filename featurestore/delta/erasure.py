@@ -13,13 +13,21 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 
+from featurestore.delta import log
+from featurestore.delta.checksums import (
+    CHECKSUMS,
+    CommitChecksums,
+    checksums_of,
+    digest_of,
+    seal,
+)
 from featurestore.delta.commits import META
 from featurestore.delta.datafile import file_path, parse_statistics, rows_in_statistics
 from featurestore.delta.log import LOG_FOLDER
@@ -61,7 +69,9 @@ class LogScrubber:
             file = action.get(action_name)
             if file is not None and self._is_missing(file["path"]) and self._names_value(file):
                 return True
-        notes = [action.get(action_name) for action_name in _NOTES]
+        notes: list[Any] = [
+            _without_checksums(action[name]) for name in _NOTES if action.get(name) is not None
+        ]
         notes.append(_annotations(action).get(META))
         return any(self.has_value(text) for text in texts_of(notes))
 
@@ -76,7 +86,7 @@ class LogScrubber:
         cleaned = dict(action)
         for action_name in _NOTES:
             if action.get(action_name) is not None:
-                cleaned[action_name] = self._clean_texts(action[action_name])
+                cleaned[action_name] = self._clean_note(action[action_name])
         annotations = _annotations(action)
         if META in annotations:
             # Descriptions and tags; the definition of the group is not changed.
@@ -126,6 +136,12 @@ class LogScrubber:
             cleaned["tags"] = self._clean_texts(dict(cleaned["tags"]))
         return cleaned
 
+    def _clean_note(self, note: Mapping[str, Any]) -> dict[str, Any]:
+        cleaned: dict[str, Any] = self._clean_texts(_without_checksums(note))
+        if CHECKSUMS in note:
+            cleaned[CHECKSUMS] = note[CHECKSUMS]
+        return cleaned
+
     def _is_missing(self, log_path: str) -> bool:
         try:
             return not files.exists(file_path(self.path, log_path))
@@ -147,6 +163,11 @@ def _annotations(action: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the properties of a table in an action."""
     metadata = action.get("metaData")
     return {} if metadata is None else metadata.get("configuration") or {}
+
+
+def _without_checksums(note: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a ``commitInfo`` without checksums, whose digits may look like an erased value."""
+    return {name: item for name, item in note.items() if name != CHECKSUMS}
 
 
 def texts_of(value: Any) -> Iterator[str]:
@@ -215,8 +236,8 @@ def read_actions(file: str) -> list[dict[str, Any]]:
         return [_with_mappings(row) for row in table.to_pylist()]
     if not file.endswith(".json"):
         return []
-    lines = files.read_bytes(file).decode().split("\n")
-    return [json.loads(line) for line in lines if line.strip()]
+    # A damaged commit must not get a new checksum.
+    return list(map(dict, log.read_commit(file)))
 
 
 def _with_mappings(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,24 +259,55 @@ def scrub_log(scrubber: LogScrubber) -> int:
     Commits are replaced atomically and keep their versions. A killed call can be repeated.
     """
     count = 0
+    changed_checkpoints: dict[str, list[dict[str, Any]]] = {}
+    commit_files = []
     for file in log_files(scrubber.path):
         # Checksum files of Spark repeat the statistics of files, and killed writers leave temporary
         # files. Readers need neither.
         if file.endswith(".crc") or scrubber.has_other_traces(file):
             files.remove(file, below=scrubber.path)
-            continue
+        elif file.endswith(".parquet"):
+            actions = read_actions(file)
+            cleaned = [scrubber.clean(action) for action in actions]
+            if cleaned != actions:
+                changed_checkpoints[file] = cleaned
+        else:
+            commit_files.append(file)
+    # The commits first: they contain checksums of checkpoints, which are removed before a
+    # checkpoint changes.
+    changed_names = set(map(os.path.basename, changed_checkpoints))
+    for file in commit_files:
         actions = read_actions(file)
         cleaned = [scrubber.clean(action) for action in actions]
-        if cleaned == actions:
-            continue
+        checksums = checksums_of(log.commit_info(actions))
+        has_record = checksums is not None and not changed_names.isdisjoint(checksums.checkpoints)
+        if cleaned != actions or has_record:
+            count += 1
+            files.write_atomically(file, _commit_bytes(file, cleaned, checksums, changed_names))
+    for file, cleaned in changed_checkpoints.items():
         count += 1
-        if file.endswith(".parquet"):
-            files.write_atomically(file, _checkpoint_bytes(file, cleaned))
-        else:
-            _keep_commit_time(cleaned, file)
-            lines = [json.dumps(action, separators=(",", ":")) for action in cleaned]
-            files.write_atomically(file, "\n".join(lines).encode() + b"\n")
+        files.write_atomically(file, _checkpoint_bytes(file, cleaned))
     return count
+
+
+def _commit_bytes(
+    file: str,
+    actions: list[dict[str, Any]],
+    checksums: CommitChecksums | None,
+    changed_checkpoints: Collection[str],
+) -> bytes:
+    """Return a commit with other actions, which keeps its place in the chain of commits."""
+    _keep_commit_time(actions, file)
+    if checksums is None:
+        lines = [json.dumps(action, separators=(",", ":")) for action in actions]
+        return "\n".join(lines).encode() + b"\n"
+    checkpoints = {
+        name: checksum
+        for name, checksum in checksums.checkpoints.items()
+        if name not in changed_checkpoints
+    }
+    original = checksums.original or digest_of(files.read_bytes(file))
+    return seal(actions, replace(checksums, checkpoints=checkpoints, original=original))
 
 
 def _checkpoint_bytes(file: str, actions: list[dict[str, Any]]) -> bytes:

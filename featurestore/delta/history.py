@@ -29,7 +29,7 @@ _COPIED_ROW_METRICS = (
     "num_copied_rows",
     "num_target_rows_copied",
 )
-_CACHED_TIMES = 1 << 16
+_CACHED_TIMES = 1 << 14
 # The end of the year 9999 in milliseconds since 1970.
 _LAST_TIME = 253_402_300_799_999
 # Monotonic times by file state, so that a new table at the same path has its own times.

@@ -1,29 +1,25 @@
-"""Delta log files: names, listings, commit actions, and deletion records.
+"""Delta log files: names, listings and commit actions.
 
-Logs are untrusted: paths that lead outside of the table are not followed. This module writes only
-deletion records, which are stored next to the table directory.
+Logs are untrusted: paths that lead outside of the table are not followed.
 """
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import json
 import os
 import re
-import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-from featurestore.errors import FeatureGroupNotFound, StorageError, TableDamaged, refusal_hint
-from featurestore.model.times import utc_now
+from featurestore.delta import checksums
+from featurestore.delta.sized_cache import SizedCache
+from featurestore.errors import StorageError, TableDamaged, refusal_hint
 from featurestore.storage import files, storage_for
 from featurestore.storage.location import make_absolute
 
-_DELETION_SUFFIX = ".deleted"
 LOG_FOLDER = "_delta_log"
 Action = Mapping[str, Any]
 Actions = Sequence[Action]
@@ -42,7 +38,7 @@ _LAST_VERSIONS: dict[str, int] = {}
 _RELISTED_COMMITS = 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FileState:
     """The identity of a log file: time, size and inode, which differ if the file is replaced."""
 
@@ -156,7 +152,7 @@ def find_checkpoint_before(path: str, version: int) -> tuple[int, tuple[str, ...
     # the version. Checkpoints with several parts or unique names are found by the listing.
     last = _read_last_checkpoint(path)
     if 0 <= last <= version:
-        file = os.path.join(path, LOG_FOLDER, f"{last:0{_VERSION_DIGITS}d}.checkpoint.parquet")
+        file = checkpoint_path(path, last)
         if files.exists(file):
             return last, (file,)
     checkpoints = list_log(path).checkpoints
@@ -261,6 +257,11 @@ def commit_path(path: str, version: int) -> str:
     return os.path.join(path, LOG_FOLDER, f"{version:0{_VERSION_DIGITS}d}.json")
 
 
+def checkpoint_path(path: str, version: int) -> str:
+    """Return the path of a version's checkpoint, if it consists of one file."""
+    return os.path.join(path, LOG_FOLDER, f"{version:0{_VERSION_DIGITS}d}.checkpoint.parquet")
+
+
 def commit_sha256(path: str, version: int) -> str | None:
     """Return the hash of a version's commit file, or None if the log no longer has the file.
 
@@ -288,20 +289,51 @@ def read_commit_file(file: str) -> tuple[FileState, Actions]:
         state = FileState.from_path(file)
     except OSError as error:
         raise unreadable_file(file, error) from error
-    return state, _parse_commit(state)
+    return state, _parse_commit(state)[1]
 
 
-# The result is cached, because commits are immutable and histories read them repeatedly.
-@lru_cache(maxsize=4096)
-def _parse_commit(state: FileState) -> Actions:
+def commit_digest(path: str, version: int) -> str | None:
+    """Return the digest of a commit in the chain, or None if the log does not have the commit.
+
+    Raises:
+        TableDamaged: The commit is invalid.
+    """
+    file = commit_path(path, version)
+    try:
+        return _parse_commit(FileState.from_path(file))[0]
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise unreadable_file(file, error) from error
+
+
+def _parse_commit(state: FileState) -> tuple[str, Actions]:
+    """Return the digest and the actions of a commit.
+
+    They are cached, because commits are immutable and histories read them repeatedly.
+    """
+    return _COMMITS.find(state, lambda: _load_commit(state), size=state.size + _COMMIT_OVERHEAD)
+
+
+def _load_commit(state: FileState) -> tuple[str, Actions]:
     if state.size == 0:
         raise damaged_file(state.path, "is empty")
     try:
-        return parse_actions(files.read_text(state.path))
+        content = storage_for(state.path).read(state.path)
+        digest = checksums.check_commit(content)
+        return digest, parse_actions(content.decode())
+    except checksums.ChecksumError as error:
+        raise damaged_file(state.path, "differs from its checksum") from error
     except OSError as error:
         raise unreadable_file(state.path, error) from error
     except (ValueError, RecursionError) as error:
         raise damaged_file(state.path, "is not a readable commit") from error
+
+
+# Parsed commits take 3.5 times the memory of their files.
+_CACHED_BYTES = 16 << 20
+_COMMIT_OVERHEAD = 1 << 10
+_COMMITS = SizedCache[FileState, tuple[str, Actions]](_CACHED_BYTES)
 
 
 def parse_actions(text: str) -> Actions:
@@ -385,38 +417,3 @@ def unreadable_file(file: str, error: OSError) -> StorageError:
     if error.errno is None:
         return damaged_file(file, "cannot be read: its format is not supported")
     return StorageError(f"{file} could not be read: {error}.", hint=refusal_hint(error))
-
-
-def record_deletion(path: str) -> None:
-    """Write a deletion record next to a table, if the storage is writable."""
-    # A user id in a container may have no entry in the user database.
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = "unknown"
-    user_and_host = f"{user} on {socket.gethostname()}, process {os.getpid()}"
-    # The record only improves a later error message, so a deletion does not fail without it.
-    with suppress(StorageError):
-        files.write_json(
-            path + _DELETION_SUFFIX,
-            {"at": utc_now().isoformat(timespec="seconds"), "by": user_and_host},
-        )
-
-
-def deletion_error(path: str) -> FeatureGroupNotFound | None:
-    """Return the error for a deleted table, or None without a deletion record."""
-    # A new table may have been created at the same path.
-    if files.exists(path) or not files.exists(path + _DELETION_SUFFIX):
-        return None
-    try:
-        record = files.read_json(path + _DELETION_SUFFIX)
-    except StorageError:
-        record = None
-    deleted_at = deleted_by = "unknown"
-    if isinstance(record, dict):
-        deleted_at, deleted_by = str(record.get("at")), str(record.get("by"))
-    version, name = os.path.basename(path), os.path.basename(os.path.dirname(path))
-    return FeatureGroupNotFound(
-        f"Feature group {name!r} {version} was deleted at {deleted_at} by {deleted_by}.",
-        hint="read its data from another version",
-    )

@@ -20,6 +20,7 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 
 from featurestore.delta import log
+from featurestore.delta.checksums import file_checksums
 from featurestore.delta.datafile import DataFile, file_path
 from featurestore.delta.history import added_files, version_at
 from featurestore.delta.log import (
@@ -179,6 +180,23 @@ def check_files(snapshot: Snapshot, data_files: Iterable[DataFile] | None = None
             raise unreadable_data_file_error(file.path, error, version=snapshot.version) from error
         if size != file.bytes:
             raise damaged_file(file.path, f"has {size} bytes, but {file.bytes} in the log")
+
+
+def check_contents(snapshot: Snapshot, data_files: Sequence[DataFile]) -> None:
+    """Compare data files with their sizes and checksums in the log, before they are rewritten.
+
+    Files without checksums, which other programs wrote, are only compared with their sizes.
+
+    Raises:
+        TableDamaged: A file is missing or differs; the message names it.
+        StorageError: A file cannot be read.
+    """
+    check_files(snapshot, data_files)
+    with_checksums = [file for file in data_files if file.checksum is not None]
+    checksums = file_checksums([file.path for file in with_checksums])
+    for file, checksum in zip(with_checksums, checksums, strict=True):
+        if file.checksum != checksum:
+            raise damaged_file(file.path, "differs from its checksum")
 
 
 @contextmanager

@@ -23,13 +23,14 @@ from featurestore.delta.log import (
 from featurestore.storage import files
 
 _SIDECARS = "_sidecars"
-# Checkpoints may also contain parsed statistics and tags, which are not read.
+# Checkpoints may also contain parsed statistics, which are not read.
 _ADD_FIELDS = (
     "path",
     "partitionValues",
     "size",
     "modificationTime",
     "stats",
+    "tags",
     "deletionVector",
 )
 # The columns of Parquet checkpoints that are read.
@@ -137,6 +138,7 @@ def _add_actions(actions: pa.Table) -> list[Mapping[str, Any]]:
     for row in zip(*columns.values(), strict=True):
         add = dict(zip(columns, row, strict=True))
         add["partitionValues"] = dict(add.get("partitionValues") or [])
+        add["tags"] = dict(add.get("tags") or [])
         adds.append(add)
     return adds
 

@@ -11,7 +11,6 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,8 @@ from featurestore.delta.datafile import (
     has_bounds,
     parse_statistics,
 )
-from featurestore.delta.log import FileState, deletion_error
+from featurestore.delta.deletions import deletion_error
+from featurestore.delta.log import FileState
 from featurestore.delta.replay import Replay
 from featurestore.delta.schema import (
     Protocol,
@@ -39,6 +39,7 @@ from featurestore.delta.schema import (
     unsupported_feature_error,
 )
 from featurestore.errors import TableDamaged, UnsupportedTable, VersionNotFound
+from featurestore.model.runtime import ForkSafeLock
 from featurestore.storage import storage_for
 from featurestore.storage.location import make_absolute
 
@@ -178,7 +179,7 @@ class _SnapshotCache:
 
     def __init__(self) -> None:
         self._snapshots: OrderedDict[tuple[str, int], _CachedSnapshot] = OrderedDict()
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
 
     def find(self, path: str, version: int) -> _CachedSnapshot | None:
         """Return the cached snapshot of a version, or None if it is missing or the log changed."""

@@ -36,8 +36,8 @@ from featurestore.recovery.pins import finished_datasets
 from featurestore.registry import intents
 from featurestore.registry.database import REGISTRY_FILE
 from featurestore.session import Session
-from featurestore.storage import files
-from featurestore.storage.manifests import ANNOTATIONS_FILE
+from featurestore.storage import files, revisions
+from featurestore.storage.manifests import ANNOTATIONS_FILE, annotations_path
 
 _AREAS: dict[str, tuple[str, Action]] = {
     STAGING: ("staged files", "remove"),
@@ -109,8 +109,8 @@ def _files(session: Session) -> Iterator[str]:
             datasets = {session.training_dataset_path(*key) for key in finished_datasets(session)}
             yield from _files_outside(datasets, path)
             # Shards and statistics of datasets are searched with their manifest.
-            annotations = (os.path.join(dataset, ANNOTATIONS_FILE) for dataset in sorted(datasets))
-            yield from filter(files.exists, annotations)
+            for dataset in sorted(datasets):
+                yield from revisions.paths(annotations_path(dataset))
         else:
             yield from _files_at(path)
 
@@ -139,7 +139,8 @@ def _files_at(path: str) -> Iterator[str]:
 
 def _area_of(path: str, location: str) -> tuple[str, Action]:
     folder = path.removeprefix(location).lstrip("/").split("/")[0]
-    if folder == TRAININGDATASETS and os.path.basename(path) != ANNOTATIONS_FILE:
+    is_annotations = revisions.is_version_of(path, ANNOTATIONS_FILE)
+    if folder == TRAININGDATASETS and not is_annotations:
         return _OTHER_FILES
     return _AREAS.get(folder, _OTHER_FILES)
 

@@ -168,7 +168,8 @@ def _rewrite(
             connection, document.kind, document.name, document.version, document.field, [cleaned]
         )
         return
-    condition = sa.and_(*[table.c[name] == value for name, value in key.items()])
+    # A text that another transaction has changed meanwhile is searched again by the next erasure.
+    condition = sa.and_(column == text, *[table.c[name] == value for name, value in key.items()])
     connection.execute(table.update().where(condition).values({column.name: cleaned}))
 
 

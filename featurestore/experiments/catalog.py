@@ -144,9 +144,12 @@ def read_metrics(directory: str) -> list[MetricValue]:
     """Return the metric values of a run by step, or an empty list before the first report.
 
     Raises:
-        RunDamaged: A line of the metrics file is damaged.
+        RunDamaged: A line of the metrics file is damaged, or the file was shortened or removed
+            after the run had ended.
     """
     path = os.path.join(directory, METRICS_FILE)
+    # Checksums of lines do not show that the last lines are missing.
+    run_files.check_files(directory, record_files.read_run(directory), below=[METRICS_FILE])
     if not files.exists(path):
         return []
     try:
@@ -168,9 +171,8 @@ def verify(session: Session, record: RunRecord, *, artifacts: Sequence[str] = ()
         RunDamaged: A file differs from its checksum.
     """
     directory = run_directory(session, record)
-    stored_record = record_files.read_run(directory)
     read_metrics(directory)
-    run_files.check_files(directory, stored_record, below=[METRICS_FILE, *artifacts])
+    run_files.check_files(directory, record_files.read_run(directory), below=artifacts)
 
 
 def list_artifacts(directory: str) -> Sequence[str]:

@@ -17,7 +17,7 @@ from featurestore.errors import (
 from featurestore.experiments import catalog, functions, status
 from featurestore.experiments.context import CHECKPOINTS
 from featurestore.experiments.functions import TrainFunction, describe_code, environment
-from featurestore.experiments.run_files import final_checksums
+from featurestore.experiments.run_files import final_checksums, metrics_checksum
 from featurestore.experiments.status import (
     AttemptEnd,
     Listener,
@@ -368,6 +368,7 @@ def finish_record(
     checksums: dict[str, str] = {}
     try:
         metrics = read_last_metrics(directory)
+        checksums = metrics_checksum(directory)
         if state in ("finished", "stopped"):
             checksums = final_checksums(directory, {} if status is None else status.saved)
     except FeatureStoreError as error:

@@ -68,6 +68,7 @@ def get_runs(
     state: str | None = None,
     trials: bool = False,
     limit: int | None = None,
+    offset: int = 0,
     store: FeatureStore | None = None,
 ) -> list[Run]:
     """Return runs, newest first.
@@ -79,6 +80,7 @@ def get_runs(
         state: Only runs in this state.
         trials: Include the trials of studies.
         limit: Maximum number of records to read, before the state filter is applied.
+        offset: The number of records to skip, before the state filter is applied.
         store: The store; None for the store last connected.
 
     >>> from featurestore import experiments
@@ -91,7 +93,9 @@ def get_runs(
 
     session = session_of(store, None)
     dataset_key = None if dataset is None else (dataset, version)
-    records = catalog.find(session, name=name, dataset=dataset_key, trials=trials, limit=limit)
+    records = catalog.find(
+        session, name=name, dataset=dataset_key, trials=trials, limit=limit, offset=offset
+    )
     runs = [Run(session, record) for record in records]
     return [run for run in runs if state is None or run.state == state]
 
@@ -282,8 +286,20 @@ def get_model(
 
 
 @with_suggestions
-def get_models(name: str | None = None, *, store: FeatureStore | None = None) -> list[Model]:
+def get_models(
+    name: str | None = None,
+    *,
+    limit: int | None = None,
+    offset: int = 0,
+    store: FeatureStore | None = None,
+) -> list[Model]:
     """Return all versions of all models, or of one model, by name and version.
+
+    Args:
+        name: Only versions of this model.
+        limit: The maximum number of results; None: all.
+        offset: The number of results to skip.
+        store: The store; None for the store last connected.
 
     >>> from featurestore import experiments
     >>> experiments.get_models()
@@ -293,4 +309,5 @@ def get_models(name: str | None = None, *, store: FeatureStore | None = None) ->
     from featurestore.experiments.models import catalog as models
 
     session = session_of(store, None)
-    return [Model(session, spec) for spec in models.every(session, name=name)]
+    specs = models.every(session, name=name, limit=limit, offset=offset)
+    return [Model(session, spec) for spec in specs]

@@ -318,10 +318,12 @@ def final_checksums(directory: str, saved: Mapping[str, str]) -> dict[str, str]:
         # checksums of its own.
         if relative.endswith(".keras"):
             _check_archive(os.path.join(directory, relative))
-    metrics = os.path.join(directory, METRICS_FILE)
-    if files.exists(metrics):
-        checksums[METRICS_FILE] = files.sha256(metrics)
-    return checksums
+    return checksums | metrics_checksum(directory)
+
+
+def metrics_checksum(directory: str) -> dict[str, str]:
+    """Compute the SHA-256 of the metrics file by its name; empty before the first report."""
+    return checksums_below(directory, METRICS_FILE)
 
 
 def check_files(directory: str, record: RunRecord, *, below: Sequence[str]) -> None:
@@ -343,7 +345,7 @@ def check_files(directory: str, record: RunRecord, *, below: Sequence[str]) -> N
         if not files.exists(path):
             raise damaged_file(path, "it is missing")
         if files.sha256(path) != digest:
-            raise damaged_file(path, "it has changed since the run ended")
+            raise damaged_file(path, "it was shortened or changed since the run ended")
 
 
 def check_own_files(directory: str, relative: str) -> None:

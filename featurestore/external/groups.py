@@ -13,7 +13,6 @@ import uuid
 import weakref
 from dataclasses import replace
 from datetime import datetime
-from threading import Lock
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +26,7 @@ from featurestore.external.reading import has_parts, read_batches, stage_partiti
 from featurestore.model.featuregroup import ExternalRows, FeatureGroupSpec
 from featurestore.model.names import RENAME
 from featurestore.model.plan import FeaturePlan, Source
+from featurestore.model.runtime import ForkSafeLock
 from featurestore.model.source import SourceRead, SourceSpec
 from featurestore.plugins.engine import Relation, TableWrite
 from featurestore.plugins.source import SourceQuery
@@ -69,7 +69,7 @@ class LiveSource(Source):
             "read": SourceRead(get_external_rows(spec).source, "", query.hash, input=spec.name),
             "_session": session,
             "_query": query,
-            "_lock": Lock(),
+            "_lock": ForkSafeLock(),
             "_directory": None,
         }
         # The base class is a frozen dataclass.
@@ -78,7 +78,7 @@ class LiveSource(Source):
 
     _session: Session
     _query: SourceQuery
-    _lock: Lock
+    _lock: ForkSafeLock
     _directory: str | None
 
     @property

@@ -97,7 +97,8 @@ class StoredDecisions:
         decision = files.read_json(path)
         if not isinstance(decision, dict):
             raise StorageError(
-                f"The file {path!r} is not a stored decision of source {self.source!r}."
+                f"The file {path!r} is not a stored decision of source {self.source!r}.",
+                hint="restore it from a copy; or remove it, and the source decides again",
             )
         return decision
 

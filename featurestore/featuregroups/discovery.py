@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from sqlalchemy.engine import Connection
 
 from featurestore.delta import commits
-from featurestore.delta.log import latest_version
+from featurestore.delta.snapshot import Snapshot
 from featurestore.errors import FeatureNotFound, InvalidArgument, listing
-from featurestore.featuregroups.maintenance import register_delta_version
+from featurestore.featuregroups.metadata import change_metadata
 from featurestore.featuregroups.table import OpenGroup, open_group, resolve
 from featurestore.model import display
 from featurestore.model.arguments import check_count
 from featurestore.model.featuregroup import check_tags
 from featurestore.model.names import parse_reference
 from featurestore.model.paths import FEATUREVIEWS, TRAININGDATASETS
-from featurestore.recovery.in_flight import in_flight
+from featurestore.plugins.engine import PropertyChange
 from featurestore.registry import (
     artifacts,
     featuregroups,
@@ -233,7 +233,7 @@ def add_tag(
     """Set a tag of a group in the table and the registry."""
     check_tags({key: value})
     group = open_group(session, name, version)
-    _write_tags(session, group, {**commits.meta_of(group.state).tags, key: value})
+    _change_tags(session, group, lambda tags: {**tags, key: value})
 
 
 def remove_tag(session: Session, name: str, key: str, *, version: int | None = None) -> None:
@@ -243,14 +243,15 @@ def remove_tag(session: Session, name: str, key: str, *, version: int | None = N
         InvalidArgument: The tag does not exist; the message lists the existing tags.
     """
     group = open_group(session, name, version)
-    remaining_tags = dict(commits.meta_of(group.state).tags)
-    if key not in remaining_tags:
-        raise InvalidArgument(
-            f"Feature group {group.spec.name!r} has no tag {key!r}. Available: "
-            f"{listing(remaining_tags)}."
-        )
-    del remaining_tags[key]
-    _write_tags(session, group, remaining_tags)
+
+    def without_key(tags: Mapping[str, str]) -> dict[str, str]:
+        if key not in tags:
+            raise InvalidArgument(
+                f"Feature group {group.spec.name!r} has no tag {key!r}. Available: {listing(tags)}."
+            )
+        return {tag: value for tag, value in tags.items() if tag != key}
+
+    _change_tags(session, group, without_key)
 
 
 def provenance(session: Session, reference: str) -> Provenance:
@@ -294,14 +295,14 @@ def derived_from(
         return lineage.results(connection, name, version)
 
 
-def _write_tags(session: Session, group: OpenGroup, values: Mapping[str, str]) -> None:
-    write_group_metadata(session, group, replace(commits.meta_of(group.state), tags=values))
+def _change_tags(
+    session: Session, group: OpenGroup, change: Callable[[Mapping[str, str]], Mapping[str, str]]
+) -> None:
+    """Change the tags of a group in one commit; ``change`` gets the newest tags."""
 
+    def change_properties(state: Snapshot, _run_id: str) -> PropertyChange | None:
+        meta = commits.meta_of(state)
+        changed = replace(meta, tags=change(meta.tags))
+        return None if changed == meta else PropertyChange({commits.META: changed.to_text()})
 
-def write_group_metadata(session: Session, group: OpenGroup, meta: commits.Meta) -> None:
-    """Write descriptions and tags of a group to the table, then to the registry."""
-    spec = group.spec
-    with in_flight(session, kind="write", name=spec.name, version=spec.version) as run:
-        # The table is written first, because the registry can be rebuilt from it after a crash.
-        session.engine.set_properties(group.path, {commits.META: meta.to_text()})
-        register_delta_version(session, spec, latest_version(group.path), run=run, meta=meta)
+    change_metadata(session, group, change_properties)

@@ -7,7 +7,8 @@ from contextlib import suppress
 from datetime import timedelta
 
 from featurestore.delta import commits, iceberg
-from featurestore.delta.log import latest_version, record_deletion
+from featurestore.delta.deletions import record_deletion
+from featurestore.delta.log import latest_version
 from featurestore.delta.maintenance import find_merge_size_limit
 from featurestore.delta.snapshot import read_snapshot
 from featurestore.errors import (
@@ -44,17 +45,14 @@ def register_delta_version(
     delta_version: int,
     *,
     run: InFlight,
-    meta: commits.Meta | None = None,
 ) -> None:
-    """Register the Delta version of a maintenance commit, and the group metadata if it changed."""
+    """Register the Delta version of a maintenance commit."""
     # The version is set before the registration, so that recovery knows of the commit if the
     # registration fails.
     run.committed_version = delta_version
     with warn_after_publication(version_title(spec, delta_version)):
         with session.registry.transaction() as connection:
             featuregroups.advance(connection, spec.name, spec.version, delta_version=delta_version)
-            if meta is not None:
-                groups.describe(connection, spec.name, spec.version, meta)
         run.registered = True
     if spec.iceberg:
         with warn_after_publication(version_title(spec, delta_version)):

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from featurestore.delta import commits, iceberg
-from featurestore.delta.log import latest_version
-from featurestore.delta.snapshot import read_snapshot
+from featurestore.delta import commits
+from featurestore.delta.snapshot import Snapshot
 from featurestore.errors import InvalidArgument
 from featurestore.featuregroups.definition import (
     check_description,
@@ -23,16 +22,15 @@ from featurestore.featuregroups.definition import (
     format_value,
     normalize_expectations,
 )
-from featurestore.featuregroups.table import OpenGroup, open_group, version_title
+from featurestore.featuregroups.metadata import change_metadata
+from featurestore.featuregroups.table import OpenGroup, open_group
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.times import parse_duration, parse_ttl
 from featurestore.model.validation import describe
+from featurestore.plugins.engine import PropertyChange
 from featurestore.plugins.validator import find_validator
-from featurestore.recovery import groups
-from featurestore.recovery.in_flight import in_flight
 from featurestore.retrieval.compared_features import check_compared_features
 from featurestore.session import Session
-from featurestore.storage.failures import warn_after_publication
 from featurestore.validation import Subject, check_columns
 
 # The fields that can change without another version of the group.
@@ -127,44 +125,24 @@ def change_definition(
 ) -> FeatureGroupSpec:
     """Change the definition of a group in one commit, and return the new definition.
 
-    ``change`` gets the stored definition under a lock, so that concurrent changes of other fields
-    are not lost. If it returns an equal definition, nothing is written.
+    ``change`` gets the newest stored definition, so that concurrent changes of other fields are not
+    lost, and may be called several times. If it returns an equal definition, nothing is written.
     """
-    name, version = group.spec.name, group.spec.version
-    current = read_definition(group)
-    if change(current) == current:
-        return group.spec
-    with in_flight(session, kind="write", name=name, version=version) as run:
-        with session.registry.transaction() as connection:
-            groups.lock(connection, name, version)
-            state = read_snapshot(group.path)
-            current = Definition(commits.declared_spec(state), commits.meta_of(state))
-            changed = change(current)
-            differences = describe_changes(current, changed)
-            if not differences:
-                run.registered = True
-                return changed.spec
-            # One commit with all changes. The table is written first, because the registry can be
-            # rebuilt from it after a crash.
-            session.engine.set_properties(
-                group.path,
-                commits.properties(changed.spec, changed.meta),
-                commit_metadata={
-                    "operation": "update",
-                    "run": run.run_id,
-                    "changes": differences,
-                },
-            )
-        # If the registration fails, recovery finds the commit.
-        run.committed_version = latest_version(group.path)
-        title = version_title(changed.spec, run.committed_version)
-        with warn_after_publication(title):
-            with session.registry.transaction() as connection:
-                groups.register_definition(connection, group.path, name, version)
-            run.registered = True
-    if changed.spec.iceberg:
-        with warn_after_publication(title):
-            iceberg.publish(group.path)
+    changed = read_definition(group)
+
+    def change_properties(state: Snapshot, run_id: str) -> PropertyChange | None:
+        nonlocal changed
+        current = Definition(commits.declared_spec(state), commits.meta_of(state))
+        changed = change(current)
+        differences = describe_changes(current, changed)
+        if not differences:
+            return None
+        return PropertyChange(
+            commits.properties(changed.spec, changed.meta),
+            {"operation": "update", "run": run_id, "changes": differences},
+        )
+
+    change_metadata(session, group, change_properties)
     return changed.spec
 
 

@@ -19,12 +19,11 @@ from featurestore.arrow.casts import cast_array
 from featurestore.arrow.fitting import can_widen, with_wider_decimals
 from featurestore.arrow.types import innermost_type, is_exact, is_list_type
 from featurestore.delta import commits
-from featurestore.delta.snapshot import read_snapshot
+from featurestore.delta.snapshot import Snapshot
 from featurestore.errors import SchemaMismatch
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.plugins.engine import Accumulator, Engine, Relation
-from featurestore.recovery import groups
+from featurestore.plugins.engine import Accumulator, Engine, PropertyChange, Relation
 from featurestore.recovery.in_flight import InFlight
 from featurestore.registry import featuregroups
 from featurestore.session import Session
@@ -118,20 +117,23 @@ def widen_table(session: Session, group: OpenGroup, spec: FeatureGroupSpec) -> N
 
 
 def declare_columns(session: Session, group: OpenGroup, added: Sequence[pa.Field]) -> None:
-    """Add new columns to the definition in the table, under a lock.
+    """Add new columns to the newest definition in the table.
 
     The definition is changed before the table schema: readers ignore columns that the table does
     not have, so a crash in between has no effect.
     """
     if not added:
         return
-    with session.registry.transaction() as connection:
-        groups.lock(connection, group.spec.name, group.spec.version)
-        declared_spec = commits.declared_spec(read_snapshot(group.path))
+
+    def change(state: Snapshot) -> PropertyChange | None:
+        declared_spec = commits.declared_spec(state)
         new_columns = _undeclared_columns(added, declared_spec)
-        if new_columns:
-            properties = commits.properties(declared_spec.with_columns(new_columns), commits.Meta())
-            session.engine.set_properties(group.path, {commits.SPEC: properties[commits.SPEC]})
+        if not new_columns:
+            return None
+        properties = commits.properties(declared_spec.with_columns(new_columns), commits.Meta())
+        return PropertyChange({commits.SPEC: properties[commits.SPEC]})
+
+    session.engine.change_properties(group.path, change)
 
 
 def _undeclared_columns(

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from featurestore.delta import commits
 from featurestore.delta.history import version_as_of
-from featurestore.delta.log import cached_listing, is_delta_table
+from featurestore.delta.log import cached_listing, commit_path, is_delta_table, latest_version
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import (
     ExternalRowsError,
@@ -71,7 +71,30 @@ def open_group(
     name, version = resolve(session, name, version)
     path = session.featuregroup_path(name, version)
     with cached_listing(path):
-        return _read_group_snapshot(path, f"{name!r} version {version}", as_of)
+        group = _read_group_snapshot(path, f"{name!r} version {version}", as_of)
+    if as_of is None:
+        _check_end_of_log(session, group)
+    return group
+
+
+def _check_end_of_log(session: Session, group: OpenGroup) -> None:
+    """Raise TableDamaged if the registry has a Delta version after the end of the log.
+
+    The chain of checksums in a log does not show that its last commits are missing.
+    """
+    with session.registry.reading() as connection:
+        registered = featuregroups.find(connection, group.spec.name, group.spec.version)
+    if registered is None or registered.table_id != group.state.table_id:
+        return
+    expected = registered.delta_version
+    # A commit after the snapshot was read may already be registered.
+    if expected <= group.delta_version or latest_version(group.path) >= expected:
+        return
+    raise TableDamaged(
+        f"The file {commit_path(group.path, expected)} is missing: the registry has Delta version "
+        f"{expected}, but the log ends at {group.delta_version}.",
+        hint="restore it from a copy; 'featurestore registry rebuild' accepts the older version",
+    )
 
 
 def open_stored(session: Session, name: str, version: int | None = None, *, to: str) -> OpenGroup:
@@ -86,6 +109,7 @@ def open_stored(session: Session, name: str, version: int | None = None, *, to: 
         group = _read_group_snapshot(path, f"{name!r} version {version}", None)
         # The metadata for the next commit is read now, with the same listing of the log.
         group = replace(group, writer_view=commits.base_metadata(path, group.delta_version))
+    _check_end_of_log(session, group)
     if group.spec.external is not None:
         raise ExternalRowsError(
             f"Feature group {group.spec.name!r} version {group.spec.version} is external: its rows "

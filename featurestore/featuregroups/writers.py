@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy.engine import Connection
 
-from featurestore.delta.log import latest_version
-from featurestore.delta.snapshot import read_snapshot
+from featurestore.delta.snapshot import Snapshot
 from featurestore.errors import JobWarning, listing
-from featurestore.featuregroups.table import OpenGroup, version_title
+from featurestore.featuregroups.metadata import change_metadata
+from featurestore.featuregroups.table import OpenGroup
 from featurestore.model.arguments import warn_caller
 from featurestore.model.job import JobSpec
-from featurestore.recovery import groups
-from featurestore.recovery.in_flight import in_flight
+from featurestore.plugins.engine import PropertyChange
 from featurestore.registry import jobs
 from featurestore.session import Session
-from featurestore.storage.failures import warn_after_publication
 
 WRITERS = "featurestore.writers"
 
@@ -73,32 +71,24 @@ def change_writers(
 ) -> None:
     """Change the recorded writers of a group in one commit without rows.
 
-    ``change`` gets the recorded writers under a lock. If it returns equal writers, nothing is
-    written.
+    ``change`` gets the newest recorded writers. If it returns equal writers, nothing is written.
     """
-    if change(writers_of(group)) == writers_of(group):
-        return
-    name, version = group.spec.name, group.spec.version
-    with in_flight(session, kind="write", name=name, version=version) as run:
-        with session.registry.transaction() as connection:
-            groups.lock(connection, name, version)
-            state = read_snapshot(group.path)
-            writers = change(writers_of(OpenGroup(group.spec, group.path, state)))
-            session.engine.set_properties(
-                group.path,
-                {WRITERS: _to_text(writers)},
-                commit_metadata={
-                    "operation": "writers",
-                    "run": run.run_id,
-                    "changes": [f"written by {listing(writers)}"],
-                },
-            )
-        # If the registration fails, recovery finds the commit.
-        run.committed_version = latest_version(group.path)
-        with warn_after_publication(version_title(group.spec, run.committed_version)):
-            with session.registry.transaction() as connection:
-                groups.register_definition(connection, group.path, name, version)
-            run.registered = True
+
+    def change_properties(state: Snapshot, run_id: str) -> PropertyChange | None:
+        current = writers_of(replace(group, state=state))
+        writers = change(current)
+        if writers == current:
+            return None
+        return PropertyChange(
+            {WRITERS: _to_text(writers)},
+            {
+                "operation": "writers",
+                "run": run_id,
+                "changes": [f"written by {listing(writers)}"],
+            },
+        )
+
+    change_metadata(session, group, change_properties)
 
 
 def warn_of_writers(group: OpenGroup) -> None:

@@ -208,7 +208,8 @@ def _compute_window(run: JobRun, visible: Mapping[str, Relation], window: Window
     """Run the query or call the function of a job for one window; None without rows."""
     if run.spec.kind == "sql":
         return JobQuery(run.spec, run.session.engine).run(visible, window).native
-    native_inputs = {name: relation.native for name, relation in visible.items()}
+    engine = run.session.engine
+    native_inputs = {name: engine.user_frame(relation) for name, relation in visible.items()}
     try:
         returned = run.definition(window=window, **native_inputs)
     except SystemExit as error:  # it must not end the process of the scheduler

@@ -12,7 +12,6 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
@@ -48,6 +47,7 @@ from featurestore.model.display import escape_controls
 from featurestore.model.failure_action import FailureAction
 from featurestore.model.job import RUN_ONCE, JobSpec
 from featurestore.model.source import SourceRead
+from featurestore.model.threads import independent_tasks
 from featurestore.model.times import Window
 from featurestore.plugins.engine import TimeRange, find_engine
 from featurestore.recovery import liveness
@@ -476,9 +476,7 @@ def _compute_in_parallel(
         return outcome
 
     try:
-        with ThreadPoolExecutor(
-            max(len(workers), 1), thread_name_prefix=f"job-{first.spec.name}"
-        ) as pool:
+        with independent_tasks(max(len(workers), 1), f"job-{first.spec.name}") as pool:
             for outcome in pool.map(compute_on_worker, chunks):
                 total.runs += outcome.runs
                 total.failed += outcome.failed

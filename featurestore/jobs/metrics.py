@@ -120,7 +120,7 @@ def _vector_log_counters(session: Session) -> Iterator[Metric]:
     totals = log_totals(session.location)
     # A group that was deleted has no lineage any more, so it is not known whether it was hidden.
     with session.registry.reading() as connection:
-        visible = [group for group in totals if featuregroups.find(connection, group, None)]
+        visible = featuregroups.existing_names(connection, totals)
     for group in visible[:MOST_LABELS]:
         logged.add_metric([group], totals[group][0])
         missing.add_metric([group], totals[group][1])
@@ -153,8 +153,8 @@ class _StoreGauges:
             "featuregroup_delta_version", "Delta version of the latest version", "featuregroup"
         )
         with self._session.registry.reading() as connection:
-            versions_by_name = featuregroups.latest_names(
-                connection, containing="", limit=MOST_LABELS
+            versions_by_name = list(
+                featuregroups.latest_names(connection, containing="", limit=MOST_LABELS)
             )
         for name, version in versions_by_name:
             path = self._session.featuregroup_path(name, version)
@@ -188,8 +188,8 @@ class _StoreGauges:
                     duration.labels(name).set(last.seconds)
                 if job.watermark is not None:
                     watermark.labels(name).set((now - job.watermark).total_seconds())
-                states = runs.window_states(connection, name, states=[runs.FAILED])
-                failed.labels(name).set(len(states))
+                number = runs.count_windows(connection, name, states=[runs.FAILED])
+                failed.labels(name).set(number)
 
     def _streams(self) -> None:
         lag = self._gauge("stream_lag_records", "Records of the topic not in the group yet", "job")

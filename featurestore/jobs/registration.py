@@ -13,7 +13,6 @@ import importlib
 import importlib.util
 import os
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -44,6 +43,7 @@ from featurestore.jobs.window_jobs import check_window_job, with_primary_key
 from featurestore.model.display import Listing
 from featurestore.model.distributions import install_command
 from featurestore.model.job import JobSpec
+from featurestore.model.runtime import ForkSafeLock
 from featurestore.recovery.liveness import hold_job_lease
 from featurestore.registry import alerts, jobs
 from featurestore.registry.jobs import RegisteredJob
@@ -58,7 +58,7 @@ from featurestore.streams import check_stream_job
 _WITHOUT_CODE = ("monitor", "publish", "catalog")
 # Threads that need the same file wait until it is loaded completely. The lock is reentrant, because
 # ``load_registered`` holds it while ``load_module_file`` acquires it.
-_loading = threading.RLock()
+_loading = ForkSafeLock()
 
 
 @dataclass(frozen=True)
@@ -104,22 +104,12 @@ def register_jobs(
 def register_job(
     session: Session, spec: JobSpec, file: JobFile, *, registration: Registration | None = None
 ) -> RegisteredJob:
-    """Register one checked job, and allow its file to be executed on this machine."""
-    # The grant is written first: a registered job without a grant could not run on this
-    # machine, whereas a grant without a job has no effect.
-    grant_job(session, spec, file)
-    return register_spec(session, spec, origin=file.origin, registration=registration)
-
-
-def register_spec(
-    session: Session, spec: JobSpec, *, origin: str, registration: Registration | None = None
-) -> RegisteredJob:
-    """Register a definition, and return the job; the origin of a job with code is its file.
+    """Register one checked job, and allow its file to be executed on this machine.
 
     Args:
         session: The connection.
         spec: The definition.
-        origin: The file or module of the job.
+        file: The file or module of the job.
         registration: The definitions that are registered together; None: only this one.
 
     Raises:
@@ -139,8 +129,16 @@ def register_spec(
             recover_dead_runs(session, spec.name)
         version = find_target_version(session, spec)
         with session.registry.transaction() as connection:
+            # Two jobs that are registered at the same time must see each other's targets.
+            jobs.lock_definitions(connection)
             former = check_targets(connection, session, registration, name=spec.name, warns=False)
-            job = put_job(connection, session, spec, origin=origin, version=version, former=former)
+            job = put_job(
+                connection, session, spec, origin=file.origin, version=version, former=former
+            )
+            # Before the commit: a registered job without a grant could not run on this machine,
+            # whereas a grant without a job has no effect. In the transaction: of two processes, the
+            # last one to register also writes the last grant.
+            grant_job(session, spec, file)
     if earlier is not None and earlier.spec.target != spec.target:
         release_target(session, earlier.spec)
     claim_target(session, spec, former=former)

@@ -8,17 +8,23 @@ lease.
 from __future__ import annotations
 
 import logging
+import queue
 import signal
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from featurestore.alerts.incidents import send_waiting
-from featurestore.errors import ConfigurationError, FeatureStoreError, InvalidJob, JobLeased
+from featurestore.errors import (
+    ConfigurationError,
+    FeatureStoreError,
+    InvalidJob,
+    JobLeased,
+    ThreadsUnavailable,
+)
 from featurestore.jobs import catalog_jobs, publish_jobs
 from featurestore.jobs.execution import Watch, WindowSelector, run_attempt
 from featurestore.jobs.run import TrainingCall
@@ -27,6 +33,7 @@ from featurestore.jobs.stream_jobs import is_due
 from featurestore.jobs.windows import find_all_stale, find_due_windows
 from featurestore.model import times
 from featurestore.model.job import JobSpec
+from featurestore.model.threads import independent_tasks, start_thread
 from featurestore.model.times import Window
 from featurestore.registry import jobs, runs
 from featurestore.registry.jobs import RegisteredJob
@@ -96,10 +103,10 @@ class Scheduler:
         """Send the queued alerts in a thread, so that slow channels do not delay jobs."""
         if self._sending is None or not self._sending.is_alive():
             # A daemon thread, because the messages remain in the outbox if the process ends.
-            self._sending = threading.Thread(
-                target=send_waiting, args=(self._session,), name="alerts", daemon=True
-            )
-            self._sending.start()
+            try:
+                self._sending = start_thread(send_waiting, self._session, name="alerts")
+            except ThreadsUnavailable as error:
+                _log.error("alerts are sent later: %s", error)
 
     def stop(self) -> None:
         """Stop after the runs in progress have finished."""
@@ -114,7 +121,7 @@ class Scheduler:
             registered = [job for job in jobs.list_all(connection) if not job.paused]
         active = {job.spec.name: self._with_inputs(job) for job in registered}
         specs = [job.spec for job in active.values()]
-        with ThreadPoolExecutor(self._options.workers, thread_name_prefix="job") as pool:
+        with independent_tasks(self._options.workers, "job") as pool:
             for names in dependency_levels(specs):
                 if self._watch.stop.is_set():
                     return
@@ -285,15 +292,22 @@ def _stop_on_signals(stop: threading.Event) -> Iterator[None]:
         yield
         return
 
-    def set_stop(*_: object) -> None:
-        # A handler interrupts this thread, which may hold the event's lock: set it in another
-        # thread.
-        threading.Thread(target=stop.set, name="stop").start()
+    received: queue.SimpleQueue[int | None] = queue.SimpleQueue()
 
+    def set_stop() -> None:
+        if received.get() is not None:
+            stop.set()
+
+    # A handler interrupts this thread, which may hold the lock of the event, but a queue accepts
+    # items in a handler. The thread exists before, since it may not start when it is needed.
+    start_thread(set_stop, name="stop")
     signals = (signal.SIGTERM, signal.SIGINT)
-    previous_handlers = [signal.signal(each, set_stop) for each in signals]
+    previous_handlers = [
+        signal.signal(each, lambda number, _: received.put(number)) for each in signals
+    ]
     try:
         yield
     finally:
         for number, handler in zip(signals, previous_handlers, strict=True):
             signal.signal(number, handler)
+        received.put(None)

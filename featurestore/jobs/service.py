@@ -100,9 +100,9 @@ def load_status(session: Session, job: RegisteredJob) -> JobStatus:
     """Return the status of a job."""
     with session.registry.reading() as connection:
         last = runs.last(connection, job.spec.name)
-        failed = runs.window_states(connection, job.spec.name, states=[runs.FAILED])
+        failed = runs.count_windows(connection, job.spec.name, states=[runs.FAILED])
         stream = jobs.stream_status(connection, job.spec.name)
-    status = JobStatus(job, due=0, failed=len(failed), last=last, stream=stream)
+    status = JobStatus(job, due=0, failed=failed, last=last, stream=stream)
     try:
         return replace(status, due=len(find_due_windows(session, job)))
     # The registry may contain a schedule of an earlier release or of another store.
@@ -117,12 +117,12 @@ def get_job(session: Session, name: str) -> RegisteredJob:
         return jobs.get(connection, name)
 
 
-def get_runs(session: Session, name: str) -> list[Run]:
-    """Return the runs of a job, oldest first."""
+def get_runs(session: Session, name: str, *, last: int | None = None) -> list[Run]:
+    """Return the runs of a job, or the ``last`` newest ones, oldest first."""
     session.record_read(JOB, name)
     with session.registry.reading() as connection:
         jobs.get(connection, name)
-        return Listing(runs.runs_of_job(connection, name))
+        return Listing(runs.runs_of_job(connection, name, last=last))
 
 
 def set_paused(session: Session, name: str, *, paused: bool) -> None:

@@ -20,7 +20,8 @@ from datetime import datetime
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from featurestore.errors import missing_extra
+from featurestore.errors import ThreadsUnavailable, missing_extra
+from featurestore.model.threads import start_thread
 from featurestore.plugins import observers
 from featurestore.plugins.observers import Work
 from featurestore.storage import files
@@ -142,7 +143,11 @@ class Emitter:
     def _put(self, work: Work, timestamp: datetime, *, ended: bool) -> None:
         if self._closed:
             return
-        self._start_thread()
+        try:
+            self._start_thread()
+        except ThreadsUnavailable as error:
+            self._warn(error.message)
+            return
         try:
             # Counted before the event is queued, because the thread may send it immediately.
             self._pending += 1
@@ -154,8 +159,7 @@ class Emitter:
     def _start_thread(self) -> None:
         with self._starting:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="lineage", daemon=True)
-                self._thread.start()
+                self._thread = start_thread(self._run, name="lineage")
 
     def _run(self) -> None:
         while True:

@@ -32,7 +32,6 @@ from featurestore.model.window_features import (
     window_to_json,
 )
 
-VIEW_FILE = "view.json"
 VIEW_FORMAT = 1
 # The format of views with window aggregates or transformations, which earlier releases cannot read.
 WINDOWS_FORMAT = 2

@@ -31,7 +31,6 @@ from featurestore.model.plan import canonical_hash
 from featurestore.model.roles import ROLES, Role
 from featurestore.model.window_features import WindowLineage, parse_plan_windows
 
-MANIFEST_FILE = "manifest.json"
 MANIFEST_FORMAT = 1
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -16,7 +16,6 @@ from featurestore.model.names import check_name
 from featurestore.model.paths import MODELS, is_relative_path
 from featurestore.model.run_record import check_run_id
 
-MODEL_FILE = "model.json"
 DESCRIBED_FILE = "described.json"
 TRANSFORMATIONS_FILE = "transformations.json"
 FORMAT = 1

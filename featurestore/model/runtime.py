@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import getpass
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
+from weakref import WeakSet
 
-from featurestore.errors import QueryEnded
+from featurestore.errors import ForkedProcess, QueryEnded
 
 T = TypeVar("T")
 
@@ -100,6 +102,81 @@ def call_after_fork(function: Callable[[], None]) -> None:
     # Windows has no ``fork``.
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=function)
+
+
+def call_around_fork(before: Callable[[], None], after: Callable[[], None]) -> None:
+    """Call functions before each ``fork`` of this process, and after it in this process."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=before, after_in_parent=after)
+
+
+class ResetsAfterFork(Protocol):
+    """An object with threads, connections or locks, which a forked child cannot use."""
+
+    def reset_after_fork(self) -> None:
+        """Replace them; called in the child, which has no other thread yet."""
+        ...
+
+
+def reset_in_children(owner: ResetsAfterFork) -> None:
+    """Call ``reset_after_fork`` of an object in every forked child, as long as the object exists."""
+    _owners.add(owner)
+
+
+def was_forked() -> bool:
+    """Return whether a process that had imported the feature store has forked this process."""
+    return _is_forked
+
+
+def _reset_owners() -> None:
+    global _is_forked
+    _is_forked = True
+    for owner in list(_owners):
+        owner.reset_after_fork()
+
+
+_is_forked = False
+_owners: WeakSet[ResetsAfterFork] = WeakSet()
+call_after_fork(_reset_owners)
+
+
+class ForkSafeLock:
+    """A reentrant lock, as a context manager, that is free in a forked child.
+
+    A lock that another thread holds during a fork is never released in the child.
+
+    >>> lock = ForkSafeLock()
+    >>> with lock, lock:
+    ...     pass
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        reset_in_children(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def reset_after_fork(self) -> None:
+        """Replace the lock."""
+        self._lock = threading.RLock()
+
+
+def forked_process_error(subject: str) -> ForkedProcess:
+    """Return the error of a forked child that cannot use an object of its parent.
+
+    >>> print(forked_process_error("The Spark session"))
+    The Spark session belongs to the process from which this process was forked.
+    Hint: multiprocessing.set_start_method("spawn") before the first worker starts, or create it in this process
+    """
+    return ForkedProcess(
+        f"{subject} belongs to the process from which this process was forked.",
+        hint='multiprocessing.set_start_method("spawn") before the first worker starts, or create '
+        "it in this process",
+    )
 
 
 def user_name() -> str:

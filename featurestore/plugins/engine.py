@@ -5,7 +5,6 @@ Engines, including the built-in engines, are entry points of the group ``feature
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,6 +15,7 @@ from featurestore.errors import (
     did_you_mean,
     listing,
 )
+from featurestore.model.runtime import ForkSafeLock
 from featurestore.plugins import find_plugin, load_plugin, plugin_names
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from featurestore.delta.snapshot import Snapshot
     from featurestore.model.plan import FeaturePlan
 
 State = TypeVar("State")
@@ -169,6 +170,14 @@ class TableWrite:
     deletes: Relation | None = None
 
 
+@dataclass(frozen=True)
+class PropertyChange:
+    """New values of table properties, and the JSON object that is stored in their commit."""
+
+    properties: Mapping[str, str]
+    commit_metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Engine(Protocol):
     """The engine operations that the store requires.
 
@@ -240,6 +249,13 @@ class Engine(Protocol):
 
     def adopt(self, frame: object) -> Relation | None:
         """Return a relation for a native frame of the engine, or None for other objects."""
+        ...
+
+    def user_frame(self, relation: Relation) -> Any:
+        """Return a native frame of a relation for code of a user.
+
+        The code may use the frame in another thread, at any time, also while the engine works.
+        """
         ...
 
     def from_arrow(self, reader: pa.RecordBatchReader) -> Relation:
@@ -394,14 +410,22 @@ class Engine(Protocol):
         """
         ...
 
-    def set_properties(
-        self,
-        path: str,
-        properties: Mapping[str, str],
-        *,
-        commit_metadata: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Set table properties in a separate commit, which contains the commit metadata."""
+    def change_properties(
+        self, path: str, change: Callable[[Snapshot], PropertyChange | None]
+    ) -> int | None:
+        """Change table properties in a separate commit.
+
+        Return the new Delta version, or None if ``change`` returns None.
+
+        Args:
+            path: The table.
+            change: Returns the change for a snapshot, without side effects. It is called with the
+                newest snapshot, and again if another writer commits before this change, so that a
+                change that depends on current values never undoes a concurrent one.
+
+        Raises:
+            WriteConflict: The retries are exhausted.
+        """
         ...
 
     def widen_columns(self, path: str, columns: pa.Schema) -> int | None:
@@ -543,7 +567,7 @@ class DeferredEngine:
     def __init__(self, name: str, *, durability: str) -> None:
         self._entry_point = _find_entry_point(name)
         self._durability = durability
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._engine: Engine | None = None
         self._is_closed = False
 

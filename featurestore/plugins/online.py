@@ -55,6 +55,9 @@ class OnlineStore(Protocol):
     of one call are not atomic: other readers may see a subset, and after an error a subset
     may be written. All writes can therefore be repeated.
 
+    Order: the last value of a call is written last, to the same server. If a server that restarted
+    from a snapshot or was replaced by a replica has the last value of a call, it has all values.
+
     Durability: when a call returns, its writes are as durable as the server is configured. If the
     store buffers writes, ``compare_and_set`` also makes all earlier writes durable.
 
@@ -135,6 +138,36 @@ class OnlineStore(Protocol):
 
     def close(self) -> None:
         """Close all connections; may be called repeatedly."""
+        ...
+
+
+@dataclass(frozen=True)
+class DurabilityRisk:
+    """A setting of a server with which it can lose writes that it acknowledged.
+
+    ``loss`` is when it loses what; ``remedy`` is a command or a setting that prevents it.
+    """
+
+    setting: str
+    value: str
+    loss: str
+    remedy: str
+
+
+@runtime_checkable
+class IdentifiesServer(Protocol):
+    """An online store whose server may lose writes that it acknowledged, such as by a failover."""
+
+    def server_identity(self) -> str | None:
+        """Return a text that differs after each event in which the server may have lost writes.
+
+        Events without a loss may change it, too: the next publication then writes all values. None
+        on a replica, which has the identity of its primary server when it replaces that.
+        """
+        ...
+
+    def durability_risks(self) -> Sequence[DurabilityRisk]:
+        """Return the settings of the server that can lose acknowledged writes."""
         ...
 
 

@@ -20,6 +20,8 @@ RETRIEVAL = "application/vnd.featurestore.retrieval"
 ARROW = "application/vnd.apache.arrow.stream"
 # The metadata of an Arrow schema with a JSON object on the rows.
 METADATA = "featurestore"
+# The response header that names objects which the registry of the server lacks, percent-encoded.
+NOTICE = "featurestore-notice"
 
 
 class Client(Protocol):

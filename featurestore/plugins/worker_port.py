@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, answer_challenge, deliver_challenge
 
-from featurestore.errors import EngineError
+from featurestore.errors import EngineError, ThreadsUnavailable
+from featurestore.model.threads import start_thread
 
 # A longer message closes the connection, so that a peer cannot allocate any amount of memory.
 _MAX_MESSAGE_BYTES = 1 << 24
@@ -73,10 +74,13 @@ class WorkerPort:
         self._pending: OrderedDict[Connection, float] = OrderedDict()
         self._peers: set[Peer] = set()
         self._is_closed = False
-        self._accepting = threading.Thread(
-            target=self._accept_connections, name="featurestore-worker-port", daemon=True
-        )
-        self._accepting.start()
+        try:
+            self._accepting = start_thread(
+                self._accept_connections, name="featurestore-worker-port"
+            )
+        except ThreadsUnavailable:
+            self._listening.close()
+            raise
 
     def poll(self, seconds: float) -> list[Received]:
         """Wait up to ``seconds`` for a message, and return all messages received so far."""
@@ -130,7 +134,13 @@ class WorkerPort:
                 oldest = next(iter(self._pending)) if len(self._pending) > _MOST_PENDING else None
             if oldest is not None:
                 self._shut_down([oldest])
-            threading.Thread(target=self._serve_connection, args=(connection,), daemon=True).start()
+            try:
+                start_thread(self._serve_connection, connection, name="featurestore-worker")
+            except ThreadsUnavailable:
+                with self._lock:
+                    self._pending.pop(connection, None)
+                # The worker reports that the driver does not respond.
+                connection.close()
 
     def _close_unauthenticated(self) -> None:
         """Close connections that were not authenticated in time."""

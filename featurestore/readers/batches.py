@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
-from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from featurestore.arrow.batches import is_item_rows
 from featurestore.errors import NullsInColumns
+from featurestore.model.runtime import ForkSafeLock
 from featurestore.plugins.format import Plane
 from featurestore.readers.columns import PADDING_WEIGHT, SelectedColumn, Values
 from featurestore.readers.order import PADDING, EpochOrder, ReaderOrder, Rows
@@ -185,7 +185,7 @@ class Iterations:
         self._started = 0
         # Raise errors about invalid arguments here rather than at the first step.
         self._ranges = {0: ranges_of(0)}
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
 
     def start_iteration(self) -> int:
         """Start a new iteration and return its number."""

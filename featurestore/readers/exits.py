@@ -12,8 +12,9 @@ import math
 import time
 from collections.abc import Callable
 from functools import wraps
-from threading import Lock
 from typing import ParamSpec, TypeVar
+
+from featurestore.model.runtime import ForkSafeLock, reset_in_children
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
@@ -28,10 +29,15 @@ class _RunningCalls:
     """A counter of running calls that can wait for their end."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
         self._running = 0
         self._changed_at = -math.inf
         self._is_closed = False
+        reset_in_children(self)
+
+    def reset_after_fork(self) -> None:
+        """Forget the calls of threads that a forked child does not have."""
+        self._running = 0
 
     def begin(self) -> None:
         with self._lock:

@@ -21,11 +21,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal
 
-from featurestore.errors import StorageError, WorkerStalled
+from featurestore.errors import StorageError, ThreadsUnavailable, WorkerStalled
+from featurestore.model.threads import start_thread
 from featurestore.storage import files, storage_for
 from featurestore.storage.appending import OverwrittenFile
 
@@ -121,12 +123,12 @@ class Heartbeat:
         self._last = self._clock()
         self._stopped.clear()
         self._start_timer()
-        self._threads = [
-            threading.Thread(target=target, name="featurestore-heartbeat", daemon=True)
-            for target in (self._watch, self._write_periodically)
-        ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for target in (self._watch, self._write_periodically):
+                self._threads.append(start_thread(target, name="featurestore-heartbeat"))
+        except ThreadsUnavailable:
+            self.stop()
+            raise
 
     def extend(self) -> None:
         """Record that this worker works without finishing a step, for example in an evaluation."""
@@ -207,9 +209,10 @@ class Heartbeat:
         if seconds_without_step < self._timeout:
             return None
         reports: list[str] = []
-        reader = threading.Thread(target=lambda: reports.append(self.report()), daemon=True)
-        reader.start()
-        reader.join(min(_REPORT_SECONDS, self._timeout))
+        # A worker that cannot start a thread must end, too.
+        with suppress(ThreadsUnavailable):
+            reader = start_thread(lambda: reports.append(self.report()), name="report")
+            reader.join(min(_REPORT_SECONDS, self._timeout))
         # A storage that does not respond must not delay the end of this worker.
         report = reports[0] if reports else f"The steps in {self.directory} cannot be read."
         return WorkerStalled(

@@ -7,6 +7,7 @@ if the memory limit permits.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,13 +15,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, pairwise
-from threading import Lock
 from typing import Any, TypeVar
 from weakref import finalize
 
 import numpy as np
 import numpy.typing as npt
 
+from featurestore.model.runtime import ForkSafeLock, forked_process_error, reset_in_children
+from featurestore.model.threads import independent_tasks
 from featurestore.readers.order import EpochOrder, Rows
 from featurestore.readers.shardfiles import ROW_BITS, ROW_MASK, ShardFiles
 from featurestore.storage import files
@@ -44,18 +46,30 @@ def prefetch(
     """Yield ``work(task)`` for each task in order, computing up to ``limit`` results in advance.
 
     Closing the iterator early cancels pending tasks and waits for running ones.
+
+    Raises:
+        ForkedProcess: The iterator was started in the process from which this one was forked.
     """
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="featurestore-reader")
+    pool = independent_tasks(threads, "featurestore-reader")
+    process = os.getpid()
     futures: deque[Future[Result]] = deque()
     try:
         for task in tasks:
             futures.append(pool.submit(work, task))
             if len(futures) > limit:
                 yield futures.popleft().result()
+                _check_process(process)
         while futures:
             yield futures.popleft().result()
+            _check_process(process)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _check_process(process: int) -> None:
+    """Raise ForkedProcess in a child of a process, which has none of its threads."""
+    if process != os.getpid():
+        raise forked_process_error("This iteration")
 
 
 @dataclass(frozen=True)
@@ -117,14 +131,29 @@ class PrefetchedBlocks:
     def __init__(self, fetch: Fetch, limits: PrefetchLimits) -> None:
         self.limits = limits
         self._fetch = fetch
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
         self._blocks: dict[int, Future[Records]] = {}
         # Keys of blocks that were read (least recently used first), and of blocks in gaps.
         self._read_keys: OrderedDict[int, None] = OrderedDict()
         self._gap_keys: OrderedDict[int, None] = OrderedDict()
-        self.pool = ThreadPoolExecutor(_FETCHES, thread_name_prefix="featurestore-get")
-        # The callback must not refer to ``self``, which could then never be collected.
-        weakref.finalize(self, self.pool.shutdown, wait=False, cancel_futures=True)
+        self._pool: ThreadPoolExecutor | None = None
+        reset_in_children(self)
+
+    @property
+    def pool(self) -> ThreadPoolExecutor:
+        """The threads of requests, which are started on first use."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = independent_tasks(_FETCHES, "featurestore-get")
+                # The callback must not refer to ``self``, which could then never be collected.
+                weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
+            return self._pool
+
+    def reset_after_fork(self) -> None:
+        """Forget all blocks: the requests of the parent have no threads in a forked child."""
+        self._pool = None
+        for entries in (self._blocks, self._read_keys, self._gap_keys):
+            entries.clear()
 
     def get(self, keys: Sequence[int]) -> list[Future[Records]]:
         """Return futures of blocks, fetching missing ones; evict the least recently read blocks."""
@@ -184,6 +213,8 @@ class PrefetchedBlocks:
         self, keys: range, needed_keys: set[int], is_needed_later: npt.NDArray[np.bool_] | None
     ) -> None:
         """Request a range of blocks; cache the needed ones, and others if the limit permits."""
+        # Started before the futures exist, which would otherwise never get a result.
+        pool = self.pool
         futures: dict[int, Future[Records]] = {}
         for key in keys:
             if key not in needed_keys:
@@ -198,7 +229,7 @@ class PrefetchedBlocks:
                 self._gap_keys[key] = None
             # Known before the request runs, so that other threads wait for it and do not repeat it.
             futures[key] = self._blocks[key] = Future()
-        self.pool.submit(_fetch_blocks, self._fetch, keys, futures)
+        pool.submit(_fetch_blocks, self._fetch, keys, futures)
 
 
 def _fetch_blocks(fetch: Fetch, keys: range, futures: dict[int, Future[Any]]) -> None:

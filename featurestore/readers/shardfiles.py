@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from featurestore.errors import DatasetDamaged
 from featurestore.model.manifest import Manifest, ManifestShard, ManifestSplit
+from featurestore.model.threads import independent_tasks
 from featurestore.plugins.format import DatasetFormat, RecordAccess, ShardReader
 from featurestore.readers.order import EpochOrder, Rows
 from featurestore.storage import files, storage_for
@@ -239,7 +239,7 @@ def check_shards(directory: str, split: ManifestSplit) -> None:
     # checks many shards, because submitting a task takes longer than a check.
     size = -(-len(split.shards) // (4 * _CHECKING_THREADS))
     tasks = [split.shards[start : start + size] for start in range(0, len(split.shards), size)]
-    with ThreadPoolExecutor(_CHECKING_THREADS) as pool:
+    with independent_tasks(_CHECKING_THREADS, "featurestore-shards") as pool:
         list(pool.map(check, tasks))
 
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.errors import ReaderConfigError, missing_extra
-from featurestore.model.runtime import usable_cores
+from featurestore.model.runtime import ForkSafeLock, usable_cores
 from featurestore.readers.batches import Blocks, Iterations, Packing
 from featurestore.readers.blocks import PackedBlocks
 from featurestore.readers.columns import PADDING_WEIGHT, to_ragged
@@ -378,7 +377,7 @@ class _DroppableBlocks:
     def __init__(self, open_blocks: Callable[[], Blocks]) -> None:
         self._open_blocks = open_blocks
         self._blocks: Any = None
-        self._lock = Lock()
+        self._lock = ForkSafeLock()
 
     def blocks(self) -> Any:
         """Return the open blocks."""

@@ -16,7 +16,6 @@ from featurestore.registry import artifacts, training_datasets
 from featurestore.registry.rows import lock
 from featurestore.storage import files, publication
 from featurestore.storage.manifests import (
-    Annotations,
     is_finished,
     manifest_path,
     read_annotations,
@@ -52,13 +51,19 @@ def register_from_files(connection: Connection, directory: str, name: str, versi
     """Register the finished dataset in a directory, including its annotations."""
     manifest = read(directory, name, version)
     register(connection, manifest)
-    apply_annotations(connection, name, version, read_annotations(directory, manifest))
+    register_annotations(connection, directory, manifest)
 
 
-def apply_annotations(
-    connection: Connection, name: str, version: int, annotations: Annotations
-) -> None:
-    """Update description and tags of a registered dataset from its annotations."""
+def register_annotations(connection: Connection, directory: str, manifest: Manifest) -> None:
+    """Update description and tags of a registered dataset from its newest annotations.
+
+    The lock makes the last registration that of the newest annotations.
+    """
+    name, version = manifest.name, manifest.version
+    training_datasets.lock_version(connection, name, version)
+    if training_datasets.find(connection, name, version) is None:  # removed meanwhile
+        return
+    annotations = read_annotations(directory, manifest)
     training_datasets.describe(connection, name, version, annotations.description)
     artifacts.replace_tags(connection, training_datasets.KIND, name, version, annotations.tags)
 

@@ -20,7 +20,6 @@ from featurestore.registry import (
     featuregroups,
     jobs,
     lineage,
-    rows,
     runs,
 )
 from featurestore.storage import files
@@ -173,4 +172,4 @@ def claim(connection: Connection, location: str, name: str, version: int) -> int
 
 def lock(connection: Connection, name: str, version: int) -> None:
     """Lock a group version until the transaction ends."""
-    rows.lock(connection, f"featuregroup/{name}/{version}")
+    featuregroups.lock_version(connection, name, version)

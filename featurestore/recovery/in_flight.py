@@ -131,7 +131,7 @@ def in_flight(
 
     At the end, the staged files are removed, and the intent is resolved if the write was not
     registered. If this fails (locked registry, full disk), the intent is resolved before the next
-    write of this process, or at the next connect after the process has ended.
+    write of this process, or at the next connect of any process.
 
     Args:
         store: The session.
@@ -190,6 +190,8 @@ def in_flight(
             )
         raise
     finally:
+        if (store.registry.url, intent_id) in _pending_intents:
+            liveness.release_owner(store.location)
         if write is not None and store.recorder is not None and kind in _WRITTEN_KINDS:
             store.recorder.remove_output(Object(_WRITTEN_KINDS[kind], name, write.version))
 

@@ -30,6 +30,7 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import JobLeased, RegistryError, StorageError
 from featurestore.model.paths import StorePaths
 from featurestore.model.runtime import call_after_fork
+from featurestore.model.threads import start_thread
 from featurestore.registry import Registry, intents
 from featurestore.storage import files, locks, storage_for
 
@@ -60,7 +61,7 @@ class Store(Protocol):
         """The registry of the store."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Owner:
     """The owner state of this process for one store."""
 
@@ -69,10 +70,13 @@ class _Owner:
     pid: int
     handle: int | filelock.BaseFileLock
     writes: int = 0
+    is_locked: bool = True
     stop: threading.Event = field(default_factory=threading.Event)
 
 
 _process_owners: dict[str, _Owner] = {}
+# Owners that this process no longer uses, until the last of their writes has ended.
+_released_owners: list[_Owner] = []
 _owners_lock = threading.Lock()
 
 
@@ -81,6 +85,7 @@ def _reset_after_fork() -> None:
     global _owners_lock
     _owners_lock = threading.Lock()
     _process_owners.clear()
+    _released_owners.clear()
 
 
 call_after_fork(_reset_after_fork)
@@ -139,16 +144,12 @@ def heartbeat(registry: Registry, location: str) -> Iterator[str]:
     registry.check_writable()
     with _owners_lock:
         owner = _current_owner(location)
-        owner.writes += 1
-        if owner.writes == 1:
+        if owner.writes == 0:
             # The event of an earlier thread is set; if it were cleared, that thread could continue.
             owner.stop = threading.Event()
-            threading.Thread(
-                target=_send_heartbeats,
-                args=(registry, owner.name, owner.stop),
-                name="heartbeat",
-                daemon=True,
-            ).start()
+            start_thread(_send_heartbeats, registry, owner.name, owner.stop, name="heartbeat")
+        # Counted after the thread has started, so that the next write tries to start it again.
+        owner.writes += 1
     try:
         yield owner.name
     finally:
@@ -156,6 +157,26 @@ def heartbeat(registry: Registry, location: str) -> Iterator[str]:
             owner.writes -= 1
             if owner.writes == 0:
                 owner.stop.set()
+                if owner in _released_owners:
+                    _released_owners.remove(owner)
+                    _remove_lock_file(owner)
+
+
+def release_owner(location: str) -> None:
+    """Let any process recover the intents that this process could not resolve.
+
+    Without this, they would remain until this process ends. The owner counts as dead when its
+    active writes have ended; later writes of this process have another owner.
+    """
+    with _owners_lock:
+        owner = _process_owners.get(location)
+        if owner is None or owner.pid != os.getpid():
+            return
+        del _process_owners[location]
+        if owner.writes:
+            _released_owners.append(owner)
+        else:
+            _remove_lock_file(owner)
 
 
 def remove_dead_owners(connection: Connection, location: str) -> None:
@@ -203,7 +224,8 @@ def other_processes(location: str) -> list[str]:
 
 def _is_this_process(name: str) -> bool:
     return any(
-        owner.name == name and owner.pid == os.getpid() for owner in _process_owners.values()
+        owner.name == name and owner.pid == os.getpid()
+        for owner in (*_process_owners.values(), *_released_owners)
     )
 
 
@@ -227,9 +249,10 @@ def _current_owner(location: str) -> _Owner:
 
 
 def _remove_lock_file(owner: _Owner) -> None:
-    """Remove the lock file at exit; a forked child does nothing."""
-    if owner.pid != os.getpid():
+    """Remove the lock file once, at the latest at exit; a forked child does nothing."""
+    if owner.pid != os.getpid() or not owner.is_locked:
         return
+    owner.is_locked = False
     try:
         locks.remove_lock_file(
             owner.handle, _owner_lock_file(owner), below=_lock_folder(owner.location)
@@ -325,10 +348,7 @@ def hold_write_lease(location: str, run: str) -> Iterator[None]:
     path = _lease_path(location, run)
     # A write that ends before the first renewal creates no lease object.
     stop, has_renewed = threading.Event(), threading.Event()
-    thread = threading.Thread(
-        target=_renew_lease, args=(path, stop, has_renewed), name="lease", daemon=True
-    )
-    thread.start()
+    thread = start_thread(_renew_lease, path, stop, has_renewed, name="lease")
     try:
         yield
     finally:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import ModelDamaged, ModelExists
 from featurestore.model.arguments import check_version
 from featurestore.model.json_object import MalformedJson
-from featurestore.model.paths import StorePaths, parse_version_directory
+from featurestore.model.paths import MODEL_FILE, StorePaths, parse_version_directory
 from featurestore.model.registered_model import (
     DESCRIBED_FILE,
-    MODEL_FILE,
     ModelAnnotations,
     ModelSpec,
 )
 from featurestore.recovery.liveness import versions_in_flight
 from featurestore.registry.artifacts import models
 from featurestore.registry.rows import lock
-from featurestore.storage import files
+from featurestore.storage import files, revisions
 
 REGISTER, REMOVE = "enter", "leave"
 
@@ -54,23 +55,52 @@ def read(directory: str, name: str, version: int) -> ModelSpec:
 
 def read_annotations(directory: str) -> ModelAnnotations:
     """Read the annotations in a version directory; they are empty if the file does not exist."""
-    path = os.path.join(directory, DESCRIBED_FILE)
-    if not files.exists(path):
-        return ModelAnnotations()
-    try:
-        return ModelAnnotations.from_json(files.read_json(path))
-    except MalformedJson as error:
-        raise ModelDamaged(f"{path!r} is damaged: {error}.", hint="remove it") from error
+    path = _annotations_path(directory)
+    return _parse_annotations(revisions.read_json(path), path)
+
+
+def change_annotations(
+    directory: str, change: Callable[[ModelAnnotations], ModelAnnotations], *, below: str
+) -> None:
+    """Change the annotations of a model; ``change`` gets the newest ones, see ``revisions``."""
+    path = _annotations_path(directory)
+    revisions.change_json(
+        path, lambda content: {**vars(change(_parse_annotations(content, path)))}, below=below
+    )
 
 
 def write_annotations(directory: str, annotations: ModelAnnotations) -> None:
-    """Write the annotations file of a model version."""
-    files.write_json(os.path.join(directory, DESCRIBED_FILE), {**vars(annotations)})
+    """Write the annotations file of a model version that is not published yet."""
+    files.write_json(_annotations_path(directory), {**vars(annotations)})
+
+
+def _annotations_path(directory: str) -> str:
+    return os.path.join(directory, DESCRIBED_FILE)
+
+
+def _parse_annotations(content: Any, path: str) -> ModelAnnotations:
+    if content is None:
+        return ModelAnnotations()
+    try:
+        return ModelAnnotations.from_json(content)
+    except MalformedJson as error:
+        raise ModelDamaged(
+            f"{path!r} or its newest revision is damaged: {error}.", hint="remove it"
+        ) from error
 
 
 def register(connection: Connection, directory: str, name: str, version: int) -> None:
     """Register the model in a version directory."""
     models.add(connection, read(directory, name, version), read_annotations(directory))
+
+
+def register_annotations(connection: Connection, directory: str, name: str, version: int) -> None:
+    """Update stage and tags of a registered model from its newest annotations.
+
+    The lock makes the last registration that of the newest annotations.
+    """
+    models.lock_version(connection, name, version)
+    models.annotate(connection, name, version, read_annotations(directory))
 
 
 def unregister(connection: Connection, name: str, version: int) -> None:

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DatabaseError, DataError, IntegrityError
 
-from featurestore.errors import FeatureStoreError, RegistryError, RegistryTooNew
+from featurestore.delta.log import latest_version
+from featurestore.errors import FeatureStoreError, RegistryDamaged, RegistryError
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import check_name
 from featurestore.model.paths import StorePaths, parse_version_directory
@@ -24,32 +26,17 @@ from featurestore.recovery.recover import (
     VersionKind,
     recover,
 )
-from featurestore.registry import Registry, open_registry, origin_files, search_documents
+from featurestore.recovery.restoration import CLEARED_TABLES, NOT_RESTORED
+from featurestore.registry import (
+    Registry,
+    featuregroups,
+    open_registry,
+    origin_files,
+    search_documents,
+)
 from featurestore.registry.database import REGISTRY_FILE
 from featurestore.registry.tables import metadata
 from featurestore.storage import files
-
-NOT_RESTORED = (
-    "failed runs",
-    "pauses and leases of jobs",
-    "job definitions: register the jobs again",
-    "validation reports of refused writes",
-    "the audit log",
-)
-# Registry tables that are cleared and restored from files. Jobs and writes in flight are retained.
-# Access rights are also retained; if they are missing, they are restored from access.json.
-_RESTORED_TABLES = (
-    "featuregroups",
-    "features",
-    "tags",
-    "lineage",
-    "training_datasets",
-    "training_dataset_pins",
-    "feature_views",
-    "window_features",
-    "experiment_runs",
-    "models",
-)
 
 Restore = Callable[[Connection, FeatureGroupSpec, str], None]
 
@@ -59,7 +46,8 @@ class RebuildReport:
     """The result of a rebuild.
 
     Contains the references of restored groups, datasets, views and models, the names of sources and
-    online stores, run ids, the number of restored users, and (path, reason) for unreadable files.
+    online stores, run ids, the number of restored users, (path, reason) for unreadable files, the
+    tables, columns and indexes that the registry lacked, and the new name of a damaged SQLite file.
     """
 
     featuregroups: list[str] = field(default_factory=list)
@@ -71,6 +59,7 @@ class RebuildReport:
     models: list[str] = field(default_factory=list)
     users: int = 0
     unreadable: list[tuple[str, str]] = field(default_factory=list)
+    repaired: list[str] = field(default_factory=list)
     moved_away: str | None = None
     not_restored: tuple[str, ...] = NOT_RESTORED
 
@@ -103,40 +92,58 @@ def rebuild(
             are using it.
     """
     registry, moved_to = _open_registry(location, url)
-    report = RebuildReport(moved_away=moved_to)
     try:
-        # Intents are only in the registry, so they are resolved before its other tables are
-        # cleared.
-        recover(_Store(location, registry))
-        with registry.transaction() as connection:
-            # Tables with foreign keys are cleared before the tables that they refer to.
-            for table in reversed(metadata.sorted_tables):
-                if table.name in _RESTORED_TABLES:
-                    connection.execute(table.delete())
-            search_documents.clear(connection)
-            # Access rights must be restored first, and errors must not be caught, because private
-            # groups must not become public.
-            report.users = record_files.restore_access(connection, location)
-            # Before the objects, which otherwise would have only the origins in their files.
-            report.unreadable += origin_files.restore(connection, location)
-            _restore_versions(connection, location, report, GROUPS, restore)
-            _restore_versions(connection, location, report, DATASETS)
-            _restore_versions(connection, location, report, VIEWS)
-            paths = StorePaths(location)
-            for name, path in record_files.iterate_definitions(paths.sources):
-                with _rollback_on_error(connection, path, report):
-                    report.sources.append(record_files.register_source(connection, name, path).name)
-            for name, path in record_files.iterate_definitions(paths.online_stores):
-                with _rollback_on_error(connection, path, report):
-                    record_files.register_online_store(connection, name, path)
-                    report.online_stores.append(name)
-            for name, directory in record_files.run_directories(paths):
-                with _rollback_on_error(connection, directory, report):
-                    run_id = record_files.register_run(connection, name, directory)
-                    report.experiment_runs.append(run_id)
-            _restore_versions(connection, location, report, MODELS)
+        return _restore_all(location, registry, moved_to, restore)
+    except RegistryDamaged:
+        # Damage that opening the file has not shown.
+        if url is not None or moved_to is not None:
+            raise
     finally:
         registry.close()
+    moved_to = _move_away(location)
+    registry = open_registry(location, adopt=True)
+    try:
+        return _restore_all(location, registry, moved_to, restore)
+    finally:
+        registry.close()
+
+
+def _restore_all(
+    location: str, registry: Registry, moved_to: str | None, restore: Restore | None
+) -> RebuildReport:
+    """Resolve writes of dead processes, clear the index, and restore it from files."""
+    report = RebuildReport(moved_away=moved_to, repaired=list(registry.repair.created))
+    # Intents are only in the registry, so they are resolved before its other tables are
+    # cleared.
+    recover(_Store(location, registry))
+    with registry.transaction() as connection:
+        # Tables with foreign keys are cleared before the tables that they refer to.
+        for table in reversed(metadata.sorted_tables):
+            if table.name in CLEARED_TABLES:
+                connection.execute(table.delete())
+        search_documents.clear(connection)
+        # Access rights must be restored first, and errors must not be caught, because private
+        # groups must not become public.
+        emptied = registry.repair.emptied
+        report.users = record_files.restore_access(connection, location, emptied=emptied)
+        # Before the objects, which otherwise would have only the origins in their files.
+        report.unreadable += origin_files.restore(connection, location)
+        _restore_versions(connection, location, report, GROUPS, restore)
+        _restore_versions(connection, location, report, DATASETS)
+        _restore_versions(connection, location, report, VIEWS)
+        paths = StorePaths(location)
+        for name, path in record_files.iterate_definitions(paths.sources):
+            with _rollback_on_error(connection, path, report):
+                report.sources.append(record_files.register_source(connection, name, path).name)
+        for name, path in record_files.iterate_definitions(paths.online_stores):
+            with _rollback_on_error(connection, path, report):
+                record_files.register_online_store(connection, name, path)
+                report.online_stores.append(name)
+        for name, directory in record_files.run_directories(paths):
+            with _rollback_on_error(connection, directory, report):
+                run_id = record_files.register_run(connection, name, directory)
+                report.experiment_runs.append(run_id)
+        _restore_versions(connection, location, report, MODELS)
     return report
 
 
@@ -156,6 +163,9 @@ def _restore_versions(
             if kind.is_published(path):
                 spec = kind.register(connection, path, name, version)
                 if restore is not None and isinstance(spec, FeatureGroupSpec):
+                    featuregroups.rewind(
+                        connection, name, version, delta_version=latest_version(path)
+                    )
                     restore(connection, spec, path)
                 references.append(f"{name}@v{version}")
             elif version not in versions_in_flight(connection, location, kind.intents[0], name):
@@ -169,6 +179,12 @@ def _rollback_on_error(connection: Connection, path: str, report: RebuildReport)
     savepoint = connection.begin_nested()
     try:
         yield
+    except DatabaseError as error:
+        # A damaged database is not the damage of this object.
+        if not isinstance(error, DataError | IntegrityError):
+            raise
+        savepoint.rollback()
+        report.unreadable.append((path, f"its values do not fit into the registry: {error.orig}"))
     except FeatureStoreError as error:
         savepoint.rollback()
         report.unreadable.append((path, error.message))
@@ -198,13 +214,20 @@ def _iterate_versions(root: str, report: RebuildReport) -> Iterator[tuple[str, i
 def _open_registry(location: str, url: str | None) -> tuple[Registry, str | None]:
     """Open the registry; a damaged SQLite file is renamed, and its new path returned."""
     try:
-        return open_registry(location, url=url, adopt=True), None
-    except RegistryTooNew:
-        # A registry of a newer release is not damaged and must not be moved.
-        raise
-    except RegistryError:
+        registry = open_registry(location, url=url, adopt=True)
+    except RegistryDamaged:
         if url is not None:
             raise
+    else:
+        if url is not None or not registry.damage():
+            return registry, None
+        registry.close()
+    moved_to = _move_away(location)
+    return open_registry(location, url=url, adopt=True), moved_to
+
+
+def _move_away(location: str) -> str:
+    """Rename the damaged SQLite file of a location, and return its new path."""
     writers = liveness.other_processes(location)
     if writers:
         raise RegistryError(
@@ -218,4 +241,4 @@ def _open_registry(location: str, url: str | None) -> tuple[Registry, str | None
     for suffix in ("", "-wal", "-shm"):
         if files.exists(file + suffix):
             files.rename(file + suffix, moved_to + suffix)
-    return open_registry(location, url=url), moved_to
+    return moved_to

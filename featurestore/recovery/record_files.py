@@ -9,7 +9,8 @@ secret only to an address for which the secret was registered on this machine.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -18,9 +19,12 @@ from sqlalchemy.engine import Connection
 from featurestore.errors import (
     FeatureStoreError,
     FormatTooNew,
+    OnlineStoreExists,
     RegistryError,
     RunDamaged,
     RunNotFound,
+    SourceExists,
+    WriteConflict,
 )
 from featurestore.model.json_object import JsonObject, MalformedJson, check_format
 from featurestore.model.names import check_name
@@ -29,7 +33,9 @@ from featurestore.model.paths import StorePaths
 from featurestore.model.run_record import RUN_FILE, RunRecord, check_run_id
 from featurestore.model.source import SourceSpec
 from featurestore.registry import experiments, online_stores, sources, tables
-from featurestore.storage import files
+from featurestore.registry.rows import lock
+from featurestore.registry.stores import rebuild_command
+from featurestore.storage import files, revisions, storage_for
 
 _ACCESS_FORMAT = 1
 # In the order of foreign keys: tokens and roles reference users.
@@ -38,33 +44,73 @@ _DEFINITION_SUFFIX = ".json"
 SpecT = TypeVar("SpecT", SourceSpec, OnlineStoreSpec)
 
 
-def write_access(connection: Connection, location: str) -> None:
-    """Write the access tables to a file, within the transaction that changes them."""
+@contextmanager
+def writing_access(connection: Connection, location: str) -> Iterator[None]:
+    """Write the access tables to a file after the block, which changes them in a transaction.
+
+    Several registries may share the file of a URI. The change is then based on its newest content.
+
+    Raises:
+        WriteConflict: Another registry has changed the file during the block.
+    """
+    path = StorePaths(location).access
+    lock(connection, "access")
+    # A new registry has no users yet; without this, it would replace the users in the file.
+    restore_access(connection, location)
+    # If the file cannot be written, the transaction fails, too, so both have the same access
+    # rights.
+    if not storage_for(path).needs_claims:
+        yield
+        files.write_json(path, _access_content(connection))
+        return
+    newest = revisions.read_newest(path)
+    if newest.content not in (None, _access_content(connection)):
+        _load_access(connection, path)
+    yield
+    if not revisions.write_next(path, newest, _access_content(connection), below=location):
+        raise WriteConflict(
+            f"The access rights in {path!r} were changed through another registry at the same "
+            "time; this change was not made.",
+            hint="repeat the change",
+        )
+
+
+def _access_content(connection: Connection) -> dict[str, Any]:
     content: dict[str, Any] = {"format": _ACCESS_FORMAT}
     for table in _ACCESS_TABLES:
         query = sa.select(table).order_by(*table.primary_key.columns)
         content[table.name] = [dict(row._mapping) for row in connection.execute(query)]
-    # If the file cannot be written, the transaction fails, too, so both have the same access
-    # rights.
-    files.write_json(StorePaths(location).access, content)
+    return content
 
 
-def restore_access(connection: Connection, location: str) -> int:
+def restore_access(connection: Connection, location: str, *, emptied: Collection[str] = ()) -> int:
     """Restore the access tables if the registry has no users; return the number of restored users.
+
+    They are also restored if an access table is among the ``emptied`` tables: without its rows,
+    private groups would become public.
 
     Raises:
         RegistryError: The file is damaged.
         FormatTooNew: A newer release wrote the file.
     """
     path = StorePaths(location).access
-    if not files.exists(path):
+    lock(connection, "access")
+    if next(revisions.paths(path), None) is None:
         return 0
     # The file is a copy: as long as the registry has users, the registry decides.
-    if connection.execute(sa.select(tables.users.c.name).limit(1)).first() is not None:
+    is_lost = any(table.name in emptied for table in _ACCESS_TABLES)
+    has_users = connection.execute(sa.select(tables.users.c.name).limit(1)).first() is not None
+    if has_users and not is_lost:
         return 0
+    return _load_access(connection, path)
+
+
+def _load_access(connection: Connection, path: str) -> int:
+    """Replace the access tables by those in a file, and return the number of users."""
     rows_by_table = _read_access(path)
-    for table in _ACCESS_TABLES:
+    for table in reversed(_ACCESS_TABLES):
         connection.execute(table.delete())
+    for table in _ACCESS_TABLES:
         if rows_by_table[table.name]:
             connection.execute(table.insert(), rows_by_table[table.name])
     return len(rows_by_table[tables.users.name])
@@ -73,7 +119,7 @@ def restore_access(connection: Connection, location: str) -> int:
 def _read_access(path: str) -> dict[str, list[dict[str, Any]]]:
     """Read and check the access tables in a file."""
     try:
-        content = JsonObject.from_value(files.read_json(path))
+        content = JsonObject.from_value(revisions.read_json(path))
         check_format(
             content.number("format", minimum=1), _ACCESS_FORMAT, subject=f"The file {path!r}"
         )
@@ -103,11 +149,35 @@ def _parse_access_row(table: sa.Table, stored_row: JsonObject) -> dict[str, Any]
     return row
 
 
-def write_source(location: str, spec: SourceSpec) -> None:
-    """Write a source definition atomically."""
+def write_source(location: str, spec: SourceSpec, *, replaces: bool = False) -> None:
+    """Write a source definition atomically, and replace an earlier one if ``replaces``.
+
+    Raises:
+        SourceExists: Another registry of the store has a different source with this name.
+    """
     paths = StorePaths(location)
     files.make_directory(paths.sources)
-    files.write_json(paths.source(spec.name), spec.to_json())
+    if not _write_definition(paths.source(spec.name), spec, replaces=replaces):
+        raise SourceExists(
+            f"Source {spec.name!r} is already registered through another registry of the store.",
+            hint=f"{rebuild_command(location)}, or choose another name",
+        )
+
+
+def _write_definition(path: str, spec: SourceSpec | OnlineStoreSpec, *, replaces: bool) -> bool:
+    """Write a definition; return False if another registry has written a different one."""
+    content = spec.to_json()
+    # In a local directory, the registry refuses a name that is registered already.
+    if replaces or not storage_for(path).needs_claims:
+        files.write_json(path, content)
+        return True
+    if files.write_new(path, files.json_bytes(content)):
+        return True
+    stored_definition = files.read_json(path)
+    return (
+        isinstance(stored_definition, dict)
+        and {**stored_definition, "created": spec.created} == content
+    )
 
 
 def remove_source(location: str, name: str) -> None:
@@ -117,10 +187,19 @@ def remove_source(location: str, name: str) -> None:
 
 
 def write_online_store(location: str, spec: OnlineStoreSpec) -> None:
-    """Write the definition of an online store atomically."""
+    """Write the definition of a new online store atomically.
+
+    Raises:
+        OnlineStoreExists: Another registry of the store has a different one with this name.
+    """
     paths = StorePaths(location)
     files.make_directory(paths.online_stores)
-    files.write_json(paths.online_store(spec.name), spec.to_json())
+    if not _write_definition(paths.online_store(spec.name), spec, replaces=False):
+        raise OnlineStoreExists(
+            f"Online store {spec.name!r} is already registered through another registry of the "
+            "store.",
+            hint=f"{rebuild_command(location)}, or choose another name",
+        )
 
 
 def iterate_definitions(directory: str) -> Iterator[tuple[str, str]]:
@@ -131,26 +210,25 @@ def iterate_definitions(directory: str) -> Iterator[tuple[str, str]]:
 
 
 def register_source(connection: Connection, name: str, path: str) -> SourceSpec:
-    """Register the source in a definition file, unless the name is already registered.
+    """Register the source in a definition file, instead of an existing registration.
 
     Raises:
         RegistryError: The file is not a source definition, or defines another source.
     """
+    sources.lock_name(connection, name)
     spec = _read_definition(path, name, SourceSpec.from_text, noun="source")
-    if name not in sources.names(connection):
-        sources.add(connection, spec)
+    sources.put(connection, spec)
     return spec
 
 
 def register_online_store(connection: Connection, name: str, path: str) -> OnlineStoreSpec:
-    """Register the online store in a definition file, unless the name is already registered.
+    """Register the online store in a definition file, instead of an existing registration.
 
     Raises:
         RegistryError: The file is not a definition, or defines another online store.
     """
     spec = _read_definition(path, name, OnlineStoreSpec.from_text, noun="online store")
-    if name not in online_stores.names(connection):
-        online_stores.add(connection, spec)
+    online_stores.put(connection, spec)
     return spec
 
 
@@ -186,21 +264,27 @@ def read_run(directory: str) -> RunRecord:
     """
     path = os.path.join(directory, RUN_FILE)
     if not files.is_file(path):
-        raise RunNotFound(f"{directory!r} is not the directory of a run: it has no {RUN_FILE}.")
+        raise RunNotFound(
+            f"{directory!r} is not the directory of a run: it has no {RUN_FILE}.",
+            hint="restore the file from a copy, or remove the directory",
+        )
     try:
         record = RunRecord.from_bytes(files.read_bytes(path))
     except FormatTooNew:
         raise
     except (MalformedJson, FeatureStoreError) as error:
-        raise RunDamaged(
-            f"The run record {path!r} is damaged: {error}",
-            hint="restore the file from a copy; other runs are not affected",
-        ) from error
+        raise RunDamaged(f"The run record {path!r} is damaged: {error}") from error
     # A copied directory must not replace the run that it was copied from.
     if record.id != os.path.basename(directory):
-        raise RunDamaged(f"The run record {path!r} belongs to another run, {record.id!r}.")
+        raise RunDamaged(
+            f"The run record {path!r} belongs to another run, {record.id!r}.",
+            hint="move it to the directory of that name",
+        )
     if record.name != os.path.basename(os.path.dirname(directory)):
-        raise RunDamaged(f"The run record {path!r} belongs to another experiment, {record.name!r}.")
+        raise RunDamaged(
+            f"The run record {path!r} belongs to another experiment, {record.name!r}.",
+            hint="move it to the directory of that name",
+        )
     return record
 
 
@@ -226,6 +310,9 @@ def register_run(connection: Connection, name: str, directory: str) -> str:
     """Register the run in a directory, and return its id."""
     record = read_run(directory)
     if record.name != name:
-        raise RunDamaged(f"The run in {directory!r} belongs to experiment {record.name!r}.")
+        raise RunDamaged(
+            f"The run in {directory!r} belongs to experiment {record.name!r}.",
+            hint="move it to the directory of that name",
+        )
     experiments.register(connection, record)
     return record.id

@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import FeatureStoreError, InvalidArgument, InvalidName, StorageError
-from featurestore.model.feature_view import VIEW_FILE
-from featurestore.model.paths import StorePaths
-from featurestore.model.registered_model import MODEL_FILE
+from featurestore.model.paths import MODEL_FILE, VIEW_FILE, StorePaths
 from featurestore.recovery import claims, datasets, groups, liveness, models, views
 from featurestore.recovery.liveness import Store
 from featurestore.registry import intents

@@ -8,8 +8,8 @@ from sqlalchemy.engine import Connection
 
 from featurestore.errors import FeatureViewDamaged, FeatureViewExists
 from featurestore.model.arguments import check_version
-from featurestore.model.feature_view import VIEW_FILE, FeatureViewSpec
-from featurestore.model.paths import StorePaths, parse_version_directory
+from featurestore.model.feature_view import FeatureViewSpec
+from featurestore.model.paths import VIEW_FILE, StorePaths, parse_version_directory
 from featurestore.recovery import claims
 from featurestore.recovery.liveness import versions_in_flight
 from featurestore.registry.artifacts import feature_views

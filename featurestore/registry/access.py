@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from featurestore.model.times import from_micros, to_micros, utc_now
-from featurestore.registry.rows import to_column, to_time
+from featurestore.registry.rows import put_row, to_column, to_time
 from featurestore.registry.tables import (
     failed_sign_ins,
     group_roles,
@@ -227,11 +227,12 @@ def remove_attempts(connection: Connection, subject: str) -> None:
 
 def put_role(connection: Connection, group: str, user: str, role: str | None) -> None:
     """Set the role of a user on a group; None removes it."""
+    key = {"featuregroup": group, "username": user}
+    if role is not None:
+        put_row(connection, group_roles, key, {"role": role})
+        return
     is_role_of_user = sa.and_(group_roles.c.featuregroup == group, group_roles.c.username == user)
     connection.execute(group_roles.delete().where(is_role_of_user))
-    if role is not None:
-        values = {"featuregroup": group, "username": user, "role": role}
-        connection.execute(group_roles.insert().values(**values))
 
 
 def roles_of(connection: Connection, user: str) -> dict[str, str]:
@@ -263,10 +264,11 @@ def all_group_roles(connection: Connection) -> dict[str, dict[str, str]]:
 
 def set_private(connection: Connection, group: str, is_private: bool) -> None:
     """Make a group private, so that only users with a role on it can read it, or public."""
-    connection.execute(private_groups.delete().where(private_groups.c.featuregroup == group))
     if is_private:
-        values = {"featuregroup": group, "created": to_micros(utc_now())}
-        connection.execute(private_groups.insert().values(**values))
+        values = {"created": to_micros(utc_now())}
+        put_row(connection, private_groups, {"featuregroup": group}, values)
+        return
+    connection.execute(private_groups.delete().where(private_groups.c.featuregroup == group))
 
 
 def private_groups_of_store(connection: Connection) -> list[str]:

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 from featurestore.model import display, times
 from featurestore.model.alert import Alert, Channel, Event
 from featurestore.model.times import from_micros, to_micros
-from featurestore.registry.rows import translate_parse_errors
+from featurestore.registry.rows import lock, put_row, translate_parse_errors
 from featurestore.registry.tables import alert_channels, incidents, outbox
 
 # The maximum delay between attempts to send a message.
@@ -57,15 +57,12 @@ class Outgoing:
 
 def put_channel(connection: Connection, channel: Channel) -> None:
     """Add a channel, or replace the channel with the same name."""
-    connection.execute(alert_channels.delete().where(alert_channels.c.name == channel.name))
-    connection.execute(
-        alert_channels.insert().values(
-            name=channel.name,
-            uri=channel.uri,
-            secret=channel.secret,
-            created=to_micros(times.utc_now()),
-        )
-    )
+    values = {
+        "uri": channel.uri,
+        "secret": channel.secret,
+        "created": to_micros(times.utc_now()),
+    }
+    put_row(connection, alert_channels, {"name": channel.name}, values)
 
 
 def remove_channel(connection: Connection, name: str) -> bool:
@@ -81,6 +78,14 @@ def channels(connection: Connection) -> list[Channel]:
 
 
 # -- incidents ------------------------------------------------------------------------------------
+
+
+def lock_incidents(connection: Connection, job: str) -> None:
+    """Lock the incidents of a job until the end of a transaction that depends on them.
+
+    Two runs of a job would otherwise both open an incident, and send two messages.
+    """
+    lock(connection, f"incidents/{job}")
 
 
 def open_incidents(connection: Connection, job: str) -> dict[str, Incident]:
@@ -209,15 +214,15 @@ def record_delivery(connection: Connection, message: Outgoing) -> None:
 
 
 def record_failed_delivery(
-    connection: Connection, message: Outgoing, error: str, wait: timedelta
+    connection: Connection, message: Outgoing, error: str, wait: timedelta, *, holder: str
 ) -> None:
-    """Record that a delivery failed, and when to retry it."""
+    """Record that a delivery failed, and when to retry it, unless another process took it over."""
     _update_messages(
         connection,
-        outbox.c.id == message.id,
+        sa.and_(outbox.c.id == message.id, outbox.c.holder == holder),
         holder=None,
         error=error[:500],
-        attempts=message.attempts + 1,
+        attempts=outbox.c.attempts + 1,
         next_try=to_micros(times.utc_now() + wait),
     )
 

@@ -27,8 +27,10 @@ from featurestore.model.arguments import check_version
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.paths import TRAININGDATASETS
 from featurestore.registry import lineage, origins, search_documents, tables
-from featurestore.registry.rows import translate_parse_errors
+from featurestore.registry.rows import location_of, lock, translate_parse_errors
+from featurestore.registry.stores import rebuild_command
 from featurestore.registry.tables import featuregroups, is_latest, tags
+from featurestore.registry.unregistered import is_unregistered
 
 # A command that reads only groups imports no definitions of views and models.
 if TYPE_CHECKING:
@@ -85,25 +87,49 @@ class VersionedTable:
         return [str(name) for name in connection.execute(query).scalars()]
 
     def list_all(
-        self, connection: Connection, *conditions: sa.ColumnElement[bool]
+        self,
+        connection: Connection,
+        *conditions: sa.ColumnElement[bool],
+        newest_first: bool = False,
+        limit: int | None = None,
+        offset: int = 0,
     ) -> list[tuple[str, int]]:
-        """Return name and version of all versions that match the conditions, sorted."""
+        """Return name and version of all versions that match the conditions, or of one page.
+
+        They are sorted by name and version; with ``newest_first``, the newest version of each name
+        comes first.
+        """
         columns = self.table.c
+        version = columns.version.desc() if newest_first else columns.version
         query = sa.select(columns.name, columns.version).where(*conditions)
-        rows = connection.execute(query.order_by(columns.name, columns.version))
+        rows = connection.execute(query.order_by(columns.name, version).limit(limit).offset(offset))
         return [(str(row.name), check_version(row.version)) for row in rows]
 
     def row(
         self, connection: Connection, name: str, version: int | None = None
     ) -> Row[tuple[object, ...]] | None:
         """Return the row of a version (None: the latest), or None if it does not exist."""
+        return connection.execute(self._row_query(name, version)).first()
+
+    def row_for_update(
+        self, connection: Connection, name: str, version: int
+    ) -> Row[tuple[object, ...]] | None:
+        """Return the row of a version and lock it until the end of the transaction.
+
+        A transaction that changes the row depending on its values would otherwise undo the change
+        of a concurrent one in Postgres. SQLAlchemy omits the lock for SQLite, where write
+        transactions exclude each other.
+        """
+        return connection.execute(self._row_query(name, version).with_for_update()).first()
+
+    def _row_query(self, name: str, version: int | None) -> sa.Select[Any]:
         columns = self.table.c
         query = sa.select(self.table).where(columns.name == name)
         if version is None:
             query = query.order_by(columns.version.desc()).limit(1)
         else:
             query = query.where(columns.version == version)
-        return connection.execute(query).first()
+        return query
 
     def get(self, connection: Connection, name: str, version: int | None = None) -> tuple[str, int]:
         """Return the name and version number (None: the latest).
@@ -119,6 +145,9 @@ class VersionedTable:
     def missing(self, connection: Connection, name: str, version: int | None) -> FeatureStoreError:
         """Return the error for an unknown name or version."""
         existing = self.versions(connection, name)
+        unregistered = self.unregistered_error(connection, name, version)
+        if unregistered is not None:
+            return unregistered
         if existing:
             return self.not_found(
                 f"{self.noun.capitalize()} {name!r} has no version {version}. "
@@ -135,6 +164,22 @@ class VersionedTable:
             command=command,
         )
 
+    def lock_version(self, connection: Connection, name: str, version: int) -> None:
+        """Lock a version, registered or not, until the end of the transaction."""
+        lock(connection, f"{self.kind}/{name}/{version}")
+
+    def unregistered_error(
+        self, connection: Connection, name: str, version: int | None
+    ) -> FeatureStoreError | None:
+        """Return the error for a published version that the registry lacks, None for others."""
+        if not is_unregistered(connection, self.kind, name, version):
+            return None
+        return self.not_found(
+            f"{self.noun.capitalize()} {name!r} is in the location, but the registry does not "
+            f"contain {'it' if version is None else f'version {version}'}.",
+            hint=rebuild_command(location_of(connection)),
+        )
+
     def remove(self, connection: Connection, name: str, version: int) -> None:
         """Remove a version with all its rows in the registry, except its origins."""
         origins.end(connection, origins.Object(self.kind, name, version))
@@ -142,6 +187,7 @@ class VersionedTable:
 
     def clear(self, connection: Connection, name: str, version: int) -> None:
         """Remove the rows of a version that is registered again."""
+        self.lock_version(connection, name, version)
         columns = self.table.c
         is_version = sa.and_(columns.name == name, columns.version == version)
         connection.execute(self.table.delete().where(is_version))
@@ -276,6 +322,7 @@ class _Models(VersionedTable):
                 version=version,
                 stage=annotations.stage,
                 run=spec.run,
+                experiment=spec.experiment,
                 dataset=dataset["name"],
                 dataset_version=dataset["version"],
             )
@@ -293,6 +340,17 @@ class _Models(VersionedTable):
         if spec.run is not None:
             run = origins.Object(origins.RUN, spec.run)
             origins.record(connection, origins.Object(self.kind, name, version), [run])
+
+    def annotate(
+        self, connection: Connection, name: str, version: int, annotations: ModelAnnotations
+    ) -> None:
+        """Replace the stage and the tags of a registered version."""
+        columns = self.table.c
+        is_version = sa.and_(columns.name == name, columns.version == version)
+        updated = self.table.update().where(is_version).values(stage=annotations.stage)
+        # The version may have been removed meanwhile.
+        if connection.execute(updated).rowcount:
+            replace_tags(connection, self.kind, name, version, annotations.tags)
 
     def get(
         self,
@@ -329,12 +387,13 @@ class _Models(VersionedTable):
         """Return name and version of the models that a run trained."""
         return self.list_all(connection, self.table.c.run == run)
 
-    def of_dataset(self, connection: Connection, name: str, version: int) -> list[tuple[str, int]]:
-        """Return name and version of the models trained on a dataset."""
+    def of_dataset(
+        self, connection: Connection, name: str, version: int, *, limit: int | None = None
+    ) -> list[tuple[str, int]]:
+        """Return name and version of the models trained on a dataset, or of the first ones."""
         columns = self.table.c
-        return self.list_all(
-            connection, columns.dataset == name, columns.dataset_version == version
-        )
+        is_trained_on = (columns.dataset == name, columns.dataset_version == version)
+        return self.list_all(connection, *is_trained_on, limit=limit)
 
     def used_versions(self, connection: Connection, name: str) -> list[int]:
         """Return the versions with stored predictions, including deleted versions."""

@@ -9,51 +9,35 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import count
-from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import event, exc
-from sqlalchemy.engine import Connection, Engine
+from sqlalchemy import exc
+from sqlalchemy.engine import Connection
 
-from featurestore._imports import uninterrupted
 from featurestore.errors import (
     ConfigurationError,
     LocationNotWritable,
+    RegistryDamaged,
     RegistryError,
-    missing_extra,
 )
+from featurestore.model.forks import ForkGuard
 from featurestore.model.paths import FEATUREGROUPS, TRAININGDATASETS
-from featurestore.registry import origin_files, stores
-from featurestore.registry.migrations import current_revision, head_revision, upgrade
+from featurestore.registry import database_errors, origin_files, stores
+from featurestore.registry.engines import create_engine
+from featurestore.registry.migrations import is_complete, upgrade
 from featurestore.registry.origins import CHANGED, RESTORED
 from featurestore.registry.rows import LOCATION
-from featurestore.storage import files, private, storage_for
+from featurestore.registry.schema import Repair
+from featurestore.storage import files, storage_for
 from featurestore.storage.links import protect_location
 
 REGISTRY_FILE = "registry.db"
 # SQLite stores the last transactions in a write-ahead log next to the database file.
 SQLITE_FILES = ("", "-wal")
-BUSY_SECONDS = 60
-# Longer than the removal of the files of a large dataset, which is part of a transaction.
-IDLE_SECONDS = 600
-LONGEST_SECONDS = 3600
-# The locks of a suspended process would block all others. Postgres before 17 has no
-# ``transaction_timeout``, which also ends a transaction that is suspended between the statements of
-# an ``executemany``; there the other processes fail after ``lock_timeout``.
-_POSTGRES_LIMITS = (
-    "set lock_timeout = '{busy}s'",
-    "set idle_in_transaction_session_timeout = '{idle}s'",
-    "select set_config(name, '{longest}s', false) from pg_settings "
-    "where name = 'transaction_timeout'",
-)
-_CONNECTION_NUMBER = "featurestore_number"
-_connection_numbers = count()
 
 
 class Registry:
@@ -69,11 +53,19 @@ class Registry:
         durable: bool = True,
         connections: int = 5,
     ) -> None:
-        self._engine = _engine(url, schema=schema, durable=durable, connections=connections)
+        self._engine = create_engine(url, schema=schema, durable=durable, connections=connections)
+        self._fork_guard = ForkGuard(
+            "The registry",
+            close_idle=self._engine.dispose,
+            discard=partial(self._engine.dispose, close=False),
+            is_file=self._engine.dialect.name == "sqlite",
+        )
         self._url = url
         self._location = location
         self._schema = schema
         self._is_copy = is_copy
+        # What opening the registry for a rebuild has repaired.
+        self.repair = Repair()
         self._open = threading.local()
         # If a store is not closed, its server connections must not be left to garbage collection.
         weakref.finalize(self, self._engine.dispose)
@@ -81,7 +73,7 @@ class Registry:
     @property
     def url(self) -> str:
         """The URL of the database, without passwords."""
-        return format_url(self._url)
+        return database_errors.format_url(self._url)
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -182,6 +174,20 @@ class Registry:
             database.execute("VACUUM")
             database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
+    def damage(self) -> str | None:
+        """Return the first damage that SQLite finds in the pages of its file, None if it is intact.
+
+        Changed bytes within a text or a number are not found. Postgres has its own checksums.
+        """
+        if self.dialect != "sqlite":
+            return None
+        try:
+            with self.reading() as connection:
+                result = connection.exec_driver_sql("pragma integrity_check(1)").scalar_one()
+        except RegistryError as error:
+            return error.message
+        return None if result == "ok" else str(result)
+
     @property
     def dialect(self) -> str:
         """The SQL dialect: "sqlite" or "postgresql"."""
@@ -206,12 +212,12 @@ class Registry:
     def _connection(self, *, immediate: bool) -> Iterator[Connection]:
         """Yield a connection, and convert database errors to RegistryError."""
         try:
-            with self._engine.connect() as connection:
+            with self._fork_guard, self._engine.connect() as connection:
                 options = {"immediate": immediate, LOCATION: self._location}
                 yield connection.execution_options(**options)
         except (exc.NoResultFound, exc.MultipleResultsFound) as error:
             # This package never writes such rows: another program did, or the file is damaged.
-            raise RegistryError(
+            raise RegistryDamaged(
                 f"The registry contains inconsistent rows: {error}",
                 hint="featurestore registry rebuild, and register the jobs again",
             ) from error
@@ -219,35 +225,9 @@ class Registry:
             # An integrity error is an error of the caller, not of the database.
             if isinstance(error, exc.IntegrityError):
                 raise
-            raise _to_registry_error(self._url, error) from _cause_without_secrets(self._url, error)
-
-
-class ChangeWatch:
-    """Detects commits to a registry by any process without reading its tables.
-
-    For each connection SQLite counts the commits of all other connections, so the watch uses a
-    separate connection that never writes. Postgres returns the transactions that a statement sees,
-    which include those in other databases of the server.
-    """
-
-    def __init__(self, registry: Registry) -> None:
-        self._registry = registry.reader(connections=1)
-        self._lock = threading.Lock()
-
-    def state(self) -> tuple[int, str]:
-        """Return a state that equals an earlier one only if no transaction was committed since."""
-        statement = "pragma data_version"
-        if self._registry.dialect == "postgresql":
-            statement = "select txid_current_snapshot()::text"
-        with self._lock, self._registry.reading() as connection:
-            # SQLite's data_version can be compared only within one connection, and the pool may
-            # open a new one.
-            number = connection.info.setdefault(_CONNECTION_NUMBER, next(_connection_numbers))
-            return number, str(connection.exec_driver_sql(statement).scalar_one())
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._registry.close()
+            raise database_errors.to_registry_error(self._url, error) from (
+                database_errors.cause_without_secrets(self._url, error)
+            )
 
 
 def open_registry(
@@ -267,21 +247,24 @@ def open_registry(
         since SQLite creates a write-ahead log next to the database even for reading.
         durable: Sync each transaction to disk; otherwise a power loss may lose the last ones. A
         database server has its own setting.
-        adopt: Accept a location that contains groups or datasets but is unknown to the database,
-        because its index is about to be rebuilt.
+        adopt: Accept a location with objects that the database lacks, and repair its tables,
+        because the index is about to be rebuilt.
 
     Raises:
         ConfigurationError: The registry of the location is at a URL that was not passed.
         RegistryTooNew: The registry was written by a newer release of the feature store.
-        RegistryError: The database cannot be opened.
+        RegistryError: The database cannot be opened, lacks a table, column or index, or is empty
+            although the location contains objects.
     """
     if storage_for(directory).is_local:
         protect_location(directory)
     registry = _open_directory(directory, url, read_only, durable=durable, adopt=adopt)
     try:
+        with registry.reading() as connection:
+            is_usable = is_complete(connection)
         # upgrade() reads the revision again while it holds a lock.
-        if revision(registry) != head_revision():
-            upgrade(registry)
+        if not is_usable:
+            upgrade(registry, repair=adopt)
     except BaseException:
         registry.close()
         raise
@@ -368,17 +351,15 @@ def is_store(directory: str, *, url: str | None = None) -> bool:
     return any(files.exists(os.path.join(directory, name)) for name in names)
 
 
-def inspect(directory: str, *, url: str | None = None) -> str | None:
-    """Return the revision of a location's registry without changing the registry.
-
-    Return None if it does not exist or is empty.
-    """
+@contextmanager
+def existing_registry(directory: str, url: str | None) -> Iterator[Registry | None]:
+    """Yield the registry of a location without changing it, None if it does not exist."""
     parsed = _parse_url(directory, url)
+    registry: Registry | None = None
     if _is_inside(parsed, directory):
         stores.check_no_reference(directory)
-        if not files.exists(_sqlite_path(directory)):
-            return None
-        registry = Registry(parsed, directory)
+        if files.exists(_sqlite_path(directory)):
+            registry = Registry(parsed, directory)
     else:
         shared = Registry(parsed, directory)
         try:
@@ -386,194 +367,10 @@ def inspect(directory: str, *, url: str | None = None) -> str | None:
                 index = stores.find(connection, directory)
         finally:
             shared.close()
-        if index is None:
-            return None
-        registry = _open_index(index, parsed, directory, is_copy=True, durable=False)
+        if index is not None:
+            registry = _open_index(index, parsed, directory, is_copy=True, durable=False)
     try:
-        return revision(registry)
+        yield registry
     finally:
-        registry.close()
-
-
-def revision(registry: Registry) -> str | None:
-    """Return the revision stored in the database, None if it is empty."""
-    with registry.reading() as connection:
-        return current_revision(connection)
-
-
-def _engine(url: sa.URL, *, durable: bool, connections: int, schema: str | None = None) -> Engine:
-    """Create the engine of a SQLite or Postgres database with its connection settings."""
-    backend = url.get_backend_name()
-    if backend not in ("sqlite", "postgresql"):
-        raise ConfigurationError(
-            f"registry={format_url(url)!r} is a {backend} database. Supported: sqlite and postgresql.",
-            hint="registry='postgresql://user@host/database'",
-        )
-    # SQLAlchemy's default driver is psycopg2, but the extra "postgres" installs psycopg 3.
-    if url.drivername == "postgresql":
-        url = url.set(drivername="postgresql+psycopg")
-    # SQLite waits this long for the write lock of another process.
-    arguments = {"timeout": BUSY_SECONDS} if backend == "sqlite" else {}
-    try:
-        with uninterrupted():  # SQLAlchemy imports the driver by name
-            engine = sa.create_engine(url, connect_args=arguments, pool_size=connections)
-    except (exc.ArgumentError, TypeError, ValueError):
-        raise ConfigurationError(
-            f"registry={format_url(url)!r} has options that its driver does not support.",
-            hint="registry='postgresql://user@host/database'",
-        ) from None
-    except ModuleNotFoundError as error:
-        raise missing_extra(error.name or "psycopg", "postgres") from error
-    if backend == "sqlite":
-        event.listen(engine, "do_connect", _create_sqlite_file)
-        event.listen(engine, "connect", _prepare_sqlite)
-        if durable:
-            # This listener replaces the mode that _prepare_sqlite sets.
-            event.listen(engine, "connect", _sync_each_transaction)
-        event.listen(engine, "begin", _begin_sqlite)
-    else:
-        for statement in _POSTGRES_LIMITS:
-            limits = {"busy": BUSY_SECONDS, "idle": IDLE_SECONDS, "longest": LONGEST_SECONDS}
-            event.listen(engine, "connect", partial(_execute_setting, statement.format_map(limits)))
-    if schema is not None:
-        # The schema name is derived from a validated id.
-        statement = f'set search_path to "{schema}"'
-        event.listen(engine, "connect", partial(_execute_setting, statement))
-    return engine
-
-
-def _execute_setting(statement: str, connection: object, _record: object) -> None:
-    """Change a setting of a new connection."""
-    cursor = connection.cursor()  # type: ignore[attr-defined]
-    cursor.execute(statement)
-    cursor.close()
-    # A later rollback would otherwise undo the setting.
-    connection.commit()  # type: ignore[attr-defined]
-
-
-def _create_sqlite_file(
-    _dialect: object, _record: object, arguments: Sequence[Any], _options: object
-) -> None:
-    """Create the file of a new registry with a private mode, which SQLite copies to its logs."""
-    path = str(arguments[0])
-    if path != ":memory:":
-        private.prepare_sqlite(path)
-
-
-def _prepare_sqlite(connection: object, _record: object) -> None:
-    """Set the transaction, journal and foreign key modes of a new connection."""
-    # The driver must not begin transactions itself: they would be deferred, and fail when they are
-    # upgraded to a write lock.
-    connection.isolation_level = None  # type: ignore[attr-defined]
-    cursor = connection.cursor()  # type: ignore[attr-defined]
-    _switch_to_wal(cursor)
-    # In WAL mode, "normal" keeps the database consistent after a power loss, but may lose the last
-    # transactions.
-    cursor.execute("pragma synchronous=normal")
-    # SQLite enforces foreign keys, and deletes dependent rows, only if the connection enables them.
-    cursor.execute("pragma foreign_keys=on")
-    cursor.close()
-
-
-def _switch_to_wal(cursor: Any) -> None:
-    """Set the journal mode to a write-ahead log.
-
-    SQLite does not wait for other processes that do so concurrently: it immediately raises
-    "database is locked".
-    """
-    deadline = time.monotonic() + BUSY_SECONDS
-    while True:
-        try:
-            if cursor.execute("pragma journal_mode").fetchone()[0] != "wal":
-                cursor.execute("pragma journal_mode=wal")
-            return
-        except sqlite3.OperationalError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
-
-
-def _sync_each_transaction(connection: object, _record: object) -> None:
-    connection.execute("pragma synchronous=full")  # type: ignore[attr-defined]
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    # A write transaction locks the database at its start. A deferred one fails without waiting if
-    # another process has written since it began to read.
-    immediate = connection.get_execution_options().get("immediate", True)
-    connection.exec_driver_sql("begin immediate" if immediate else "begin")
-
-
-def format_url(url: sa.URL) -> str:
-    """Format a URL for messages, without the password and the options, which may contain secrets.
-
-    >>> format_url(sa.make_url("postgresql://me:secret@host/store?password=secret&sslmode=require"))
-    'postgresql://me:***@host/store?***'
-    """
-    text = url.set(query={}).render_as_string(hide_password=True)
-    return f"{text}?***" if url.query else text
-
-
-def _to_registry_error(url: sa.URL, error: exc.DatabaseError) -> RegistryError:
-    """Convert a database error, without the secrets of the URL."""
-    reason = _error_reason(url, error)
-    for secret in _secret_strings(url):
-        reason = reason.replace(secret, "***")
-    return RegistryError(
-        f"The registry {format_url(url)} cannot be used: {reason}.", hint=_error_hint(url, error)
-    )
-
-
-def _error_reason(url: sa.URL, error: exc.DatabaseError) -> str:
-    """Return the cause in one line, without the advice and parameter lists of the driver."""
-    text = str(error.orig)
-    if url.get_backend_name() == "sqlite":
-        return text
-    # The messages of libpq contain addresses and advice in several lines.
-    reasons = {
-        "refused": "the server refused the connection",
-        "resolve": "the host is unknown",
-        "translate host": "the host is unknown",
-        "password authentication failed": "the user name or the password is wrong",
-        "no password supplied": "the server requires a password",
-        "timeout": "the server does not respond",
-    }
-    for pattern, reason in reasons.items():
-        if pattern in text:
-            return reason
-    return text.splitlines()[0].rstrip(". ")
-
-
-def _error_hint(url: sa.URL, error: exc.DatabaseError) -> str:
-    """Return the next step for a database error."""
-    if url.get_backend_name() != "sqlite":
-        user = url.username or "of this process"
-        return (
-            f"check that a server runs at host {url.host or 'localhost'}, port {url.port or 5432}, "
-            f"and that the user {user} may open database {url.database}; "
-            "registry='postgresql://user:password@host:5432/database'"
-        )
-    folder = os.path.dirname(os.path.abspath(url.database or ""))
-    if not files.is_directory(folder):
-        return f"create the folder {folder!r} first"
-    if "locked" in str(error.orig):
-        return "another process is writing to the registry; try again"
-    if isinstance(error, exc.OperationalError):
-        return "check free space and permissions"
-    return (
-        "if the file is damaged, move it to another folder and rebuild it from the tables: "
-        "featurestore registry rebuild"
-    )
-
-
-def _secret_strings(url: sa.URL) -> list[str]:
-    secrets = [] if url.password is None else [str(url.password)]
-    for value in url.query.values():
-        secrets += [value] if isinstance(value, str) else value
-    return [secret for secret in secrets if secret]
-
-
-def _cause_without_secrets(url: sa.URL, error: exc.DatabaseError) -> exc.DatabaseError | None:
-    """Return an error to be chained as a cause, None if its message contains a secret."""
-    text = str(error)
-    return None if any(secret in text for secret in _secret_strings(url)) else error
+        if registry is not None:
+            registry.close()

@@ -15,7 +15,8 @@ from featurestore.model.times import to_micros
 from featurestore.registry import origins
 from featurestore.registry.hidden import extract_words
 from featurestore.registry.origins import DATASET, GROUP, RUN, VIEW, Object
-from featurestore.registry.rows import split_values
+from featurestore.registry.rows import location_of, lock, select_distinct, split_values
+from featurestore.registry.stores import rebuild_command
 from featurestore.registry.tables import (
     experiment_runs,
     feature_views,
@@ -23,12 +24,14 @@ from featurestore.registry.tables import (
     tags,
     training_datasets,
 )
+from featurestore.registry.unregistered import has_run
 
 _columns = experiment_runs.c
 
 
 def register(connection: Connection, record: RunRecord) -> None:
     """Register a run; replace an earlier registration."""
+    lock(connection, f"run/{record.id}")
     remove(connection, record.id)
     dataset = record.dataset
     connection.execute(
@@ -94,10 +97,14 @@ def experiment_of_run(connection: Connection, run_id: str) -> str:
     if name is not None:
         return str(name)
     newest = sa.select(_columns.id).order_by(_columns.created.desc()).limit(10)
+    if has_run(connection, run_id):
+        raise RunNotFound(
+            f"Run {run_id!r} is in the location, but the registry does not contain it.",
+            hint=rebuild_command(location_of(connection)),
+        )
     raise RunNotFound(
         f"Unknown run {run_id!r}. Newest: {listing(connection.execute(newest).scalars())}.",
-        hint="experiments.get_runs() lists all runs; featurestore registry rebuild restores "
-        "missing ones",
+        hint="experiments.get_runs() lists all runs",
     )
 
 
@@ -133,6 +140,7 @@ def find(
     return [(str(row.name), str(row.id)) for row in rows]
 
 
-def names(connection: Connection) -> list[str]:
-    """Return the names of all experiments."""
-    return list(connection.execute(sa.select(_columns.name).distinct().order_by("name")).scalars())
+def names(connection: Connection, *, limit: int | None = None) -> list[str]:
+    """Return the names of all experiments, or of the first ones, sorted."""
+    query = select_distinct(_columns.id, [_columns.name], limit=limit)
+    return list(connection.execute(query).scalars())

@@ -18,10 +18,12 @@ from featurestore.model.names import suggest_group
 from featurestore.model.times import from_micros, to_micros, utc_now
 from featurestore.registry import search_documents
 from featurestore.registry.artifacts import VersionedTable
-from featurestore.registry.rows import translate_parse_errors
+from featurestore.registry.rows import split_values, translate_parse_errors
 from featurestore.registry.tables import contains_text, featuregroups, features, is_latest
 
 KIND = "featuregroup"
+# A search usually needs the first rows of a query.
+_ROWS_READ_AT_ONCE = 100
 _TABLE = VersionedTable(
     kind=KIND,
     noun="feature group",
@@ -33,6 +35,9 @@ _TABLE = VersionedTable(
     list_command="featurestore fg list",
 )
 versions, names, remove = _TABLE.versions, _TABLE.names, _TABLE.remove
+unregistered_error = _TABLE.unregistered_error
+list_keys = _TABLE.list_all
+lock_version = _TABLE.lock_version
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,7 @@ def add(
     Raises:
         FeatureGroupExists: Another table is registered as this version.
     """
+    lock_version(connection, spec.name, spec.version)
     existing = _TABLE.row(connection, spec.name, spec.version)
     if existing is not None and existing.table_id == table_id:
         advance(connection, spec.name, spec.version, delta_version=delta_version, spec=spec)
@@ -170,14 +176,30 @@ def list_all(
 
 def latest_names(
     connection: Connection, *, containing: str, limit: int | None = None
-) -> list[tuple[str, int]]:
-    """Return name and latest version of groups whose name contains a string, ignoring case."""
+) -> Iterator[tuple[str, int]]:
+    """Yield name and latest version of groups whose name contains a string, ignoring case.
+
+    The rows are read while the caller iterates.
+    """
     name, version = featuregroups.c.name, featuregroups.c.version
     name_matches = contains_text(connection, name, containing)
     query = sa.select(name, version).where(name_matches, is_latest(featuregroups)).order_by(name)
-    if limit is not None:
-        query = query.limit(limit)
-    return [(row.name, row.version) for row in connection.execute(query)]
+    options = {"yield_per": _ROWS_READ_AT_ONCE}
+    with connection.execute(query.limit(limit), execution_options=options) as rows:
+        for row in rows:
+            yield row.name, row.version
+
+
+def existing_names(connection: Connection, names: Iterable[str]) -> list[str]:
+    """Return the names that are names of groups, in the same order."""
+    ordered = list(names)
+    column = featuregroups.c.name
+    existing = {
+        name
+        for some_names in split_values(ordered)
+        for name in connection.execute(sa.select(column).where(column.in_(some_names))).scalars()
+    }
+    return [name for name in ordered if name in existing]
 
 
 def latest_descriptions(
@@ -206,7 +228,7 @@ def advance(
     Other fields of the spec are not changed, since a write may have read an earlier definition. If
     the Delta version is older than the recorded one, only the columns are updated.
     """
-    row = _TABLE.row(connection, name, version)
+    row = _TABLE.row_for_update(connection, name, version)
     if row is None:
         return
     # Concurrent writers may register their commits in another order.
@@ -223,9 +245,19 @@ def advance(
     connection.execute(featuregroups.update().where(featuregroups.c.id == row.id).values(**values))
 
 
+def rewind(connection: Connection, name: str, version: int, *, delta_version: int) -> None:
+    """Record an earlier Delta version, if the last commits of a table are lost."""
+    table = featuregroups.c
+    connection.execute(
+        featuregroups.update()
+        .where(table.name == name, table.version == version, table.delta_version > delta_version)
+        .values(delta_version=delta_version)
+    )
+
+
 def redefine(connection: Connection, spec: FeatureGroupSpec) -> None:
     """Replace the definition of a registered version by that of its table."""
-    row = _TABLE.row(connection, spec.name, spec.version)
+    row = _TABLE.row_for_update(connection, spec.name, spec.version)
     if row is None:
         return
     text = json.dumps(spec.to_json())
@@ -257,7 +289,7 @@ def describe(
     descriptions: Mapping[str, str],
 ) -> None:
     """Set the descriptions of a version and its features."""
-    row = _TABLE.row(connection, name, version)
+    row = _TABLE.row_for_update(connection, name, version)
     if row is not None:
         _describe_features(connection, row.id, name, version, descriptions)
         _replace_documents(connection, name, version, search_documents.DESCRIPTION, [description])
@@ -294,6 +326,9 @@ def _replace_features(connection: Connection, group_id: int, spec: FeatureGroupS
         for position, field in enumerate(spec.schema)
     ]
     connection.execute(features.insert(), rows)
+    number = sum(row["role"] == "feature" for row in rows)
+    is_group = featuregroups.c.id == group_id
+    connection.execute(featuregroups.update().where(is_group).values(features=number))
     _replace_documents(
         connection, spec.name, spec.version, search_documents.FEATURE, spec.schema.names
     )
@@ -392,6 +427,10 @@ def latest_features(
         groups: Return only columns in these groups.
         limit: The maximum number of columns.
     """
+    if limit is not None and name is None and groups is None:
+        # Each group has a column, so the first columns are in these groups. A join of all groups
+        # would be sorted before its first row.
+        groups = [group for group, _ in latest_names(connection, containing="", limit=limit)]
     query = (
         sa.select(
             featuregroups.c.name,
@@ -411,6 +450,15 @@ def latest_features(
     if limit is not None:
         query = query.limit(limit)
     return [RegisteredFeature(*row) for row in connection.execute(query)]
+
+
+def latest_feature_names(connection: Connection) -> list[tuple[str, str]]:
+    """Return (group, feature) for the features in the latest version of every group."""
+    return [
+        (column.group, column.name)
+        for column in latest_features(connection)
+        if column.role == "feature"
+    ]
 
 
 def search_features(

@@ -7,7 +7,6 @@ changes; see docs/adr/0019.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -17,8 +16,10 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import NotAllowed
+from featurestore.model.runtime import ForkSafeLock
 from featurestore.registry import tables
-from featurestore.registry.database import ChangeWatch, Registry
+from featurestore.registry.change_watch import ChangeWatch
+from featurestore.registry.database import Registry
 from featurestore.registry.hidden import HIDDEN, HiddenObjects, find_hidden_objects
 from featurestore.registry.origins import RUN
 
@@ -128,6 +129,7 @@ class FilteredRegistry(Registry):
         self._views = views  # keeps the connections open while this registry is in use
         # The constructor of Registry would create another connection pool.
         self._engine = views.engine
+        self._fork_guard = views.fork_guard
         self._url = registry._url
         self._location = registry._location
         self._schema = registry._schema
@@ -167,9 +169,10 @@ class RegistryViews:
         self._registry = registry
         self._reader = registry.reader(connections=_CONNECTIONS)
         self.engine = self._reader._engine
+        self.fork_guard = self._reader._fork_guard
         event.listen(self.engine, "connect", _create_views)
         self._watch = ChangeWatch(registry)
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._state: object = None
         self._hidden_by_rights: dict[tuple[frozenset[str], bool], HiddenObjects] = {}
 

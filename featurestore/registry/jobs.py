@@ -20,7 +20,7 @@ from featurestore.registry import origins
 from featurestore.registry.experiments import find_objects_named
 from featurestore.registry.hidden import extract_words
 from featurestore.registry.origins import JOB, Object
-from featurestore.registry.rows import put_row, to_column, to_time, translate_parse_errors
+from featurestore.registry.rows import lock, put_row, to_column, to_time, translate_parse_errors
 from featurestore.registry.tables import (
     incidents,
     job_definitions,
@@ -71,6 +71,11 @@ class RegisteredJob:
         return display.properties_table({**self._summary(), **details}, caption="Job")
 
 
+def lock_definitions(connection: Connection) -> None:
+    """Lock the definitions of all jobs until the end of a transaction that depends on them."""
+    lock(connection, "jobs")
+
+
 def register(
     connection: Connection, spec: JobSpec, *, origin: str, watermark: datetime | None
 ) -> int:
@@ -78,6 +83,7 @@ def register(
 
     ``watermark`` is the initial watermark of a job that is not registered yet.
     """
+    lock_definitions(connection)
     last = _latest_row(connection, spec.name)
     if last is None:
         origins.begin(connection, Object(JOB, spec.name))
@@ -175,20 +181,38 @@ def definition(connection: Connection, name: str, version: int) -> JobSpec:
 
 
 def list_all(
-    connection: Connection, *, limit: int | None = None, offset: int = 0
+    connection: Connection, *, kind: str | None = None, limit: int | None = None, offset: int = 0
 ) -> list[RegisteredJob]:
-    """Return the latest definitions of jobs by name, optionally only one page.
+    """Return the latest definitions of jobs by name, optionally of one kind or only one page.
 
     Jobs with a damaged definition are skipped with a warning.
     """
-    query = sa.select(job_states.c.name).order_by(job_states.c.name).limit(limit).offset(offset)
-    names = connection.execute(query).scalars().all()
+    columns = job_definitions.c
+    newest = (
+        sa.select(sa.func.max(columns.version))
+        .where(columns.name == job_states.c.name)
+        .correlate(job_states)
+        .scalar_subquery()
+    )
+    is_newest = sa.and_(columns.name == job_states.c.name, columns.version == newest)
+    query = (
+        sa.select(job_definitions, job_states.c.paused, job_states.c.watermark)
+        .select_from(job_states)
+        .join(job_definitions, is_newest)
+        .order_by(job_states.c.name)
+    )
+    if kind is not None:
+        # In the text of a definition, quotes in strings are escaped.
+        query = query.where(columns.spec.contains(f'"kind": "{kind}"', autoescape=True))
     jobs = []
-    for name in names:
+    for row in connection.execute(query.limit(limit).offset(offset)):
         try:
-            jobs.append(get(connection, name))
+            job = _to_job(row, row)
         except RegistryError as error:
-            warn_caller(f"The job {name!r} is skipped: {error.message}")
+            warn_caller(f"The job {row.name!r} is skipped: {error.message}")
+            continue
+        if kind in (None, job.spec.kind):
+            jobs.append(job)
     return jobs
 
 
@@ -282,6 +306,11 @@ def _version_of(row: Row[Any]) -> int:
 
 def _to_registered_job(connection: Connection, row: Row[tuple[object, ...]]) -> RegisteredJob:
     state = connection.execute(sa.select(job_states).where(job_states.c.name == row.name)).one()
+    return _to_job(row, state)
+
+
+def _to_job(row: Row[*tuple[Any, ...]], state: Row[*tuple[Any, ...]]) -> RegisteredJob:
+    """Return the job of a row with its definition and a row with its state."""
     with translate_parse_errors(f"job {row.name!r}"):
         watermark = to_time(state.watermark)
         spec = JobSpec.from_text(str(row.spec))
@@ -362,6 +391,8 @@ def record_progress(
     delta_version: int | None,
 ) -> None:
     """Record a poll of a topic and its commit; ``bad_records`` is added to the recorded number."""
+    # The members of a consumer group add to the same number.
+    lock(connection, f"stream progress/{job}")
     progress = connection.execute(
         sa.select(stream_progress).where(stream_progress.c.job == job)
     ).one_or_none()

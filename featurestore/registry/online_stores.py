@@ -14,8 +14,10 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.model.online_store import EMBEDDED, OnlineStoreSpec
-from featurestore.registry.rows import translate_parse_errors
+from featurestore.registry.rows import location_of, lock, put_row, translate_parse_errors
+from featurestore.registry.stores import rebuild_command
 from featurestore.registry.tables import online_stores
+from featurestore.registry.unregistered import has_definition
 
 
 def add(connection: Connection, spec: OnlineStoreSpec) -> None:
@@ -24,6 +26,7 @@ def add(connection: Connection, spec: OnlineStoreSpec) -> None:
     Raises:
         OnlineStoreExists: An online store with this name already exists.
     """
+    lock(connection, f"online store/{spec.name}")
     if spec.name in names(connection):
         raise OnlineStoreExists(
             f"Online store {spec.name!r} is already registered.",
@@ -31,6 +34,12 @@ def add(connection: Connection, spec: OnlineStoreSpec) -> None:
         )
     row = {"name": spec.name, "spec": json.dumps(spec.to_json())}
     connection.execute(online_stores.insert().values(row))
+
+
+def put(connection: Connection, spec: OnlineStoreSpec) -> None:
+    """Register an online store, instead of an existing registration with this name."""
+    lock(connection, f"online store/{spec.name}")
+    put_row(connection, online_stores, {"name": spec.name}, {"spec": json.dumps(spec.to_json())})
 
 
 def get(connection: Connection, name: str) -> OnlineStoreSpec:
@@ -43,6 +52,11 @@ def get(connection: Connection, name: str) -> OnlineStoreSpec:
     text = connection.execute(query).scalar_one_or_none()
     if text is None:
         existing = [EMBEDDED, *names(connection)]
+        if has_definition(connection, "online_store", name):
+            raise OnlineStoreNotFound(
+                f"Online store {name!r} is in the location, but the registry does not contain it.",
+                hint=rebuild_command(location_of(connection)),
+            )
         raise OnlineStoreNotFound(
             f"Unknown online store {name!r}. Available: {listing(existing)}.",
             hint=did_you_mean(name, existing)
@@ -65,6 +79,7 @@ def names(connection: Connection) -> list[str]:
 
 def remove(connection: Connection, name: str) -> None:
     """Remove an online store; raise OnlineStoreNotFound if it is not registered."""
+    lock(connection, f"online store/{name}")
     get(connection, name)
     connection.execute(online_stores.delete().where(online_stores.c.name == name))
 

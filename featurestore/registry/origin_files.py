@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,7 +21,7 @@ from featurestore.model.paths import StorePaths
 from featurestore.registry.origins import CHANGED, KINDS, RESTORED, Object, format_id
 from featurestore.registry.rows import insert_missing, location_of, lock
 from featurestore.registry.tables import origin_edges, origins
-from featurestore.storage import files
+from featurestore.storage import files, revisions, storage_for
 
 _FORMAT = 1
 _FILE_NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]{0,63})@v([1-9][0-9]{0,8})\.json")
@@ -42,7 +43,37 @@ def write_changed(connection: Connection, *, is_copy: bool) -> None:
         files.make_directory(os.path.join(paths.origins, kind))
     for version in sorted(changed):
         # If a file cannot be written, the transaction fails, so that no origins are lost.
-        files.write_json(paths.origin_file(*version), _to_json(connection, version))
+        path, content = paths.origin_file(*version), _to_json(connection, version)
+        if not storage_for(path).needs_claims:
+            files.write_json(path, content)
+        elif not files.write_new(path, files.json_bytes(content)):
+            # Another registry of the store may have added origins that this one does not have.
+            revisions.change_json(path, partial(_merge, content), below=paths.location)
+
+
+def _merge(content: Mapping[str, Any], stored_content: Any) -> dict[str, Any]:
+    """Return the content of a file with the creations and origins of another registry.
+
+    >>> first = {"creation": 1, "ended": False, "sealed": False, "origins": ["a"]}
+    >>> second = {"creation": 1, "ended": True, "sealed": False, "origins": ["b"]}
+    >>> _merge({"creations": [first]}, {"creations": [second]})["creations"]
+    [{'creation': 1, 'ended': True, 'sealed': False, 'origins': ['a', 'b']}]
+    """
+    creations: dict[int, dict[str, Any]] = {}
+    try:
+        for creation in [*content["creations"], *stored_content["creations"]]:
+            number = int(creation["creation"])
+            merged = creations.get(number, {"ended": False, "sealed": False, "origins": []})
+            creations[number] = {
+                "creation": number,
+                "ended": bool(creation["ended"] or merged["ended"]),
+                "sealed": bool(creation["sealed"] or merged["sealed"]),
+                "origins": sorted({*creation["origins"], *merged["origins"]}),
+            }
+    except (LookupError, TypeError, ValueError):
+        # The origins in a damaged file may have been private.
+        return {**content, "creations": [{**each, "sealed": True} for each in content["creations"]]}
+    return {**content, "creations": [creations[number] for number in sorted(creations)]}
 
 
 def _to_json(connection: Connection, version: Object) -> dict[str, Any]:
@@ -86,7 +117,7 @@ def restore(connection: Connection, location: str) -> list[tuple[str, str]]:
 
 
 def _restore_file(connection: Connection, version: Object, path: str) -> None:
-    content = JsonObject.from_value(files.read_json(path))
+    content = JsonObject.from_value(revisions.read_json(path))
     check_format(content.number("format", minimum=1), _FORMAT, subject=f"The file {path!r}")
     stored_version = Object(content.text("kind"), content.text("name"), content.number("version"))
     if stored_version != version:

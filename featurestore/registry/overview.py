@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,12 +14,12 @@ from sqlalchemy.engine import Connection
 from featurestore.model.times import Window, from_micros, shift_time, to_micros, utc_now
 from featurestore.registry import runs
 from featurestore.registry.featuregroups import KIND
+from featurestore.registry.rows import select_distinct
 from featurestore.registry.tables import (
     contains_text,
     experiment_runs,
     feature_views,
     featuregroups,
-    features,
     incidents,
     is_latest,
     job_states,
@@ -33,6 +33,7 @@ from featurestore.registry.tables import (
 from featurestore.registry.tables import runs as run_rows
 
 OWNER = "owner"
+_GROUPS_WITH_CHOICES = 200
 DATASET, VIEW, JOB, MODEL, EXPERIMENT = (
     "training_dataset",
     "feature_view",
@@ -131,39 +132,26 @@ class Incident:
     began: datetime
 
 
-@dataclass(frozen=True)
-class TrainingLink:
-    """An experiment, a dataset that its runs read, and optionally a model that a run trained."""
-
-    experiment: str
-    dataset: str
-    dataset_version: int
-    model: str | None
-    model_version: int | None
-
-
 def count_objects(connection: Connection) -> dict[str, int]:
     """Return the number of objects of each kind; all versions of an object count as one."""
-    groups = sa.select(sa.func.count(sa.distinct(featuregroups.c.name)))
-    latest = sa.select(featuregroups.c.id).where(is_latest(featuregroups))
-    columns = (
-        sa.select(sa.func.count())
-        .select_from(features)
-        .where(features.c.role == "feature", features.c.featuregroup_id.in_(latest))
-    )
+    # An index contains the numbers, so that neither features nor definitions are read.
+    number = sa.func.coalesce(sa.func.sum(featuregroups.c.features), 0)
+    latest = sa.select(sa.func.count(), number).where(is_latest(featuregroups))
+    group_count, feature_count = connection.execute(latest).one()
     datasets = sa.select(sa.func.count(sa.distinct(training_datasets.c.name)))
     views = sa.select(sa.func.count(sa.distinct(feature_views.c.name)))
     jobs = sa.select(sa.func.count()).select_from(job_states)
     queries = {
-        "feature groups": groups,
-        "features": columns,
         "training datasets": datasets,
         "feature views": views,
         "jobs": jobs,
-        "experiments": sa.select(sa.func.count(sa.distinct(experiment_runs.c.name))),
+        "experiments": sa.select(sa.func.count()).select_from(
+            select_distinct(experiment_runs.c.id, [experiment_runs.c.name]).subquery()
+        ),
         "models": sa.select(sa.func.count(sa.distinct(models.c.name))),
     }
-    return {name: int(connection.execute(query).scalar_one()) for name, query in queries.items()}
+    counts = {name: int(connection.execute(query).scalar_one()) for name, query in queries.items()}
+    return {"feature groups": int(group_count), "features": int(feature_count), **counts}
 
 
 def groups(
@@ -171,13 +159,7 @@ def groups(
 ) -> list[GroupLine]:
     """Return one page of groups that match a filter, in their latest versions."""
     columns = featuregroups.c
-    number = (
-        sa.select(sa.func.count())
-        .where(features.c.featuregroup_id == columns.id, features.c.role == "feature")
-        .correlate(featuregroups)
-        .scalar_subquery()
-    )
-    query = sa.select(featuregroups, number.label("features"))
+    query = sa.select(featuregroups)
     query = query.where(*_group_conditions(connection, group_filter))
     order: list[sa.ColumnElement[Any]] = [columns.name]
     if group_filter.newest_first:
@@ -247,11 +229,11 @@ def filter_group_names(
 
 
 def tag_values(connection: Connection, *, limit: int = 100) -> list[str]:
-    """Return the group tags as ``key=value``, most frequent first."""
+    """Return the tags of the groups changed last as ``key=value``, most frequent first."""
     query = (
         sa.select(tags.c.key, tags.c.value)
         # Owners have a filter of their own.
-        .where(tags.c.kind == KIND, tags.c.key != OWNER)
+        .where(_belongs_to_groups_changed_last(connection), tags.c.key != OWNER)
         .group_by(tags.c.key, tags.c.value)
         .order_by(sa.func.count().desc(), tags.c.key, tags.c.value)
     )
@@ -259,9 +241,22 @@ def tag_values(connection: Connection, *, limit: int = 100) -> list[str]:
 
 
 def owners(connection: Connection, *, limit: int = 100) -> list[str]:
-    """Return the owners of groups, according to the tag ``owner``."""
-    query = sa.select(tags.c.value).distinct().where(tags.c.kind == KIND, tags.c.key == OWNER)
+    """Return the owners of the groups changed last, according to the tag ``owner``."""
+    belongs = _belongs_to_groups_changed_last(connection)
+    query = sa.select(tags.c.value).distinct().where(belongs, tags.c.key == OWNER)
     return list(connection.execute(query.order_by(tags.c.value).limit(limit)).scalars())
+
+
+def _belongs_to_groups_changed_last(connection: Connection) -> sa.ColumnElement[bool]:
+    """Return the condition that a tag belongs to one of the groups changed last.
+
+    The choices of a filter are those of a bounded number of groups, so that a page takes the same
+    time in a store with many groups.
+    """
+    columns = featuregroups.c
+    newest = sa.select(columns.name).order_by(columns.changed.desc()).limit(_GROUPS_WITH_CHOICES)
+    names = connection.execute(newest).scalars().all()
+    return sa.and_(tags.c.kind == KIND, tags.c.name.in_(names))
 
 
 def datasets(
@@ -289,8 +284,15 @@ def names(
     connection: Connection, kind: str, search_filter: SearchFilter, *, text: str, limit: int | None
 ) -> list[str]:
     """Return the sorted names of one kind that contain a string and match a filter."""
-    name = _NAMES[kind]
-    query = sa.select(name).distinct().where(contains_text(connection, name, text))
+    name: sa.ColumnElement[Any] = _NAMES[kind]
+    query = sa.select(name)
+    if kind == EXPERIMENT:
+        # An experiment has many rows.
+        name = select_distinct(experiment_runs.c.id, [experiment_runs.c.name]).subquery().c.name
+        query = sa.select(name)
+    elif kind != JOB:
+        query = query.distinct()
+    query = query.where(contains_text(connection, name, text))
     for condition in _name_conditions(kind, search_filter):
         query = query.where(name.in_(condition))
     return list(connection.execute(query.order_by(name).limit(limit)).scalars())
@@ -305,7 +307,7 @@ def filter_names(
     return frozenset(names(connection, kind, search_filter, text="", limit=None))
 
 
-def _name_conditions(kind: str, search_filter: SearchFilter) -> Iterator[sa.Select[tuple[str]]]:
+def _name_conditions(kind: str, search_filter: SearchFilter) -> Iterator[sa.Select[str]]:
     """Yield queries for the names that meet each condition of a filter."""
     tagged = sa.select(tags.c.name).where(tags.c.kind == kind)
     if search_filter.tag:
@@ -321,20 +323,27 @@ def _name_conditions(kind: str, search_filter: SearchFilter) -> Iterator[sa.Sele
         yield sa.select(name_column).where(time >= since)
 
 
-def failing_jobs(connection: Connection, *, limit: int = 20) -> list[runs.Run]:
-    """Return the last run of each job if it failed, newest first."""
-    newest = (
-        sa.select(run_rows.c.job, sa.func.max(run_rows.c.started).label("started"))
-        .group_by(run_rows.c.job)
-        .subquery()
+def failing_jobs(
+    connection: Connection, *, among: Collection[str] | None = None, limit: int = 20
+) -> list[runs.Run]:
+    """Return the last run of each job, or of some jobs, if it failed, newest first."""
+    last = (
+        sa.select(run_rows.c.run_id)
+        .where(run_rows.c.job == job_states.c.name)
+        .order_by(run_rows.c.started.desc(), run_rows.c.window_start.desc())
+        .limit(1)
+        .correlate(job_states)
+        .scalar_subquery()
     )
-    is_newest = sa.and_(newest.c.job == run_rows.c.job, newest.c.started == run_rows.c.started)
     query = (
         sa.select(run_rows.c.run_id)
-        .join(newest, is_newest)
+        .select_from(job_states)
+        .join(run_rows, run_rows.c.run_id == last)
         .where(run_rows.c.state == runs.FAILED)
         .order_by(run_rows.c.started.desc())
     )
+    if among is not None:
+        query = query.where(job_states.c.name.in_(among))
     identifiers = connection.execute(query.limit(limit)).scalars().all()
     return [runs.get(connection, identifier) for identifier in identifiers]
 
@@ -410,8 +419,8 @@ def lineage_edges(
 ) -> list[tuple[str, str, int, str | None, str, int | None]]:
     """Return lineage edges as (kind, name, version, job, source, source version).
 
-    ``matching`` is ``{"name": ...}`` or ``{"source": ...}``, to select the edges of one output or
-    source.
+    ``matching`` is ``{"kind": ..., "name": ...}``, ``{"job": ...}`` or ``{"source": ...}``, to
+    select the edges of one output, job or source.
     """
     columns = lineage.c
     edge_columns = (
@@ -423,6 +432,9 @@ def lineage_edges(
         columns.source_version,
     )
     query = sa.select(*edge_columns).distinct()
+    if not matching:
+        # The condition holds for all rows. With it, SQLite reads the rows in the order of the index.
+        query = query.where(columns.kind > "")
     for name, value in (matching or {}).items():
         query = query.where(columns[name] == value)
     # A fixed order makes a truncated graph the same for each request.
@@ -430,24 +442,50 @@ def lineage_edges(
     return [(row[0], row[1], row[2], row[3], row[4], row[5]) for row in rows]
 
 
-def trainings(
-    connection: Connection, matching: Mapping[str, str], *, limit: int
-) -> list[TrainingLink]:
-    """Return experiments with the datasets that they read and the models that they trained.
+def experiments_reading(
+    connection: Connection, *, limit: int, experiment: str | None = None, dataset: str | None = None
+) -> list[tuple[str, str, int]]:
+    """Return (experiment, dataset, dataset version) for the datasets that runs read.
 
-    ``matching`` contains the name of one "experiment", "dataset" or "model".
+    Args:
+        connection: A connection to the registry.
+        limit: The maximum number of results.
+        experiment: Return only the datasets of this experiment.
+        dataset: Return only the experiments that read this dataset.
     """
     read = experiment_runs.c
-    columns = (read.name, read.dataset, read.dataset_version, models.c.name, models.c.version)
-    query = (
-        sa.select(*columns)
-        .distinct()
-        .select_from(experiment_runs.outerjoin(models, models.c.run == read.id))
-        .where(read.dataset.is_not(None))
-        .order_by(*columns)
-        .limit(limit)
+    conditions: list[sa.ColumnElement[bool]] = [read.dataset.is_not(None)]
+    columns: list[sa.ColumnElement[Any]] = [read.name, read.dataset, read.dataset_version]
+    if experiment is not None:
+        conditions.append(read.name == experiment)
+    if dataset is not None:
+        conditions.append(read.dataset == dataset)
+        # The order of an index that begins with the dataset.
+        columns = [read.dataset, read.dataset_version, read.name]
+    rows = connection.execute(select_distinct(read.id, columns, *conditions, limit=limit))
+    return [(row.name, row.dataset, row.dataset_version) for row in rows]
+
+
+def trained_models(
+    connection: Connection, *, limit: int, experiment: str | None = None, model: str | None = None
+) -> list[tuple[str, str, int]]:
+    """Return (experiment, model, model version) for the models that runs trained.
+
+    Args:
+        connection: A connection to the registry.
+        limit: The maximum number of results.
+        experiment: Return only the models of this experiment.
+        model: Return only the experiments of this model.
+    """
+    columns = [models.c.name, models.c.version]
+    # Models of hidden or removed runs are omitted.
+    is_trained = exists(sa.select(experiment_runs.c.id).where(experiment_runs.c.id == models.c.run))
+    query = sa.select(models.c.experiment, *columns).where(
+        models.c.experiment.is_not(None), is_trained
     )
-    columns_by_kind = {"experiment": read.name, "dataset": read.dataset, "model": models.c.name}
-    for kind, name in matching.items():
-        query = query.where(columns_by_kind[kind] == name)
-    return [TrainingLink(*row) for row in connection.execute(query)]
+    if experiment is not None:
+        query = query.where(models.c.experiment == experiment)
+    if model is not None:
+        query = query.where(models.c.name == model)
+    rows = connection.execute(query.order_by(*columns).limit(limit))
+    return [(row.experiment, row.name, row.version) for row in rows]

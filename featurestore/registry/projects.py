@@ -16,6 +16,7 @@ from sqlalchemy.engine import Connection
 
 from featurestore.model.times import to_micros, utc_now
 from featurestore.registry.database import Registry
+from featurestore.registry.rows import put_row
 from featurestore.registry.tables import project_definitions
 
 
@@ -38,12 +39,8 @@ def owner(connection: Connection, kind: str, name: str) -> str | None:
 
 def add(connection: Connection, project: str, mark: OwnerMark) -> None:
     """Record that a project creates an object; replace an earlier record."""
-    remove(connection, mark)
-    connection.execute(
-        project_definitions.insert().values(
-            **vars(mark), project=project, created=to_micros(utc_now())
-        )
-    )
+    values = {"project": project, "created": to_micros(utc_now())}
+    put_row(connection, project_definitions, vars(mark), values)
 
 
 def remove(connection: Connection, mark: OwnerMark) -> None:

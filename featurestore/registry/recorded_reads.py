@@ -7,7 +7,6 @@ that reads of a store that the function opens itself are recorded, too.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -17,6 +16,7 @@ from sqlalchemy.engine import Connection
 
 from featurestore import _current
 from featurestore.model.run_record import RUN_FILE, RunRecord
+from featurestore.model.runtime import ForkSafeLock
 from featurestore.registry import origins
 from featurestore.registry.origins import RUN, Object
 from featurestore.storage import files
@@ -42,7 +42,7 @@ class ReadRecorder:
         self.location = location
         self.registry = registry
         self._readers = tuple(readers)
-        self._lock = threading.RLock()
+        self._lock = ForkSafeLock()
         self._reads: dict[Object, None] = {}
         self._outputs: list[Object] = []
         self._engines: dict[int, tuple[Engine, Engine]] = {}

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from featurestore.model import times
 from featurestore.model.monitor_report import Acceptance, MonitorReport, Subject
 from featurestore.model.times import Window, from_micros, to_micros, utc_now
-from featurestore.registry.rows import translate_parse_errors
+from featurestore.registry.rows import put_row, translate_parse_errors
 from featurestore.registry.tables import monitor_acceptances, monitor_results, validation_reports
 
 
@@ -70,21 +70,19 @@ def record_monitor_reports(
 ) -> None:
     """Record monitor reports; replace earlier reports for the same windows."""
     for report in reports:
-        connection.execute(
-            monitor_results.delete().where(_is_window(report.monitor, report.window))
-        )
-        connection.execute(
-            monitor_results.insert().values(
-                monitor=report.monitor,
-                window_start=to_micros(report.window.start),
-                window_end=to_micros(report.window.end),
-                state=report.state,
-                rows=report.rows,
-                run_id=run_id,
-                report=json.dumps(report.to_json(), ensure_ascii=False),
-                created=to_micros(times.utc_now()),
-            )
-        )
+        key = {
+            "monitor": report.monitor,
+            "window_start": to_micros(report.window.start),
+            "window_end": to_micros(report.window.end),
+        }
+        values = {
+            "state": report.state,
+            "rows": report.rows,
+            "run_id": run_id,
+            "report": json.dumps(report.to_json(), ensure_ascii=False),
+            "created": to_micros(times.utc_now()),
+        }
+        put_row(connection, monitor_results, key, values)
 
 
 def monitor_reports(

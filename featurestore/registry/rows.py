@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
-from featurestore.errors import RegistryError
+from featurestore.errors import RegistryDamaged
 from featurestore.model.times import from_micros, to_micros
 
 # The execution option of a connection that contains the store directory.
@@ -24,15 +24,15 @@ T = TypeVar("T")
 
 @contextmanager
 def translate_parse_errors(subject: str) -> Iterator[None]:
-    """Raise RegistryError for an error in the block, which parses a row.
+    """Raise RegistryDamaged for an error in the block, which parses a row.
 
     Raises:
-        RegistryError: A value is missing or has an invalid type or format.
+        RegistryDamaged: A value is missing or has an invalid type or format.
     """
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise RegistryError(
+        raise RegistryDamaged(
             f"The registry entry of {subject} cannot be read: {type(error).__name__}: {error}",
             hint="rebuild the registry from the tables: featurestore registry rebuild",
         ) from error
@@ -72,6 +72,51 @@ def split_values(values: Iterable[T]) -> Iterator[list[T]]:
     remaining = iter(values)
     while some_values := list(islice(remaining, _VALUES_AT_ONCE)):
         yield some_values
+
+
+def select_distinct(
+    identifier: sa.ColumnElement[Any],
+    columns: Sequence[sa.ColumnElement[Any]],
+    *conditions: sa.ColumnElement[bool],
+    limit: int | None = None,
+) -> sa.Select[Any]:
+    """Return a query for the distinct values of columns, which takes one step per result.
+
+    ``select distinct`` reads all rows. This query instead searches an index of the columns for the
+    first row after each result.
+
+    Args:
+        identifier: The primary key of the table.
+        columns: Columns without nulls in the selected rows.
+        *conditions: Conditions on the rows.
+        limit: The maximum number of results.
+    """
+    table = identifier.table.alias("step")
+    first = sa.select(identifier).where(*conditions).order_by(*columns).limit(1)
+    # Postgres requires the same type, with its length, in both parts of a recursive query.
+    start = sa.cast(first.scalar_subquery(), identifier.type)
+    results = sa.select(start.label("id"), sa.literal(1).label("number")).cte(
+        "results", recursive=True
+    )
+    # SQLite searches an index with one comparison of rows only by its first column, so each column
+    # has a subquery: the next row with equal columns before it. The first one that exists counts.
+    following = []
+    for position in reversed(range(len(columns))):
+        last = [table.c[column.name] for column in columns]
+        is_next = [column == last[number] for number, column in enumerate(columns[:position])]
+        is_next.append(columns[position] > last[position])
+        query = sa.select(identifier).where(*is_next, *conditions).order_by(*columns).limit(1)
+        following.append(query.correlate(table).scalar_subquery())
+    next_id = sa.cast(sa.func.coalesce(*following, sa.null()), identifier.type)
+    step = (
+        sa.select(next_id, results.c.number + 1)
+        .select_from(results)
+        .join(table, table.c[identifier.name] == results.c.id)
+    )
+    if limit is not None:
+        step = step.where(results.c.number < limit)
+    results = results.union_all(step)
+    return sa.select(*columns).join(results, results.c.id == identifier).order_by(*columns)
 
 
 def insert_missing(

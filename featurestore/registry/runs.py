@@ -16,7 +16,13 @@ from featurestore.model import display, times
 from featurestore.model.paths import is_relative_path
 from featurestore.model.times import Window, from_micros, to_micros
 from featurestore.registry import stored_errors
-from featurestore.registry.rows import location_of, to_column, to_time, translate_parse_errors
+from featurestore.registry.rows import (
+    location_of,
+    lock,
+    to_column,
+    to_time,
+    translate_parse_errors,
+)
 from featurestore.registry.tables import runs, windows
 
 RUNNING, DONE, FAILED, STALE = "running", "done", "failed", "stale"
@@ -235,6 +241,7 @@ def record_failed_windows(
     connection: Connection, job: str, failed_windows: Sequence[Window], *, run_id: str
 ) -> None:
     """Record that windows failed; they remain due, and the rows of earlier runs remain."""
+    lock(connection, f"windows/{job}")
     for window in failed_windows:
         earlier = find_state(connection, job, window)
         failures = earlier.tries if earlier is not None and earlier.state == FAILED else 0
@@ -299,6 +306,14 @@ def window_states(
         Window(from_micros(row.window_start), from_micros(row.window_end)): _to_window_state(row)
         for row in connection.execute(query.order_by(windows.c.window_start))
     }
+
+
+def count_windows(connection: Connection, job: str, *, states: Iterable[str]) -> int:
+    """Return the number of windows of a job in some states."""
+    query = sa.select(sa.func.count()).where(
+        windows.c.job == job, windows.c.state.in_(list(states))
+    )
+    return int(connection.execute(query).scalar_one())
 
 
 def find_state(connection: Connection, job: str, window: Window) -> WindowState | None:
@@ -370,6 +385,7 @@ def _replace_states(
     """Replace the states of windows, which are sorted by time."""
     if not new_windows:
         return
+    lock(connection, f"windows/{job}")
     existing = find_windows(connection, job, start=new_windows[0].start, end=new_windows[-1].end)
     # One commit of a backfill may have 1,000 windows, so they are replaced by two statements with
     # many parameter sets.

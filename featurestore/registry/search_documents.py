@@ -8,6 +8,7 @@ Postgres a ``pg_trgm`` index if this extension is available; see docs/adr/0020.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -26,6 +27,7 @@ _OLDEST_WITH_TRIGRAMS = (3, 34)
 _MOST_TRIGRAMS = 64
 _FIRST_CANDIDATES = 16
 _MOST_CANDIDATES = 512
+_MOST_INDEXED = 1000
 _columns = search_documents.c
 
 
@@ -61,6 +63,12 @@ def clear(connection: Connection) -> None:
         connection.exec_driver_sql(f"insert into {_INDEX} ({_INDEX}) values ('delete-all')")
 
 
+def rebuild_index(connection: Connection) -> None:
+    """Index the documents again, after rows of the table were inserted without ``replace``."""
+    if has_index(connection):
+        connection.exec_driver_sql(f"insert into {_INDEX} ({_INDEX}) values ('rebuild')")
+
+
 def candidate_names(
     connection: Connection,
     kind: str,
@@ -74,33 +82,75 @@ def candidate_names(
     The names are yielded in lists of increasing length, so that a search with a limit can stop
     early. If ``among`` is set, only these names are searched.
     """
-    names = _matching_names(connection, kind, field, text)
-    if among is not None:
-        names = [name for name in names if name in among]
-    start, size = 0, _FIRST_CANDIDATES
-    while start < len(names):
-        yield names[start : start + size]
-        start, size = start + size, min(2 * size, _MOST_CANDIDATES)
-
-
-def _matching_names(connection: Connection, kind: str, field: str, text: str) -> list[str]:
-    """Return the sorted names with a document that contains a string."""
     searched_text = normalize(text)
-    names_of_field = sa.select(_columns.name).where(_columns.kind == kind, _columns.field == field)
-    matching_names = names_of_field.where(_contains(connection, searched_text))
-    if len(searched_text) < 3 or not has_index(connection):
-        query = matching_names.distinct().order_by(_columns.name)
-        return list(connection.execute(query).scalars())
-    rowid: sa.ColumnClause[int] = sa.literal_column("rowid")
-    match = sa.text(f"{_INDEX} match :trigrams")
-    trigrams = match.bindparams(trigrams=_trigram_query(searched_text))
-    indexed_ids = sa.select(rowid).select_from(sa.table(_INDEX)).where(trigrams)
-    # A process whose SQLite does not support trigrams writes documents that are not indexed.
-    unindexed = matching_names.where(_columns.indexed.is_(False))
-    all_names = sa.union(names_of_field.where(_columns.id.in_(indexed_ids)), unindexed).subquery()
-    return list(
-        connection.execute(sa.select(all_names.c.name).order_by(all_names.c.name)).scalars()
+    names = _indexed_names(connection, kind, field, searched_text)
+    contains = _contains(connection, searched_text)
+    query = (
+        sa.select(_columns.name)
+        .where(_columns.kind == kind, _columns.field == field, contains)
+        .distinct()
+        .order_by(_columns.name)
     )
+    if names is not None:
+        yield from _increasing_lists(
+            name for name in sorted(names) if among is None or name in among
+        )
+    elif among is not None:
+        for some_names in _increasing_lists(sorted(among)):
+            matching_names = query.where(_columns.name.in_(some_names))
+            yield list(connection.execute(matching_names).scalars())
+    else:
+        yield from _matching_names(connection, query)
+
+
+def _increasing_lists(names: Iterable[str]) -> Iterator[list[str]]:
+    remaining, size = iter(names), _FIRST_CANDIDATES
+    while some_names := list(islice(remaining, size)):
+        yield some_names
+        size = min(2 * size, _MOST_CANDIDATES)
+
+
+def _matching_names(connection: Connection, query: sa.Select[str]) -> Iterator[list[str]]:
+    """Yield the names of a query, which is repeated from the last name of each list."""
+    size, last_name = _FIRST_CANDIDATES, ""
+    while True:
+        following = query.where(_columns.name > last_name).limit(size)
+        names: list[str] = list(connection.execute(following).scalars())
+        if names:
+            yield names
+        if len(names) < size:
+            return
+        size, last_name = min(2 * size, _MOST_CANDIDATES), names[-1]
+
+
+def _indexed_names(
+    connection: Connection, kind: str, field: str, searched_text: str
+) -> set[str] | None:
+    """Return the names that an index of trigrams finds, None if it is missing or finds many.
+
+    A string in many documents is found faster by reading the documents in the order of the names,
+    since a search with a limit then stops early.
+    """
+    if len(searched_text) < 3:
+        return None
+    if connection.dialect.name == "postgresql":
+        ids = sa.select(_columns.id).where(_contains(connection, searched_text))
+    elif has_index(connection):
+        rowid: sa.ColumnClause[int] = sa.literal_column("rowid")
+        match = sa.text(f"{_INDEX} match :trigrams")
+        trigrams = match.bindparams(trigrams=_trigram_query(searched_text))
+        ids = sa.select(rowid.label("id")).select_from(sa.table(_INDEX)).where(trigrams)
+    else:
+        return None
+    indexed_ids = connection.execute(ids.limit(_MOST_INDEXED + 1)).scalars().all()
+    if len(indexed_ids) > _MOST_INDEXED:
+        return None
+    documents = sa.select(_columns.kind, _columns.field, _columns.name)
+    rows = [*connection.execute(documents.where(_columns.id.in_(indexed_ids)))]
+    if connection.dialect.name == "sqlite":
+        # A process whose SQLite does not support trigrams writes documents that are not indexed.
+        rows += connection.execute(documents.where(_columns.indexed.is_(False)))
+    return {row.name for row in rows if (row.kind, row.field) == (kind, field)}
 
 
 def normalize(text: str) -> str:
@@ -135,7 +185,8 @@ def create_index(connection: Connection) -> None:
         connection.exec_driver_sql(
             # The strings are stored only in search_documents (content=), and without positions
             # (detail=none) the index is smaller; a search checks the matches in the tables anyway.
-            f"create virtual table {_INDEX} using fts5(text, content='search_documents', "
+            f"create virtual table if not exists {_INDEX} using fts5(text, "
+            "content='search_documents', "
             "content_rowid='id', detail=none, columnsize=0, tokenize='trigram case_sensitive 1')"
         )
 

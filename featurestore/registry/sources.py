@@ -9,8 +9,15 @@ from sqlalchemy.engine import Connection
 
 from featurestore.errors import SourceExists, SourceNotFound, did_you_mean, listing
 from featurestore.model.source import SourceSpec
-from featurestore.registry.rows import translate_parse_errors
+from featurestore.registry.rows import location_of, lock, put_row, translate_parse_errors
+from featurestore.registry.stores import rebuild_command
 from featurestore.registry.tables import sources
+from featurestore.registry.unregistered import has_definition
+
+
+def lock_name(connection: Connection, name: str) -> None:
+    """Lock the name of a source until the end of the transaction."""
+    lock(connection, f"source/{name}")
 
 
 def add(connection: Connection, spec: SourceSpec) -> None:
@@ -19,12 +26,19 @@ def add(connection: Connection, spec: SourceSpec) -> None:
     Raises:
         SourceExists: A source with this name already exists.
     """
+    lock_name(connection, spec.name)
     if spec.name in names(connection):
         raise SourceExists(
             f"Source {spec.name!r} is already registered.",
             hint=f"call remove_source({spec.name!r}) first, or choose another name",
         )
     connection.execute(sources.insert().values(name=spec.name, spec=json.dumps(spec.to_json())))
+
+
+def put(connection: Connection, spec: SourceSpec) -> None:
+    """Register a source, instead of an existing registration with this name."""
+    lock_name(connection, spec.name)
+    put_row(connection, sources, {"name": spec.name}, {"spec": json.dumps(spec.to_json())})
 
 
 def get(connection: Connection, name: str) -> SourceSpec:
@@ -37,6 +51,11 @@ def get(connection: Connection, name: str) -> SourceSpec:
     text = connection.execute(query).scalar_one_or_none()
     if text is None:
         existing = names(connection)
+        if has_definition(connection, "source", name):
+            raise SourceNotFound(
+                f"Source {name!r} is in the location, but the registry does not contain it.",
+                hint=rebuild_command(location_of(connection)),
+            )
         raise SourceNotFound(
             f"Unknown source {name!r}. Available: {listing(existing)}.",
             hint=did_you_mean(name, existing) or f"featurestore.add_source({name!r}, uri)",
@@ -58,6 +77,7 @@ def names(connection: Connection) -> list[str]:
 
 def remove(connection: Connection, name: str) -> None:
     """Remove a source; raise SourceNotFound if it does not exist."""
+    lock_name(connection, name)
     get(connection, name)
     connection.execute(sources.delete().where(sources.c.name == name))
 

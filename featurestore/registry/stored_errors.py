@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,8 +19,10 @@ from sqlalchemy.engine import Connection
 
 from featurestore.errors import FeatureStoreError, listing
 from featurestore.model.reader_text import remove_location, remove_machine_details
+from featurestore.model.runtime import ForkSafeLock
 from featurestore.registry import tables
-from featurestore.registry.database import ChangeWatch, Registry
+from featurestore.registry.change_watch import ChangeWatch
+from featurestore.registry.database import Registry
 from featurestore.registry.hidden import HIDDEN, HiddenObjects, find_hidden_objects
 from featurestore.registry.rows import location_of
 
@@ -143,7 +144,7 @@ class LogRedactor:
     def __init__(self, registry: Registry, *, allowed_names: Collection[str]) -> None:
         self._registry = registry
         self._allowed = frozenset(allowed_names)
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._watch: ChangeWatch | None = None
         self._state: tuple[int, str] | None = None
         self._private: frozenset[str] = frozenset()

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import uuid
 from dataclasses import dataclass
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from featurestore.errors import ConfigurationError, RegistryError, listing
-from featurestore.model.paths import StorePaths, parse_version_directory
-from featurestore.registry import tables
+from featurestore.errors import ConfigurationError, RegistryDamaged, RegistryError, listing
+from featurestore.model.paths import StorePaths
+from featurestore.registry import tables, unregistered
 from featurestore.storage import files, storage_for
 
 MEMORY_FILE = "registry.json"
@@ -85,6 +86,19 @@ def read_reference(directory: str) -> RegistryReference | None:
     return RegistryReference(store, registry)
 
 
+def rebuild_command(location: str) -> str:
+    """Return the command that rebuilds the registry of a location.
+
+    >>> rebuild_command("/data/store")
+    'featurestore --location /data/store registry rebuild'
+    """
+    words = ["featurestore", "--location", location]
+    reference = read_reference(location)
+    if reference is not None and reference.registry != CACHE:
+        words += ["--registry", reference.registry]
+    return shlex.join([*words, "registry", "rebuild"])
+
+
 def check_no_reference(directory: str) -> None:
     """Refuse a location whose registry is in another database.
 
@@ -129,14 +143,14 @@ def claim(
         read_only: The location is not writable.
 
     Raises:
-        RegistryError: The location contains groups that are unknown to the database; or it is a
-        copy of a location whose index is in this database.
+        RegistryError: The location contains groups that are unknown to the database, it is a copy
+        of a location whose index is in this database, or another registry claimed it meanwhile.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_CLAIM_LOCK)))
     # The lock must precede the creation: two processes could both find that the table is missing.
     _stores.create(connection, checkfirst=True)
-    reference = read_reference(directory)
+    reference = stored_reference = read_reference(directory)
     row = _row(connection, directory, reference)
     if row is not None and _is_copy(row, directory):
         if not adopt:
@@ -155,8 +169,15 @@ def claim(
     # The file is written before the transaction commits. If the commit fails, the next claim uses
     # the id in the file.
     if not read_only and new_reference != reference:
+        path = os.path.join(directory, MEMORY_FILE)
         fields = {"store": new_reference.store, "registry": new_reference.registry}
-        files.write_json(os.path.join(directory, MEMORY_FILE), fields)
+        if stored_reference is not None:
+            files.write_json(path, fields)
+        elif not files.write_new(path, files.json_bytes(fields)):
+            raise RegistryError(
+                f"Another registry has just become that of the store at {directory!r}.",
+                hint="connect again",
+            )
     return index
 
 
@@ -215,7 +236,7 @@ def _claim_index(
     """Claim an index in the database for a location that has none."""
     is_indexed = _indexes_location(connection, directory)
     # A wrong URL would otherwise create an empty index, which hides the groups of the store.
-    if not (adopt or is_indexed) and _contains_versions(directory):
+    if not (adopt or is_indexed) and unregistered.contains_objects(directory):
         raise _unknown_location_error(connection, directory, url)
     first_claim = sa.select(_stores.c.id).where(_stores.c.is_first)
     is_free = connection.execute(first_claim).first() is None
@@ -251,24 +272,14 @@ def _indexes_location(connection: Connection, directory: str) -> bool:
     return False
 
 
-def _contains_versions(directory: str) -> bool:
-    """Return whether a location contains versions of groups or datasets."""
-    paths = StorePaths(directory)
-    for root in (paths.featuregroups, paths.training_datasets):
-        for name in files.list_directory(root):
-            entries = files.list_directory(os.path.join(root, name))
-            if any(parse_version_directory(entry) is not None for entry in entries):
-                return True
-    return False
-
-
-def _unknown_location_error(connection: Connection, directory: str, url: sa.URL) -> RegistryError:
+def _unknown_location_error(connection: Connection, directory: str, url: sa.URL) -> RegistryDamaged:
     known_locations = listing(locations(connection))
-    return RegistryError(
+    words = ["featurestore", "--location", directory, "--registry", strip_secrets(url)]
+    command = shlex.join([*words, "registry", "rebuild"])
+    return RegistryDamaged(
         f"The store at {directory!r} contains feature groups or training datasets that are missing "
         f"in the registry {strip_secrets(url)}. Stores in this registry: {known_locations}.",
-        hint="pass the previous registry of the store, or rebuild this one from the tables: "
-        f"featurestore --location {directory} --registry {strip_secrets(url)} registry rebuild",
+        hint=f"pass the previous registry of the store, or rebuild this one from the tables: {command}",
     )
 
 

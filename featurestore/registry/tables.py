@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -29,6 +31,12 @@ metadata = MetaData()
 # The maximum length of a search string.
 MAX_SEARCH_LENGTH = 1_000
 
+
+def _add_partial_index(name: str, *columns: Column[Any], condition: ColumnElement[bool]) -> None:
+    """Add an index of the rows that meet a condition to the table of the columns."""
+    Index(name, *columns, sqlite_where=condition, postgresql_where=condition)
+
+
 featuregroups = Table(
     "featuregroups",
     metadata,
@@ -43,8 +51,11 @@ featuregroups = Table(
     Column("created", BigInteger, nullable=False),
     # The time of the last write through this registry.
     Column("changed", BigInteger, nullable=False, server_default="0"),
+    # The number of rows in ``features`` with the role "feature".
+    Column("features", Integer, nullable=False, server_default="0"),
     UniqueConstraint("name", "version", name="uq_featuregroups_name_version"),
     Index("ix_featuregroups_changed", "changed"),
+    Index("ix_featuregroups_features", "name", "version", "features"),
 )
 
 features = Table(
@@ -85,8 +96,11 @@ lineage = Table(
     Column("source_delta_version", BigInteger),
     # JSON that describes the data read from a registered source.
     Column("detail", Text),
-    Index("ix_lineage_output", "kind", "name", "version"),
     Index("ix_lineage_source", "source", "source_version"),
+    # These contain all columns of an edge, so the distinct edges are read in the order of the index.
+    Index("ix_lineage_edges", "kind", "name", "version", "job", "source", "source_version"),
+    Index("ix_lineage_readers", "source", "kind", "name", "version", "job", "source_version"),
+    Index("ix_lineage_job", "job", "kind", "name", "version", "source", "source_version"),
 )
 
 # One row per creation of an object from which others were computed, or that was computed from others.
@@ -180,6 +194,7 @@ training_datasets = Table(
     Column("run_id", String(64)),
     Column("created", BigInteger, nullable=False),
     UniqueConstraint("name", "version", name="uq_training_datasets_name_version"),
+    Index("ix_training_datasets_created", "created"),
 )
 
 training_dataset_pins = Table(
@@ -223,6 +238,12 @@ validation_reports = Table(
     Column("report", Text, nullable=False),
     Column("created", BigInteger, nullable=False),
     Index("ix_validation_reports_name", "kind", "name", "version"),
+)
+_add_partial_index(
+    "ix_validation_reports_failed",
+    validation_reports.c.kind,
+    validation_reports.c.id,
+    condition=validation_reports.c.success.is_(False),
 )
 
 # A row exists from before a write begins until its result is in the registry; if its owner dies,
@@ -378,6 +399,7 @@ incidents = Table(
     Column("ended", BigInteger),
     Index("ix_incidents_job", "job", "ended"),
 )
+_add_partial_index("ix_incidents_open", incidents.c.began, condition=incidents.c.ended.is_(None))
 
 # Alert messages, added in the same transaction as their event, and the process that sends them.
 outbox = Table(
@@ -409,9 +431,28 @@ experiment_runs = Table(
     Column("dataset_version", Integer),
     Column("created", BigInteger, nullable=False),
     Index("ix_experiment_runs_name", "name", "created"),
-    Index("ix_experiment_runs_parent", "parent", "number"),
-    Index("ix_experiment_runs_dataset", "dataset", "dataset_version"),
+    Index("ix_experiment_runs_created", "created", "id"),
+    Index("ix_experiment_runs_reads", "name", "dataset", "dataset_version"),
+    Index("ix_experiment_runs_readers", "dataset", "dataset_version", "name"),
 )
+_is_top_run = experiment_runs.c.parent.is_(None)
+_add_partial_index(
+    "ix_experiment_runs_trials",
+    experiment_runs.c.parent,
+    experiment_runs.c.number,
+    # An index with the runs without a parent would seem to fit the lists below.
+    condition=experiment_runs.c.parent.is_not(None),
+)
+# Lists show the runs without a parent, newest first.
+for _name, _columns in (
+    ("ix_experiment_runs_top", ("created", "id")),
+    ("ix_experiment_runs_top_name", ("name", "created", "id")),
+    ("ix_experiment_runs_top_dataset", ("dataset", "created", "id")),
+    ("ix_experiment_runs_top_version", ("dataset", "dataset_version", "created", "id")),
+):
+    _add_partial_index(
+        _name, *[experiment_runs.c[column] for column in _columns], condition=_is_top_run
+    )
 
 
 models = Table(
@@ -423,7 +464,9 @@ models = Table(
     Column("run", String(64)),
     Column("dataset", String(63), nullable=False),
     Column("dataset_version", Integer, nullable=False),
+    Column("experiment", String(63)),
     Index("ix_models_dataset", "dataset", "dataset_version"),
+    Index("ix_models_experiment", "experiment", "name", "version"),
     Index("ix_models_run", "run"),
 )
 
@@ -555,7 +598,9 @@ def check_search_text(text: str) -> None:
         )
 
 
-def contains_text(connection: Connection, column: Column[str], text: str) -> ColumnElement[bool]:
+def contains_text(
+    connection: Connection, column: ColumnElement[str], text: str
+) -> ColumnElement[bool]:
     """Return the condition that a column contains a string, ignoring case.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
@@ -18,7 +18,7 @@ from featurestore.model.manifest import Manifest
 from featurestore.model.times import from_micros, parse_moment, to_micros, utc_now
 from featurestore.registry import artifacts, lineage
 from featurestore.registry.artifacts import VersionedTable
-from featurestore.registry.rows import translate_parse_errors
+from featurestore.registry.rows import split_values, translate_parse_errors
 from featurestore.registry.tables import training_dataset_pins, training_datasets
 
 KIND = "training_dataset"
@@ -42,7 +42,7 @@ _TABLE = VersionedTable(
     suggest=_suggest_dataset,
     list_command="featurestore td list",
 )
-versions, remove = _TABLE.versions, _TABLE.remove
+versions, remove, lock_version = _TABLE.versions, _TABLE.remove, _TABLE.lock_version
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ class RegisteredDataset:
 def register(connection: Connection, manifest: Manifest) -> None:
     """Register a finished dataset with pins, tags and lineage, unless it is already registered."""
     name, version = manifest.name, manifest.version
+    lock_version(connection, name, version)
     # Recovery may already have registered the dataset of an interrupted export.
     if find(connection, name, version) is not None:
         return
@@ -151,7 +152,7 @@ def pins_of(sources: Iterable[dict[str, object]]) -> tuple[Pin, ...]:
 def find(connection: Connection, name: str, version: int | None = None) -> RegisteredDataset | None:
     """Return a version (None: the latest), or None if it does not exist."""
     row = _TABLE.row(connection, name, version)
-    return None if row is None else _to_registered_dataset(connection, row)
+    return None if row is None else _to_registered_datasets(connection, [row])[0]
 
 
 def get(connection: Connection, name: str, version: int | None = None) -> RegisteredDataset:
@@ -174,7 +175,7 @@ def list_all(
         training_datasets.c.name, training_datasets.c.version
     )
     query = query.limit(limit).offset(offset)
-    return [_to_registered_dataset(connection, row) for row in connection.execute(query).all()]
+    return _to_registered_datasets(connection, connection.execute(query).all())
 
 
 def datasets_pinning(
@@ -202,24 +203,34 @@ def describe(connection: Connection, name: str, version: int, description: str) 
     )
 
 
-def _to_registered_dataset(
-    connection: Connection, row: Row[tuple[object, ...]]
-) -> RegisteredDataset:
-    pins = training_dataset_pins.c
-    pin_rows = connection.execute(
-        sa.select(pins.featuregroup, pins.version, pins.delta_version, pins.table_id)
-        .where(pins.training_dataset_id == row.id)
-        .order_by(pins.featuregroup, pins.version, pins.delta_version)
-    )
-    with translate_parse_errors(f"training dataset {row.name!r} version {row.version}"):
-        return RegisteredDataset(
-            name=row.name,
-            version=check_version(row.version),
-            manifest_hash=row.manifest_hash,
-            format=row.format,
-            rows=int(row.rows),
-            description=row.description,
-            run_id=row.run_id,
-            created=from_micros(row.created),
-            pins=tuple(Pin(*pin_row) for pin_row in pin_rows),
+def _to_registered_datasets(
+    connection: Connection, rows: Sequence[Row[tuple[object, ...]]]
+) -> list[RegisteredDataset]:
+    """Convert rows, and read the pins of all rows together."""
+    columns = training_dataset_pins.c
+    pins: dict[int, list[Pin]] = {}
+    for ids in split_values(row.id for row in rows):
+        query = (
+            sa.select(training_dataset_pins)
+            .where(columns.training_dataset_id.in_(ids))
+            .order_by(columns.featuregroup, columns.version, columns.delta_version)
         )
+        for row in connection.execute(query):
+            pin = Pin(row.featuregroup, row.version, row.delta_version, row.table_id)
+            pins.setdefault(row.training_dataset_id, []).append(pin)
+    datasets = []
+    for row in rows:
+        with translate_parse_errors(f"training dataset {row.name!r} version {row.version}"):
+            dataset = RegisteredDataset(
+                name=row.name,
+                version=check_version(row.version),
+                manifest_hash=row.manifest_hash,
+                format=row.format,
+                rows=int(row.rows),
+                description=row.description,
+                run_id=row.run_id,
+                created=from_micros(row.created),
+                pins=tuple(pins.get(row.id, ())),
+            )
+            datasets.append(dataset)
+    return datasets

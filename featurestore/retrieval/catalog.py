@@ -9,7 +9,13 @@ from datetime import datetime
 from featurestore.delta import commits
 from featurestore.delta.history import version_as_of, version_at
 from featurestore.delta.snapshot import read_snapshot
-from featurestore.errors import FeatureGroupNotFound, InvalidArgument, VersionNotFound, listing
+from featurestore.errors import (
+    FeatureGroupNotFound,
+    FeatureStoreError,
+    InvalidArgument,
+    VersionNotFound,
+    listing,
+)
 from featurestore.external import LiveSource, check_snapshot
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.names import parse_group_reference
@@ -44,6 +50,16 @@ class RegisteredSpecs(Mapping[str, Mapping[int, FeatureGroupSpec]]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+    def unregistered_error(self, name: str, version: int | None) -> FeatureStoreError | None:
+        """Return the error for a group whose table exists, but is missing in the registry."""
+        with self._session.registry.reading() as connection:
+            return featuregroups.unregistered_error(connection, name, version)
+
+    def list_features(self) -> list[tuple[str, str]]:
+        """Return (group, feature) for the latest version of each group, without definitions."""
+        with self._session.registry.reading() as connection:
+            return featuregroups.latest_feature_names(connection)
 
     def groups_with(self, column: str) -> list[str]:
         """Return the names of the groups that have this column in any version."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -18,6 +19,7 @@ from featurestore.errors import FeatureNotFound, InvalidArgument, did_you_mean, 
 from featurestore.external import find_live_sources, keep_rows
 from featurestore.model.arguments import FRAME_MEMBERS, suggest_arguments
 from featurestore.model.plan import FeaturePlan, RowSample
+from featurestore.model.runtime import forked_process_error
 from featurestore.model.source import SourceRead, SourceReads
 from featurestore.model.times import utc_now
 from featurestore.plugins.engine import Relation
@@ -77,13 +79,13 @@ class FeatureFrame:
     ) -> None:
         self._session = session
         self._relation: Relation | None = None
+        self._process = os.getpid()
         self._create_relation: Callable[[], Relation]
         self._schema: pa.Schema | None
         if isinstance(relation, Relation):
-            fixed_relation = relation
-            self._relation = fixed_relation
-            self._create_relation = lambda: fixed_relation
-            self._schema = fixed_relation.schema
+            self._relation = relation
+            self._create_relation = _refuse_relation_of_parent
+            self._schema = relation.schema
         else:
             self._create_relation = relation
             self._schema = schema
@@ -199,12 +201,13 @@ class FeatureFrame:
     def relation(self) -> Relation:
         """The engine's lazy table."""
         self._record_read()
-        if self._relation is not None:
+        # A forked child has another engine, in which it creates the relation again.
+        if self._relation is not None and self._process == os.getpid():
             return self._relation
         relation = self._create_relation()
         # A relation over a stream can be read once only, so it is created for each reading.
         if not relation.single_use:
-            self._relation = relation
+            self._relation, self._process = relation, os.getpid()
         return relation
 
     def _record_read(self) -> None:
@@ -218,7 +221,7 @@ class FeatureFrame:
         # The native frame does not reference external rows; they are retained until the process
         # ends.
         keep_rows(self._plan)
-        return self.relation.native
+        return self._session.engine.user_frame(self.relation)
 
     def __repr__(self) -> str:
         columns = [f"{field.name}: {describe(field.type)}" for field in self.schema]
@@ -609,3 +612,8 @@ class FeatureFrame:
     def _batches_of_live_frame(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
         """Yield batches from a generator that keeps the frame and its external rows alive."""
         yield from reader
+
+
+def _refuse_relation_of_parent() -> Relation:
+    """Raise the error of a frame over a relation of the process from which this one was forked."""
+    raise forked_process_error("The rows of this frame")

@@ -118,6 +118,7 @@ def find_spec(
         explain = getattr(specs, "not_yet_created_error", None)
         if explain is not None and explain(name) is not None:
             raise explain(name)
+        _check_registered(name, version, specs)
         raise FeatureGroupNotFound(
             f"Unknown feature group {name!r}. Available: {listing(sorted(specs))}.",
             hint=suggest_group(name, specs, feature=feature),
@@ -127,12 +128,21 @@ def find_spec(
     if wanted_version is None:
         wanted_version = max(specs_by_version)
     if wanted_version not in specs_by_version:
+        _check_registered(name, wanted_version, specs)
         raise FeatureGroupNotFound(
             f"Feature group {name!r} has no version {wanted_version}. "
             f"Available: {listing(sorted(specs_by_version))}.",
             hint=f"{name}@v{max(specs_by_version)}",
         )
     return specs_by_version[wanted_version]
+
+
+def _check_registered(name: str, version: int | None, specs: Specs) -> None:
+    """Raise the error for a group whose table exists, but is missing in the registry."""
+    find_error = getattr(specs, "unregistered_error", None)
+    error = None if find_error is None else find_error(name, version)
+    if error is not None:
+        raise error
 
 
 def _find_in_group(
@@ -201,12 +211,21 @@ def _find_by_plain_name(
 def _unknown_feature_error(
     name: str, *, specs: Specs, pinned: Mapping[str, int]
 ) -> FeatureNotFound:
-    columns_by_reference: dict[str, str] = {}
     groups = sorted(specs)
-    for group in groups:
+    # The registry lists the names of features, so that not all definitions are loaded.
+    list_features = getattr(specs, "list_features", None)
+    if list_features is None:
+        loaded_groups, listed_features = groups, []
+    else:
+        loaded_groups = sorted(pinned)
+        listed_features = [each for each in list_features() if each[0] not in pinned]
+    for group in loaded_groups:
         spec = find_spec(group, version=pinned.get(group), specs=specs)
-        for column in spec.features:
-            columns_by_reference[f"{spec.name}.{column}"] = column
+        listed_features += [(spec.name, column) for column in spec.features]
+    columns_by_reference = {
+        f"{group}.{column}": column
+        for group, column in sorted(listed_features, key=lambda each: each[0])
+    }
     searched = f"{len(groups)} feature groups"
     if len(groups) == 1:
         searched = "1 feature group"
@@ -218,9 +237,10 @@ def _unknown_feature_error(
 
 def _suggest_other_group(column: str, spec: FeatureGroupSpec, specs: Specs) -> str | None:
     """Return a hint if other groups have the column, else None."""
+    groups_with = getattr(specs, "groups_with", None)
     references = [
         f"{group}.{column}"
-        for group in sorted(specs)
+        for group in sorted(specs if groups_with is None else groups_with(column))
         if group != spec.name and column in find_spec(group, version=None, specs=specs).features
     ]
     if not references:

@@ -48,6 +48,7 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
     from featurestore.server.bodies import Bodies
     from featurestore.server.guard import check_form, find_visitor
     from featurestore.server.job_actions import JobRuns
+    from featurestore.server.losses import LostObjects
     from featurestore.server.middleware import AddressLimit, BrowserGuard, EntityTags
     from featurestore.server.rest import add_error_handlers
     from featurestore.server.routes import THREADS, EndTurns, RequestTurns
@@ -74,6 +75,7 @@ def create_app(store: FeatureStore, settings: ServerSettings | None = None) -> F
     app.state.jobs_engine = store.engine
     app.state.settings = settings or ServerSettings()
     app.state.views = RegistryViews(store.session.registry)
+    app.state.losses = LostObjects(store.session)
     app.state.turns = RequestTurns(app.state.settings)
     app.state.passwords = PasswordThreads()
     app.state.health_thread = CapacityLimiter(1)

@@ -143,10 +143,12 @@ def models_from_run(store: FeatureStore, run: Run) -> list[tuple[str, int]]:
         return model_index.of_run(connection, run.id)
 
 
-def models_trained_on(store: FeatureStore, name: str, version: int) -> list[tuple[str, int]]:
-    """Return name and version of the models trained on a dataset."""
+def models_trained_on(
+    store: FeatureStore, name: str, version: int, *, limit: int
+) -> list[tuple[str, int]]:
+    """Return name and version of the first models trained on a dataset."""
     with store.session.registry.reading() as connection:
-        return model_index.of_dataset(connection, name, version)
+        return model_index.of_dataset(connection, name, version, limit=limit)
 
 
 @api.get("/experiments")

@@ -72,7 +72,8 @@ def list_page(
         names = [each.name for each in current_page.items]
         owner_tags = overview.read_owners(connection, KIND, names)
         failed = {(each.name, each.version) for each in overview.failed_validations(connection)}
-        failing_jobs = {run.job for run in overview.failing_jobs(connection)}
+        jobs = {each.job for each in current_page.items if each.job is not None}
+        failing_jobs = {run.job for run in overview.failing_jobs(connection, among=jobs)}
     return page(
         request,
         "featuregroups_table.html" if is_partial(request) else "featuregroups.html",

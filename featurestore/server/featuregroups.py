@@ -299,6 +299,20 @@ def list_commits(
     return Items(items=[record(commit) for commit in commits], next=None)
 
 
+@api.post("/{name}/{version}/verify")
+def verify(
+    store: Store,
+    name: Name,
+    version: Version,
+    sample: Annotated[
+        int | None,
+        Query(ge=1, le=2**53, description="The number of data files to check; all by default."),
+    ] = None,
+) -> dict[str, Any]:
+    """Verify the files of a version against their checksums and return the differences."""
+    return record(store.verify_featuregroup(name, version=version, sample=sample).to_json())
+
+
 @api.get("/{name}/{version}/statistics")
 def get_statistics(store: Store, name: Name, version: Version) -> dict[str, Any]:
     """Return the stored statistics of the current table version (statistics.schema.json)."""

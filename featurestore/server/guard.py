@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 
 from featurestore.errors import InvalidArgument, NotAllowed, NotSignedIn
+from featurestore.plugins.remote import NOTICE
 from featurestore.registry import audit_log
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access import visitors
@@ -181,9 +182,16 @@ def sign_in_address(request: Request) -> str:
     return f"/sign-in?next={quote(path, safe='')}"
 
 
-def visible_store(request: Request, visitor: CurrentVisitor) -> FeatureStore:
-    """Return the store filtered by the visitor's permissions."""
+def visible_store(request: Request, response: Response, visitor: CurrentVisitor) -> FeatureStore:
+    """Return the store filtered by the visitor's permissions.
+
+    A header of the response names the objects that the registry lacks.
+    """
     store: FeatureStore = request.app.state.store
+    loss = request.app.state.losses.notice(visitor)
+    if loss is not None:
+        # Headers contain ASCII characters only; names do, but a location may not.
+        response.headers[NOTICE] = quote(loss.text, safe=" '@,.():/=-")
     if visitor is not None and not visitor.sees_all:
         store = visible_to(visitor, store, request.app.state.views)
     has_sign_in = request.app.state.settings.auth

@@ -17,6 +17,7 @@ from featurestore.errors import FeatureStoreError, InvalidArgument, JobLeased, L
 from featurestore.jobs import service
 from featurestore.jobs.windows import find_complete_windows
 from featurestore.model.job import JobSpec
+from featurestore.model.threads import independent_tasks
 from featurestore.model.times import parse_moment, utc_now
 from featurestore.registry.audit_log import Actor
 from featurestore.registry.runs import Run
@@ -247,7 +248,7 @@ class JobRuns:
     """
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="featurestore-job")
+        self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._latest: dict[str, RequestedRun] = {}
 
@@ -265,6 +266,8 @@ class JobRuns:
                     f"{previous.state}.",
                     hint="wait until it finishes",
                 )
+            if self._pool is None:
+                self._pool = independent_tasks(1, "featurestore-job")
             requested_run = RequestedRun(
                 job, description, actor.name, utc_now(), self._pool.submit(work)
             )
@@ -281,7 +284,8 @@ class JobRuns:
 
     def close(self) -> None:
         """Cancel queued runs and wait for the current one."""
-        self._pool.shutdown(cancel_futures=True)
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
 
 
 def _log_failure(future: Future[Sequence[Run]]) -> None:

@@ -259,14 +259,24 @@ def log_page(store: Store, name: str, run_id: str) -> PlainTextResponse:
 
 
 @monitor_pages.get("")
-def list_monitors(request: Request, store: Store, format: str = "html") -> Response:
+def list_monitors(
+    request: Request,
+    store: Store,
+    settings: Settings,
+    number: PageNumber = 1,
+    format: str = "html",
+) -> Response:
     """List all monitors with their last findings."""
-    monitors = store.get_monitors()
+    current_page = load_page(
+        lambda limit, offset: store.get_monitors(limit=limit, offset=offset),
+        number=number,
+        size=settings.page,
+    )
     if format == "csv":
-        summaries = [summary._summary() for summary in monitors]
+        summaries = [monitor._summary() for monitor in current_page.items]
         columns = list(summaries[0]) if summaries else []
         return csv_file("monitors", columns, [list(summary.values()) for summary in summaries])
-    return page(request, "monitors.html", title="Monitors", monitors=monitors)
+    return page(request, "monitors.html", title="Monitors", current_page=current_page)
 
 
 @monitor_pages.get("/{name}")

@@ -219,7 +219,9 @@ def store_graph(store: FeatureStore, *, limit: int = MAX_NODES) -> Graph:
         # One more row shows that the graph is truncated.
         rows = overview.lineage_edges(connection, limit=limit + 1)
         group_lines = overview.groups(connection, GroupFilter(), limit=limit)
-        edges = steps.edges_of(connection, rows) + steps.trainings(connection, limit=limit)
+        edges = steps.edges_of(connection, rows)
+        edges += steps.training_inputs(connection, limit=limit)
+        edges += steps.training_results(connection, limit=limit)
     nodes = dict.fromkeys(Node("featuregroup", line.name, line.version) for line in group_lines)
     for before, after in edges:
         nodes[before] = nodes[after] = None

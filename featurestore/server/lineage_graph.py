@@ -153,13 +153,15 @@ def sources(connection: Connection, node: Node) -> list[tuple[Node, Node]]:
     """Return the incoming edges of a node."""
     if node.kind == "source":
         return []
-    column = "job" if node.kind == "job" else "name"
-    rows = overview.lineage_edges(connection, limit=MAX_NODES, matching={column: node.name})
+    matching = {"kind": node.kind, "name": node.name}
+    if node.kind == "job":
+        matching = {"job": node.name}
+    rows = overview.lineage_edges(connection, limit=MAX_NODES, matching=matching)
     edges = edges_of(connection, rows)
     if node.kind == "experiment":
-        edges += trainings(connection, experiment=node.name)
+        edges += training_inputs(connection, experiment=node.name)
     elif node.kind == "model":
-        edges += trainings(connection, model=node.name)
+        edges += training_results(connection, model=node.name)
     return [edge for edge in edges if edge[1] == node]
 
 
@@ -177,25 +179,42 @@ def results(connection: Connection, node: Node) -> list[tuple[Node, Node]]:
             )
     edges = edges_of(connection, rows)
     if node.kind == "experiment":
-        edges += trainings(connection, experiment=node.name)
+        edges += training_results(connection, experiment=node.name)
     elif node.kind == "training_dataset":
-        edges += trainings(connection, dataset=node.name)
+        edges += training_inputs(connection, dataset=node.name)
     return [edge for edge in edges if edge[0] == node]
 
 
-def trainings(
-    connection: Connection, *, limit: int = MAX_NODES, **filters: str
+def training_inputs(
+    connection: Connection,
+    *,
+    limit: int = MAX_NODES,
+    experiment: str | None = None,
+    dataset: str | None = None,
 ) -> list[tuple[Node, Node]]:
-    """Return the edges from datasets to experiments, and from experiments to models."""
-    edges: dict[tuple[Node, Node], None] = {}
-    for training in overview.trainings(connection, filters, limit=limit):
-        experiment = Node("experiment", training.experiment)
-        edges[Node("training_dataset", training.dataset, training.dataset_version), experiment] = (
-            None
-        )
-        if training.model is not None:
-            edges[experiment, Node("model", training.model, training.model_version)] = None
-    return list(edges)
+    """Return the edges from datasets to the experiments that read them."""
+    rows = overview.experiments_reading(
+        connection, limit=limit, experiment=experiment, dataset=dataset
+    )
+    return [
+        (Node("training_dataset", name, version), Node("experiment", reader))
+        for reader, name, version in rows
+    ]
+
+
+def training_results(
+    connection: Connection,
+    *,
+    limit: int = MAX_NODES,
+    experiment: str | None = None,
+    model: str | None = None,
+) -> list[tuple[Node, Node]]:
+    """Return the edges from experiments to the models that their runs trained."""
+    rows = overview.trained_models(connection, limit=limit, experiment=experiment, model=model)
+    return [
+        (Node("experiment", trainer), Node("model", name, version))
+        for trainer, name, version in rows
+    ]
 
 
 def edges_of(

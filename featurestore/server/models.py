@@ -21,9 +21,7 @@ pages = Router(prefix="/models")
 def find(store: FeatureStore, *, limit: int, offset: int = 0) -> list[Model]:
     """List model versions, ordered by name, newest version first."""
     with store.session.registry.reading() as connection:
-        versions_by_name = index.list_all(connection)
-    versions_by_name.sort(key=lambda each: (each[0], -each[1]))
-    page = versions_by_name[offset : offset + limit]
+        page = index.list_all(connection, newest_first=True, limit=limit, offset=offset)
     return [get(store, name, version) for name, version in page]
 
 

@@ -185,6 +185,7 @@ def _render(
             path=request.url.path,
             partial=is_partial(request),
             location=state.store.location if is_allowed else None,
+            loss=state.losses.notice(visitor) if is_allowed else None,
             release=__version__,
             visitor=visitor,
             form_field=_form_field(visitor),

@@ -21,6 +21,7 @@ from featurestore import errors
 from featurestore.errors import FeatureStoreError, NotSignedIn
 from featurestore.model.arguments import MAX_VERSION
 from featurestore.model.display import escape_line
+from featurestore.model.threads import translate_thread_errors
 from featurestore.model.times import format_duration
 from featurestore.registry.stored_errors import text_for_readers
 from featurestore.server.guard import sign_in_address, visitor_of
@@ -49,6 +50,7 @@ _SERVER_FAULTS = (
     errors.MissingExtra,
     errors.MissingJava,
 )
+_TEMPORARY = (errors.QueryEnded, errors.OnlineStoreUnavailable, errors.ThreadsUnavailable)
 _log = logging.getLogger("featurestore.server")
 # Invalid arguments that a response names; a body may have many thousands.
 _MAX_MESSAGES = 20
@@ -149,7 +151,7 @@ def http_status_of(error: FeatureStoreError) -> int:
     access_status = _status_of_access(error)
     if access_status is not None:
         return access_status
-    if isinstance(error, errors.QueryEnded | errors.OnlineStoreUnavailable):
+    if isinstance(error, _TEMPORARY):
         return 503
     if isinstance(error, errors.LimitExceeded):
         return 413
@@ -205,6 +207,7 @@ def add_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(NotSignedIn, _handle_not_signed_in)
     app.add_exception_handler(RoutingError, _handle_routing_error)
     app.add_exception_handler(RequestValidationError, _handle_invalid_arguments)
+    app.add_exception_handler(RuntimeError, _handle_refused_thread)
     app.add_exception_handler(Exception, _handle_unexpected)
 
 
@@ -248,6 +251,15 @@ def _handle_store_error(request: Request, error: Exception) -> Response:
     response = _error_response(request, http_status_of(error), details)
     response.headers.update(retry_header(error))
     return response
+
+
+async def _handle_refused_thread(request: Request, error: Exception) -> Response:
+    """Return 503 if a request has no thread; Starlette would need one to call a plain function."""
+    try:
+        with translate_thread_errors():
+            raise error
+    except errors.ThreadsUnavailable as refusal:
+        return _error_response(request, http_status_of(refusal), problem_details(refusal))
 
 
 def _visible_details(request: Request, error: FeatureStoreError) -> dict[str, Any]:

@@ -19,12 +19,20 @@ from featurestore.model.names import parse_reference
 from featurestore.model.plan import FeaturePlan
 from featurestore.model.times import parse_duration
 from featurestore.registry import featuregroups, overview
+from featurestore.registry.artifacts import feature_views
 from featurestore.registry.overview import SearchFilter
 from featurestore.retrieval import explain_features
 from featurestore.server.access import visitors
 from featurestore.server.examples import LabelRow, label_row
-from featurestore.server.guard import CurrentVisitor, Form, FullStore, Store, log_change
-from featurestore.server.rendering import AGES, is_partial, objects_to_csv, page
+from featurestore.server.guard import CurrentVisitor, Form, FullStore, Settings, Store, log_change
+from featurestore.server.rendering import (
+    AGES,
+    PageNumber,
+    is_partial,
+    load_page,
+    objects_to_csv,
+    page,
+)
 from featurestore.server.rest import REFUSALS, Items, Limit, Offset, items, record
 from featurestore.server.routes import Router
 from featurestore.store import FeatureStore
@@ -55,7 +63,8 @@ api = Router(tags=["store"], responses=REFUSALS)
 pages = Router()
 _MAX_RESULTS = 200
 _MAX_SUGGESTIONS = 8
-_MAX_CANDIDATES = 2000
+# Names are compared with each other character by character, which takes longer than their query.
+_MAX_CANDIDATES = 200
 
 
 @dataclass(frozen=True)
@@ -299,7 +308,9 @@ def create_view(
     references = form.get("features", "").splitlines()
     # A hidden group raises the same error as a missing one.
     explain_features(store.session, references, labels=labels, include_keys=True)
-    if any(view.name == name for view in full_store.get_feature_views()):
+    with full_store.session.registry.reading() as connection:
+        exists = bool(feature_views.versions(connection, name))
+    if exists:
         # So does a hidden view: creating its next version would reveal that it exists.
         store.get_feature_view(name)
     view = full_store.create_feature_view(
@@ -341,12 +352,22 @@ def _group_features(store: FeatureStore, references: list[str]) -> list[JoinedGr
 
 
 @view_pages.get("")
-def list_page(request: Request, store: Store, format: str = "html") -> Response:
+def list_page(
+    request: Request,
+    store: Store,
+    settings: Settings,
+    number: PageNumber = 1,
+    format: str = "html",
+) -> Response:
     """List the feature views."""
-    views = store.get_feature_views()
+    current_page = load_page(
+        lambda limit, offset: store.get_feature_views(limit=limit, offset=offset),
+        number=number,
+        size=settings.page,
+    )
     if format == "csv":
-        return objects_to_csv("feature-views", _COLUMNS, views)
-    return page(request, "views.html", title="Feature views", views=views)
+        return objects_to_csv("feature-views", _COLUMNS, current_page.items)
+    return page(request, "views.html", title="Feature views", current_page=current_page)
 
 
 @view_pages.get("/{name}")

@@ -54,6 +54,7 @@ _PART: dict[int | str, dict[str, Any]] = {
 Split = Annotated[str, Path(max_length=200, description="Name of a split.")]
 pages = Router(prefix="/datasets")
 _MAX_RUNS = 10
+_MAX_MODELS = 50
 _COLUMNS = ["name", "version", "rows", "format", "created", "description"]
 
 
@@ -289,7 +290,8 @@ def dataset_page(
         split=split_name,
         columns=columns,
         histogram=histogram,
-        models=experiments.models_trained_on(store, name, version),
+        models=experiments.models_trained_on(store, name, version, limit=_MAX_MODELS + 1),
+        max_models=_MAX_MODELS,
         runs=experiments.find(store, RunFilter(dataset=name, version=version), limit=_MAX_RUNS),
     )
 

@@ -21,6 +21,7 @@ from featurestore.experiments.models.serving import ModelServer
 from featurestore.model.arguments import MAX_VERSION
 from featurestore.model.names import parse_group_reference
 from featurestore.plugins.remote import ARROW, METADATA
+from featurestore.registry.artifacts import feature_views
 from featurestore.server.guard import FullStore, Settings, Store
 from featurestore.server.rest import REFUSALS, Name, to_json_value
 from featurestore.server.routes import Router
@@ -151,7 +152,8 @@ class OpenServers:
 def prometheus_lines(request: Request, store: FeatureStore) -> list[str]:
     """Return the metrics of served views that a visitor may see, with the lag of their groups."""
     servers: OpenServers = request.app.state.vector_servers
-    visible = {view.name for view in store.get_feature_views()}
+    with store.session.registry.reading() as connection:
+        visible = set(feature_views.names(connection))
     lines = servers.metrics.lines(visible.__contains__)
     lines.append("# TYPE featurestore_online_lag_seconds gauge")
     unreachable: set[str | None] = set()

@@ -30,8 +30,9 @@ from featurestore.serving.layout import (
     unpack_entries,
     value_sequence,
 )
+from featurestore.serving.receipts import GenerationWriter, WrittenValues
 from featurestore.serving.rows import LABEL_TIME, PublishedGroup, collect_values, later_labels
-from featurestore.serving.seals import SEAL_BYTES, Sealer, find_damaged
+from featurestore.serving.seals import SEAL_BYTES, find_damaged
 from featurestore.serving.state import PublishedView
 
 _REMOVED, _HASH = "removed", "row_hash"
@@ -62,29 +63,30 @@ class ChangeWriter:
     group: PublishedGroup
     since: int
     store: OnlineStore
-    sealer: Sealer
+    writer: GenerationWriter
     view: PublishedView
     horizon: datetime
 
-    def write(self) -> int:
-        """Write the changed values, and return their number."""
+    def write(self) -> WrittenValues:
+        """Write the changed values."""
+        written_values = WrittenValues()
         changes = _changed_rows(self.engine, self.group, self.since)
         if changes is None:
-            return 0
-        count = 0
+            return written_values
         unresolved: dict[bytes, pa.RecordBatch] = {}
         chunk: dict[bytes, ChangedKey] = {}
         for key, change in _group_by_key(self.group, self.engine.stream(changes)):
             chunk[key] = change
             if len(chunk) == _CHUNK:
-                count += self._write_chunk(chunk, unresolved)
+                written_values.add(self._write_chunk(chunk, unresolved))
                 chunk = {}
-        count += self._write_chunk(chunk, unresolved)
-        return count + self._write_retrieved(unresolved)
+        written_values.add(self._write_chunk(chunk, unresolved))
+        written_values.add(self._write_retrieved(unresolved))
+        return written_values
 
     def _write_chunk(
         self, chunk: dict[bytes, ChangedKey], unresolved: dict[bytes, pa.RecordBatch]
-    ) -> int:
+    ) -> WrittenValues:
         """Merge changes with the published values; add the keys to retrieve to ``unresolved``."""
         values: dict[bytes, bytes] = {}
         for (key, change), value in zip(chunk.items(), self._read_values(chunk), strict=True):
@@ -104,7 +106,7 @@ class ChangeWriter:
 
     def _read_values(self, keys: Iterable[bytes]) -> list[bytes | None]:
         """Return the published values of keys."""
-        online_keys = [self.sealer.prefix + key for key in keys]
+        online_keys = [self.writer.sealer.prefix + key for key in keys]
         values = self.store.read(online_keys)
         if find_damaged(online_keys, values) is not None:
             raise self.view.damaged_value_error()
@@ -128,10 +130,11 @@ class ChangeWriter:
         ]
         return current_entries([*remaining, *change.added], horizon=to_micros(self.horizon))
 
-    def _write_retrieved(self, unresolved: dict[bytes, pa.RecordBatch]) -> int:
+    def _write_retrieved(self, unresolved: dict[bytes, pa.RecordBatch]) -> WrittenValues:
         """Retrieve entities and write their values; those without rows get a tombstone."""
+        written_values = WrittenValues()
         if not unresolved:
-            return 0
+            return written_values
         group = self.group
         labels = pa.Table.from_batches(list(unresolved.values()))
         if group.spec.event_time is not None:
@@ -144,19 +147,19 @@ class ChangeWriter:
             tables = {"fs_keys": relation, "fs_later": later}
             union = self.engine.sql(query, tables=tables, parameters={})
             relation = replace(union, schema=labels.schema)
-        count = 0
         missing = set(unresolved)
         for chunk in collect_values(self.engine, group, relation, horizon=self.horizon):
             # Keys that only have later rows are not affected.
             values = {key: value for key, value in chunk.items() if key in unresolved}
-            count += self._write_values(values)
+            written_values.add(self._write_values(values))
             missing -= set(values)
-        return count + self._write_values(dict.fromkeys(missing, self._pack([])))
+        written_values.add(self._write_values(dict.fromkeys(missing, self._pack([]))))
+        return written_values
 
-    def _write_values(self, values: dict[bytes, bytes]) -> int:
+    def _write_values(self, values: dict[bytes, bytes]) -> WrittenValues:
         if not values:
-            return 0
-        return self.store.write_newer(*self.sealer.seal(list(values), list(values.values())))
+            return WrittenValues()
+        return self.writer.write_newer(self.store, list(values), list(values.values()))
 
     def _pack(self, entries: list[Entry]) -> bytes:
         return pack_entries(

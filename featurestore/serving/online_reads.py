@@ -16,8 +16,9 @@ from datetime import datetime
 from types import TracebackType
 
 from featurestore.errors import OnlineStoreError, OnlineStoreUnavailable
-from featurestore.model.runtime import call_after_fork
+from featurestore.model.runtime import reset_in_children
 from featurestore.plugins.online import OnlineStore
+from featurestore.serving.stores import server_identity
 
 # The calls that may wait for a response: in threads, which the server has few of for each person;
 # asynchronous calls; and those of a store that has not responded yet.
@@ -29,8 +30,6 @@ _POLL_SECONDS = 0.005
 _MAX_CIRCUITS = 1000
 
 _circuits: dict[str, Circuit] = {}
-# The calls of a parent process do not end in a forked one.
-call_after_fork(_circuits.clear)
 
 
 class Circuit:
@@ -42,13 +41,18 @@ class Circuit:
     def __init__(self, online: str) -> None:
         self._online = online
         # The lock protects the fields below, never a call; waiting calls use the condition.
-        self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
-        self._calls = self._waiting = 0
+        self.reset_after_fork()
+        reset_in_children(self)
         # The time since which no call has ended, although one was running.
         self._quiet_since = 0.0
         self._has_responded = False
         self._next_probe: float | None = None
+
+    def reset_after_fork(self) -> None:
+        """Count no calls: those of the parent do not end in a forked child."""
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._calls = self._waiting = 0
 
     def __enter__(self) -> None:
         """Wait until a call may be sent; raise OnlineStoreUnavailable if no call gets a response."""
@@ -141,6 +145,11 @@ class OnlineReads:
         """Return the time of the server in UTC."""
         with self._circuit():
             return self._store.clock()
+
+    def server_identity(self) -> str | None:
+        """Return a text that differs after a server may have lost writes; None if it is unknown."""
+        with self._circuit():
+            return server_identity(self._store)
 
     def close(self) -> None:
         """Close the connections of the online store."""

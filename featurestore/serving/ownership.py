@@ -19,7 +19,15 @@ from featurestore.session import Session
 
 
 def read_state(session: Session, spec: FeatureViewSpec, online: str | None) -> ViewState:
-    """Return the state of a published view.
+    """Return the state of a published view; see ``read_server_state``."""
+    state, _ = read_server_state(session, spec, online)
+    return state
+
+
+def read_server_state(
+    session: Session, spec: FeatureViewSpec, online: str | None
+) -> tuple[ViewState, bool]:
+    """Return the state of a published view, and whether its server may have lost values since.
 
     Raises:
         NotPublished: The view is not published to the online store.
@@ -28,10 +36,11 @@ def read_state(session: Session, spec: FeatureViewSpec, online: str | None) -> V
     """
     with closing(open_online_store(session, online)) as store:
         view = PublishedView(spec.name, spec.version, store.config.name)
-        (content,) = OnlineReads(store).read([view.key])
+        reads = OnlineReads(store)
+        (content,) = reads.read([view.key])
         state = ViewState.parse(content, view)
         check_published(session, state, view)
-    return state
+        return state, reads.server_identity() not in (None, state.server)
 
 
 def check_published(session: Session, state: ViewState, view: PublishedView) -> None:

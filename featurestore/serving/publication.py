@@ -2,15 +2,20 @@
 
 A full publication writes a new generation of values; one change of the state record makes readers
 use it. Thus readers never see missing entities or groups of two publications in one value.
+
+Before values count as published, the server must have all values: after the last value, the state
+record is changed, then the receipts of the values are read. If the server loses writes before, a
+receipt is missing; if it does so afterwards, it loses the change of the record, too, or nothing.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Literal
 
@@ -18,31 +23,42 @@ from featurestore.errors import (
     InvalidArgument,
     OnlineStoreError,
     OnlineStoreUnavailable,
+    OnlineWritesLost,
+    PublicationSuperseded,
+    PublishedStateDamaged,
     VersionNotFound,
     listing,
 )
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.names import format_group_reference
-from featurestore.plugins.online import OnlineConfig, OnlineStore
+from featurestore.plugins.online import OnlineConfig, OnlineStore, open_config
 from featurestore.retrieval.catalog import Pins, RegisteredSpecs, pinned_source
 from featurestore.retrieval.view_rows import check_view
 from featurestore.serving.incremental import ChangeWriter
 from featurestore.serving.layout import ValueLayout
 from featurestore.serving.lease import PublisherLease
 from featurestore.serving.ownership import check_publisher, find_origin
+from featurestore.serving.receipts import (
+    GenerationWriter,
+    Receipt,
+    WrittenValues,
+    delete_receipts,
+    has_receipts,
+)
 from featurestore.serving.rows import PublishedGroup, write_all
 from featurestore.serving.seals import Sealer, store_tag
 from featurestore.serving.state import (
     GRACE,
     STATE_FORMAT,
+    GroupId,
     GroupState,
     PublishedView,
-    RetiredGeneration,
     ViewState,
 )
 from featurestore.serving.stores import StoreClock, online_config, open_online_store
 from featurestore.session import Session
 
+_log = logging.getLogger("featurestore.serving")
 # Values describe the rows from some time before the publication on, for readers whose measurement
 # of the store's clock differs by a few milliseconds.
 _SLACK = timedelta(minutes=1)
@@ -87,6 +103,7 @@ def publish(
         InvalidArgument: The view has window aggregates, or a group without primary key.
         FeatureViewBroken: A group no longer has a feature of the view.
         OnlineStoreError: The online store cannot be used.
+        OnlineWritesLost: The server lost writes, also while all values were written again.
         PublicationSuperseded: Another process has taken over, since this one did not respond.
         PublishedValueMismatch: Another feature store publishes a view with this name.
     """
@@ -95,35 +112,58 @@ def publish(
     config = online_config(session, to).with_resolved_secret()
     with closing(open_online_store(session, to)) as store:
         store.check()
-        clock = StoreClock(store)
-        view = PublishedView(spec.name, spec.version, config.name)
-        origin = find_origin(session, config.name)
-        lease = PublisherLease(
-            store,
-            clock,
-            view,
-            origin=origin,
-            check=partial(check_publisher, session, view=view, full=full),
-            replaces_damaged=full,
-        )
-        with lease:
-            tag = store_tag(origin, online=config.name)
-            publisher = _Publisher(session, spec, view, config, store, clock, lease, tag)
-            publisher.remove_retired_generations()
-            groups = _pin_groups(session, spec)
-            mode, rows = publisher.publish(groups, full=full)
+        try:
+            published = _publish_once(session, spec, config, store, full=full, complete=full)
+        except OnlineWritesLost as error:
+            _log.warning("all values are published again: %s", error.message)
+            published = _publish_once(session, spec, config, store, full=full, complete=True)
+    mode, rows, state = published
     return Publication(
         view=spec.name,
         version=spec.version,
         online=config.name,
         mode=mode,
-        rows={format_group_reference(*group.id): rows[group.id] for group in groups},
+        rows={format_group_reference(*group): count for group, count in rows.items()},
         delta_versions={
-            format_group_reference(*group): state.delta_version
-            for group, state in lease.state.groups.items()
+            format_group_reference(*group): group_state.delta_version
+            for group, group_state in state.groups.items()
         },
         seconds=time.monotonic() - started,
     )
+
+
+def _publish_once(
+    session: Session,
+    spec: FeatureViewSpec,
+    config: OnlineConfig,
+    store: OnlineStore,
+    *,
+    full: bool,
+    complete: bool,
+) -> tuple[Literal["full", "incremental"], dict[GroupId, int], ViewState]:
+    """Publish under a new lease; return the mode, the rows of each group, and the final state.
+
+    ``full`` is the argument of the caller, which may replace any record; with ``complete``, all
+    values are written.
+    """
+    clock = StoreClock(store)
+    view = PublishedView(spec.name, spec.version, config.name)
+    origin = find_origin(session, config.name)
+    lease = PublisherLease(
+        store,
+        clock,
+        view,
+        origin=origin,
+        check=partial(check_publisher, session, view=view, full=full),
+        replaces_damaged=full,
+    )
+    with lease:
+        tag = store_tag(origin, online=config.name)
+        publisher = _Publisher(session, spec, view, config, store, clock, lease, tag)
+        publisher.remove_retired_generations()
+        groups = _pin_groups(session, spec)
+        mode, rows = publisher.publish(groups, full=complete)
+    return mode, rows, lease.state
 
 
 def check_publishable(session: Session, spec: FeatureViewSpec) -> None:
@@ -191,23 +231,27 @@ class _Publisher:
 
     def publish(
         self, groups: Sequence[PublishedGroup], *, full: bool
-    ) -> tuple[Literal["full", "incremental"], dict[tuple[str, int], int]]:
+    ) -> tuple[Literal["full", "incremental"], dict[GroupId, int]]:
         """Write what changed if it can be determined, else all values."""
         if full or not self._can_write_changes(groups):
             return "full", self.publish_all(groups)
-        rows = {}
+        generation = self.lease.state.generation
         try:
-            for group in groups:
-                rows[group.id] = self.publish_changes(group)
+            return "incremental", {group.id: self.publish_changes(group) for group in groups}
         except VersionNotFound:
             # The files of the published version have been removed.
             return "full", self.publish_all(groups)
-        return "incremental", rows
+        except (PublicationSuperseded, OnlineWritesLost):
+            self._abandon(generation)
+            raise
 
     def _can_write_changes(self, groups: Sequence[PublishedGroup]) -> bool:
         """Return whether the groups are published with the same columns of the same history."""
         published = self.lease.state.groups
         if set(published) != {group.id for group in groups}:
+            return False
+        # The server may have lost values since.
+        if self.lease.state.server != self.lease.server:
             return False
         for group in groups:
             state = published[group.id]
@@ -240,38 +284,54 @@ class _Publisher:
             now = self.clock.now()
             unfinished = replace(state, target=target, target_commit=group.commit_sha256(target))
             self._update_group(group, unfinished)
-            count += ChangeWriter(
+            written_values = ChangeWriter(
                 self.session.engine,
                 pinned,
                 state.delta_version,
                 self.store,
-                self._sealer(group.id, self.lease.state.generation),
+                self._writer(group.id, self.lease.state.generation),
                 self.view,
                 now - _SLACK,
             ).write()
             state = pinned.state(now)
-            self._update_group(group, state)
+            with self._confirming(written_values.receipts):
+                self._update_group(group, state)
+            count += written_values.rows
         return count
 
     def _update_group(self, group: PublishedGroup, group_state: GroupState) -> None:
         self.lease.update(lambda state: state.with_group(group.id, group_state))
 
-    def publish_all(self, groups: Sequence[PublishedGroup]) -> dict[tuple[str, int], int]:
+    def publish_all(self, groups: Sequence[PublishedGroup]) -> dict[GroupId, int]:
         """Write a new generation of all values, and return the number of rows of each group."""
         generation = self.lease.token
         self.lease.update(lambda state: state.with_unfinished(generation))
         now = self.clock.now()
         try:
-            rows = {
-                group.id: write_all(
-                    self.session.engine,
-                    group,
-                    config=self.config,
-                    sealer=self._sealer(group.id, generation),
-                    horizon=now - _SLACK,
-                )
-                for group in groups
+            values_by_group = {
+                group.id: self._write_group(group, generation, now) for group in groups
             }
+            states = {group.id: group.state(now) for group in groups}
+            receipts = [
+                receipt for values in values_by_group.values() for receipt in values.receipts
+            ]
+            with self._confirming(receipts):
+                self.lease.update(partial(self._switch, generation=generation, groups=states))
+        except (PublicationSuperseded, OnlineWritesLost):
+            self._abandon(generation)
+            raise
+        return {group: values.rows for group, values in values_by_group.items()}
+
+    def _write_group(self, group: PublishedGroup, generation: int, now: datetime) -> WrittenValues:
+        """Write all values of a group."""
+        try:
+            return write_all(
+                self.session.engine,
+                group,
+                config=self.config,
+                writer=self._writer(group.id, generation),
+                horizon=now - _SLACK,
+            )
         except Exception as error:
             # No reader uses these values, whose memory a full server needs for any other write. The
             # next publication removes the rest.
@@ -279,22 +339,47 @@ class _Publisher:
                 with suppress(OnlineStoreError):
                     self._delete_generation(generation)
             raise
-        states = {group.id: group.state(now) for group in groups}
 
-        def switch(state: ViewState) -> ViewState:
-            retired = state.retired
-            if state.generation:
-                retired = (*retired, RetiredGeneration(state.generation, self.clock.now()))
-            return replace(
-                state,
-                generation=generation,
-                groups=states,
-                retired=retired,
-                format=STATE_FORMAT,
-            )
+    def _switch(
+        self, state: ViewState, *, generation: int, groups: Mapping[GroupId, GroupState]
+    ) -> ViewState:
+        """Return the state after readers use a new generation."""
+        switched = replace(
+            state,
+            generation=generation,
+            groups=groups,
+            format=STATE_FORMAT,
+            server=self.lease.server,
+        )
+        return switched.with_retired(state.generation, self.clock.now())
 
-        self.lease.update(switch)
-        return rows
+    @contextmanager
+    def _confirming(self, receipts: Sequence[Receipt]) -> Iterator[None]:
+        """Check that the server has all written values before the block publishes them.
+
+        Raises:
+            OnlineWritesLost: The server lost writes, or new connections have another server.
+        """
+        # After the values: a server that loses a value later loses this change first.
+        self.lease.update(lambda state: state)
+        with closing(open_config(self.config)) as connected:
+            for store in (self.store, connected):
+                if not has_receipts(store, receipts):
+                    raise self.lease.lost_writes_error()
+                self.lease.check_record(store)
+        yield
+        # Nothing needs them after the publication, which does not fail any more.
+        with suppress(OnlineStoreError):
+            delete_receipts(self.store, receipts)
+
+    def _abandon(self, generation: int) -> None:
+        """Let the values of a generation be removed that this process wrote without its lease.
+
+        The process that has taken over may have removed the generation before.
+        """
+        with suppress(OnlineStoreError, PublishedStateDamaged):
+            if not self.lease.retire(generation):
+                self._delete_generation(generation)
 
     def remove_retired_generations(self) -> None:
         """Delete the values of generations that no reader uses any more."""
@@ -314,5 +399,6 @@ class _Publisher:
         for group in _columns_by_group(self.spec):
             self.store.delete_prefix(self.view.value_prefix(group, generation))
 
-    def _sealer(self, group: tuple[str, int], generation: int) -> Sealer:
-        return Sealer(self.view.value_prefix(group, generation), self.tag)
+    def _writer(self, group: GroupId, generation: int) -> GenerationWriter:
+        sealer = Sealer(self.view.value_prefix(group, generation), self.tag)
+        return GenerationWriter(sealer, epoch=self.lease.token)

@@ -21,13 +21,14 @@ from featurestore.registry.artifacts import feature_views
 from featurestore.serving.columns import PREFIX_BYTES
 from featurestore.serving.lease import PublisherLease, is_held
 from featurestore.serving.ownership import find_origin, is_own_state
+from featurestore.serving.receipts import RECEIPT_KIND
 from featurestore.serving.seals import is_sealed_by, store_tag
 from featurestore.serving.state import GRACE, STATE_PREFIX, PublishedView, ViewState
 from featurestore.serving.stores import StoreClock, open_online_store
 from featurestore.session import Session
 
-# The first bytes of encoded keys.
-_VALUE_KINDS = frozenset([bytes([kind]) for kind in range(32)])
+# The first bytes of encoded keys and receipts.
+_VALUE_KINDS = frozenset([RECEIPT_KIND, *[bytes([kind]) for kind in range(32)]])
 _NO_VIEW = "no state record"
 # The values that are read to determine whether keys with an unknown prefix are those of this store.
 _SAMPLE = 3

@@ -32,7 +32,7 @@ from featurestore.serving.layout import (
     to_timestamps,
     unpack_entries,
 )
-from featurestore.serving.seals import Sealer
+from featurestore.serving.receipts import GenerationWriter, WrittenValues
 from featurestore.serving.state import GroupId, GroupState
 
 # Columns of intermediate relations: keys, published columns, times, and the label time.
@@ -188,32 +188,33 @@ def retrieve(
 
 
 @dataclass(frozen=True)
-class ValueWriter(Accumulator[int, int]):
-    """An accumulator that writes one value for each row, and returns their number."""
+class ValueWriter(Accumulator[WrittenValues, WrittenValues]):
+    """An accumulator that writes one value for each row."""
 
     encoder: ValueEncoder
     config: OnlineConfig
-    sealer: Sealer
+    writer: GenerationWriter
 
-    def start(self) -> int:
-        return 0
+    def start(self) -> WrittenValues:
+        return WrittenValues()
 
-    def update(self, count: int, batch: pa.RecordBatch) -> int:
+    def update(self, written_values: WrittenValues, batch: pa.RecordBatch) -> WrittenValues:
         if not batch.num_rows:
-            return count
+            return written_values
         keys, values = self.encoder.encode(batch)
         # Only keys without nulls are retrieved.
         present_keys = [key for key in keys if key is not None]
         # The accumulator runs in other processes, too, and holds no connection between batches.
         with closing(open_config(self.config)) as store:
-            store.write(*self.sealer.seal(present_keys, values))
-        return count + len(values)
+            written_values.add(self.writer.write(store, present_keys, values))
+        return written_values
 
-    def merge(self, left: int, right: int) -> int:
-        return left + right
+    def merge(self, values: WrittenValues, more_values: WrittenValues) -> WrittenValues:
+        values.add(more_values)
+        return values
 
-    def finish(self, count: int) -> int:
-        return count
+    def finish(self, written_values: WrittenValues) -> WrittenValues:
+        return written_values
 
 
 def write_all(
@@ -221,26 +222,27 @@ def write_all(
     group: PublishedGroup,
     *,
     config: OnlineConfig,
-    sealer: Sealer,
+    writer: GenerationWriter,
     horizon: datetime,
-) -> int:
-    """Write the values of all entities of a group, and return their number.
+) -> WrittenValues:
+    """Write the values of all entities of a group.
 
     Values describe the rows from ``horizon`` on.
     """
     keys = distinct_keys(engine, group, group.read(engine, group.key_names))
     later = later_labels(engine, group, horizon)
-    count = 0
+    written_values = WrittenValues()
     if later is not None:
         query = f"SELECT * FROM fs_keys EXCEPT SELECT {', '.join(group.key_names)} FROM fs_later"
         tables = {"fs_keys": keys, "fs_later": later}
         keys = replace(engine.sql(query, tables=tables, parameters={}), schema=keys.schema)
         with closing(open_config(config)) as store:
             for chunk in collect_values(engine, group, later, horizon=horizon):
-                store.write(*sealer.seal(list(chunk), list(chunk.values())))
-                count += len(chunk)
+                if chunk:
+                    written_values.add(writer.write(store, list(chunk), list(chunk.values())))
     rows = retrieve(engine, group, keys, at=horizon)
-    return count + engine.aggregate(rows, ValueWriter(group.encoder, config, sealer))
+    written_values.add(engine.aggregate(rows, ValueWriter(group.encoder, config, writer)))
+    return written_values
 
 
 def collect_values(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import threading
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from featurestore.errors import (
 )
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.names import format_group_reference
+from featurestore.model.runtime import ForkSafeLock
 from featurestore.plugins.online import OnlineStore
 from featurestore.registry.origins import VIEW
 from featurestore.retrieval.catalog import pinned_source
@@ -155,7 +155,7 @@ class VectorServer:
         self._view = PublishedView(spec.name, spec.version, store.config.name)
         self._state_key = self._view.key
         self._clock = StoreClock(self._online_reads)
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         inputs: dict[str, pa.DataType] = {}
         if form is not None:
             inputs = dict(zip(form.schema.names, form.schema.types, strict=True))

@@ -121,14 +121,17 @@ class GroupState:
 class Lease:
     """The right of one process to publish the view until ``expires``.
 
-    ``token`` grows with each lease. ``generation`` is the generation that the owner writes, if it
-    replaces all values.
+    No other lease has the same ``owner``, or the same ``token``, a random number. ``generation`` is
+    the generation that the owner writes, if it replaces all values. ``renewal`` is the number of
+    changes of the record under this lease: a smaller one than the owner has written shows that the
+    server lost writes.
     """
 
     owner: str
     token: int
     expires: datetime
     generation: int | None = None
+    renewal: int = 0
 
 
 @dataclass(frozen=True)
@@ -157,17 +160,18 @@ class ViewState:
     """The state of a published view version; ``generation`` 0 means that nothing is published.
 
     Readers need ``generation`` and ``groups``. ``origin`` is the feature store that publishes the
-    view, since several may use one online store. ``format`` is that of the values. Only the owner of
-    the lease changes the state.
+    view, since several may use one online store. ``format`` is that of the values. ``server`` is the
+    identity of the server that has all values of ``generation``; None if it is unknown. Only the
+    owner of the lease changes the state, except that former owners retire their generation.
     """
 
     generation: int = 0
     groups: Mapping[GroupId, GroupState] = field(default_factory=dict)
-    token: int = 0
     lease: Lease | None = None
     retired: tuple[RetiredGeneration, ...] = ()
     origin: Origin | None = None
     format: int = STATE_FORMAT
+    server: str | None = None
 
     @classmethod
     def parse(cls, content: bytes | None, view: PublishedView) -> ViewState:
@@ -213,6 +217,7 @@ class ViewState:
                 token=lease_json.number("token"),
                 expires=_parse_time(lease_json, "expires"),
                 generation=lease_json.optional_number("generation"),
+                renewal=lease_json.optional_number("renewal") or 0,
             )
         origin = None
         if data.get("origin") is not None:
@@ -225,11 +230,11 @@ class ViewState:
         return cls(
             generation=data.number("generation"),
             groups=groups,
-            token=data.number("token"),
             lease=lease,
             retired=tuple(retired),
             origin=origin,
             format=data.number("format"),
+            server=data.optional_text("server"),
         )
 
     def to_bytes(self, key: bytes) -> bytes:
@@ -243,10 +248,12 @@ class ViewState:
             "format": self.format,
             "generation": self.generation,
             "groups": groups,
-            "token": self.token,
+            # Earlier releases require the number of the last lease.
+            "token": 0,
             "lease": lease,
             "retired": list(map(_to_json, self.retired)),
             "origin": None if self.origin is None else _to_json(self.origin),
+            "server": self.server,
         }
         return _add_checksum(json.dumps(data, separators=(",", ":")).encode()[:-1], key)
 
@@ -269,6 +276,16 @@ class ViewState:
         if self.lease is None:
             return self
         return replace(self, lease=replace(self.lease, generation=generation))
+
+    def with_retired(self, generation: int, since: datetime) -> ViewState:
+        """Return the state with a generation that no reader needs from some time after ``since``.
+
+        The published generation and 0 are never retired.
+        """
+        if generation in (0, self.generation):
+            return self
+        other_generations = [record for record in self.retired if record.generation != generation]
+        return replace(self, retired=(*other_generations, RetiredGeneration(generation, since)))
 
     def with_group(self, group: GroupId, state: GroupState) -> ViewState:
         """Return the state with another state of a group."""

@@ -6,13 +6,19 @@ import threading
 import time
 from dataclasses import replace
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from featurestore.errors import InvalidArgument
 from featurestore.model.names import ENVIRONMENT, check_name, parse_credentials
 from featurestore.model.online_store import EMBEDDED, OnlineStoreSpec, normalize_uri, online_kind
+from featurestore.model.runtime import reset_in_children
 from featurestore.model.times import from_micros, to_micros, utc_now
-from featurestore.plugins.online import OnlineConfig, OnlineStore, open_config
+from featurestore.plugins.online import (
+    IdentifiesServer,
+    OnlineConfig,
+    OnlineStore,
+    open_config,
+)
 from featurestore.recovery import record_files
 from featurestore.registry import online_stores
 from featurestore.session import Session
@@ -58,7 +64,8 @@ def add_online_store(
             online_stores.add(connection, spec)
             # If the file cannot be written, the registration is rolled back.
             record_files.write_online_store(session.location, spec)
-    grant(acting_online_store(session.location, spec))
+        # In the transaction, so that the last registration also writes the last grant.
+        grant(acting_online_store(session.location, spec))
     return spec
 
 
@@ -104,8 +111,10 @@ def online_config(session: Session, name: str | None = None) -> OnlineConfig:
     return _config_of(session, spec)
 
 
-def check_online_store(session: Session, name: str | None = None) -> dict[str, object]:
-    """Check that an online store can be used; return its address, size and clock offset.
+def check_online_store(session: Session, name: str | None = None) -> dict[str, Any]:
+    """Check that an online store can be used; return its address, size, clock offset and risks.
+
+    The risks are the settings with which the server can lose writes that it acknowledged.
 
     Raises:
         OnlineStoreError: The store cannot be used reliably; the hint has the remedy.
@@ -114,15 +123,22 @@ def check_online_store(session: Session, name: str | None = None) -> dict[str, o
     try:
         store.check()
         offset = (store.clock() - utc_now()).total_seconds()
+        risks = store.durability_risks() if isinstance(store, IdentifiesServer) else []
         return {
             "name": store.config.name,
             "kind": store.name,
             "uri": store.config.uri,
             **store.statistics(),
             "clock_offset_seconds": round(offset, 3),
+            "risks": [vars(risk) for risk in risks],
         }
     finally:
         store.close()
+
+
+def server_identity(store: OnlineStore) -> str | None:
+    """Return a text that differs after a server may have lost writes; None if it is unknown."""
+    return store.server_identity() if isinstance(store, IdentifiesServer) else None
 
 
 def _config_of(session: Session, spec: OnlineStoreSpec) -> OnlineConfig:
@@ -161,6 +177,7 @@ class StoreClock:
         self._lock = threading.Lock()
         self._offset = 0
         self._next_measure = float("-inf")
+        reset_in_children(self)
 
     def now(self) -> datetime:
         """Return the time of the online store in UTC."""
@@ -172,6 +189,10 @@ class StoreClock:
             self._measure()
         # Faster than a datetime, since a server needs the time for each request.
         return time.time_ns() // 1000 + self._offset
+
+    def reset_after_fork(self) -> None:
+        """Replace the lock, which a thread of the parent may have acquired."""
+        self._lock = threading.Lock()
 
     def _measure(self) -> None:
         # Other threads use the previous offset; the first measurement blocks all threads.

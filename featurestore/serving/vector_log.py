@@ -24,10 +24,17 @@ import pyarrow as pa
 
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.arrow.values import ConversionError, to_array, value_converter
-from featurestore.errors import ColumnConflict, FeatureGroupNotFound, InvalidArgument
+from featurestore.errors import (
+    ColumnConflict,
+    FeatureGroupNotFound,
+    InvalidArgument,
+    ThreadsUnavailable,
+)
 from featurestore.featuregroups import Declaration, Write, get_or_create, insert
 from featurestore.model.names import check_name
 from featurestore.model.paths import FEATUREVIEWS
+from featurestore.model.runtime import ForkSafeLock, reset_in_children
+from featurestore.model.threads import start_thread
 from featurestore.model.times import from_micros
 from featurestore.registry import origins
 from featurestore.registry.origins import GROUP, Object
@@ -51,7 +58,7 @@ _open_logs: set[VectorLog] = set()
 # The vectors that this process has written and missed, by the location of the store and the group.
 _written_vectors: Counter[tuple[str, str]] = Counter()
 _missing_vectors: Counter[tuple[str, str]] = Counter()
-_totals_lock = threading.Lock()
+_totals_lock = ForkSafeLock()
 
 
 @dataclass(frozen=True)
@@ -119,9 +126,20 @@ class VectorLog:
         self._last_reason: str | None = None
         # By the subject of the warning: a column, or writes.
         self._next_warnings: dict[str | None, float] = {}
-        self._lock, self._wake = threading.Lock(), threading.Event()
+        self._lock, self._wake = ForkSafeLock(), threading.Event()
         self._thread: threading.Thread | None = None
         self._is_closed = False
+        reset_in_children(self)
+
+    def reset_after_fork(self) -> None:
+        """Start without vectors in a forked child: the parent writes those that wait."""
+        self._waiting.clear()
+        self._waiting_rows, self._batch, self._table = 0, [], None
+        # The transactions of each process have their own numbers.
+        self._application, self._number = f"served vectors {uuid4()}", 1
+        self._written_vectors = self._missing_vectors = 0
+        self._wake, self._thread = threading.Event(), None
+        _open_logs.discard(self)
 
     @property
     def state(self) -> LogState:
@@ -220,10 +238,11 @@ class VectorLog:
                 self._waiting_rows += len(rows)
             # A forked process starts its own thread.
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(
-                    target=self._run, name="featurestore-vector-log", daemon=True
-                )
-                self._thread.start()
+                try:
+                    self._thread = start_thread(self._run, name="featurestore-vector-log")
+                except ThreadsUnavailable as error:
+                    # The vectors are served, and wait for the thread of a later request.
+                    self._last_error = error.message
                 _open_logs.add(self)
         if is_full:
             self._miss(len(rows), "writes are slower than requests")

@@ -13,7 +13,7 @@ from featurestore.model.names import format_group_reference
 from featurestore.model.times import utc_now
 from featurestore.registry.origins import VIEW, Object
 from featurestore.retrieval.catalog import RegisteredSpecs
-from featurestore.serving.ownership import read_state
+from featurestore.serving.ownership import read_server_state
 from featurestore.session import Session
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ class GroupLag:
     """The lag of one feature group of a published view.
 
     ``published`` and ``latest`` are Delta versions. ``behind`` is the age of the oldest commit that
-    is not published; None if all are.
+    is not published; None if all are. With ``is_uncertain``, the server was restarted, emptied or
+    replaced since the publication, and may have lost values: no commit counts as published, and
+    ``behind`` is the time since the publication. The next publication writes all values.
     """
 
     view: str
@@ -37,11 +39,12 @@ class GroupLag:
     latest: int
     published_at: datetime
     behind: timedelta | None
+    is_uncertain: bool = False
 
     @property
     def commits(self) -> int:
         """The number of commits that are not published."""
-        return self.latest - self.published
+        return self.latest - (-1 if self.is_uncertain else self.published)
 
     def exceeds(self, limit: timedelta) -> bool:
         """Return whether a commit is not published and older than a limit."""
@@ -52,7 +55,7 @@ def measure_lag(
     session: Session, spec: FeatureViewSpec, *, online: str | None = None
 ) -> list[GroupLag]:
     """Return the lag of each group of a published view; see ``FeatureView.online_lag``."""
-    state = read_state(session, spec, online)
+    state, is_uncertain = read_server_state(session, spec, online)
     now = utc_now()
     registered = RegisteredSpecs(session)
     lags = []
@@ -63,6 +66,8 @@ def measure_lag(
         latest, behind = log.latest_version(path), None
         if latest > group.delta_version:
             behind = max(now - commit_at(path, group.delta_version + 1).time, timedelta(0))
+        if is_uncertain:
+            behind = max(now - group.published_at, behind or timedelta(0))
         lags.append(
             GroupLag(
                 view=spec.name,
@@ -72,6 +77,7 @@ def measure_lag(
                 latest=latest,
                 published_at=group.published_at,
                 behind=behind,
+                is_uncertain=is_uncertain,
             )
         )
     return lags

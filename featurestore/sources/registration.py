@@ -62,12 +62,13 @@ def add(
     # This checks the URI and the options without a connection.
     reading.build_source(session, spec)
     with session.registry.transaction() as connection:
+        sources.lock_name(connection, name)
         # A repeated registration, such as on another machine, only writes the grant.
         if not is_registered(connection, spec):
             sources.add(connection, spec)
             # If the file cannot be written, the registration is rolled back.
             record_files.write_source(session.location, spec)
-    grant_source(session, spec)
+        grant_source(session, spec)
     return spec
 
 
@@ -114,15 +115,16 @@ def is_registered(connection: Connection, spec: SourceSpec) -> bool:
 def put(session: Session, spec: SourceSpec) -> None:
     """Register a source, or replace its registration."""
     with session.registry.transaction() as connection:
-        if spec.name in sources.names(connection):
-            sources.remove(connection, spec.name)
-        sources.add(connection, spec)
-        record_files.write_source(session.location, spec)
-    grant_source(session, spec)
+        sources.put(connection, spec)
+        record_files.write_source(session.location, spec, replaces=True)
+        grant_source(session, spec)
 
 
 def grant_source(session: Session, spec: SourceSpec) -> None:
-    """Allow the store to open the address of a source from this machine, and to use its secret."""
+    """Allow the store to open the address of a source from this machine, and to use its secret.
+
+    A registration does so in its transaction, so that the last one also writes the last grant.
+    """
     grant(acting_source(session.location, spec))
 
 

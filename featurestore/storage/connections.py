@@ -8,6 +8,7 @@ removal.
 
 from __future__ import annotations
 
+import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -16,12 +17,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from featurestore.errors import FeatureStoreError, StorageError, UnsupportedLocation, listing
-from featurestore.model.runtime import call_after_fork
+from featurestore.model.runtime import call_after_fork, forked_process_error
 from featurestore.plugins import find_plugin, load_plugin
 from featurestore.storage import settings
 from featurestore.storage.location import (
     OBJECT_STORES,
     add_owner,
+    remove_owner,
     root_of,
     scheme_of,
     supported_schemes,
@@ -99,6 +101,8 @@ def _connect(root: str) -> ObjectStore:
     """Connect to a bucket or file system with its options."""
     scheme, options = scheme_of(root), _options.get(root, {})
     if scheme in OBJECT_STORES:
+        if _has_runtime_of_parent:
+            raise forked_process_error(f"The client of {remove_owner(root)}")
         # Imported here, since obstore is an optional dependency.
         from featurestore.storage.objects import ObjectStorage
 
@@ -223,5 +227,14 @@ def _check_removal(store: ObjectStore, probe: str) -> CheckResult:
     return CheckResult("delete", False, f"{probe} could not be removed", hint)
 
 
-# The threads and sockets of inherited connections belong to the parent.
-call_after_fork(_connections.clear)
+def _reset_after_fork() -> None:
+    """Forget the connections, whose threads and sockets belong to the parent."""
+    global _has_runtime_of_parent
+    _connections.clear()
+    _has_runtime_of_parent = "obstore" in sys.modules
+
+
+# Whether obstore was imported before this process was forked. All its clients share threads, which
+# only the parent has, so that each request would wait without end.
+_has_runtime_of_parent = False
+call_after_fork(_reset_after_fork)

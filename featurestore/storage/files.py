@@ -13,13 +13,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from typing import IO, Any
 
 from featurestore.errors import LocationNotWritable, StorageError, UnsupportedLocation
 from featurestore.model.paths import is_relative_path
+from featurestore.model.threads import independent_tasks
 from featurestore.storage import local, storage_for
 from featurestore.storage.failures import translate_read_errors, translate_write_errors
 from featurestore.storage.interface import FileStatus
@@ -28,6 +28,8 @@ from featurestore.storage.location import Location, require_local, scheme_of
 
 _COPY_ATTEMPTS = 10
 _PARALLEL_UPLOADS = 8
+# The process that made each temporary directory.
+_temporary_directories: dict[str, int] = {}
 
 
 def location_of(location: str | os.PathLike[str]) -> str:
@@ -142,7 +144,8 @@ def upload(moves: Sequence[tuple[str, str]]) -> None:
         storage_for(target).upload(source, target)
 
     # Concurrent, since closing one file on HDFS can take half a second.
-    with ThreadPoolExecutor(min(_PARALLEL_UPLOADS, max(len(moves), 1))) as pool:
+    threads = min(_PARALLEL_UPLOADS, max(len(moves), 1))
+    with independent_tasks(threads, "featurestore-upload") as pool:
         list(pool.map(copy, moves))
 
 
@@ -225,7 +228,9 @@ def read_json(path: str) -> Any:
     try:
         return json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
-        raise StorageError(f"The file {path!r} is damaged: {error}.") from error
+        raise StorageError(
+            f"The file {path!r} is damaged: {error}.", hint="restore it from a copy"
+        ) from error
 
 
 def read_into(path: str, start: int, buffers: Sequence[memoryview]) -> None:
@@ -407,11 +412,18 @@ def current_time(location: str) -> datetime:
 def temporary_directory() -> str:
     """Create a temporary directory for this process; ``remove_temporary`` removes it."""
     with translate_write_errors(tempfile.gettempdir()):
-        return tempfile.mkdtemp(prefix="featurestore-")
+        directory = tempfile.mkdtemp(prefix="featurestore-")
+    _temporary_directories[directory] = os.getpid()
+    return directory
 
 
 def remove_temporary(directory: str) -> None:
-    """Remove a directory made by ``temporary_directory``; ignore files that cannot be removed."""
+    """Remove a directory made by ``temporary_directory``; ignore files that cannot be removed.
+
+    A forked child does not remove the directories of its parent.
+    """
+    if _temporary_directories.pop(directory, os.getpid()) != os.getpid():
+        return
     with suppress(StorageError):
         remove(directory, below=os.path.dirname(directory))
 
@@ -428,16 +440,21 @@ def copy_consistently(paths: Iterable[str], directory: str) -> None:
     for _ in range(_COPY_ATTEMPTS):
         # Another process may write between two copies. The set is consistent only if no file changed
         # from the first copy to the last one.
-        before = [_size_and_mtime(path) for path in sources]
+        before = sizes_and_times(sources)
         for path in sources:
             with translate_read_errors(path), suppress(FileNotFoundError):
                 shutil.copyfile(path, os.path.join(directory, os.path.basename(path)))
-        if before == [_size_and_mtime(path) for path in sources]:
+        if before == sizes_and_times(sources):
             return
     raise StorageError(
         f"{sources[0]!r} changed during each of {_COPY_ATTEMPTS} attempts to copy it.",
         hint="try again",
     )
+
+
+def sizes_and_times(paths: Iterable[str]) -> list[tuple[int, int] | None]:
+    """Return the modification time and size of local files, which differ after a change."""
+    return [_size_and_mtime(path) for path in paths]
 
 
 def _size_and_mtime(path: str) -> tuple[int, int] | None:

@@ -13,12 +13,13 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any
 
 from featurestore.errors import StorageError, missing_extra
+from featurestore.model.runtime import ForkSafeLock
+from featurestore.model.threads import independent_tasks
 from featurestore.storage import files
 from featurestore.storage.connections import object_store_for
 from featurestore.storage.failures import translate_write_errors
@@ -66,7 +67,7 @@ class _ReadOnlyFileSystem:
         self._guard = guard
         # Data files are never overwritten, so sizes and times stay valid.
         self._objects: OrderedDict[str, StoredObject] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     def open(self, path: str, mode: str = "rb", **_: object) -> _SharedFile:
         with self._guard():
@@ -181,7 +182,8 @@ class LocalMirror:
             for name in names
             if name in self._sizes and not os.path.exists(files.resolve_inside(self.folder, name))
         ]
-        with ThreadPoolExecutor(_PARALLEL_FETCHES) as pool:
+        threads = max(1, min(_PARALLEL_FETCHES, len(missing_names)))
+        with independent_tasks(threads, "featurestore-fetch") as pool:
             # ``list`` raises the first error of the workers.
             list(pool.map(self._fetch, missing_names))
 

@@ -10,13 +10,13 @@ import stat
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from featurestore.errors import LocationNotWritable, StorageError
+from featurestore.model.threads import independent_tasks
 from featurestore.storage import private
 from featurestore.storage.failures import translate_write_errors, warn_after_publication
 from featurestore.storage.interface import FileStatus, Writer
@@ -146,7 +146,8 @@ class LocalStorage:
                 if file.readinto(buffer) != len(buffer):
                     raise StorageError(
                         f"Cannot read {path!r} from byte {position} to {position + len(buffer)}: "
-                        "the file is truncated."
+                        "the file is truncated.",
+                        hint="restore it from a copy",
                     )
                 position += len(buffer)
 
@@ -374,7 +375,8 @@ def sync(paths: Iterable[str]) -> None:
         if len(batch) == 1:
             sync_path(batch[0])
         elif batch:
-            with ThreadPoolExecutor(min(_SYNC_THREADS, len(batch))) as pool:
+            threads = min(_SYNC_THREADS, len(batch))
+            with independent_tasks(threads, "featurestore-sync") as pool:
                 list(pool.map(sync_path, batch))
 
 

@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,8 +95,10 @@ def remove_lock_file(handle: int | filelock.BaseFileLock, path: str, *, below: s
     if isinstance(handle, int):
         # Removed while it is locked: after the release, the path may already be the lock file of
         # the next owner.
-        files.remove(path, below=below)
-        os.close(handle)
+        try:
+            files.remove(path, below=below)
+        finally:
+            os.close(handle)
         return
     handle.release()  # Windows cannot remove an open file
     files.remove(path, below=below)
@@ -155,6 +158,18 @@ def _build_filelock(path: str) -> filelock.BaseFileLock:
 def host_name() -> str:
     """Return the host name of this machine."""
     return socket.gethostname()
+
+
+@cache
+def process_namespace() -> str:
+    """Return what identifies the processes with which this one shares process numbers.
+
+    Containers may have the name of their host, and copies of a machine the name of the original.
+    """
+    identifiers = [socket.gethostname()]
+    with suppress(OSError):
+        identifiers += [os.readlink("/proc/self/ns/pid"), _BOOT.read_text().strip()[:8]]
+    return "@".join(identifiers).replace("/", "")
 
 
 def lock_folder(location: str) -> str:

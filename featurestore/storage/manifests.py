@@ -1,20 +1,22 @@
 """Metadata files of a training dataset: the manifest, and the annotations (description and tags).
 
 The manifest is written last and validated on every read. Annotations may change after the export,
-so they are in a second file, which preserves them when a store is moved or its registry is rebuilt.
-Without this file the values in the manifest apply.
+so they are in a second file with revisions, which preserves them when a store is moved or its
+registry is rebuilt. Without this file the values in the manifest apply.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from featurestore.errors import DatasetDamaged, TrainingDatasetNotFound, WriteConflict
 from featurestore.model.json_object import JsonObject, MalformedJson
-from featurestore.model.manifest import MANIFEST_FILE, Manifest
-from featurestore.storage import files, storage_for
+from featurestore.model.manifest import Manifest
+from featurestore.model.paths import MANIFEST_FILE
+from featurestore.storage import files, revisions, storage_for
 
 ANNOTATIONS_FILE = "described.json"
 
@@ -78,24 +80,43 @@ def read_annotations(directory: str, manifest: Manifest) -> Annotations:
     Raises:
         DatasetDamaged: The file is damaged.
     """
-    path = os.path.join(directory, ANNOTATIONS_FILE)
-    if not files.exists(path):
+    path = annotations_path(directory)
+    return _parse_annotations(revisions.read_json(path), manifest, path=path)
+
+
+def change_annotations(
+    directory: str,
+    manifest: Manifest,
+    change: Callable[[Annotations], Annotations],
+    *,
+    below: str,
+) -> None:
+    """Change the annotations of a dataset; ``change`` gets the newest ones, see ``revisions``."""
+    path = annotations_path(directory)
+
+    def change_content(content: Any) -> dict[str, Any]:
+        changed = change(_parse_annotations(content, manifest, path=path))
+        return {"description": changed.description, "tags": dict(changed.tags)}
+
+    revisions.change_json(path, change_content, below=below)
+
+
+def annotations_path(directory: str) -> str:
+    """Return the path of the annotations file, whose changes are its revisions."""
+    return os.path.join(directory, ANNOTATIONS_FILE)
+
+
+def _parse_annotations(content: Any, manifest: Manifest, *, path: str) -> Annotations:
+    if content is None:
         # Without a change after the export, the manifest has the current values.
         return Annotations(manifest.description, manifest.tags)
     try:
-        data = JsonObject.from_value(files.read_json(path))
+        data = JsonObject.from_value(content)
         return Annotations(
             data.text("description"), data.object("tags").read_values(JsonObject.text)
         )
     except MalformedJson as error:
         raise DatasetDamaged(
-            f"{path!r} is damaged: {error}.",
-            hint="remove it; then the values of the manifest apply",
+            f"{path!r} or its newest revision is damaged: {error}.",
+            hint="remove it; then the earlier values apply",
         ) from error
-
-
-def write_annotations(directory: str, annotations: Annotations) -> None:
-    """Write the annotations of a dataset; replace earlier ones."""
-    path = os.path.join(directory, ANNOTATIONS_FILE)
-    data = {"description": annotations.description, "tags": dict(annotations.tags)}
-    files.write_json(path, data)

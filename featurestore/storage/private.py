@@ -140,8 +140,14 @@ def user_temporary_folder() -> str:
 @cache
 def _process_temporary_folder(directory: str) -> str:
     folder = tempfile.mkdtemp(prefix="featurestore-", dir=directory)
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(_remove_own_folder, folder, os.getpid())
     return folder
+
+
+def _remove_own_folder(folder: str, process: int) -> None:
+    """Remove a folder of this process; a forked child also runs the exit functions of its parent."""
+    if process == os.getpid():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _private_mode(path: str, mode: int) -> int:

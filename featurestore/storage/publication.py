@@ -85,7 +85,7 @@ class Publication:
             return self.publish(target, storage.read(source))
         # The files must be on disk before a commit refers to them, or a power failure would damage
         # the table.
-        self._sync_files()
+        self.sync()
         # This is set before the call, because an interrupt may arrive after the name was created
         # but before the call returns.
         self._published = True
@@ -104,6 +104,12 @@ class Publication:
                 local.sync_path(os.path.dirname(target))
         return True
 
+    def sync(self) -> None:
+        """Sync the files added since the last call; ``link`` is called again after a lost race."""
+        if self.durable:
+            files.sync(self._files[self._synced :])
+            self._synced = len(self._files)
+
     def __enter__(self) -> Publication:
         return self
 
@@ -118,12 +124,6 @@ class Publication:
                 # A file that cannot be removed is an orphan, which a vacuum removes later.
                 with suppress(OSError):
                     storage_for(path).remove_file(path)
-
-    def _sync_files(self) -> None:
-        """Sync the files added since the last call; ``link`` is called again after a lost race."""
-        if self.durable:
-            files.sync(self._files[self._synced :])
-            self._synced = len(self._files)
 
 
 def is_durable(durability: str) -> bool:

@@ -13,7 +13,7 @@ import tempfile
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from featurestore.errors import LocationNotWritable, StorageError
 from featurestore.model.paths import is_relative_path
+from featurestore.model.threads import independent_tasks
 from featurestore.storage.connections import object_store_for
 from featurestore.storage.failures import translate_write_errors
 from featurestore.storage.interface import FileStatus, StoredObject, Writer
@@ -136,7 +137,8 @@ class RemoteStorage:
 
         # At most _PARALLEL_FETCHES chunks are in memory, and they are yielded in order.
         pending: deque[Future[bytes]] = deque()
-        with ThreadPoolExecutor(_PARALLEL_FETCHES) as pool:
+        threads = max(1, min(_PARALLEL_FETCHES, -(-(size - start) // _CHUNK_BYTES)))
+        with independent_tasks(threads, "featurestore-fetch") as pool:
             for position in range(start, size, _CHUNK_BYTES):
                 pending.append(pool.submit(fetch, position))
                 if len(pending) == _PARALLEL_FETCHES:

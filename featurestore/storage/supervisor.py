@@ -42,7 +42,11 @@ def main(command: list[str]) -> int:
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, preexec_fn=_request_death_signal, start_new_session=True
     )
-    threading.Thread(target=_kill_after_caller, args=(process.pid,), daemon=True).start()
+    try:
+        threading.Thread(target=_kill_after_caller, args=(process.pid,), daemon=True).start()
+    except RuntimeError:  # the system refuses to start a thread
+        kill_descendants(process.pid)
+        raise
     try:
         process.communicate(command_input)
     except BrokenPipeError:

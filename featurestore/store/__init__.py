@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from featurestore import config
 from featurestore._imports import uninterrupted
 from featurestore.config import check_remote
-from featurestore.errors import InvalidArgument
-from featurestore.model.arguments import with_suggestions
+from featurestore.errors import InvalidArgument, RegistryWarning
+from featurestore.model.arguments import warn_caller, with_suggestions
 from featurestore.plugins.engine import DeferredEngine, find_engine
 from featurestore.plugins.remote import is_address
 from featurestore.progress import set_progress
@@ -121,6 +121,7 @@ def connect(
     )
     lineage.start()
     session = Session(directory, engine_source, registry_object)
+    _warn_unregistered(session)
     # Writes of dead processes are completed or undone before the first call.
     if not read_only:
         with registry_object.reading() as connection:
@@ -132,3 +133,13 @@ def connect(
     # The current store is replaced only after the connection has succeeded.
     _current.store = FeatureStore(session)
     return _current.store
+
+
+def _warn_unregistered(session: Session) -> None:
+    """Warn of objects in a local location that the registry lacks, so that no listing has them."""
+    from featurestore.registry import stores, unregistered
+
+    loss = unregistered.loss_of(session.registry)
+    if loss is not None:
+        hint = stores.rebuild_command(session.location)
+        warn_caller(f"{loss} Hint: {hint}", RegistryWarning)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from featurestore.featuregroups.discovery import Match
     from featurestore.featuregroups.inputs import Inputs
     from featurestore.model.featuregroup import Commit
+    from featurestore.model.verification import GroupVerifyReport
     from featurestore.retrieval.conversions import DataframeType
 
 __all__ = ["FeatureGroupCalls"]
@@ -296,6 +297,7 @@ class FeatureGroupCalls(StoreBase):
         version: int | None = None,
         as_of: datetime | str | int | None = None,
         dataframe_type: DataframeType | None = None,
+        verify: Literal["sample", "all"] | None = None,
     ) -> Any:
         """Return the data of a feature group, lazily or as a dataframe.
 
@@ -305,6 +307,11 @@ class FeatureGroupCalls(StoreBase):
             as_of: A time or a Delta version; None: the current data.
             dataframe_type: None (FeatureFrame), "pandas", "polars", "arrow", "numpy", "python" or
                 "spark".
+            verify: "sample" compares random data files (at most 4, 32 MiB) with their checksums at
+                the call, "all" compares all data files.
+
+        Raises:
+            TableDamaged: A file is missing, or differs from its checksum.
 
         >>> store.get_featuregroup("weather").filter("origin = 'JFK'").show(2)
         +------+-------------------+----+----+
@@ -318,9 +325,13 @@ class FeatureGroupCalls(StoreBase):
         """
         from featurestore.featuregroups.frames import read
         from featurestore.retrieval import check_dataframe_type, convert
+        from featurestore.retrieval.verified_reads import check_sources, check_verify
 
         check_dataframe_type(dataframe_type)
-        return convert(read(self._session, name, version=version, as_of=as_of), dataframe_type)
+        check_verify(verify)
+        frame = read(self._session, name, version=version, as_of=as_of)
+        check_sources(frame.plan, verify=verify)
+        return convert(frame, dataframe_type)
 
     def get_featuregroups(self, *, limit: int | None = None, offset: int = 0) -> list[FeatureGroup]:
         """List all versions of all feature groups, ordered by name and version.
@@ -337,14 +348,10 @@ class FeatureGroupCalls(StoreBase):
         from featurestore.registry import featuregroups
 
         with self._session.registry.reading() as connection:
-            registered_groups = featuregroups.list_all(connection, limit=limit, offset=offset)
-        self._session.record_reads(
-            featuregroups.KIND, [(group.name, group.version) for group in registered_groups]
-        )
-        groups = [
-            FeatureGroup(self._session, group.name, group.version) for group in registered_groups
-        ]
-        return Listing(groups)
+            # Definitions are parsed when a group is used, so a long list is fast.
+            keys = featuregroups.list_keys(connection, limit=limit, offset=offset)
+        self._session.record_reads(featuregroups.KIND, keys)
+        return Listing([FeatureGroup(self._session, name, version) for name, version in keys])
 
     def get_latest_featuregroup_version(self, name: str) -> int:
         """Return the latest version of a feature group, 0 if the group does not exist.
@@ -555,6 +562,32 @@ class FeatureGroupCalls(StoreBase):
         from featurestore.featuregroups.maintenance import vacuum
 
         return vacuum(self._session, name, version=version, retain=retain)
+
+    def verify_featuregroup(
+        self, name: str, *, version: int | None = None, sample: int | None = None
+    ) -> GroupVerifyReport:
+        """Read the files of a feature group again, and compare them with their checksums.
+
+        Commits contain checksums of their data files, of themselves and of the commit before. The
+        report lists missing and changed files, and commits and files without checksums. Files that
+        only older versions need are checked if they exist.
+
+        Args:
+            name: Name of the feature group.
+            version: The group version; None: the latest.
+            sample: The number of data files to check, selected at random; None: all. Commits and
+                checkpoints are always checked.
+
+        Raises:
+            TableDamaged: The Delta log of the group is missing.
+
+        >>> report = store.verify_featuregroup("weather")
+        >>> report.ok, report.rows, report.files, report.problems
+        (True, 4, 1, ())
+        """
+        from featurestore.featuregroups.verification import verify
+
+        return verify(self._session, name, version=version, sample=sample)
 
     def delete_featuregroup(self, name: str, *, version: int, force: bool = False) -> None:
         """Delete a version of a feature group; refused if a training dataset pins it.

@@ -57,6 +57,7 @@ class FeatureCalls(StoreBase):
         include_keys: bool = False,
         created_time_filter: bool = True,
         dataframe_type: DataframeType | None = None,
+        verify: Literal["sample", "all"] | None = None,
     ) -> Any:
         """Join features to labels as of each label's time; the result has one row per label.
 
@@ -77,6 +78,8 @@ class FeatureCalls(StoreBase):
             created_time_filter: Use a row only after its created time, if its group declares one.
             dataframe_type: None (FeatureFrame), "pandas", "polars", "arrow", "numpy", "python" or
                 "spark".
+            verify: "sample" compares random data files of each group (at most 4, 32 MiB) with their
+                checksums at the call, "all" compares all data files.
 
         Raises:
             FeatureNotFound: A feature does not exist.
@@ -94,8 +97,10 @@ class FeatureCalls(StoreBase):
         +-------+------+-------------------+----+----+-----------+
         """
         from featurestore.retrieval import check_dataframe_type, convert, get_features
+        from featurestore.retrieval.verified_reads import check_sources, check_verify
 
         check_dataframe_type(dataframe_type)
+        check_verify(verify)
         frame = get_features(
             self._session,
             features,
@@ -108,6 +113,7 @@ class FeatureCalls(StoreBase):
             include_keys=include_keys,
             created_time_filter=created_time_filter,
         )
+        check_sources(frame.plan, verify=verify)
         return convert(frame, dataframe_type)
 
     def sql(
@@ -299,15 +305,20 @@ class FeatureViewCalls(StoreBase):
 
         return FeatureView(self._session, definition.get(self._session, name, version))
 
-    def get_feature_views(self) -> list[FeatureView]:
+    def get_feature_views(self, *, limit: int | None = None, offset: int = 0) -> list[FeatureView]:
         """List all versions of all feature views, ordered by name and version.
+
+        Args:
+            limit: The maximum number of results; None: all.
+            offset: The number of results to skip.
 
         >>> [view.name for view in store.get_feature_views()]
         ['late_flights']
         """
         from featurestore.views import FeatureView, definition
 
-        return [FeatureView(self._session, spec) for spec in definition.list_views(self._session)]
+        specs = definition.list_views(self._session, limit=limit, offset=offset)
+        return [FeatureView(self._session, spec) for spec in specs]
 
     def delete_feature_view(self, name: str, *, version: int) -> None:
         """Delete a version of a feature view; its training datasets are not deleted.

@@ -185,8 +185,12 @@ class JobCalls(StoreBase):
         session = replace(self._session, reads=self._session.recorder)
         return definition(store=type(self)(session), window=window)
 
-    def get_runs(self, name: str) -> list[Run]:
+    def get_runs(self, name: str, *, last: int | None = None) -> list[Run]:
         """List the runs of a job, oldest first.
+
+        Args:
+            name: Name of the job.
+            last: Only so many of the newest runs; None: all.
 
         >>> registered = store.register_jobs("jobs.py")
         >>> runs = store.backfill_job("mean_temp", "2013-01-01T00:00Z", "2013-01-08T00:00Z")
@@ -195,7 +199,7 @@ class JobCalls(StoreBase):
         """
         from featurestore.jobs import service
 
-        return service.get_runs(self._session, name)
+        return service.get_runs(self._session, name, last=last)
 
     def pause_job(self, name: str) -> None:
         """Pause a job for schedulers and for ``run_job(due=True)``.
@@ -279,8 +283,12 @@ class JobCalls(StoreBase):
 class MonitorCalls(JobCalls):
     """Methods for monitors."""
 
-    def get_monitors(self) -> list[MonitorStatus]:
+    def get_monitors(self, *, limit: int | None = None, offset: int = 0) -> list[MonitorStatus]:
         """List all registered monitors with their last result, ordered by name.
+
+        Args:
+            limit: The maximum number of results; None: all.
+            offset: The number of results to skip.
 
         >>> registered = store.register_jobs("monitors.py")
         >>> [(each.name, each.state) for each in store.get_monitors()]
@@ -288,7 +296,7 @@ class MonitorCalls(JobCalls):
         """
         from featurestore.jobs.monitors import service as monitors
 
-        return monitors.get_monitors(self._session)
+        return monitors.get_monitors(self._session, limit=limit, offset=offset)
 
     def check_monitor(
         self, name: str, *, window: Window | datetime | str | None = None

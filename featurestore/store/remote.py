@@ -18,6 +18,7 @@ from featurestore.model.manifest import Manifest
 from featurestore.model.names import check_name
 from featurestore.model.on_demand import OnDemandFeature
 from featurestore.model.statistics import Statistics
+from featurestore.model.verification import GroupVerifyReport
 from featurestore.model.window_features import WindowFeature, window_to_json
 from featurestore.plugins.remote import open_client
 from featurestore.retrieval import check_dataframe_type, convert
@@ -251,8 +252,10 @@ class RemoteFeatureStore(
         version: int | None = None,
         as_of: datetime | str | int | None = None,
         dataframe_type: DataframeType | None = None,
+        verify: Literal["sample", "all"] | None = None,
     ) -> Any:
         check_dataframe_type(dataframe_type)
+        self._refuse_verified(verify)
         frame = self.featuregroup(name, version=version).read(as_of=as_of)
         return convert(frame, dataframe_type)
 
@@ -266,6 +269,13 @@ class RemoteFeatureStore(
         self, name: str, *, version: int | None = None, limit: int = 100, before: int | None = None
     ) -> list[Commit]:
         return self.featuregroup(name, version=version).history(limit=limit, before=before)
+
+    def verify_featuregroup(
+        self, name: str, *, version: int | None = None, sample: int | None = None
+    ) -> GroupVerifyReport:
+        group = self.featuregroup(name, version=version)
+        path = f"/featuregroups/{group.name}/{group.version}/verify"
+        return GroupVerifyReport.from_json(self._client.post(path, sample=sample))
 
     def get_featuregroup_tags(self, name: str, *, version: int | None = None) -> dict[str, str]:
         return self.featuregroup(name, version=version).tags
@@ -309,8 +319,10 @@ class RemoteFeatureStore(
         include_keys: bool = False,
         created_time_filter: bool = True,
         dataframe_type: DataframeType | None = None,
+        verify: Literal["sample", "all"] | None = None,
     ) -> Any:
         check_dataframe_type(dataframe_type)
+        self._refuse_verified(verify)
         read: dict[str, Any] = {
             "kind": "features",
             "features": _references_to_json(features),
@@ -331,6 +343,11 @@ class RemoteFeatureStore(
             uploaded_labels = ingest.to_reader(labels).read_all()
         frame = RemoteFrame.from_recipe(self._session, Recipe(self._client, read, uploaded_labels))
         return convert(frame, dataframe_type)
+
+    def _refuse_verified(self, verify: str | None) -> None:
+        if verify is not None:
+            hint = "store.verify_featuregroup(name) checks the files on the server"
+            raise unsupported_error(self.location, f"verify={verify!r}", hint=hint)
 
     def scheduler(self, options: Options | None = None) -> NoReturn:
         raise unsupported_error(self.location, "A scheduler")

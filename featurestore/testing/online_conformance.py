@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from featurestore.plugins.online import OnlineStore, open_config
+from featurestore.plugins.online import IdentifiesServer, OnlineStore, open_config
 
 __all__ = ["OnlineConformance", "sequenced"]
 
@@ -107,6 +107,34 @@ class OnlineConformance:
         newer = [sequenced(sequence + 1, b"newer") for sequence in sequences[:-1]]
         assert online.write_newer(keys[:-1], newer) == len(newer)
         assert online.read(keys) == [*newer, first[-1]]
+
+    def test_last_value_of_a_call_is_written_last(self, online: OnlineStore) -> None:
+        keys = [number.to_bytes(4, "big") for number in range(12_000)]
+        # Keys in an order that differs from that of their bytes.
+        random.Random(0).shuffle(keys)
+        for sequence, write in enumerate((online.write, online.write_newer, online.write), 1):
+            values = [sequenced(sequence)] * len(keys)
+            with ThreadPoolExecutor(1) as pool:
+                writing = pool.submit(write, keys, values)
+                is_checked_at_end = False
+                while not is_checked_at_end:
+                    is_checked_at_end = writing.done()
+                    last, *other_values = online.read([keys[-1], *keys[::97]])
+                    assert last != values[0] or set(other_values) == {values[0]}
+                writing.result()
+
+    def test_server_identity_is_that_of_all_connections(self, online: OnlineStore) -> None:
+        if not isinstance(online, IdentifiesServer):
+            pytest.skip("the store does not identify its server")
+        identity = online.server_identity()
+        online.write([b"a"], [b"1"])
+        reopened = open_config(online.config.with_resolved_secret())
+        assert isinstance(reopened, IdentifiesServer)
+        assert reopened.server_identity() == online.server_identity() == identity
+        assert {risk.setting for risk in online.durability_risks()} == {
+            risk.setting for risk in reopened.durability_risks()
+        }
+        reopened.close()
 
     def test_concurrent_writes_leave_the_newest_value(self, online: OnlineStore) -> None:
         keys = [bytes([number]) for number in range(20)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from pyarrow import parquet
 
 from featurestore.delta.history import added_files, commit_at, read_history
-from featurestore.delta.snapshot import read_snapshot, transaction_version
+from featurestore.delta.snapshot import Snapshot, read_snapshot, transaction_version
 from featurestore.errors import (
     FeatureStoreError,
     SchemaMismatch,
@@ -23,7 +24,13 @@ from featurestore.errors import (
     VersionNotFound,
     VersionVacuumed,
 )
-from featurestore.plugins.engine import TABLE_PROPERTIES, Engine, TableWrite, TimeRange
+from featurestore.plugins.engine import (
+    TABLE_PROPERTIES,
+    Engine,
+    PropertyChange,
+    TableWrite,
+    TimeRange,
+)
 from featurestore.storage import files
 from featurestore.testing.relation_conformance import NOON, make_rows, read_ids, rows
 
@@ -332,19 +339,37 @@ class TableConformance:
         assert (state.rows, state.bytes) == (4, sum(map(files.size, paths)))
         assert set(added_files(path, version)) == set(paths)
 
-    def test_set_properties_commits_separately(self, engine: Engine, tmp_path: Path) -> None:
+    def test_change_properties_commits_separately(self, engine: Engine, tmp_path: Path) -> None:
         path = new_table(engine, tmp_path)
         write(engine, path, rows_with_ids(1))
-        engine.set_properties(
-            path,
+        change = PropertyChange(
             {"featurestore.meta": '{"tags": {"a": "ü"}}'},
-            commit_metadata={"operation": "update", "changes": ["ü"]},
+            {"operation": "update", "changes": ["ü"]},
         )
+        version = engine.change_properties(path, lambda _: change)
+        assert engine.change_properties(path, lambda _: None) is None
         state = read_snapshot(path)
+        assert version == state.version
         commit = commit_at(path, state.version)
         assert (commit.operation, commit.user_metadata["changes"]) == ("update", ["ü"])
         assert state.properties["featurestore.meta"] == '{"tags": {"a": "ü"}}'
         assert state.properties["featurestore.spec"] == "{}"
+        assert ids(engine, path) == [1]
+
+    def test_concurrent_property_changes_all_land(self, engine: Engine, tmp_path: Path) -> None:
+        path = new_table(engine, tmp_path)
+
+        def count(state: Snapshot) -> PropertyChange:
+            return PropertyChange({"count": str(int(state.properties.get("count", "0")) + 1)})
+
+        def change(number: int) -> None:
+            engine.change_properties(path, count)
+            if number == 2:  # a commit of rows in between
+                write(engine, path, rows_with_ids(1))
+
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(change, range(6)))
+        assert read_snapshot(path).properties["count"] == "6"
         assert ids(engine, path) == [1]
 
     @pytest.mark.parametrize("partition_by", [(), ("price",)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from featurestore.errors import FeatureStoreError, InvalidArgument, UsedByModel, listing
@@ -17,7 +17,7 @@ from featurestore.registry.training_datasets import RegisteredDataset
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.storage.failures import warn_after_publication
-from featurestore.storage.manifests import Annotations, read_annotations, write_annotations
+from featurestore.storage.manifests import Annotations, change_annotations
 from featurestore.training.dataset import TrainingDataset
 
 
@@ -133,20 +133,25 @@ def add_tag(
     """Set a tag of a dataset."""
     check_tags({key: value})
     dataset = get(session, name, version)
-    _write_annotations(session, dataset, tags={**dataset.tags, key: value})
+    _change_annotations(
+        session, dataset, lambda current: replace(current, tags={**current.tags, key: value})
+    )
 
 
 def remove_tag(session: Session, name: str, key: str, *, version: int | None = None) -> None:
     """Remove a tag of a dataset; InvalidArgument lists the existing tags."""
     dataset = get(session, name, version)
-    tags = dataset.tags
-    if key not in tags:
-        raise InvalidArgument(
-            f"Training dataset {name!r} version {dataset.version} has no tag {key!r}. "
-            f"Available: {listing(tags)}."
-        )
-    del tags[key]
-    _write_annotations(session, dataset, tags=tags)
+
+    def without_key(current: Annotations) -> Annotations:
+        if key not in current.tags:
+            raise InvalidArgument(
+                f"Training dataset {name!r} version {dataset.version} has no tag {key!r}. "
+                f"Available: {listing(current.tags)}."
+            )
+        tags = {tag: value for tag, value in current.tags.items() if tag != key}
+        return replace(current, tags=tags)
+
+    _change_annotations(session, dataset, without_key)
 
 
 def describe(
@@ -158,27 +163,18 @@ def describe(
             f"description={description!r} is not a string.", hint="description='flights of 2013'"
         )
     dataset = get(session, name, version)
-    _write_annotations(session, dataset, description=description)
+    _change_annotations(session, dataset, lambda current: replace(current, description=description))
     return dataset
 
 
-def _write_annotations(
-    session: Session,
-    dataset: TrainingDataset,
-    *,
-    description: str | None = None,
-    tags: Mapping[str, str] | None = None,
+def _change_annotations(
+    session: Session, dataset: TrainingDataset, change: Callable[[Annotations], Annotations]
 ) -> None:
-    """Write the annotations file, then update the registry, which only indexes it."""
-    with session.registry.transaction():  # serializes writers: the file is read and replaced
-        annotations: Annotations = read_annotations(dataset.path, dataset.manifest)
-        if description is not None:
-            annotations = replace(annotations, description=description)
-        if tags is not None:
-            annotations = replace(annotations, tags=tags)
-        write_annotations(dataset.path, annotations)
+    """Change the annotations in their file, then update the registry, which only indexes it."""
+    session.registry.check_writable()
+    change_annotations(dataset.path, dataset.manifest, change, below=session.location)
     with (
         warn_after_publication(f"The annotations of training dataset {dataset.name!r}"),
         session.registry.transaction() as connection,
     ):
-        datasets.apply_annotations(connection, dataset.name, dataset.version, annotations)
+        datasets.register_annotations(connection, dataset.path, dataset.manifest)

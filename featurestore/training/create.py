@@ -25,6 +25,7 @@ from featurestore.model.manifest import WEIGHT_ZERO, Manifest, MissingLabels
 from featurestore.model.names import check_name
 from featurestore.model.plan import Source
 from featurestore.model.requests import TrainingDatasetRequest
+from featurestore.model.threads import start_thread
 from featurestore.model.validation import FeatureComparison, ValidationReport, describe
 from featurestore.plugins.engine import Engine, Relation
 from featurestore.plugins.validator import Validator, find_validator
@@ -351,14 +352,9 @@ class ExportProgress:
             yield
             return
         stop = threading.Event()
-        watcher = threading.Thread(
-            target=self._poll_bytes,
-            # An empty row would divide by zero below.
-            args=(stop, directory, rows, max(bytes_per_row, 1.0)),
-            name="export-progress",
-            daemon=True,
-        )
-        watcher.start()
+        # An empty row would divide by zero below.
+        arguments = stop, directory, rows, max(bytes_per_row, 1.0)
+        watcher = start_thread(self._poll_bytes, *arguments, name="export-progress")
         try:
             yield
         finally:

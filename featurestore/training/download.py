@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 from featurestore import progress
 from featurestore.errors import InvalidArgument
-from featurestore.model.manifest import MANIFEST_FILE, Manifest
+from featurestore.model.manifest import Manifest
+from featurestore.model.paths import MANIFEST_FILE
+from featurestore.model.threads import independent_tasks
 from featurestore.storage import files
 from featurestore.storage.manifests import is_finished, read_manifest, write_manifest
 from featurestore.storage.shards import write_verified
@@ -61,7 +62,7 @@ def download(manifest: Manifest, read_bytes: ByteReader, target: str) -> str:
             chunks = progress.count_items(chunks, len)
         write_verified(chunks, target_path, sha256=expected_hashes[path])
 
-    with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
+    with independent_tasks(_PARALLEL_FILES, "featurestore-download") as pool:
         # If a download fails, cancel the queued ones.
         downloads = [pool.submit(get, path) for path in expected_hashes]
         try:

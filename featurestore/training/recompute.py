@@ -19,8 +19,9 @@ from featurestore.errors import (
     VersionNotFound,
 )
 from featurestore.model.json_object import JsonObject
-from featurestore.model.manifest import MANIFEST_FILE, Manifest
+from featurestore.model.manifest import Manifest
 from featurestore.model.on_demand import OnDemandFeature
+from featurestore.model.paths import MANIFEST_FILE
 from featurestore.model.plan import (
     FeaturePlan,
     Join,

@@ -21,7 +21,8 @@ from featurestore import progress
 from featurestore.errors import DatasetDamaged, FeatureStoreError, StorageError
 from featurestore.hashing import row_hash
 from featurestore.model import display
-from featurestore.model.manifest import MANIFEST_FILE, Manifest, ManifestFile, ManifestShard
+from featurestore.model.manifest import Manifest, ManifestFile, ManifestShard
+from featurestore.model.paths import MANIFEST_FILE
 from featurestore.plugins.format import DatasetFormat, find_format
 from featurestore.storage import files
 from featurestore.storage.manifests import read_manifest

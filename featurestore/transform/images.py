@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib
 import io
 import struct
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, missing_extra
-from featurestore.model.runtime import usable_cores
+from featurestore.model.runtime import ForkSafeLock, usable_cores
+from featurestore.model.threads import independent_tasks
 from featurestore.readers.prefetch import BufferPool
 
 Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
@@ -35,7 +34,7 @@ _TASK_IMAGES = 64
 # are decoded one at a time, since a file of a few kilobytes may declare a gigabyte of pixels.
 MAX_PIXELS = 178_956_970
 _LARGE_PIXELS = 1 << 25
-_LARGE_LOCK = threading.Lock()
+_LARGE_LOCK = ForkSafeLock()
 
 
 def decode_images(
@@ -88,7 +87,7 @@ def decode_images(
         decode(rows)
         return images
     # Create a thread pool per call, since a pool does not survive the fork of a worker process.
-    with ThreadPoolExecutor(threads, thread_name_prefix="featurestore-images") as pool:
+    with independent_tasks(threads, "featurestore-images") as pool:
         # The results are consumed in task order, so the error of the first invalid row is raised.
         list(pool.map(decode, tasks))
     return images

@@ -262,10 +262,12 @@ def get(session: Session, name: str, version: int | None) -> FeatureViewSpec:
     return _read_view(session, *key)
 
 
-def list_views(session: Session) -> list[FeatureViewSpec]:
-    """Return all versions of all views; damaged views are skipped with a warning."""
+def list_views(
+    session: Session, *, limit: int | None = None, offset: int = 0
+) -> list[FeatureViewSpec]:
+    """Return all versions of all views, or one page; skip damaged views with a warning."""
     with session.registry.reading() as connection:
-        keys = feature_views.list_all(connection)
+        keys = feature_views.list_all(connection, limit=limit, offset=offset)
     session.record_reads(feature_views.kind, keys)
     views_read = []
     for name, version in keys:

@@ -122,7 +122,10 @@ def test_alerts_before_clock_jump_are_sent(
     clock.set(0)
     with registry.transaction() as connection:
         (message,) = alerts.due_messages(connection)
-        alerts.record_failed_delivery(connection, message, "refused", alerts.LONGEST_WAIT)
+        assert alerts.claim_message(connection, message, "host")
+        alerts.record_failed_delivery(
+            connection, message, "refused", alerts.LONGEST_WAIT, holder="host"
+        )
         assert alerts.due_messages(connection) == []
     clock.set(1)
     with registry.reading() as connection:

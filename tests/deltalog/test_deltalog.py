@@ -17,6 +17,7 @@ from featurestore.delta.log import commit_path, is_delta_table
 from featurestore.delta.maintenance import check_files
 from featurestore.delta.snapshot import read_snapshot, transaction_version
 from featurestore.errors import TableDamaged, VersionNotFound
+from tests.commit_files import read_actions, write_actions
 
 
 def table_at(path: Path, *, commits: int = 3) -> str:
@@ -34,11 +35,11 @@ def set_times(path: str, *millis: int) -> None:
     """Change the commit times."""
     for version, timestamp in enumerate(millis):
         file = Path(commit_path(path, version))
-        actions = [json.loads(line) for line in file.read_text().splitlines()]
+        actions = read_actions(file)
         for action in actions:
             if "commitInfo" in action:
                 action["commitInfo"]["timestamp"] = timestamp
-        file.write_text("\n".join(map(json.dumps, actions)))
+        write_actions(file, actions)
 
 
 def from_millis(millis: int) -> datetime:
@@ -112,10 +113,10 @@ def test_read_history_counts_rows_without_statistics(tmp_path: Path) -> None:
     path = table_at(tmp_path / "table", commits=2)
     for version in range(2):
         file = Path(commit_path(path, version))
-        actions = [json.loads(line) for line in file.read_text().splitlines()]
+        actions = read_actions(file)
         for action in actions:
             action.get("add", {}).pop("stats", None)
-        file.write_text("\n".join(map(json.dumps, actions)))
+        write_actions(file, actions)
     assert [commit.rows for commit in read_history(path)] == [2, 1]
     assert read_snapshot(path).rows == 2
 

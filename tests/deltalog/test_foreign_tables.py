@@ -20,6 +20,7 @@ from featurestore.model.times import NaiveTimeWarning
 from featurestore.plugins.engine import TableWrite
 from featurestore.testing.table_conformance import new_table, rows_with_ids, write
 from featurestore_connectors.duckdb_delta import DuckDBEngine
+from tests.commit_files import read_actions, write_actions
 from tests.deltalog.hand_made import add, commit, metadata, protocol, schema_string
 
 IDS = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
@@ -175,14 +176,13 @@ def test_unicode_line_separators_in_commits_are_kept(
     path = new_table(engine, tmp_path)
     write(engine, path, rows_with_ids(1))
     file = Path(commit_path(path, 1))
-    actions = [json.loads(line) for line in file.read_text().split("\n") if line]
+    actions = read_actions(file)
     for action in actions:
         if "add" in action:
             stats = json.loads(action["add"]["stats"])
             stats["maxValues"]["zone"] = f"z{separator}z"
             action["add"]["stats"] = json.dumps(stats, ensure_ascii=False)
-    lines = [json.dumps(action, ensure_ascii=False) for action in actions]
-    file.write_text("\n".join(lines), encoding="utf-8")
+    write_actions(file, actions, ensure_ascii=False)
     assert write(engine, path, rows_with_ids(2)) == 2
     assert write(engine, path, rows_with_ids(2, value=5.0), TableWrite("upsert", key=("id",))) == 3
     assert read_snapshot(path).rows == 2

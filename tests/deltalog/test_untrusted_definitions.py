@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from featurestore.errors import TableDamaged
+from tests.commit_files import read_actions, write_actions
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
@@ -29,11 +29,11 @@ def test_unreadable_definition_raises_table_damaged(
         with subtests.test(name, text=text[:20]):
             group = empty_store.create_featuregroup(pa.table({"k": [1]}), f"g{number}")
             log = Path(group.path, "_delta_log", f"{0:020d}.json")
-            actions = [json.loads(line) for line in log.read_text().splitlines()]
+            actions = read_actions(log)
             for action in actions:
                 if "metaData" in action:
                     action["metaData"]["configuration"][name] = text
-            log.write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+            write_actions(log, actions)
             with pytest.raises(TableDamaged, match=name):
                 empty_store.add_featuregroup_tag(group.name, "team", "rust")
             assert empty_store.get_featuregroup("h").count() == 1

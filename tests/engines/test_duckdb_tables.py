@@ -6,7 +6,6 @@ What other readers see, races between processes, full disks, damage.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import resource
 import subprocess
@@ -32,7 +31,7 @@ from featurestore.errors import (
     UnsupportedTable,
     WriteConflict,
 )
-from featurestore.plugins.engine import TableWrite, TimeRange
+from featurestore.plugins.engine import PropertyChange, TableWrite, TimeRange
 from featurestore.storage.publication import Publication
 from featurestore.testing.relation_conformance import NOON, make_rows, rows
 from featurestore.testing.table_conformance import (
@@ -45,6 +44,7 @@ from featurestore.testing.table_conformance import (
 )
 from featurestore_connectors.duckdb_delta import DuckDBEngine, commits
 from featurestore_connectors.duckdb_delta.commits import Change
+from tests.commit_files import read_actions, write_actions
 
 
 def data_files(path: str) -> set[str]:
@@ -109,13 +109,13 @@ def test_partitions_in_unnamed_folders_are_read(engine: DuckDBEngine, tmp_path: 
     for number, file in enumerate(sorted(data_files(path))):
         os.rename(file, Path(path) / f"moved-{number}.parquet")
     commit = Path(commit_path(path, 1))
-    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    actions = read_actions(commit)
     adds = sorted(
         (action["add"] for action in actions if "add" in action), key=lambda add: add["path"]
     )
     for number, add in enumerate(adds):
         add["path"] = f"moved-{number}.parquet"
-    commit.write_text("\n".join(map(json.dumps, actions)))
+    write_actions(commit, actions)
     assert (
         rows(engine, engine.read_table(path, schema=SCHEMA), sort_by="id")
         == make_rows(10).to_pylist()
@@ -365,7 +365,7 @@ def test_transaction_committed_meanwhile_is_skipped(
     def outrun(*arguments: object) -> bool:
         puts.append(arguments)
         if len(puts) == 1:  # a commit after which this write must reread the table
-            other_engine.set_properties(path, {"a": "b"})
+            other_engine.change_properties(path, lambda _: PropertyChange({"a": "b"}))
         return put(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(commits, "_publish_commit", outrun)
@@ -458,7 +458,7 @@ def test_full_disk_raises_and_keeps_table(engine: DuckDBEngine, small_disk: Path
         assert len(data_files(path)) == 1
     fill(small_disk / "filler")
     with pytest.raises(StorageError):
-        engine.set_properties(path, {"a": "b"})
+        engine.change_properties(path, lambda _: PropertyChange({"a": "b"}))
     assert ids(engine, path) == [1, 2]
     os.unlink(small_disk / "filler")
     assert write(engine, path, rows_with_ids(3)) == 2

@@ -151,6 +151,13 @@ def test_comparison_and_registration_refuse_changed_files(sums: TrainingDataset)
         path.write_bytes(content)
         for call in calls.values():
             call()
+    # Each line has a checksum, but only that of the file shows that lines are missing.
+    metrics = Path(run.path, "metrics.jsonl")
+    metrics.write_bytes(metrics.read_bytes().splitlines(keepends=True)[0])
+    calls["history"] = lambda: run.history("loss")
+    for call in calls.values():
+        with pytest.raises(RunDamaged, match=r"metrics\.jsonl.* shortened"):
+            call()
 
 
 def saves_and_damages(damage: str, context: Any) -> None:

@@ -40,6 +40,7 @@ from featurestore.statistics.storage import StatisticsFiles
 from featurestore.storage import private
 from featurestore.transform.fit import chains_from_json
 from featurestore.transform.fitted import Transformations
+from tests.commit_files import read_actions, write_actions
 
 TABLE = pa.table(
     {
@@ -310,7 +311,7 @@ def fuzz_manifest_bytes(world: World, data: st.DataObject) -> None:
 
 def fuzz_definition(world: World, data: st.DataObject) -> None:
     log = world.fresh() / "featuregroups/g/v1/_delta_log" / f"{0:020d}.json"
-    actions = [json.loads(line) for line in log.read_text().split("\n") if line]
+    actions = read_actions(log)
     for action in actions:
         configuration = action.get("metaData", {}).get("configuration", {})
         for name in ("featurestore.spec", "featurestore.meta"):
@@ -320,7 +321,7 @@ def fuzz_definition(world: World, data: st.DataObject) -> None:
                 if data.draw(st.integers(0, 3)) == 0:
                     text = text[: data.draw(st.integers(0, len(text)))]
                 configuration[name] = text
-    log.write_text("\n".join(json.dumps(action) for action in actions) + "\n")
+    write_actions(log, actions)
     if data.draw(st.booleans()):  # table definitions are also read if the registry has them
         (world.location / "registry.db").unlink()
     world.use()
@@ -353,14 +354,14 @@ def fuzz_source(world: World, data: st.DataObject) -> None:
 def fuzz_external(world: World, data: st.DataObject) -> None:
     """The definition of an external group."""
     log = world.fresh() / "featuregroups/elsewhere/v1/_delta_log" / f"{0:020d}.json"
-    actions = [json.loads(line) for line in log.read_text().split("\n") if line]
+    actions = read_actions(log)
     for action in actions:
         configuration = action.get("metaData", {}).get("configuration", {})
         if "featurestore.spec" in configuration:
             spec = json.loads(configuration["featurestore.spec"])
             spec["external"] = changed({"e": spec["external"]}, data, world.outside).get("e")
             configuration["featurestore.spec"] = json.dumps(spec)
-    log.write_text("\n".join(json.dumps(action) for action in actions) + "\n")
+    write_actions(log, actions)
     with contextlib.suppress(FeatureStoreError), featurestore.connect(world.location) as store:
         for call in (
             lambda: repr(store.featuregroup("elsewhere")),
@@ -375,14 +376,14 @@ def fuzz_external(world: World, data: st.DataObject) -> None:
 
 def fuzz_commit(world: World, data: st.DataObject) -> None:
     log = world.fresh() / "featuregroups/g/v1/_delta_log" / f"{1:020d}.json"
-    actions = [json.loads(line) for line in log.read_text().split("\n") if line]
+    actions = read_actions(log)
     for action in actions:
         if "userMetadata" in action.get("commitInfo", {}):
             note = json.loads(action["commitInfo"]["userMetadata"])
             action["commitInfo"]["userMetadata"] = json.dumps(changed(note, data, world.outside))
     if data.draw(st.booleans()):
         actions = changed(actions, data, world.outside)
-    log.write_text("\n".join(json.dumps(action) for action in actions) + "\n")
+    write_actions(log, actions)
     world.use()
 
 

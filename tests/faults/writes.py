@@ -89,6 +89,7 @@ READS = frozenset(
         "get_featuregroup_history",
         "get_featuregroup_partitions",
         "get_featuregroup_quarantine",
+        "verify_featuregroup",
         "get_features_list",
         "search",
         "get_featuregroup_tags",

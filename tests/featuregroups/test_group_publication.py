@@ -17,7 +17,7 @@ import pytest
 
 import featurestore
 from featurestore.errors import PublicationWarning, SchemaMismatch
-from featurestore.registry import database, featuregroups, intents
+from featurestore.registry import engines, featuregroups, intents
 from featurestore.store import FeatureStore
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -26,7 +26,7 @@ SCHEMA = pa.schema([("n", pa.int64())])
 @pytest.fixture
 def impatient_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FeatureStore]:
     """A store with a short timeout for locked registries."""
-    monkeypatch.setattr(database, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(engines, "BUSY_SECONDS", 0.05)
     with featurestore.connect(tmp_path / "store") as store:
         yield store
 

@@ -13,6 +13,7 @@ import pytest
 from featurestore.delta.log import commit_path
 from featurestore.errors import InvalidArgument, VersionNotFound
 from featurestore.model.times import NaiveTimeWarning
+from tests.commit_files import read_actions, write_actions
 
 if TYPE_CHECKING:
     from featurestore.store import FeatureStore
@@ -62,17 +63,14 @@ def test_read_as_of_distinguishes_commits_within_one_second(empty_store: Feature
 def set_time(path: str, version: int, commit_time: dt.datetime) -> None:
     """Change a commit time in the log."""
     commit = Path(commit_path(path, version))
-    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    actions = read_actions(commit)
     for action in actions:
         if "commitInfo" in action:
             action["commitInfo"]["timestamp"] = round(commit_time.timestamp() * 1000)
             note = json.loads(action["commitInfo"].get("userMetadata") or "{}")
             note.pop("base_time", None)
             action["commitInfo"]["userMetadata"] = json.dumps(note)
-    commit.write_text("\n".join(map(json.dumps, actions)))
-    commit.with_name(f".{commit.name}.crc").unlink(
-        missing_ok=True
-    )  # Hadoop's checksum of the old bytes
+    write_actions(commit, actions)
 
 
 def test_frame_keeps_version_during_later_writes(empty_store: FeatureStore) -> None:

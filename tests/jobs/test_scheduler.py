@@ -121,6 +121,22 @@ def test_failing_job_blocks_no_other_and_is_retried(
     assert rows(city, "bad") == expected(3)
 
 
+def test_concurrent_python_jobs_do_not_share_a_connection(
+    city: FeatureStore, clock: Clock, define: Define
+) -> None:
+    names = [f"demand{number}" for number in range(4)]
+    # DuckDB refuses a call on a connection while another thread builds or runs a query there.
+    body = "[trips.filter(f'fare > {n}').limit(5).fetchall() for n in range(40)]"
+    clock.now = START + 2 * HOUR
+    city.register_jobs(define(*(python_job(name, body=body) for name in names)))
+    city.scheduler(Options(workers=len(names))).run_due()
+    runs_of_jobs = {name: city.get_runs(name) for name in names}
+    assert not [run.error for job_runs in runs_of_jobs.values() for run in job_runs if run.error]
+    for name in names:
+        assert sum(run.windows for run in runs_of_jobs[name]) == 2
+        assert rows(city, name) == expected(2)
+
+
 def test_two_scheduler_processes_compute_100_windows_once(
     city: FeatureStore, define: Define
 ) -> None:

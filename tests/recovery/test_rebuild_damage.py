@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,12 +13,13 @@ import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.errors import RegistryError
+from featurestore.errors import RegistryError, RegistryWarning
 from featurestore.recovery import liveness
 from featurestore.recovery.in_flight import in_flight
 from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import intents
 from featurestore.store import FeatureStore
+from tests.commit_files import read_actions, write_actions
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]
 
@@ -39,10 +40,10 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def log_line(location: Path, number: int, change: Callable[[dict[str, object]], None]) -> None:
     """Change the actions of a commit of the group "bad"."""
     path = location / "featuregroups" / "bad" / "v1" / "_delta_log" / f"{number:020d}.json"
-    actions = [json.loads(line) for line in path.read_text().split("\n") if line]
+    actions = read_actions(path)
     for action in actions:
         change(action)
-    path.write_text("\n".join(json.dumps(action) for action in actions))
+    write_actions(path, actions)
 
 
 def set_spec(text: str) -> Callable[[Path], None]:
@@ -104,7 +105,11 @@ def test_rebuild_restores_intact_and_lists_damaged_artifacts(
     ((path, reason),) = actual.unreadable
     assert "/bad/v1" in path
     assert reason
-    with featurestore.connect(location) as store:
+    # A damaged object is not registered, and its directory may still have the entry of a published one.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The registry lacks .* bad@v1", RegistryWarning)
+        store = featurestore.connect(location)
+    with store:
         assert store.get_featuregroup("good").count() == 2
         assert store.get_training_dataset("good").verify().ok
         assert "good" in {dataset.name for dataset in store.get_training_datasets()}

@@ -18,6 +18,7 @@ from featurestore.errors import (
     InvalidArgument,
     InvalidName,
     NotAllowed,
+    RegistryDamaged,
     RegistryError,
     TokenNotFound,
     UserExists,
@@ -129,12 +130,15 @@ def test_rebuild_keeps_access_rules(tmp_path: Path, registry_url: str | None) ->
         assert not verify_password(user.password, PASSWORD + "x")
 
 
-def test_new_registry_keeps_private_groups(tmp_path: Path) -> None:
+def test_lost_registry_keeps_private_groups(tmp_path: Path) -> None:
     with featurestore.connect(tmp_path) as store:
         fill(store)
         before = read_access_state(store)
     for name in ("registry.db", "registry.db-wal", "registry.db-shm"):
         (tmp_path / name).unlink(missing_ok=True)
+    with pytest.raises(RegistryDamaged, match="registry rebuild"):
+        featurestore.connect(tmp_path)
+    rebuild(str(tmp_path))
     with featurestore.connect(tmp_path) as store:
         changes.add_user(store.session, ANN, "cleo")
         after = read_access_state(store)

@@ -6,6 +6,7 @@ and what it was computed from.
 
 from __future__ import annotations
 
+import importlib
 import random
 import shutil
 import sqlite3
@@ -291,8 +292,17 @@ def test_upgrade_stores_origins_from_lineage(tmp_path: Path) -> None:
         fill_chain(store)
     shutil.rmtree(location / "_origins")
     with closing(sqlite3.connect(location / "registry.db")) as registry:
+        # The later migration of the same release.
+        versions = "featurestore.registry.migrations.versions"
+        pages = importlib.import_module(f"{versions}.0103_indexes_of_pages")
         registry.executescript(
-            "drop table origins; drop table origin_edges; update alembic_version set version_num = '0101'"
+            "".join(f"drop index {name};" for name in pages._INDEXES)
+            + "drop table origins; drop table origin_edges;"
+            "alter table models drop column experiment; alter table featuregroups drop column features;"
+            "create index ix_lineage_output on lineage (kind);"
+            "create index ix_experiment_runs_parent on experiment_runs (parent);"
+            "create index ix_experiment_runs_dataset on experiment_runs (dataset);"
+            "update alembic_version set version_num = '0101'"
         )
     with featurestore.connect(location) as store:
         store.delete_training_dataset("middle", version=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import featurestore
 from featurestore.errors import ConfigurationError, MissingExtra, RegistryError, RegistryTooNew
 from featurestore.recovery.rebuild import rebuild
 from featurestore.registry import open_registry
-from featurestore.registry.database import inspect, revision
+from featurestore.registry.inspection import inspect, revision
 from featurestore.registry.migrations import head_revision, migrate, upgrade
 
 ASSETS = Path(__file__).parents[1] / "assets" / "registries"
@@ -63,14 +64,21 @@ def _described_table(
         column["type"] = str(column["type"])
         column.pop("autoincrement", None)
     rows = connection.execute(sa.select(sa.func.count()).select_from(sa.table(name))).scalar_one()
+    indexes = sorted(inspector.get_indexes(name), key=lambda index: str(index["name"]))
     return {
         "columns": columns,
         "primary key": inspector.get_pk_constraint(name),
         "unique": sorted(inspector.get_unique_constraints(name), key=str),
         "foreign keys": inspector.get_foreign_keys(name),
-        "indexes": sorted(inspector.get_indexes(name), key=str),
+        "indexes": [_described_index(index) for index in indexes],
         "rows": rows,
     }
+
+
+def _described_index(index: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the definition of an index; the condition of a partial one is a string."""
+    options = {name: str(value) for name, value in index.get("dialect_options", {}).items()}
+    return {**index, "dialect_options": options}
 
 
 def test_migrations_have_single_head() -> None:

@@ -46,34 +46,39 @@ def served_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FeatureSt
     """A store with an object for every page; tests do not change it."""
     folder = tmp_path_factory.mktemp("served")
     with featurestore.connect(folder / "store") as store:
-        visits = []
-        for hour in range(6):
-            for shop in ("a", "b"):
-                timestamp = NOON + timedelta(minutes=30 + 60 * hour)
-                visits.append({"shop": shop, "seen": timestamp, "sales": float(hour), "note": HARM})
-        store.create_featuregroup(
-            visits,
-            "visits",
-            primary_key="shop",
-            event_time="seen",
-            description=HARM,
-            descriptions={"sales": HARM},
-            tags={"owner": "ann", "team": HARM},
-        )
-        store.create_featuregroup(visits[:4], "visits", primary_key=["shop"], event_time="seen")
-        labels = [{"shop": "a", "asked_at": NOON + timedelta(hours=3), "good": True}]
-        labels.append({"shop": "b", "asked_at": NOON + timedelta(hours=4), "good": False})
-        frame = store.get_features(["visits.sales"], labels=labels)
-        for _ in range(2):
-            store.create_training_dataset(frame, "sells", label="good", progress=False)
-        store.create_feature_view("selling", features=["visits.sales"], description=HARM)
-        train(store, "sells", "seller", text=HARM)
-        file = folder / "shop_jobs.py"
-        file.write_text(JOBS)
-        store.register_jobs(file)
-        store.backfill_job("doubled", NOON, NOON + timedelta(hours=3))
-        store.backfill_job("watch", NOON, NOON + timedelta(hours=6))
+        fill(store, folder)
         yield store
+
+
+def fill(store: FeatureStore, folder: Path) -> None:
+    """Create an object for every page; the jobs are in a file in the folder."""
+    visits = []
+    for hour in range(6):
+        for shop in ("a", "b"):
+            timestamp = NOON + timedelta(minutes=30 + 60 * hour)
+            visits.append({"shop": shop, "seen": timestamp, "sales": float(hour), "note": HARM})
+    store.create_featuregroup(
+        visits,
+        "visits",
+        primary_key="shop",
+        event_time="seen",
+        description=HARM,
+        descriptions={"sales": HARM},
+        tags={"owner": "ann", "team": HARM},
+    )
+    store.create_featuregroup(visits[:4], "visits", primary_key=["shop"], event_time="seen")
+    labels = [{"shop": "a", "asked_at": NOON + timedelta(hours=3), "good": True}]
+    labels.append({"shop": "b", "asked_at": NOON + timedelta(hours=4), "good": False})
+    frame = store.get_features(["visits.sales"], labels=labels)
+    for _ in range(2):
+        store.create_training_dataset(frame, "sells", label="good", progress=False)
+    store.create_feature_view("selling", features=["visits.sales"], description=HARM)
+    train(store, "sells", "seller", text=HARM)
+    file = folder / "shop_jobs.py"
+    file.write_text(JOBS)
+    store.register_jobs(file)
+    store.backfill_job("doubled", NOON, NOON + timedelta(hours=3))
+    store.backfill_job("watch", NOON, NOON + timedelta(hours=6))
 
 
 @pytest.fixture(scope="session")

@@ -98,6 +98,7 @@ STORE_READS: dict[str, Callable[[FeatureStore], object]] = {
     "search": lambda store: store.search("pay"),
     "sql": lambda store: store.sql("select max(pay) as most from salaries").to_arrow(),
     "validate_featuregroup": lambda store: store.validate_featuregroup(PRIVATE),
+    "verify_featuregroup": lambda store: store.verify_featuregroup(PRIVATE),
     "visualize_featuregroup_clusters": lambda store: store.visualize_featuregroup_clusters(PRIVATE),
     "visualize_featuregroup_correlations": lambda store: store.visualize_featuregroup_correlations(
         PRIVATE

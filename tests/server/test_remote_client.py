@@ -198,6 +198,8 @@ def test_remote_group_metadata_equals_local(local: FeatureStore, remote: Feature
         (commit.delta_version, commit.rows, commit.timestamp) for commit in local_group.history()
     ]
     assert remote_group.statistics().to_json() == local_group.statistics().to_json()
+    report = local.verify_featuregroup("numbers", version=remote_group.version)
+    assert remote.verify_featuregroup("numbers", version=remote_group.version) == report
     assert [str(group) for group in remote.get_featuregroups()] == ["numbers v1", "numbers v2"]
     assert remote.get_latest_featuregroup_version("numbers") == 2
     assert remote.get_latest_featuregroup_version("absent") == 0

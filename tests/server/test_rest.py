@@ -24,6 +24,8 @@ def test_rest_groups_equal_library_details(client: TestClient, served_store: Fea
     commits = client.get(f"{address}/commits").json()["items"]
     assert commits == [to_json_value(vars(commit)) for commit in group.history()]
     assert client.get(f"{address}/statistics").json() == to_json_value(group.statistics().to_json())
+    report = served_store.verify_featuregroup("visits", version=1).to_json()
+    assert client.post(f"{address}/verify").json() == to_json_value(report)
     rows = client.get(f"{address}/rows", params={"limit": 2}).json()
     assert rows["columns"] == group.schema.names
     assert len(rows["rows"]) == 2

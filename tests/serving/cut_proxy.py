@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _CHUNK = 1 << 16
@@ -18,29 +18,46 @@ class CutProxy:
 
     While ``is_cut``, bytes of clients are discarded; their connections stay open. If a request
     contains ``lost_marker``, the server gets it, and the connection ends instead of a response;
-    this happens ``losses`` times.
+    this happens ``losses`` times. ``before_request`` is called before each request, or part of a
+    large one, is forwarded. New connections are to the port ``backend``. The first request that
+    contains ``late_marker`` is kept until ``deliver_late``, and its connection ends.
     """
 
     def __init__(self, backend: int) -> None:
         self.is_cut = False
         self.lost_marker = b""
         self.losses = 0
-        self._backend = backend
+        self.late_marker = b""
+        self._late_requests: list[bytes] = []
+        self.backend = backend
+        self.before_request: Callable[[], None] = lambda: None
         self._sockets: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        for endpoint in (self._listener, *self._sockets):
-            _close(endpoint)
+        _close(self._listener)
+        self.reset()
+
+    def reset(self) -> None:
+        """Close all connections."""
+        sockets, self._sockets = self._sockets, []
+        _close(*sockets)
+
+    def deliver_late(self) -> bytes:
+        """Send the late request to the server, and return the response."""
+        (request,) = self._late_requests
+        with socket.create_connection(("127.0.0.1", self.backend)) as server:
+            server.sendall(request)
+            return server.recv(_CHUNK)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
                 try:
-                    server = socket.create_connection(("127.0.0.1", self._backend))
+                    server = socket.create_connection(("127.0.0.1", self.backend))
                 except OSError:
                     client.close()
                     continue
@@ -56,6 +73,10 @@ class CutProxy:
     ) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(_CHUNK):
+                self.before_request()
+                if self.late_marker and self.late_marker in data and not self._late_requests:
+                    self._late_requests.append(data)
+                    break
                 if self.lost_marker and self.lost_marker in data and self.losses > 0:
                     self.losses -= 1
                     is_lost.set()

@@ -11,8 +11,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    import redis
 
 _PATIENCE = 30.0
 
@@ -27,7 +31,7 @@ class RedisServer:
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._command = [require_redis(), "--port", str(self.port), "--bind", "127.0.0.1"]
         self._command += ["--dir", str(folder), "--save", "", "--logfile", str(folder / "log")]
-        self._command += options
+        self._command += ["--repl-diskless-sync-delay", "0", *options]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -46,6 +50,26 @@ class RedisServer:
                     assert self._process.poll() is None, "redis-server ended"
                     assert time.monotonic() < deadline, "redis-server does not respond"
                     time.sleep(0.01)
+
+    def client(self) -> redis.Redis:
+        """Return a client of the server."""
+        import redis
+
+        return redis.Redis(port=self.port)
+
+    def copy(self, primary: RedisServer) -> None:
+        """Replicate the data of another server, then become a primary server without later data."""
+        deadline = time.monotonic() + _PATIENCE
+        with self.client() as client, primary.client() as source:
+            client.replicaof("127.0.0.1", primary.port)
+            while (
+                client.info("replication").get("master_link_status") != "up"
+                or client.info("replication")["slave_repl_offset"]
+                < source.info("replication")["master_repl_offset"]
+            ):
+                assert time.monotonic() < deadline, "the replica is not synchronized"
+                time.sleep(0.005)
+            client.replicaof("NO", "ONE")
 
     def kill(self) -> None:
         if self._process is not None:

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,25 @@ def test_a_lost_response_is_repeated_once(proxied: tuple[OnlineStore, CutProxy])
     proxy.losses = 1
     store.write(KEYS, [sequenced(4)] * len(KEYS))
     assert store.read([*KEYS, b"lease"]) == [*[sequenced(4)] * len(KEYS), b"second"]
+
+
+@pytest.mark.parametrize("call", ["write", "write_newer"])
+def test_a_request_of_new_values_that_arrives_late_replaces_no_newer_ones(
+    redis_url: str, call: str
+) -> None:
+    url = urlsplit(redis_url)
+    with (
+        cutting(url.port or 0) as proxy,
+        closing(open_store(f"redis://127.0.0.1:{proxy.port}/0")) as store,
+    ):
+        store.check()
+        proxy.late_marker = KEYS[0]
+        getattr(store, call)(KEYS, [sequenced(1)] * len(KEYS))
+        # The driver has repeated the request.
+        assert store.read(KEYS) == [sequenced(1)] * len(KEYS)
+        store.write_newer(KEYS, [sequenced(2)] * len(KEYS))
+        assert proxy.deliver_late() == b":0\r\n"
+        assert store.read(KEYS) == [sequenced(2)] * len(KEYS)
 
 
 def test_a_cut_network_ends_calls_after_the_timeout(

@@ -24,10 +24,10 @@ def test_state_record_survives_a_round_trip():
     group = GroupState(7, "table", 123, ("temp", "wind"), NOW, "ab", target=9, target_commit="cd")
     state = ViewState(
         generation=3,
-        token=4,
-        lease=Lease("host/1/ab", 4, NOW, generation=4),
+        lease=Lease("host/1/ab", 4, NOW, generation=4, renewal=2),
         retired=(RetiredGeneration(1, NOW),),
         origin=Origin("/features", 5),
+        server="run_id=1",
     ).with_group(("weather", 2), group)
     assert ViewState.parse(state.to_bytes(VIEW.key), VIEW) == state
     initial = ViewState().to_bytes(VIEW.key)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from featurestore.errors import StorageError
-from featurestore.storage import files, storage_for
+from featurestore.storage import files, revisions, storage_for
 from featurestore.storage.connections import use_options
 from featurestore.storage.publication import Publication
 
@@ -49,6 +49,49 @@ def test_files_written_are_read_and_replaced(root: str) -> None:
     assert b"".join(buffers) == files.read_bytes(path)[1:6]
     with pytest.raises(StorageError):
         files.read_into(path, 10, [memoryview(bytearray(100))])
+
+
+def test_json_changes_of_racing_writers_are_all_in_the_file(root: str) -> None:
+    path = f"{root}/a.json"
+    files.make_directory(root)
+    files.write_json(path, {"count": 0})
+
+    def count(_: int) -> None:
+        revisions.change_json(path, lambda content: {"count": content["count"] + 1}, below=root)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(count, range(24)))
+    assert revisions.read_json(path) == {"count": 24}
+    # Old revisions are removed.
+    assert len(list(revisions.paths(path))) < 24
+
+
+def test_json_change_of_a_suspended_writer_is_not_lost(root: str) -> None:
+    path = f"{root}/a.json"
+    files.make_directory(root)
+    base = revisions.read_newest(path)
+    for number in range(20):
+        revisions.change_json(path, lambda _, number=number: {"last": number}, below=root)
+    # The number of its revision is free again, since old revisions were removed.
+    assert not revisions.write_next(path, base, {"last": "suspended"}, below=root)
+    assert revisions.read_json(path) == {"last": 19}
+
+
+def test_revision_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    files.write_json(str(path), {"a": 1})
+    revisions.change_json(str(path), lambda _: {"a": 2}, below=str(tmp_path))
+    *_, newest = map(Path, revisions.paths(str(path)))
+    later = newest.with_name("00000002.json")
+    for damaged_file in (newest, later):
+        damaged_file.write_text("{")
+        with pytest.raises(StorageError, match=damaged_file.name):
+            revisions.read_json(str(path))
+    # A listed file without content is not waited for.
+    later.unlink()
+    later.symlink_to(tmp_path / "missing")
+    with pytest.raises(StorageError, match="listed, but cannot be read"):
+        revisions.read_json(str(path))
 
 
 # On S3 the storage conformance suite has the next two tests.

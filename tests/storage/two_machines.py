@@ -14,10 +14,14 @@ from featurestore.errors import (
     FeatureGroupExists,
     FeatureGroupNotFound,
     RegistryError,
+    SourceExists,
     TrainingDatasetExists,
     ValidationFailed,
 )
 from featurestore.recovery.rebuild import rebuild
+from featurestore.registry import access
+from featurestore.registry.audit_log import Actor
+from featurestore.server.access import changes
 from featurestore.storage import files
 from featurestore.storage.connections import delta_options
 from featurestore.storage.location import OBJECT_STORES, scheme_of
@@ -48,11 +52,37 @@ def check_machines(store_location: StoreLocation, tmp_path: Path) -> None:
     check_versions(first, second)
     check_views(first, store_location.connect("first"))
     check_appends(first, second)
+    check_metadata(first, second)
     second.delete_training_dataset("d", version=1)
     second.delete_featuregroup("weather", version=1)
     with pytest.raises(FeatureGroupNotFound):
         second.get_featuregroup("weather")
     assert names_below(f"{first.location}/featuregroups/weather") == ["v1.deleted"]
+
+
+def check_metadata(first: FeatureStore, second: FeatureStore) -> None:
+    """Change tags, users and sources with both registries; no change is lost."""
+    stores = (first, second)
+    tags = {str(number): "c" for number in range(8)}
+
+    def add(key: str) -> None:
+        store = stores[int(key) % 2]
+        store.add_featuregroup_tag("weather", key, "c")
+        store.add_training_dataset_tag("d", key, "c")
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(add, tags))
+    for store in stores:
+        assert store.get_training_dataset("d").tags == tags
+        store.add_featuregroup_tag("weather", "last", "c")  # registers the tags of the other
+        assert store.get_featuregroup_tags("weather") == {"a": "b", **tags, "last": "c"}
+    for store, name in zip((*stores, *stores), ("ann", "bob", "eve", "joe"), strict=True):
+        changes.add_user(store.session, Actor("test", "test"), name)
+    with second.session.registry.reading() as connection:
+        assert [user.name for user in access.list_users(connection)] == ["ann", "bob", "eve", "joe"]
+    first.add_source("orders", "sqlite:////orders.db")
+    with pytest.raises(SourceExists, match="another registry"):
+        second.add_source("orders", "sqlite:////others.db")
 
 
 def check_versions(first: FeatureStore, second: FeatureStore) -> None:

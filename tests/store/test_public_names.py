@@ -43,7 +43,7 @@ PARAMETERS = {
     ),
     "delete_from_featuregroup": "name where * version",
     "featuregroup": "name * version",
-    "get_featuregroup": "name * version as_of dataframe_type",
+    "get_featuregroup": "name * version as_of dataframe_type verify",
     "get_featuregroups": "",
     "get_latest_featuregroup_version": "name",
     "get_featuregroup_history": "name * version",
@@ -61,11 +61,12 @@ PARAMETERS = {
     "rename_feature": "name old new",
     "compact_featuregroup": "name * version",
     "vacuum_featuregroup": "name * version retain",
+    "verify_featuregroup": "name * version sample",
     "delete_featuregroup": "name * version force",
     "get_feature": "feature * dataframe_type",
     "get_features": (
         "features * labels label_time versions join_key join as_of include_keys "
-        "created_time_filter dataframe_type"
+        "created_time_filter dataframe_type verify"
     ),
     "sql": "query * as_of dataframe_type",
     "explain_features": "features * labels",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import pytest
 
 from featurestore.errors import DatasetDamaged, InvalidArgument, InvalidSplit
 from featurestore.recovery.rebuild import rebuild
+from featurestore.storage import revisions
 from featurestore.storage.manifests import ANNOTATIONS_FILE
 from featurestore.training.dataset import TrainingDataset
 from tests.flights import planes
@@ -101,7 +103,8 @@ def test_rebuilt_registry_restores_tags_and_descriptions(flights_copy: FeatureSt
         assert training_datasets.get(connection, "late_flights").description == "later"
         tags = artifacts.tags_of(connection, training_datasets.KIND, "late_flights", 1)
         assert tags == {"owner": "ops", "team": "sky"}
-    Path(dataset.path, ANNOTATIONS_FILE).write_text('{"description": 1}')
+    *_, newest = revisions.paths(os.path.join(dataset.path, ANNOTATIONS_FILE))
+    Path(newest).write_text('{"content": {"description": 1}, "changes": []}')
     with pytest.raises(DatasetDamaged, match=ANNOTATIONS_FILE):
         _ = dataset.tags
 

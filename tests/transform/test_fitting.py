@@ -25,6 +25,7 @@ from featurestore.errors import (
     NullsInColumns,
     TransformationNotKnown,
 )
+from featurestore.recovery.rebuild import rebuild
 from featurestore.store import FeatureStore
 from featurestore.testing.transform_conformance import fit_chains
 from featurestore.training import TrainingDataset
@@ -246,6 +247,7 @@ def test_copied_store_keeps_transformations(tmp_path: Path) -> None:
         expected = fitted_of(make(store, rows()))
     shutil.copytree(tmp_path / "here", tmp_path / "there")
     (tmp_path / "there" / "registry.db").unlink(missing_ok=True)
+    rebuild(str(tmp_path / "there"))
     with featurestore.connect(tmp_path / "there") as store:
         path = tmp_path / "there" / "trainingdatasets" / "made" / "v1"
         assert fitted_of(TrainingDataset.open(path)) == expected

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from featurestore import FeatureStore
 from featurestore.errors import InvalidExpectation
+from featurestore.plugins.engine import PropertyChange
 from featurestore.plugins.validator import Validator, find_validator
 from featurestore_connectors.great_expectations.aggregates import to_frame
 from featurestore_connectors.great_expectations.conditions import parse_condition
@@ -167,7 +168,8 @@ def test_foreign_definition_expectations_are_not_executed(
     attack = rule(f"@{code(tmp_path / 'ran')}", condition_parser="pandas")
     for expectation in (attack, {"kwargs": {}}, {"type": "expect_nothing", "kwargs": {}}):
         changed = json.dumps({**definition, "expectations": [expectation]})
-        engine.set_properties(group.path, {"featurestore.spec": changed})
+        change = PropertyChange({"featurestore.spec": changed})
+        engine.change_properties(group.path, lambda _, change=change: change)
         with pytest.raises(InvalidExpectation):
             empty_store.validate_featuregroup("g")
         with pytest.raises(InvalidExpectation):

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -22,6 +24,7 @@ import pyarrow as pa
 
 from featurestore.arrow.types import storage_schema
 from featurestore.delta import log
+from featurestore.delta.checksums import add_checksum, file_checksums
 from featurestore.delta.commits import check_concurrent_transactions, check_offsets
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.log import (
@@ -31,6 +34,7 @@ from featurestore.delta.log import (
     latest_version,
     read_commit,
 )
+from featurestore.delta.sealing import seal_commit
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import (
     StorageError,
@@ -39,6 +43,8 @@ from featurestore.errors import (
     WriteConflict,
     refusal_hint,
 )
+from featurestore.model.runtime import was_forked
+from featurestore.model.threads import independent_tasks
 from featurestore.model.times import to_micros, utc_now
 from featurestore.storage import files, storage_for
 from featurestore.storage.connections import delta_options
@@ -48,6 +54,13 @@ from featurestore_connectors.duckdb_delta.files import NewFile
 
 ATTEMPTS = 40
 _CHECKPOINT_EVERY = 10
+_CHECKPOINT_SECONDS = 60
+_CHECKPOINT_PROGRAM = """
+import sys
+from deltalake import DeltaTable
+
+DeltaTable(sys.argv[1], version=int(sys.argv[2])).create_checkpoint()
+"""
 # The checkpoint interval grows by one commit for every this many data files and transactions.
 _ENTRIES_PER_COMMIT = 100
 # The last known checkpoint of each table written by this process. The log is only listed when the
@@ -127,6 +140,7 @@ def commit(state: Snapshot, change: Change, publication: Publication) -> int:
     if state.has_committed(change.transaction):
         raise RepeatedError
     check_offsets(state, change.offsets)
+    change = replace(change, adds=_add_checksums(change.adds, publication))
     actions = list(_build_actions(state, change))
     while True:
         version += 1
@@ -137,6 +151,24 @@ def commit(state: Snapshot, change: Change, publication: Publication) -> int:
         # Another writer took this version. If its commit does not conflict, the same actions are
         # valid for the next version, and no file is written again.
         _check_conflicts(change, read_commit(commit_path(state.path, version)))
+
+
+def _add_checksums(new_files: Sequence[NewFile], publication: Publication) -> list[NewFile]:
+    """Return files with their checksums, which are computed while the disk syncs the files."""
+    if not new_files or not storage_for(new_files[0].path).is_local:
+        return list(new_files)
+    paths = [file.path for file in new_files]
+    if publication.durable:
+        with independent_tasks(1, "featurestore-sync") as pool:
+            syncing = pool.submit(publication.sync)
+            checksums = file_checksums(paths)
+            syncing.result()
+    else:
+        checksums = file_checksums(paths)
+    return [
+        replace(file, checksum=checksum)
+        for file, checksum in zip(new_files, checksums, strict=True)
+    ]
 
 
 def retry_commits(
@@ -265,7 +297,7 @@ def _build_actions(state: Snapshot, change: Change) -> Iterator[dict[str, Any]]:
 
 def _add_action(state: Snapshot, file: NewFile, *, now: int, data_change: bool) -> dict[str, Any]:
     relative_path = file.path.removeprefix(os.path.join(state.path, ""))
-    return {
+    add = {
         # Paths in the log are percent-encoded (Delta protocol).
         "path": quote(relative_path.replace(os.sep, "/"), safe="/=-_.~"),
         "partitionValues": dict(file.partition),
@@ -274,6 +306,7 @@ def _add_action(state: Snapshot, file: NewFile, *, now: int, data_change: bool) 
         "dataChange": data_change,
         "stats": file.statistics,
     }
+    return add_checksum(add, file.checksum)
 
 
 def _remove_action(
@@ -332,10 +365,9 @@ def _publish_commit(
 ) -> bool:
     """Publish a commit file; return False if the version exists."""
     commit_file = commit_path(path, version)
-    lines = [json.dumps(action, separators=(",", ":")) for action in actions]
-    text = "\n".join(lines) + "\n"
+    content = seal_commit(path, version, actions)
     try:
-        return publication.publish(commit_file, text.encode())
+        return publication.publish(commit_file, content)
     except OSError as error:
         if not storage_for(commit_file).is_local:
             raise  # the commit may exist
@@ -373,6 +405,18 @@ def _check_conflicts(change: Change, winner: Sequence[Mapping[str, Any]]) -> Non
         raise LostRaceError
 
 
+def _write_checkpoint(path: str, version: int) -> None:
+    if was_forked():
+        # The runtime of delta-rs does not work in a forked child, where S3 is refused before.
+        command = [sys.executable, "-P", "-c", _CHECKPOINT_PROGRAM, path, str(version)]
+        subprocess.run(command, check=True, capture_output=True, timeout=_CHECKPOINT_SECONDS)
+        return
+    from deltalake import DeltaTable
+
+    options = delta_options(path)
+    DeltaTable(path, version=version, storage_options=options).create_checkpoint()
+
+
 def _checkpoint(state: Snapshot, version: int, *, durable: bool) -> None:
     """Write a checkpoint if due; the interval grows with the checkpoint size, to limit the cost."""
     interval = int(state.properties.get("delta.checkpointInterval", _CHECKPOINT_EVERY))
@@ -386,12 +430,10 @@ def _checkpoint(state: Snapshot, version: int, *, durable: bool) -> None:
     _LAST_CHECKPOINTS[state.path] = last
     if version - last >= interval:
         # Readers do not need the checkpoint, and the next commit tries again.
-        from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
 
-        with suppress(DeltaError, OSError, ValueError):
-            options = delta_options(state.path)
-            DeltaTable(state.path, version=version, storage_options=options).create_checkpoint()
+        with suppress(DeltaError, OSError, ValueError, subprocess.SubprocessError):
+            _write_checkpoint(state.path, version)
             if durable:
                 # delta-rs does not sync checkpoints; after a power failure, readers could find a
                 # truncated one.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +22,7 @@ from featurestore.plugins.engine import (
     ComputesRows,
     Engine,
     HoldsRows,
+    PropertyChange,
     Relation,
     RowsFunction,
     ShardFunction,
@@ -44,6 +45,7 @@ from featurestore_connectors.duckdb_delta.relations import RowExpressions, UserS
 from featurestore_connectors.duckdb_delta.session import Database, query_of, relation_lock
 
 if TYPE_CHECKING:
+    from featurestore.delta.snapshot import Snapshot
     from featurestore.model.plan import FeaturePlan
 
 State = TypeVar("State")
@@ -101,6 +103,9 @@ class DuckDBEngine:
 
     def adopt(self, frame: object) -> Relation | None:
         return relations.adopt(self.database, frame)
+
+    def user_frame(self, relation: Relation) -> Any:
+        return self.database.copy_relation(relation.native)
 
     def from_arrow(self, reader: pa.RecordBatchReader) -> Relation:
         return streams.from_arrow(self.database, reader)
@@ -259,14 +264,10 @@ class DuckDBEngine:
     ) -> int | None:
         return rewrite.delete(self.database, path, predicate, commit_metadata=commit_metadata)
 
-    def set_properties(
-        self,
-        path: str,
-        properties: Mapping[str, str],
-        *,
-        commit_metadata: Mapping[str, Any] | None = None,
-    ) -> None:
-        tables.set_properties(self.database, path, properties, commit_metadata or {})
+    def change_properties(
+        self, path: str, change: Callable[[Snapshot], PropertyChange | None]
+    ) -> int | None:
+        return tables.change_properties(self.database, path, change)
 
     def widen_columns(self, path: str, columns: pa.Schema) -> int | None:
         return rewrite.widen_columns(self.database, path, columns)

@@ -1,7 +1,7 @@
 """DuckDB query failures: translated errors, exceptions of Python code inside queries, and Ctrl-C.
 
 DuckDB propagates only the message of a Python exception. The exception object is therefore stored
-here under a number, which is appended to the message.
+here under a number, with which the message begins.
 
 Python runs signal handlers between bytecodes of the main thread, which is inside DuckDB during a
 query, and DuckDB does not check for signals while it waits for a long task or for rows of another
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import re
 import selectors
@@ -30,18 +29,14 @@ from dataclasses import dataclass
 import duckdb
 import pyarrow as pa
 
-from featurestore.arrow.unstorable import parse_refusal
-from featurestore.delta.maintenance import vacuumed_file_error
 from featurestore.errors import (
-    MANY_FILES_HINT,
-    EngineError,
     FeatureStoreError,
-    InvalidSql,
     QueryEnded,
-    StorageError,
-    TableDamaged,
+    ThreadsUnavailable,
 )
-from featurestore.model.runtime import check_time, seconds_left
+from featurestore.model.runtime import call_after_fork, check_time, seconds_left
+from featurestore.model.threads import start_thread
+from featurestore_connectors.duckdb_delta.messages import translate_error
 
 _WAKEUP_BYTES = 64
 _INTERRUPT_SECONDS = 0.1
@@ -49,22 +44,8 @@ _INTERRUPT_SECONDS = 0.1
 _RAISED_ERRORS: dict[int, BaseException] = {}
 _NUMBERS = itertools.count(1)
 _MARK = re.compile(r"\[raised in Python #(\d+)\]")
-_INNER_MESSAGE = re.compile(r'"exception_message":"((?:[^"\\]|\\.)*)"')
-_DISK_FULL = ("no space left", "disk quota exceeded", "not enough disk space")
 # Messages of a Ctrl-C that is detected by DuckDB or raised in Python code inside a query.
 _INTERRUPTED = re.compile(r"Query interrupted|INTERRUPT Error|(?:^|\n|failed: )KeyboardInterrupt\b")
-_DATA_FILE = re.compile(r"\"(/[^\"]+\.parquet)\"")
-_TOO_MANY_FILES = "too many open files"
-_DAMAGED = (
-    "no files found",
-    "no such file",
-    "magic bytes",
-    "footer",
-    "corrupt",
-    "snappy",
-    "invalid parquet",
-    "too small to be",
-)
 
 
 def capture_stream_errors(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -75,7 +56,7 @@ def capture_stream_errors(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Reco
 
 @contextmanager
 def capture_errors() -> Iterator[None]:
-    """Store an exception of Python code inside a query, and append its number to the message."""
+    """Store an exception of Python code inside a query, and add its number to the message."""
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
@@ -83,7 +64,8 @@ def capture_errors() -> Iterator[None]:
         # ``translate_errors`` raises the original exception in the caller of the query.
         number = next(_NUMBERS)
         _RAISED_ERRORS[number] = error
-        raise RuntimeError(f"{error} [raised in Python #{number}]") from error
+        # DuckDB truncates a message at a null byte, so the number comes first.
+        raise RuntimeError(f"[raised in Python #{number}] {error}") from error
 
 
 def recall_exception(message: str) -> BaseException | None:
@@ -112,7 +94,7 @@ def translate_errors() -> Iterator[None]:
             # DuckDB's error only repeats the message of the exception.
             raise raised from None
         if isinstance(error, duckdb.Error):
-            raise _translate(error) from error
+            raise translate_error(error) from error
         raise
 
 
@@ -122,68 +104,10 @@ def translate_stream_error(message: str) -> FeatureStoreError:
     Arrow propagates only DuckDB's message, which starts with the kind of error.
     """
     if message.startswith("Out of Memory Error"):
-        return _translate(duckdb.OutOfMemoryException(message))
+        return translate_error(duckdb.OutOfMemoryException(message))
     if message.startswith("IO Error"):
-        return _translate(duckdb.IOException(message))
-    return _translate(duckdb.Error(message))
-
-
-def _translate(error: duckdb.Error) -> FeatureStoreError:
-    """Return the feature store error for a DuckDB error, by its class and message."""
-    message = _unwrap_json(str(error))
-    refusal = parse_refusal(message)
-    if refusal is not None:
-        return refusal
-    lowered = message.lower()
-    if _contains_any(lowered, _DISK_FULL):
-        return StorageError(
-            f"The disk is full: {message}",
-            hint="free disk space and repeat; the table is unchanged",
-        )
-    if _TOO_MANY_FILES in lowered:
-        return StorageError(f"DuckDB cannot open its files: {message}", hint=MANY_FILES_HINT)
-    if isinstance(error, duckdb.OutOfMemoryException):
-        return EngineError(
-            f"DuckDB ran out of memory: {message}",
-            hint="set FEATURESTORE_DUCKDB_MEMORY_LIMIT, or FEATURESTORE_DUCKDB_TEMP_DIRECTORY to a "
-            "larger disk",
-        )
-    if isinstance(error, duckdb.ResourceInUseException):
-        return EngineError(
-            f"The engine's DuckDB connection is busy: {message}",
-            hint="finish or close the Arrow reader of the native relation",
-        )
-    if isinstance(error, duckdb.BinderException | duckdb.CatalogException | duckdb.ParserException):
-        return InvalidSql(
-            f"DuckDB rejects the query: {message}",
-            hint="column and table names are case-insensitive in SQL",
-        )
-    # A file that a vacuum removed is not damage: the error names the versions that can still be
-    # read.
-    file_match = _DATA_FILE.search(message)
-    vacuum_error = None if file_match is None else vacuumed_file_error(file_match[1])
-    if vacuum_error is not None:
-        return vacuum_error
-    if _contains_any(lowered, _DAMAGED) and ".parquet" in lowered:
-        return TableDamaged(
-            f"A data file cannot be read: {message}",
-            hint="restore it, or read an older Delta version",
-        )
-    if isinstance(error, duckdb.IOException) or _contains_any(lowered, _DAMAGED):
-        return StorageError(f"DuckDB could not read or write: {message}")
-    return EngineError(f"DuckDB failed: {message}")
-
-
-def _contains_any(message: str, signs: tuple[str, ...]) -> bool:
-    return any(sign in message for sign in signs)
-
-
-def _unwrap_json(message: str) -> str:
-    """Extract the message from the JSON that wraps errors of background writes."""
-    inner = _INNER_MESSAGE.search(message)
-    if inner is None:
-        return message
-    return str(json.loads(f'"{inner[1]}"'))
+        return translate_error(duckdb.IOException(message))
+    return translate_error(duckdb.Error(message))
 
 
 @contextlib.contextmanager
@@ -271,7 +195,7 @@ class _Watchdog:
     def __init__(self) -> None:
         self._queries: set[_LimitedQuery] = set()
         self._changed = threading.Condition()
-        threading.Thread(target=self._watch, name="featurestore-time-limits", daemon=True).start()
+        start_thread(self._watch, name="featurestore-time-limits")
 
     def add(self, connection: duckdb.DuckDBPyConnection, seconds: float) -> _LimitedQuery:
         """Interrupt a connection after some seconds, and again until ``remove``."""
@@ -316,7 +240,12 @@ class _Watch:
         self._running: list[duckdb.DuckDBPyConnection] = []
         self._sources: list[duckdb.DuckDBPyConnection] = []
         self._previous_fd = -1
-        threading.Thread(target=self._wait, name="interrupts", daemon=True).start()
+        try:
+            start_thread(self._wait, name="interrupts")
+        except ThreadsUnavailable:
+            self._receiver.close()
+            self._sender.close()
+            raise
 
     def begin(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Start to watch a query of the main thread."""
@@ -336,6 +265,12 @@ class _Watch:
                 self._sources.clear()
                 signal.set_wakeup_fd(self._previous_fd, warn_on_full_buffer=False)
                 self._read_signals()
+
+    def abandon(self) -> None:
+        """Stop watching in a forked child, without the lock, which another thread may hold."""
+        if self._running:
+            signal.set_wakeup_fd(self._previous_fd, warn_on_full_buffer=False)
+            self._running.clear()
 
     def add_source(self, source: duckdb.DuckDBPyConnection) -> None:
         """Also interrupt a connection from which the query reads."""
@@ -367,6 +302,19 @@ class _Watch:
 
 
 _WATCHES: dict[int, _Watch] = {}
+
+
+def _stop_watching() -> None:
+    """Restore the wakeup descriptor in a forked child.
+
+    Otherwise a signal of the child would interrupt the running query of its parent.
+    """
+    for watch in _WATCHES.values():
+        watch.abandon()
+    _RUNNING_QUERIES.clear()
+
+
+call_after_fork(_stop_watching)
 
 
 # The running queries of threads other than the main thread, for ``interrupt``.

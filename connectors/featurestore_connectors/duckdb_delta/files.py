@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.types import is_nested
+from featurestore.delta.checksums import file_checksums
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.scan import TableScan, plan_scan
 from featurestore.delta.snapshot import Snapshot
@@ -67,13 +68,14 @@ class ScannedRelation(LazyRelation):
 
 @dataclass(frozen=True)
 class NewFile:
-    """An uncommitted Parquet file."""
+    """An uncommitted Parquet file; ``checksum``: None until it is computed."""
 
     path: str
     bytes: int
     rows: int
     statistics: str
     partition: Mapping[str, str | None] = field(default_factory=dict)
+    checksum: str | None = None
 
 
 @contextlib.contextmanager
@@ -289,6 +291,10 @@ def move_into_table(
             raise StorageError(f"{file.path} could not be moved to {target}: {error}.") from error
     if not is_local:
         storage.upload(moves)
+        # Of the local files, which are read without requests.
+        checksums = file_checksums([source for source, _ in moves])
+        for number, checksum in enumerate(checksums):
+            table_files[number] = replace(table_files[number], checksum=checksum)
     return table_files
 
 

@@ -20,6 +20,7 @@ import pyarrow.types as pat
 from featurestore.arrow.types import feature_schema
 from featurestore.arrow.unstorable import cast_to_storable_types
 from featurestore.errors import EngineError, InvalidSql, StorageError, listing
+from featurestore.model.runtime import ForkSafeLock, reset_in_children
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.storage import files as storage
 from featurestore.usersql.spark_queries import check_forms
@@ -33,7 +34,12 @@ from featurestore.usersql.typed_tables import (
 from featurestore.usersql.typed_values import DuckDBTypes
 from featurestore_connectors.duckdb_delta import sqltext, streams
 from featurestore_connectors.duckdb_delta.failures import translate_errors, watch_source
-from featurestore_connectors.duckdb_delta.session import Database, query_of, relation_lock
+from featurestore_connectors.duckdb_delta.session import (
+    Database,
+    abandon,
+    query_of,
+    relation_lock,
+)
 
 ENGINE = "duckdb"
 # The row number column for row comparisons. Feature names cannot start with this prefix.
@@ -68,7 +74,9 @@ def adopt(database: Database, frame: object) -> Relation | None:
         native = database.connect_relation(rows)
     except duckdb.InvalidInputException:
         # The frame belongs to another database, so it is streamed at every read.
-        native = database.connection.from_arrow(_ForeignRelation(rows))
+        foreign_rows = _ForeignRelation(rows)
+        with relation_lock():
+            native = database.connection.from_arrow(foreign_rows)
     return _to_relation(native, rows)
 
 
@@ -228,9 +236,10 @@ class UserSql:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._opening = threading.Lock()
+        self._opening = ForkSafeLock()
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._types: DuckDBTypes | None = None
+        reset_in_children(self)
         self._portable: set[tuple[str, str]] = set()
 
     def relation(
@@ -254,6 +263,11 @@ class UserSql:
         """Raise InvalidSql if DuckDB cannot parse a query, or if it is not a single SELECT."""
         with translate_errors(), self._open().cursor() as cursor:
             check_single_select(cursor, query)
+
+    def reset_after_fork(self) -> None:
+        """Open a new database on next use."""
+        abandon((self._connection, self._types))
+        self._connection = self._types = None
 
     def close(self) -> None:
         """Close the database of the sandbox."""
@@ -397,6 +411,12 @@ class RowExpressions:
             self._one_row = f"{select} FROM (SELECT {', '.join(cells)})"
             self._many_rows = f"{select} FROM (SELECT {', '.join(lists)})"
         self._has_inputs = bool(cells)
+        self._prepared = threading.local()
+        reset_in_children(self)
+
+    def reset_after_fork(self) -> None:
+        """Prepare the statements again, in the database of the child."""
+        abandon(self._prepared)
         self._prepared = threading.local()
 
     def __call__(self, columns: Sequence[Sequence[Any]], rows: int) -> list[tuple[Any, ...]]:

@@ -20,7 +20,7 @@ import pyarrow.types as pat
 from featurestore.arrow.fitting import widened_schema
 from featurestore.delta.commits import duplicate_keys_error
 from featurestore.delta.datafile import DataFile, has_bounds
-from featurestore.delta.maintenance import check_files
+from featurestore.delta.maintenance import check_contents, check_files
 from featurestore.delta.schema import check_writable
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import InvalidArgument, RowsOutsideWindow
@@ -170,7 +170,6 @@ def widen_columns(database: Database, path: str, columns: pa.Schema) -> int | No
         schema = widened_schema(state.schema, columns)
         if schema == state.schema:
             return None
-        check_files(state, state.files)
         with Publication(durable=database.durable) as publication:
             new = _rewrite_files(
                 database, state, _AffectedFiles(state.files, 0), "false", publication, schema=schema
@@ -248,6 +247,8 @@ def _rewrite_files(
     schema = schema or state.schema
     selects = []
     if affected.remaining_rows:
+        # A rewrite would give damaged rows a valid checksum.
+        check_contents(state, affected.files)
         stored_columns = sqltext.casts(schema, sqltext.types_of(state.schema))
         old_files = files.scan_all(state, affected.files)
         selects.append(

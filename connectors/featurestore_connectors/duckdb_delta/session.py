@@ -7,16 +7,16 @@ execution uses its own cursor, so that streams, writes and counts can run concur
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import duckdb
 
 from featurestore.errors import ConfigurationError, InvalidSql
-from featurestore.model.runtime import usable_cores
+from featurestore.model.runtime import ForkSafeLock, reset_in_children, usable_cores
 from featurestore.storage.connections import has_connections
 from featurestore.storage.filesystem import file_systems
 from featurestore.storage.private import user_temporary_folder
@@ -26,12 +26,13 @@ from featurestore_connectors.duckdb_delta.failures import (
     translate_errors,
 )
 
-_RELATION_LOCK = threading.RLock()
+_RELATION_LOCK = ForkSafeLock()
 _SETTINGS = {
     "memory_limit": "FEATURESTORE_DUCKDB_MEMORY_LIMIT",
     "threads": "FEATURESTORE_DUCKDB_THREADS",
     "temp_directory": "FEATURESTORE_DUCKDB_TEMP_DIRECTORY",
 }
+_ALL_ROWS = "SELECT * FROM frame"
 _BYTES = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -68,10 +69,11 @@ class Database:
         self._limit_count = 0
         # Read from DuckDB when it is first needed, and after each change.
         self._memory_limit: int | None = None
-        self._limit_lock = threading.Lock()
-        self._opening = threading.Lock()
+        self._limit_lock = ForkSafeLock()
+        self._opening = ForkSafeLock()
         self._open_connection: duckdb.DuckDBPyConnection | None = None
         self._closed = False
+        reset_in_children(self)
         if has_settings:
             _ = self.connection  # report invalid settings early
 
@@ -114,6 +116,12 @@ class Database:
             self._closed = True
             if self._open_connection is not None:
                 self._open_connection.close()
+
+    def reset_after_fork(self) -> None:
+        """Open a new database on next use: a child has no threads of its parent's database."""
+        abandon(self._open_connection)
+        self._open_connection, self._memory_limit = None, None
+        self._reads_uris, self._limit_count = False, 0
 
     @contextlib.contextmanager
     def limit_memory(self, limit: int) -> Iterator[None]:
@@ -174,7 +182,7 @@ class Database:
                     "The query is not a single SELECT statement.",
                     hint="write one SELECT; queries cannot change tables",
                 )
-            bound = self._bind_tables(query, tables or {}, dict(parameters or {}))
+            bound = _bind_tables(self.connection, query, tables or {}, dict(parameters or {}))
             if not parameters:
                 return bound
             # A relation over the result has the parameter values in its SQL, so any cursor can run
@@ -188,18 +196,15 @@ class Database:
             duckdb.InvalidInputException: ``frame`` belongs to another database.
         """
         with _RELATION_LOCK:
-            return self._bind_tables("SELECT * FROM frame", {"frame": frame}, {})
+            return _bind_tables(self.connection, _ALL_ROWS, {"frame": frame}, {})
 
-    def _bind_tables(
-        self, query: str, tables: Mapping[str, Any], parameters: dict[str, Any]
-    ) -> duckdb.DuckDBPyRelation:
-        # DuckDB resolves unknown table names from local variables of the calling frame, so eval
-        # provides a frame that contains the tables.
-        scope = {"_connection": self.connection, "_query": query, "_parameters": parameters or None}
-        bound: duckdb.DuckDBPyRelation = eval(
-            "_connection.sql(_query, params=_parameters)", scope, dict(tables)
-        )
-        return bound
+    def copy_relation(self, frame: duckdb.DuckDBPyRelation) -> duckdb.DuckDBPyRelation:
+        """Return a relation over ``frame`` with a connection of its own.
+
+        A connection rejects concurrent calls, and calls of users do not wait for the lock.
+        """
+        with relation_lock():
+            return _bind_tables(self.connection.cursor(), _ALL_ROWS, {"frame": frame}, {})
 
     @contextlib.contextmanager
     def cursor(self) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -219,6 +224,21 @@ class Database:
             return list(cursor.execute(query).fetchall())
 
 
+def _bind_tables(
+    connection: duckdb.DuckDBPyConnection,
+    query: str,
+    tables: Mapping[str, Any],
+    parameters: dict[str, Any],
+) -> duckdb.DuckDBPyRelation:
+    # DuckDB resolves unknown table names from local variables of the calling frame, so eval
+    # provides a frame that contains the tables.
+    scope = {"_connection": connection, "_query": query, "_parameters": parameters or None}
+    bound: duckdb.DuckDBPyRelation = eval(
+        "_connection.sql(_query, params=_parameters)", scope, dict(tables)
+    )
+    return bound
+
+
 def _connect(config: Mapping[str, Any]) -> duckdb.DuckDBPyConnection:
     """Open an in-memory database with settings, in time zone UTC."""
     try:
@@ -233,6 +253,14 @@ def _connect(config: Mapping[str, Any]) -> duckdb.DuckDBPyConnection:
     # becomes 0.0.
     connection.execute("SET GLOBAL asof_loop_join_threshold = 0")
     return connection
+
+
+def abandon(inherited: object) -> None:
+    """Never release an object with a connection of the process from which this one was forked.
+
+    The release would wait for threads that only the parent has, or end the process.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
 
 
 def query_of(native: duckdb.DuckDBPyRelation) -> str:

@@ -21,6 +21,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.batches import concat_arrays, select_rows, take_values
 from featurestore.arrow.types import columns_width, is_unbounded
+from featurestore.model.threads import independent_tasks
 from featurestore.plugins.engine import Relation, ShardFunction
 from featurestore.storage.slots import ProcessorSlots
 from featurestore_connectors.duckdb_delta import sqltext
@@ -70,7 +71,7 @@ def write_shards(
     try:
         if memory or has_large:
             loaded = InMemoryShards(large, shard=shard, order=order)
-            with ThreadPoolExecutor(max(threads, 1)) as pool:
+            with independent_tasks(max(threads, 1), "featurestore-shards") as pool:
                 oversized = _load_rows(database, rows, loaded, pool, memory=memory)
             if oversized is None:
                 return _write_in_memory(loaded, write, threads)
@@ -174,7 +175,7 @@ def _write_in_memory(
                 stopped.set()
                 raise
 
-    with ThreadPoolExecutor(_WRITERS_PER_THREAD * threads) as pool:
+    with independent_tasks(_WRITERS_PER_THREAD * threads, "featurestore-shards") as pool:
         try:
             results = [pool.submit(run, number) for number in loaded.numbers()]
             wait(results)
@@ -248,7 +249,8 @@ def _write_in_parallel(
             waiting.stop()
             raise
 
-    with ThreadPoolExecutor(threads) as pool:
+    # Each shard is complete before the next one begins, so fewer writers suffice.
+    with independent_tasks(threads, "featurestore-shards") as pool:
         try:
             for number, batch in runs:
                 # Rows arrive shard by shard, so a new number completes the previous shard.

@@ -6,7 +6,6 @@ Small relations that are read more than once are buffered in memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from queue import Queue
@@ -19,6 +18,7 @@ from featurestore.arrow.batches import coalesce_batches, copy_sliced_structs
 from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.types import feature_schema, type_width
 from featurestore.errors import SchemaMismatch, listing
+from featurestore.model.threads import cooperating_threads
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation
 from featurestore_connectors.duckdb_delta import failures
 from featurestore_connectors.duckdb_delta.failures import (
@@ -412,7 +412,7 @@ def aggregate(
         return accumulator.finish(state)
     # Bounded, so that the reader waits for slow threads instead of filling the memory.
     queues: list[Queue[pa.RecordBatch | None]] = [Queue(maxsize=2) for _ in range(threads)]
-    with ThreadPoolExecutor(threads) as pool:
+    with cooperating_threads(threads, "featurestore-aggregate") as pool:
         states = [pool.submit(_accumulate_queue, accumulator, queue) for queue in queues]
         try:
             for number, batch in enumerate(batches):
@@ -437,9 +437,9 @@ class ConcurrentAggregate(Generic[State, Result]):
     def __init__(self, stream: SingleUseStream, accumulator: Accumulator[State, Result]) -> None:
         self._once, self._accumulator = stream, accumulator
         self._queue: Queue[pa.RecordBatch | None] = Queue(maxsize=_MAX_QUEUED_BATCHES)
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="featurestore-aggregate")
 
     def __enter__(self) -> Self:
+        self._pool = cooperating_threads(1, "featurestore-aggregate")
         self._state = self._pool.submit(_accumulate_queue, self._accumulator, self._queue)
         self._once.watcher = self._put
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -21,7 +21,7 @@ from featurestore.delta.maintenance import (
 from featurestore.delta.schema import check_writable
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import InvalidArgument, SchemaMismatch, listing
-from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
+from featurestore.plugins.engine import TABLE_PROPERTIES, PropertyChange, Relation, TableWrite
 from featurestore.storage import files as storage
 from featurestore.storage.publication import Publication
 from featurestore_connectors.duckdb_delta import commits, files, rewrite, sqltext
@@ -215,26 +215,28 @@ def _storage_query(relation: Relation, schema: pa.Schema) -> str:
         return query_of(relation.native.project(projection))
 
 
-def set_properties(
-    database: Database,
-    path: str,
-    properties: Mapping[str, str],
-    commit_metadata: Mapping[str, Any],
-) -> None:
-    """Set table properties in a separate commit."""
+def change_properties(
+    database: Database, path: str, change: Callable[[Snapshot], PropertyChange | None]
+) -> int | None:
+    """Change table properties in a separate commit; return its version, None without a change."""
 
-    def attempt(state: Snapshot) -> int:
-        metadata = commits.changed_metadata(state, properties=properties)
-        change = Change(
+    def attempt(state: Snapshot) -> int | None:
+        # Computed in each attempt, so that the change is based on the version that it follows: a
+        # commit with metadata fails if any other commit precedes it.
+        changed = change(state)
+        if changed is None:
+            return None
+        properties = dict(changed.properties)
+        commit_change = Change(
             "SET TBLPROPERTIES",
-            {"properties": dict(properties)},
-            metadata=metadata,
-            commit_metadata=commit_metadata,
+            {"properties": properties},
+            metadata=commits.changed_metadata(state, properties=properties),
+            commit_metadata=changed.commit_metadata,
         )
         with Publication(durable=database.durable) as publication:
-            return commits.commit(state, change, publication)
+            return commits.commit(state, commit_change, publication)
 
-    commits.retry_commits(path, attempt)
+    return commits.retry_commits(path, attempt)
 
 
 def vacuum(path: str, *, keep_versions: Sequence[int], retain: datetime) -> list[str]:

@@ -6,7 +6,6 @@ The semantics and the arithmetic are in ``featurestore.aggregates``.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from featurestore.aggregates.stream import AVAILABLE, GROUP, STREAM_TIME, TIE
 from featurestore.aggregates.window_side import WindowSide
 from featurestore.arrow.casts import cast_batch
 from featurestore.model.plan import ROW, FeaturePlan
+from featurestore.model.threads import independent_tasks
 from featurestore.plugins.engine import Relation
 from featurestore.retrieval.point_in_time import AddTieHash, label_columns
 from featurestore_connectors.duckdb_delta import streams
@@ -173,7 +173,7 @@ class _BufferedResult(streams.MappedStream):
         # Release each column as soon as it is in label order.
         del table
         names = list(columns)
-        with ThreadPoolExecutor(threads) as pool:
+        with independent_tasks(threads, "featurestore-windows") as pool:
             # ``pop`` limits the number of columns that are in memory in both orders.
             ordered_columns = pool.map(lambda name: columns.pop(name).take(label_order), names)
             return dict(zip(names, ordered_columns, strict=True))

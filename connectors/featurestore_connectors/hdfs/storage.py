@@ -12,13 +12,13 @@ import time
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from featurestore.errors import StorageError
+from featurestore.model.threads import independent_tasks
 from featurestore.storage.failures import translate_read_errors, with_retries
 from featurestore.storage.interface import StoredObject, Writer, fill, total_bytes
 from featurestore.storage.location import check_name
@@ -170,7 +170,8 @@ class HdfsStorage:
             else:
                 names.append(_base_name(entry.path))
         # Each folder needs at least one request to determine whether it contains objects.
-        with ThreadPoolExecutor(min(_PARALLEL_READS, max(len(folders), 1))) as pool:
+        threads = min(_PARALLEL_READS, max(len(folders), 1))
+        with independent_tasks(threads, "featurestore-hdfs") as pool:
             for path, has_objects in zip(
                 folders, pool.map(self._has_objects, folders), strict=True
             ):
@@ -385,7 +386,8 @@ def _read_ranges(reader: Any, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
     """Read ranges of an open file: adjacent ranges together, distant ranges in parallel."""
     merged = _merge_ranges(ranges)
     starts = [start for start, _ in merged]
-    with ThreadPoolExecutor(min(_PARALLEL_READS, max(len(merged), 1))) as pool:
+    threads = min(_PARALLEL_READS, max(len(merged), 1))
+    with independent_tasks(threads, "featurestore-hdfs") as pool:
         chunks = list(pool.map(lambda merged_range: reader.read_range(*merged_range), merged))
 
     def slice_of(start: int, length: int) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import json
 import struct
-import threading
 import urllib.error
 import urllib.request
 import uuid
@@ -23,6 +22,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.schemas import avro_time_units, is_logical_type_supported
 from featurestore.errors import InvalidJob, SourceUnavailable, missing_extra
+from featurestore.model.runtime import ForkSafeLock
 from featurestore_connectors.kafka.record_values import Decoded, named_types
 
 # The zero byte and the schema id, in big-endian order.
@@ -31,7 +31,7 @@ _TIMEOUT_SECONDS = 10.0
 # Parsed schemas, which are never removed: the schema of an id does not change.
 _schemas: dict[Any, Any] = {}
 # One thread requests a schema while the others wait for it.
-_fetching = threading.Lock()
+_fetching = ForkSafeLock()
 
 
 class AvroError(ValueError):

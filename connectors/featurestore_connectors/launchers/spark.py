@@ -19,7 +19,14 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
-from featurestore.errors import EngineError, NotEnoughSlots, RunFailed, missing_extra
+from featurestore.errors import (
+    EngineError,
+    NotEnoughSlots,
+    RunFailed,
+    ThreadsUnavailable,
+    missing_extra,
+)
+from featurestore.model.threads import translate_thread_errors
 from featurestore.plugins.launcher import (
     WORKER_MODULE,
     Gang,
@@ -96,7 +103,12 @@ class SparkGang:
         stage = _Stage(gang, self._port.address, self._port.key)
         # Spark assigns the job group to the thread in the JVM that belongs to this thread.
         self._job = InheritableThread(target=self._run, args=(stage,), daemon=True)
-        self._job.start()
+        try:
+            with translate_thread_errors():
+                self._job.start()
+        except ThreadsUnavailable:
+            self._port.close()
+            raise
 
     def poll(self) -> list[int | None]:
         self._receive_messages()

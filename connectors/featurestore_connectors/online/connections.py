@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from featurestore.errors import InvalidArgument, did_you_mean, listing
+from featurestore.model.threads import translate_thread_errors
 from featurestore.plugins.online import OnlineConfig
 
 # The limit of concurrent asynchronous reads. More threads only contend for the interpreter lock.
@@ -52,11 +53,7 @@ class ConnectionPool(Generic[ConnectionT]):
     @contextmanager
     def borrow(self) -> Iterator[ConnectionT]:
         """Lend a connection; it is closed instead of returned if the block raises an error."""
-        if self._process != os.getpid():
-            # A fork shares the sockets and file locks of its parent, so that even closing its
-            # connections would break those of the parent. They stay referenced, unused.
-            self._inherited.append(self._idle)
-            self._start()
+        self.discard_inherited()
         # Operations of lists are atomic, so that the pool needs no lock.
         try:
             connection = self._idle.pop()
@@ -68,6 +65,14 @@ class ConnectionPool(Generic[ConnectionT]):
             connection.close()
             raise
         self._idle.append(connection)
+
+    def discard_inherited(self) -> None:
+        """Start without connections in a process that was forked."""
+        if self._process != os.getpid():
+            # A fork shares the sockets and file locks of its parent, so that even closing its
+            # connections would break those of the parent. They stay referenced, unused.
+            self._inherited.append(self._idle)
+            self._start()
 
     @property
     def has_idle(self) -> bool:
@@ -105,7 +110,9 @@ class ThreadedReads:
             # The threads of the parent do not exist in a forked process.
             self._threads = ThreadPoolExecutor(_READER_THREADS, "featurestore-online")
             self._process = os.getpid()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._read, keys)
+        with translate_thread_errors():
+            reading = asyncio.get_running_loop().run_in_executor(self._threads, self._read, keys)
+        return await reading
 
     def close(self) -> None:
         """End the threads after their reads."""

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from featurestore.errors import OnlineStoreError, OnlineStoreUnavailable, missing_extra
 from featurestore.plugins.credentials import libpq_parameters
-from featurestore.plugins.online import OnlineConfig, OnlineStore
+from featurestore.plugins.online import (
+    DurabilityRisk,
+    IdentifiesServer,
+    OnlineConfig,
+    OnlineStore,
+)
 from featurestore_connectors.online.connections import (
     ConnectionPool,
     ServerAddress,
@@ -66,6 +71,19 @@ _CHECK = """
        AND has_table_privilege('featurestore_online', 'UPDATE')
        AND has_table_privilege('featurestore_online', 'DELETE'), pg_is_in_recovery()
 """
+# The timeline differs after a failover or a recovery to an earlier time.
+_IDENTITY = """
+    SELECT (SELECT system_identifier FROM pg_control_system()),
+        left(pg_walfile_name(pg_current_wal_lsn()), 8)
+"""
+_TABLE = "SELECT pg_is_in_recovery(), 'featurestore_online'::regclass::oid"
+_SETTINGS = """
+    SELECT (SELECT relpersistence::text FROM pg_class WHERE oid = 'featurestore_online'::regclass),
+        current_setting('synchronous_standby_names'), jsonb_build_object(
+            'fsync', current_setting('fsync'),
+            'full_page_writes', current_setting('full_page_writes'),
+            'synchronous_commit', current_setting('synchronous_commit'))
+"""
 # The binary format of COPY (https://www.postgresql.org/docs/current/sql-copy.html).
 _COPY_HEADER = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
 _COPY_END = b"\xff\xff"
@@ -100,22 +118,22 @@ class PostgresOnlineStore:
         return await self._async_reads.read(keys)
 
     def write(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        errors = _import_psycopg().errors
         self._create_table()
-        for start in range(0, len(keys), _COPY_BATCH):
-            batch = slice(start, start + _COPY_BATCH)
-            rows = zip(keys[batch], values[batch], strict=True)
-            content = b"".join([_COPY_HEADER, *map(_copy_row, rows), _COPY_END])
 
-            def copy_rows(connection: Any, content: bytes = content) -> None:
-                with connection.cursor() as cursor, cursor.copy(_COPY) as copy:
-                    copy.write(content)
+        def copy_rows(connection: Any) -> None:
+            # One transaction: after a crash, the table has all rows or none.
+            with connection.transaction(), connection.cursor() as cursor:
+                for start in range(0, len(keys), _COPY_BATCH):
+                    batch = slice(start, start + _COPY_BATCH)
+                    rows = zip(keys[batch], values[batch], strict=True)
+                    with cursor.copy(_COPY) as copy:
+                        copy.write(b"".join([_COPY_HEADER, *map(_copy_row, rows), _COPY_END]))
 
-            try:
-                self._run(copy_rows)
-            except errors.UniqueViolation:
-                # COPY cannot replace rows.
-                self._upsert(_UPSERT, keys[batch], values[batch])
+        try:
+            self._run(copy_rows)
+        except _import_psycopg().errors.UniqueViolation:
+            # COPY cannot replace rows.
+            self._upsert(_UPSERT, keys, values)
 
     def write_newer(self, keys: Sequence[bytes], values: Sequence[bytes]) -> int:
         self._create_table()
@@ -173,6 +191,24 @@ class PostgresOnlineStore:
                 "ON featurestore_online TO ...",
             )
 
+    def server_identity(self) -> str | None:
+        self._create_table()
+        ((is_replica, table),) = self._fetch(_TABLE)
+        if is_replica:
+            return None
+        try:
+            ((system, timeline),) = self._fetch(_IDENTITY)
+        except OnlineStoreUnavailable:
+            raise
+        except OnlineStoreError:
+            # Some services have no such functions, or not for this user.
+            return f"table={table}"
+        return f"table={table} system={system} timeline={timeline}"
+
+    def durability_risks(self) -> Sequence[DurabilityRisk]:
+        self._create_table()
+        return list(_durability_risks(*self._fetch(_SETTINGS)[0]))
+
     def statistics(self) -> Mapping[str, int]:
         self._create_table()
         ((keys, size),) = self._fetch(_STATISTICS)
@@ -214,11 +250,19 @@ class PostgresOnlineStore:
         self._has_table = True
 
     def _upsert(self, statement: str, keys: Sequence[bytes], values: Sequence[bytes]) -> int:
-        count = 0
-        for start in range(0, len(keys), _UPSERT_BATCH):
-            batch = slice(start, start + _UPSERT_BATCH)
-            count += self._count(statement, (list(keys[batch]), list(values[batch])))
-        return count
+        """Write rows in one transaction, in the order of their keys, as all writers."""
+        order = sorted(range(len(keys)), key=keys.__getitem__)
+
+        def write_rows(connection: Any) -> int:
+            count = 0
+            with connection.transaction():
+                for start in range(0, len(order), _UPSERT_BATCH):
+                    batch = order[start : start + _UPSERT_BATCH]
+                    arguments = [keys[row] for row in batch], [values[row] for row in batch]
+                    count += _execute(connection, statement, arguments).rowcount
+            return count
+
+        return self._run(write_rows)
 
     def _fetch(self, statement: str, arguments: Sequence[object] = ()) -> list[Any]:
         return self._run(lambda connection: _execute(connection, statement, arguments).fetchall())
@@ -239,8 +283,8 @@ class PostgresOnlineStore:
             try:
                 with self._pool.borrow() as connection:
                     return call(connection)
-            except psycopg.OperationalError:
-                if not is_pooled:
+            except psycopg.OperationalError as error:
+                if not is_pooled or isinstance(error, errors.DiskFull):
                     raise
                 # After a restart of the server, all pooled connections are closed.
                 self._pool.close_idle()
@@ -248,6 +292,11 @@ class PostgresOnlineStore:
                     return call(connection)
         except (errors.UndefinedTable, errors.UniqueViolation):
             raise
+        except errors.DiskFull as error:
+            raise OnlineStoreError(
+                f"{self._subject} is full: {error}",
+                hint="free space on the disk of the server, and publish again",
+            ) from None
         except (psycopg.OperationalError, TimeoutError) as error:
             raise self._unavailable(error) from None
         except errors.InsufficientPrivilege as error:
@@ -264,6 +313,34 @@ class PostgresOnlineStore:
             f"{self._subject} cannot be reached or does not respond: {message}",
             hint=f"check that this works: pg_isready -h {self._address.host} "
             f"-p {self._address.port}",
+        )
+
+
+def _durability_risks(
+    persistence: str, standbys: str, settings: Mapping[str, str]
+) -> Iterator[DurabilityRisk]:
+    """Yield the risks of a server, from the persistence of the table and the settings."""
+    if persistence == "u":
+        yield DurabilityRisk(
+            "featurestore_online",
+            "unlogged",
+            "a crash of the server empties the table",
+            "ALTER TABLE featurestore_online SET LOGGED",
+        )
+    losses = {
+        "fsync": "a crash of the machine loses writes, or damages the database",
+        "full_page_writes": "a crash of the machine damages the database",
+        "synchronous_commit": "a crash of the server loses the last writes",
+    }
+    for setting, loss in losses.items():
+        if settings[setting] == "off":
+            yield DurabilityRisk(setting, "off", loss, f"ALTER SYSTEM SET {setting} = on")
+    if not standbys:
+        yield DurabilityRisk(
+            "synchronous_standby_names",
+            "none",
+            "a failover loses the writes that the standby does not have",
+            "with standbys: ALTER SYSTEM SET synchronous_standby_names = '*'",
         )
 
 
@@ -329,3 +406,4 @@ def _connection_class(seconds: float) -> Any:
 
 if TYPE_CHECKING:
     _contract: type[OnlineStore] = PostgresOnlineStore
+    _identity: type[IdentifiesServer] = PostgresOnlineStore

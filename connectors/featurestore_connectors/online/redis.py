@@ -17,7 +17,12 @@ from featurestore.errors import (
     OnlineStoreUnavailable,
     missing_extra,
 )
-from featurestore.plugins.online import OnlineConfig, OnlineStore
+from featurestore.plugins.online import (
+    DurabilityRisk,
+    IdentifiesServer,
+    OnlineConfig,
+    OnlineStore,
+)
 from featurestore_connectors.online.connections import ConnectionPool, ServerAddress, ThreadedReads
 
 _DEFAULT_PORT = 6379
@@ -112,22 +117,32 @@ class RedisOnlineStore:
 
     def write(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         pairs = list(zip(keys, values, strict=True))
+        # A request that the network delivers after its repetition, when the keys have newer values,
+        # must not replace those. So new keys are written only if they are missing.
+        if not self._set_pairs("MSETNX", pairs):
+            self._set_pairs("MSET", pairs)
+
+    def _set_pairs(self, command: str, pairs: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Execute a command for batches of pairs; return whether it has set all pairs."""
         with self._translate_errors(), self._client.pipeline(transaction=False) as pipeline:
             for start in range(0, len(pairs), _WRITE_BATCH):
                 batch = pairs[start : start + _WRITE_BATCH]
-                pipeline.execute_command("MSET", *chain.from_iterable(batch))
-            pipeline.execute()
+                pipeline.execute_command(command, *chain.from_iterable(batch))
+            return all(pipeline.execute())
 
     def write_newer(self, keys: Sequence[bytes], values: Sequence[bytes]) -> int:
-        count = 0
-        for start in range(0, len(keys), _SCRIPT_BATCH):
-            end = start + _SCRIPT_BATCH
-            count += self._run_script(_WRITE_NEWER, keys[start:end], values[start:end])
-        return count
+        # One connection, so that a server that restarts between two scripts executes them all.
+        with self._translate_errors(), self._client.pipeline(transaction=False) as pipeline:
+            for start in range(0, len(keys), _SCRIPT_BATCH):
+                batch = slice(start, start + _SCRIPT_BATCH)
+                # The server compiles a script once; its text is a fraction of the arguments.
+                pipeline.eval(_WRITE_NEWER, len(keys[batch]), *keys[batch], *values[batch])
+            return sum(pipeline.execute())
 
     def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
         arguments = [value] if expected is None else [value, expected]
-        return self._run_script(_COMPARE_AND_SET, [key], arguments) == 1
+        with self._translate_errors():
+            return int(self._client.eval(_COMPARE_AND_SET, 1, key, *arguments)) == 1
 
     def scan(self, prefix: bytes) -> Iterator[list[bytes]]:
         pattern = _SPECIAL.sub(rb"\\\g<0>", prefix) + b"*"
@@ -163,6 +178,11 @@ class RedisOnlineStore:
                 f"{self._subject} is a Redis Cluster, whose servers cannot be read in one request.",
                 hint="use a server without cluster mode, with replicas for availability",
             )
+        if info.get("role") == "slave":
+            raise OnlineStoreError(
+                f"{self._subject} is a replica, which cannot be written.",
+                hint="set the URI of the primary server",
+            )
         policy = info.get("maxmemory_policy", "noeviction")
         if policy != "noeviction":
             raise OnlineStoreError(
@@ -171,6 +191,21 @@ class RedisOnlineStore:
                 hint="set maxmemory-policy noeviction in redis.conf, or run: "
                 "redis-cli config set maxmemory-policy noeviction",
             )
+
+    def server_identity(self) -> str | None:
+        with self._translate_errors():
+            info = self._client.info()
+        if info.get("role") == "slave":
+            return None
+        # A restart changes the run id, a failover the replication id, and an eviction the count.
+        names = ("run_id", "master_replid", "evicted_keys")
+        return " ".join([f"{name}={info.get(name)}" for name in names])
+
+    def durability_risks(self) -> Sequence[DurabilityRisk]:
+        with self._translate_errors():
+            info = self._client.info("all")
+            settings = self._read_settings("save", "appendfsync")
+        return list(_durability_risks(info, settings))
 
     def statistics(self) -> Mapping[str, int]:
         with self._translate_errors():
@@ -184,6 +219,15 @@ class RedisOnlineStore:
         self._readers.close_idle()
         if "_client" in vars(self):
             self._client.close()
+
+    def _read_settings(self, *names: str) -> dict[str, str | None]:
+        """Return settings of the server; None for one that the user may not read."""
+        from redis import exceptions
+
+        try:
+            return {name: self._client.config_get(name).get(name) for name in names}
+        except exceptions.ResponseError:
+            return dict.fromkeys(names)
 
     @property
     def _subject(self) -> str:
@@ -213,12 +257,6 @@ class RedisOnlineStore:
         reader = _Reader(self._client.connection_pool.make_connection())
         reader.redis.connect()
         return reader
-
-    def _run_script(self, script: bytes, keys: Sequence[bytes], arguments: Sequence[bytes]) -> int:
-        """Run a script that writes, and return its result."""
-        with self._translate_errors():
-            # The server compiles a script once; its text is a fraction of the arguments.
-            return int(self._client.eval(script, len(keys), *keys, *arguments))
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
@@ -251,6 +289,44 @@ class RedisOnlineStore:
         )
 
 
+def _durability_risks(
+    info: Mapping[str, Any], settings: Mapping[str, str | None]
+) -> Iterator[DurabilityRisk]:
+    """Yield the risks of a server, from its information and its settings, None if unknown."""
+    save, appendfsync = settings["save"], settings["appendfsync"]
+    if not info.get("aof_enabled"):
+        yield DurabilityRisk(
+            "appendonly",
+            "no",
+            "a restart loses all writes since the last snapshot",
+            "redis-cli config set appendonly yes",
+        )
+        if not save:
+            yield DurabilityRisk(
+                "save",
+                "unknown" if save is None else "none",
+                "a restart without a log and snapshots loses all values",
+                "redis-cli config set save '60 1000'"
+                if save is not None
+                else "let the user read the setting: redis-cli acl setuser features +config|get",
+            )
+    elif appendfsync not in (None, "always"):
+        yield DurabilityRisk(
+            "appendfsync",
+            appendfsync,
+            "a crash of the machine loses the last second or more",
+            "redis-cli config set appendfsync always",
+        )
+    # The server reports the number of replicas only with the setting.
+    if "min_slaves_good_slaves" not in info:
+        yield DurabilityRisk(
+            "min-replicas-to-write",
+            "0",
+            "a failover loses the writes that the replica does not have",
+            "with replicas: redis-cli config set min-replicas-to-write 1",
+        )
+
+
 def _import_redis() -> Any:
     try:
         import redis
@@ -261,3 +337,4 @@ def _import_redis() -> Any:
 
 if TYPE_CHECKING:
     _contract: type[OnlineStore] = RedisOnlineStore
+    _identity: type[IdentifiesServer] = RedisOnlineStore

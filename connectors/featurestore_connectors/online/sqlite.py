@@ -3,21 +3,33 @@
 The write-ahead log admits readers during a write. It is synchronized to disk by
 ``compare_and_set``: a power loss may remove the last commits before it, but never an earlier commit
 alone.
+
+SQLite writes next to a file even to read it. If the folder cannot be written, for example on a
+read-only file system, a copy in a temporary folder is read. The copy is made again after the file
+has changed.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import sqlite3
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from featurestore.errors import InvalidArgument, OnlineStoreError, OnlineStoreUnavailable
+from featurestore.model.forks import ForkGuard
 from featurestore.model.times import utc_now
-from featurestore.plugins.online import OnlineConfig, OnlineStore
+from featurestore.plugins.online import (
+    DurabilityRisk,
+    IdentifiesServer,
+    OnlineConfig,
+    OnlineStore,
+)
 from featurestore.storage import files, private
 from featurestore_connectors.online.connections import (
     ConnectionPool,
@@ -52,6 +64,7 @@ _DELETE_KEY = "DELETE FROM entries WHERE key = ?"
 _SCAN = """
     SELECT key FROM entries WHERE key >= ?1 AND (?2 IS NULL OR key < ?2) ORDER BY key LIMIT ?3
 """
+_MAX_FILE_NUMBER = 2**31 - 2
 _STATISTICS = "SELECT count(*), coalesce(sum(length(key) + length(value)), 0) FROM entries"
 
 
@@ -70,6 +83,13 @@ class SQLiteOnlineStore:
         self.config = config
         self._path = path
         self._pool = ConnectionPool(self._connect)
+        self._fork_guard = ForkGuard(
+            f"Online store {config.name!r}",
+            close_idle=self._pool.close_idle,
+            discard=self._pool.discard_inherited,
+        )
+        # Set while the folder of the file cannot be written.
+        self._copy: _FileCopy | None = None
         self._async_reads = ThreadedReads(self.read)
 
     def read(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -142,6 +162,20 @@ class SQLiteOnlineStore:
         with self._transaction() as connection:
             connection.execute("SELECT 1 FROM entries LIMIT 1")
 
+    def server_identity(self) -> str | None:
+        with self._borrow() as connection:
+            (number,) = connection.execute("PRAGMA user_version").fetchone()
+        if not number:
+            # A new file, or one of an earlier release; another process may number it first.
+            with self._transaction() as connection:
+                (number,) = connection.execute("PRAGMA user_version").fetchone()
+                number = number or 1 + secrets.randbelow(_MAX_FILE_NUMBER)
+                connection.execute(f"PRAGMA user_version = {number}")
+        return f"file={number}"
+
+    def durability_risks(self) -> Sequence[DurabilityRisk]:
+        return []
+
     def statistics(self) -> Mapping[str, int]:
         with self._borrow() as connection:
             keys, size = connection.execute(_STATISTICS).fetchone()
@@ -152,7 +186,10 @@ class SQLiteOnlineStore:
         self._pool.close_idle()
 
     def _connect(self) -> sqlite3.Connection:
-        files.make_directory(os.path.dirname(self._path))
+        folder = os.path.dirname(self._path)
+        if files.exists(self._path) and not files.is_writable(folder):
+            return self._connect_to_copy()
+        files.make_directory(folder)
         # SQLite would create the file readable for all users of the machine.
         private.prepare_sqlite(self._path)
         connection = sqlite3.connect(
@@ -167,10 +204,20 @@ class SQLiteOnlineStore:
             raise
         return connection
 
+    def _connect_to_copy(self) -> sqlite3.Connection:
+        self._copy = self._copy or _FileCopy(self._path)
+        return sqlite3.connect(self._copy.path, isolation_level=None, check_same_thread=False)
+
+    def _drop_copy(self) -> None:
+        self._copy = None
+        self._pool.close_idle()
+
     @contextmanager
     def _borrow(self) -> Iterator[sqlite3.Connection]:
+        if self._copy is not None and not self._copy.is_current():
+            self._drop_copy()
         try:
-            with self._pool.borrow() as connection:
+            with self._fork_guard, self._pool.borrow() as connection:
                 yield connection
         except sqlite3.OperationalError as error:
             raise OnlineStoreUnavailable(
@@ -185,13 +232,34 @@ class SQLiteOnlineStore:
 
     @contextmanager
     def _transaction(self, synchronous: str = "NORMAL") -> Iterator[sqlite3.Connection]:
+        if self._copy is not None and files.is_writable(os.path.dirname(self._path)):
+            self._drop_copy()
         with self._borrow() as connection:
+            if self._copy is not None:
+                raise sqlite3.OperationalError("the folder of the file cannot be written")
             connection.execute(f"PRAGMA synchronous = {synchronous}")
             # Immediate: a transaction that reads first could not wait for another writer.
             connection.execute("BEGIN IMMEDIATE")
             # After an error the connection is closed, which rolls back.
             yield connection
             connection.execute("COMMIT")
+
+
+class _FileCopy:
+    """A copy of a SQLite file and its write-ahead log, which is removed with this object."""
+
+    def __init__(self, path: str) -> None:
+        self._sources = [path, f"{path}-wal"]
+        folder = files.temporary_directory()
+        weakref.finalize(self, files.remove_temporary, folder)
+        # Before the copy: a change during the copy makes it outdated.
+        self._states = files.sizes_and_times(self._sources)
+        files.copy_consistently(self._sources, folder)
+        self.path = os.path.join(folder, os.path.basename(path))
+
+    def is_current(self) -> bool:
+        """Return whether the copied files have not changed."""
+        return files.sizes_and_times(self._sources) == self._states
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
@@ -214,3 +282,4 @@ def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
 
 if TYPE_CHECKING:
     _contract: type[OnlineStore] = SQLiteOnlineStore
+    _identity: type[IdentifiesServer] = SQLiteOnlineStore

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -12,10 +12,12 @@ import pyarrow as pa
 from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.delta.scan import plan_scan
 from featurestore.errors import UnsupportedDataframe
+from featurestore.model.runtime import forked_process_error, reset_in_children
 from featurestore.plugins.engine import (
     Accumulator,
     BatchFunction,
     Engine,
+    PropertyChange,
     Relation,
     Result,
     ShardFunction,
@@ -61,6 +63,7 @@ from featurestore_connectors.spark_delta.session import (
 from featurestore_connectors.spark_delta.staged import StagedRelation
 
 if TYPE_CHECKING:
+    from featurestore.delta.snapshot import Snapshot
     from featurestore.model.plan import FeaturePlan
 
 
@@ -85,10 +88,19 @@ class SparkEngine:
         self._lock = RLock()
         self._spooled = row_buffer.SpooledStreams()
         self._user_sql = UserSql()
+        self._is_inherited = False
+        reset_in_children(self)
+
+    def reset_after_fork(self) -> None:
+        """Refuse the session in a forked child, which shares the connections to its JVM."""
+        self._lock = RLock()
+        self._is_inherited = self._session is not None or self._user_session is not None
 
     @property
     def session(self) -> Any:
         """The SparkSession, found or started on first use."""
+        if self._is_inherited:
+            raise forked_process_error("The Spark session")
         with self._lock:
             if self._session is None or is_stopped(self._session):
                 session = self._user_session if self._user_session is not None else find_session()
@@ -120,6 +132,9 @@ class SparkEngine:
                 hint="featurestore.connect(engine='duckdb')",
             )
         return relations.adopt(frame)
+
+    def user_frame(self, relation: Relation) -> Any:
+        return relation.native
 
     def from_arrow(self, reader: pa.RecordBatchReader) -> Relation:
         return self._spooled.spool(self.session, reader)
@@ -246,14 +261,10 @@ class SparkEngine:
             self.session, path, predicate, commit_metadata=commit_metadata, durable=self._durable
         )
 
-    def set_properties(
-        self,
-        path: str,
-        properties: Mapping[str, str],
-        *,
-        commit_metadata: Mapping[str, Any] | None = None,
-    ) -> None:
-        tables.set_properties(path, properties, commit_metadata or {}, durable=self._durable)
+    def change_properties(
+        self, path: str, change: Callable[[Snapshot], PropertyChange | None]
+    ) -> int | None:
+        return tables.change_properties(path, change, durable=self._durable)
 
     def widen_columns(self, path: str, columns: pa.Schema) -> int | None:
         return rewrite.widen_columns(self.session, path, columns, durable=self._durable)
@@ -344,6 +355,8 @@ class SparkEngine:
 
     def close(self) -> None:
         """Remove spooled streams, and stop Spark if this engine started it."""
+        if self._is_inherited:  # they belong to the parent
+            return
         self._spooled.release_all()
         self._user_sql.close()
         with self._lock:

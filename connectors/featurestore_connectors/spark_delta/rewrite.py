@@ -21,11 +21,11 @@ from featurestore.arrow.fitting import widened_schema
 from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.delta.commits import stream_overtaken_error
 from featurestore.delta.datafile import DataFile, has_bounds, ordinal
-from featurestore.delta.maintenance import check_files
+from featurestore.delta.maintenance import check_contents
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import InvalidSql
 from featurestore.plugins.engine import TableWrite
-from featurestore.storage import files
+from featurestore.storage import files, storage_for
 from featurestore_connectors.spark_delta import connect, scan, staged
 from featurestore_connectors.spark_delta.commits import (
     NONE_YET,
@@ -105,7 +105,7 @@ def upsert_small(
         candidates = _candidate_files(snapshot, keys)
         if not scan.is_plain(snapshot) or sum(file.bytes for file in candidates) > _MAX_BYTES:
             return False
-        check_files(snapshot, candidates)
+        check_contents(snapshot, candidates)
         # Statistics only exclude files. Candidates without matching keys are not rewritten.
         affected, copied = _find_affected(candidates, keys)
         # As with MERGE, concurrent appends may add some of these keys.
@@ -243,6 +243,7 @@ def delete(
     from pyspark.errors import AnalysisException, ParseException
 
     def once() -> None:
+        _check_local_contents(path)
         try:
             if is_connect_object(commit.session):
                 table = connect.table_at(path)
@@ -280,7 +281,7 @@ def _widen_once(commit: CommitSession, path: str, columns: pa.Schema) -> None:
         schema = widened_schema(state.schema, columns)
         if schema == state.schema:
             return
-        check_files(state)
+        check_contents(state, state.files)
         transaction.conflict_with_appends()
         # Only the types change. Other metadata of the columns stays as it is.
         widened = [field for field in schema if field.type != state.schema.field(field.name).type]
@@ -303,10 +304,24 @@ def compact(
     with CommitSession(session, path, {"operation": "compact"}, durable=durable) as commit:
         if below is not None:
             commit.set("spark.databricks.delta.optimize.minFileSize", str(below))
-        if is_connect_object(session):
-            return commit.run(lambda: commit.session.sql(f"OPTIMIZE {connect.table_at(path)}"))
-        from delta.tables import DeltaTable
 
-        return commit.run(
-            lambda: DeltaTable.forPath(commit.session, path).optimize().executeCompaction()
-        )
+        def once() -> None:
+            _check_local_contents(path, below=below)
+            if is_connect_object(session):
+                commit.session.sql(f"OPTIMIZE {connect.table_at(path)}")
+                return
+            from delta.tables import DeltaTable
+
+            DeltaTable.forPath(commit.session, path).optimize().executeCompaction()
+
+        return commit.run(once)
+
+
+def _check_local_contents(path: str, *, below: int | None = None) -> None:
+    """Compare the files that a rewrite may read with their checksums, on the driver's file system.
+
+    From a server, the driver would read all files that the executors read.
+    """
+    if storage_for(path).is_local:
+        state = read_snapshot(path)
+        check_contents(state, [file for file in state.files if below is None or file.bytes < below])

@@ -41,8 +41,10 @@ LOG_STORES = {
     "file": "featurestore.delta.PosixLogStore",
     "s3": "featurestore.delta.S3LogStore",
     "gs": "featurestore.delta.GcsLogStore",
+    HDFS: "featurestore.delta.HdfsLogStore",
 }
-# Delta's default log store for HDFS, which is safe since it renames without overwriting.
+# Delta's default log store for HDFS, which is safe since it renames without overwriting. Its
+# commits have no checksums.
 _LOG_STORE_OF_HDFS = "io.delta.storage.HDFSLogStore"
 
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"

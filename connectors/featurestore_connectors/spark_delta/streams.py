@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
 
 from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.model.runtime import usable_cores
+from featurestore.model.threads import independent_tasks
 from featurestore.plugins.engine import Accumulator, BatchFunction, Relation, Result, State
 from featurestore.storage.connections import options_of_connections
 from featurestore_connectors.spark_delta.failures import translate_errors
@@ -82,7 +82,7 @@ def _aggregate_in_driver(rows: ParquetRows, accumulator: Accumulator[State, Resu
     def state_of(number: int) -> State | None:
         return accumulate_batches(accumulator, rows.part(number, threads))
 
-    with ThreadPoolExecutor(threads) as pool:
+    with independent_tasks(threads, "featurestore-aggregate") as pool:
         states = [state for state in pool.map(state_of, range(threads)) if state is not None]
     return accumulator.finish(merge_states(accumulator, iter(states)))
 

@@ -12,7 +12,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime
 from tempfile import TemporaryDirectory
@@ -25,13 +25,14 @@ from pyarrow import parquet
 from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.arrow.types import storage_schema
 from featurestore.delta.commits import duplicate_keys_error
-from featurestore.delta.log import commit_path, is_delta_table
+from featurestore.delta.log import commit_path, is_delta_table, parse_actions
 from featurestore.delta.maintenance import remove_unneeded_files
 from featurestore.delta.schema import check_writable
+from featurestore.delta.sealing import seal_commit
 from featurestore.delta.snapshot import Snapshot, read_snapshot
 from featurestore.errors import SchemaMismatch, StorageError, listing
 from featurestore.model.times import to_micros, utc_now
-from featurestore.plugins.engine import TABLE_PROPERTIES, Relation, TableWrite
+from featurestore.plugins.engine import TABLE_PROPERTIES, PropertyChange, Relation, TableWrite
 from featurestore.storage import files, storage_for
 from featurestore.storage.files import read_bytes, write_new
 from featurestore.storage.publication import Publication, make_directory
@@ -81,7 +82,7 @@ def create_table(
     target = commit_path(path, 0)
     try:
         make_directory(os.path.dirname(target), durable=durable)
-        created = _publish_commit(target, commit, durable=durable)
+        created = _publish_commit(path, 0, commit, durable=durable)
     except OSError as error:
         raise StorageError(
             f"The table {path} cannot be created: {error}", hint="check free space and permissions"
@@ -415,23 +416,23 @@ def _bound_text(value: Any) -> Any:
     return value
 
 
-def set_properties(
-    path: str,
-    properties: Mapping[str, str],
-    commit_metadata: Mapping[str, Any],
-    *,
-    durable: bool = True,
-) -> None:
-    """Set table properties in a separate commit, without Spark."""
+def change_properties(
+    path: str, change: Callable[[Snapshot], PropertyChange | None], *, durable: bool = True
+) -> int | None:
+    """Change table properties in a separate commit, without Spark; see ``Engine``."""
     for attempt in range(ATTEMPTS):
         state = read_snapshot(path)
         check_writable(path, state.protocol)
-        # Built again in each attempt: the commit replaces all metadata, so it must include the
+        # Computed again in each attempt: the commit replaces all metadata, so it must include the
         # changes of other writers.
-        commit = _properties_commit(state, properties, commit_metadata)
+        changed = change(state)
+        if changed is None:
+            return None
+        version = state.version + 1
+        commit = _properties_commit(state, changed)
         try:
-            if _publish_commit(commit_path(path, state.version + 1), commit, durable=durable):
-                return
+            if _publish_commit(path, version, commit, durable=durable):
+                return version
         except OSError as error:
             raise StorageError(
                 f"The properties of {path} cannot be set: {error}",
@@ -441,22 +442,20 @@ def set_properties(
     raise conflict_error(path)
 
 
-def _properties_commit(
-    state: Snapshot, properties: Mapping[str, str], commit_metadata: Mapping[str, Any]
-) -> bytes:
-    """Return the content of a commit that only sets table properties."""
+def _properties_commit(state: Snapshot, change: PropertyChange) -> bytes:
+    """Return the content of a commit that only changes table properties."""
     now = to_micros(utc_now()) // 1000
     info = {
         "timestamp": now,
         "operation": "SET TBLPROPERTIES",
-        "operationParameters": {"properties": json.dumps(dict(properties))},
+        "operationParameters": {"properties": json.dumps(dict(change.properties))},
         "readVersion": state.version,
         "isolationLevel": "Serializable",
         "isBlindAppend": True,
         "engineInfo": "featurestore",
     }
-    if commit_metadata:
-        info["userMetadata"] = json.dumps(commit_metadata)
+    if change.commit_metadata:
+        info["userMetadata"] = json.dumps(dict(change.commit_metadata))
     metadata = {
         "id": state.table_id,
         "name": state.metadata.get("name"),
@@ -465,16 +464,17 @@ def _properties_commit(
         "schemaString": state.metadata["schemaString"],
         "partitionColumns": list(state.partition_by),
         "createdTime": state.metadata.get("createdTime"),
-        "configuration": {**state.properties, **properties},
+        "configuration": {**state.properties, **change.properties},
     }
     lines = [json.dumps({"commitInfo": info}), json.dumps({"metaData": metadata})]
     return "".join(f"{line}\n" for line in lines).encode()
 
 
-def _publish_commit(target: str, commit: bytes, *, durable: bool) -> bool:
-    """Publish a commit file; return False if the version exists."""
+def _publish_commit(path: str, version: int, commit: bytes, *, durable: bool) -> bool:
+    """Publish a commit file with checksums; return False if the version exists."""
+    content = seal_commit(path, version, parse_actions(commit.decode()))
     with Publication(durable=durable) as publication:
-        return publication.publish(target, commit)
+        return publication.publish(commit_path(path, version), content)
 
 
 def vacuum(path: str, *, keep_versions: Sequence[int], retain: datetime) -> list[str]:

@@ -208,15 +208,15 @@ class Model:
         tags: Mapping[str, str] | None = None,
     ) -> Model:
         """Update the stage, the description or the tags, which replace all existing tags."""
-        annotations = self._annotations
+        fields: dict[str, Any] = {}
         if stage is not None:
-            annotations = replace(annotations, stage=check_stage(stage))
+            fields["stage"] = check_stage(stage)
         if description is not None:
-            annotations = replace(annotations, description=description)
+            fields["description"] = description
         if tags is not None:
             check_tags(tags)
-            annotations = replace(annotations, tags=dict(tags))
-        describe(self.session, self.spec, annotations)
+            fields["tags"] = dict(tags)
+        describe(self.session, self.spec, fields)
         return self
 
     def delete(self) -> None:
@@ -332,13 +332,13 @@ def get(session: Session, name: str, version: int | None, *, stage: str | None =
     return directories.read(session.paths.model(*model_key), *model_key)
 
 
-def every(session: Session, *, name: str | None = None) -> list[ModelSpec]:
-    """Return all versions of all models; skip damaged ones with a warning."""
+def every(
+    session: Session, *, name: str | None = None, limit: int | None = None, offset: int = 0
+) -> list[ModelSpec]:
+    """Return all versions of all models, or one page; skip damaged ones with a warning."""
+    conditions = [] if name is None else [index.table.c.name == name]
     with session.registry.reading() as connection:
-        names = index.names(connection) if name is None else [name]
-        model_keys = [
-            (each, number) for each in names for number in index.versions(connection, each)
-        ]
+        model_keys = index.list_all(connection, *conditions, limit=limit, offset=offset)
     session.record_reads(index.kind, model_keys)
     specs = []
     for model_key in model_keys:
@@ -351,12 +351,16 @@ def every(session: Session, *, name: str | None = None) -> list[ModelSpec]:
     return specs
 
 
-def describe(session: Session, spec: ModelSpec, annotations: ModelAnnotations) -> None:
-    """Update the annotations of a version: first the file, then the registry."""
-    directories.write_annotations(session.paths.model(spec.name, spec.version), annotations)
+def describe(session: Session, spec: ModelSpec, fields: Mapping[str, Any]) -> None:
+    """Change fields of a version's annotations: first in the file, then in the registry."""
+    session.registry.check_writable()
+    directory = session.paths.model(spec.name, spec.version)
+    directories.change_annotations(
+        directory, lambda current: replace(current, **fields), below=session.location
+    )
     subject = f"The annotations of model {spec.name!r} version {spec.version}"
     with warn_after_publication(subject), session.registry.transaction() as connection:
-        index.add(connection, spec, annotations)
+        directories.register_annotations(connection, directory, spec.name, spec.version)
 
 
 def remove(session: Session, name: str, version: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from featurestore.errors import InvalidArgument
 from featurestore.experiments.models import loading
 from featurestore.experiments.models.conversion import convert_outputs
 from featurestore.experiments.models.scoring import to_model_input
+from featurestore.model.runtime import ForkSafeLock
 from featurestore.serving.server import VectorServer
 from featurestore.serving.stores import open_online_store
 from featurestore.serving.vectors import Entities, Status, VectorForm, entity_rows
@@ -69,7 +69,7 @@ class ModelServer:
             )
         self._spec, self._model, self._trust = spec, model, trust
         self._fitted = model.transformations
-        self._loading = threading.Lock()
+        self._loading = ForkSafeLock()
         self._predict: loading.Predict | None = None
         self._view = definition.get(model.session, view["name"], view["version"])
         form = VectorForm(pa.schema([(each.name, each.kind) for each in spec.inputs]))

@@ -71,13 +71,14 @@ class MonitorStatus:
         return display.properties_table(self._summary(), caption="Monitor")
 
 
-def get_monitors(session: Session) -> list[MonitorStatus]:
-    """Return all registered monitors with their latest reports, by name."""
+def get_monitors(
+    session: Session, *, limit: int | None = None, offset: int = 0
+) -> list[MonitorStatus]:
+    """Return registered monitors with their latest reports by name, at most ``limit``."""
     with session.registry.reading() as connection:
         statuses = [
             MonitorStatus(job, reports.newest_monitor_report(connection, job.spec.name))
-            for job in jobs.list_all(connection)
-            if job.spec.kind == "monitor"
+            for job in jobs.list_all(connection, kind="monitor", limit=limit, offset=offset)
         ]
     session.record_reads(JOB, [(status.name, 1) for status in statuses])
     return Listing(statuses)
@@ -242,9 +243,7 @@ def get_monitor(session: Session, name: str) -> RegisteredJob:
             # Reports contain values of the group.
             session.record_read(JOB, name)
             return job
-        monitor_names = [
-            each.spec.name for each in jobs.list_all(connection) if each.spec.kind == "monitor"
-        ]
+        monitor_names = [each.spec.name for each in jobs.list_all(connection, kind="monitor")]
     raise JobNotFound(
         f"Unknown monitor {name!r}. Available: {listing(monitor_names)}.",
         hint=did_you_mean(name, monitor_names) or "featurestore job register path/to/reports.py",

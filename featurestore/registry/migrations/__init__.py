@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DatabaseError
 
-from featurestore.errors import RegistryError, RegistryTooNew, listing
-from featurestore.registry import search_documents, tables
+from featurestore.errors import RegistryDamaged, RegistryTooNew, listing
+from featurestore.registry import schema, search_documents, stores, tables, unregistered
+from featurestore.registry.schema import revision_table
 from featurestore.storage import files
 
 if TYPE_CHECKING:
@@ -25,14 +27,6 @@ if TYPE_CHECKING:
 DIRECTORY = os.path.dirname(os.path.abspath(__file__))
 # An arbitrary constant, which must be the same in all processes that upgrade a Postgres database.
 _UPGRADE_LOCK = 4_918_274_610
-
-# The table, and its primary key constraint, in which Alembic stores the database revision.
-_revision_table = sa.Table(
-    "alembic_version",
-    sa.MetaData(),
-    sa.Column("version_num", sa.String(32), nullable=False),
-    sa.PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
-)
 
 
 @cache
@@ -57,16 +51,26 @@ def current_revision(connection: Connection) -> str | None:
         statement = "select 1 where to_regclass('alembic_version') is not null"
     if connection.execute(sa.text(statement)).first() is None:
         return None
-    row = connection.execute(sa.select(_revision_table.c.version_num)).first()
+    row = connection.execute(sa.select(revision_table.c.version_num)).first()
     return None if row is None else str(row[0])
 
 
-def upgrade(registry: Registry) -> str:
+def is_complete(connection: Connection) -> bool:
+    """Return whether a database has the newest revision and all of its tables."""
+    is_newest = current_revision(connection) == head_revision()
+    return is_newest and not schema.missing_parts(connection)
+
+
+def upgrade(registry: Registry, *, repair: bool = False) -> str:
     """Upgrade the database to the newest revision while holding a lock; return that revision.
+
+    With ``repair``, missing tables, columns and indexes are created, and the registry of a location
+    with objects may be empty, since it is about to be rebuilt.
 
     Raises:
         RegistryTooNew: The database has a newer revision than this release.
-        RegistryError: The database has a revision from before the first release.
+        RegistryDamaged: The database has a revision from before the first release, lacks a part of
+            its schema, or is empty although the location contains objects.
     """
     head = head_revision()
     with registry.upgrade_transaction() as connection:
@@ -74,31 +78,75 @@ def upgrade(registry: Registry) -> str:
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_UPGRADE_LOCK)))
         # Read while holding the lock: another process may have upgraded the database meanwhile.
         revision = current_revision(connection)
-        # Revisions are numbers with leading zeros, so they are compared as strings.
-        if revision is not None and revision > head:
-            raise RegistryTooNew(
-                f"The registry {registry.url} has revision {revision}; "
-                f"this release supports revisions up to {head}.",
-                hint="pip install --upgrade featurestore",
-            )
-        if revision is not None and revision not in known_revisions():
-            is_server = registry.dialect != "sqlite"
-            rebuild = "featurestore registry rebuild"
-            raise RegistryError(
-                f"The registry {registry.url} has revision {revision}, which precedes the first "
-                f"release; this release supports {listing(known_revisions())}.",
-                hint=f"empty the database, then {rebuild}" if is_server else rebuild,
-            )
-        if revision is None:
+        _check_supported(registry, revision)
+        if revision is None and not repair:
+            _check_empty(registry, connection)
+        if revision is None and not schema.has_tables(connection):
             create_tables(connection, head)
-        elif revision != head:
-            migrate(connection)
-            # Imported only for an upgrade, since every connect imports this module.
-            from featurestore.registry import origin_upgrade
-
-            if revision < origin_upgrade.REVISION:
-                origin_upgrade.fill_from_lineage(connection)
+        elif revision is not None and revision != head:
+            _migrate_or_repair(connection, revision, repair=repair)
+        if repair:
+            registry.repair = schema.repair(connection)
+            connection.execute(revision_table.delete())
+            connection.execute(revision_table.insert().values(version_num=head))
+        missing_parts = schema.missing_parts(connection)
+        if missing_parts:
+            raise RegistryDamaged(
+                f"The registry {registry.url} lacks {listing(missing_parts)}.",
+                hint=stores.rebuild_command(registry.location),
+            )
     return head
+
+
+def _check_supported(registry: Registry, revision: str | None) -> None:
+    """Refuse the revisions of newer releases, and of those before the first release."""
+    # Revisions are numbers with leading zeros, so they are compared as strings.
+    if revision is not None and revision > head_revision():
+        raise RegistryTooNew(
+            f"The registry {registry.url} has revision {revision}; "
+            f"this release supports revisions up to {head_revision()}.",
+            hint="pip install --upgrade featurestore",
+        )
+    if revision is not None and revision not in known_revisions():
+        is_server = registry.dialect != "sqlite"
+        rebuild = "featurestore registry rebuild"
+        raise RegistryDamaged(
+            f"The registry {registry.url} has revision {revision}, which precedes the first "
+            f"release; this release supports {listing(known_revisions())}.",
+            hint=f"empty the database, then {rebuild}" if is_server else rebuild,
+        )
+
+
+def _check_empty(registry: Registry, connection: Connection) -> None:
+    """Refuse to create a registry for a location whose registry was lost."""
+    if schema.has_tables(connection):
+        content = "has no revision"
+    elif unregistered.contains_objects(registry.location):
+        content = f"is empty, but {registry.location!r} contains objects of a store"
+    else:
+        return
+    raise RegistryDamaged(
+        f"The registry {registry.url} {content}: it was deleted or damaged.",
+        hint=stores.rebuild_command(registry.location),
+    )
+
+
+def _migrate_or_repair(connection: Connection, revision: str, *, repair: bool) -> None:
+    """Run the migrations; if one fails for a missing table, leave the tables to the repair."""
+    savepoint = connection.begin_nested()
+    try:
+        migrate(connection)
+        # Imported only for an upgrade, since every connect imports this module.
+        from featurestore.registry import origin_upgrade
+
+        if revision < origin_upgrade.REVISION:
+            origin_upgrade.fill_from_lineage(connection)
+    except DatabaseError:
+        savepoint.rollback()
+        if not repair:
+            raise
+    else:
+        savepoint.commit()
 
 
 def migrate(connection: Connection) -> None:
@@ -118,7 +166,7 @@ def create_tables(connection: Connection, revision: str) -> None:
     for statement in _creation_statements(connection.dialect.name):
         connection.exec_driver_sql(statement)
     search_documents.create_index(connection)
-    connection.execute(_revision_table.insert().values(version_num=revision))
+    connection.execute(revision_table.insert().values(version_num=revision))
 
 
 @cache
@@ -130,7 +178,7 @@ def _creation_statements(dialect: str) -> list[str]:
         statements.append(str(statement.compile(dialect=recorder.dialect)))
 
     recorder = sa.create_mock_engine(f"{dialect}://", collect)
-    for metadata in (tables.metadata, _revision_table.metadata):
+    for metadata in (tables.metadata, revision_table.metadata):
         # The mock engine passes each statement to collect() instead of running it.
         metadata.create_all(recorder, checkfirst=False)
     return statements

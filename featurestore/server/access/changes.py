@@ -27,7 +27,6 @@ from featurestore.registry import access, audit_log, featuregroups
 from featurestore.registry.access import Token, User
 from featurestore.registry.audit_log import Actor
 from featurestore.registry.hidden import find_opened_objects
-from featurestore.registry.rows import lock
 from featurestore.server.access import visitors
 from featurestore.server.access.visitors import TOKEN_PREFIX, hash_password, hash_secret, new_secret
 from featurestore.session import Session
@@ -41,16 +40,13 @@ _MAX_LABEL_LENGTH = 200
 def access_transaction(session: Session) -> Iterator[Connection]:
     """Yield a connection for a change, and then write the new state to access.json.
 
-    Changes are serialized by a lock; otherwise the file could miss a concurrent change.
+    Changes are serialized; otherwise the file could miss a concurrent change.
     """
-    with session.registry.transaction() as connection:
-        lock(connection, "access")
-        # A new registry has no users yet; without this, the write below would replace the users in
-        # the file.
-        record_files.restore_access(connection, session.location)
+    with (
+        session.registry.transaction() as connection,
+        record_files.writing_access(connection, session.location),
+    ):
         yield connection
-        # If the file cannot be written, the exception rolls the change back.
-        record_files.write_access(connection, session.location)
 
 
 def check_user_name(name: str) -> str:

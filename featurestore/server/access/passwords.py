@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from featurestore.model.threads import independent_tasks
 from featurestore.server.access.sign_in import network_of
 from featurestore.server.access.visitors import CONCURRENT_HASHES
 from featurestore.server.turns import Turns
@@ -23,7 +24,7 @@ class PasswordThreads:
         self._turns = Turns(
             running=CONCURRENT_HASHES, per_person=1, waiting=_WAITING, seconds=_SECONDS
         )
-        self._threads = ThreadPoolExecutor(CONCURRENT_HASHES, "featurestore-passwords")
+        self._threads: ThreadPoolExecutor | None = None
 
     async def run(self, address: str, function: Callable[[], T]) -> T:
         """Return the result of a function for a client.
@@ -34,6 +35,8 @@ class PasswordThreads:
         network = network_of(address)
         await self._turns.take(network)
         try:
+            if self._threads is None:
+                self._threads = independent_tasks(CONCURRENT_HASHES, "featurestore-passwords")
             return await asyncio.get_running_loop().run_in_executor(self._threads, function)
         finally:
             self._turns.end(network)

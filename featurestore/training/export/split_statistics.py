@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +19,7 @@ from featurestore.arrow.batches import select_rows
 from featurestore.errors import listing
 from featurestore.model.arguments import warn_caller
 from featurestore.model.manifest import Manifest
+from featurestore.model.threads import independent_tasks
 from featurestore.plugins.engine import Accumulator, Engine, HoldsRows
 from featurestore.statistics import (
     ColumnStatistics,
@@ -298,7 +298,7 @@ def statistics_while_writing(
     if not needs_pass or not isinstance(engine, HoldsRows):
         yield compute
         return
-    with ThreadPoolExecutor(1, thread_name_prefix="featurestore-statistics") as pool:
+    with independent_tasks(1, "featurestore-statistics") as pool:
         yield pool.submit(compute).result
 
 

@@ -15,9 +15,11 @@ import pyarrow as pa
 from featurestore.arrow.schemas import type_from_json, type_to_json
 from featurestore.arrow.text_values import TextRules, arrow_type, is_typed_value, parse_texts
 from featurestore.errors import (
+    FeatureStoreError,
     InvalidArgument,
     InvalidSourceFile,
     SourceTableNotFound,
+    StorageError,
     did_you_mean,
     listing,
 )
@@ -69,10 +71,22 @@ class TableSchema:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TableSchema:
-        """Build a schema from the JSON object of ``to_json``."""
-        columns = [
-            Column(**{**each, "kind": type_from_json(each["kind"])}) for each in data["columns"]
-        ]
+        """Build a schema from the JSON object of ``to_json``.
+
+        Raises:
+            StorageError: The object is damaged.
+        """
+        try:
+            columns = [
+                Column(**{**each, "kind": type_from_json(each["kind"])}) for each in data["columns"]
+            ]
+        except (LookupError, TypeError, ValueError, AttributeError, FeatureStoreError) as error:
+            raise StorageError(
+                f"The stored types of the source's table {data.get('path')!r} are damaged: "
+                f"{type(error).__name__}: {error}.",
+                hint="restore the folder sources of the store from a copy; or remove the file of "
+                "these types from it, and they are inferred again",
+            ) from error
         return cls(tuple(columns))
 
 

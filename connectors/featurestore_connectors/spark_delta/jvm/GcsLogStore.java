@@ -37,7 +37,7 @@ public class GcsLogStore extends GCSLogStore {
       Path path, Iterator<String> actions, Boolean overwrite, Configuration configuration)
       throws IOException {
     List<String> lines = new ArrayList<>();
-    actions.forEachRemaining(lines::add);
+    CommitChecksums.seal(path, actions, configuration).forEachRemaining(lines::add);
     try {
       super.write(path, lines.iterator(), overwrite, configuration);
     } catch (IOException error) {

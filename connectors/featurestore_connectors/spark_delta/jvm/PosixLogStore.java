@@ -75,7 +75,8 @@ public class PosixLogStore extends HadoopFileSystemLogStore {
     Path temporary = folder.resolve("." + UUID.randomUUID() + ".tmp");
     Collection<Path> added = new ArrayList<>();
     try {
-      writeThrough(temporary, actions, folder.getParent(), added);
+      Iterator<String> lines = CommitChecksums.seal(path, actions, configuration);
+      writeThrough(temporary, lines, folder.getParent(), added);
       if (!"fast".equals(configuration.get(DURABILITY))) {
         sync(added, folder.getParent());
       }

@@ -66,7 +66,7 @@ public class S3LogStore extends HadoopFileSystemLogStore {
       throws IOException {
     Path target = resolvePathOnPhysicalStorage(path, configuration);
     S3AFileSystem files = filesOf(target, configuration);
-    byte[] data = bytesOf(actions);
+    byte[] data = bytesOf(CommitChecksums.seal(target, actions, configuration));
     AuditSpan span = files.createSpan("featurestore.commit", target.toString(), null);
     try {
       put(files, target, data, overwrite);

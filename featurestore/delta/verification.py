@@ -1,0 +1,220 @@
+"""Verification of a Delta table: its commits, checkpoints and data files against their checksums.
+
+All files are read again, without the caches of this process. A commit is compared with the digest
+that it contains and with the digest in the next commit; a checkpoint with the replay of the
+commits, and with its checksum if a commit contains one. A data file is compared with the size and
+the checksum in its commit. Rows of files without checksums are decoded.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from featurestore.delta import log
+from featurestore.delta.checkpoint_verification import compare_checkpoint, read_checkpoint
+from featurestore.delta.checksums import (
+    ChecksumError,
+    CommitChecksums,
+    check_commit,
+    checksums_of,
+)
+from featurestore.delta.file_verification import AddedFile, add_outcome, verify_file
+from featurestore.delta.log import Actions
+from featurestore.delta.replay import Replay
+from featurestore.delta.verification_result import TableVerification
+from featurestore.model.threads import independent_tasks
+from featurestore.storage import files
+
+_READING_THREADS = 4
+# Delta removes old commits unless a table has this property, which tables of this library have.
+_CLEANUP = "delta.enableExpiredLogCleanup"
+
+
+@dataclass(frozen=True)
+class Witness:
+    """A record outside of a log about one of its versions.
+
+    Attributes:
+        delta_version: The version.
+        owner: What has the record, for messages.
+    """
+
+    delta_version: int
+    owner: str
+
+
+@dataclass(frozen=True)
+class _CommitFile:
+    """A commit that is intact."""
+
+    digest: str
+    actions: Actions
+    checksums: CommitChecksums | None
+
+
+def verify_table(
+    path: str, *, sample: int | None = None, witnesses: tuple[Witness, ...] = ()
+) -> TableVerification:
+    """Verify a table.
+
+    Args:
+        path: The table.
+        sample: The number of data files to check, selected at random; None: all.
+        witnesses: Records of versions outside of the log, which show that its end is missing.
+
+    Raises:
+        TableDamaged: The table has no log.
+        StorageError: A file cannot be read for another reason than damage.
+    """
+    result = TableVerification(path)
+    listed = log.list_log(path)
+    result.latest = listed.latest
+    commits = _verify_commits(result, listed)
+    _compare_witnesses(result, witnesses)
+    added = _verify_checkpoints(result, listed, commits)
+    current = [file for file in added if file.is_current]
+    older = [file for file in added if not file.is_current]
+    if sample is not None:
+        current = random.sample(current, min(sample, len(current)))
+        older = []
+    with independent_tasks(_READING_THREADS, "featurestore-checksums") as pool:
+        outcomes = list(pool.map(lambda file: verify_file(path, file), [*current, *older]))
+    for file, outcome in zip([*current, *older], outcomes, strict=True):
+        add_outcome(result, file, outcome)
+    return result
+
+
+# -- commits ------------------------------------------------------------------------------
+
+
+def _verify_commits(result: TableVerification, listed: log.LogFiles) -> dict[int, _CommitFile]:
+    """Return the intact commits by version."""
+    commits: dict[int, _CommitFile] = {}
+    if not listed.commits:
+        return commits
+    present = set(listed.commits)
+    for version in range(listed.commits[0], listed.latest + 1):
+        file = log.commit_path(result.path, version)
+        # A checkpoint of the last version may outlive its commit.
+        if version not in present:
+            result.add_problem(file, "is missing", version=version)
+            continue
+        result.commits += 1
+        try:
+            commits[version] = _read_commit(file)
+        except ChecksumError:
+            result.add_problem(file, "differs from its checksum", version=version)
+        except (ValueError, RecursionError):
+            result.add_problem(file, "is not a readable commit", version=version)
+        else:
+            _verify_link(result, commits, version)
+    return commits
+
+
+def _read_commit(file: str) -> _CommitFile:
+    content = files.read_bytes(file)
+    digest = check_commit(content)
+    actions = log.parse_actions(content.decode())
+    return _CommitFile(digest, actions, checksums_of(log.commit_info(actions)))
+
+
+def _verify_link(
+    result: TableVerification, commits: Mapping[int, _CommitFile], version: int
+) -> None:
+    """Compare a commit with the digest of the commit before."""
+    commit, before = commits[version], commits.get(version - 1)
+    if commit.checksums is None:
+        writer = str(log.commit_info(commit.actions).get("engineInfo", "another program"))
+        result.unverified.append(f"Delta version {version}: {writer} wrote it without checksums")
+        return
+    if before is None or commit.checksums.previous is None:
+        return
+    digests = {before.digest}
+    if before.checksums is not None and before.checksums.original is not None:
+        digests.add(before.checksums.original)
+    if commit.checksums.previous not in digests:
+        result.add_problem(
+            log.commit_path(result.path, version - 1),
+            f"is not the commit that Delta version {version} follows",
+            version=version - 1,
+        )
+
+
+def _compare_witnesses(result: TableVerification, witnesses: tuple[Witness, ...]) -> None:
+    """Compare the end of the log with records of other files."""
+    for witness in sorted(witnesses, key=lambda each: each.delta_version):
+        version = witness.delta_version
+        if version > result.latest:
+            message = f"is missing: {witness.owner} has this version, but the log ends at "
+            file = log.commit_path(result.path, version)
+            result.add_problem(file, f"{message}Delta version {result.latest}", version=version)
+            return
+
+
+# -- checkpoints --------------------------------------------------------------------------
+
+
+def _verify_checkpoints(
+    result: TableVerification, listed: log.LogFiles, commits: Mapping[int, _CommitFile]
+) -> list[AddedFile]:
+    """Verify the checkpoints, and return all data files in the log."""
+    recorded = _recorded_checkpoints(commits)
+    # Files by path, with the version that added them.
+    versions: dict[str, tuple[Mapping[str, Any], int | None]] = {}
+    replay = Replay(result.path)
+    is_complete = 0 in commits
+    first = min([*commits, *listed.checkpoints], default=0)
+    for version in range(first, listed.latest + 1):
+        is_complete = is_complete and version in commits
+        actions = commits[version].actions if version in commits else ()
+        replay.apply(actions, log.commit_path(result.path, version))
+        for add in log.actions_of_kind(actions, "add"):
+            versions[add["path"]] = add, version
+        names = listed.checkpoints.get(version)
+        if names is None:
+            continue
+        checkpoint = read_checkpoint(result, names, version, recorded, has_commits=is_complete)
+        if checkpoint is None:
+            continue
+        if is_complete:
+            compare_checkpoint(result, names[0], version, checkpoint, replay)
+        else:
+            # The commits before are missing or damaged, so the checkpoint is all there is.
+            if not all(os.path.basename(name) in recorded for name in names):
+                result.unverified.append(f"checkpoint of Delta version {version}: has no checksum")
+            replay, is_complete = checkpoint, True
+            versions = {path: (add, None) for path, add in checkpoint.adds.items()} | versions
+    _verify_start(result, listed, replay)
+    return [
+        AddedFile(add, version, is_current=path in replay.adds)
+        for path, (add, version) in versions.items()
+    ]
+
+
+def _recorded_checkpoints(commits: Mapping[int, _CommitFile]) -> dict[str, str]:
+    """Return the checksums of checkpoints in all commits, by file name."""
+    recorded: dict[str, str] = {}
+    for commit in commits.values():
+        if commit.checksums is not None:
+            recorded |= commit.checksums.checkpoints
+    return recorded
+
+
+def _verify_start(result: TableVerification, listed: log.LogFiles, replay: Replay) -> None:
+    """Check that a log without its first commits starts with a checkpoint of their files."""
+    first = min(listed.commits, default=0)
+    if first == 0 or {first - 1, first} & listed.checkpoints.keys():
+        return
+    # Other programs remove commits by age, also some of the commits before a checkpoint.
+    checkpoint = min((each for each in listed.checkpoints if each > first), default=None)
+    properties = (replay.metadata or {}).get("configuration") or {}
+    if checkpoint is not None and properties.get(_CLEANUP) != "false":
+        earlier = f"Delta versions before {first}: their commits were removed"
+        result.unverified.append(f"{earlier}; the checkpoint of version {checkpoint} replaces them")
+        return
+    message = "is missing, and no checkpoint of this version replaces it"
+    result.add_problem(log.commit_path(result.path, first - 1), message, version=first - 1)

@@ -1,0 +1,149 @@
+"""A registry with an object of each kind is upgraded completely, also after kills and by several.
+
+``tests/assets/upgrades/<revision>.zip`` are registries of earlier releases with groups, datasets,
+views, jobs, runs, monitors, alerts, users, roles, tokens, models and sources. They are never changed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.engine import Engine
+
+from featurestore.registry import open_registry
+from featurestore.registry.migrations import head_revision
+from featurestore.registry.origins import DATASET, GROUP, MODEL, RUN
+from tests.forked_processes import start
+
+ASSETS = Path(__file__).parents[1] / "assets" / "upgrades"
+# Tables that no user fills: the revision, and the search index, which is derived from other rows.
+DERIVED = ("alembic_version", "search_")
+# The tables that the upgrade fills from other tables. Their identifiers are random.
+ORIGINS = ("origins", "origin_edges")
+# Tables that have rows in each of the registries.
+FILLED = {
+    *("users", "tokens", "sign_ins", "group_roles", "private_groups", "sources", "tags"),
+    *("featuregroups", "feature_views", "training_datasets", "lineage", "validation_reports"),
+    *("job_definitions", "runs", "windows", "monitor_results", "alert_channels", "outbox"),
+    *("experiment_runs", "models"),
+}
+Rows = list[tuple[Any, ...]]
+
+pytestmark = [pytest.mark.services]
+
+
+@pytest.fixture(params=sorted(ASSETS.glob("*.zip")), ids=lambda path: path.stem)
+def archive(request: pytest.FixtureRequest) -> Path:
+    result: Path = request.param
+    return result
+
+
+def extract(archive: Path, folder: Path) -> Path:
+    """Return a new folder with the registry."""
+    with zipfile.ZipFile(archive) as content:
+        content.extractall(folder)
+    return folder
+
+
+def table_names(connection: sqlite3.Connection) -> Iterator[str]:
+    for (name,) in connection.execute("select name from sqlite_master where type = 'table'"):
+        if not name.startswith((*DERIVED, "sqlite_")):
+            yield name
+
+
+def read(folder: Path) -> dict[str, tuple[list[str], Rows]]:
+    """Return the columns and rows of each table."""
+    connection = sqlite3.connect(folder / "registry.db")
+    tables = {}
+    for name in table_names(connection):
+        cursor = connection.execute(f'select * from "{name}"')
+        columns = [column[0] for column in cursor.description]
+        tables[name] = (columns, sorted(cursor.fetchall(), key=repr))
+    connection.close()
+    return tables
+
+
+def read_origins(folder: Path) -> tuple[Rows, Rows]:
+    """Return the objects with origins, and pairs of an object and its origin."""
+    connection = sqlite3.connect(folder / "registry.db")
+    columns = "kind, name, version, creation"
+    objects = {
+        row[0]: row[1:]
+        for row in connection.execute(f"select id, {columns}, ended, sealed from origins")
+    }
+    edges = connection.execute("select derived, origin from origin_edges").fetchall()
+    connection.close()
+    pairs = [(objects[derived], objects[origin]) for derived, origin in edges]
+    return sorted(objects.values()), sorted(pairs)
+
+
+def upgrade(folder: str, last_statement: int | None = None, count_file: str | None = None) -> None:
+    """Open a registry in another process, which is killed before a statement."""
+    count = 0
+
+    def execute(*_: object) -> None:
+        nonlocal count
+        count += 1
+        if count == last_statement:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sa.event.listen(Engine, "before_cursor_execute", execute)
+    open_registry(folder).close()
+    if count_file is not None:
+        Path(count_file).write_text(str(count))
+
+
+def test_upgrade_keeps_rows_of_all_tables(archive: Path, tmp_path: Path) -> None:
+    before = read(extract(archive, tmp_path))
+    filled = {name for name, (_, rows) in before.items() if rows}
+    assert filled >= FILLED
+    open_registry(str(tmp_path)).close()
+    after = read(tmp_path)
+    for name, (columns, rows) in before.items():
+        new_columns, new_rows = after[name]
+        positions = [new_columns.index(column) for column in columns]
+        projected = [tuple(row[position] for position in positions) for row in new_rows]
+        assert sorted(projected, key=repr) == rows, name
+    objects, pairs = read_origins(tmp_path)
+    assert len(objects) > 5
+    # The model comes from a run, which read a dataset, which was made from a group.
+    kinds = {(derived[0], origin[0]) for derived, origin in pairs}
+    assert kinds >= {(MODEL, RUN), (RUN, DATASET), (DATASET, GROUP)}
+
+
+def test_killed_upgrade_is_completed_by_two_processes(archive: Path, tmp_path: Path) -> None:
+    reference = extract(archive, tmp_path / "reference")
+    counts = tmp_path / "count"
+    process = start(upgrade, str(reference), None, str(counts))
+    process.join(60)
+    expected = {name: table for name, table in read(reference).items() if name not in ORIGINS}
+    origins = read_origins(reference)
+    statements = range(1, int(counts.read_text()) + 1)
+    chosen = random.sample(statements, 3)
+    if os.environ.get("FEATURESTORE_ALL_STATEMENTS"):
+        chosen = list(statements)
+    for number in chosen:
+        folder = extract(archive, tmp_path / str(number))
+        process = start(upgrade, str(folder), number)
+        process.join(60)
+        assert process.exitcode == -signal.SIGKILL
+        both = [start(upgrade, str(folder)) for _ in range(2)]
+        for process in both:
+            process.join(60)
+            assert process.exitcode == 0, number
+        tables = read(folder)
+        assert {name: tables[name] for name in expected} == expected, number
+        assert read_origins(folder) == origins
+        with sqlite3.connect(folder / "registry.db") as connection:
+            (revision,) = connection.execute("select version_num from alembic_version").fetchone()
+        connection.close()
+        assert revision == head_revision()

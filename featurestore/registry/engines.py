@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ from sqlalchemy.engine import Connection, Engine, ExceptionContext
 from featurestore._imports import uninterrupted
 from featurestore.errors import ConfigurationError, missing_extra
 from featurestore.registry.database_errors import format_url
-from featurestore.storage import private
+from featurestore.storage import sqlite_files
 
 BUSY_SECONDS = 60
 # Longer than the removal of the files of a large dataset, which is part of a transaction.
@@ -107,17 +106,17 @@ def _create_sqlite_file(
     """Create the file of a new registry with a private mode, which SQLite copies to its logs."""
     path = str(arguments[0])
     if path != ":memory:":
-        private.prepare_sqlite(path)
+        sqlite_files.create_database(path)
 
 
-def _prepare_sqlite(connection: object, _record: object) -> None:
+def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     """Set the transaction, journal and foreign key modes of a new connection."""
     # The driver must not begin transactions itself: they would be deferred, and fail when they are
     # upgraded to a write lock.
-    connection.isolation_level = None  # type: ignore[attr-defined]
-    cursor = connection.cursor()  # type: ignore[attr-defined]
+    connection.isolation_level = None
+    cursor = connection.cursor()
     try:
-        _switch_to_wal(cursor)
+        sqlite_files.use_write_ahead_log(connection, seconds=BUSY_SECONDS)
     except UnicodeDecodeError as error:
         raise _undecodable_text_error(error) from error
     # In WAL mode, "normal" keeps the database consistent after a power loss, but may lose the last
@@ -126,24 +125,6 @@ def _prepare_sqlite(connection: object, _record: object) -> None:
     # SQLite enforces foreign keys, and deletes dependent rows, only if the connection enables them.
     cursor.execute("pragma foreign_keys=on")
     cursor.close()
-
-
-def _switch_to_wal(cursor: Any) -> None:
-    """Set the journal mode to a write-ahead log.
-
-    SQLite does not wait for other processes that do so concurrently: it immediately raises
-    "database is locked".
-    """
-    deadline = time.monotonic() + BUSY_SECONDS
-    while True:
-        try:
-            if cursor.execute("pragma journal_mode").fetchone()[0] != "wal":
-                cursor.execute("pragma journal_mode=wal")
-            return
-        except sqlite3.OperationalError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
 
 
 def _sync_each_transaction(connection: object, _record: object) -> None:

@@ -75,20 +75,13 @@ class LocalStorage:
         self._write(path, data, durable=False)
 
     def write_new(self, path: str, data: bytes) -> bool:
-        temporary = _temporary_path(path)
+        temporary = temporary_path(path)
         self.make_directory(os.path.dirname(path))
         try:
             with translate_write_errors(path):
                 _write_file(temporary, data, durable=True, target=path)
-                try:
-                    # A link fails if the name exists. A rename would replace the file of another
-                    # writer.
-                    os.link(temporary, path)
-                except OSError:
-                    # The path already exists, or the file system does not support hard links.
-                    if os.path.exists(path):
-                        return False
-                    os.replace(temporary, path)
+                if not link_new(temporary, path):
+                    return False
         finally:
             with suppress(OSError):
                 os.unlink(temporary)
@@ -99,7 +92,7 @@ class LocalStorage:
     @contextmanager
     def writer(self, path: str) -> Iterator[Writer]:
         folder = os.path.dirname(path)
-        temporary = _temporary_path(path)
+        temporary = temporary_path(path)
         try:
             with ExitStack() as resources:
                 with translate_write_errors(path):
@@ -274,7 +267,7 @@ class LocalStorage:
 
     def _write(self, path: str, data: bytes, *, durable: bool) -> None:
         self.make_directory(os.path.dirname(path))
-        temporary = _temporary_path(path)
+        temporary = temporary_path(path)
         try:
             with translate_write_errors(path):
                 _write_file(temporary, data, durable=durable, target=path)
@@ -285,7 +278,21 @@ class LocalStorage:
             raise
 
 
-def _temporary_path(path: str) -> str:
+def link_new(temporary: str, path: str) -> bool:
+    """Give a complete temporary file its name, and return False if the name exists."""
+    try:
+        # A link fails if the name exists. A rename would replace the file of another writer.
+        os.link(temporary, path)
+    except OSError:
+        # The name exists, or the file system does not support hard links.
+        if os.path.exists(path):
+            return False
+        os.replace(temporary, path)
+    return True
+
+
+def temporary_path(path: str) -> str:
+    """Return the path of a temporary file next to ``path``."""
     folder, name = os.path.split(path)
     return os.path.join(folder, f".{name}.{uuid.uuid4().hex}{_TEMPORARY}")
 

@@ -30,12 +30,10 @@ from featurestore.model.paths import (
     OWNERS,
     STAGING,
 )
-from featurestore.storage.links import check_links
 
 PRIVATE_FOLDERS = frozenset({ERASURES, LOGS, ORIGINS, OWNERS, STAGING})
 # SQLite files of registries, with their write-ahead logs and journals.
 _REGISTRY = re.compile(r"registry(-[0-9a-f]{32})?\.db.*")
-_SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 _GROUP_AND_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _FILE_MODE, _FOLDER_MODE = 0o600, 0o700
 
@@ -78,19 +76,6 @@ def create_file(path: str) -> None:
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
     with suppress(FileExistsError):
         os.close(os.open(path, flags, _private_mode(path, _FILE_MODE)))
-
-
-def prepare_sqlite(path: str) -> None:
-    """Create the private file of a new SQLite database, whose mode SQLite copies to its logs.
-
-    Raises:
-        StorageError: The database or one of its logs is a link in a store.
-    """
-    for suffix in _SQLITE_SUFFIXES:
-        check_links(path + suffix)
-    # SQLite reports a missing or read-only directory itself.
-    with suppress(OSError):
-        create_file(path)
 
 
 def make_folders(path: str) -> None:

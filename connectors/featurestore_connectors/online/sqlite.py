@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import secrets
 import sqlite3
-import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ from featurestore.plugins.online import (
     OnlineConfig,
     OnlineStore,
 )
-from featurestore.storage import files, private
+from featurestore.storage import files, sqlite_files
 from featurestore_connectors.online.connections import (
     ConnectionPool,
     ThreadedReads,
@@ -40,7 +39,6 @@ from featurestore_connectors.online.connections import (
 _PREFIX = "sqlite:///"
 # Another process may hold the write lock for the duration of a batch.
 _LOCK_SECONDS = 30.0
-_SWITCH_POLL_SECONDS = 0.005
 # Keys per SELECT. Their number is padded to a power of two, since each number is a statement that
 # SQLite compiles, and Python caches 128 statements.
 _MAX_KEYS = 512
@@ -190,13 +188,12 @@ class SQLiteOnlineStore:
         if files.exists(self._path) and not files.is_writable(folder):
             return self._connect_to_copy()
         files.make_directory(folder)
-        # SQLite would create the file readable for all users of the machine.
-        private.prepare_sqlite(self._path)
+        sqlite_files.create_database(self._path)
         connection = sqlite3.connect(
             self._path, timeout=_LOCK_SECONDS, isolation_level=None, check_same_thread=False
         )
         try:
-            _use_write_ahead_log(connection)
+            sqlite_files.use_write_ahead_log(connection, seconds=_LOCK_SECONDS)
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute(_CREATE)
         except BaseException:
@@ -260,24 +257,6 @@ class _FileCopy:
     def is_current(self) -> bool:
         """Return whether the copied files have not changed."""
         return files.sizes_and_times(self._sources) == self._states
-
-
-def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
-    """Switch a new file to the write-ahead log, which other connections may do at the same time.
-
-    SQLite does not apply the timeout of the connection to this switch. Files keep the mode.
-    """
-    deadline = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            # The low byte of an extended code is the error.
-            is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
-            if not is_busy or time.monotonic() > deadline:
-                raise
-        time.sleep(_SWITCH_POLL_SECONDS)
 
 
 if TYPE_CHECKING:

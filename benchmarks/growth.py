@@ -3,8 +3,9 @@
 python benchmarks/growth.py [--quick] [--commits 10000] [--groups 10000] [--windows 100000] [--only
 writes reads groups windows]
 
-Every figure is the ratio of two medians of one run: the long store against the short one. Commits
-are written by the engine's own commit code, without syncing to disk and without audits, so that
+Every figure is the ratio of two medians of one run: the long store against the short one. The
+limits are those of processor times, which other programs on the machine hardly change. Commits are
+written by the engine's own commit code, without syncing to disk and without audits, so that
 10,000 of them take a minute; what is measured are the public calls. Every ratio is printed with its
 limit; the program ends with 1 when one is over it. With --quick everything is small, which shows
 that the program runs, and the ratios say little.
@@ -100,16 +101,31 @@ def grow(store: FeatureStore, name: str, appends: int, *, rows: int = ROWS) -> N
             store.session.engine.compact(path, below=below)
 
 
-def medians_of(*calls: Callable[[int], object], trials: int = TRIALS) -> list[float]:
-    """Return the median seconds of calls, which take turns and are told the number of the round."""
-    seconds: list[list[float]] = [[] for _ in calls]
+@dataclass(frozen=True)
+class Cost:
+    """The seconds of a call by the clock, and of the processor."""
+
+    wall: float
+    processor: float
+
+
+def medians_of(*calls: Callable[[int], object], trials: int = TRIALS) -> list[Cost]:
+    """Return the median costs of calls, which take turns and have the number of the round."""
+    costs: list[list[Cost]] = [[] for _ in calls]
     for trial in range(trials + 1):
-        for durations, call in zip(seconds, calls, strict=True):
-            start = time.perf_counter()
+        for costs_of_call, call in zip(costs, calls, strict=True):
+            start, processor_start = time.perf_counter(), time.process_time()
             call(trial)
             if trial:  # the first one warms up
-                durations.append(time.perf_counter() - start)
-    return [statistics.median(durations) for durations in seconds]
+                wall = time.perf_counter() - start
+                costs_of_call.append(Cost(wall, time.process_time() - processor_start))
+    return [
+        Cost(
+            statistics.median(cost.wall for cost in costs_of_call),
+            statistics.median(cost.processor for cost in costs_of_call),
+        )
+        for costs_of_call in costs
+    ]
 
 
 @dataclass
@@ -119,17 +135,23 @@ class Ratios:
     measured: int = 0
     over: int = 0
 
-    def report(self, title: str, short: float, long: float, limit: float) -> None:
-        """Print both medians, their ratio and its limit."""
-        ratio = long / short
+    def report(self, title: str, short: Cost, long: Cost, limit: float) -> None:
+        """Print both medians, the ratios by the clock and by processor time, and the limit."""
+        ratio = long.processor / short.processor
         verdict = "ok"
         self.measured += 1
         if ratio > limit:
             verdict = "OVER"
             self.over += 1
-        REPORT.compare(title, 1000 * long, 1000 * short, "ms", at_most=limit)
-        times = f"{short * 1000:9.1f} ms {long * 1000:9.1f} ms"
-        print(f"{title:60} {times}   x{ratio:5.2f} (<= {limit}) {verdict}", flush=True)
+        REPORT.compare(
+            title, 1000 * long.wall, 1000 * short.wall, "ms", processor=ratio, at_most=limit
+        )
+        times = f"{short.wall * 1000:9.1f} ms {long.wall * 1000:9.1f} ms"
+        wall_ratio = long.wall / short.wall
+        print(
+            f"{title:60} {times}   x{wall_ratio:5.2f} ({ratio:.2f} <= {limit}) {verdict}",
+            flush=True,
+        )
 
 
 class Calls:
@@ -187,10 +209,10 @@ def _grown(store: FeatureStore, name: str, count: int) -> Calls:
 def reads(store: FeatureStore, options: argparse.Namespace, ratios: Ratios) -> None:
     """Measure reads of the same rows.
 
-    In 10 commits, in many small ones that merge by themselves, and in one file.
+    In many small commits that merge by themselves, in a tenth of these commits, and in one file.
     """
-    every = options.commits // 10 * ROWS
-    for name, appends, rows in (("few", 10, every), ("many", options.commits, ROWS)):
+    few = options.commits // 10
+    for name, appends, rows in (("few", few, 10 * ROWS), ("many", options.commits, ROWS)):
         new_group(store, name, rows=rows, compact="auto", statistics=False)
         start = time.perf_counter()
         grow(store, name, appends, rows=rows)
@@ -211,14 +233,14 @@ def reads(store: FeatureStore, options: argparse.Namespace, ratios: Ratios) -> N
     def validate(name: str) -> Callable[[int], object]:
         return lambda _: store.validate_featuregroup(name)
 
-    title = f"{options.commits * ROWS:,} rows in {options.commits:,} commits vs 10"
+    title = f"{options.commits * ROWS:,} rows in {options.commits:,} commits vs {few:,}"
     for call, call_name in (
         (features, "get_features"),
         (validate, "validate"),
         (read_all, "all rows"),
     ):
         short, long = medians_of(call("few"), call("many"))
-        ratios.report(f"{call_name}, {title}", short, long, 1.5)
+        ratios.report(f"{call_name}, {title}", short, long, 1.3)
     new_group(store, "one", rows=options.commits * ROWS, statistics=False)
     store.compact_featuregroup("one")
     compacted_seconds, merged_seconds = medians_of(read_all("one"), read_all("many"))
@@ -297,9 +319,11 @@ def windows(store: FeatureStore, options: argparse.Namespace, ratios: Ratios) ->
         stores.append(target)
     title = f"{options.windows:,} windows vs 1"
     plans = [lambda _, target=target: target.plan_job("minutes") for target in stores]
-    ratios.report(f"plan_job, {title}", *medians_of(*plans), 1.5)
+    short, long = medians_of(*plans)
+    ratios.report(f"plan_job, {title}", short, long, 1.5)
     runs_ = [lambda _, target=target: target.run_job("minutes", due=True) for target in stores]
-    ratios.report(f"run_job of the next window, {title}", *medians_of(*runs_), 1.5)
+    short, long = medians_of(*runs_)
+    ratios.report(f"run_job of the next window, {title}", short, long, 1.5)
 
 
 JOB = """

@@ -1,16 +1,18 @@
 """A server and a scheduler under load: memory, descriptors, threads and Python objects over time.
 
-python benchmarks/long_run.py [--quick] [--minutes 60] [--clients 3] [--folder DIR]
+python benchmarks/long_run.py [--quick] [--minutes 60] [--clients 3] [--pause 0.2] [--folder DIR]
 
 Client processes read pages and rows of the server while others insert, publish, export, validate,
 compact and delete in the location, and the scheduler runs jobs, a publication and a monitor every
 minute. After a warm-up, both processes are sampled; the figures are the medians of the first and of
-the last quarter of the samples.
+the last quarter of the samples. What grew is printed: types, targets of descriptors, and threads.
+SIGUSR2 writes the stacks of the Python threads of such a process to its log.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import http.client
 import json
@@ -27,6 +29,8 @@ import threading
 import time
 import warnings
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -94,7 +98,7 @@ def prepare(location: Path) -> None:
 
 
 def observed(census_file: str, arguments: list[str]) -> None:
-    """Run the command line; after SIGUSR1, write the number of objects of each type to a file."""
+    """Run the command line; after SIGUSR1, write the types of objects and the threads to a file."""
 
     def count() -> None:
         for _ in range(2):
@@ -109,9 +113,11 @@ def observed(census_file: str, arguments: list[str]) -> None:
         )
         sys.setswitchinterval(interval)
         temporary = Path(f"{census_file}.new")
-        temporary.write_text(json.dumps(types))
+        names = {thread.native_id: thread.name for thread in threading.enumerate()}
+        temporary.write_text(json.dumps({"types": types, "threads": names}))
         temporary.rename(census_file)
 
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
     # Not in the handler, which interrupts the main thread at any instruction.
     signal.signal(signal.SIGUSR1, lambda *_: threading.Thread(target=count).start())
     from featurestore.cli.main import main
@@ -122,18 +128,16 @@ def observed(census_file: str, arguments: list[str]) -> None:
 
 @dataclass
 class Sample:
-    """One observation of a process; ``types`` are the numbers of its objects by type."""
+    """One observation of a process: its memory in MiB, and what it has, by target, name and type.
+
+    ``types`` are those of the objects that the garbage collector tracks.
+    """
 
     seconds: float
     memory: float
-    descriptors: int
-    threads: int
+    descriptors: Counter[str]
+    threads: Counter[str]
     types: Counter[str]
-
-    @property
-    def objects(self) -> int:
-        """The number of objects that the garbage collector tracks."""
-        return sum(self.types.values())
 
 
 class Process:
@@ -149,20 +153,31 @@ class Process:
 
     def sample(self, started: float) -> None:
         """Observe the process, which counts its objects."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        memory, threads = (
-            int(re.search(rf"{field}:\s+(\d+)", status)[1])  # type: ignore[index]
-            for field in ("VmRSS", "Threads")
-        )
-        descriptors = len(os.listdir(f"/proc/{self.process.pid}/fd"))
+        folder = Path(f"/proc/{self.process.pid}")
+        memory = int(re.search(r"VmRSS:\s+(\d+)", (folder / "status").read_text())[1])  # type: ignore[index]
+        descriptors = read_entries(folder / "fd", os.readlink)
+        commands = read_entries(folder / "task", lambda task: (task / "comm").read_text())
         self._census.unlink(missing_ok=True)
         self.process.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + 60
         while not self._census.exists() and time.monotonic() < deadline:
             time.sleep(0.1)
-        types = Counter(json.loads(self._census.read_text()))
-        elapsed = time.monotonic() - started
-        self.samples.append(Sample(elapsed, memory * 1024 / MIB, descriptors, threads, types))
+        census = json.loads(self._census.read_text())
+        names: dict[str, str] = census["threads"]
+        # The operating system names a Python thread after the program.
+        threads = Counter(
+            re.sub(r"[\d-]+$", "", names.get(task, f"not Python: {command.strip()}"))
+            for task, command in commands.items()
+        )
+        targets = Counter(re.sub(r"\[?\d+\]?", "N", target) for target in descriptors.values())
+        sample = Sample(
+            time.monotonic() - started,
+            memory * 1024 / MIB,
+            targets,
+            threads,
+            Counter(census["types"]),
+        )
+        self.samples.append(sample)
 
     def end(self) -> int:
         """End the process and return its exit status."""
@@ -170,6 +185,15 @@ class Process:
         status = self.process.wait(timeout=120)
         self._log.close()
         return status
+
+
+def read_entries(folder: Path, read: Callable[[Path], str]) -> dict[str, str]:
+    """Return a value for each entry of a folder of /proc, without entries that disappear."""
+    values = {}
+    for entry in folder.iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            values[entry.name] = read(entry)
+    return values
 
 
 # -- the load -------------------------------------------------------------------------------------
@@ -211,8 +235,8 @@ def write(store: FeatureStore, counts: Counter[str]) -> None:
     counts["write rounds"] += 1
 
 
-def client(folder: str, port: int, role: str, seconds: float) -> None:
-    """Send requests until the time has passed; then write their numbers to a file."""
+def client(folder: str, port: int, role: str, seconds: float, pause: float) -> None:
+    """Send requests with pauses until the time has passed; then write their numbers to a file."""
     warnings.simplefilter("ignore")
     counts: Counter[str] = Counter()
     end = time.monotonic() + seconds
@@ -227,7 +251,7 @@ def client(folder: str, port: int, role: str, seconds: float) -> None:
         except (featurestore.FeatureStoreError, OSError, AssertionError) as error:
             counts["errors"] += 1
             print(f"{role}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        time.sleep(0.2)
+        time.sleep(pause)
     Path(folder, f"counts{os.getpid()}").write_text(json.dumps(counts))
 
 
@@ -238,18 +262,23 @@ def report(process: Process, *, minutes: float, rounds: int) -> None:
     """Print and store the medians of the first and of the last quarter."""
     quarter = max(len(process.samples) // 4, 1)
     first, last = process.samples[:quarter], process.samples[-quarter:]
-    for field, unit in (("memory", "MiB"), ("descriptors", ""), ("threads", ""), ("objects", "")):
-        figures = [
-            statistics.median(getattr(sample, field) for sample in samples)
-            for samples in (first, last)
-        ]
+    measures: dict[str, Callable[[Sample], float]] = {
+        "memory": lambda sample: sample.memory,
+        "descriptors": lambda sample: sample.descriptors.total(),
+        "threads": lambda sample: sample.threads.total(),
+        "objects": lambda sample: sample.types.total(),
+    }
+    for field, measure in measures.items():
+        unit = "MiB" if field == "memory" else ""
+        figures = [statistics.median(map(measure, samples)) for samples in (first, last)]
         print(f"{process.name} {field}: {figures[0]:,.0f} -> {figures[1]:,.0f} {unit}", flush=True)
         REPORT.add(COMPARISONS, f"{process.name}, {field}", "first quarter", figures[0], unit)
         REPORT.add(COMPARISONS, f"{process.name}, {field}", "last quarter", figures[1], unit)
-    growth = last[-1].types - first[-1].types
-    print(f"  {minutes:.0f} minutes, {rounds} write rounds; types that grew:", flush=True)
-    for name, number in growth.most_common(12):
-        print(f"  {number:+8,} {name}", flush=True)
+    print(f"  {minutes:.0f} minutes, {rounds} write rounds; what grew:", flush=True)
+    for values in ("types", "descriptors", "threads"):
+        growth = getattr(last[-1], values) - getattr(first[-1], values)
+        for name, number in growth.most_common(12):
+            print(f"  {number:+8,} {values}: {name}", flush=True)
 
 
 def wait_for_server(port: int) -> None:
@@ -284,10 +313,11 @@ def observe(options: argparse.Namespace, folder: Path, port: int, processes: lis
     """Send requests and observe the processes; return the exit status of the program."""
     seconds = options.minutes * 60
     wait_for_server(port)
+    times = [str(seconds), str(options.pause)]
     roles = ["write", *["read"] * (options.clients - 1)]
     clients = [
         subprocess.Popen(
-            [sys.executable, __file__, "--client", str(folder), str(port), role, str(seconds)],
+            [sys.executable, __file__, "--client", str(folder), str(port), role, *times],
             stdout=subprocess.DEVNULL,
         )
         for role in roles
@@ -318,12 +348,13 @@ def main() -> int:
         observed(sys.argv[2], sys.argv[3:])
         return 0
     if sys.argv[1:2] == ["--client"]:
-        client(sys.argv[2], int(sys.argv[3]), sys.argv[4], float(sys.argv[5]))
+        client(sys.argv[2], int(sys.argv[3]), sys.argv[4], *map(float, sys.argv[5:]))
         return 0
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=3)
+    parser.add_argument("--pause", type=float, default=0.2)
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     if options.quick:

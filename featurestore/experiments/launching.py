@@ -230,10 +230,7 @@ def resume(
     settings = dict(record.settings)
     if retries is not None:
         settings["retries"] = retries
-    # The checksums in ``files`` belong to the previous end, and the files are about to change.
-    record = replace(
-        record, state="running", ended=None, reason=None, code=code, settings=settings, files={}
-    )
+    record = replace(record.running_again(), code=code, settings=settings)
     return run_attempts(
         _Execution(session, record, launcher, dumped, environment, progress=progress)
     )
@@ -359,7 +356,7 @@ def finish_record(
 
     Args:
         record: The record of the running run.
-        state: The final state.
+        state: The final state, or "running" before another attempt.
         directory: The directory of the run.
         reason: The reason of a failure.
         status: The last status of the first worker, None if unknown.
@@ -368,7 +365,8 @@ def finish_record(
     checksums: dict[str, str] = {}
     try:
         metrics = read_last_metrics(directory)
-        checksums = metrics_checksum(directory)
+        if state != "running":  # another attempt appends to the metrics
+            checksums = metrics_checksum(directory)
         if state in ("finished", "stopped"):
             checksums = final_checksums(directory, {} if status is None else status.saved)
     except FeatureStoreError as error:

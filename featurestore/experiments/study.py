@@ -269,7 +269,7 @@ def resume_study(session: Session, record: RunRecord, request: SearchRequest) ->
     dumped = check_request(launch, launcher)
     check_integer("trials", request.trials, minimum=1, maximum=_MAX_TRIALS)
     settings = {**record.settings, "trials": request.trials, "parallel": request.parallel}
-    resumed = replace(record, state="running", ended=None, reason=None, settings=settings)
+    resumed = replace(record.running_again(), settings=settings)
     return run_study(session, resumed, request, dumped)
 
 
@@ -336,7 +336,7 @@ def reset_unfinished(past_trials: list[RunRecord]) -> deque[RunRecord]:
     """Return the trials that were running when their driver ended, reset for another run."""
     # A killed driver leaves its trials in the state "running".
     interrupted = [each for each in past_trials if each.state in ("running", "interrupted")]
-    return deque(replace(each, state="running", ended=None, reason=None) for each in interrupted)
+    return deque(each.running_again() for each in interrupted)
 
 
 def find_best_trial(trials: list[RunRecord], metric: str, direction: str) -> RunRecord | None:

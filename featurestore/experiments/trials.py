@@ -318,7 +318,7 @@ class TrialPool:
         # Until its retry the trial is saved as running, so that a resumed study finds it.
         record = self._save_attempt(slot, "running" if can_retry else "failed", reason=reason)
         if can_retry:
-            self.unfinished.append(replace(record, ended=None, reason=None))
+            self.unfinished.append(record.running_again())
         else:
             self.proposals.ended(record)
 

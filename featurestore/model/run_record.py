@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, get_args
 
@@ -99,6 +99,13 @@ class RunRecord:
             return None
         lasted = datetime.fromisoformat(self.ended) - datetime.fromisoformat(self.started)
         return lasted.total_seconds()
+
+    def running_again(self) -> RunRecord:
+        """Return the record for another attempt.
+
+        The checksums in ``files`` belong to the previous end, and the files are about to change.
+        """
+        return replace(self, state="running", ended=None, reason=None, files={})
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object in ``run.json``."""

@@ -292,15 +292,17 @@ def read_commit_file(file: str) -> tuple[FileState, Actions]:
     return state, _parse_commit(state)[1]
 
 
-def commit_digest(path: str, version: int) -> str | None:
+def commit_digest(path: str, version: int, state: FileState | None = None) -> str | None:
     """Return the digest of a commit in the chain, or None if the log does not have the commit.
+
+    ``state`` is the state of its file, if it is known.
 
     Raises:
         TableDamaged: The commit is invalid.
     """
     file = commit_path(path, version)
     try:
-        return _parse_commit(FileState.from_path(file))[0]
+        return _parse_commit(state or FileState.from_path(file))[0]
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -14,13 +14,25 @@ from featurestore.storage import files, storage_for
 _COMMITS_BEFORE = 2
 
 
-def seal_commit(path: str, version: int, actions: Sequence[Mapping[str, Any]]) -> bytes:
+def seal_commit(
+    path: str,
+    version: int,
+    actions: Sequence[Mapping[str, Any]],
+    *,
+    before: log.FileState | None = None,
+) -> bytes:
     """Return the commit file of a version with its checksums.
+
+    Args:
+        path: The table.
+        version: The version of the commit.
+        actions: The actions without checksums.
+        before: The file of the commit before, if it is known, which saves a request.
 
     Raises:
         TableDamaged: The commit before is damaged, so that no commit may follow.
     """
-    previous = log.commit_digest(path, version - 1) if version > 0 else None
+    previous = log.commit_digest(path, version - 1, before) if version > 0 else None
     return seal(actions, CommitChecksums(previous, _new_checkpoints(path, version)))
 
 

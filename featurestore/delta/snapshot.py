@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,7 +56,8 @@ class Snapshot:
     """A table at one version.
 
     ``schema`` has storage types. ``files`` are in commit order. ``metadata`` is the metadata action
-    in the log. ``transactions`` maps each application to its last transaction number.
+    in the log. ``transactions`` maps each application to its last transaction number. ``commit`` is
+    the file of the version in the log, or None if the snapshot is from a checkpoint.
     """
 
     path: str
@@ -71,6 +72,7 @@ class Snapshot:
     protocol: Protocol = field(default_factory=Protocol)
     metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
     transactions: Mapping[str, int] = field(default_factory=dict, repr=False)
+    commit: FileState | None = field(default=None, repr=False, compare=False)
     _bounds: dict[str, ColumnBounds] = field(default_factory=dict, repr=False, compare=False)
 
     def has_committed(self, transaction: tuple[str, int] | None) -> bool:
@@ -221,8 +223,7 @@ def _replay_log(path: str, version: int) -> _CachedSnapshot:
     """Build the snapshot at ``version`` from the latest preceding checkpoint and later commits."""
     replay, start, sources = _replay_checkpoint(path, version)
     sources += replay.apply_commits(start + 1, version)
-    snapshot = _build_snapshot(replay, version, tuple(replay.data_files()))
-    return _CachedSnapshot(snapshot, tuple(sources[-_CHECKED_COMMITS:]))
+    return _cached(_build_snapshot(replay, version, tuple(replay.data_files())), sources)
 
 
 def _replay_checkpoint(path: str, version: int) -> tuple[Replay, int, list[FileState]]:
@@ -274,6 +275,13 @@ def _replay_from(base: _CachedSnapshot, version: int) -> _CachedSnapshot:
         snapshot = _next_snapshot(before, replay, version)
     else:
         snapshot = _snapshot_with_new_metadata(before, replay, version)
+    return _cached(snapshot, sources)
+
+
+def _cached(snapshot: Snapshot, sources: Sequence[FileState]) -> _CachedSnapshot:
+    """Return a snapshot with the log files from which it was built, in the order of versions."""
+    if sources[-1].path == log.commit_path(snapshot.path, snapshot.version):
+        snapshot = replace(snapshot, commit=sources[-1])
     return _CachedSnapshot(snapshot, tuple(sources[-_CHECKED_COMMITS:]))
 
 

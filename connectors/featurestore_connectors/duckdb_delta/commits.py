@@ -29,6 +29,7 @@ from featurestore.delta.commits import check_concurrent_transactions, check_offs
 from featurestore.delta.datafile import DataFile
 from featurestore.delta.log import (
     LOG_FOLDER,
+    FileState,
     commit_path,
     is_delta_table,
     latest_version,
@@ -134,7 +135,7 @@ def commit(state: Snapshot, change: Change, publication: Publication) -> int:
         RepeatedError: The transaction is already committed.
         StreamOvertaken: An offset that the change advances has been changed by another commit.
     """
-    version = state.version
+    version, before = state.version, state.commit
     # ``state`` may be newer than the snapshot whose rows were read: the transaction may have been
     # committed since.
     if state.has_committed(change.transaction):
@@ -144,13 +145,14 @@ def commit(state: Snapshot, change: Change, publication: Publication) -> int:
     actions = list(_build_actions(state, change))
     while True:
         version += 1
-        if _publish_commit(state.path, version, actions, publication):
+        if _publish_commit(state.path, version, actions, publication, before=before):
             with warn_after_publication(f"Delta version {version} of {state.path}"):
                 _checkpoint(state, version, durable=publication.durable)
             return version
         # Another writer took this version. If its commit does not conflict, the same actions are
         # valid for the next version, and no file is written again.
         _check_conflicts(change, read_commit(commit_path(state.path, version)))
+        before = None
 
 
 def _add_checksums(new_files: Sequence[NewFile], publication: Publication) -> list[NewFile]:
@@ -361,11 +363,16 @@ def _now_millis() -> int:
 
 
 def _publish_commit(
-    path: str, version: int, actions: Sequence[Mapping[str, Any]], publication: Publication
+    path: str,
+    version: int,
+    actions: Sequence[Mapping[str, Any]],
+    publication: Publication,
+    *,
+    before: FileState | None = None,
 ) -> bool:
     """Publish a commit file; return False if the version exists."""
     commit_file = commit_path(path, version)
-    content = seal_commit(path, version, actions)
+    content = seal_commit(path, version, actions, before=before)
     try:
         return publication.publish(commit_file, content)
     except OSError as error:

@@ -190,7 +190,7 @@ def in_flight(
             )
         raise
     finally:
-        if (store.registry.url, intent_id) in _pending_intents:
+        if intent_id in {pending_id for _, pending_id in _pending_intents}:
             liveness.release_owner(store.location)
         if write is not None and store.recorder is not None and kind in _WRITTEN_KINDS:
             store.recorder.remove_output(Object(_WRITTEN_KINDS[kind], name, write.version))

@@ -45,6 +45,7 @@ class LocalStorage:
     needs_claims = False
 
     def ensure_writable(self, directory: str) -> None:
+        check_links(directory)
         try:
             os.makedirs(directory, exist_ok=True)
             # Only a write shows that a directory is writable, for example on a read-only mount.

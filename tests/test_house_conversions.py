@@ -28,7 +28,7 @@ SAFE_TARGETS = {
 # Constants of the library that are Arrow types.
 TYPE_CONSTANTS = {"TIMESTAMP": "timestamp"}
 # Casts of SQL expressions, tensors and memory, which are no Arrow values.
-OTHER_RECEIVERS = {"exp", "ops", "tf", "self._tf", "self.tf", "library", "typing"}
+OTHER_RECEIVERS = {"exp", "ops", "tf", "self._tf", "self.tf", "library", "sa", "typing"}
 
 POSITIONS = "row positions, counts and offsets, which the module computes as integers"
 CLOCK = "microseconds since 1970, which the module computes as integers"

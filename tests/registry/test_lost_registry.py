@@ -288,7 +288,7 @@ def test_each_missing_table_is_found_and_repaired(
     with registry.upgrade_transaction() as connection:
         assert schema.missing_parts(connection) == []
         for table in tables.metadata.sorted_tables:
-            with subtests.test(table.name):
+            with subtests.test(str(table.name)):
                 cascade = " cascade" if registry.dialect == "postgresql" else ""
                 connection.exec_driver_sql(f"drop table {table.name}{cascade}")
                 assert f"table {table.name}" in schema.missing_parts(connection)

@@ -82,7 +82,7 @@ def test_damaged_group_definition_error_names_group(flights_copy: FeatureStore) 
     with flights_copy.session.registry.transaction() as connection:
         connection.execute(sa.text("update featuregroups set spec = '{' where name = 'planes'"))
     with pytest.raises(RegistryError, match="feature group 'planes' version 1"):
-        flights_copy.get_featuregroups()
+        flights_copy.get_featuregroup("planes")
 
 
 def test_run_log_path_stays_inside_store(empty_store: FeatureStore) -> None:

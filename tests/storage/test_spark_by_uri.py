@@ -142,7 +142,7 @@ SESSION_HINTS = {
         ("gcs-connector-3.0.4-shaded.jar",),
         "featurestore.delta.GcsLogStore",
     ),
-    "hdfs": ("no Hadoop client", ("featurestore[spark]",), "io.delta.storage.HDFSLogStore"),
+    "hdfs": ("no Hadoop client", ("featurestore[spark]",), "featurestore.delta.HdfsLogStore"),
 }
 
 

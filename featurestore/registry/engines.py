@@ -117,6 +117,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
     cursor = connection.cursor()
     try:
         sqlite_files.use_write_ahead_log(connection, seconds=BUSY_SECONDS)
+        sqlite_files.check_last_page(connection)
     except UnicodeDecodeError as error:
         raise _undecodable_text_error(error) from error
     # In WAL mode, "normal" keeps the database consistent after a power loss, but may lose the last

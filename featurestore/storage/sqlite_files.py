@@ -13,6 +13,11 @@ from featurestore.storage.local import link_new, temporary_path
 
 _SUFFIXES = ("", "-wal", "-shm", "-journal")
 _SWITCH_POLL_SECONDS = 0.005
+# The format of a write-ahead log: https://sqlite.org/fileformat2.html#the_write_ahead_log
+_LOG_HEADER_BYTES = 32
+_FRAME_HEADER_BYTES = 24
+_LOG_SALTS = slice(16, 24)
+_FRAME_SALTS = slice(8, 16)
 
 
 def create_database(path: str) -> None:
@@ -68,3 +73,34 @@ def use_write_ahead_log(connection: sqlite3.Connection, *, seconds: float) -> No
             if not is_busy or time.monotonic() > deadline:
                 raise
         time.sleep(_SWITCH_POLL_SECONDS)
+
+
+def check_last_page(connection: sqlite3.Connection) -> None:
+    """Check that the file of a connection does not end within a page.
+
+    SQLite finds missing pages, but replaces the missing bytes of the last page by zeros, so that
+    rows of this page are missing without an error.
+
+    Raises:
+        sqlite3.DatabaseError: The end of the file is missing.
+    """
+    (_, _, path), *_ = connection.execute("PRAGMA database_list").fetchall()
+    if not os.path.exists(path):  # in memory, or removed since the connection began
+        return
+    (page_size,) = connection.execute("PRAGMA page_size").fetchone()
+    # The size without a descriptor of the file: its close would remove locks of this process.
+    whole_pages, extra_bytes = divmod(os.stat(path).st_size, page_size)
+    # A write that failed may leave a part of a page, which the log contains.
+    if extra_bytes and whole_pages + 1 not in _pages_in_log(path + "-wal", page_size):
+        raise sqlite3.DatabaseError(f"the file ends within page {whole_pages + 1}")
+
+
+def _pages_in_log(path: str, page_size: int) -> set[int]:
+    """Return the numbers of the pages in a write-ahead log, without those of its earlier use."""
+    pages: set[int] = set()
+    with suppress(FileNotFoundError), open(path, "rb") as log:
+        salts = log.read(_LOG_HEADER_BYTES)[_LOG_SALTS]
+        while len(frame := log.read(_FRAME_HEADER_BYTES + page_size)) > _FRAME_HEADER_BYTES:
+            if frame[_FRAME_SALTS] == salts:
+                pages.add(int.from_bytes(frame[:4], "big"))
+    return pages

@@ -355,7 +355,7 @@ KINDS: dict[str, tuple[str, dict[str, Call]]] = {
         {"connect": connect_again, "rebuild": rebuild_registry},
     ),
     "access": (r"access\.json", {"connect": connect_again, "rebuild": rebuild_registry}),
-    "online": (r"online/.*", {"online": read_online}),
+    "online": (r"online/.*", {"online": read_online, "verify": verify_online}),
     "log": (r"_logs/.*", {"jobs": read_jobs}),
 }
 for _name in DATASETS:

@@ -192,18 +192,19 @@ class SQLiteOnlineStore:
         connection = sqlite3.connect(
             self._path, timeout=_LOCK_SECONDS, isolation_level=None, check_same_thread=False
         )
-        try:
+        with _closed_after_error(connection):
             sqlite_files.use_write_ahead_log(connection, seconds=_LOCK_SECONDS)
+            sqlite_files.check_last_page(connection)
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute(_CREATE)
-        except BaseException:
-            connection.close()
-            raise
         return connection
 
     def _connect_to_copy(self) -> sqlite3.Connection:
         self._copy = self._copy or _FileCopy(self._path)
-        return sqlite3.connect(self._copy.path, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(self._copy.path, isolation_level=None, check_same_thread=False)
+        with _closed_after_error(connection):
+            sqlite_files.check_last_page(connection)
+        return connection
 
     def _drop_copy(self) -> None:
         self._copy = None
@@ -240,6 +241,15 @@ class SQLiteOnlineStore:
             # After an error the connection is closed, which rolls back.
             yield connection
             connection.execute("COMMIT")
+
+
+@contextmanager
+def _closed_after_error(connection: sqlite3.Connection) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
 
 
 class _FileCopy:

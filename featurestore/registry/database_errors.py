@@ -21,6 +21,11 @@ _DAMAGES = (
     "has no column",
     "Could not decode",
 )
+# Parts of the messages of Postgres at the limits of a connection. That of an idle transaction ends
+# with "idle-in-transaction timeout".
+_LOCK_TIMEOUT = "lock timeout"
+_TRANSACTION_TIMEOUT = "transaction timeout"
+_BUSY_HINT = "another process is writing to the registry; try again"
 
 
 def format_url(url: sa.URL) -> str:
@@ -65,6 +70,8 @@ def _error_reason(url: sa.URL, error: exc.DatabaseError) -> str:
         "translate host": "the host is unknown",
         "password authentication failed": "the user name or the password is wrong",
         "no password supplied": "the server requires a password",
+        _LOCK_TIMEOUT: "another process has held a lock for too long",
+        _TRANSACTION_TIMEOUT: "the server ended a transaction that was idle or too long",
         "timeout": "the server does not respond",
     }
     for pattern, reason in reasons.items():
@@ -78,6 +85,10 @@ def _error_hint(url: sa.URL, error: exc.DatabaseError) -> str:
     if _is_damage(url, error):
         return "rebuild the registry from the tables: featurestore registry rebuild"
     if url.get_backend_name() != "sqlite":
+        if _LOCK_TIMEOUT in str(error.orig):
+            return _BUSY_HINT
+        if _TRANSACTION_TIMEOUT in str(error.orig):
+            return "this process was suspended or slow; try again"
         user = url.username or "of this process"
         return (
             f"check that a server runs at host {url.host or 'localhost'}, port {url.port or 5432}, "
@@ -88,7 +99,7 @@ def _error_hint(url: sa.URL, error: exc.DatabaseError) -> str:
     if not files.is_directory(folder):
         return f"create the folder {folder!r} first"
     if "locked" in str(error.orig):
-        return "another process is writing to the registry; try again"
+        return _BUSY_HINT
     if "readonly" in str(error.orig):
         return f"give the user of this process write access to the files in {folder!r}, and retry"
     return "check free space and permissions"

@@ -14,6 +14,7 @@ import pytest
 
 import featurestore
 from featurestore.registry import jobs, runs
+from featurestore.registry.runs import Run
 from featurestore.store import FeatureStore
 from tests.jobs.conftest import expected, python_job, rows, trips
 from tests.jobs.two_schedulers import (
@@ -94,13 +95,23 @@ def check(
         outcomes["calls"] += len(named_calls)
         failed = [run for run in job_runs if run.state == "failed"]
         outcomes["failed runs"] += len(failed)
-        # A run fails only because its process was killed, or suspended past its lease.
-        errors = {str(run.error).split("\n")[0] for run in failed}
-        assert all("died before it committed" in error or "lease" in error for error in errors), (
-            errors
-        )
+        for run in failed:
+            check_failed_run(run, schedulers)
     outcomes["windows"] = hours * len(NAMES)
     return outcomes
+
+
+def check_failed_run(run: Run, schedulers: Schedulers) -> None:
+    """Check that the process of a run was killed, or suspended past its lease or transaction."""
+    error = str(run.error)
+    if "died before it committed" not in error:
+        assert process_id(run.owner) in schedulers.suspended_pids, (run.owner, error)
+        assert "lease" in error or "The registry" in error, error
+
+
+def process_id(owner: str) -> int:
+    """Return the process of an owner, whose name is <host>.<pid>.<machine>.<random>."""
+    return int(owner.split(".")[1])
 
 
 def define_jobs(define: Define) -> Path:
@@ -115,9 +126,8 @@ def find_lease_holder(store: FeatureStore, schedulers: Schedulers, name: str) ->
         with store.session.registry.reading() as connection:
             owner = jobs.lease_owner(connection, name)
         pids = [process.pid for process in schedulers.processes]
-        # The name of an owner is <host>.<pid>.<machine>.<random>.
-        if owner is not None and int(owner.split(".")[1]) in pids:
-            return pids.index(int(owner.split(".")[1]))
+        if owner is not None and process_id(owner) in pids:
+            return pids.index(process_id(owner))
         time.sleep(0.02)
     raise AssertionError(f"no scheduler runs {name}")
 

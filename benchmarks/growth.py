@@ -184,7 +184,7 @@ def new_group(store: FeatureStore, name: str, *, rows: int = ROWS, **options: An
 
 
 def writes(store: FeatureStore, options: argparse.Namespace, ratios: Ratios) -> None:
-    """Measure writes and histories after 10 and after many commits."""
+    """Measure writes and histories after 10 and after many commits, and reads of many files."""
     few, many = (
         _grown(store, name, count) for name, count in (("few", 10), ("many", options.commits))
     )
@@ -196,6 +196,36 @@ def writes(store: FeatureStore, options: argparse.Namespace, ratios: Ratios) -> 
     ):
         short, long = medians_of(getattr(few, name), getattr(many, name))
         ratios.report(f"{title}, {options.commits:,} commits vs 10", short, long, 1.5)
+    tenth = options.commits // 10
+    new_group(store, "tenth", rows=10 * ROWS)
+    grow(store, "tenth", tenth, rows=10 * ROWS)
+    labels = labels_of(options)
+    # Without compact="auto" a read opens each file, so the time grows with their number.
+    for title, call in (("get_features", retrieve), ("all rows", read_all)):
+        short, long = medians_of(
+            *(call(store, name, labels) for name in ("tenth", "many")), trials=5
+        )
+        ratios.report(f"{title}, {options.commits:,} files vs {tenth:,}", short, long, 10.0)
+
+
+def labels_of(options: argparse.Namespace) -> pa.Table:
+    """Return labels with times in the middle of the rows of all commits."""
+    return rows_of(options.commits // 2).select(["key", "at"])
+
+
+def retrieve(store: FeatureStore, name: str, labels: pa.Table) -> Callable[[int], object]:
+    """Return a call that joins a column of a group to labels."""
+    return lambda _: store.get_features(f"{name}.x", labels=labels, label_time="at").to_arrow()
+
+
+def read_all(store: FeatureStore, name: str, _: pa.Table) -> Callable[[int], object]:
+    """Return a call that reads all rows of a group."""
+    return lambda _: store.get_featuregroup(name).to_arrow()
+
+
+def validate(store: FeatureStore, name: str, _: pa.Table) -> Callable[[int], object]:
+    """Return a call that validates a group."""
+    return lambda _: store.validate_featuregroup(name)
 
 
 def _grown(store: FeatureStore, name: str, count: int) -> Calls:
@@ -222,28 +252,20 @@ def reads(store: FeatureStore, options: argparse.Namespace, ratios: Ratios) -> N
             f"# {appends} appends in {seconds:.0f} s: {len(state.files)} files, version {state.version}",
             flush=True,
         )
-    labels = rows_of(options.commits // 2).select(["key", "at"])
-
-    def features(name: str) -> Callable[[int], object]:
-        return lambda _: store.get_features(f"{name}.x", labels=labels, label_time="at").to_arrow()
-
-    def read_all(name: str) -> Callable[[int], object]:
-        return lambda _: store.get_featuregroup(name).to_arrow()
-
-    def validate(name: str) -> Callable[[int], object]:
-        return lambda _: store.validate_featuregroup(name)
-
+    labels = labels_of(options)
     title = f"{options.commits * ROWS:,} rows in {options.commits:,} commits vs {few:,}"
     for call, call_name in (
-        (features, "get_features"),
+        (retrieve, "get_features"),
         (validate, "validate"),
         (read_all, "all rows"),
     ):
-        short, long = medians_of(call("few"), call("many"))
+        short, long = medians_of(*(call(store, name, labels) for name in ("few", "many")))
         ratios.report(f"{call_name}, {title}", short, long, 1.3)
     new_group(store, "one", rows=options.commits * ROWS, statistics=False)
     store.compact_featuregroup("one")
-    compacted_seconds, merged_seconds = medians_of(read_all("one"), read_all("many"))
+    compacted_seconds, merged_seconds = medians_of(
+        *(read_all(store, name, labels) for name in ("one", "many"))
+    )
     ratios.report("all rows, compact='auto' vs compacted", compacted_seconds, merged_seconds, 2.0)
 
 

@@ -122,12 +122,11 @@ def test_documented_calls_find_changed_files(
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_many_damaged_bytes_are_found_or_harmless(damaged_store: DamagedStore) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_damaged_bytes_are_found_or_harmless(damaged_store: DamagedStore, kind: str) -> None:
     problems = []
     random_numbers = random.Random()
-    for number in range(SOAK_POSITIONS):
-        kind = list(KINDS)[number % len(KINDS)]
+    for _ in range(SOAK_POSITIONS // len(KINDS) + 1):
         problems += problems_of(
             damaged_store, kind, random_damage(damaged_store, kind, random_numbers)
         )

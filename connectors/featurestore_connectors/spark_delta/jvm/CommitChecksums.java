@@ -50,6 +50,8 @@ final class CommitChecksums {
   private static final int REMEMBERED_FILES = 10_000;
   // The driver reads new files back from a server, which is slow for the files of a large write.
   private static final long MOST_REMOTE_BYTES = 256L << 20;
+  // A commit may add hundreds of small files, whose buffers would cost more than their checksums.
+  private static final int READ_BYTES = 64 << 10;
   private static final ObjectMapper JSON = new ObjectMapper();
   // After a lost race, Delta writes the same files into the next commit.
   private static final Map<String, String> FILE_CHECKSUMS = new ConcurrentHashMap<>();
@@ -134,7 +136,7 @@ final class CommitChecksums {
       return known;
     }
     CRC32C checksum = new CRC32C();
-    byte[] buffer = new byte[1 << 20];
+    byte[] buffer = new byte[READ_BYTES];
     try (InputStream input = files.open(file)) {
       for (int count = input.read(buffer); count >= 0; count = input.read(buffer)) {
         checksum.update(buffer, 0, count);

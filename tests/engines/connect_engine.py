@@ -161,6 +161,21 @@ def run_on_spark(store: Any) -> dict[str, Any]:
     return result
 
 
+def verify_groups(store: Any) -> dict[str, Any]:
+    """Verify the groups that the session wrote, then one with a changed data file."""
+    groups = [group.name for group in store.get_featuregroups()]
+    reports = [store.verify_featuregroup(name) for name in groups]
+    result: dict[str, Any] = {
+        "verified": {report.featuregroup: report.problems + report.unverified for report in reports}
+    }
+    file = next(Path(store.featuregroup("twins").path).glob("*.parquet"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 4] ^= 1
+    file.write_bytes(content)
+    problems = store.verify_featuregroup("twins").problems
+    return result | {"changed": [problem.file for problem in problems] == [file.name]}
+
+
 def publish(store: Any, to_frame: Callable[[pa.Table], Any]) -> list[Any]:
     """Publish a view over groups with and without event time; return its vectors."""
     zones = pa.table({"zone": pa.array(range(40)), "name": [f"z{zone}" for zone in range(40)]})
@@ -209,6 +224,8 @@ def main() -> None:
                     result |= run_on_spark(store)
                 if scope == "all":
                     result[engine] |= run_others(store, jobs, to_frame)
+                if engine == "spark":
+                    result |= verify_groups(store)
     print(json.dumps(result, default=str))
 
 

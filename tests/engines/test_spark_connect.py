@@ -148,6 +148,10 @@ def test_spark_engine_on_connect_equals_embedded_engine(
     embedded, on_spark = result["duckdb"], result["spark"]
     assert "wider decimals needs Spark in this process" in result["refused"]
     assert result["commits"] == 0
+    # The log store of the server adds the checksums.
+    assert result["verified"].keys() >= {"trips version 1", "twins version 1", "zones version 1"}
+    assert set(map(tuple, result["verified"].values())) == {()}
+    assert result["changed"]
     assert set(embedded) == set(on_spark)
     assert embedded.get("function") != []
     for name, expected in embedded.items():

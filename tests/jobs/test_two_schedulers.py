@@ -39,6 +39,13 @@ ACTIONS = ("kill", "stop", "slow")
 # The hours with trips, of which a trial computes the first ones.
 HOURS = 400
 SECONDS_PER_HOUR = 0.7
+# Another process took over the lease or removed the staged rows, or Postgres ended the transaction.
+ERRORS_AFTER_SUSPENSION = (
+    "has taken over job",
+    "considered this write dead",
+    "_staging",
+    "The registry",
+)
 SECONDS = {"quick": 0.0, "steady": 0.1, "slow": 0.6}
 
 
@@ -102,11 +109,11 @@ def check(
 
 
 def check_failed_run(run: Run, schedulers: Schedulers) -> None:
-    """Check that the process of a run was killed, or suspended past its lease or transaction."""
+    """Check that the process of a run was killed, or suspended past its heartbeat or transaction."""
     error = str(run.error)
     if "died before it committed" not in error:
         assert process_id(run.owner) in schedulers.suspended_pids, (run.owner, error)
-        assert "lease" in error or "The registry" in error, error
+        assert any(words in error for words in ERRORS_AFTER_SUSPENSION), error
 
 
 def process_id(owner: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,17 +44,19 @@ def verify_file(path: str, added: AddedFile) -> Outcome:
     except UnsupportedTable as error:
         return Outcome(added.add["path"], error.message)
     try:
-        size, expected_size = files.status(file).size, int(added.add["size"])
+        expected_size = int(added.add["size"])
+        checksum = checksum_in_add(added.add)
+    except (KeyError, TypeError, ValueError):
+        return Outcome(file, "has an incomplete entry in the log")
+    try:
+        size = files.status(file).size
         if size != expected_size:
             return Outcome(file, f"has {size:,} bytes, but {expected_size:,} in the log")
-        checksum = checksum_in_add(added.add)
         if checksum is None:
             return Outcome(file, _unreadable_reason(file, added.add), is_unverified=True)
         differs = file_checksum(file) != checksum
     except FileNotFoundError:
         return Outcome(file, "is missing", is_missing=True)
-    except (KeyError, TypeError, ValueError):
-        return Outcome(file, "has an incomplete entry in the log")
     return Outcome(file, "differs from its checksum" if differs else None)
 
 
@@ -62,10 +65,12 @@ def _unreadable_reason(file: str, add: Mapping[str, Any]) -> str | None:
     from pyarrow import parquet
 
     expected_rows = rows_in_statistics(add.get("stats"))
+    # Files of Spark have checksums of pages, which pyarrow 14 does not verify.
+    parameters = inspect.signature(parquet.ParquetFile).parameters
+    options = {"page_checksum_verification"} & parameters.keys()
     try:
-        # Files of Spark have checksums of pages.
         with parquet.ParquetFile(
-            files.open_ranges(file), page_checksum_verification=True
+            files.open_ranges(file), **dict.fromkeys(options, True)
         ) as parquet_file:
             rows = sum(batch.num_rows for batch in parquet_file.iter_batches())
     except (OSError, pa.ArrowException) as error:

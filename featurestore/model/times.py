@@ -225,8 +225,18 @@ def has_passed(since: datetime, wait: timedelta, *, now: datetime) -> bool:
 
 def to_python_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
     """Convert rows to dicts; times after the year 9999, which Python lacks, become strings."""
-    values = [_to_python_values(column) for column in rows.columns]
+    values = [to_python_values(column) for column in rows.columns]
     return [dict(zip(rows.schema.names, row, strict=True)) for row in zip(*values, strict=True)]
+
+
+def to_python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """Convert a column to Python values, with strings for times beyond the year 9999."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except OverflowError:
+        numbers = column.cast("int64").to_pylist()
+        return [None if number is None else f"{number:,} {column.type}" for number in numbers]
+    return values
 
 
 def parse_duration(value: timedelta | str, *, argument: str = "duration") -> timedelta:
@@ -331,13 +341,3 @@ class Window:
     def overlaps(self, window: Window) -> bool:
         """Return whether the ranges have a common instant; adjacent ranges have none."""
         return self.start < window.end and window.start < self.end
-
-
-def _to_python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """Convert a column to Python values, with strings for times beyond the year 9999."""
-    try:
-        values: list[Any] = column.to_pylist()
-    except OverflowError:
-        numbers = column.cast("int64").to_pylist()
-        return [None if number is None else f"{number:,} {column.type}" for number in numbers]
-    return values

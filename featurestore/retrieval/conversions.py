@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.arrays import combine_chunks, flatten_items, to_cells
+from featurestore.arrow.bounds import find_out_of_range, out_of_range_error
 from featurestore.arrow.types import array_item_type, array_shape, describe, is_number
 from featurestore.errors import (
     InvalidArgument,
@@ -25,6 +26,7 @@ from featurestore.errors import (
 )
 from featurestore.model import display
 from featurestore.model.display import escape_line
+from featurestore.model.times import to_python_values
 
 if TYPE_CHECKING:
     from featurestore.retrieval.frame import FeatureFrame
@@ -139,6 +141,10 @@ def to_numpy(table: pa.Table) -> np.ndarray[Any, Any]:
     a column; but a single array column keeps its shape, such as (rows, 28, 28, 1). Strings, times
     and mixed types become an object array.
 
+    Raises:
+        OutOfRange: A time is outside of the years 1 to 9999, as in a damaged file.
+        UnsupportedType: A column of arrays has nulls.
+
     >>> to_numpy(pa.table({"a": [1, 2], "b": [0.5, None]}))
     array([[1. , 0.5],
            [2. , nan]])
@@ -167,7 +173,19 @@ def _as_array(array: pa.Array, name: str) -> np.ndarray[Any, Any]:
     if is_number(kind):
         return _to_float_array(array).reshape(-1, 1)
     result = np.empty((len(array), 1), dtype=object)
-    result[:, 0] = array.to_pylist()
+    try:
+        result[:, 0] = array.to_pylist()
+    except OverflowError as error:
+        # Writes refuse such times: the file of the group is damaged, or of another program.
+        row = find_out_of_range(array)
+        assert row is not None
+        raise out_of_range_error(
+            array,
+            row,
+            column=name,
+            shown="A row",
+            hint="use to_arrow(), and featurestore fg verify",
+        ) from error
     return result
 
 
@@ -273,7 +291,7 @@ def format_cell(value: object) -> str:
 
 
 def _to_row_tuples(table: pa.Table) -> list[tuple[object, ...]]:
-    columns = [column.to_pylist() for column in table.columns]
+    columns = [to_python_values(column) for column in table.columns]
     return list(zip(*columns, strict=True))
 
 

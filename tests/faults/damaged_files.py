@@ -28,6 +28,7 @@ from featurestore.errors import FeatureStoreError
 from featurestore.experiments import catalog
 from featurestore.experiments.run_files import metrics_checksum
 from featurestore.jobs.recovery import restore_runs
+from featurestore.model.times import to_python_rows
 from featurestore.recovery.rebuild import rebuild
 from featurestore.registry.audit_log import Actor
 from featurestore.server.access import changes
@@ -147,7 +148,7 @@ def read_group(store: FeatureStore) -> object:
     group = store.featuregroup("g")
     table = store.get_featuregroup("g").to_arrow()
     return (
-        table.sort_by("id").to_pylist(),
+        to_python_rows(table.sort_by("id")),
         store.get_featuregroup("g", as_of=3).to_arrow().num_rows,
         [(commit.delta_version, commit.rows) for commit in store.get_featuregroup_history("g")],
         store.get_featuregroup_partitions("g"),
@@ -157,7 +158,7 @@ def read_group(store: FeatureStore) -> object:
 
 def read_quarantine(store: FeatureStore) -> object:
     """Return the refused rows of the group with expectations."""
-    rows = store.get_featuregroup_quarantine("checked").to_arrow().to_pylist()
+    rows = to_python_rows(store.get_featuregroup_quarantine("checked").to_arrow())
     return sorted(map(repr, rows))
 
 
@@ -183,7 +184,7 @@ def read_dataset(name: str) -> Callable[[FeatureStore], object]:
         dataset = store.get_training_dataset(name)
         if "compression" in DATASETS[name]:  # a GZIP shard has no random access
             return verify_dataset(name)(store)
-        rows = dataset.read("train").to_arrow().to_pylist()
+        rows = to_python_rows(dataset.read("train").to_arrow())
         reader = dataset.reader("train", global_batch_size=16, **READERS.get(name, {}))
         return rows, [
             {key: repr(value) for key, value in batch.items()} for batch in reader.batches(0)

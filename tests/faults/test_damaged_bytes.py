@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import random
 import re
+import struct
 from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from featurestore.model.times import to_micros
+from featurestore.retrieval.frame import FeatureFrame
+from featurestore.store import FeatureStore
 from tests.faults.damaged_files import (
     DATASETS,
     KINDS,
+    NOON,
     Call,
     Damage,
     DamagedStore,
@@ -90,6 +97,35 @@ def test_known_damages_raise_library_errors(
             position = content.index(text) if text else len(content) // 2
             problems = problems_of(damaged_store, kind, Damage(path, position, f"flip {mask}"))
             assert problems == []
+
+
+def test_frames_with_damaged_times_raise_library_errors(damaged_store: DamagedStore) -> None:
+    times = [struct.pack("<q", to_micros(NOON + timedelta(minutes=20 * n + 1))) for n in range(12)]
+    paths = [p for p in damaged_store.paths if re.fullmatch(r"featuregroups/g/v1/day=1/.*", p)]
+    contents = {path: Path(damaged_store.template, path).read_bytes() for path in paths}
+    damages = [
+        Damage(path, content.index(time) + 7, "flip 8")  # the highest byte: after the year 9999
+        for path, content in contents.items()
+        for time in times
+        if time in content
+    ]
+    assert damages
+    reads: dict[str, Callable[[FeatureFrame], object]] = {
+        "to_arrow": lambda frame: frame.to_arrow().num_rows,
+        "to_pandas": lambda frame: len(frame.to_pandas()),
+        "to_polars": lambda frame: len(frame.to_polars()),
+        "to_numpy": lambda frame: frame.to_numpy(),
+        "show": lambda frame: frame.show(100),
+    }
+    states = {}
+    for name, read in reads.items():
+
+        def call(store: FeatureStore, read: Callable[[FeatureFrame], object] = read) -> object:
+            return read(store.get_featuregroup("g"))
+
+        states[name] = damaged_store.outcome(damages[0], name, call).state
+    # The results of these calls without the damage are not known to the store.
+    assert states == dict.fromkeys(reads, "different") | {"to_numpy": "error", "show": "equal"}
 
 
 def test_damaged_bytes_are_found_or_harmless(damaged_store: DamagedStore) -> None:

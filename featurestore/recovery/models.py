@@ -10,7 +10,7 @@ from sqlalchemy.engine import Connection
 
 from featurestore.errors import ModelDamaged, ModelExists
 from featurestore.model.arguments import check_version
-from featurestore.model.json_object import MalformedJson
+from featurestore.model.json_object import MalformedJson, seal
 from featurestore.model.paths import MODEL_FILE, StorePaths, parse_version_directory
 from featurestore.model.registered_model import (
     DESCRIBED_FILE,
@@ -71,7 +71,7 @@ def change_annotations(
 
 def write_annotations(directory: str, annotations: ModelAnnotations) -> None:
     """Write the annotations file of a model version that is not published yet."""
-    files.write_json(_annotations_path(directory), {**vars(annotations)})
+    files.write_atomically(_annotations_path(directory), seal(vars(annotations)))
 
 
 def _annotations_path(directory: str) -> str:

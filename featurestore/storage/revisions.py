@@ -4,11 +4,11 @@ A change is a function of the newest content, and becomes a new file with the ne
 folder ``<name>.revisions`` next to the file. Of several writers, one creates a number; the others
 compute their changes again. Every storage can create a file exclusively, but not every one can
 replace a file only if it is unchanged. The file itself is the content before the first change.
+Revisions have a checksum; the file itself may have one.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from featurestore.errors import StorageError, WriteConflict
+from featurestore.model.json_object import CHECKSUM, parse_object, seal, unseal
 from featurestore.storage import files, storage_for
 from featurestore.storage.failures import translate_read_errors
 
@@ -102,7 +103,7 @@ def write_next(path: str, base: Revision, content: Content, *, below: str) -> bo
     number, change = base.number + 1, uuid.uuid4().hex
     changes = [*base.changes[1 - _LISTED_CHANGES :], change]
     revision = _revision_path(path, number)
-    if not files.write_new(revision, files.json_bytes({"changes": changes, "content": content})):
+    if not files.write_new(revision, seal({"changes": changes, "content": content})):
         return False
     # A writer that was suspended creates a number that had existed and was removed with the old
     # revisions. Its change is valid only if the newest revision is based on it.
@@ -129,11 +130,13 @@ def read_newest(path: str) -> Revision:
                     if numbers:  # removed meanwhile, because there are newer ones
                         continue
                     return Revision(0, None)
-            value = json.loads(data)
             if not numbers:
+                value = unseal(data) if CHECKSUM in parse_object(data) else parse_object(data)
+                value.pop(CHECKSUM, None)
                 return Revision(0, value)
+            value = unseal(data)
             return Revision(numbers[-1], value["content"], tuple(map(str, value["changes"])))
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError) as error:
             raise StorageError(
                 f"The file {newest!r} is damaged: {error}.", hint="restore it from a copy"
             ) from error

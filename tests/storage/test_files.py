@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from featurestore.errors import StorageError
+from featurestore.model.json_object import seal
 from featurestore.storage import files, revisions, storage_for
 from featurestore.storage.connections import use_options
 from featurestore.storage.publication import Publication
@@ -92,6 +93,33 @@ def test_revision_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     later.symlink_to(tmp_path / "missing")
     with pytest.raises(StorageError, match="listed, but cannot be read"):
         revisions.read_json(str(path))
+
+
+def test_changed_bits_of_files_with_checksums_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(seal({"use": "sgd"}))
+    assert revisions.read_json(str(path)) == {"use": "sgd"}
+    values = [value for value in read_with_changed_bits(path, path) if value is not None]
+    # Files of earlier releases have no checksum: a file whose key was changed is read as such a one.
+    assert len(values) == 8 * len("checksum") - 8
+    assert all(value["use"] == "sgd" for value in values)
+    revisions.change_json(str(path), lambda _: {"use": "adam", "n": 1.5}, below=str(tmp_path))
+    *_, newest = map(Path, revisions.paths(str(path)))
+    assert set(read_with_changed_bits(path, newest)) == {None}
+
+
+def read_with_changed_bits(path: Path, file: Path) -> Iterator[dict[str, object] | None]:
+    """Yield the content for each changed bit of a file, None for an error."""
+    data = file.read_bytes()
+    for bit in range(8 * len(data)):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(changed)
+        try:
+            yield revisions.read_json(str(path))
+        except StorageError:
+            yield None
+    file.write_bytes(data)
 
 
 # On S3 the storage conformance suite has the next two tests.

@@ -65,7 +65,7 @@ EXCEPTIONS = {
     ),
     "featurestore/featuregroups/table.py::list_partitions": "texts of the table log to their type",
     "featurestore/hashing/values.py::_decimal_words": "Arrow refuses to drop digits of decimals",
-    "featurestore/model/times.py::_to_python_values": "times of a pandas column to their integers",
+    "featurestore/model/times.py::to_python_values": "times of a pandas column to their integers",
     "featurestore/readers/columns.py::_flatten_items": "dates of a file to their own integers",
     "featurestore/readers/ray.py::_to_arrow": POSITIONS,
     "featurestore/retrieval/conversions.py::_to_float_array": "booleans with nulls to 0, 1 and NaN",

@@ -362,11 +362,11 @@ def test_transaction_committed_meanwhile_is_skipped(
     same = TableWrite("append", transaction=("etl", 1))
     put, puts = commits._publish_commit, []
 
-    def outrun(*arguments: object) -> bool:
+    def outrun(*arguments: object, **options: object) -> bool:
         puts.append(arguments)
         if len(puts) == 1:  # a commit after which this write must reread the table
             other_engine.change_properties(path, lambda _: PropertyChange({"a": "b"}))
-        return put(*arguments)  # type: ignore[arg-type]
+        return put(*arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(commits, "_publish_commit", outrun)
     monkeypatch.setattr(time, "sleep", lambda _: write(other_engine, path, rows_with_ids(1), same))
@@ -390,11 +390,11 @@ def test_concurrent_widening_rewrites_rows(
     other_engine = DuckDBEngine()
     put, puts = commits._publish_commit, []
 
-    def outrun(*arguments: object) -> bool:
+    def outrun(*arguments: object, **options: object) -> bool:
         puts.append(arguments)
         if len(puts) == 1:
             other_engine.widen_columns(path, pa.schema([("price", wide)]))
-        return put(*arguments)  # type: ignore[arg-type]
+        return put(*arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(commits, "_publish_commit", outrun)
     window = TimeRange("t", NOON, NOON + timedelta(days=1)) if mode == "replace" else None

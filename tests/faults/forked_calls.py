@@ -1,6 +1,6 @@
 """Call a store in children that are forked from a process that has used it.
 
-``python forked_calls.py STORE`` writes a JSON line for each call: the state of the
+``python forked_calls.py STORE [--threads]`` writes a JSON line for each call: the state of the
 parent, the call, and its result: what it returned, the class of the error of the library, or how
 the child ended. A child that blocks is ended after ``SECONDS`` and writes its stacks.
 """
@@ -191,8 +191,8 @@ def wait_for_child(call: Callable[[], Any], *, exits: bool) -> str:
     return outcome if status == 0 else f"ended with {os.waitstatus_to_exitcode(status)} {outcome}"
 
 
-def main(location: str) -> None:
-    """Run all calls in children of a process without and with running threads."""
+def main(location: str, *, has_threads: bool) -> None:
+    """Run all calls in children of a process without and, if ``has_threads``, with other threads."""
     warnings.simplefilter("ignore")
     faulthandler.enable()
     lines = os.fdopen(os.dup(1), "w")
@@ -206,12 +206,13 @@ def main(location: str) -> None:
     temporary = Path(files.temporary_directory())
     for name, call in CALLS.items():
         report("used", name, call_in_child(parent, call, exits=True))
-    threads = run_threads(parent)
-    for name, call in CALLS.items():
-        report("running threads", name, call_in_child(parent, call, exits=False))
-    parent.stop.set()
-    for thread in threads:
-        thread.join()
+    if has_threads:
+        threads = run_threads(parent)
+        for name, call in CALLS.items():
+            report("running threads", name, call_in_child(parent, call, exits=False))
+        parent.stop.set()
+        for thread in threads:
+            thread.join()
     # A child of a child, and the pools of multiprocessing.
     report("used", "grandchild", call_in_child(parent, _read_in_child, exits=True))
     with get_context("fork").Pool(2, initializer=_remember, initargs=(parent,)) as pool:
@@ -244,4 +245,4 @@ def _read_number(_: int) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], has_threads="--threads" in sys.argv)

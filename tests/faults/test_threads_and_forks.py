@@ -88,14 +88,20 @@ def test_calls_end_when_a_thread_cannot_start(tmp_path: Path, options: tuple[str
     assert {attempt["error"] for attempt in refused} >= {None, "ThreadsUnavailable"}
 
 
-def test_forked_children_use_stores_of_their_parents(tmp_path: Path) -> None:
-    lines = run("forked_calls.py", tmp_path / "store")
+@pytest.mark.parametrize("options", [(), pytest.param(("--threads",), marks=pytest.mark.soak)])
+def test_forked_children_use_stores_of_their_parents(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    lines = run("forked_calls.py", tmp_path / "store", *options)
     outcomes = {(line["state"], line["call"]): line["outcome"] for line in lines}
-    for state in ("used", "running threads"):
-        for call in CALLS_IN_CHILDREN:
-            expected = OUTCOMES.get(call, outcomes["parent", call] if call == "serve" else "")
-            assert outcomes[state, call] == expected, (state, call, outcomes[state, call])
-    assert outcomes["used", "grandchild"] == "40"
+    for call in CALLS_IN_CHILDREN:
+        expected = OUTCOMES.get(call, outcomes["parent", call] if call == "serve" else "")
+        assert outcomes["used", call] == expected, (call, outcomes["used", call])
+        if options:
+            # A thread of the parent may be in DuckDB, with a lock that the child cannot release.
+            outcome = outcomes["running threads", call]
+            assert outcome == expected or outcome.startswith("blocked"), (call, outcome)
+    assert options or outcomes["used", "grandchild"] == "40"
     assert outcomes["used", "pool"] == "160"
     assert outcomes["parent", "read"] == "40"
     assert outcomes["parent", "insert"] == "72"

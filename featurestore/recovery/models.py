@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from sqlalchemy.engine import Connection
 
 from featurestore.errors import ModelDamaged, ModelExists
 from featurestore.model.arguments import check_version
-from featurestore.model.json_object import MalformedJson, seal
+from featurestore.model.json_object import seal
 from featurestore.model.paths import MODEL_FILE, StorePaths, parse_version_directory
 from featurestore.model.registered_model import (
     DESCRIBED_FILE,
@@ -56,7 +57,8 @@ def read(directory: str, name: str, version: int) -> ModelSpec:
 def read_annotations(directory: str) -> ModelAnnotations:
     """Read the annotations in a version directory; they are empty if the file does not exist."""
     path = _annotations_path(directory)
-    return _parse_annotations(revisions.read_json(path), path)
+    with _translate_damage(path):
+        return _parse_annotations(revisions.read_json(path))
 
 
 def change_annotations(
@@ -64,9 +66,10 @@ def change_annotations(
 ) -> None:
     """Change the annotations of a model; ``change`` gets the newest ones, see ``revisions``."""
     path = _annotations_path(directory)
-    revisions.change_json(
-        path, lambda content: {**vars(change(_parse_annotations(content, path)))}, below=below
-    )
+    with _translate_damage(path):
+        revisions.change_json(
+            path, lambda content: {**vars(change(_parse_annotations(content)))}, below=below
+        )
 
 
 def write_annotations(directory: str, annotations: ModelAnnotations) -> None:
@@ -78,15 +81,12 @@ def _annotations_path(directory: str) -> str:
     return os.path.join(directory, DESCRIBED_FILE)
 
 
-def _parse_annotations(content: Any, path: str) -> ModelAnnotations:
-    if content is None:
-        return ModelAnnotations()
-    try:
-        return ModelAnnotations.from_json(content)
-    except MalformedJson as error:
-        raise ModelDamaged(
-            f"{path!r} or its newest revision is damaged: {error}.", hint="remove it"
-        ) from error
+def _translate_damage(path: str) -> AbstractContextManager[None]:
+    return revisions.translate_damage(path, ModelDamaged, "remove it")
+
+
+def _parse_annotations(content: Any) -> ModelAnnotations:
+    return ModelAnnotations() if content is None else ModelAnnotations.from_json(content)
 
 
 def register(connection: Connection, directory: str, name: str, version: int) -> None:

@@ -118,7 +118,11 @@ def _load_access(connection: Connection, path: str) -> int:
 
 def _read_access(path: str) -> dict[str, list[dict[str, Any]]]:
     """Read and check the access tables in a file."""
-    try:
+    hint = (
+        "restore it from a backup before serving the store; or remove it, and create users, roles "
+        "and private groups again"
+    )
+    with revisions.translate_damage(path, RegistryError, hint):
         content = JsonObject.from_value(revisions.read_json(path))
         check_format(
             content.number("format", minimum=1), _ACCESS_FORMAT, subject=f"The file {path!r}"
@@ -129,12 +133,6 @@ def _read_access(path: str) -> dict[str, list[dict[str, Any]]]:
                 _parse_access_row(table, stored_row) for stored_row in content.objects(table.name)
             ]
         return rows_by_table
-    except MalformedJson as error:
-        raise RegistryError(
-            f"{path} does not contain access rights that this release can read: {error}.",
-            hint="restore it from a backup before serving the store; or remove it, and create "
-            "users, roles and private groups again",
-        ) from error
 
 
 def _parse_access_row(table: sa.Table, stored_row: JsonObject) -> dict[str, Any]:
@@ -227,6 +225,7 @@ def register_online_store(connection: Connection, name: str, path: str) -> Onlin
     Raises:
         RegistryError: The file is not a definition, or defines another online store.
     """
+    online_stores.lock_name(connection, name)
     spec = _read_definition(path, name, OnlineStoreSpec.from_text, noun="online store")
     online_stores.put(connection, spec)
     return spec

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from featurestore.errors import DatasetDamaged, TrainingDatasetNotFound, WriteConflict
-from featurestore.model.json_object import JsonObject, MalformedJson
+from featurestore.model.json_object import JsonObject
 from featurestore.model.manifest import Manifest
 from featurestore.model.paths import MANIFEST_FILE
 from featurestore.storage import files, revisions, storage_for
@@ -81,7 +82,8 @@ def read_annotations(directory: str, manifest: Manifest) -> Annotations:
         DatasetDamaged: The file is damaged.
     """
     path = annotations_path(directory)
-    return _parse_annotations(revisions.read_json(path), manifest, path=path)
+    with _translate_damage(path):
+        return _parse_annotations(revisions.read_json(path), manifest)
 
 
 def change_annotations(
@@ -95,10 +97,11 @@ def change_annotations(
     path = annotations_path(directory)
 
     def change_content(content: Any) -> dict[str, Any]:
-        changed = change(_parse_annotations(content, manifest, path=path))
+        changed = change(_parse_annotations(content, manifest))
         return {"description": changed.description, "tags": dict(changed.tags)}
 
-    revisions.change_json(path, change_content, below=below)
+    with _translate_damage(path):
+        revisions.change_json(path, change_content, below=below)
 
 
 def annotations_path(directory: str) -> str:
@@ -106,17 +109,14 @@ def annotations_path(directory: str) -> str:
     return os.path.join(directory, ANNOTATIONS_FILE)
 
 
-def _parse_annotations(content: Any, manifest: Manifest, *, path: str) -> Annotations:
+def _translate_damage(path: str) -> AbstractContextManager[None]:
+    hint = "remove it; then the earlier values apply"
+    return revisions.translate_damage(path, DatasetDamaged, hint)
+
+
+def _parse_annotations(content: Any, manifest: Manifest) -> Annotations:
     if content is None:
         # Without a change after the export, the manifest has the current values.
         return Annotations(manifest.description, manifest.tags)
-    try:
-        data = JsonObject.from_value(content)
-        return Annotations(
-            data.text("description"), data.object("tags").read_values(JsonObject.text)
-        )
-    except MalformedJson as error:
-        raise DatasetDamaged(
-            f"{path!r} or its newest revision is damaged: {error}.",
-            hint="remove it; then the earlier values apply",
-        ) from error
+    data = JsonObject.from_value(content)
+    return Annotations(data.text("description"), data.object("tags").read_values(JsonObject.text))

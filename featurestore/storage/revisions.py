@@ -15,12 +15,12 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from featurestore.errors import StorageError, WriteConflict
-from featurestore.model.json_object import CHECKSUM, parse_object, seal, unseal
+from featurestore.errors import FeatureStoreError, StorageError, WriteConflict
+from featurestore.model.json_object import CHECKSUM, MalformedJson, parse_object, seal, unseal
 from featurestore.storage import files, storage_for
 from featurestore.storage.failures import translate_read_errors
 
@@ -32,6 +32,10 @@ _ATTEMPTS = 100
 _OLDER_REVISIONS = 16
 # The number of earlier changes that a revision lists.
 _LISTED_CHANGES = 64
+
+
+class RevisionDamaged(StorageError):
+    """A file or its newest revision does not contain what was written."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,22 @@ def read_json(path: str) -> Any:
     """Return the newest content of a file, None if it does not exist.
 
     Raises:
-        StorageError: The file is damaged.
+        RevisionDamaged: The file or its newest revision is damaged.
     """
     return read_newest(path).content
+
+
+@contextmanager
+def translate_damage(path: str, error_type: type[FeatureStoreError], hint: str) -> Iterator[None]:
+    """Translate errors while the content of a file is read and parsed to an error of its object."""
+    try:
+        yield
+    except RevisionDamaged as error:
+        raise error_type(error.message, hint=hint) from error
+    except MalformedJson as error:
+        raise error_type(
+            f"{path!r} or its newest revision is damaged: {error}.", hint=hint
+        ) from error
 
 
 def paths(path: str) -> Iterator[str]:
@@ -131,13 +148,15 @@ def read_newest(path: str) -> Revision:
                         continue
                     return Revision(0, None)
             if not numbers:
-                value = unseal(data) if CHECKSUM in parse_object(data) else parse_object(data)
-                value.pop(CHECKSUM, None)
+                value = parse_object(data)
+                if CHECKSUM in value:
+                    unseal(data)
+                    del value[CHECKSUM]
                 return Revision(0, value)
             value = unseal(data)
             return Revision(numbers[-1], value["content"], tuple(map(str, value["changes"])))
         except (ValueError, LookupError, TypeError) as error:
-            raise StorageError(
+            raise RevisionDamaged(
                 f"The file {newest!r} is damaged: {error}.", hint="restore it from a copy"
             ) from error
     raise StorageError(f"{newest!r} is listed, but cannot be read.", hint="remove it")

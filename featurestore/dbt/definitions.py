@@ -118,7 +118,7 @@ def define_node(
     """
     try:
         return _NodeReader(project, node, Columns(schema), source_kind).define()
-    except MalformedJson as error:
+    except (MalformedJson, NotConvertible) as error:
         raise InvalidDbtProject(f"{node}: {error}.") from error
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
@@ -251,9 +252,7 @@ def _check_files(opened_store: FeatureStore) -> Iterator[Check]:
     for group in opened_store.get_featuregroups():
         yield from _check_report(
             f"feature group {group.name}@v{group.version}",
-            lambda name=group.name, version=group.version: (  # type: ignore[misc]
-                opened_store.verify_featuregroup(name, version=version)
-            ),
+            partial(opened_store.verify_featuregroup, group.name, version=group.version),
         )
     for dataset in opened_store.get_training_datasets():
         name = f"training dataset {dataset.name}@v{dataset.version}"
@@ -269,14 +268,12 @@ def _check_experiments(opened_store: FeatureStore) -> Iterator[Check]:
     for run in get_runs(trials=True, store=opened_store):
         yield _check_call(
             f"run {run.id}",
-            lambda run=run: catalog.verify(  # type: ignore[misc]
-                run.session, run.record, artifacts=[ARTIFACTS]
-            ),
+            partial(catalog.verify, run.session, run.record, artifacts=[ARTIFACTS]),
         )
     for model in get_models(store=opened_store):
         yield _check_call(
             f"model {model.name}@v{model.version}",
-            lambda model=model: loading.check_files(model.path, model.spec),  # type: ignore[misc]
+            partial(loading.check_files, model.path, model.spec),
         )
 
 

@@ -40,7 +40,7 @@ def list_groups(context: typer.Context, limit: Limit = None, page: PageNumber = 
     connected = store(context)
     groups_page = get_page(
         context,
-        lambda limit, offset: connected.get_featuregroups(limit=limit, offset=offset),
+        connected.get_featuregroups,
         limit=limit,
         page=page,
     )

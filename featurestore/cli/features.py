@@ -52,7 +52,7 @@ def search(
     """Search names, descriptions, tags and features, ignoring case."""
     connected = store(context)
 
-    def matches(limit: int | None, offset: int) -> list[Match]:
+    def matches(*, limit: int | None, offset: int) -> list[Match]:
         end = None if limit is None else offset + limit
         # search() has no offset, so the matches of earlier pages are read and skipped.
         return connected.search(text, limit=end)[offset:]
@@ -207,7 +207,7 @@ def list_views(context: typer.Context, limit: Limit = None, page: PageNumber = 1
     connected = store(context)
     views_page = get_page(
         context,
-        lambda limit, offset: connected.get_feature_views(limit=limit, offset=offset),
+        connected.get_feature_views,
         limit=limit,
         page=page,
     )

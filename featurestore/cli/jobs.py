@@ -76,7 +76,7 @@ def list_jobs(context: typer.Context, limit: Limit = None, page: PageNumber = 1)
     connected = store(context)
     status_page = get_page(
         context,
-        lambda limit, offset: connected.get_jobs(limit=limit, offset=offset),
+        connected.get_jobs,
         limit=limit,
         page=page,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -24,7 +25,7 @@ def list_monitors(context: typer.Context, limit: Limit = None, page: PageNumber 
     connected = store(context)
     monitors_page = get_page(
         context,
-        lambda limit, offset: connected.get_monitors(limit=limit, offset=offset),
+        connected.get_monitors,
         limit=limit,
         page=page,
     )
@@ -73,9 +74,7 @@ def history(context: typer.Context, name: Name, limit: Limit = None, page: PageN
     """List the reports of a monitor, newest window first."""
     monitors = store(context)
 
-    def get(limit: int | None, offset: int) -> list[Any]:
-        return monitors.get_monitor_history(name, limit=limit, offset=offset)
-
+    get = partial(monitors.get_monitor_history, name)
     reports_page = get_page(context, get, limit=limit, page=page)
     show_rows(
         context,

@@ -10,12 +10,12 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Generic, TextIO, TypeVar
+from typing import Annotated, Any, Generic, Protocol, TextIO, TypeVar
 
 import typer
 
@@ -43,6 +43,7 @@ DefinitionFile = Annotated[
     ),
 ]
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 # Python calls, arguments and indexing, but not `pip install 'featurestore[spark]'`.
@@ -57,23 +58,29 @@ class Page(Generic[T]):
     next: int | None
 
 
+class GetsPage(Protocol[T_co]):
+    """A function that returns a part of a list; ``limit``: None for all items."""
+
+    def __call__(self, *, limit: int | None, offset: int) -> Sequence[T_co]: ...
+
+
 def get_page(
     context: typer.Context,
-    get: Callable[[int | None, int], Sequence[T]],
+    get: GetsPage[T],
     *,
     limit: int | None,
     page: int,
 ) -> Page[T]:
-    """Get a page of items from a function that takes a limit and an offset.
+    """Get a page of items.
 
     The function is called with one more than the limit, to determine whether there is another page.
     """
     if limit is None and (page > 1 or settings(context).output is OutputFormat.TEXT):
         limit = ROWS_OF_A_PAGE
     if limit is None:
-        return Page(get(None, 0), None)
+        return Page(get(limit=None, offset=0), None)
     # One more item shows whether there is another page.
-    items = get(limit + 1, (page - 1) * limit)
+    items = get(limit=limit + 1, offset=(page - 1) * limit)
     if len(items) <= limit:
         return Page(items, None)
     return Page(items[:limit], page + 1)

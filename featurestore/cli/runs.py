@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated
 
 import typer
 
@@ -44,11 +45,7 @@ def list_runs(
 
     connected = store(context)
 
-    def get(page_limit: int | None, offset: int) -> list[Any]:
-        return experiments.get_runs(
-            name, trials=trials, limit=page_limit, offset=offset, store=connected
-        )
-
+    get = partial(experiments.get_runs, name, trials=trials, store=connected)
     runs_page = get_page(context, get, limit=limit, page=page)
     rows = []
     for run in runs_page.items:
@@ -144,14 +141,8 @@ def list_models(
     from featurestore import experiments
 
     connected = store(context)
-    models_page = get_page(
-        context,
-        lambda limit, offset: experiments.get_models(
-            name, limit=limit, offset=offset, store=connected
-        ),
-        limit=limit,
-        page=page,
-    )
+    get = partial(experiments.get_models, name, store=connected)
+    models_page = get_page(context, get, limit=limit, page=page)
     rows = [model.to_json() for model in models_page.items]
     columns = ["name", "version", "stage", "flavor", "dataset", "run"]
     wide = ["outputs", "description", "tags", "created"]

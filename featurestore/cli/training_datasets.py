@@ -54,7 +54,7 @@ def list_datasets(context: typer.Context, limit: Limit = None, page: PageNumber 
     connected = store(context)
     datasets_page = get_page(
         context,
-        lambda limit, offset: connected.get_training_datasets(limit=limit, offset=offset),
+        connected.get_training_datasets,
         limit=limit,
         page=page,
     )

@@ -266,9 +266,9 @@ def show_log(
 
     connected = store(context)
 
-    def get(page_limit: int | None, offset: int) -> list[Any]:
+    def get(*, limit: int | None, offset: int) -> list[Any]:
         with connected.session.registry.reading() as connection:
-            return audit_log.entries(connection, who=user, limit=page_limit, offset=offset)
+            return audit_log.entries(connection, who=user, limit=limit, offset=offset)
 
     log_page = get_page(context, get, limit=limit, page=page)
     rows = [vars(entry) for entry in log_page.items]

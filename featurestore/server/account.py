@@ -209,7 +209,7 @@ def audit_page(
 ) -> Response:
     """Display the audit log entries, newest first."""
 
-    def read(limit: int, offset: int) -> list[AuditEntry]:
+    def read(*, limit: int, offset: int) -> list[AuditEntry]:
         with store.session.registry.reading() as connection:
             return audit_log.entries(
                 connection, who=who.strip(), text=q.strip(), limit=limit, offset=offset

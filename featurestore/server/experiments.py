@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Path, Query, Request
@@ -158,7 +159,7 @@ def list_runs(
     """List runs with parameters and metrics, newest first, without trials of studies."""
     run_filter = RunFilter(name, dataset)
     return items(
-        lambda count, skipped: find(store, run_filter, limit=count, offset=skipped),
+        partial(find, store, run_filter),
         lambda run: {**summarize(run), "params": run.params, "metrics": run.metrics},
         limit=limit,
         offset=offset,
@@ -176,7 +177,7 @@ def get_run(store: Store, run_id: RunId) -> dict[str, Any]:
 def list_models(store: Store, limit: Limit = 100, offset: Offset = 0) -> Items:
     """List all versions of all models."""
     return items(
-        lambda count, skipped: models.find(store, limit=count, offset=skipped),
+        partial(models.find, store),
         models.summarize,
         limit=limit,
         offset=offset,
@@ -203,7 +204,7 @@ def list_page(
     """Display runs with parameters and metrics, newest first."""
     run_filter = RunFilter(name.strip(), dataset.strip(), version)
     current_page = load_page(
-        lambda limit, offset: find(store, run_filter, limit=limit, offset=offset),
+        partial(find, store, run_filter),
         number=number,
         size=settings.page,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import zip_longest
 from typing import Annotated
 
@@ -61,7 +62,7 @@ def list_page(
         newest_first=sort == "changed",
     )
     current_page = load_page(
-        lambda limit, offset: records.lines(store, group_filter, limit=limit, offset=offset),
+        partial(records.lines, store, group_filter),
         number=number,
         size=settings.page,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any
 
 import pyarrow as pa
@@ -263,7 +264,7 @@ def list_groups(
     """List the latest version of each group."""
     group_filter = GroupFilter(text=q, tag=tag)
     return items(
-        lambda count, skipped: lines(store, group_filter, limit=count, offset=skipped),
+        partial(lines, store, group_filter),
         asdict,
         limit=limit,
         offset=offset,
@@ -327,9 +328,11 @@ def list_validations(
     """List validation reports, newest first (validation_report.schema.json)."""
     group = store.featuregroup(name, version=version)
     reports = validations(store, group)
-    return items(
-        lambda count, skipped: reports[skipped : skipped + count], dict, limit=limit, offset=offset
-    )
+
+    def read(*, limit: int, offset: int) -> list[Any]:
+        return reports[offset : offset + limit]
+
+    return items(read, dict, limit=limit, offset=offset)
 
 
 @api.get("/{name}/{version}/rows")

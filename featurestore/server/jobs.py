@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -75,7 +76,7 @@ def with_visible_error(store: FeatureStore, status: service.JobStatus) -> servic
     return replace(status, error=text.message, hint=text.hint)
 
 
-def visible_jobs(store: FeatureStore, limit: int, offset: int) -> list[service.JobStatus]:
+def visible_jobs(store: FeatureStore, *, limit: int, offset: int) -> list[service.JobStatus]:
     """Return the status of jobs with the texts of their errors for readers."""
     return [with_visible_error(store, job) for job in store.get_jobs(limit=limit, offset=offset)]
 
@@ -158,12 +159,7 @@ def window_strip(store: FeatureStore, name: str, *, limit: int = 400) -> WindowS
 @api.get("")
 def list_jobs(store: Store, limit: Limit = 100, offset: Offset = 0) -> Items:
     """List all jobs with their status."""
-    return items(
-        lambda count, skipped: visible_jobs(store, count, skipped),
-        status_record,
-        limit=limit,
-        offset=offset,
-    )
+    return items(partial(visible_jobs, store), status_record, limit=limit, offset=offset)
 
 
 @api.get("/{name}")
@@ -192,11 +188,7 @@ def list_page(
     format: str = "html",
 ) -> Response:
     """List all jobs with their status."""
-    current_page = load_page(
-        lambda limit, offset: visible_jobs(store, limit, offset),
-        number=number,
-        size=settings.page,
-    )
+    current_page = load_page(partial(visible_jobs, store), number=number, size=settings.page)
     if format == "csv":
         job_records = [status_record(job_record) for job_record in current_page.items]
         return csv_file(
@@ -267,11 +259,7 @@ def list_monitors(
     format: str = "html",
 ) -> Response:
     """List all monitors with their last findings."""
-    current_page = load_page(
-        lambda limit, offset: store.get_monitors(limit=limit, offset=offset),
-        number=number,
-        size=settings.page,
-    )
+    current_page = load_page(store.get_monitors, number=number, size=settings.page)
     if format == "csv":
         summaries = [monitor._summary() for monitor in current_page.items]
         columns = list(summaries[0]) if summaries else []
@@ -291,7 +279,7 @@ def monitor_page(
     """Display the findings of a monitor as charts over time, and its windows, newest first."""
     job = monitor_service.get_monitor(store.session, name)
     current_page = load_page(
-        lambda limit, offset: store.get_monitor_history(name, limit=limit, offset=offset),
+        partial(store.get_monitor_history, name),
         number=number,
         size=settings.page,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -52,7 +53,7 @@ def list_page(
 ) -> Response:
     """List all versions of all models."""
     current_page = load_page(
-        lambda limit, offset: find(store, limit=limit, offset=offset),
+        partial(find, store),
         number=number,
         size=settings.page,
     )

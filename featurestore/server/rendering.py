@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from operator import attrgetter
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Protocol, TypeVar
 from urllib.parse import urlencode
 
 from fastapi import Query, Request
@@ -78,10 +78,16 @@ class ListPage(Generic[T]):
     more: bool
 
 
-def load_page(read: Callable[[int, int], list[T]], *, number: int, size: int) -> ListPage[T]:
-    """Load one page of a list; ``read`` takes limit and offset."""
+class ReadsPage(Protocol[T]):
+    """A function that returns a part of a list."""
+
+    def __call__(self, *, limit: int, offset: int) -> list[T]: ...
+
+
+def load_page(read: ReadsPage[T], *, number: int, size: int) -> ListPage[T]:
+    """Load one page of a list."""
     # One more entry shows whether there is another page.
-    entries = read(size + 1, (number - 1) * size)
+    entries = read(limit=size + 1, offset=(number - 1) * size)
     return ListPage(entries[:size], number, len(entries) > size)
 
 

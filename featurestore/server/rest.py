@@ -25,7 +25,7 @@ from featurestore.model.threads import translate_thread_errors
 from featurestore.model.times import format_duration
 from featurestore.registry.stored_errors import text_for_readers
 from featurestore.server.guard import sign_in_address, visitor_of
-from featurestore.server.rendering import error_page
+from featurestore.server.rendering import ReadsPage, error_page
 from featurestore.server.settings import API, HEADERS
 
 MEDIA_TYPE = "application/problem+json"
@@ -129,15 +129,15 @@ def record(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def items(
-    read: Callable[[int, int], list[T]],
+    read: ReadsPage[T],
     to_record: Callable[[T], Mapping[str, Any]],
     *,
     limit: int,
     offset: int,
 ) -> Items:
-    """Return one page of a list; ``read`` takes limit and offset."""
+    """Return one page of a list."""
     # One more entry shows whether there is another page.
-    entries = read(limit + 1, offset)
+    entries = read(limit=limit + 1, offset=offset)
     next_offset = offset + limit if len(entries) > limit else None
     return Items(items=[record(to_record(entry)) for entry in entries[:limit]], next=next_offset)
 

@@ -230,12 +230,12 @@ def list_features(
 ) -> Items:
     """List the columns of the latest version of each group."""
 
-    def read(count: int, skipped: int) -> list[featuregroups.RegisteredFeature]:
+    def read(*, limit: int, offset: int) -> list[featuregroups.RegisteredFeature]:
         with store.session.registry.reading() as connection:
             if not q:
-                return featuregroups.latest_features(connection, limit=skipped + count)[skipped:]
+                return featuregroups.latest_features(connection, limit=offset + limit)[offset:]
             return list(
-                islice(featuregroups.search_features(connection, q), skipped, skipped + count)
+                islice(featuregroups.search_features(connection, q), offset, offset + limit)
             )
 
     return items(
@@ -360,11 +360,7 @@ def list_page(
     format: str = "html",
 ) -> Response:
     """List the feature views."""
-    current_page = load_page(
-        lambda limit, offset: store.get_feature_views(limit=limit, offset=offset),
-        number=number,
-        size=settings.page,
-    )
+    current_page = load_page(store.get_feature_views, number=number, size=settings.page)
     if format == "csv":
         return objects_to_csv("feature-views", _COLUMNS, current_page.items)
     return page(request, "views.html", title="Feature views", current_page=current_page)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Path, Query, Request
@@ -167,7 +168,7 @@ def list_datasets(
 ) -> Items:
     """List all versions of all training datasets."""
     return items(
-        lambda count, skipped: lines(store, text=q, limit=count, offset=skipped),
+        partial(lines, store, text=q),
         asdict,
         limit=limit,
         offset=offset,
@@ -230,7 +231,7 @@ def list_page(
 ) -> Response:
     """List the training datasets."""
     current_page = load_page(
-        lambda limit, offset: lines(store, text=q.strip(), limit=limit, offset=offset),
+        partial(lines, store, text=q.strip()),
         number=number,
         size=settings.page,
     )

@@ -27,8 +27,8 @@ from featurestore.model.arguments import check_version
 from featurestore.model.json_object import MalformedJson
 from featurestore.model.paths import TRAININGDATASETS
 from featurestore.registry import lineage, origins, search_documents, tables
-from featurestore.registry.rows import location_of, lock, translate_parse_errors
-from featurestore.registry.stores import rebuild_command
+from featurestore.registry.rows import lock, translate_parse_errors
+from featurestore.registry.stores import unregistered_error
 from featurestore.registry.tables import featuregroups, is_latest, tags
 from featurestore.registry.unregistered import is_unregistered
 
@@ -174,11 +174,9 @@ class VersionedTable:
         """Return the error for a published version that the registry lacks, None for others."""
         if not is_unregistered(connection, self.kind, name, version):
             return None
-        return self.not_found(
-            f"{self.noun.capitalize()} {name!r} is in the location, but the registry does not "
-            f"contain {'it' if version is None else f'version {version}'}.",
-            hint=rebuild_command(location_of(connection)),
-        )
+        part = "it" if version is None else f"version {version}"
+        subject = f"{self.noun.capitalize()} {name!r}"
+        return unregistered_error(connection, self.not_found, subject, part=part)
 
     def remove(self, connection: Connection, name: str, version: int) -> None:
         """Remove a version with all its rows in the registry, except its origins."""

@@ -15,8 +15,8 @@ from featurestore.model.times import to_micros
 from featurestore.registry import origins
 from featurestore.registry.hidden import extract_words
 from featurestore.registry.origins import DATASET, GROUP, RUN, VIEW, Object
-from featurestore.registry.rows import location_of, lock, select_distinct, split_values
-from featurestore.registry.stores import rebuild_command
+from featurestore.registry.rows import lock, select_distinct, split_values
+from featurestore.registry.stores import unregistered_error
 from featurestore.registry.tables import (
     experiment_runs,
     feature_views,
@@ -98,10 +98,7 @@ def experiment_of_run(connection: Connection, run_id: str) -> str:
         return str(name)
     newest = sa.select(_columns.id).order_by(_columns.created.desc()).limit(10)
     if has_run(connection, run_id):
-        raise RunNotFound(
-            f"Run {run_id!r} is in the location, but the registry does not contain it.",
-            hint=rebuild_command(location_of(connection)),
-        )
+        raise unregistered_error(connection, RunNotFound, f"Run {run_id!r}")
     raise RunNotFound(
         f"Unknown run {run_id!r}. Newest: {listing(connection.execute(newest).scalars())}.",
         hint="experiments.get_runs() lists all runs",

@@ -18,7 +18,7 @@ from featurestore.model.names import suggest_group
 from featurestore.model.times import from_micros, to_micros, utc_now
 from featurestore.registry import search_documents
 from featurestore.registry.artifacts import VersionedTable
-from featurestore.registry.rows import split_values, translate_parse_errors
+from featurestore.registry.rows import existing_values, translate_parse_errors
 from featurestore.registry.tables import contains_text, featuregroups, features, is_latest
 
 KIND = "featuregroup"
@@ -193,12 +193,7 @@ def latest_names(
 def existing_names(connection: Connection, names: Iterable[str]) -> list[str]:
     """Return the names that are names of groups, in the same order."""
     ordered = list(names)
-    column = featuregroups.c.name
-    existing = {
-        name
-        for some_names in split_values(ordered)
-        for name in connection.execute(sa.select(column).where(column.in_(some_names))).scalars()
-    }
+    existing = existing_values(connection, featuregroups.c.name, ordered)
     return [name for name in ordered if name in existing]
 
 

@@ -14,10 +14,15 @@ from featurestore.errors import (
     listing,
 )
 from featurestore.model.online_store import EMBEDDED, OnlineStoreSpec
-from featurestore.registry.rows import location_of, lock, put_row, translate_parse_errors
-from featurestore.registry.stores import rebuild_command
+from featurestore.registry.rows import lock, put_row, translate_parse_errors
+from featurestore.registry.stores import unregistered_error
 from featurestore.registry.tables import online_stores
 from featurestore.registry.unregistered import has_definition
+
+
+def lock_name(connection: Connection, name: str) -> None:
+    """Lock the name of an online store until the end of the transaction."""
+    lock(connection, f"online store/{name}")
 
 
 def add(connection: Connection, spec: OnlineStoreSpec) -> None:
@@ -26,7 +31,7 @@ def add(connection: Connection, spec: OnlineStoreSpec) -> None:
     Raises:
         OnlineStoreExists: An online store with this name already exists.
     """
-    lock(connection, f"online store/{spec.name}")
+    lock_name(connection, spec.name)
     if spec.name in names(connection):
         raise OnlineStoreExists(
             f"Online store {spec.name!r} is already registered.",
@@ -38,7 +43,7 @@ def add(connection: Connection, spec: OnlineStoreSpec) -> None:
 
 def put(connection: Connection, spec: OnlineStoreSpec) -> None:
     """Register an online store, instead of an existing registration with this name."""
-    lock(connection, f"online store/{spec.name}")
+    lock_name(connection, spec.name)
     put_row(connection, online_stores, {"name": spec.name}, {"spec": json.dumps(spec.to_json())})
 
 
@@ -53,10 +58,7 @@ def get(connection: Connection, name: str) -> OnlineStoreSpec:
     if text is None:
         existing = [EMBEDDED, *names(connection)]
         if has_definition(connection, "online_store", name):
-            raise OnlineStoreNotFound(
-                f"Online store {name!r} is in the location, but the registry does not contain it.",
-                hint=rebuild_command(location_of(connection)),
-            )
+            raise unregistered_error(connection, OnlineStoreNotFound, f"Online store {name!r}")
         raise OnlineStoreNotFound(
             f"Unknown online store {name!r}. Available: {listing(existing)}.",
             hint=did_you_mean(name, existing)
@@ -79,7 +81,7 @@ def names(connection: Connection) -> list[str]:
 
 def remove(connection: Connection, name: str) -> None:
     """Remove an online store; raise OnlineStoreNotFound if it is not registered."""
-    lock(connection, f"online store/{name}")
+    lock_name(connection, name)
     get(connection, name)
     connection.execute(online_stores.delete().where(online_stores.c.name == name))
 

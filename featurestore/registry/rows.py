@@ -74,6 +74,19 @@ def split_values(values: Iterable[T]) -> Iterator[list[T]]:
         yield some_values
 
 
+def existing_values(
+    connection: Connection, column: sa.ColumnElement[T], values: Iterable[T]
+) -> set[T]:
+    """Return the values that a column contains."""
+    return {
+        value
+        for some_values in split_values(values)
+        for value in connection.execute(
+            sa.select(column).where(column.in_(some_values)).distinct()
+        ).scalars()
+    }
+
+
 def select_distinct(
     identifier: sa.ColumnElement[Any],
     columns: Sequence[sa.ColumnElement[Any]],

@@ -61,7 +61,8 @@ class _TableParts:
 
 def has_tables(connection: Connection) -> bool:
     """Return whether the database contains a table of a registry."""
-    return any(table.name in _existing_parts(connection) for table in tables.metadata.sorted_tables)
+    existing = _existing_parts(connection)
+    return any(table.name in existing for table in tables.metadata.sorted_tables)
 
 
 def missing_parts(connection: Connection) -> list[str]:
@@ -107,15 +108,15 @@ def repair(connection: Connection) -> Repair:
     rows_by_table: dict[str, list[dict[str, Any]]] = {}
     for table in (*tables.metadata.sorted_tables, revision_table):
         parents = {key.column.table.name for key in table.foreign_keys}
-        parts = existing.get(table.name)
-        is_intact = parts is not None and _has_all(parts, _expected_parts()[table.name])
+        actual = existing.get(table.name)
+        is_intact = actual is not None and _has_all(actual, _expected_parts()[table.name])
         # Dropping a table drops the constraints of the tables that refer to it, or their rows.
         if is_intact and not parents & recreated:
             continue
         recreated.add(table.name)
         rows = None
-        if parts is not None and not parents & emptied:
-            rows = _read_rows(connection, table, parts.columns)
+        if actual is not None and not parents & emptied:
+            rows = _read_rows(connection, table, actual.columns)
         if rows is None:
             emptied.add(table.name)
         rows_by_table[table.name] = rows or []

@@ -9,8 +9,8 @@ from sqlalchemy.engine import Connection
 
 from featurestore.errors import SourceExists, SourceNotFound, did_you_mean, listing
 from featurestore.model.source import SourceSpec
-from featurestore.registry.rows import location_of, lock, put_row, translate_parse_errors
-from featurestore.registry.stores import rebuild_command
+from featurestore.registry.rows import lock, put_row, translate_parse_errors
+from featurestore.registry.stores import unregistered_error
 from featurestore.registry.tables import sources
 from featurestore.registry.unregistered import has_definition
 
@@ -52,10 +52,7 @@ def get(connection: Connection, name: str) -> SourceSpec:
     if text is None:
         existing = names(connection)
         if has_definition(connection, "source", name):
-            raise SourceNotFound(
-                f"Source {name!r} is in the location, but the registry does not contain it.",
-                hint=rebuild_command(location_of(connection)),
-            )
+            raise unregistered_error(connection, SourceNotFound, f"Source {name!r}")
         raise SourceNotFound(
             f"Unknown source {name!r}. Available: {listing(existing)}.",
             hint=did_you_mean(name, existing) or f"featurestore.add_source({name!r}, uri)",

@@ -13,16 +13,25 @@ import re
 import shlex
 import uuid
 from dataclasses import dataclass
+from typing import TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from featurestore.errors import ConfigurationError, RegistryDamaged, RegistryError, listing
+from featurestore.errors import (
+    ConfigurationError,
+    FeatureStoreError,
+    RegistryDamaged,
+    RegistryError,
+    listing,
+)
 from featurestore.model.paths import StorePaths
 from featurestore.registry import tables, unregistered
+from featurestore.registry.rows import location_of
 from featurestore.storage import files, storage_for
 
 MEMORY_FILE = "registry.json"
+ErrorT = TypeVar("ErrorT", bound=FeatureStoreError)
 # The URL stored in an object store location whose registry is a local SQLite file.
 CACHE = "sqlite: a cache on each machine"
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -86,17 +95,36 @@ def read_reference(directory: str) -> RegistryReference | None:
     return RegistryReference(store, registry)
 
 
-def rebuild_command(location: str) -> str:
-    """Return the command that rebuilds the registry of a location.
+def rebuild_command(location: str, registry: str | None = None) -> str:
+    """Return the command that rebuilds a registry of a location, by default the one it refers to.
 
     >>> rebuild_command("/data/store")
     'featurestore --location /data/store registry rebuild'
     """
     words = ["featurestore", "--location", location]
-    reference = read_reference(location)
+    reference = read_reference(location) if registry is None else None
     if reference is not None and reference.registry != CACHE:
-        words += ["--registry", reference.registry]
+        registry = reference.registry
+    if registry is not None:
+        words += ["--registry", registry]
     return shlex.join([*words, "registry", "rebuild"])
+
+
+def unregistered_error(
+    connection: Connection, error: type[ErrorT], subject: str, *, part: str = "it"
+) -> ErrorT:
+    """Return the error for an object in the location that the registry does not contain.
+
+    Args:
+        connection: A connection to the registry.
+        error: The class of the error.
+        subject: The object, as the subject of a sentence.
+        part: What the registry does not contain, if it is only a part of the object.
+    """
+    return error(
+        f"{subject} is in the location, but the registry does not contain {part}.",
+        hint=rebuild_command(location_of(connection)),
+    )
 
 
 def check_no_reference(directory: str) -> None:
@@ -274,8 +302,7 @@ def _indexes_location(connection: Connection, directory: str) -> bool:
 
 def _unknown_location_error(connection: Connection, directory: str, url: sa.URL) -> RegistryDamaged:
     known_locations = listing(locations(connection))
-    words = ["featurestore", "--location", directory, "--registry", strip_secrets(url)]
-    command = shlex.join([*words, "registry", "rebuild"])
+    command = rebuild_command(directory, strip_secrets(url))
     return RegistryDamaged(
         f"The store at {directory!r} contains feature groups or training datasets that are missing "
         f"in the registry {strip_secrets(url)}. Stores in this registry: {known_locations}.",

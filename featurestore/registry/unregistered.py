@@ -25,7 +25,7 @@ from featurestore.model.paths import (
 )
 from featurestore.registry import tables
 from featurestore.registry.hidden import HIDDEN
-from featurestore.registry.rows import location_of, split_values
+from featurestore.registry.rows import existing_values, location_of
 from featurestore.storage import files, storage_for
 
 if TYPE_CHECKING:
@@ -106,13 +106,7 @@ def unregistered_objects(connection: Connection, *, is_complete: bool = True) ->
         # The location is listed first: versions that are published meanwhile are registered.
         names = files.list_directory(getattr(paths, folder_property))
         if not is_complete:
-            known_names = {
-                name
-                for some_names in split_values(names)
-                for name in connection.execute(
-                    sa.select(table.c.name).where(table.c.name.in_(some_names)).distinct()
-                ).scalars()
-            }
+            known_names = existing_values(connection, table.c.name, names)
             names = [name for name in names if name not in known_names]
         versions = list(_stored_versions(paths, kind, names=names))
         objects += [

@@ -75,7 +75,11 @@ def digest_of(content: bytes) -> str:
     >>> digest_of(b"{}") == hashlib.sha256(b"{}").hexdigest()
     True
     """
-    mark = _DIGEST_MARK.search(content)
+    return _digest(content, _DIGEST_MARK.search(content))
+
+
+def _digest(content: bytes, mark: re.Match[bytes] | None) -> str:
+    """Return the digest of a commit file with the digest that it contains at ``mark``."""
     if mark is not None:
         content = content[: mark.start(1)] + _ZEROS.encode() + content[mark.end(1) :]
     return hashlib.sha256(content).hexdigest()
@@ -91,7 +95,8 @@ def check_commit(content: bytes) -> str:
     Raises:
         ChecksumError: The digests differ.
     """
-    digest, mark = digest_of(content), _DIGEST_MARK.search(content)
+    mark = _DIGEST_MARK.search(content)
+    digest = _digest(content, mark)
     if mark is not None and digest.encode() != mark[1]:
         raise ChecksumError
     if mark is None and _FIELD_MARK in content:
@@ -105,14 +110,21 @@ def seal(actions: Sequence[Mapping[str, Any]], checksums: CommitChecksums) -> by
     info: dict[str, Any] = dict(infos[0]["commitInfo"]) if infos else {}
     info[CHECKSUMS] = checksums.to_json()
     other_actions = [action for action in actions if "commitInfo" not in action]
-    lines = [
-        json.dumps(action, separators=(",", ":"))
-        for action in ({"commitInfo": info}, *other_actions)
-    ]
-    content = ("\n".join(lines) + "\n").encode()
+    content = to_commit([{"commitInfo": info}, *other_actions])
     mark = f'"{_DIGEST}":"'.encode()
     # The first occurrence is the field itself: in strings of JSON, quotes are escaped.
     return content.replace(mark + _ZEROS.encode(), mark + digest_of(content).encode(), 1)
+
+
+def to_commit(actions: Sequence[Mapping[str, Any]]) -> bytes:
+    r"""Return a commit file without checksums, one JSON object per line.
+
+    >>> to_commit([{"add": {"path": "a"}}, {"remove": {"path": "b"}}])
+    b'{"add":{"path":"a"}}\n{"remove":{"path":"b"}}\n'
+    """
+    return b"".join(
+        json.dumps(action, separators=(",", ":")).encode() + b"\n" for action in actions
+    )
 
 
 def file_checksum(path: str) -> str:

@@ -27,6 +27,7 @@ from featurestore.delta.checksums import (
     checksums_of,
     digest_of,
     seal,
+    to_commit,
 )
 from featurestore.delta.commits import META
 from featurestore.delta.datafile import file_path, parse_statistics, rows_in_statistics
@@ -299,8 +300,7 @@ def _commit_bytes(
     """Return a commit with other actions, which keeps its place in the chain of commits."""
     _keep_commit_time(actions, file)
     if checksums is None:
-        lines = [json.dumps(action, separators=(",", ":")) for action in actions]
-        return "\n".join(lines).encode() + b"\n"
+        return to_commit(actions)
     checkpoints = {
         name: checksum
         for name, checksum in checksums.checkpoints.items()

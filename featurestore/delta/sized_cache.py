@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from threading import Lock
 from typing import Generic, TypeVar
 
-from featurestore.model.runtime import call_after_fork
+from featurestore.model.runtime import ForkSafeLock
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -17,8 +16,7 @@ class SizedCache(Generic[K, V]):
     """An LRU cache that evicts values when their total size exceeds a limit.
 
     A limit on the number of values would not limit memory: a commit has between one and many
-    thousands of actions. Threads may load the same value concurrently. A cache is a module's constant:
-    it is never released.
+    thousands of actions. Threads may load the same value concurrently.
 
     Args:
         limit: The maximum total size, in the unit of the sizes that ``find`` gets.
@@ -34,8 +32,7 @@ class SizedCache(Generic[K, V]):
         self._limit = limit
         self._size = 0
         self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
-        self._lock = Lock()
-        call_after_fork(self._reset_lock)
+        self._lock = ForkSafeLock()
 
     def __len__(self) -> int:
         return len(self._values)
@@ -63,7 +60,3 @@ class SizedCache(Generic[K, V]):
             while self._size > self._limit:
                 _, (_, evicted_size) = self._values.popitem(last=False)
                 self._size -= evicted_size
-
-    def _reset_lock(self) -> None:
-        """Replace the lock in a forked child, since a thread of the parent may hold it."""
-        self._lock = Lock()

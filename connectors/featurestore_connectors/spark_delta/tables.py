@@ -25,7 +25,7 @@ from pyarrow import parquet
 from featurestore.arrow.spark_connect import is_connect_object
 from featurestore.arrow.types import storage_schema
 from featurestore.delta.commits import duplicate_keys_error
-from featurestore.delta.log import commit_path, is_delta_table, parse_actions
+from featurestore.delta.log import Actions, commit_path, is_delta_table, parse_actions
 from featurestore.delta.maintenance import remove_unneeded_files
 from featurestore.delta.schema import check_writable
 from featurestore.delta.sealing import seal_commit
@@ -82,7 +82,8 @@ def create_table(
     target = commit_path(path, 0)
     try:
         make_directory(os.path.dirname(target), durable=durable)
-        created = _publish_commit(path, 0, commit, durable=durable)
+        actions = parse_actions(commit.decode())
+        created = _publish_commit(path, 0, actions, durable=durable)
     except OSError as error:
         raise StorageError(
             f"The table {path} cannot be created: {error}", hint="check free space and permissions"
@@ -429,9 +430,9 @@ def change_properties(
         if changed is None:
             return None
         version = state.version + 1
-        commit = _properties_commit(state, changed)
+        actions = _properties_actions(state, changed)
         try:
-            if _publish_commit(path, version, commit, durable=durable):
+            if _publish_commit(path, version, actions, durable=durable):
                 return version
         except OSError as error:
             raise StorageError(
@@ -442,8 +443,8 @@ def change_properties(
     raise conflict_error(path)
 
 
-def _properties_commit(state: Snapshot, change: PropertyChange) -> bytes:
-    """Return the content of a commit that only changes table properties."""
+def _properties_actions(state: Snapshot, change: PropertyChange) -> list[dict[str, Any]]:
+    """Return the actions of a commit that only changes table properties."""
     now = to_micros(utc_now()) // 1000
     info = {
         "timestamp": now,
@@ -466,13 +467,12 @@ def _properties_commit(state: Snapshot, change: PropertyChange) -> bytes:
         "createdTime": state.metadata.get("createdTime"),
         "configuration": {**state.properties, **change.properties},
     }
-    lines = [json.dumps({"commitInfo": info}), json.dumps({"metaData": metadata})]
-    return "".join(f"{line}\n" for line in lines).encode()
+    return [{"commitInfo": info}, {"metaData": metadata}]
 
 
-def _publish_commit(path: str, version: int, commit: bytes, *, durable: bool) -> bool:
+def _publish_commit(path: str, version: int, actions: Actions, *, durable: bool) -> bool:
     """Publish a commit file with checksums; return False if the version exists."""
-    content = seal_commit(path, version, parse_actions(commit.decode()))
+    content = seal_commit(path, version, actions)
     with Publication(durable=durable) as publication:
         return publication.publish(commit_path(path, version), content)
 

@@ -14,8 +14,8 @@ import time
 import warnings
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
+from checksums import rows
 from report import Report
 
 import featurestore
@@ -33,16 +33,6 @@ REPORT = Report(
     "durability",
     "Inserts without validation and statistics, ext4 on a virtual disk.",
 )
-
-
-def rows(number: int, partitions: int) -> pa.Table:
-    """Return rows x 10: an id, the partition, and eight numbers."""
-    random = np.random.default_rng(0)
-    ids = np.arange(number)
-    columns = {"id": pa.array(ids), "part": pa.array(ids % partitions)}
-    for index in range(8):
-        columns[f"x{index}"] = pa.array(random.random(number))
-    return pa.table(columns)
 
 
 def seconds_of(group: FeatureGroup, table: pa.Table) -> float:

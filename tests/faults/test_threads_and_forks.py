@@ -84,7 +84,7 @@ def test_calls_end_when_a_thread_cannot_start(tmp_path: Path, options: tuple[str
         assert attempt["error"] in errors, attempt
         assert attempt["leftovers"] == [], attempt
         assert attempt["was_refused"] or attempt["error"] is None, attempt
-    # Some calls go on with fewer threads.
+    # Some calls continue with fewer threads.
     assert {attempt["error"] for attempt in refused} >= {None, "ThreadsUnavailable"}
 
 

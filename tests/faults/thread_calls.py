@@ -130,13 +130,13 @@ def check_password(_: FeatureStore, __: int) -> None:
 
 def request_list(store: FeatureStore, _: int) -> None:
     """Request a list of the web server, which answers in a thread."""
-    answers: list[MutableMapping[str, Any]] = []
+    messages: list[MutableMapping[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"", "more_body": False}
 
     async def send(message: MutableMapping[str, Any]) -> None:
-        answers.append(message)
+        messages.append(message)
 
     scope = {
         "type": "http",
@@ -150,7 +150,7 @@ def request_list(store: FeatureStore, _: int) -> None:
         "server": ("127.0.0.1", 80),
     }
     asyncio.run(create_app(store)(scope, receive, send))
-    status, body = answers[0]["status"], b"".join(answer.get("body", b"") for answer in answers)
+    status, body = messages[0]["status"], b"".join(message.get("body", b"") for message in messages)
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         problem = json.loads(body)
         assert problem["title"] == "ThreadsUnavailable"

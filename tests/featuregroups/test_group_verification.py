@@ -56,8 +56,8 @@ def group(template: Path, tmp_path: Path) -> Iterator[tuple[FeatureStore, Path]]
 
 def table_files(path: Path) -> list[Path]:
     """Return the data files, commits and checkpoints of a table."""
-    found = [*path.rglob("*.parquet"), *path.glob("_delta_log/*.json")]
-    return sorted(set(found))
+    files = [*path.rglob("*.parquet"), *path.glob("_delta_log/*.json")]
+    return sorted(set(files))
 
 
 def flips(content: bytes, generator: random.Random) -> Iterator[bytes]:

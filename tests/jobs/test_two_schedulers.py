@@ -84,10 +84,10 @@ def check(
         assert {run.state for run in job_runs} <= {"done", "failed"}
         # Each window is in exactly one run that ended well, and each of those made one commit.
         assert sum(run.windows for run in job_runs if run.state == "done") == hours, name
-        written = Counter(
+        window_counts = Counter(
             commit.delta_version for commit in history if commit.rows_in or commit.rows_out
         )
-        assert max(written.values()) == 1
+        assert max(window_counts.values()) == 1
         with store.session.registry.reading() as connection:
             states = runs.window_states(connection, name)
         assert {state.state for state in states.values()} == {"done"}

@@ -1,4 +1,4 @@
-"""A lost or incomplete registry is found, and a rebuild restores what it says."""
+"""A lost or incomplete registry is found, and a rebuild restores what it reports."""
 
 from __future__ import annotations
 

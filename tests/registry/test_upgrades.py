@@ -128,10 +128,10 @@ def test_killed_upgrade_is_completed_by_two_processes(archive: Path, tmp_path: P
     expected = {name: table for name, table in read(reference).items() if name not in ORIGINS}
     origins = read_origins(reference)
     statements = range(1, int(counts.read_text()) + 1)
-    chosen = random.sample(statements, 3)
+    numbers = random.sample(statements, 3)
     if os.environ.get("FEATURESTORE_ALL_STATEMENTS"):
-        chosen = list(statements)
-    for number in chosen:
+        numbers = list(statements)
+    for number in numbers:
         folder = extract(archive, tmp_path / str(number))
         process = start(upgrade, str(folder), number)
         process.join(60)

@@ -18,14 +18,17 @@ from featurestore.model.run_record import check_run_id
 
 DESCRIBED_FILE = "described.json"
 TRANSFORMATIONS_FILE = "transformations.json"
-FORMAT = 1
+FORMAT = 2
+_FORMAT_WITHOUT_NULL_FORMS = 1
 # The columns that scoring adds to the label columns.
 PREDICTION = "prediction"
 MODEL_VERSION = "model_version"
 LABEL_TIME = "label_time"
 
 Flavor = Literal["keras", "tf_keras", "tensorflow", "torch", "spark", "pickle", "joblib"]
-Arrays = Literal["columns", "matrix"]
+Arrays = Literal["columns", "matrix", "pandas", "polars"]
+DATAFRAMES = ("pandas", "polars")
+NullForm = Literal["error", "fill", "mask", "nan"]
 Method = Literal["predict", "predict_proba", "decision_function"]
 Stage = Literal["development", "staging", "production", "archived"]
 
@@ -40,18 +43,45 @@ class ModelFile:
 
 
 @dataclass(frozen=True)
+class ColumnDtype:
+    """The dtype of a DataFrame column, by the name that pandas or polars gives it.
+
+    ``categories`` are those of training in their order, as JSON values; None for other dtypes.
+    """
+
+    name: str
+    categories: tuple[Any, ...] | None = None
+    ordered: bool = False
+
+    @classmethod
+    def from_json(cls, data: JsonObject) -> ColumnDtype:
+        """Parse the output of ``vars``."""
+        categories = None
+        if data.get("categories") is not None:
+            categories = tuple(data.array("categories"))
+        return cls(data.text("name"), categories, data.flag("ordered"))
+
+
+@dataclass(frozen=True)
 class ModelInput:
     """A model input, as a column of the training dataset.
 
-    ``type`` is the feature type as JSON. ``narrow``: files store the column as float32. ``masked``:
-    the model also takes ``<name>_present``. ``fill`` replaces nulls, unless it is None.
+    Attributes:
+        type: The feature type as JSON.
+        narrow: Whether files store the column as float32.
+        nulls: What the model gets for a null. "error": it was trained without nulls, so they are
+            refused. "fill": ``fill``. "mask": zero, and False in ``<name>_present``. "nan": NaN,
+            in a DataFrame the missing value of the dtype.
+        fill: The value that replaces nulls, as JSON.
+        dtype: The dtype in a DataFrame; None for models that take arrays.
     """
 
     name: str
     type: Any
     narrow: bool = False
-    masked: bool = False
+    nulls: NullForm = "error"
     fill: Any = None
+    dtype: ColumnDtype | None = None
 
     @property
     def kind(self) -> pa.DataType:
@@ -73,8 +103,8 @@ class ModelSpec:
 
     ``artifact`` is the file or folder that is loaded with ``flavor``. ``features`` is the retrieval
     of the training dataset, with groups pinned to versions; ``inputs`` are in the column order of
-    models with ``arrays`` "matrix". ``dataset`` is the training dataset, ``run`` the run that
-    trained the model. ``transformations`` is the hash of the transformations file in the same
+    matrices and DataFrames. ``arrays`` is the form in which the model takes them. ``dataset`` is the
+    training dataset, ``run`` the run that trained the model. ``transformations`` is the hash of the transformations file in the same
     directory.
     """
 
@@ -177,7 +207,9 @@ def _parse_spec(data: JsonObject) -> ModelSpec:
         ),
         dataset=dataset.data,
         features=FeatureViewSpec.from_json(data.get("features")),
-        inputs=tuple(map(_parse_input, data.objects("inputs"))),
+        inputs=tuple(
+            _parse_input(each, format_number=format_number) for each in data.objects("inputs")
+        ),
         outputs=tuple(
             ModelOutput(each.text("name"), _parse_type(each)) for each in data.objects("outputs")
         ),
@@ -216,9 +248,17 @@ def _parse_type(data: JsonObject) -> Any:
     return kind
 
 
-def _parse_input(data: JsonObject) -> ModelInput:
-    narrow, masked = data.flag("narrow"), data.flag("masked")
-    return ModelInput(data.text("name"), _parse_type(data), narrow, masked, data.get("fill"))
+def _parse_input(data: JsonObject, *, format_number: int) -> ModelInput:
+    fill, dtype = data.get("fill"), None
+    if format_number == _FORMAT_WITHOUT_NULL_FORMS:
+        nulls: NullForm = "error" if fill is None else "fill"
+        if data.flag("masked"):
+            nulls = "mask"
+    else:
+        nulls = _parse_choice(data, "nulls", NullForm)
+        if data.get("dtype") is not None:
+            dtype = ColumnDtype.from_json(data.object("dtype"))
+    return ModelInput(data.text("name"), _parse_type(data), data.flag("narrow"), nulls, fill, dtype)
 
 
 @dataclass(frozen=True)

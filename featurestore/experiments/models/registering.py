@@ -36,6 +36,7 @@ from featurestore.model.registered_model import (
     ModelInput,
     ModelOutput,
     ModelSpec,
+    NullForm,
 )
 from featurestore.model.times import utc_now
 from featurestore.session import Session
@@ -243,7 +244,10 @@ def _model_inputs(
             if request.nulls is None:
                 fill = parse_reader_fill(fill, kind)
             fill = to_stored_fill(name, fill, kind)
-        inputs.append(ModelInput(name, column.type, narrow, name in masked, fill))
+        form: NullForm = "error" if fill is None else "fill"
+        if name in masked:
+            form = "mask"
+        inputs.append(ModelInput(name, column.type, narrow, form, fill))
     if not inputs:
         raise InvalidArgument(f"Training dataset {manifest.name!r} has no inputs.")
     _check_nulls(request.nulls, [model_input.name for model_input in inputs])

@@ -116,12 +116,12 @@ def to_model_input(spec: ModelSpec, fitted: Transformations | None, batch: pa.Re
             handles_nulls = each.name in fitted.null_handling
             data = fitted.apply_chain(each.name, data, present)
         if present is not None and not handles_nulls:
-            if not each.masked:
+            if each.nulls != "mask":
                 nulls.append(each.name)
             data = data.copy()
             data[~present] = b"" if data.dtype == object else 0
         arrays[each.name] = data
-        if each.masked:
+        if each.nulls == "mask":
             is_present = np.ones(len(data), dtype=np.bool_) if present is None else present
             arrays[mask_name(each.name)] = is_present
     if nulls:

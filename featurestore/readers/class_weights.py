@@ -29,7 +29,7 @@ from featurestore.readers.transformed import Transform, zero_based_label_codes
 
 BALANCED = "balanced"
 ByClass: TypeAlias = Mapping[Any, float]
-# "balanced", {class: weight}, or {label: one of these}.
+# "balanced", {class: weight}, or {label: either of these}.
 ClassWeights: TypeAlias = str | Mapping[Any, Any]
 
 
@@ -328,21 +328,46 @@ def _weights_by_label(class_weights: ClassWeights, labels: list[str]) -> dict[st
             f"class_weights={class_weights!r} is not a mapping of classes to weights.",
             hint='class_weights={0: 1.0, 1: 3.0}, or class_weights="balanced"',
         )
-    nested = {name: each for name, each in class_weights.items() if isinstance(each, Mapping)}
-    if len(nested) == len(class_weights):
-        unknown = [name for name in nested if name not in labels]
-        if unknown:
-            raise InvalidArgument(
-                f"Unknown labels in class_weights=: {listing(unknown)}. Available: {listing(labels)}.",
-                hint=f"class_weights={{{labels[0]!r}: {{0: 1.0, 1: 3.0}}}}",
-            )
-        return dict(nested)
+    by_label = {
+        name: weights
+        for name, weights in class_weights.items()
+        if isinstance(weights, (str, Mapping))
+    }
+    if by_label:
+        _check_labels(class_weights, by_label, labels)
+        return by_label
     if len(labels) > 1:
         raise InvalidArgument(
             f"class_weights= must name the label, since there are several: {listing(labels)}.",
             hint=f"class_weights={{{labels[0]!r}: {dict(class_weights)!r}}}",
         )
     return {labels[0]: class_weights}
+
+
+def _check_labels(
+    class_weights: ByClass, by_label: Mapping[Any, str | ByClass], labels: list[str]
+) -> None:
+    """Check that ``class_weights=`` has the weights of existing labels, and of nothing else."""
+    classes = [name for name in class_weights if name not in by_label]
+    unknown = [name for name in by_label if name not in labels]
+    invalid = {
+        name: weights
+        for name, weights in by_label.items()
+        if isinstance(weights, str) and weights != BALANCED
+    }
+    problem = None
+    if invalid:
+        problem = f"class_weights={invalid!r} is not supported."
+    elif classes:
+        problem = (
+            f"class_weights= has labels ({listing(by_label)}) and classes ({listing(classes)})."
+        )
+    elif unknown:
+        problem = (
+            f"Unknown labels in class_weights=: {listing(unknown)}. Available: {listing(labels)}."
+        )
+    if problem is not None:
+        raise InvalidArgument(problem, hint=f"class_weights={{{labels[0]!r}: {BALANCED!r}}}")
 
 
 def _build_label_weights(label: str, weights: ByClass) -> LabelWeights:
@@ -380,10 +405,11 @@ def weights_to_json(class_weights: ClassWeights) -> Any:
     """Convert class weights to JSON: lists of pairs, since JSON object keys must be strings."""
     if isinstance(class_weights, str):
         return class_weights
-    return [
-        [value_to_json(key), weights_to_json(each) if isinstance(each, Mapping) else float(each)]
-        for key, each in class_weights.items()
-    ]
+    pairs = []
+    for key, weights in class_weights.items():
+        is_label = isinstance(weights, (str, Mapping))
+        pairs.append([value_to_json(key), weights_to_json(weights) if is_label else float(weights)])
+    return pairs
 
 
 def weights_from_json(data: Any) -> ClassWeights:
@@ -391,6 +417,6 @@ def weights_from_json(data: Any) -> ClassWeights:
     if isinstance(data, str):
         return BALANCED
     return {
-        value_from_json(key): weights_from_json(each) if isinstance(each, list) else each
-        for key, each in data
+        value_from_json(key): weights if isinstance(weights, float) else weights_from_json(weights)
+        for key, weights in data
     }

@@ -866,7 +866,7 @@ def open_reader(
         cache: Local cache of shards. None reads fixed-width records of an object store by ranges,
             and other remote shards through the default cache of this machine.
         class_weights: Weights of rows by label: "balanced", ``{class: weight}``, or ``{label:
-            {class: weight}}``, if any.
+            either of these}``, if any.
 
     Raises:
         ReaderConfigError: Settings contradict each other.

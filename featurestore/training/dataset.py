@@ -438,9 +438,10 @@ class TrainingDataset(ModelInputs):
         (see docs/training.md).
 
         ``class_weights`` become sample weights in every framework and strategy. They are
-        "balanced" (computed from the training split), ``{class: weight}``, or
-        ``{label: {class: weight}}`` for several labels. They are multiplied by the weight column,
-        if any; padding has the weight 0.
+        "balanced" (computed from the training split), ``{class: weight}``, or for several labels
+        ``{label: "balanced"}`` and ``{label: {class: weight}}``. The weights of several labels and
+        the weight column, if any, are multiplied; labels without class weights have the weight 1.
+        Padding has the weight 0.
 
         ``cache`` is a local folder for copies of the shards, which all workers of a machine share.
         Each shard is fetched and checked once. If the cache exceeds ``cache_bytes``, the least

@@ -251,6 +251,95 @@ def test_class_weights_explicit_mapping_is_validated(empty_store: FeatureStore) 
         list(reader.batches())
 
 
+def several_labels(store: FeatureStore) -> tuple[pa.Table, Any]:
+    """Return rows with three labels, one of them with nulls, and their dataset."""
+    random = np.random.default_rng(7)
+    frame = pa.table(
+        {
+            "id": range(200),
+            "x": np.arange(200, dtype=np.float32),
+            "a": random.choice(["cat", "dog", "emu"], 200, p=[0.7, 0.2, 0.1]),
+            "b": random.random(200) < 0.2,
+            "c": pa.array([None if row % 9 == 0 else row % 5 % 3 for row in range(200)]),
+        }
+    )
+    dataset = store.create_training_dataset(
+        frame,
+        "several",
+        label=["a", "b", "c"],
+        features=["x"],
+        key="id",
+        splits={"train": 0.7, "test": 0.3},
+        transformations={"a": t.vocabulary()},
+        missing_labels="weight_zero",
+        progress=False,
+    )
+    return frame, dataset
+
+
+def test_balanced_weights_by_label_equal_scikit_learn(empty_store: FeatureStore) -> None:
+    class_weight = pytest.importorskip("sklearn.utils.class_weight")
+    frame, dataset = several_labels(empty_store)
+    columns = {name: np.array(frame[name].to_pylist(), object) for name in ("a", "b", "c")}
+    has_labels = columns["c"] != None  # noqa: E711 numpy compares each element
+    training_rows = dataset.read("train")["x"].to_numpy().astype(int)
+    expected = {}
+    for name, values in columns.items():
+        labels = values[training_rows]
+        labels = labels[labels != None]  # noqa: E711
+        classes = np.array(sorted(set(labels)), object)
+        weights = class_weight.compute_class_weight("balanced", classes=classes, y=labels)
+        expected[name] = dict(zip(classes, weights, strict=True))
+    by_hand = {0: 5.0, 1: 0.5, 2: 1.0}
+    requests: list[tuple[Any, dict[str, Any]]] = [
+        ({"a": "balanced"}, {"a": expected["a"]}),
+        ({"b": "balanced", "c": "balanced"}, {"b": expected["b"], "c": expected["c"]}),
+        ({"c": by_hand, "a": "balanced"}, {"a": expected["a"], "c": by_hand}),
+        (dict.fromkeys(columns, "balanced"), expected),
+        ("balanced", expected),
+    ]
+    for request, by_label in requests:
+        reader = dataset.reader(
+            "train", global_batch_size=32, remainder="pad", nulls="mask", class_weights=request
+        )
+        again, _, _ = dataset.resume(json.loads(json.dumps(reader.state(0, 0))))
+        seen: list[int] = []
+        for step, (batch, resumed) in enumerate(
+            zip(reader.batches(), again.batches(), strict=True)
+        ):
+            real = reader.rows(0, step) >= 0
+            numbers = batch["x"][real].astype(int)
+            weights = [
+                np.prod([by_label[name][columns[name][row]] for name in by_label])
+                if has_labels[row]
+                else 0.0
+                for row in numbers
+            ]
+            np.testing.assert_allclose(batch["sample_weight"][real], weights, rtol=1e-6)
+            np.testing.assert_array_equal(batch["sample_weight"], resumed["sample_weight"])
+            assert (batch["sample_weight"][~real] == 0).all()
+            seen += numbers.tolist()
+        assert sorted(seen) == sorted(training_rows)
+
+
+def test_class_weights_of_several_labels_refusals_have_working_hints(
+    empty_store: FeatureStore,
+) -> None:
+    _, dataset = several_labels(empty_store)
+    requests: list[Any] = [
+        {0: 1.0, 1: 2.0, 2: 3.0},
+        {"z": "balanced"},
+        {"a": "balanced", 0: 1.0},
+        {"a": "even"},
+        "even",
+    ]
+    for request in requests:
+        with pytest.raises(InvalidArgument) as refused:
+            dataset.reader("train", global_batch_size=8, nulls="mask", class_weights=request)
+        weights = ast.literal_eval(str(refused.value.hint).removeprefix("class_weights="))
+        dataset.reader("train", global_batch_size=8, nulls="mask", class_weights=weights)
+
+
 def test_balanced_class_weights_many_label_values_raise(empty_store: FeatureStore) -> None:
     label = pa.array(np.random.default_rng(0).normal(size=ROWS))
     dataset = dataset_of(empty_store, label)

@@ -109,8 +109,7 @@ def select_columns(
     masked: set[str] = set()
     if nulls == "mask":
         # Use the same masks for all splits, so that a model can read every split.
-        for manifest_split in manifest.splits:
-            masked.update(name for name, count in manifest_split.nulls.items() if count)
+        masked |= columns_with_nulls(manifest)
     masked -= labels
     if has_zero_weights(manifest):
         masked |= labels
@@ -172,6 +171,11 @@ def _column_names(manifest: Manifest, columns: Sequence[str] | None) -> list[str
             f"columns={list(columns)}{problem}. Available: {listing(available, limit=50)}."
         )
     return list(columns)
+
+
+def columns_with_nulls(manifest: Manifest) -> set[str]:
+    """Return the columns that have nulls in any split."""
+    return {name for split in manifest.splits for name, count in split.nulls.items() if count}
 
 
 def has_zero_weights(manifest: Manifest) -> bool:

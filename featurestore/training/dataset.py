@@ -265,6 +265,8 @@ class TrainingDataset(ModelInputs):
                     "split": split,
                     "columns": None if columns is None else list(columns),
                     "transformed": None if fitted is None else fitted.sha256,
+                    "form": "matrix",
+                    "nulls": "nan",
                 }
             )
         return arrays

@@ -205,6 +205,7 @@ def register_model(
     nulls: Literal["error", "mask"] | Mapping[str, Any] | None = None,
     arrays: Literal["columns", "matrix"] | None = None,
     method: Literal["predict", "predict_proba", "decision_function"] = "predict",
+    reader: int | None = None,
     version: int | None = None,
     stage: Literal["development", "staging", "production", "archived"] = "development",
     description: str = "",
@@ -221,12 +222,15 @@ def register_model(
         name: Name of the model.
         artifact: The file or folder, relative to the run's directory; None for the only model.
         dataset: The training dataset of the model; None for the dataset of the run.
-        columns: The inputs in order; None for the reader's columns, or else all features.
+        columns: The inputs in order; None for the columns that the model states, or else the
+            reader's columns, or else all features.
         transformed: The transformations; None for those of the run's reader, or else the dataset's.
         nulls: See ``reader``; None for the setting of the run's reader.
         arrays: "columns": the model takes ``{column: array}``; "matrix": it takes one float32 array
             of shape (rows, inputs). None: "matrix" for pickles and PyTorch, else "columns".
         method: The prediction method of a pickled model.
+        reader: The position in ``run.record.readers`` of the reader or matrix that the model was
+            trained with, needed if they differ and the model does not state its columns.
         version: The version to create; None for the next version.
         stage: "development", "staging", "production" or "archived".
         description: The purpose of the model.
@@ -237,7 +241,8 @@ def register_model(
     Raises:
         ModelNotFound: The run has no model, or more than one.
         UntrustedModel: Loading the model runs code, and ``trust`` is False.
-        InvalidArgument: The model cannot predict from the features of its dataset.
+        InvalidArgument: The model cannot predict from the features of its dataset, states other
+            columns than the run read, or the readers of the run differ.
     """
     from featurestore.experiments.models import Model
     from featurestore.experiments.models.catalog import check_stage
@@ -250,7 +255,17 @@ def register_model(
     check_tags(tags or {})
     source_run = get_run(run, store=store) if isinstance(run, str) else run
     request = ModelRequest(
-        name, artifact, dataset, columns, transformed, nulls, arrays, method, version, trust
+        name=name,
+        artifact=artifact,
+        dataset=dataset,
+        columns=columns,
+        transformed=transformed,
+        nulls=nulls,
+        arrays=arrays,
+        method=method,
+        reader=reader,
+        version=version,
+        trust=trust,
     )
     annotations = ModelAnnotations(check_stage(stage), description, dict(tags or {}))
     return Model(source_run.session, register(source_run, request, annotations))

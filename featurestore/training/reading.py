@@ -203,6 +203,22 @@ def matrix(
     return Matrix(x, _stack_labels(list(label_batches.values())), tuple(names))
 
 
+def matrix_names(
+    manifest: Manifest, columns: Sequence[str] | None, transform: Transformations | None
+) -> dict[str, list[str]]:
+    """Return the names of the matrix columns of each input; a text or a list has its own name."""
+    inputs = [
+        _Input(column, _value_form(column, transform))
+        for column in _input_columns(manifest, columns)
+    ]
+    return {
+        input_column.column.name: input_column.names
+        if input_column.is_number
+        else [input_column.column.name]
+        for input_column in inputs
+    }
+
+
 def check_reader_inputs(
     manifest: Manifest, columns: Sequence[str] | None, transform: Transformations | None
 ) -> None:

@@ -1,8 +1,8 @@
 """Loading of models by flavor, and batch prediction on arrays.
 
-A Keras file is data unless its configuration refers to code (``keras_files``), and so is a program
-of PyTorch (``torch_files``). SavedModel, pickles and Spark ML pipelines run their author's code, so
-they require trust. A file is read once: the same bytes are compared with the registered hash,
+A Keras file is data unless its configuration refers to code (``keras_files``), and so are programs
+of PyTorch and JAX (``torch_files``, ``jax_files``) and boosters (``boosters``). SavedModel, pickles
+and Spark ML pipelines run their author's code, so they require trust. A file is read once: the same bytes are compared with the registered hash,
 checked and loaded, so the file cannot be replaced between these steps.
 """
 
@@ -29,9 +29,16 @@ from featurestore.errors import (
     UntrustedModel,
     listing,
 )
-from featurestore.experiments.models import keras_files, spark_pipelines, torch_files
+from featurestore.experiments.models import boosters, keras_files, spark_pipelines, torch_files
 from featurestore.experiments.models.archives import read_archive
 from featurestore.experiments.models.conversion import refuse_inexact_integers
+from featurestore.experiments.models.stated_columns import (
+    FITTED_FLAVORS,
+    NamedMatrix,
+    select_stated,
+    stated_columns,
+)
+from featurestore.model.distributions import install_command
 from featurestore.model.registered_model import Flavor, ModelFile, ModelSpec
 from featurestore.storage import files
 
@@ -44,18 +51,17 @@ Predict = Callable[[Any], Mapping[str, npt.NDArray[Any]]]
 
 _KERAS_FLAVORS = ("keras", "tf_keras")
 # These need trust only if a file contains code.
-SAFE_FLAVORS = (*_KERAS_FLAVORS, "torch")
+_BOOSTERS = ("xgboost", "lightgbm")
+SAFE_FLAVORS = (*_KERAS_FLAVORS, "torch", *_BOOSTERS)
+# Models of scikit-learn and boosters, and most functions of PyTorch and JAX, take one matrix.
+MATRIX_FLAVORS = ("pickle", "joblib", "torch", "jax", *_BOOSTERS)
 _FILE_FLAVORS = (*SAFE_FLAVORS, "pickle", "joblib")
-_EXTRAS = {
-    "keras": "tensorflow",
-    "tf_keras": "keras2",
-    "tensorflow": "tensorflow",
-    "torch": "torch",
-}
 _DATA = {
     "keras": "Keras layers",
     "tf_keras": "Keras layers",
     "torch": "tensors and known operators of PyTorch",
+    "xgboost": "trees",
+    "lightgbm": "trees",
 }
 _PICKLED = {".pkl": "pickle", ".pickle": "pickle", ".joblib": "joblib"}
 
@@ -81,13 +87,18 @@ def detect_flavor(path: str) -> Flavor:
         )
     if ending in _PICKLED and files.is_file(path):
         return _PICKLED[ending]  # type: ignore[return-value]
+    if ending in boosters.ENDINGS and files.is_file(path):
+        library = boosters.detect_booster(next(files.read_chunks(path), b""))
+        if library is not None:
+            return library  # type: ignore[return-value]
     if files.is_file(os.path.join(path, "saved_model.pb")):
         return "tensorflow"
     if spark_pipelines.is_pipeline(path):
         return "spark"
     raise InvalidArgument(
         f"{name!r} does not have a supported model format.",
-        hint="model.save('model.keras'), torch.export.save(program, 'model.pt2'), a SavedModel "
+        hint="model.save('model.keras'), torch.export.save(program, 'model.pt2'), "
+        "booster.save_model('model.json') of XGBoost or 'model.txt' of LightGBM, a SavedModel "
         "folder, model.pkl or model.joblib, or the folder of a Spark ML PipelineModel",
     )
 
@@ -192,6 +203,8 @@ def _check_content(
     _import_library(flavor)
     if flavor == "torch":
         code, checked = torch_files.find_code_objects(content, title=title)
+    elif flavor in _BOOSTERS:
+        code, checked = boosters.find_unchecked_parts(content, flavor, title=title)
     else:
         code, checked = keras_files.find_code_objects(content, flavor, title=title)
     if code and not trust:
@@ -211,6 +224,8 @@ def _load_content(content: bytes, flavor: str, *, trust: bool, title: str, descr
     try:
         if flavor == "torch":
             return torch_files.load_program(checked)
+        if flavor in _BOOSTERS:
+            return boosters.load_booster(checked, flavor)
         if flavor in _KERAS_FLAVORS:
             return _load_network(checked, flavor, is_data=is_data)
         if flavor == "joblib":
@@ -292,11 +307,26 @@ def load_predictor(directory: str, content: bytes, *, trust: bool) -> Predict:
 
 
 def make_predictor(model: Any, flavor: str, *, method: str) -> Predict:
-    """Return the prediction function of a model."""
+    """Return the prediction function of a model, which gets the columns that it states."""
+    predict = _make_array_predictor(model, flavor, method=method)
+    stated = stated_columns(model, flavor) if flavor in FITTED_FLAVORS else None
+
+    def predict_columns(model_input: Any) -> Mapping[str, npt.NDArray[Any]]:
+        if isinstance(model_input, NamedMatrix):
+            model_input = select_stated(model_input, stated, flavor=flavor)
+        return predict(model_input)
+
+    return predict_columns
+
+
+def _make_array_predictor(model: Any, flavor: str, *, method: str) -> Predict:
+    """Return the prediction function of a model, which takes arrays or a DataFrame."""
     if flavor in _KERAS_FLAVORS:
         return lambda model_input: _predict_in_batches(model, model_input)
     if flavor == "torch":
         return torch_files.make_predictor(model)
+    if flavor in _BOOSTERS:
+        return boosters.make_predictor(model, flavor)
     if flavor == "tensorflow":
         return _signature_predictor(model)
     predict_method = getattr(model, method, None)
@@ -367,7 +397,6 @@ def _import_library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        extra = _EXTRAS[name]
-        raise MissingExtra(
-            f"This model needs {name}.", hint=f"pip install 'featurestore[{extra}]'"
-        ) from error
+        # Keras needs a backend, and TensorFlow is one.
+        command = install_command("tensorflow" if name == "keras" else name)
+        raise MissingExtra(f"This model needs {name}.", hint=command) from error

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.arrow.schemas import type_from_json, type_to_json
+from featurestore.arrow.schemas import type_to_json
 from featurestore.errors import (
     FeatureStoreError,
     InvalidArgument,
@@ -23,27 +23,25 @@ from featurestore.experiments import run_files
 from featurestore.experiments.models import catalog, loading, spark_pipelines, torch_files
 from featurestore.experiments.models.conversion import (
     check_output_types,
-    parse_reader_fill,
     to_columns,
-    to_stored_fill,
 )
 from featurestore.experiments.models.retrieval import build_retrieval
 from featurestore.experiments.models.scoring import to_model_input
+from featurestore.experiments.models.stated_columns import FITTED_FLAVORS, stated_columns
+from featurestore.experiments.models.training_inputs import resolve_inputs
 from featurestore.experiments.run import Run
 from featurestore.model.registered_model import (
     Arrays,
+    Flavor,
     ModelAnnotations,
-    ModelInput,
     ModelOutput,
     ModelSpec,
-    NullForm,
 )
 from featurestore.model.times import utc_now
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.training.dataset import TrainingDataset
 from featurestore.training.reading import split_batches
-from featurestore.training.transformations import read_by_hash, resolve_transformations
 from featurestore.transform.fitted import Transformations
 
 # Number of rows for the trial prediction.
@@ -62,6 +60,7 @@ class ModelRequest:
     nulls: str | Mapping[str, Any] | None
     arrays: Arrays | None
     method: str
+    reader: int | None
     version: int | None
     trust: bool
 
@@ -80,14 +79,12 @@ def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> 
     # Before the trial prediction, which loads the model and may run its code.
     loading.check_trusted(path, flavor, trust=request.trust, description=description)
     dataset = _resolve_dataset(run, request.dataset)
-    # The settings of the run's first reader, if there was one.
-    state: Mapping[str, Any] = next(iter(run.record.readers), {})
-    fitted = _resolve_transformations(dataset, request.transformed, state)
-    inputs = _model_inputs(dataset, request, state)
     arrays = request.arrays
     if arrays is None:
-        # Models of scikit-learn, and most modules of PyTorch, take one matrix.
-        arrays = "matrix" if flavor in ("pickle", "joblib", "torch") else "columns"
+        arrays = "matrix" if flavor in loading.MATRIX_FLAVORS else "columns"
+    model, stated = _load_with_columns(path, flavor, dataset, arrays, trust=request.trust)
+    training = resolve_inputs(dataset, request, run.record.readers, flavor=flavor, stated=stated)
+    inputs, fitted = training.inputs, training.fitted
     manifest = dataset.manifest
     labels = [column.name for column in manifest.columns if column.role == "label"]
     names = [each.name for each in inputs]
@@ -122,9 +119,7 @@ def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> 
             "A Spark ML pipeline cannot use transformations, but the run read transformed features.",
             hint="transformed=False, and the transformations as stages of the pipeline",
         )
-    spec = replace(
-        spec, outputs=_trial_outputs(run.session, spec, path, dataset, fitted, trust=request.trust)
-    )
+    spec = replace(spec, outputs=_trial_outputs(run.session, spec, path, model, dataset, fitted))
     content = None
     if fitted is not None:
         content = fitted.to_bytes()
@@ -196,77 +191,22 @@ def _resolve_dataset(run: Run, override: TrainingDataset | None) -> TrainingData
     return dataset
 
 
-def _resolve_transformations(
-    dataset: TrainingDataset, transformed: bool | Transformations | None, state: Mapping[str, Any]
-) -> Transformations | None:
-    """Return the requested transformations, or else those of the run's reader."""
-    if transformed is None and "transformed" in state:
-        if state["transformed"] is None:
-            return None
-        return read_by_hash(dataset.path, dataset.manifest, state["transformed"])
-    if transformed is None and dataset.transformations is not None:
-        raise InvalidArgument(
-            f"Training dataset {dataset.name!r} has transformations, and the run read it without a "
-            "reader or matrix, so it is unknown whether its model needs transformed values.",
-            hint="register_model(run, name, transformed=True), or transformed=False for a model "
-            "of stored values",
-        )
-    return resolve_transformations(dataset, transformed)
-
-
-def _model_inputs(
-    dataset: TrainingDataset, request: ModelRequest, state: Mapping[str, Any]
-) -> tuple[ModelInput, ...]:
-    """Return the inputs in reader order, with the reader's null policy."""
-    columns = request.columns
-    if columns is None:
-        columns = state.get("columns")
-    nulls = request.nulls
-    if nulls is None:
-        nulls = state.get("nulls", "error")
-    manifest = dataset.manifest
-    if columns is None:
-        columns = [column.name for column in manifest.columns if column.role == "feature"]
-    masked: set[str] = set()
-    if nulls == "mask":
-        # The reader uses the same masks for all splits.
-        masked = {name for split in manifest.splits for name, count in split.nulls.items() if count}
-    inputs = []
-    for name in columns:
-        column = manifest.column(name)
-        if column.role in ("label", "weight"):
-            continue
-        # The training files store this column as float32, so scoring must round its inputs as well.
-        narrow = column.tf_type == "float32"
-        fill = None if isinstance(nulls, str) else nulls.get(name)
-        if fill is not None:
-            kind = type_from_json(column.type)
-            if request.nulls is None:
-                fill = parse_reader_fill(fill, kind)
-            fill = to_stored_fill(name, fill, kind)
-        form: NullForm = "error" if fill is None else "fill"
-        if name in masked:
-            form = "mask"
-        inputs.append(ModelInput(name, column.type, narrow, form, fill))
-    if not inputs:
-        raise InvalidArgument(f"Training dataset {manifest.name!r} has no inputs.")
-    _check_nulls(request.nulls, [model_input.name for model_input in inputs])
-    return tuple(inputs)
-
-
-def _check_nulls(nulls: str | Mapping[str, Any] | None, inputs: Sequence[str]) -> None:
-    """Check that a null policy is known, and that its columns are inputs."""
-    if isinstance(nulls, str) and nulls not in ("error", "mask"):
-        raise InvalidArgument(
-            f"nulls={nulls!r} is not supported.", hint='nulls="error", "mask" or {input: value}'
-        )
-    if isinstance(nulls, Mapping):
-        unknown = [name for name in nulls if name not in inputs]
-        if unknown:
-            raise InvalidArgument(
-                f"nulls= contains columns that are not inputs: {listing(unknown)}. "
-                f"Available: {listing(inputs)}."
-            )
+def _load_with_columns(
+    path: str, flavor: Flavor, dataset: TrainingDataset, arrays: Arrays, *, trust: bool
+) -> tuple[Any, tuple[str, ...] | None]:
+    """Load a model, and return it with the columns that it states; Spark loads its pipelines later."""
+    if flavor == "spark":
+        stated = spark_pipelines.stated_columns(path)
+        if stated is not None:
+            # Spark skips stages of labels if there are no labels.
+            labels = {column.name for column in dataset.manifest.columns if column.role == "label"}
+            stated = tuple(name for name in stated if name not in labels)
+        return None, stated
+    model = loading.load_object(path, flavor, trust=trust)
+    if arrays == "matrix" and flavor not in FITTED_FLAVORS:
+        # The only input of the network is named, not its columns.
+        return model, None
+    return model, stated_columns(model, flavor)
 
 
 def _libraries(run: Run) -> Mapping[str, str]:
@@ -282,10 +222,9 @@ def _trial_outputs(
     session: Session,
     spec: ModelSpec,
     path: str,
+    model: Any,
     dataset: TrainingDataset,
     fitted: Transformations | None,
-    *,
-    trust: bool,
 ) -> tuple[ModelOutput, ...]:
     """Predict the first rows of the dataset and return the outputs of the model."""
     names = [each.name for each in spec.inputs]
@@ -296,7 +235,6 @@ def _trial_outputs(
         if spec.flavor == "spark":
             model_outputs = spark_pipelines.predict_sample(path, spec.method, rows, session.engine)
         else:
-            model = loading.load_object(path, spec.flavor, trust=trust)
             model_outputs = _predict(spec, model, _to_model_input(spec, fitted, rows))
         columns = to_columns(model_outputs, rows.num_rows)
         check_output_types(columns)

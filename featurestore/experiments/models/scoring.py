@@ -30,9 +30,15 @@ from featurestore.experiments.models.conversion import (
     model_title,
 )
 from featurestore.experiments.models.loading import load_predictor
+from featurestore.experiments.models.stated_columns import NamedMatrix
 from featurestore.featuregroups import Declaration, FeatureGroup, Write, create, insert
 from featurestore.ingest import adopt_native, library_name, to_reader, to_relation
-from featurestore.model.derived_names import NamedColumn, check_distinct_names, mask_name
+from featurestore.model.derived_names import (
+    NamedColumn,
+    cell_names,
+    check_distinct_names,
+    mask_name,
+)
 from featurestore.model.names import parse_group_reference
 from featurestore.model.registered_model import (
     LABEL_TIME,
@@ -99,7 +105,7 @@ class PredictBatch:
 
 
 def to_model_input(spec: ModelSpec, fitted: Transformations | None, batch: pa.RecordBatch) -> Any:
-    """Convert a batch to the model input: ``{column: array}``, or a float32 matrix (rows, inputs).
+    """Convert a batch to the model input: ``{column: array}``, or a NamedMatrix (rows, inputs).
 
     The arrays equal the arrays that the training dataset's reader returns for the same values.
 
@@ -146,7 +152,12 @@ def to_model_input(spec: ModelSpec, fitted: Transformations | None, batch: pa.Re
                 hint="score rows whose numbers are within the range of float32",
             )
         position += numbers.shape[1]
-    return matrix
+    names = [
+        column
+        for name, values in arrays.items()
+        for column in ([name] if values.ndim == 1 else cell_names(name, cells[name].shape[1]))
+    ]
+    return NamedMatrix(matrix, tuple(names))
 
 
 def _to_masked_array(

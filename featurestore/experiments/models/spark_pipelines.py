@@ -10,7 +10,7 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +41,13 @@ _PIPELINES = ("pyspark.ml.pipeline.PipelineModel", "org.apache.spark.ml.Pipeline
 # A stage is loaded from the folder that its identifier names.
 _STAGE_UID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _MAX_STAGES = 1000
+# Stages of other modules may read any column.
+_STAGE_MODULES = ("org.apache.spark.ml.", "pyspark.ml.")
+# The parameters with the columns that a stage reads and adds.
+# fmt: off
+_READ_PARAMETERS = ("inputCol", "inputCols", "featuresCol", "userCol", "itemCol", "itemsCol", "offsetCol")
+_ADDED_PARAMETERS = ("outputCol", "outputCols", "predictionCol", "probabilityCol", "rawPredictionCol")
+# fmt: on
 
 
 def is_pipeline(path: str) -> bool:
@@ -54,8 +61,51 @@ def find_classes(path: str) -> list[str]:
     Raises:
         ModelDamaged: The folder was not written by Spark, or names a stage outside the folder.
     """
-    classes: list[str] = []
+    classes = {str(metadata["class"])[:200] for metadata in _read_stages(path)}
+    return sorted(classes - set(_PIPELINES))
+
+
+def stated_columns(path: str) -> tuple[str, ...] | None:
+    """Return the columns that the stages of a pipeline read and no earlier stage adds.
+
+    Returns:
+        The columns, or None if a stage does not state them, such as one with SQL or a formula.
+
+    Raises:
+        ModelDamaged: The folder was not written by Spark, or names a stage outside the folder.
+    """
+    columns: dict[str, None] = {}
+    added_columns: set[str] = set()
+    for metadata in _read_stages(path):
+        if metadata["class"] in _PIPELINES:
+            continue
+        parameters = {**metadata.get("defaultParamMap", {}), **metadata["paramMap"]}
+        is_known = str(metadata["class"]).startswith(_STAGE_MODULES)
+        read_columns = _parameter_values(parameters, _READ_PARAMETERS)
+        if not is_known or not read_columns or "formula" in parameters:
+            return None
+        columns |= dict.fromkeys(name for name in read_columns if name not in added_columns)
+        added_columns.update(_parameter_values(parameters, _ADDED_PARAMETERS))
+    return tuple(columns) or None
+
+
+def _parameter_values(parameters: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """Return the columns that some parameters of a stage name."""
+    values: list[str] = []
+    for name in names:
+        value = parameters.get(name, ())
+        values += [value] if isinstance(value, str) else map(str, value)
+    return values
+
+
+def _read_stages(path: str) -> Iterator[dict[str, Any]]:
+    """Yield the metadata of a pipeline and of its stages, in the order in which they transform.
+
+    Raises:
+        ModelDamaged: The folder was not written by Spark, or names a stage outside the folder.
+    """
     waiting = [path]
+    count = 0
     while waiting:
         folder = waiting.pop()
         try:
@@ -68,12 +118,15 @@ def find_classes(path: str) -> list[str]:
             raise ModelDamaged(f"{folder!r} was not written by Spark ML: {error!r}") from error
         if not are_names:
             raise ModelDamaged(f"{folder!r} names a stage outside of its folder.")
-        if len(classes) + len(waiting) + len(uids) > _MAX_STAGES:
+        if count + len(waiting) + len(uids) > _MAX_STAGES:
             raise ModelDamaged(f"{path!r} has more than {_MAX_STAGES} stages.")
-        classes.append(str(class_name)[:200])
-        for index, uid in enumerate(uids):
-            waiting.append(os.path.join(folder, "stages", f"{index:0{digits}}_{uid}"))
-    return sorted(set(classes) - set(_PIPELINES))
+        count += 1
+        yield metadata
+        stages = [
+            os.path.join(folder, "stages", f"{index:0{digits}}_{uid}")
+            for index, uid in enumerate(uids)
+        ]
+        waiting += reversed(stages)
 
 
 def _read_metadata(folder: str) -> Any:

@@ -1,0 +1,164 @@
+"""The columns that a model states: the names that its library stored at the fit, in their order.
+
+A model fitted on a DataFrame, and one with named inputs, states its columns. Its statement is
+stronger than the order in which a reader yields them, so columns are passed by these names. Only
+attributes of a loaded model are read.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from featurestore.errors import InvalidArgument, listing
+
+PICKLE_FLAVORS = ("pickle", "joblib")
+# Models of these formats take one array or DataFrame, in the order of the columns that they state.
+FITTED_FLAVORS = (*PICKLE_FLAVORS, "xgboost", "lightgbm")
+_KERAS_FLAVORS = ("keras", "tf_keras")
+# The names that Keras gives to inputs without a name.
+_UNNAMED_INPUT = re.compile(r"(keras_tensor|input_layer)(_\d+)?|input_\d+")
+_SIGNATURE = "serving_default"
+
+
+class NamedMatrix(NamedTuple):
+    """A float32 array of shape (rows, columns), and the names of its columns."""
+
+    values: npt.NDArray[np.float32]
+    names: tuple[str, ...]
+
+
+def stated_columns(model: Any, flavor: str) -> tuple[str, ...] | None:
+    """Return the names of the columns that a loaded model takes, in its order.
+
+    Args:
+        model: A model that ``loading.load_object`` returned.
+        flavor: Its flavor, except "spark" (see ``spark_pipelines.stated_columns``).
+
+    Returns:
+        The names, or None if the model states none.
+
+    >>> class Line:
+    ...     feature_names_in_ = ["seats", "temp"]
+    >>> stated_columns(Line(), "pickle")
+    ('seats', 'temp')
+    >>> stated_columns(object(), "pickle") is None
+    True
+    """
+    if flavor in FITTED_FLAVORS:
+        return _fitted_names(model)
+    if flavor in _KERAS_FLAVORS:
+        return _keras_names(model)
+    if flavor == "torch":
+        return _to_names(model.graph_signature.user_inputs)
+    if flavor != "tensorflow":
+        return None
+    signature = model.signatures.get(_SIGNATURE)
+    return None if signature is None else _to_names(signature.structured_input_signature[1])
+
+
+def select_stated(matrix: NamedMatrix, stated: Sequence[str] | None, *, flavor: str) -> Any:
+    """Return the columns of a matrix that a model states, in its order.
+
+    Pickled models with a statement get a pandas DataFrame where pandas is installed, so that their
+    library compares the names, too. Other models get an array.
+
+    Raises:
+        InvalidArgument: The model states columns that the matrix does not have.
+
+    >>> matrix = NamedMatrix(np.array([[1.0, 2.0]], dtype=np.float32), ("temp", "seats"))
+    >>> select_stated(matrix, None, flavor="pickle").tolist()
+    [[1.0, 2.0]]
+    >>> select_stated(matrix, ("seats", "temp"), flavor="xgboost").tolist()
+    [[2.0, 1.0]]
+    """
+    if stated is None:
+        return matrix.values
+    positions = column_positions(stated, matrix.names)
+    if positions is None:
+        raise InvalidArgument(
+            f"The model was fitted on the columns {listing(stated, limit=50)}, and gets "
+            f"{listing(matrix.names, limit=50)}.",
+            hint="register_model(run, name, columns=[...]) with the columns of its training",
+        )
+    values = matrix.values
+    if positions != list(range(len(matrix.names))):
+        values = values[:, positions]
+    if flavor not in PICKLE_FLAVORS:
+        return values
+    try:
+        pandas = importlib.import_module("pandas")
+    except ImportError:
+        return values
+    return pandas.DataFrame(values, columns=list(stated), copy=False)
+
+
+def column_positions(stated: Sequence[str], names: Sequence[str]) -> list[int] | None:
+    """Return the position in ``names`` of each column that a model states.
+
+    A stated name that is not in ``names`` is the model's own name of the column at its position.
+
+    Returns:
+        The positions, or None if the names contradict each other.
+
+    >>> column_positions(["c", "a"], ["a", "b", "c"])
+    [2, 0]
+    >>> column_positions(["a", "total"], ["a", "sum"])
+    [0, 1]
+    >>> column_positions(["b", "total"], ["a", "b"]) is None
+    True
+    """
+    position_by_name = {name: position for position, name in enumerate(names)}
+    if all(name in position_by_name for name in stated):
+        return [position_by_name[name] for name in stated]
+    pairs = zip(stated, names, strict=False)
+    has_own_names = len(stated) == len(names) and all(
+        own == name or own not in position_by_name for own, name in pairs
+    )
+    return list(range(len(names))) if has_own_names else None
+
+
+def _fitted_names(model: Any) -> tuple[str, ...] | None:
+    """Return the names that a fitted model of scikit-learn, XGBoost or LightGBM has."""
+    steps = getattr(model, "steps", None)
+    if isinstance(steps, list):  # a pipeline passes its input through these first steps
+        steps = [step for _, step in steps if step not in (None, "passthrough")]
+        return _fitted_names(steps[0]) if steps else None
+    library = type(model).__module__.partition(".")[0]
+    if library == "lightgbm" and hasattr(model, "feature_name"):
+        names = _to_names(model.feature_name())
+        # LightGBM names the columns of an array.
+        is_unnamed = names == tuple(f"Column_{position}" for position in range(len(names or ())))
+        return None if is_unnamed else names
+    attribute = "feature_names_in_"
+    if library == "xgboost" and not hasattr(model, attribute):
+        attribute = "feature_names"
+    # Libraries raise subclasses of AttributeError if a model was fitted without names.
+    return _to_names(getattr(model, attribute, None))
+
+
+def _keras_names(model: Any) -> tuple[str, ...] | None:
+    """Return the names of the inputs of a network; None for a network without fixed inputs."""
+    try:
+        inputs = model.input
+    except (AttributeError, RuntimeError, ValueError):  # a subclass, or a sequence of layers
+        inputs = getattr(model, "inputs", None)
+    if isinstance(inputs, Mapping):
+        return _to_names(inputs)
+    tensors = inputs if isinstance(inputs, list | tuple) else [inputs]
+    names = _to_names(getattr(tensor, "name", None) for tensor in tensors)
+    is_unnamed = names is not None and all(map(_UNNAMED_INPUT.fullmatch, names))
+    return None if is_unnamed else names
+
+
+def _to_names(names: Any) -> tuple[str, ...] | None:
+    """Return names as a tuple of strings; None if there are none, or others than strings."""
+    if not isinstance(names, Iterable) or isinstance(names, str):
+        return None
+    texts = tuple(str(name) if isinstance(name, str) else None for name in names)
+    return None if not texts or None in texts else texts  # type: ignore[return-value]

@@ -1,0 +1,317 @@
+"""The inputs of a run's model: how the run read its dataset, compared with what the model states.
+
+A run records each reader and matrix of its training function. The readers of one run may differ,
+and the record does not have the one that the model was trained with. The model decides if it states
+its columns; otherwise the caller decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from featurestore.arrow.schemas import type_from_json
+from featurestore.errors import InvalidArgument, listing
+from featurestore.experiments.models.conversion import parse_reader_fill, to_stored_fill
+from featurestore.experiments.models.stated_columns import FITTED_FLAVORS, column_positions
+from featurestore.model.derived_names import mask_name
+from featurestore.model.registered_model import ModelInput, NullForm
+from featurestore.training.reading import matrix_names
+from featurestore.training.transformations import read_by_hash, resolve_transformations
+
+if TYPE_CHECKING:
+    from featurestore.experiments.models.registering import ModelRequest
+    from featurestore.model.manifest import Manifest
+    from featurestore.training.dataset import TrainingDataset
+    from featurestore.transform.fitted import Transformations
+
+
+@dataclass(frozen=True)
+class TrainingInputs:
+    """The inputs of a model in their order, with the transformations of its training.
+
+    ``readers`` are the positions of the run's readers that yield them, empty without a reader.
+    """
+
+    inputs: tuple[ModelInput, ...]
+    fitted: Transformations | None
+    readers: tuple[int, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns of the inputs."""
+        return tuple(model_input.name for model_input in self.inputs)
+
+
+def resolve_inputs(
+    dataset: TrainingDataset,
+    request: ModelRequest,
+    readers: Sequence[Mapping[str, Any]],
+    *,
+    flavor: str,
+    stated: tuple[str, ...] | None,
+) -> TrainingInputs:
+    """Return the inputs with which the model of a run was trained.
+
+    Args:
+        dataset: The training dataset.
+        request: The arguments of ``register_model``, which override the settings of the readers.
+        readers: The states of the run's readers and matrices.
+        flavor: The format of the model.
+        stated: The columns that the model states, if any.
+
+    Raises:
+        InvalidArgument: The readers differ in a setting that neither the model nor the request
+            decides, or the model states columns that no reader yields.
+    """
+    candidates = _distinct(_candidates(dataset, request, readers))
+    if stated is not None:
+        matching = [
+            candidate
+            for candidate in (
+                _select_stated(candidate, stated, dataset.manifest, request, flavor=flavor)
+                for candidate in candidates
+            )
+            if candidate is not None
+        ]
+        if not matching:
+            raise _contradiction_error(dataset, request, candidates, stated)
+        candidates = _distinct(matching, ordered=False)
+    if len(candidates) > 1:
+        raise _ambiguity_error(request, readers, candidates)
+    return candidates[0]
+
+
+def _candidates(
+    dataset: TrainingDataset, request: ModelRequest, readers: Sequence[Mapping[str, Any]]
+) -> Iterator[TrainingInputs]:
+    """Yield the inputs of each reader that the request allows, or those of the whole dataset."""
+    if request.reader is not None and not 0 <= request.reader < len(readers):
+        raise InvalidArgument(
+            f"reader={request.reader!r} is not a reader of the run, which has {len(readers)}.",
+            hint="reader=0 is the first of run.record.readers",
+        )
+    if not readers:
+        fitted = _resolve_transformations(dataset, request.transformed, {})
+        yield TrainingInputs(_model_inputs(dataset, request, {}), fitted)
+    for position, state in enumerate(readers):
+        if request.reader in (None, position):
+            fitted = _resolve_transformations(dataset, request.transformed, state)
+            yield TrainingInputs(_model_inputs(dataset, request, state), fitted, (position,))
+
+
+def _distinct(
+    candidates: Iterable[TrainingInputs], *, ordered: bool = True
+) -> list[TrainingInputs]:
+    """Merge candidates with equal settings.
+
+    Args:
+        candidates: The candidates.
+        ordered: Whether candidates with the same inputs in another order differ.
+    """
+    merged: list[TrainingInputs] = []
+    settings: list[tuple[Any, str | None]] = []
+    for candidate in candidates:
+        inputs = candidate.inputs
+        if not ordered:
+            inputs = tuple(sorted(inputs, key=lambda model_input: model_input.name))
+        setting = inputs, None if candidate.fitted is None else candidate.fitted.sha256
+        if setting not in settings:
+            settings.append(setting)
+            merged.append(candidate)
+            continue
+        position = settings.index(setting)
+        readers = (*merged[position].readers, *candidate.readers)
+        merged[position] = replace(merged[position], readers=readers)
+    return merged
+
+
+def _select_stated(
+    candidate: TrainingInputs,
+    stated: Sequence[str],
+    manifest: Manifest,
+    request: ModelRequest,
+    *,
+    flavor: str,
+) -> TrainingInputs | None:
+    """Return a candidate with the inputs that a model states, None if they contradict it.
+
+    A pickled model gets them in its order. Other models get them by name.
+    """
+    columns = _matrix_columns(candidate, manifest)
+    owners = dict(columns) | {name: name for name in candidate.names}
+    by_order = flavor in FITTED_FLAVORS
+    own_names = [name for name in stated if name not in owners]
+    if own_names:
+        # Only the caller knows which columns the model's own names mean.
+        has_other_columns = any(column.name in own_names for column in manifest.columns)
+        if request.columns is None or has_other_columns or not by_order:
+            return None
+        positions = column_positions(stated, [name for name, _ in columns])
+        return None if positions is None else candidate
+    selected = tuple(dict.fromkeys(owners[name] for name in stated))
+    if request.columns is not None:
+        is_equal = selected == candidate.names
+        if not by_order:
+            is_equal = set(selected) == set(candidate.names)
+        return candidate if is_equal else None
+    if not by_order:
+        selected = tuple(name for name in candidate.names if name in selected)
+    inputs = {model_input.name: model_input for model_input in candidate.inputs}
+    return replace(candidate, inputs=tuple(inputs[name] for name in selected))
+
+
+def _matrix_columns(candidate: TrainingInputs, manifest: Manifest) -> list[tuple[str, str]]:
+    """Return the columns of a candidate's matrix, each with the name of its input."""
+    names_by_input = matrix_names(manifest, candidate.names, candidate.fitted)
+    columns = []
+    for model_input in candidate.inputs:
+        names = names_by_input[model_input.name]
+        if model_input.nulls == "mask":
+            names = [*names, mask_name(model_input.name)]
+        columns += [(name, model_input.name) for name in names]
+    return columns
+
+
+def _contradiction_error(
+    dataset: TrainingDataset,
+    request: ModelRequest,
+    candidates: Sequence[TrainingInputs],
+    stated: Sequence[str],
+) -> InvalidArgument:
+    """Return the error for a model whose columns differ from those of each candidate."""
+    recorded = f"training dataset {dataset.name!r} has"
+    if request.columns is not None:
+        recorded = "columns= has"
+    elif candidates[0].readers:
+        recorded = "the run read"
+    names = " or ".join(listing(candidate.names, limit=50) for candidate in candidates)
+    columns = {column.name: column.role for column in dataset.manifest.columns}
+    hint = "fit the model on columns with the names of the training dataset"
+    if all(columns.get(name, "label") not in ("label", "weight") for name in stated):
+        hint = f"register_model(run, {request.name!r}, columns={list(stated)!r})"
+    elif not any(name in columns for name in stated):
+        hint = (
+            f"columns={list(candidates[0].names)!r} if the model names these columns differently, "
+            'and has them in this order; arrays="matrix" for a network with one input for all'
+        )
+    return InvalidArgument(
+        f"The model states the columns {listing(stated, limit=50)}, but {recorded} {names}.",
+        hint=hint,
+    )
+
+
+def _ambiguity_error(
+    request: ModelRequest,
+    readers: Sequence[Mapping[str, Any]],
+    candidates: Sequence[TrainingInputs],
+) -> InvalidArgument:
+    """Return the error for readers that differ, with the settings in which they do."""
+    settings = [_settings(candidate) for candidate in candidates]
+    texts = []
+    for candidate, own_settings in zip(candidates, settings, strict=True):
+        differing = [
+            f"{name} {value}"
+            for name, value in own_settings.items()
+            if any(others[name] != value for others in settings)
+        ]
+        position = candidate.readers[0]
+        split = readers[position].get("split")
+        texts.append(f"reader={position} (split {split!r}) has {', '.join(differing)}")
+    return InvalidArgument(
+        f"The readers of the run differ, and the model does not state which one it was trained "
+        f"with: {'; '.join(texts)}.",
+        hint=f"register_model(run, {request.name!r}, reader={candidates[-1].readers[0]}) if the "
+        "model was trained with this reader",
+    )
+
+
+def _settings(candidate: TrainingInputs) -> dict[str, str]:
+    """Return the settings of a candidate as texts."""
+    nulls = {model_input.name: _nulls_text(model_input) for model_input in candidate.inputs}
+    fitted = candidate.fitted
+    return {
+        "columns": listing(candidate.names, limit=50),
+        "nulls": ", ".join(f"{name}: {nulls[name]}" for name in sorted(nulls)),
+        "transformed": "False" if fitted is None else f"by {fitted.sha256[:12]}",
+    }
+
+
+def _nulls_text(model_input: ModelInput) -> str:
+    if model_input.nulls == "fill":
+        return repr(model_input.fill)
+    return model_input.nulls
+
+
+def _resolve_transformations(
+    dataset: TrainingDataset, transformed: bool | Transformations | None, state: Mapping[str, Any]
+) -> Transformations | None:
+    """Return the requested transformations, or else those of the run's reader."""
+    if transformed is None and "transformed" in state:
+        if state["transformed"] is None:
+            return None
+        return read_by_hash(dataset.path, dataset.manifest, state["transformed"])
+    if transformed is None and dataset.transformations is not None:
+        raise InvalidArgument(
+            f"Training dataset {dataset.name!r} has transformations, and the run read it without a "
+            "reader or matrix, so it is unknown whether its model needs transformed values.",
+            hint="register_model(run, name, transformed=True), or transformed=False for a model "
+            "of stored values",
+        )
+    return resolve_transformations(dataset, transformed)
+
+
+def _model_inputs(
+    dataset: TrainingDataset, request: ModelRequest, state: Mapping[str, Any]
+) -> tuple[ModelInput, ...]:
+    """Return the inputs in reader order, with the reader's null policy."""
+    columns = request.columns
+    if columns is None:
+        columns = state.get("columns")
+    nulls = request.nulls
+    if nulls is None:
+        nulls = state.get("nulls", "error")
+    manifest = dataset.manifest
+    if columns is None:
+        columns = [column.name for column in manifest.columns if column.role == "feature"]
+    masked: set[str] = set()
+    if nulls == "mask":
+        # The reader uses the same masks for all splits.
+        masked = {name for split in manifest.splits for name, count in split.nulls.items() if count}
+    inputs = []
+    for name in columns:
+        column = manifest.column(name)
+        if column.role in ("label", "weight"):
+            continue
+        # The training files store this column as float32, so scoring must round its inputs as well.
+        narrow = column.tf_type == "float32"
+        fill = None if isinstance(nulls, str) else nulls.get(name)
+        if fill is not None:
+            kind = type_from_json(column.type)
+            if request.nulls is None:
+                fill = parse_reader_fill(fill, kind)
+            fill = to_stored_fill(name, fill, kind)
+        form: NullForm = "error" if fill is None else "fill"
+        if name in masked:
+            form = "mask"
+        inputs.append(ModelInput(name, column.type, narrow, form, fill))
+    if not inputs:
+        raise InvalidArgument(f"Training dataset {manifest.name!r} has no inputs.")
+    _check_nulls(request.nulls, [model_input.name for model_input in inputs])
+    return tuple(inputs)
+
+
+def _check_nulls(nulls: str | Mapping[str, Any] | None, inputs: Sequence[str]) -> None:
+    """Check that a null policy is known, and that its columns are inputs."""
+    if isinstance(nulls, str) and nulls not in ("error", "mask"):
+        raise InvalidArgument(
+            f"nulls={nulls!r} is not supported.", hint='nulls="error", "mask" or {input: value}'
+        )
+    if isinstance(nulls, Mapping):
+        unknown = [name for name in nulls if name not in inputs]
+        if unknown:
+            raise InvalidArgument(
+                f"nulls= contains columns that are not inputs: {listing(unknown)}. "
+                f"Available: {listing(inputs)}."
+            )

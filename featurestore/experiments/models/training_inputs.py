@@ -11,12 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import InvalidArgument, listing
-from featurestore.experiments.models.conversion import parse_reader_fill, to_stored_fill
+from featurestore.experiments.models.null_forms import plan_nulls
 from featurestore.experiments.models.stated_columns import FITTED_FLAVORS, column_positions
 from featurestore.model.derived_names import mask_name
-from featurestore.model.registered_model import ModelInput, NullForm
+from featurestore.model.registered_model import ModelInput
 from featurestore.training.reading import matrix_names
 from featurestore.training.transformations import read_by_hash, resolve_transformations
 
@@ -269,49 +268,17 @@ def _model_inputs(
     columns = request.columns
     if columns is None:
         columns = state.get("columns")
-    nulls = request.nulls
-    if nulls is None:
-        nulls = state.get("nulls", "error")
     manifest = dataset.manifest
     if columns is None:
         columns = [column.name for column in manifest.columns if column.role == "feature"]
-    masked: set[str] = set()
-    if nulls == "mask":
-        # The reader uses the same masks for all splits.
-        masked = {name for split in manifest.splits for name, count in split.nulls.items() if count}
+    names = [name for name in columns if manifest.column(name).role not in ("label", "weight")]
+    if not names:
+        raise InvalidArgument(f"Training dataset {manifest.name!r} has no inputs.")
+    nulls = plan_nulls(manifest, names, requested=request.nulls, state=state)
     inputs = []
-    for name in columns:
+    for name in names:
         column = manifest.column(name)
-        if column.role in ("label", "weight"):
-            continue
         # The training files store this column as float32, so scoring must round its inputs as well.
         narrow = column.tf_type == "float32"
-        fill = None if isinstance(nulls, str) else nulls.get(name)
-        if fill is not None:
-            kind = type_from_json(column.type)
-            if request.nulls is None:
-                fill = parse_reader_fill(fill, kind)
-            fill = to_stored_fill(name, fill, kind)
-        form: NullForm = "error" if fill is None else "fill"
-        if name in masked:
-            form = "mask"
-        inputs.append(ModelInput(name, column.type, narrow, form, fill))
-    if not inputs:
-        raise InvalidArgument(f"Training dataset {manifest.name!r} has no inputs.")
-    _check_nulls(request.nulls, [model_input.name for model_input in inputs])
+        inputs.append(ModelInput(name, column.type, narrow, *nulls[name]))
     return tuple(inputs)
-
-
-def _check_nulls(nulls: str | Mapping[str, Any] | None, inputs: Sequence[str]) -> None:
-    """Check that a null policy is known, and that its columns are inputs."""
-    if isinstance(nulls, str) and nulls not in ("error", "mask"):
-        raise InvalidArgument(
-            f"nulls={nulls!r} is not supported.", hint='nulls="error", "mask" or {input: value}'
-        )
-    if isinstance(nulls, Mapping):
-        unknown = [name for name in nulls if name not in inputs]
-        if unknown:
-            raise InvalidArgument(
-                f"nulls= contains columns that are not inputs: {listing(unknown)}. "
-                f"Available: {listing(inputs)}."
-            )

@@ -34,6 +34,8 @@ TENSORBOARD = "tensorboard"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 ARTIFACTS = "artifacts"
 PROJECTOR_FILE = "projector_config.pbtxt"
+# The native files of boosters, which need no trust.
+_BOOSTER_ENDINGS = {"xgboost": ".ubj", "lightgbm": ".txt"}
 TEMPORARY = ".saving-"  # prefix of the directories in which models are written
 
 
@@ -158,7 +160,7 @@ def save_model(model: Any, *, directory: str, name: str, worker: int) -> str:
     """Save a model below a directory, and return the path that the first worker publishes.
 
     Args:
-        model: A model from Keras, PyTorch, Spark ML or scikit-learn.
+        model: A model from Keras, PyTorch, JAX, XGBoost, LightGBM, Spark ML or scikit-learn.
         directory: The artifact directory of the run.
         name: The file name, with or without its extension.
         worker: The number of this worker.
@@ -223,15 +225,25 @@ def format_of(model: Any) -> ModelFormat:
     export = sys.modules.get("torch.export")
     if export is not None and isinstance(model, export.ExportedProgram):
         return ModelFormat(".pt2", export.save)
+    jax_export = sys.modules.get("jax.export")
+    if jax_export is not None and isinstance(model, jax_export.Exported):
+        return ModelFormat(
+            ".jax", lambda model, path: files.write_atomically(path, model.serialize())
+        )
     if _is_torch(model):
         # The state of a sharded module is gathered from all workers.
         return ModelFormat(".pt", _write_torch, collective=True)
-    # Last, since Keras models have ``predict`` as well.
+    for library, ending in _BOOSTER_ENDINGS.items():
+        module = sys.modules.get(library)
+        if module is not None and isinstance(model, module.Booster):
+            return ModelFormat(ending, lambda model, path: model.save_model(path))
+    # Last, since Keras models and boosters have ``predict`` as well.
     if hasattr(model, "predict"):
         return ModelFormat(".joblib", _write_joblib)
     raise InvalidArgument(
         f"context.save cannot write a {type(model).__name__}. It supports Keras models, PyTorch "
-        "programs, modules and state dicts, Spark ML models, and objects with a predict method.",
+        "programs, modules and state dicts, functions of jax.export, boosters, Spark ML models, and "
+        "objects with a predict method.",
         hint="with open(os.path.join(context.artifact_dir, 'model.bin'), 'wb') as file: ...",
     )
 

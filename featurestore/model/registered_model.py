@@ -25,7 +25,11 @@ PREDICTION = "prediction"
 MODEL_VERSION = "model_version"
 LABEL_TIME = "label_time"
 
-Flavor = Literal["keras", "tf_keras", "tensorflow", "torch", "spark", "pickle", "joblib"]
+# fmt: off
+Flavor = Literal[
+    "keras", "tf_keras", "tensorflow", "torch", "jax", "xgboost", "lightgbm", "spark", "pickle", "joblib"
+]
+# fmt: on
 Arrays = Literal["columns", "matrix", "pandas", "polars"]
 DATAFRAMES = ("pandas", "polars")
 NullForm = Literal["error", "fill", "mask", "nan"]

@@ -2,8 +2,9 @@
 
 A Keras file is data unless its configuration refers to code (``keras_files``), and so are programs
 of PyTorch and JAX (``torch_files``, ``jax_files``) and boosters (``boosters``). SavedModel, pickles
-and Spark ML pipelines run their author's code, so they require trust. A file is read once: the same bytes are compared with the registered hash,
-checked and loaded, so the file cannot be replaced between these steps.
+and Spark ML pipelines run their author's code, so they require trust. A file is read once: the same
+bytes are compared with the registered hash, checked and loaded, so the file cannot be replaced
+between these steps.
 """
 
 from __future__ import annotations
@@ -29,7 +30,13 @@ from featurestore.errors import (
     UntrustedModel,
     listing,
 )
-from featurestore.experiments.models import boosters, keras_files, spark_pipelines, torch_files
+from featurestore.experiments.models import (
+    boosters,
+    jax_files,
+    keras_files,
+    spark_pipelines,
+    torch_files,
+)
 from featurestore.experiments.models.archives import read_archive
 from featurestore.experiments.models.conversion import refuse_inexact_integers
 from featurestore.experiments.models.stated_columns import (
@@ -52,7 +59,7 @@ Predict = Callable[[Any], Mapping[str, npt.NDArray[Any]]]
 _KERAS_FLAVORS = ("keras", "tf_keras")
 # These need trust only if a file contains code.
 _BOOSTERS = ("xgboost", "lightgbm")
-SAFE_FLAVORS = (*_KERAS_FLAVORS, "torch", *_BOOSTERS)
+SAFE_FLAVORS = (*_KERAS_FLAVORS, "torch", "jax", *_BOOSTERS)
 # Models of scikit-learn and boosters, and most functions of PyTorch and JAX, take one matrix.
 MATRIX_FLAVORS = ("pickle", "joblib", "torch", "jax", *_BOOSTERS)
 _FILE_FLAVORS = (*SAFE_FLAVORS, "pickle", "joblib")
@@ -60,6 +67,7 @@ _DATA = {
     "keras": "Keras layers",
     "tf_keras": "Keras layers",
     "torch": "tensors and known operators of PyTorch",
+    "jax": "operations that compute",
     "xgboost": "trees",
     "lightgbm": "trees",
 }
@@ -78,6 +86,8 @@ def detect_flavor(path: str) -> Flavor:
         return _keras_flavor(path)
     if ending == ".pt2" and files.is_file(path):
         return "torch"
+    if ending == jax_files.ENDING and files.is_file(path):
+        return "jax"
     if ending in torch_files.STATE_DICT_ENDINGS and files.is_file(path):
         raise InvalidArgument(
             f"{name!r} cannot predict: a state dict has the tensors of a PyTorch module without its "
@@ -203,6 +213,8 @@ def _check_content(
     _import_library(flavor)
     if flavor == "torch":
         code, checked = torch_files.find_code_objects(content, title=title)
+    elif flavor == "jax":
+        code, checked = jax_files.find_code_objects(content, title=title)
     elif flavor in _BOOSTERS:
         code, checked = boosters.find_unchecked_parts(content, flavor, title=title)
     else:
@@ -224,6 +236,8 @@ def _load_content(content: bytes, flavor: str, *, trust: bool, title: str, descr
     try:
         if flavor == "torch":
             return torch_files.load_program(checked)
+        if flavor == "jax":
+            return jax_files.load_function(checked)
         if flavor in _BOOSTERS:
             return boosters.load_booster(checked, flavor)
         if flavor in _KERAS_FLAVORS:
@@ -322,7 +336,11 @@ def make_predictor(model: Any, flavor: str, *, method: str) -> Predict:
 def _make_array_predictor(model: Any, flavor: str, *, method: str) -> Predict:
     """Return the prediction function of a model, which takes arrays or a DataFrame."""
     if flavor in _KERAS_FLAVORS:
-        return lambda model_input: _predict_in_batches(model, model_input)
+        predict_batch = model.predict_on_batch
+        return lambda model_input: _predict_in_batches(predict_batch, model_input)
+    if flavor == "jax":
+        predict_batch = jax_files.make_predictor(model)
+        return lambda model_input: _predict_in_batches(predict_batch, model_input)
     if flavor == "torch":
         return torch_files.make_predictor(model)
     if flavor in _BOOSTERS:
@@ -337,12 +355,13 @@ def _make_array_predictor(model: Any, flavor: str, *, method: str) -> Predict:
     return lambda model_input: _named_outputs(predict_method(model_input))
 
 
-def _predict_in_batches(model: Any, model_input: Any) -> Mapping[str, npt.NDArray[Any]]:
-    """Return the predictions of ``model.predict``, computed in batches of a few distinct sizes.
+def _predict_in_batches(
+    predict_batch: Callable[[Any], Any], model_input: Any
+) -> Mapping[str, npt.NDArray[Any]]:
+    """Return the predictions for all rows, computed in batches of a few distinct sizes.
 
-    Each ``predict`` call has an overhead of 0.2 seconds, mostly because the last batch has a new
-    size; ``predict_on_batch`` runs the same function without it. The last batch is padded to a
-    power of two by repeating its last row.
+    Keras and JAX compile a function for each new size, in 0.2 seconds. The last batch is therefore
+    padded to a power of two by repeating its last row.
     """
     arrays = model_input if isinstance(model_input, dict) else {"": model_input}
     rows = len(next(iter(arrays.values())))
@@ -355,9 +374,7 @@ def _predict_in_batches(model: Any, model_input: Any) -> Mapping[str, npt.NDArra
             padding = np.repeat(values[stop - 1 : stop], size - (stop - start), axis=0)
             padded_arrays[name] = np.concatenate([values[start:stop], padding])
         batch_outputs = _named_outputs(
-            model.predict_on_batch(
-                padded_arrays if isinstance(model_input, dict) else padded_arrays[""]
-            )
+            predict_batch(padded_arrays if isinstance(model_input, dict) else padded_arrays[""])
         )
         for name, values in batch_outputs.items():
             outputs.setdefault(name, []).append(values[: stop - start])

@@ -174,6 +174,9 @@ class CsvShard:
         begin, end = int(self._offsets[first]), int(self._offsets[last])
         try:
             data = self._read_bytes(begin, end - begin)
+            # Without its end, a line may still have all its columns.
+            if len(data) != end - begin:
+                raise OSError("the file was truncated while it was read")
             table = _parse_lines(data, self._schema.names, columns)
             # A damaged line end or quote joins or splits lines.
             expected = min(last * self._step, self._rows) - first * self._step

@@ -134,7 +134,7 @@ class ParquetFormat(PlainFormat):
 
     def verify_shard(self, path: str, *, layout: Layout, rows: int) -> Sequence[ShardProblem]:
         try:
-            with pq.ParquetFile(path, memory_map=True) as file:
+            with pq.ParquetFile(path) as file:
                 row_count = file.metadata.num_rows
                 for group in range(file.metadata.num_row_groups):
                     try:
@@ -174,7 +174,8 @@ class ParquetShard:
         self._path, self._schema, self._number = path, schema, next(_numbers)
         self._forget = finalize(self, _drop_cached_groups, self._number)
         try:
-            self._file = pq.ParquetFile(path, memory_map=True)
+            # Not memory-mapped: a truncation during a read would end the process with SIGBUS.
+            self._file = pq.ParquetFile(path)
         except (OSError, pa.ArrowException) as error:
             raise DatasetDamaged(f"The shard {path!r} cannot be read: {error}.") from error
         metadata = self._file.metadata

@@ -95,11 +95,11 @@ class RecordBlocks:
         decoding = _Decoding(packing, read_column, byte_rows)
         if not steps.worker_epoch.order.shuffle:
             # Canonical rows are adjacent in the files, so they need no sort.
-            records_by_range = self.files.slices(*steps.canonical_ranges())
-            count = sum(map(len, records_by_range))  # padding is at the end of the last step
-            arrays_in_file_order, ungrouped = self._decode(
-                records_by_range, slice(0, count), decoding, np.arange(steps.row_count)
-            )
+            with self.files.slices(*steps.canonical_ranges()) as records_by_range:
+                count = sum(map(len, records_by_range))  # padding is at the end of the last step
+                arrays_in_file_order, ungrouped = self._decode(
+                    records_by_range, slice(0, count), decoding, np.arange(steps.row_count)
+                )
             return arrays_in_file_order, ungrouped | byte_rows.arrays
         # Read the records in file order, then move the decoded columns, which are smaller, into
         # reading order.

@@ -12,6 +12,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, pairwise
@@ -402,13 +403,14 @@ class RangedShardFiles(ShardFiles):
                 future.result(), rows[begin:end] - first, axis=0, out=out[begin:end], mode="clip"
             )
 
-    def slices(self, starts: Rows, stops: Rows) -> list[Records]:
+    @contextmanager
+    def slices(self, starts: Rows, stops: Rows) -> Iterator[list[Records]]:
         """Fetch the records of row ranges in parallel."""
         futures = [
             self._blocks.pool.submit(self._source.read_rows, shard, begin, end)
             for shard, begin, end in self._shard_ranges(starts, stops)
         ]
-        return [future.result() for future in futures]
+        yield [future.result() for future in futures]
 
     def expect(self, epoch: EpochOrder, lanes: range, window: int) -> None:
         """Start to fetch the current window and as many subsequent ones as the limit permits."""

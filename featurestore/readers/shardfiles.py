@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -21,6 +21,7 @@ from featurestore.model.threads import independent_tasks
 from featurestore.plugins.format import DatasetFormat, RecordAccess, ShardReader
 from featurestore.readers.order import EpochOrder, Rows
 from featurestore.storage import files, storage_for
+from featurestore.storage.mapped import checked_map
 from featurestore.storage.shards import ShardCache, local_path
 
 _OPEN_READERS = 64
@@ -79,14 +80,22 @@ class ShardFiles:
             # mode="clip" writes into ``out`` without an intermediate buffer. All rows are in
             # bounds, because the row count of the shard was checked.
             records = self._records_of_shard(int(shards[begin]))
-            np.take(records, rows[begin:end], axis=0, out=out[begin:end], mode="clip")
+            with checked_map(records):
+                np.take(records, rows[begin:end], axis=0, out=out[begin:end], mode="clip")
 
-    def slices(self, starts: Rows, stops: Rows) -> list[npt.NDArray[np.uint8]]:
-        """Return the records of row ranges as views of memory-mapped shards."""
-        return [
-            self._records_of_shard(shard)[begin:end]
-            for shard, begin, end in self._shard_ranges(starts, stops)
-        ]
+    @contextmanager
+    def slices(self, starts: Rows, stops: Rows) -> Iterator[list[npt.NDArray[np.uint8]]]:
+        """Provide the records of row ranges as views of memory-mapped shards.
+
+        Raises:
+            DatasetDamaged: At the end of the block, if a shard was truncated in the meantime.
+        """
+        ranges = list(self._shard_ranges(starts, stops))
+        maps = {shard: self._records_of_shard(shard) for shard, _, _ in ranges}
+        with ExitStack() as checks:
+            for records in maps.values():
+                checks.enter_context(checked_map(records))
+            yield [maps[shard][begin:end] for shard, begin, end in ranges]
 
     def expect(self, epoch: EpochOrder, lanes: range, window: int) -> None:
         """Announce the window to read next; a no-op, since memory maps need no prefetching."""

@@ -8,14 +8,11 @@ an open file remains readable after eviction.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-import mmap
 import os
 import re
 import time
 import uuid
-import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -44,7 +41,6 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COPY = re.compile(r"[0-9a-f]{64}(\.[A-Za-z0-9]+)?")
 _UNFINISHED = re.compile(r"\.[0-9a-f]{64}(\.[A-Za-z0-9]+)?\.[0-9a-f]{32}\.tmp")
 _ABANDONED_SECONDS = 24 * 3600
-_MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 @dataclass(frozen=True)
@@ -343,37 +339,3 @@ class ShardFile:
 def is_temporary(name: str) -> bool:
     """Return True if a file name is the temporary name of an incomplete shard."""
     return name.startswith(".") and name.endswith(_TEMPORARY)
-
-
-def map_shard(path: str) -> memoryview:
-    """Map a local file into memory, read-only; the map is removed with its last view.
-
-    ``mmap.mmap`` duplicates the descriptor of a file for as long as the map exists. Then a reader
-    of a thousand shards would exceed the usual limit of 1,024 open files. This map has none.
-    """
-    if not hasattr(mmap, "PROT_READ"):  # Windows, which has no such limit
-        if os.path.getsize(path) == 0:
-            return memoryview(b"")
-        with open(path, "rb") as file:
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    library = ctypes.CDLL(None, use_errno=True)
-    library.mmap.argtypes = [
-        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
-    ]  # fmt: skip
-    library.mmap.restype = ctypes.c_void_p
-    library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        size = os.fstat(descriptor).st_size
-        if size == 0:
-            return memoryview(b"")
-        address = library.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
-        if address == _MAP_FAILED:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), path)
-    finally:
-        os.close(descriptor)
-    memory = (ctypes.c_ubyte * size).from_address(address)
-    # Views can outlive the interpreter's exit handlers, after which the process frees the map.
-    weakref.finalize(memory, library.munmap, address, size).atexit = False
-    return memoryview(memory).toreadonly()

@@ -19,7 +19,7 @@ from featurestore.errors import DatasetDamaged
 from featurestore.plugins.format import Plane, ShardProblem
 from featurestore.plugins.plain import select_fields
 from featurestore.storage import files
-from featurestore.storage.shards import map_shard
+from featurestore.storage.mapped import checked_map, map_file
 from featurestore_connectors.tfrecord import fixed, items, wire
 from featurestore_connectors.tfrecord.layout import RecordLayout
 from featurestore_connectors.tfrecord.planes import FixedPlaneReader
@@ -49,8 +49,9 @@ class FixedShard:
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
         if self._records is None:
             raise ValueError("the shard is closed")
-        records = self._records[start:stop]
-        arrays = fixed.read_arrays(records, [self._layout.template.slot(name) for name in columns])
+        slots = [self._layout.template.slot(name) for name in columns]
+        with checked_map(self._records):
+            arrays = fixed.read_arrays(self._records[start:stop], slots)
         schema = select_fields(self._layout.schema, columns)
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -76,7 +77,8 @@ class VariableShard:
         bounds = self._index[start : stop + 1].astype(np.int64)
         data = self._data[bounds[0] : bounds[-1]]
         try:
-            return _decode_records(data, bounds - bounds[0], self._layout, columns)
+            with checked_map(self._data):
+                return _decode_records(data, bounds - bounds[0], self._layout, columns)
         except (IndexError, ValueError, pa.ArrowInvalid) as error:
             raise DatasetDamaged(
                 f"Rows {start:,} to {stop:,} of the shard {self._path!r} "
@@ -141,7 +143,8 @@ def _inflate(path: str) -> Iterator[bytes]:
     compressed = map_records(path, record_bytes=1)[:, 0]
     unpack = zlib.decompressobj(wbits=31)
     for start in range(0, len(compressed), _CHUNK_BYTES):
-        chunk = compressed[start : start + _CHUNK_BYTES].tobytes()
+        with checked_map(compressed):
+            chunk = compressed[start : start + _CHUNK_BYTES].tobytes()
         while chunk and not unpack.eof:
             yield unpack.decompress(chunk, _CHUNK_BYTES)
             chunk = unpack.unconsumed_tail
@@ -239,7 +242,7 @@ def map_records(path: str, *, record_bytes: int) -> npt.NDArray[np.uint8]:
             f"which is not a multiple of its records' {record_bytes:,}.",
             hint="it was truncated or changed; featurestore td verify lists the damage",
         )
-    return np.frombuffer(map_shard(path), np.uint8).reshape(-1, record_bytes)
+    return map_file(path).reshape(-1, record_bytes)
 
 
 def read_index(path: str, *, size: int) -> npt.NDArray[np.uint64]:

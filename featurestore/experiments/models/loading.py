@@ -42,6 +42,7 @@ from featurestore.experiments.models.conversion import refuse_inexact_integers
 from featurestore.experiments.models.stated_columns import (
     FITTED_FLAVORS,
     NamedMatrix,
+    has_unnamed_inputs,
     select_stated,
     stated_columns,
 )
@@ -336,7 +337,7 @@ def make_predictor(model: Any, flavor: str, *, method: str) -> Predict:
 def _make_array_predictor(model: Any, flavor: str, *, method: str) -> Predict:
     """Return the prediction function of a model, which takes arrays or a DataFrame."""
     if flavor in _KERAS_FLAVORS:
-        predict_batch = model.predict_on_batch
+        predict_batch = _make_network_predictor(model)
         return lambda model_input: _predict_in_batches(predict_batch, model_input)
     if flavor == "jax":
         predict_batch = jax_files.make_predictor(model)
@@ -353,6 +354,19 @@ def _make_array_predictor(model: Any, flavor: str, *, method: str) -> Predict:
             f"A {type(model).__name__} has no method {method!r}.", hint='method="predict"'
         )
     return lambda model_input: _named_outputs(predict_method(model_input))
+
+
+def _make_network_predictor(network: Any) -> Callable[[Any], Any]:
+    """Return the function that predicts a batch; inputs without names get columns by position."""
+    if not has_unnamed_inputs(network):
+        return network.predict_on_batch  # type: ignore[no-any-return]
+
+    def predict_batch(model_input: Any) -> Any:
+        if isinstance(model_input, Mapping):
+            model_input = list(model_input.values())
+        return network.predict_on_batch(model_input)
+
+    return predict_batch
 
 
 def _predict_in_batches(

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, listing
+from featurestore.experiments.models.jax_files import input_names
 
 PICKLE_FLAVORS = ("pickle", "joblib")
 # Models of these formats take one array or DataFrame, in the order of the columns that they state.
@@ -56,6 +57,8 @@ def stated_columns(model: Any, flavor: str) -> tuple[str, ...] | None:
         return _keras_names(model)
     if flavor == "torch":
         return _to_names(model.graph_signature.user_inputs)
+    if flavor == "jax":
+        return input_names(model)
     if flavor != "tensorflow":
         return None
     signature = model.signatures.get(_SIGNATURE)
@@ -142,18 +145,28 @@ def _fitted_names(model: Any) -> tuple[str, ...] | None:
     return _to_names(getattr(model, attribute, None))
 
 
-def _keras_names(model: Any) -> tuple[str, ...] | None:
-    """Return the names of the inputs of a network; None for a network without fixed inputs."""
-    try:
-        inputs = model.input
-    except (AttributeError, RuntimeError, ValueError):  # a subclass, or a sequence of layers
-        inputs = getattr(model, "inputs", None)
-    if isinstance(inputs, Mapping):
-        return _to_names(inputs)
-    tensors = inputs if isinstance(inputs, list | tuple) else [inputs]
-    names = _to_names(getattr(tensor, "name", None) for tensor in tensors)
+def has_unnamed_inputs(network: Any) -> bool:
+    """Return True for a network of Keras with a list of inputs, or one input, without names."""
+    return bool(_keras_inputs(network)) and _keras_names(network) is None
+
+
+def _keras_names(network: Any) -> tuple[str, ...] | None:
+    """Return the names of the inputs of a network, None if they have no names."""
+    names = _to_names(_keras_inputs(network))
     is_unnamed = names is not None and all(map(_UNNAMED_INPUT.fullmatch, names))
     return None if is_unnamed else names
+
+
+def _keras_inputs(network: Any) -> list[Any]:
+    """Return the names of the inputs of a network, empty for a network without fixed inputs."""
+    try:
+        inputs = network.input
+    except (AttributeError, RuntimeError, ValueError):  # a subclass, or a sequence of layers
+        inputs = getattr(network, "inputs", None)
+    if isinstance(inputs, Mapping):
+        return list(inputs)
+    tensors = inputs if isinstance(inputs, list | tuple) else [inputs]
+    return [tensor.name for tensor in tensors if hasattr(tensor, "name")]
 
 
 def _to_names(names: Any) -> tuple[str, ...] | None:

@@ -75,7 +75,7 @@ def resolve_inputs(
             if candidate is not None
         ]
         if not matching:
-            raise _contradiction_error(dataset, request, candidates, stated)
+            raise _contradiction_error(dataset, request, candidates, stated, flavor=flavor)
         candidates = _distinct(matching, ordered=False)
     if len(candidates) > 1:
         raise _ambiguity_error(request, readers, candidates)
@@ -86,10 +86,12 @@ def _candidates(
     dataset: TrainingDataset, request: ModelRequest, readers: Sequence[Mapping[str, Any]]
 ) -> Iterator[TrainingInputs]:
     """Yield the inputs of each reader that the request allows, or those of the whole dataset."""
-    if request.reader is not None and not 0 <= request.reader < len(readers):
+    positions = [*range(len(readers))]
+    if request.reader is not None and request.reader not in positions:
         raise InvalidArgument(
-            f"reader={request.reader!r} is not a reader of the run, which has {len(readers)}.",
-            hint="reader=0 is the first of run.record.readers",
+            f"reader={request.reader!r} is not the position of a reader of the run. Available: "
+            f"{listing(positions)}.",
+            hint="the positions are those of run.record.readers",
         )
     if not readers:
         fitted = _resolve_transformations(dataset, request.transformed, {})
@@ -178,6 +180,8 @@ def _contradiction_error(
     request: ModelRequest,
     candidates: Sequence[TrainingInputs],
     stated: Sequence[str],
+    *,
+    flavor: str,
 ) -> InvalidArgument:
     """Return the error for a model whose columns differ from those of each candidate."""
     recorded = f"training dataset {dataset.name!r} has"
@@ -186,15 +190,21 @@ def _contradiction_error(
     elif candidates[0].readers:
         recorded = "the run read"
     names = " or ".join(listing(candidate.names, limit=50) for candidate in candidates)
-    columns = {column.name: column.role for column in dataset.manifest.columns}
-    hint = "fit the model on columns with the names of the training dataset"
-    if all(columns.get(name, "label") not in ("label", "weight") for name in stated):
+    roles = {column.name: column.role for column in dataset.manifest.columns}
+    first_names = list(candidates[0].names)
+    if any(roles.get(name) in ("label", "weight") for name in stated):
+        hint = "fit the model without the label and the weight"
+    elif all(name in roles for name in stated):
         hint = f"register_model(run, {request.name!r}, columns={list(stated)!r})"
-    elif not any(name in columns for name in stated):
+    elif flavor in FITTED_FLAVORS:
         hint = (
-            f"columns={list(candidates[0].names)!r} if the model names these columns differently, "
-            'and has them in this order; arrays="matrix" for a network with one input for all'
+            f"register_model(run, {request.name!r}, columns={first_names!r}) if the model was "
+            "fitted on these columns in this order, under its own names"
         )
+    elif len(stated) == 1:
+        hint = 'register_model(..., arrays="matrix") if the only input takes all columns'
+    else:
+        hint = "name the inputs of the network like the columns"
     return InvalidArgument(
         f"The model states the columns {listing(stated, limit=50)}, but {recorded} {names}.",
         hint=hint,

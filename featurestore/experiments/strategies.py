@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from featurestore.errors import InvalidArgument
 from featurestore.experiments.tasks import PARAMETER_SERVER
 from featurestore.readers.evaluation import MetricSums
+from featurestore.readers.keras import count_steps
 from featurestore.readers.tensorflow import import_tensorflow
 
 if TYPE_CHECKING:
@@ -56,12 +57,20 @@ def report_callback(
     class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.completed_steps = start[0] * steps_per_epoch + start[1]
+            self.completed_steps = self.epoch_start = start[0] * steps_per_epoch + start[1]
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.epoch_start = self.completed_steps
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self.completed_steps += 1
+            previous_steps = self.completed_steps
+            self.completed_steps = count_steps(self.epoch_start, batch + 1, steps_per_epoch)
             epoch_ends = self.completed_steps % steps_per_epoch == 0
-            if not epoch_ends and self.completed_steps % save_every:
+            # As for checkpoints, an execution of several steps may skip a multiple.
+            if (
+                not epoch_ends
+                and self.completed_steps // save_every == previous_steps // save_every
+            ):
                 return
             # ``logs`` contains sums over all replicas; the metrics themselves are means.
             metric_values = self.model.get_metrics_result()

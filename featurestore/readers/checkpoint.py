@@ -226,9 +226,17 @@ class ReaderCheckpoint:
             merge_histories,
             pop_validation_reader,
             restore_callback_states,
+            validation_callback,
+        )
+        from featurestore.readers.keras_losses import (
+            overruns_epochs,
+            refuse_fit,
+            weight_losses_by_rows,
         )
 
+        refuse_fit(model, self.strategy)
         refuse_metrics_over_padding(self.reader, model)
+        weight_losses_by_rows(model)
         validation_reader = pop_validation_reader(validation, options)
         if class_weights is None:
             class_weights = options.pop("class_weight", None)
@@ -247,8 +255,10 @@ class ReaderCheckpoint:
                 return merge_histories(model, [])
             heartbeat.extend()
             while epoch < epochs:
-                # Keras counts complete epochs, so a partial first epoch needs its own ``fit`` call.
-                last = epoch + 1 if step else epochs
+                # Keras counts complete epochs, so a partial first epoch needs its own ``fit`` call,
+                # and so does an epoch whose dataset must end with its last step.
+                is_single = step or overruns_epochs(model, self.reader.steps_per_epoch)
+                last = epoch + 1 if is_single else epochs
                 callbacks = self._fit_callbacks(
                     model,
                     user_callbacks,
@@ -256,9 +266,15 @@ class ReaderCheckpoint:
                     is_first_fit=not histories,
                     is_last_fit=last == epochs,
                 )
-                metric_callbacks = self._metric_callbacks(
-                    model, validation_reader, heartbeat, frequency=frequency, step=step
-                )
+                if validation_reader is not None:
+                    # It comes first, so that all callbacks see the metrics of the validation.
+                    metrics = validation_callback(
+                        model,
+                        validation_reader,
+                        frequency=frequency,
+                        after_batch=heartbeat.extend,
+                    )
+                    callbacks.insert(0, metrics)
                 saving_callback = self.callback(
                     model,
                     epoch=epoch,
@@ -272,9 +288,8 @@ class ReaderCheckpoint:
                     epochs=last,
                     initial_epoch=epoch,
                     steps_per_epoch=self.reader.steps_per_epoch - step,
-                    # Corrections of metrics come first, so that all callbacks see them. Saving
-                    # comes last, so that a checkpoint contains the changes of all callbacks.
-                    callbacks=[*metric_callbacks, *callbacks, saving_callback],
+                    # Saving comes last, so that a checkpoint contains the changes of all callbacks.
+                    callbacks=[*callbacks, saving_callback],
                     **options,
                 )
                 histories.append(history)
@@ -305,33 +320,6 @@ class ReaderCheckpoint:
             wrap_for_fit(model, callback, is_first_fit=is_first_fit, is_last_fit=is_last)
             for callback in callbacks
         ]
-
-    def _metric_callbacks(
-        self,
-        model: Any,
-        validation: Reader | None,
-        heartbeat: Heartbeat,
-        *,
-        frequency: int,
-        step: int,
-    ) -> list[Any]:
-        """Return the callbacks that correct epoch metrics; they must precede all others."""
-        from featurestore.readers.evaluation import padding_callback
-        from featurestore.readers.keras import validation_callback
-
-        order = self.reader.order
-        steps = order.steps_per_epoch
-        padding = steps * order.global_batch_size - order.rows
-        callbacks = []
-        if order.remainder == "pad" and padding:
-            callbacks.append(padding_callback(model, steps=steps - step, padding=padding))
-        if validation is not None:
-            callbacks.append(
-                validation_callback(
-                    model, validation, frequency=frequency, after_batch=heartbeat.extend
-                )
-            )
-        return callbacks
 
     def _write(self, directory: str) -> None:
         """Write the objects and the callback states to a directory."""
@@ -416,7 +404,11 @@ class _Progress:
 
     def after_step(self, steps_of_epoch: int) -> None:
         """Count a step and save a checkpoint if one is due; ``end_epoch`` handles the last step."""
-        previous_steps, self.steps = self.steps, self.epoch_start + steps_of_epoch
+        from featurestore.readers.keras import count_steps
+
+        previous_steps = self.steps
+        steps_per_epoch = self.checkpoint.reader.steps_per_epoch
+        self.steps = count_steps(self.epoch_start, steps_of_epoch, steps_per_epoch)
         epoch, step = self._position()
         if self.heartbeat is not None:
             self.heartbeat.beat(epoch, step)

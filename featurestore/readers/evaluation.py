@@ -1,9 +1,4 @@
-"""Model evaluation over a split, in which every row counts exactly once and padding never does.
-
-Keras computes the total loss, and with several outputs the loss of each output, with ``Mean``
-metrics, which weight a batch by its number of rows, padding included. This module corrects them to
-means over real rows.
-"""
+"""Model evaluation over a split, in which every row counts exactly once and padding never does."""
 
 from __future__ import annotations
 
@@ -16,14 +11,12 @@ import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, ReaderConfigError, listing
 from featurestore.readers.order import PADDING, Rows
-from featurestore.readers.tensorflow import import_tensorflow, keras_module, worker_position
+from featurestore.readers.tensorflow import import_tensorflow
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from featurestore.readers.reader import Reader
-
-_ROW_MEANS = ("sum_over_batch_size", "auto")
 
 
 def reading_order(reader: Reader, epoch: int) -> Rows:
@@ -84,6 +77,7 @@ def _evaluate_keras(
     after_batch: Callable[[], None] | None,
 ) -> Any:
     """Evaluate a compiled Keras model and return its metrics by name."""
+    from featurestore.readers.keras_losses import weight_losses_by_rows
     from featurestore.readers.tensorflow import (
         average_replicas,
         distribute_unpadded,
@@ -95,6 +89,7 @@ def _evaluate_keras(
 
     if reader.weighing is not None and reader.weighing.masked_labels:
         refuse_metrics_over_padding(reader, model)
+    weight_losses_by_rows(model)
     options = {"verbose": 0, **options, "return_dict": True}
     strategy = multi_replica_strategy(model)
     replicas = 1 if strategy is None else strategy.num_replicas_in_sync
@@ -119,9 +114,6 @@ def _evaluate_keras(
             on_test_batch_end=lambda batch, logs: after_batch()
         )
         options["callbacks"] = [batch_callback, *(options.get("callbacks") or ())]
-    if is_keras_3:
-        weighing_callback = short_batch_callback(model, complete_reader, replicas=replicas)
-        options["callbacks"] = [weighing_callback, *(options.get("callbacks") or ())]
     if strategy is None:
         return model.evaluate(complete_reader.tf_dataset(worker=0, workers=1), **options)
     # The replicas share the rows, and Keras sums their metrics. Keras would distribute a
@@ -262,81 +254,6 @@ def refuse_metrics_over_padding(reader: Reader, model: Any) -> None:
         )
 
 
-def padding_callback(model: Any, *, steps: int, padding: int) -> Any:
-    """Return a Keras callback that removes padding rows from the mean losses of each epoch.
-
-    All padding is in the last step. Weight penalties do not depend on rows, so the penalty of the
-    last step counts once for each of its real rows. Activity penalties are part of the batch loss.
-
-    Args:
-        model: The model that is fitted.
-        steps: Steps of each epoch.
-        padding: Padding rows of the last step, over all workers.
-    """
-    keras = keras_module(model)
-
-    class PaddingCallback(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
-        penalty = 0.0
-
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            if batch + _steps_per_execution(self.model) >= steps:
-                self.penalty = _penalty_of_variables(self.model)
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            # Correct the sums of only one worker, because Keras adds the sums of all workers.
-            if batch + 1 != steps or worker_position(_model_strategy(self.model))[0] > 0:
-                return
-            for number, mean in enumerate(_means_over_rows(self.model)):
-                total = _local_values(self.model, mean.total)[0]
-                count = _local_values(self.model, mean.count)[0]
-                if float(count) > 0:  # 0: a custom train_step with its own means
-                    count.assign_sub(padding)
-                    total.assign_sub(padding * self.penalty if number == 0 else 0.0)
-
-    return PaddingCallback()
-
-
-def short_batch_callback(model: Any, reader: Reader, *, replicas: int) -> Any:
-    """Return a Keras 3 callback for ``evaluate`` that weights the last batch by its row count.
-
-    Keras does not weight the losses of several outputs if the batch size is not static.
-    """
-    keras = keras_module(model)
-    last = reader.steps_per_epoch - 1
-    size = reader.global_batch_size // replicas
-    order = reader.order.epoch(0)
-
-    def count_last_rows(replica: int) -> int:
-        rows = order.batch(last, worker=replica, workers=replicas)
-        return int((rows != PADDING).sum())
-
-    class ShortBatchCallback(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
-        def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
-            if batch == last:
-                self.before = [float(total) for _, total, _ in self.replica_means()]
-
-        def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-            if batch != last:
-                return
-            for before, mean in zip(self.before, self.replica_means(), strict=True):
-                replica, total, count = mean
-                rows = count_last_rows(replica)
-                total.assign(size * before + rows * (float(total) - before))
-                count.assign(size * last + rows)
-
-        def replica_means(self) -> list[tuple[int, Any, Any]]:
-            means: list[tuple[int, Any, Any]] = []
-            for mean in _loss_means_and_functions(self.model)[1]:
-                totals = _local_values(self.model, mean.total)
-                counts = _local_values(self.model, mean.count)
-                first = worker_position(_model_strategy(self.model))[0] * len(totals)
-                for replica, total_and_count in enumerate(zip(totals, counts, strict=True), first):
-                    means.append((replica, *total_and_count))
-            return means
-
-    return ShortBatchCallback()
-
-
 @dataclass
 class MetricSums:
     """Metric states summed over several ``fit`` calls of one epoch."""
@@ -368,35 +285,6 @@ class MetricSums:
         return local_variables
 
 
-def _means_over_rows(model: Any) -> list[Any]:
-    """Return the ``Mean`` metrics of losses that are averaged over rows, the total loss first.
-
-    Losses with another reduction do not depend on padding.
-    """
-    total, outputs, losses = _loss_means_and_functions(model)
-    divided = [getattr(loss, "reduction", None) in _ROW_MEANS for loss in losses]
-    if total is None or not all(divided):
-        return []
-    return [total, *outputs]
-
-
-def _loss_means_and_functions(model: Any) -> tuple[Any, Sequence[Any], Sequence[Any]]:
-    """Return the total loss metric, the output loss metrics, and the loss functions."""
-    # Keras has no public access to the metrics and functions of a compiled loss.
-    if keras_module(model).__name__ == "tf_keras":
-        container = getattr(model, "compiled_loss", None)
-        means = [] if container is None else container.metrics
-        if container is None or not means:
-            return None, [], []
-        functions = [loss for loss in container._losses if loss is not None]
-        return means[0], means[1:], functions
-    container = getattr(model, "_compile_loss", None)
-    if container is None or not container.built:
-        return None, [], []
-    functions = [loss.loss for loss in container._flat_losses if loss.loss is not None]
-    return model._loss_tracker, list(container.metrics), functions
-
-
 def _local_values(model: Any, variable: Any) -> Sequence[Any]:
     """Return the local copies of a metric variable, one for each replica of this process."""
     # Keras 3 wraps TensorFlow variables.
@@ -408,18 +296,3 @@ def _local_values(model: Any, variable: Any) -> Sequence[Any]:
 def _model_strategy(model: Any) -> Any:
     strategy = getattr(model, "distribute_strategy", None)
     return import_tensorflow().distribute.get_strategy() if strategy is None else strategy
-
-
-def _penalty_of_variables(model: Any) -> float:
-    tf = import_tensorflow()
-    losses = getattr(model, "losses", ())
-    return sum(float(loss) for loss in losses if not tf.is_symbolic_tensor(loss))
-
-
-def _steps_per_execution(model: Any) -> int:
-    # An integer in Keras 3, a variable in tf_keras.
-    for name in ("steps_per_execution", "_steps_per_execution"):
-        steps = getattr(model, name, None)
-        if steps is not None:
-            return int(steps.numpy() if hasattr(steps, "numpy") else steps)
-    return 1

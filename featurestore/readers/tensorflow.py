@@ -258,9 +258,13 @@ class _DatasetBuilder:
         """Return a batch element: features, label and weight."""
         features = dict(columns)
         weight = features.pop(PADDING_WEIGHT, None)
+        is_padding = None if weight is None else weight == 0
         if self.reader.weight is not None:
-            # The weight of padding rows is 0, because all values of padding rows are 0.
             weight = self.tf.cast(features.pop(self.reader.weight), self.tf.float32)
+            weight = self.tf.where(weight == 0, 0.0, weight)
+        if is_padding is not None:
+            # The sign of its weight distinguishes padding from real rows with weight 0.
+            weight = self.tf.where(is_padding, -0.0, weight)
         labels = {name: features.pop(name) for name in self.reader.labels}
         element_parts: list[Any] = [features]
         # The null mask of a label stays among the features, so that a loss can use it.

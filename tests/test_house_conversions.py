@@ -72,7 +72,7 @@ EXCEPTIONS = {
     "featurestore/retrieval/execution.py::run_over_labels": POSITIONS,
     "featurestore/retrieval/leakage.py::_EligibleRows.find_values": POSITIONS,
     "featurestore/retrieval/window_rows.py::matching_rows": POSITIONS,
-    "featurestore/retrieval/window_rows.py::window_values": RESULTS,
+    "featurestore/retrieval/window_search.py::window_values": RESULTS,
     "featurestore/server/rows.py::stream_chunks": POSITIONS,
     "featurestore/server/uploads.py::_decode": "dictionaries to the type of their values",
     "featurestore/serving/columns.py::FixedColumn.to_numpy": "the constant 0 below nulls",

@@ -17,7 +17,7 @@ from featurestore.model.plan import WindowJoin, WindowOutput
 
 Row = Mapping[str, Any]
 # More digits than any sum of 38-digit decimals.
-_DIGITS = 100
+DIGITS = 100
 # More integer digits than the square of any double.
 _SQUARE_DIGITS = 700
 
@@ -93,7 +93,7 @@ def apply_function(output: WindowOutput, arguments: Sequence[Any]) -> Any:
     if output.function == "count":
         return len(values)
     if output.function == "count_distinct":
-        return len(set(map(_identity, values)))
+        return len(set(map(identity, values)))
     if output.function == "last_n":
         last_values = values[-output.n :]
         return [output.fill_value] * (output.n - len(last_values)) + last_values
@@ -115,44 +115,45 @@ def _aggregate_values(function: str, values: Sequence[Any]) -> Any:
     if function == "all":
         return all(values)
     if function == "min":
-        return _normalize_zero(min(values, key=_comparison_key))
+        return normalize_zero(min(values, key=comparison_key))
     if function == "max":
-        return _normalize_zero(max(values, key=_comparison_key))
+        return normalize_zero(max(values, key=comparison_key))
     if function == "sum":
         return _sum(values)
     if function == "mean":
         return _mean(values)
-    if function == "var":
-        variance = _variance(values)
-        return _nearest_double(variance) if isinstance(variance, Fraction) else variance
-    return _deviation(values)
+    sample_variance = _variance(values)
+    if not isinstance(sample_variance, Fraction):
+        return sample_variance
+    return nearest_double(sample_variance) if function == "var" else deviation(sample_variance)
 
 
-def _deviation(values: Sequence[Any]) -> float | None:
-    variance = _variance(values)
-    if not isinstance(variance, Fraction):
-        return variance
-    rounded = _nearest_double(variance)
+def deviation(sample_variance: Fraction) -> float:
+    """Return the square root of a variance."""
+    rounded = nearest_double(sample_variance)
     if math.isfinite(rounded):
         return math.sqrt(rounded)
     # The variance exceeds the range of doubles, but its root may not.
     with localcontext(prec=_SQUARE_DIGITS):
-        return float((Decimal(variance.numerator) / Decimal(variance.denominator)).sqrt())
+        quotient = Decimal(sample_variance.numerator) / Decimal(sample_variance.denominator)
+        return float(quotient.sqrt())
 
 
-def _identity(value: Any) -> Any:
+def identity(value: Any) -> Any:
+    """Return a hashable value that is equal for equal values, NaN included."""
     if isinstance(value, float):
         # A set would treat each NaN object as different.
-        return "NaN" if math.isnan(value) else _normalize_zero(value)
+        return "NaN" if math.isnan(value) else normalize_zero(value)
     return value
 
 
-def _normalize_zero(value: Any) -> Any:
+def normalize_zero(value: Any) -> Any:
     """Replace -0.0 with 0.0, so that the result does not depend on which zero is selected."""
     return value + 0.0 if isinstance(value, float) else value
 
 
-def _comparison_key(value: Any) -> tuple[bool, Any]:
+def comparison_key(value: Any) -> tuple[bool, Any]:
+    """Return a sort key, in which NaN is greater than every number."""
     if isinstance(value, float):
         return (True, 0.0) if math.isnan(value) else (False, value)
     return (False, value)
@@ -160,24 +161,26 @@ def _comparison_key(value: Any) -> tuple[bool, Any]:
 
 def _sum(values: Sequence[Any]) -> Any:
     if isinstance(values[0], Decimal):
-        with localcontext(prec=_DIGITS):
+        with localcontext(prec=DIGITS):
             return sum(values)
     if not isinstance(values[0], float):
         return sum(values)
     if all(map(math.isfinite, values)):
-        return _nearest_double(sum(map(Fraction, values), Fraction(0)))
-    # Infinities of one sign determine the sum; infinities of both signs, or NaN, give NaN.
-    non_finite = {value for value in values if not math.isfinite(value)}
-    if len(non_finite) == 1:
-        return non_finite.pop()
-    return math.nan
+        return nearest_double(sum(map(Fraction, values), Fraction(0)))
+    return add_non_finite({value for value in values if not math.isfinite(value)})
+
+
+def add_non_finite(values: set[float]) -> float:
+    """Add the distinct infinities and NaN of a window, which determine the sum."""
+    # Infinities of both signs give NaN.
+    return next(iter(values)) if len(values) == 1 else math.nan
 
 
 def _mean(values: Sequence[Any]) -> float:
     total = _sum(values)
     if isinstance(total, Decimal):
         scale = -int(values[0].as_tuple().exponent)
-        with localcontext(prec=_DIGITS):
+        with localcontext(prec=DIGITS):
             # The unscaled sum is rounded first, as in the kernel.
             units = int(total.scaleb(scale))
         return float(units) / len(values) / 10.0**scale
@@ -192,11 +195,17 @@ def _variance(values: Sequence[Any]) -> Fraction | float | None:
     if not all(map(math.isfinite, numbers)):
         return math.nan
     exact = list(map(Fraction, numbers))
-    squares = sum((number * number for number in exact), Fraction(0))
-    return Fraction(count * squares - sum(exact) ** 2) / (count * (count - 1))
+    return variance(
+        count, sum(exact, Fraction(0)), sum((each * each for each in exact), Fraction(0))
+    )
 
 
-def _nearest_double(number: Fraction) -> float:
+def variance(count: int, total: Fraction, squares: Fraction) -> Fraction:
+    """Return the sample variance of at least two numbers from their sum and sum of squares."""
+    return (count * squares - total**2) / (count * (count - 1))
+
+
+def nearest_double(number: Fraction) -> float:
     """Return the nearest double, or infinity beyond the double range."""
     try:
         return float(number)

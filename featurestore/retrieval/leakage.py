@@ -40,7 +40,7 @@ from featurestore.retrieval.execution import (
     to_microseconds,
 )
 from featurestore.retrieval.frame import FeatureFrame
-from featurestore.retrieval.window_rows import window_values
+from featurestore.retrieval.window_search import window_values
 from featurestore.session import Session
 from featurestore.usersql import quote
 
@@ -321,10 +321,12 @@ class _EligibleRows:
         self._event: np.ndarray[Any, Any] | None = None
         if times:
             self._event = ranks[0][order]
-        self._positions: dict[tuple[Any, ...], list[int]] = {}
+        positions: dict[tuple[Any, ...], list[int]] = {}
         for position, index in enumerate(order.tolist()):
             if None not in keys[index]:
-                self._positions.setdefault(keys[index], []).append(position)
+                positions.setdefault(keys[index], []).append(position)
+        # Converted once, since several labels may have the key.
+        self._positions = {key: np.array(numbers) for key, numbers in positions.items()}
 
     def find_values(
         self, keys: Sequence[tuple[Any, ...]], times: np.ndarray[Any, Any]
@@ -345,7 +347,7 @@ class _EligibleRows:
 
     def _find_best_row(self, key: tuple[Any, ...], time: int) -> int | None:
         """Return the row with the highest rank that is eligible at a time, or None."""
-        positions = np.asarray(self._positions.get(key, ()), dtype=np.int64)
+        positions = self._positions.get(key, np.zeros(0, np.int64))
         if time == NEVER:  # a label without time meets only rows that need none
             if self._event is not None:
                 positions = positions[:0]

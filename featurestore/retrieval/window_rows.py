@@ -1,4 +1,4 @@
-"""Row-by-row window aggregates, for explanations and the leak check."""
+"""Row-by-row window aggregates, for explanations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from featurestore.errors import InvalidArgument, listing
 from featurestore.hashing import tie_hash
 from featurestore.model import display
 from featurestore.model.plan import ROW, Source, WindowJoin, WindowOutput
-from featurestore.model.times import from_micros, parse_moment, utc_now
+from featurestore.model.times import parse_moment, utc_now
 from featurestore.model.window_features import WindowFeature, parse_window
 from featurestore.registry import featuregroups
 from featurestore.retrieval.catalog import group_source
@@ -182,57 +182,6 @@ def _exclusion_reason(join: WindowJoin, row: EventRow, timestamp: datetime) -> s
         return "not known yet"
     # A row that is available but not visible has a later version that is available, too.
     return "replaced by a later version of the same event"
-
-
-def window_values(
-    session: Session,
-    join: WindowJoin,
-    rows: pa.Table,
-    keys: Sequence[tuple[Any, ...]],
-    times: Sequence[int | None],
-) -> dict[str, pa.Array]:
-    """Compute each aggregate for each label, by aggregate name.
-
-    Rows are aggregated only after their created time, even if the retrieval ignores it.
-
-    Args:
-        session: The connection, whose engine evaluates the conditions.
-        join: The group and its aggregates, with conditions in DuckDB's SQL.
-        rows: All group rows that have the key of a label.
-        keys: The label keys.
-        times: The label times in microseconds; None for a label without a time.
-    """
-    events = to_event_rows(join, rows)
-    waits = join.created_time is not None
-    # Rows are read once and grouped by key; a scan per label would take labels times rows.
-    by_key: dict[tuple[Any, ...], list[EventRow]] = {}
-    for event in events:
-        key = tuple(event.values[name] for _, name in join.on)
-        by_key.setdefault(key, []).append(event)
-    matching_numbers = {}
-    for output in join.outputs:
-        matching_numbers[output.name] = matching_rows(session, output, rows)
-    values_by_name: dict[str, list[Any]] = {output.name: [] for output in join.outputs}
-    for key, micros in zip(keys, times, strict=True):
-        known_rows: list[EventRow] = []
-        timestamp = from_micros(0)
-        if micros is not None:
-            timestamp = from_micros(micros)
-            known_rows = reference.visible_events(
-                join, by_key.get(key, []), key, timestamp, filters_created_time=waits
-            )
-        for output in join.outputs:
-            window_rows = reference.rows_in_window(output, known_rows, timestamp)
-            values = [
-                event.values[output.column]
-                for event in window_rows
-                if int(event.values[ROW]) in matching_numbers[output.name]
-            ]
-            values_by_name[output.name].append(reference.apply_function(output, values))
-    arrays = {}
-    for output in join.outputs:
-        arrays[output.name] = pa.array(values_by_name[output.name], output.kind)
-    return arrays
 
 
 def to_event_rows(join: WindowJoin, rows: pa.Table) -> list[EventRow]:

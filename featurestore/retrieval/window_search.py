@@ -1,0 +1,406 @@
+"""Window aggregates of labels, computed from the rows of their keys for the leak check.
+
+``aggregates.reference`` defines the values, row by row; its scans take rows times labels. This
+module sorts the rows once and takes sums from exact prefix sums. It shares no code with the kernel,
+which is what the leak check checks.
+
+A row is visible from the time at which it is known until a later version of its event is known.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.aggregates import reference
+from featurestore.hashing import tie_hash
+from featurestore.model.plan import WindowJoin, WindowOutput
+from featurestore.retrieval.execution import NEVER, to_microseconds
+from featurestore.retrieval.window_rows import matching_rows
+from featurestore.session import Session
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
+_ALWAYS = np.iinfo(np.int64).max
+_MICROSECOND = timedelta(microseconds=1)
+_MANTISSA_BITS = 53
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The rows in a window: an index of the sorted rows, and the same rows as ascending ranges."""
+
+    index: slice | Ints
+    ranges: Sequence[tuple[int, int]]
+
+
+_EMPTY = _Window(slice(0, 0), ())
+# The value of an aggregate over a window, None if no row in the window has a value.
+Evaluate: TypeAlias = Callable[[_Window], Any]
+
+
+def window_values(
+    session: Session,
+    join: WindowJoin,
+    rows: pa.Table,
+    keys: Sequence[tuple[Any, ...]],
+    times: Sequence[int | None],
+) -> dict[str, pa.Array]:
+    """Compute each aggregate for each label, by aggregate name.
+
+    Rows are aggregated only after their created time, even if the retrieval ignores it.
+
+    Args:
+        session: The connection, whose engine evaluates the conditions.
+        join: The group and its aggregates, with conditions in DuckDB's SQL.
+        rows: All group rows that have the key of a label.
+        keys: The label keys.
+        times: The label times in microseconds; None for a label without a time.
+    """
+    events = _sort_events(join, rows)
+    columns = _Columns(session, rows.take(pa.array(events.positions)))
+    windows: dict[tuple[timedelta | None, timedelta], list[_Window]] = {}
+    arrays = {}
+    for output in join.outputs:
+        bounds = (output.over, output.offset)
+        if bounds not in windows:
+            windows[bounds] = [
+                events.find_window(key, time, over=output.over, offset=output.offset)
+                for key, time in zip(keys, times, strict=True)
+            ]
+        evaluate = columns.evaluator(output)
+        values = []
+        for window in windows[bounds]:
+            value = evaluate(window)
+            values.append(output.fill_value if value is None else value)
+        arrays[output.name] = pa.array(values, output.kind)
+    return arrays
+
+
+@dataclass(frozen=True)
+class _Events:
+    """The rows of a group that are visible at some time, sorted by key, event time and version.
+
+    ``positions`` are their numbers in the table. ``known`` and ``replaced`` are the times from and
+    until which each row is visible. ``ranges`` are the sorted rows of each key. ``is_settled`` is
+    True if every row is visible from its event time on.
+    """
+
+    positions: Ints
+    event: list[int]
+    known: Ints
+    replaced: Ints
+    ranges: Mapping[tuple[Any, ...], tuple[int, int]]
+    is_settled: bool
+
+    def find_window(
+        self, key: tuple[Any, ...], time: int | None, *, over: timedelta | None, offset: timedelta
+    ) -> _Window:
+        """Return the rows of a key in ``(time - offset - over, time - offset]`` visible at a time."""
+        # A label with a null key matches no rows, as in a join.
+        if time is None or None in key or key not in self.ranges:
+            return _EMPTY
+        start, stop = self.ranges[key]
+        end = time - offset // _MICROSECOND
+        first = start
+        if over is not None:
+            first = bisect_right(self.event, end - over // _MICROSECOND, start, stop)
+        last = bisect_right(self.event, min(end, time), start, stop)
+        if last <= first:
+            return _EMPTY
+        if self.is_settled:
+            return _Window(slice(first, last), ((first, last),))
+        is_visible = (self.known[first:last] <= time) & (time < self.replaced[first:last])
+        edges = first + np.flatnonzero(np.diff(is_visible, prepend=False, append=False))
+        ranges = list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+        return _Window(first + np.flatnonzero(is_visible), ranges)
+
+
+def _sort_events(join: WindowJoin, rows: pa.Table) -> _Events:
+    """Sort the rows of a group, and compute from and until which time each is visible."""
+    event = to_microseconds(rows.column(join.event_time))
+    created = event
+    if join.created_time is not None:
+        created = to_microseconds(rows.column(join.created_time))
+    key_codes, codes_by_key = _codes(rows, [column for _, column in join.on])
+    member_codes, _ = _codes(rows, join.members)
+    ties = np.zeros(0, np.uint64)
+    if rows.num_rows:
+        ties = np.asarray(tie_hash(rows))
+    known = np.maximum(event, created)
+    # The last key of lexsort is the primary one. Consecutive rows are versions of one event.
+    by_version = np.lexsort((ties, created, member_codes, event, key_codes))
+    has_times = (event != NEVER) & (created != NEVER)
+    by_version = by_version[has_times[by_version]]
+    is_same_event = np.ones(max(len(by_version) - 1, 0), np.bool_)
+    for codes in (key_codes, event, member_codes):
+        is_same_event &= codes[by_version[:-1]] == codes[by_version[1:]]
+    replaced = np.full(rows.num_rows, _ALWAYS)
+    replaced[by_version[:-1][is_same_event]] = known[by_version[1:][is_same_event]]
+    order = np.lexsort((ties, created, event, key_codes))
+    order = order[has_times[order] & (known[order] < replaced[order])]
+    starts = np.searchsorted(key_codes[order], np.arange(len(codes_by_key) + 1)).tolist()
+    return _Events(
+        positions=order,
+        event=event[order].tolist(),
+        known=known[order],
+        replaced=replaced[order],
+        ranges={key: (starts[code], starts[code + 1]) for key, code in codes_by_key.items()},
+        is_settled=bool(
+            (known[order] == event[order]).all() and (replaced[order] == _ALWAYS).all()
+        ),
+    )
+
+
+def _codes(rows: pa.Table, columns: Sequence[str]) -> tuple[Ints, dict[tuple[Any, ...], int]]:
+    """Return the code of each row, and the codes of the distinct values of the columns."""
+    codes: dict[tuple[Any, ...], int] = {}
+    if not columns:
+        return np.zeros(rows.num_rows, np.int64), codes
+    values = zip(*[rows.column(name).to_pylist() for name in columns], strict=True)
+    row_codes = [codes.setdefault(value, len(codes)) for value in values]
+    return np.array(row_codes, np.int64), codes
+
+
+class _Columns:
+    """The columns of sorted rows, each converted once for all aggregates that need it."""
+
+    def __init__(self, session: Session, rows: pa.Table) -> None:
+        self._session = session
+        self._rows = rows
+        self._counted: dict[tuple[str, str | None], Bools] = {}
+        self._ranks: dict[str, tuple[Ints, list[Any]]] = {}
+
+    def evaluator(self, output: WindowOutput) -> Evaluate:
+        """Return the function that computes an aggregate over windows of the rows."""
+        column = self._rows.column(output.column).combine_chunks()
+        is_counted = self._find_counted(output)
+        if output.function in ("var", "std"):
+            return _deviations(output, column, is_counted)
+        if output.function in ("sum", "mean"):
+            sums = _float_sums if pat.is_floating(column.type) else _integer_sums
+            return sums(output, column, is_counted)
+        if output.function == "count":
+            return _counter(is_counted)
+        if output.function in ("any", "all"):
+            return _booleans(output, column, is_counted)
+        if output.function == "count_distinct":
+            return _distinct(self._find_ranks(output.column)[0], is_counted)
+        if output.function in ("min", "max"):
+            return _extremes(output, *self._find_ranks(output.column), is_counted)
+        return _sequence(output, column, is_counted)
+
+    def _find_counted(self, output: WindowOutput) -> Bools:
+        """Return the mask of the rows with a value that satisfy the condition of an aggregate."""
+        counted = (output.column, output.where)
+        if counted not in self._counted:
+            is_valid = self._rows.column(output.column).is_valid().combine_chunks()
+            mask = np.array(is_valid.to_numpy(zero_copy_only=False))
+            if output.where is not None:
+                matches = np.zeros(len(mask), np.bool_)
+                matches[list(matching_rows(self._session, output, self._rows))] = True
+                mask &= matches
+            self._counted[counted] = mask
+        return self._counted[counted]
+
+    def _find_ranks(self, name: str) -> tuple[Ints, list[Any]]:
+        """Return the rank of each row's value, and the distinct values in ascending order.
+
+        Ranks are compared instead of values, since numpy has no order of strings, decimals and NaN.
+        Nulls have the rank 0.
+        """
+        if name not in self._ranks:
+            encoded = self._rows.column(name).combine_chunks().dictionary_encode()
+            values = encoded.dictionary.to_pylist()
+            by_identity = {reference.identity(value): value for value in values}
+            ordered = sorted(by_identity.values(), key=reference.comparison_key)
+            rank_of = {reference.identity(value): rank for rank, value in enumerate(ordered)}
+            ranks = np.array([*(rank_of[reference.identity(value)] for value in values), 0])
+            indices = np.asarray(encoded.indices.fill_null(len(values)))
+            self._ranks[name] = ranks[indices], list(map(reference.normalize_zero, ordered))
+        return self._ranks[name]
+
+
+def _counter(is_counted: Bools) -> Callable[[_Window], int]:
+    """Return a function that counts the rows of a window for which ``is_counted`` is true."""
+    return _prefix_sums(is_counted.astype(np.int64).tolist())
+
+
+def _prefix_sums(numbers: Sequence[int]) -> Callable[[_Window], int]:
+    """Return a function that adds the numbers of the rows in a window, without rounding."""
+    prefixes = list(accumulate(numbers, initial=0))
+
+    def add(window: _Window) -> int:
+        return sum(prefixes[stop] - prefixes[start] for start, stop in window.ranges)
+
+    return add
+
+
+def _booleans(output: WindowOutput, column: pa.Array, is_counted: Bools) -> Evaluate:
+    is_true = np.asarray(column.fill_null(False).to_numpy(zero_copy_only=False))
+    count, count_true = _counter(is_counted), _counter(is_counted & is_true)
+
+    def evaluate(window: _Window) -> bool | None:
+        rows, true_rows = count(window), count_true(window)
+        if not rows:
+            return None
+        return true_rows > 0 if output.function == "any" else true_rows == rows
+
+    return evaluate
+
+
+def _distinct(ranks: Ints, is_counted: Bools) -> Evaluate:
+    def evaluate(window: _Window) -> int:
+        return len(np.unique(ranks[window.index][is_counted[window.index]]))
+
+    return evaluate
+
+
+def _extremes(
+    output: WindowOutput, ranks: Ints, ordered: Sequence[Any], is_counted: Bools
+) -> Evaluate:
+    is_maximum = output.function == "max"
+    no_rank = -1 if is_maximum else len(ordered)
+    counted_ranks = np.where(is_counted, ranks, no_rank)
+
+    def evaluate(window: _Window) -> Any:
+        window_ranks = counted_ranks[window.index]
+        if not len(window_ranks):
+            return None
+        rank = int(window_ranks.max() if is_maximum else window_ranks.min())
+        return None if rank == no_rank else ordered[rank]
+
+    return evaluate
+
+
+def _sequence(output: WindowOutput, column: pa.Array, is_counted: Bools) -> Evaluate:
+    numbers = np.arange(len(is_counted))
+
+    def evaluate(window: _Window) -> Any:
+        counted = numbers[window.index][is_counted[window.index]].tolist()
+        if output.function == "last_n":
+            last = [column[number].as_py() for number in counted[-output.n :]]
+            return [output.fill_value] * (output.n - len(last)) + last
+        if not counted:
+            return None
+        return column[counted[0 if output.function == "first" else -1]].as_py()
+
+    return evaluate
+
+
+def _integer_sums(output: WindowOutput, column: pa.Array, is_counted: Bools) -> Evaluate:
+    """Return the function for sums and means of integers and decimals."""
+    scale = column.type.scale if pat.is_decimal(column.type) else None
+    with localcontext(prec=reference.DIGITS):
+        units = [
+            0 if value is None else int(value if scale is None else value.scaleb(scale))
+            for value in column.to_pylist()
+        ]
+    counted_units = [
+        unit if counted else 0 for unit, counted in zip(units, is_counted, strict=True)
+    ]
+    total_of, count = _prefix_sums(counted_units), _counter(is_counted)
+
+    def evaluate(window: _Window) -> Any:
+        rows, total = count(window), total_of(window)
+        if not rows:
+            return None
+        if output.function == "mean":
+            return float(total) / rows / (1 if scale is None else 10.0**scale)
+        if scale is None:
+            return total
+        with localcontext(prec=reference.DIGITS):
+            return Decimal(total).scaleb(-scale)
+
+    return evaluate
+
+
+@dataclass(frozen=True)
+class _FloatSums:
+    """Exact sums of float64 values over windows: ``total`` and ``squares`` of the finite ones."""
+
+    count: Callable[[_Window], int]
+    total: Callable[[_Window], Fraction]
+    squares: Callable[[_Window], Fraction]
+    non_finite: Callable[[_Window], set[float]]
+
+
+def _float_sums(output: WindowOutput, column: pa.Array, is_counted: Bools) -> Evaluate:
+    sums = _exact_sums(column, is_counted)
+
+    def evaluate(window: _Window) -> float | None:
+        rows = sums.count(window)
+        if not rows:
+            return None
+        non_finite = sums.non_finite(window)
+        total = reference.add_non_finite(non_finite)
+        if not non_finite:
+            total = reference.nearest_double(sums.total(window))
+        return total / rows if output.function == "mean" else total
+
+    return evaluate
+
+
+def _deviations(output: WindowOutput, column: pa.Array, is_counted: Bools) -> Evaluate:
+    sums = _exact_sums(column, is_counted)
+
+    def evaluate(window: _Window) -> float | None:
+        rows = sums.count(window)
+        if rows < 2:
+            return None
+        if sums.non_finite(window):
+            return float("nan")
+        variance = reference.variance(rows, sums.total(window), sums.squares(window))
+        if output.function == "var":
+            return reference.nearest_double(variance)
+        return reference.deviation(variance)
+
+    return evaluate
+
+
+def _exact_sums(column: pa.Array, is_counted: Bools) -> _FloatSums:
+    """Return the sums of a column of numbers as float64."""
+    numbers = np.array(
+        [0.0 if value is None else float(value) for value in column.to_pylist()], np.float64
+    )
+    is_finite = np.isfinite(numbers)
+    units, exponent = _to_units(np.where(is_counted & is_finite, numbers, 0.0))
+    unit = Fraction(2) ** exponent
+    add, add_squares = _prefix_sums(units), _prefix_sums([number * number for number in units])
+    # Windows without such values are recognized by three differences, without a look at their rows.
+    counters = {
+        value: _counter(is_counted & is_value)
+        for value, is_value in (
+            (np.nan, np.isnan(numbers)),
+            (np.inf, numbers == np.inf),
+            (-np.inf, numbers == -np.inf),
+        )
+        if (is_counted & is_value).any()
+    }
+    return _FloatSums(
+        count=_counter(is_counted),
+        total=lambda window: add(window) * unit,
+        squares=lambda window: add_squares(window) * unit**2,
+        non_finite=lambda window: {value for value in counters if counters[value](window)},
+    )
+
+
+def _to_units(numbers: npt.NDArray[np.float64]) -> tuple[list[int], int]:
+    """Convert finite numbers to multiples of a power of two, and return them with its exponent."""
+    mantissas, exponents = np.frexp(numbers)
+    lowest = int(exponents.min(initial=0))
+    integers = np.ldexp(mantissas, _MANTISSA_BITS).astype(np.int64).tolist()
+    shifts = (exponents - lowest).tolist()
+    units = [integer << shift for integer, shift in zip(integers, shifts, strict=True)]
+    return units, lowest - _MANTISSA_BITS

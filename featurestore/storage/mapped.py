@@ -10,7 +10,6 @@ slower.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import mmap
 import os
@@ -169,8 +168,12 @@ def _unmap(address: int, size: int) -> None:
 
 @cache
 def _handler() -> Any:
-    """Return the signal handler as a C function, which must exist as long as the process."""
-    return ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(_replace_pages)
+    """Return the signal handler as a C function."""
+    function_type = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    handler = function_type(_replace_pages)
+    # Never freed: threads of TensorFlow may read records while the interpreter exits.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(handler))
+    return handler
 
 
 def _replace_pages(_signal: int, info: int, _context: int) -> None:
@@ -204,9 +207,6 @@ def _install_handler() -> None:
             _library().sigaction(
                 signal.SIGBUS, ctypes.byref(action), ctypes.byref(_previous_action)
             )
-            # At exit, Python functions can no longer run.
-            atexit.unregister(_restore_handler)
-            atexit.register(_restore_handler)
 
 
 def _restore_handler() -> None:

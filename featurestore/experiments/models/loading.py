@@ -359,11 +359,12 @@ def _make_array_predictor(model: Any, flavor: str, *, method: str) -> Predict:
 def _make_network_predictor(network: Any) -> Callable[[Any], Any]:
     """Return the function that predicts a batch; inputs without names get columns by position."""
     if not has_unnamed_inputs(network):
-        return network.predict_on_batch  # type: ignore[no-any-return]
+        return network.predict_on_batch
 
     def predict_batch(model_input: Any) -> Any:
         if isinstance(model_input, Mapping):
-            model_input = list(model_input.values())
+            columns = list(model_input.values())
+            model_input = columns if len(columns) > 1 else columns[0]
         return network.predict_on_batch(model_input)
 
     return predict_batch

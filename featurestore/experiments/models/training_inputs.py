@@ -196,13 +196,15 @@ def _contradiction_error(
         hint = "fit the model without the label and the weight"
     elif all(name in roles for name in stated):
         hint = f"register_model(run, {request.name!r}, columns={list(stated)!r})"
+    elif flavor in FITTED_FLAVORS and request.columns is not None:
+        hint = "columns= lists the columns of its training in the order that the model states"
     elif flavor in FITTED_FLAVORS:
         hint = (
-            f"register_model(run, {request.name!r}, columns={first_names!r}) if the model was "
-            "fitted on these columns in this order, under its own names"
+            f"register_model(run, {request.name!r}, columns={first_names!r}): the columns of its "
+            "training in their order, if the model has its own names for them"
         )
     elif len(stated) == 1:
-        hint = 'register_model(..., arrays="matrix") if the only input takes all columns'
+        hint = 'register_model(..., arrays="matrix"): the only input takes all columns'
     else:
         hint = "name the inputs of the network like the columns"
     return InvalidArgument(
@@ -218,21 +220,21 @@ def _ambiguity_error(
 ) -> InvalidArgument:
     """Return the error for readers that differ, with the settings in which they do."""
     settings = [_settings(candidate) for candidate in candidates]
+    positions = [candidate.readers[0] for candidate in candidates]
     texts = []
-    for candidate, own_settings in zip(candidates, settings, strict=True):
+    for position, own_settings in zip(positions, settings, strict=True):
         differing = [
             f"{name} {value}"
             for name, value in own_settings.items()
             if any(others[name] != value for others in settings)
         ]
-        position = candidate.readers[0]
         split = readers[position].get("split")
         texts.append(f"reader={position} (split {split!r}) has {', '.join(differing)}")
     return InvalidArgument(
         f"The readers of the run differ, and the model does not state which one it was trained "
         f"with: {'; '.join(texts)}.",
-        hint=f"register_model(run, {request.name!r}, reader={candidates[-1].readers[0]}) if the "
-        "model was trained with this reader",
+        hint=f"register_model(run, {request.name!r}, reader={positions[0]}), or "
+        + ", or ".join(f"reader={position}" for position in positions[1:]),
     )
 
 

@@ -47,7 +47,10 @@ def find_code_objects(content: bytes, *, title: str) -> tuple[list[str], bytes]:
         ModelDamaged: The file was not written by ``Exported.serialize``.
     """
     ir = importlib.import_module("jax.extend.mlir.ir")
-    dialects = importlib.import_module("jax.extend.mlir.dialects")
+    dialects = [
+        importlib.import_module(f"jax.extend.mlir.dialects.{name}")
+        for name in ("stablehlo", "chlo", "sdy")
+    ]
     operations: set[str] = set()
 
     def check(operation: Any) -> Any:
@@ -63,9 +66,9 @@ def find_code_objects(content: bytes, *, title: str) -> tuple[list[str], bytes]:
     try:
         exported = load_function(content)
         with ir.Context() as context:
-            for dialect in (dialects.stablehlo, dialects.chlo, dialects.sdy):
+            for dialect in dialects:
                 dialect.register_dialect(context)
-            program = dialects.stablehlo.deserialize_portable_artifact(
+            program = dialects[0].deserialize_portable_artifact(
                 context, exported.mlir_module_serialized
             )
             program.operation.walk(check)

@@ -50,12 +50,19 @@ class ModelFile:
 class ColumnDtype:
     """The dtype of a DataFrame column, by the name that pandas or polars gives it.
 
-    ``categories`` are those of training in their order, as JSON values; None for other dtypes.
+    Attributes:
+        categories: The categories of the training in their order, as JSON values; None for other
+            dtypes.
+        items: The dtype of the categories in pandas.
+        from_arrays: Whether the values are those of a reader or a matrix, not of ``dataset.read``:
+            days for dates, bytes for texts, and a column for each element of a vector.
     """
 
     name: str
     categories: tuple[Any, ...] | None = None
     ordered: bool = False
+    items: str | None = None
+    from_arrays: bool = False
 
     @classmethod
     def from_json(cls, data: JsonObject) -> ColumnDtype:
@@ -63,7 +70,13 @@ class ColumnDtype:
         categories = None
         if data.get("categories") is not None:
             categories = tuple(data.array("categories"))
-        return cls(data.text("name"), categories, data.flag("ordered"))
+        return cls(
+            data.text("name"),
+            categories,
+            data.flag("ordered"),
+            data.optional_text("items"),
+            data.flag("from_arrays"),
+        )
 
 
 @dataclass(frozen=True)

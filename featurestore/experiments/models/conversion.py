@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.arrow.cells import cells_to_array
@@ -152,17 +153,33 @@ def fill_array(spec: ModelSpec, model_input: ModelInput) -> npt.NDArray[Any]:
     Raises:
         InvalidArgument: An older release registered a value that the type does not have.
     """
+    values = _fill_value(spec, model_input)
+    data, _ = to_numpy(values, name=model_input.name)
+    return data
+
+
+def _fill_value(spec: ModelSpec, model_input: ModelInput) -> pa.Array:
+    """Return the fill value of an input as an array of one value of its type."""
     kind = model_input.kind
     try:
-        values = to_array([parse_reader_fill(model_input.fill, kind)], kind)
+        return to_array([parse_reader_fill(model_input.fill, kind)], kind)
     except ConversionError as error:
         raise InvalidArgument(
             f"{model_title(spec)} fills nulls of {model_input.name!r}, which is {describe(kind)}, "
             f"with a value that does not fit: {error}.",
             hint=f"register it again with nulls={{{model_input.name!r}: ...}}",
         ) from error
-    data, _ = to_numpy(values, name=model_input.name)
-    return data
+
+
+def fill_column(spec: ModelSpec, model_input: ModelInput, column: pa.Array) -> pa.Array:
+    """Return a column in which the fill value of its input replaces nulls, if it has one.
+
+    Raises:
+        InvalidArgument: An older release registered a value that the type does not have.
+    """
+    if model_input.fill is None or not column.null_count:
+        return column
+    return pc.if_else(column.is_valid(), column, _fill_value(spec, model_input)[0])
 
 
 def output_name(name: str) -> str:

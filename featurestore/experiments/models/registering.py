@@ -25,8 +25,8 @@ from featurestore.experiments.models.conversion import (
     check_output_types,
     to_columns,
 )
+from featurestore.experiments.models.input_rows import to_model_input
 from featurestore.experiments.models.retrieval import build_retrieval
-from featurestore.experiments.models.scoring import to_model_input
 from featurestore.experiments.models.stated_columns import FITTED_FLAVORS, stated_columns
 from featurestore.experiments.models.training_inputs import resolve_inputs
 from featurestore.experiments.run import Run

@@ -4,52 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from featurestore.arrow.casts import cast_batch
-from featurestore.arrow.float32 import assign_rounded
 from featurestore.arrow.schemas import type_from_json
 from featurestore.arrow.types import TIMESTAMP
 from featurestore.arrow.values import to_scalar
 from featurestore.errors import (
     FeatureNotFound,
-    InvalidArgument,
-    NullsInColumns,
     listing,
 )
 from featurestore.experiments.models import loading, spark_pipelines
 from featurestore.experiments.models.conversion import (
     check_input_types,
-    convert_input,
     convert_outputs,
-    fill_array,
-    model_title,
 )
+from featurestore.experiments.models.input_rows import to_model_input
 from featurestore.experiments.models.loading import load_predictor
-from featurestore.experiments.models.stated_columns import NamedMatrix
 from featurestore.featuregroups import Declaration, FeatureGroup, Write, create, insert
 from featurestore.ingest import adopt_native, library_name, to_reader, to_relation
 from featurestore.model.derived_names import (
     NamedColumn,
-    cell_names,
     check_distinct_names,
-    mask_name,
 )
 from featurestore.model.names import parse_group_reference
 from featurestore.model.registered_model import (
     LABEL_TIME,
     MODEL_VERSION,
-    ModelInput,
     ModelSpec,
     model_lineage_name,
 )
 from featurestore.model.times import from_micros, to_micros
 from featurestore.plugins.engine import Relation
-from featurestore.readers.columns import to_numpy
 from featurestore.registry import featuregroups
 from featurestore.retrieval import FeatureFrame
 from featurestore.retrieval.labels import typed_relation, typed_schema, typed_table
@@ -102,75 +90,6 @@ class PredictBatch:
         predict = load_predictor(self.directory, self.content, trust=self.trust)
         model_outputs = predict(to_model_input(spec, self.fitted, batch))
         return convert_outputs(spec, model_outputs, batch.num_rows)
-
-
-def to_model_input(spec: ModelSpec, fitted: Transformations | None, batch: pa.RecordBatch) -> Any:
-    """Convert a batch to the model input: ``{column: array}``, or a NamedMatrix (rows, inputs).
-
-    The arrays equal the arrays that the training dataset's reader returns for the same values.
-
-    Raises:
-        InvalidArgument: A value does not fit the type of its input, or a matrix of float32.
-        NullsInColumns: Inputs contain nulls that the model cannot handle.
-    """
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    nulls = []
-    for each in spec.inputs:
-        data, present = _to_masked_array(spec, each, batch.column(each.name))
-        handles_nulls = False
-        if fitted is not None and each.name in fitted:
-            handles_nulls = each.name in fitted.null_handling
-            data = fitted.apply_chain(each.name, data, present)
-        if present is not None and not handles_nulls:
-            if each.nulls != "mask":
-                nulls.append(each.name)
-            data = data.copy()
-            data[~present] = b"" if data.dtype == object else 0
-        arrays[each.name] = data
-        if each.nulls == "mask":
-            is_present = np.ones(len(data), dtype=np.bool_) if present is None else present
-            arrays[mask_name(each.name)] = is_present
-    if nulls:
-        raise NullsInColumns(
-            f"Model {spec.name!r} version {spec.version} was trained without nulls. Inputs with "
-            f"nulls: {listing(nulls)}.",
-            hint=f"register_model(..., nulls={{{nulls[0]!r}: 0}}) fills them; "
-            'context.reader(..., nulls="mask") adds columns that mark them',
-        )
-    if spec.arrays == "columns":
-        # Arrow's memory is read-only, and PyTorch refuses such arrays.
-        return {name: np.require(values, requirements="W") for name, values in arrays.items()}
-    cells = {name: values.reshape(len(values), -1) for name, values in arrays.items()}
-    matrix = np.empty((len(batch), sum(each.shape[1] for each in cells.values())), np.float32)
-    position = 0
-    for name, numbers in cells.items():
-        too_large = assign_rounded(matrix[:, position : position + numbers.shape[1]], numbers)
-        if too_large is not None:
-            raise InvalidArgument(
-                f"{model_title(spec)} takes a float32 matrix, in which the input {name!r} has no "
-                f"{too_large!r}.",
-                hint="score rows whose numbers are within the range of float32",
-            )
-        position += numbers.shape[1]
-    names = [
-        column
-        for name, values in arrays.items()
-        for column in ([name] if values.ndim == 1 else cell_names(name, cells[name].shape[1]))
-    ]
-    return NamedMatrix(matrix, tuple(names))
-
-
-def _to_masked_array(
-    spec: ModelSpec, model_input: ModelInput, column: pa.Array
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
-    """Convert a column to numpy as the training files store it, with a mask of non-null values."""
-    column = convert_input(spec, model_input, column)
-    data, present = to_numpy(column, name=model_input.name)
-    if model_input.fill is None or present is None:
-        return data, present
-    filled = data.copy()
-    filled[~present] = fill_array(spec, model_input)[0]
-    return filled, None
 
 
 def get_model_features(

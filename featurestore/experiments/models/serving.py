@@ -11,7 +11,7 @@ import pyarrow as pa
 from featurestore.errors import InvalidArgument
 from featurestore.experiments.models import loading
 from featurestore.experiments.models.conversion import convert_outputs
-from featurestore.experiments.models.scoring import to_model_input
+from featurestore.experiments.models.input_rows import to_model_input
 from featurestore.model.runtime import ForkSafeLock
 from featurestore.serving.server import VectorServer
 from featurestore.serving.stores import open_online_store

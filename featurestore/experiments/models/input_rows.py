@@ -1,0 +1,229 @@
+"""Rows of model inputs in the form of the training: arrays, a matrix, or a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from featurestore.arrow.float32 import assign_rounded
+from featurestore.errors import InvalidArgument, NullsInColumns, listing
+from featurestore.experiments.models import dataframes
+from featurestore.experiments.models.conversion import (
+    convert_input,
+    fill_array,
+    fill_column,
+    model_title,
+)
+from featurestore.experiments.models.stated_columns import NamedMatrix
+from featurestore.model.derived_names import cell_names, mask_name
+from featurestore.model.registered_model import DATAFRAMES, ModelInput, ModelSpec
+from featurestore.readers.columns import to_numpy
+from featurestore.transform.fitted import Transformations
+
+
+def to_model_input(spec: ModelSpec, fitted: Transformations | None, batch: pa.RecordBatch) -> Any:
+    """Convert a batch to the model input: ``{column: array}``, a NamedMatrix, or a DataFrame.
+
+    Arrays equal those of the training dataset's reader or matrix for the same values. A DataFrame
+    has the dtypes of the training, with their categories.
+
+    Raises:
+        InvalidArgument: A value does not fit the type of its input, or a matrix of float32.
+        NullsInColumns: Inputs contain nulls that the model cannot handle.
+    """
+    if spec.arrays in DATAFRAMES:
+        return _to_dataframe(spec, fitted, batch)
+    columns = [
+        _read_values(spec, fitted, model_input, batch.column(model_input.name))
+        for model_input in spec.inputs
+    ]
+    _refuse_nulls(spec, [column.name for column in columns if column.has_refused_nulls])
+    arrays = {name: values for column in columns for name, values in column.arrays().items()}
+    if spec.arrays == "columns":
+        # Arrow's memory is read-only, and PyTorch refuses such arrays.
+        return {name: np.require(values, requirements="W") for name, values in arrays.items()}
+    return _to_matrix(spec, arrays, rows=len(batch))
+
+
+@dataclass(frozen=True)
+class InputValues:
+    """The values of an input after fills and transformations, of shape (rows, ...).
+
+    ``present`` marks the rows that are not null; None if there are no nulls.
+    """
+
+    model_input: ModelInput
+    values: npt.NDArray[Any]
+    present: npt.NDArray[np.bool_] | None
+
+    @property
+    def name(self) -> str:
+        """The name of the input."""
+        return self.model_input.name
+
+    @property
+    def has_refused_nulls(self) -> bool:
+        """Whether there are nulls that the model did not get in its training."""
+        if self.present is None or self.model_input.nulls == "mask":
+            return False
+        # Texts have no NaN.
+        return self.model_input.nulls != "nan" or self.values.dtype.kind == "O"
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the values by name, with the mask of a masked input."""
+        values = self.values
+        nulls = self.model_input.nulls
+        if nulls == "nan" and values.dtype.kind in "biu":
+            # Batches with and without nulls have one type, which is that of a matrix.
+            values = values.astype(np.float32)
+        if self.present is not None:
+            values = values.copy()
+            missing = np.nan if nulls == "nan" else 0
+            values[~self.present] = b"" if values.dtype == object else missing
+        arrays = {self.name: values}
+        if nulls == "mask":
+            is_present = self.present
+            if is_present is None:
+                is_present = np.ones(len(values), dtype=np.bool_)
+            arrays[mask_name(self.name)] = is_present
+        return arrays
+
+
+def _read_values(
+    spec: ModelSpec, fitted: Transformations | None, model_input: ModelInput, column: pa.Array
+) -> InputValues:
+    """Convert a column to numpy as the training files store it, filled and transformed."""
+    name = model_input.name
+    values, present = to_numpy(convert_input(spec, model_input, column), name=name)
+    if model_input.fill is not None and present is not None:
+        values = values.copy()
+        values[~present] = fill_array(spec, model_input)[0]
+        present = None
+    if fitted is not None and name in fitted:
+        values = fitted.apply_chain(name, values, present)
+        if name in fitted.null_handling:
+            present = None
+    return InputValues(model_input, values, present)
+
+
+def _refuse_nulls(spec: ModelSpec, names: Sequence[str]) -> None:
+    if names:
+        raise NullsInColumns(
+            f"{model_title(spec)} was trained without nulls. Inputs with nulls: {listing(names)}.",
+            hint=f"register_model(..., nulls={{{names[0]!r}: 0}}) fills them, nulls='nan' passes "
+            'them as NaN; context.reader(..., nulls="mask") adds columns that mark them',
+        )
+
+
+def _to_matrix(
+    spec: ModelSpec, arrays: Mapping[str, npt.NDArray[Any]], *, rows: int
+) -> NamedMatrix:
+    """Return arrays as one float32 array, with a column for each element.
+
+    Raises:
+        InvalidArgument: A finite number is infinity in float32.
+    """
+    names = [name for column, values in arrays.items() for name in _cell_names(column, values)]
+    matrix = np.empty((rows, len(names)), np.float32)
+    position = 0
+    for name, values in arrays.items():
+        numbers = values.reshape(rows, -1)
+        _assign(spec, name, matrix[:, position : position + numbers.shape[1]], numbers)
+        position += numbers.shape[1]
+    return NamedMatrix(matrix, tuple(names))
+
+
+def _assign(
+    spec: ModelSpec, name: str, target: npt.NDArray[np.float32], numbers: npt.NDArray[Any]
+) -> None:
+    too_large = assign_rounded(target, numbers)
+    if too_large is not None:
+        raise InvalidArgument(
+            f"{model_title(spec)} takes float32, in which the input {name!r} has no {too_large!r}.",
+            hint="score rows whose numbers are within the range of float32",
+        )
+
+
+def _cell_names(name: str, values: npt.NDArray[Any]) -> list[str]:
+    """Return the names of the matrix columns of an input."""
+    if values.ndim == 1:
+        return [name]
+    return cell_names(name, int(np.prod(values.shape[1:], dtype=np.int64)))
+
+
+def _to_dataframe(spec: ModelSpec, fitted: Transformations | None, batch: pa.RecordBatch) -> Any:
+    """Return a batch as a DataFrame with the dtypes of the training."""
+    library = dataframes.LIBRARIES[spec.arrays]
+    columns: dict[str, Any] = {}
+    refused = []
+    for model_input in spec.inputs:
+        name, dtype = model_input.name, model_input.dtype
+        stored = batch.column(name)
+        if takes_arrays(model_input, fitted):
+            values = _read_values(spec, fitted, model_input, stored)
+            if values.has_refused_nulls:
+                refused.append(name)
+            columns |= _array_columns(spec, values, library)
+            continue
+        column = fill_column(spec, model_input, convert_input(spec, model_input, stored))
+        if column.null_count and model_input.nulls != "nan":
+            refused.append(name)
+        elif dtype is not None and dtype.categories is not None:
+            column = _known_categories(spec, model_input, column)
+        columns[name] = library.from_arrow(column, dtype)
+    _refuse_nulls(spec, refused)
+    return library.to_frame(columns)
+
+
+def takes_arrays(model_input: ModelInput, fitted: Transformations | None) -> bool:
+    """Return whether a DataFrame has the values of a reader or a matrix for an input."""
+    if fitted is not None and model_input.name in fitted:
+        return True
+    return model_input.nulls == "mask" or (
+        model_input.dtype is not None and model_input.dtype.from_arrays
+    )
+
+
+def _array_columns(
+    spec: ModelSpec, input_values: InputValues, library: dataframes.Library
+) -> dict[str, Any]:
+    """Return the columns of a DataFrame for the cells of an input, and for its mask."""
+    columns = {}
+    dtype = input_values.model_input.dtype
+    for name, values in input_values.arrays().items():
+        cells = values.reshape(len(values), -1)
+        is_mask = name != input_values.name
+        if dtype is not None and dtype.name in dataframes.FLOAT32 and not is_mask:
+            rounded = np.empty(cells.shape, np.float32)
+            _assign(spec, name, rounded, cells)
+            cells = rounded
+        for position, cell_name in enumerate(_cell_names(name, values)):
+            cell = np.ascontiguousarray(cells[:, position])
+            columns[cell_name] = library.from_numpy(cell, None if is_mask else dtype)
+    return columns
+
+
+def _known_categories(spec: ModelSpec, model_input: ModelInput, column: pa.Array) -> pa.Array:
+    """Return a column in which values that are no categories of the training are null.
+
+    Raises:
+        InvalidArgument: There are such values, and the model was trained without nulls.
+    """
+    assert model_input.dtype is not None
+    categories = dataframes.category_array(column.type, model_input.dtype)
+    is_known = pc.is_in(column, value_set=categories)
+    is_unknown = pc.and_(pc.invert(is_known), column.is_valid())
+    if model_input.nulls != "nan" and pc.any(is_unknown).as_py():
+        unknown = column.filter(is_unknown).unique().to_pylist()
+        raise InvalidArgument(
+            f"{model_title(spec)} was trained without nulls, and {listing(unknown)} of "
+            f"{model_input.name!r} is not among the {len(categories):,} categories of its training.",
+            hint="register_model(..., nulls='nan') passes other values as missing ones",
+        )
+    return pc.if_else(is_known, column, pa.scalar(None, column.type))

@@ -21,6 +21,7 @@ EXTRAS = (
     "delta",
     "great_expectations",
     "keras",
+    "lightgbm",
     "matplotlib",
     "mlflow",
     "fsspec",
@@ -39,6 +40,7 @@ EXTRAS = (
     "tensorboard",
     "tensorflow",
     "tf_keras",
+    "xgboost",
 )
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]

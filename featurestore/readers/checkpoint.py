@@ -234,7 +234,7 @@ class ReaderCheckpoint:
             weight_losses_by_rows,
         )
 
-        refuse_fit(model, self.strategy)
+        refuse_fit(model)
         refuse_metrics_over_padding(self.reader, model)
         weight_losses_by_rows(model)
         validation_reader = pop_validation_reader(validation, options)

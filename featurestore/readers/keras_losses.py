@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from featurestore.errors import ReaderConfigError
-from featurestore.readers.tensorflow import import_tensorflow, keras_module, worker_position
+from featurestore.readers.tensorflow import (
+    import_tensorflow,
+    keras_module,
+    multi_replica_strategy,
+    worker_position,
+)
 
 # Reductions whose value is a sum over the rows of a batch, divided by its number of rows.
 _ROW_MEANS = frozenset({"sum_over_batch_size", "auto", "mean"})
@@ -46,17 +51,28 @@ def weight_losses_by_rows(model: Any) -> None:
     model.train_function = model.test_function = None
 
 
-def refuse_fit(model: Any, strategy: Any | None) -> None:
-    """Refuse a model that Keras cannot fit under a strategy.
+def refuse_fit(model: Any) -> None:
+    """Refuse a model that Keras cannot fit under its strategy.
 
     Raises:
-        ReaderConfigError: ``fit`` of Keras 3 does not support several workers.
+        ReaderConfigError: ``fit`` of Keras 3 does not support several workers, and with several
+            replicas no ``steps_per_execution`` above 1.
     """
+    strategy = multi_replica_strategy(model)
+    if strategy is None or keras_module(model).__name__ == "tf_keras":
+        return
     _, workers = worker_position(strategy)
-    if workers > 1 and keras_module(model).__name__ == "keras":
+    if workers > 1:
         raise ReaderConfigError(
             f"fit() of Keras 3 does not support a strategy with {workers} workers.",
-            hint="import tf_keras as keras, and create the model in strategy.scope()",
+            hint="import tf_keras as keras",
+        )
+    steps = _steps_per_execution(model)
+    if steps > 1:
+        raise ReaderConfigError(
+            f"fit() of Keras 3 does not support steps_per_execution={steps} with "
+            f"{strategy.num_replicas_in_sync} replicas.",
+            hint='model.compile("adam", "mse", steps_per_execution=1)',
         )
 
 
@@ -71,7 +87,12 @@ def overruns_epochs(model: Any, steps: int) -> bool:
     """
     if keras_module(model).__name__ == "tf_keras":
         return False
-    return bool(steps % (getattr(model, "steps_per_execution", None) or 1))
+    return steps % _steps_per_execution(model) > 0
+
+
+def _steps_per_execution(model: Any) -> int:
+    """Return the number of steps that a model of Keras 3 runs at once."""
+    return getattr(model, "steps_per_execution", None) or 1
 
 
 def _change_tf_keras(container: Any) -> None:
@@ -122,19 +143,21 @@ class _Batch:
     Attributes:
         size: Number of rows, padding included.
         rows: Number of real rows; None is all.
+        scale: Factor from the mean over all rows to the mean over real rows.
         weights: Sum of the sample weights.
         loss: The loss of the batch over all outputs, without penalties.
     """
 
     size: Any
     rows: Any
+    scale: Any
     weights: Any
     loss: Any = None
 
 
 def _change_keras_3(model: Any, container: Any) -> None:
     """Replace the weights of batches in the ``Mean`` metrics of a ``CompileLoss``."""
-    tracker = model._loss_tracker
+    keras, tracker = keras_module(model), model._loss_tracker
     container_base: Any = type(container)
     tracker_base: Any = type(tracker)
     # A strategy traces each replica in a thread of its own.
@@ -144,7 +167,7 @@ def _change_keras_3(model: Any, container: Any) -> None:
         weights_rows = True
 
         def call(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-            traced.batch = batch = _weigh_batch(y_pred, sample_weight)
+            traced.batch = batch = _weigh_batch(keras, y_pred, sample_weight)
             traced.updates_outputs = True
             try:
                 loss = super().call(y_true, y_pred, sample_weight)
@@ -208,22 +231,19 @@ def _weighted_mean(
         return value, batch.weights
     if batch.rows is None or not reductions <= _ROW_MEANS:
         return value, batch.size
-    from keras import ops
-
-    # A replica without real rows has the loss 0.
-    scale = batch.size / ops.maximum(batch.rows, 1.0)
-    return value + data_loss * (scale - 1.0), batch.rows
+    return value + data_loss * (batch.scale - 1.0), batch.rows
 
 
-def _weigh_batch(y_pred: Any, sample_weight: Any) -> _Batch:
-    """Return the weights of a batch of Keras 3."""
-    from keras import ops, tree
-
+def _weigh_batch(keras: Any, y_pred: Any, sample_weight: Any) -> _Batch:
+    """Return the weights of a batch, before its loss is known."""
+    ops, tree = keras.ops, keras.tree
     size = ops.cast(ops.shape(tree.flatten(y_pred)[0])[0], "float32")
     if sample_weight is None:
-        return _Batch(size, rows=None, weights=size)
+        return _Batch(size, rows=None, scale=1.0, weights=size)
     weights = ops.cast(tree.flatten(sample_weight)[0], "float32")
     # The weight of padding is -0.0.
     is_padding = ops.logical_and(ops.equal(weights, 0.0), ops.signbit(weights))
-    padding = ops.sum(ops.cast(is_padding, "float32"))
-    return _Batch(size, rows=size - padding, weights=ops.sum(weights))
+    rows = size - ops.sum(ops.cast(is_padding, "float32"))
+    # A replica without real rows has the loss 0.
+    scale = size / ops.maximum(rows, 1.0)
+    return _Batch(size, rows=rows, scale=scale, weights=ops.sum(weights))

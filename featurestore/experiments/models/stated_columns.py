@@ -128,11 +128,14 @@ def column_positions(stated: Sequence[str], names: Sequence[str]) -> list[int] |
 
 def _fitted_names(model: Any) -> tuple[str, ...] | None:
     """Return the names that a fitted model of scikit-learn, XGBoost or LightGBM has."""
-    steps = getattr(model, "steps", None)
-    if isinstance(steps, list):  # a pipeline passes its input through these first steps
-        steps = [step for _, step in steps if step not in (None, "passthrough")]
-        return _fitted_names(steps[0]) if steps else None
     library = type(model).__module__.partition(".")[0]
+    if isinstance(getattr(model, "steps", None), list):
+        # A pipeline passes its input through these first steps.
+        skipped = (None, "passthrough")
+        steps = [
+            step for step in model.steps if isinstance(step, tuple) and step[-1] not in skipped
+        ]
+        return _fitted_names(steps[0][-1]) if steps else None
     if library == "lightgbm" and hasattr(model, "feature_name"):
         names = _to_names(model.feature_name())
         # LightGBM names the columns of an array.

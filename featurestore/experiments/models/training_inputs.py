@@ -90,7 +90,7 @@ def _candidates(
     if request.reader is not None and request.reader not in positions:
         raise InvalidArgument(
             f"reader={request.reader!r} is not the position of a reader of the run. Available: "
-            f"{listing(positions)}.",
+            f"{', '.join(map(str, positions)) or 'none'}.",
             hint="the positions are those of run.record.readers",
         )
     if not readers:

@@ -47,7 +47,7 @@ from featurestore.experiments.models.stated_columns import (
     stated_columns,
 )
 from featurestore.model.distributions import install_command
-from featurestore.model.registered_model import Flavor, ModelFile, ModelSpec
+from featurestore.model.registered_model import Arrays, Flavor, ModelFile, ModelSpec
 from featurestore.storage import files
 
 # Number of rows per prediction call, independent of the engine's batch size.
@@ -61,8 +61,6 @@ _KERAS_FLAVORS = ("keras", "tf_keras")
 # These need trust only if a file contains code.
 _BOOSTERS = ("xgboost", "lightgbm")
 SAFE_FLAVORS = (*_KERAS_FLAVORS, "torch", "jax", *_BOOSTERS)
-# Models of scikit-learn and boosters, and most functions of PyTorch and JAX, take one matrix.
-MATRIX_FLAVORS = ("pickle", "joblib", "torch", "jax", *_BOOSTERS)
 _FILE_FLAVORS = (*SAFE_FLAVORS, "pickle", "joblib")
 _DATA = {
     "keras": "Keras layers",
@@ -319,6 +317,31 @@ def load_predictor(directory: str, content: bytes, *, trust: bool) -> Predict:
     spec = ModelSpec.from_bytes(content, path=directory)
     model = load_registered(directory, spec, trust=trust)
     return make_predictor(model, spec.flavor, method=spec.method)
+
+
+def default_arrays(model: Any, flavor: str) -> Arrays:
+    """Return the form in which a loaded model takes its inputs.
+
+    Models of scikit-learn and boosters take a matrix. Networks and exported functions take a matrix
+    if it is their only input and has no name of a column.
+    """
+    takes_matrix = flavor in FITTED_FLAVORS
+    if flavor in _KERAS_FLAVORS:
+        takes_matrix = has_unnamed_inputs(model) and _takes_matrix(model.input)
+    elif flavor == "torch":
+        takes_matrix = len(model.graph_signature.user_inputs) == 1
+    elif flavor == "jax":
+        takes_matrix = jax_files.input_names(model) is None
+    return "matrix" if takes_matrix else "columns"
+
+
+def _takes_matrix(network_input: Any) -> bool:
+    """Return whether the input of a network is one array of shape (rows, several numbers)."""
+    shape = getattr(network_input, "shape", ())
+    # The dtype of Keras 3 is a string, that of tf_keras has one.
+    dtype = getattr(network_input, "dtype", "")
+    is_number = "float" in str(getattr(dtype, "name", dtype))
+    return is_number and len(shape) == 2 and shape[1] not in (None, 1)
 
 
 def make_predictor(model: Any, flavor: str, *, method: str) -> Predict:

@@ -79,10 +79,11 @@ def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> 
     # Before the trial prediction, which loads the model and may run its code.
     loading.check_trusted(path, flavor, trust=request.trust, description=description)
     dataset = _resolve_dataset(run, request.dataset)
-    arrays = request.arrays
-    if arrays is None:
-        arrays = "matrix" if flavor in loading.MATRIX_FLAVORS else "columns"
-    model, stated = _load_with_columns(path, flavor, dataset, arrays, trust=request.trust)
+    model = None  # Spark loads its pipelines later
+    if flavor != "spark":
+        model = loading.load_object(path, flavor, trust=request.trust)
+    arrays = request.arrays or loading.default_arrays(model, flavor)
+    stated = _stated_columns(path, model, flavor, dataset, arrays)
     training = resolve_inputs(dataset, request, run.record.readers, flavor=flavor, stated=stated)
     inputs, fitted = training.inputs, training.fitted
     manifest = dataset.manifest
@@ -191,22 +192,21 @@ def _resolve_dataset(run: Run, override: TrainingDataset | None) -> TrainingData
     return dataset
 
 
-def _load_with_columns(
-    path: str, flavor: Flavor, dataset: TrainingDataset, arrays: Arrays, *, trust: bool
-) -> tuple[Any, tuple[str, ...] | None]:
-    """Load a model, and return it with the columns that it states; Spark loads its pipelines later."""
+def _stated_columns(
+    path: str, model: Any, flavor: Flavor, dataset: TrainingDataset, arrays: Arrays
+) -> tuple[str, ...] | None:
+    """Return the columns that a model states; ``model`` is None for the files of Spark."""
     if flavor == "spark":
         stated = spark_pipelines.stated_columns(path)
         if stated is not None:
             # Spark skips stages of labels if there are no labels.
             labels = {column.name for column in dataset.manifest.columns if column.role == "label"}
             stated = tuple(name for name in stated if name not in labels)
-        return None, stated
-    model = loading.load_object(path, flavor, trust=trust)
+        return stated
     if arrays == "matrix" and flavor not in FITTED_FLAVORS:
         # The only input of the network is named, not its columns.
-        return model, None
-    return model, stated_columns(model, flavor)
+        return None
+    return stated_columns(model, flavor)
 
 
 def _libraries(run: Run) -> Mapping[str, str]:

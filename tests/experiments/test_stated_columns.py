@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from featurestore import transform as t
 from featurestore.errors import InvalidArgument
 from featurestore.experiments import catalog
 from featurestore.experiments.context import Context
-from featurestore.experiments.models import loading
+from featurestore.experiments.models import loading, spark_pipelines
 from featurestore.experiments.models.stated_columns import NamedMatrix, stated_columns
 from featurestore.experiments.run import Run
 from featurestore.experiments.tasks import Task
@@ -392,3 +393,35 @@ def test_reader_argument_must_be_a_position(
     for reader in (1, -1, "train"):
         with pytest.raises(InvalidArgument, match="Available: 0"):
             experiments.register_model(run, "m", reader=reader, trust=True)  # type: ignore[arg-type]
+
+
+@pytest.mark.spark
+def test_pipelines_of_spark_state_columns_that_no_stage_adds(
+    spark: Any, tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    feature = importlib.import_module("pyspark.ml.feature")
+    line = importlib.import_module("pyspark.ml.regression").LinearRegression
+    pipeline = importlib.import_module("pyspark.ml").Pipeline
+    rows = spark.createDataFrame(
+        [(0.0, 1.0, 2.0, "x"), (1.0, 1.0, 3.0, "y")], "a double, b double, c double, t string"
+    )
+    index = feature.StringIndexer(inputCol="t", outputCol="code")
+    assembled = feature.VectorAssembler(inputCols=["c", "code", "a"], outputCol="features")
+    scaled = feature.VectorAssembler(inputCols=["a", "b"])
+    scaler = feature.MinMaxScaler(inputCol=scaled.getOutputCol(), outputCol="features")
+    fit = line(labelCol="b", maxIter=1)
+    formula = feature.RFormula(formula="b ~ a + c")
+    query = feature.SQLTransformer(statement="SELECT *, a + c AS features FROM __THIS__")
+    cases: list[tuple[Any, set[str] | None]] = [
+        ([index, assembled, fit], {"t", "c", "a"}),
+        ([scaled, scaler, fit], {"a", "b"}),
+        ([pipeline(stages=[index, assembled]), fit], {"t", "c", "a"}),
+        ([formula, fit], None),
+        ([query], None),
+    ]
+    for number, (stages, expected) in enumerate(cases):
+        path = str(tmp_path / str(number))
+        pipeline(stages=stages).fit(rows).save(path)
+        with subtests.test(str(expected)):
+            stated = spark_pipelines.stated_columns(path)
+            assert (None if stated is None else set(stated)) == expected

@@ -22,6 +22,7 @@ import numpy as np
 from featurestore.errors import InvalidArgument, ReaderConfigError
 from featurestore.model.arguments import calling_frame
 from featurestore.readers.evaluation import balance_over_replicas, has_empty_replica
+from featurestore.readers.keras_losses import weight_losses_by_rows
 from featurestore.readers.tensorflow import (
     distribute,
     distribute_unpadded,
@@ -121,13 +122,14 @@ def dataset_for_keras(reader: Reader, epochs: int, *, start_epoch: int, start_st
         start_step=start_step,
         replicas=1,
     )
-    if reader.order.remainder != "pad":
-        return make_dataset()
+    dataset = make_dataset()
+    if reader.order.remainder == "drop":
+        return dataset
+    make_evaluation_dataset = make_dataset
+    if reader.order.remainder == "pad":
+        make_evaluation_dataset = partial(make_dataset, unpadded=True)
     return _attach_reader(
-        make_dataset(),
-        reader,
-        make_dataset=make_dataset,
-        make_evaluation_dataset=partial(make_dataset, unpadded=True),
+        dataset, reader, make_dataset=make_dataset, make_evaluation_dataset=make_evaluation_dataset
     )
 
 
@@ -155,6 +157,8 @@ def _attach_reader(
             frame = calling_frame(("fit", "evaluate", _SYMBOLIC_BUILD), _KERAS)
             if frame is not None and frame.f_code.co_name == _SYMBOLIC_BUILD:
                 return kind.__iter__(make_dataset())
+            if frame is not None:
+                weight_losses_by_rows(frame.f_locals["self"])
             if frame is not None and frame.f_code.co_name == "evaluate":
                 # Created on first use: a dataset that only ``fit`` iterates needs no second one.
                 if not evaluation_datasets:

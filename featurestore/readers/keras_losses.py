@@ -48,7 +48,8 @@ def weight_losses_by_rows(model: Any) -> None:
     else:
         _change_keras_3(model, container)
     # Functions that were traced before this change use the weights of Keras.
-    model.train_function = model.test_function = None
+    model.make_train_function(force=True)
+    model.make_test_function(force=True)
 
 
 def refuse_fit(model: Any) -> None:

@@ -22,7 +22,6 @@ import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from featurestore.errors import FeatureStoreError
 from featurestore.training.dataset import TrainingDataset
 
 strategy_name, datasets, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
@@ -83,11 +82,12 @@ def outcome_of(cell: dict[str, Any], number: int) -> dict[str, Any]:
     try:
         history = checkpoint.fit(model, cell["epochs"], verbose=0)
         outcome["history"] = history.history
-    except FeatureStoreError as error:
+    except Exception as error:
         outcome["error"] = f"{type(error).__name__}: {error}"
     outcome["last"] = weights_of(model)
-    outcome["position"] = checkpoint.position_of()
     outcome["evaluation"] = reader.evaluate(model)
+    # The first worker has published its last checkpoint, since all workers have evaluated.
+    outcome["position"] = checkpoint.position_of()
     return outcome
 
 

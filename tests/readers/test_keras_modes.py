@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +52,12 @@ def all_cells() -> list[Cell]:
 
 
 def covering(cells: list[Cell]) -> list[Cell]:
-    """Return cells that contain each pair of values of two properties."""
+    """Return cells that contain each pair of values of two properties with each library."""
 
     def pairs(cell: Cell) -> set[Any]:
         return {
-            (first, cell[first], second, cell[second])
-            for first, second in product(NAMES, repeat=2)
-            if first < second
+            (cell["library"], first, cell[first], second, cell[second])
+            for first, second in combinations(NAMES[1:], 2)
         }
 
     missing = set().union(*map(pairs, cells))

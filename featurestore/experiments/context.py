@@ -162,6 +162,7 @@ class Context:
         window_rows: int | None = None,
         transformed: Any = None,
         class_weights: ClassWeights | None = None,
+        verify: bool = False,
     ) -> RunReader:
         """Create a reader of a split for this worker; see ``dataset.reader`` for the arguments."""
         from featurestore.experiments.reading import RunReader, columns_without
@@ -191,6 +192,7 @@ class Context:
             transform=resolve_transformations(dataset, transformed),
             rows=rows,
             class_weights=class_weights,
+            verify=verify,
         )
         # Raise errors here rather than at the first batch.
         reader.order.check_workers(self.worker, self.workers)
@@ -350,7 +352,7 @@ class Context:
         if self.listener is not None and self.listener(number, values):
             raise Stopped(f"The search stopped this trial at step {number}.")
 
-    def save(self, model: Any, name: str = "model") -> str:
+    def save(self, model: Any, name: str = "model", *, inputs: Any = None) -> str:
         """Save a model with the run, and return the path of its file.
 
         Every worker must call this after the same step, because saving a distributed model involves
@@ -361,9 +363,15 @@ class Context:
             model: A Keras model (``.keras``), a PyTorch module or state dict (``.pt``), a Spark
                 ML model (a folder), or an object with ``predict`` (``.joblib``).
             name: The file name; the extension is added.
+            inputs: The first rows of the first split, in the order of ``dataset.matrix`` and
+                ``dataset.read``, as the model takes them: an array of (rows, columns),
+                ``{column: array}``, or a DataFrame of pandas or polars. The run records the names
+                and dtypes of the columns, and with one worker what the model predicts for a few of
+                the rows. ``register_model`` predicts them again and compares.
 
         Raises:
-            InvalidArgument: The library of the model is unknown, or the file name is invalid.
+            InvalidArgument: The library of the model is unknown, the file name is invalid, or
+                ``inputs`` has another form.
         """
         directory = self._artifact_dir_of(0)
         path = save_model(model, directory=directory, name=name, worker=self.worker)
@@ -374,6 +382,19 @@ class Context:
             for stale_path in stale_paths:
                 del self.saved[stale_path]
             self.saved.update(checksums_below(self.task.run, relative))
+            if inputs is not None:
+                from featurestore.experiments.models.recorded_inputs import record_inputs
+
+                # The predictions of a distributed model involve all workers.
+                state = record_inputs(
+                    model,
+                    inputs,
+                    path=path,
+                    artifact=relative,
+                    dataset=self.dataset,
+                    predicts=self.workers == 1,
+                )
+                self.matrices.append(state)
         return path
 
     def close(self) -> None:

@@ -86,6 +86,15 @@ class ManifestShard:
     sha256: str
     sidecars: tuple[ManifestFile, ...] = ()
 
+    @property
+    def files(self) -> tuple[ManifestFile, ...]:
+        """The file of the shard and its sidecars.
+
+        >>> [file.path for file in ManifestShard("train/csv-0", 0, 4, 32, "9f86d0").files]
+        ['train/csv-0']
+        """
+        return (ManifestFile(self.path, self.bytes, self.sha256), *self.sidecars)
+
 
 @dataclass(frozen=True)
 class ManifestSplit:

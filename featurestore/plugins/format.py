@@ -17,6 +17,7 @@ from featurestore.errors import (
 from featurestore.plugins import find_plugin, load_plugin, plugin_names
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
     import pyarrow as pa
 
@@ -222,6 +223,22 @@ class RecordAccess(Protocol):
 
 
 @runtime_checkable
+class RecordChecksums(Protocol):
+    """An optional capability of ``RecordAccess``: records that contain their checksum.
+
+    Readers with ``verify=True`` check the records that they read. Without this capability, they
+    compare the SHA-256 of complete shards.
+    """
+
+    def damaged_records(self, records: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Return the positions of records with a wrong length or checksum, in ascending order.
+
+        ``records`` are contiguous bytes of shape (n, record_bytes).
+        """
+        ...
+
+
+@runtime_checkable
 class NativeReading(Protocol):
     """An optional capability of formats: the native reader of a library, for one worker."""
 
@@ -304,7 +321,8 @@ class DatasetFormat(Protocol):
     ``StorageError`` for file system errors.
 
     Optional capabilities are detected with ``isinstance``: ``NativeReading``, ``NarrowProfile``,
-    ``ShardFitting``, ``SequentialReading`` and ``plugins.native.DescribesRecords``.
+    ``ShardFitting``, ``SequentialReading``, ``plugins.native.DescribesRecords``, and for a
+    ``RecordAccess`` ``RecordChecksums``.
     """
 
     @property

@@ -93,6 +93,16 @@ class RecordBlocks:
         """Return the group arrays of shape (outputs, rows), and the ungrouped arrays by name."""
         byte_rows = ByteRows(self.access, self.columns, self._memory, rows=steps.row_count)
         decoding = _Decoding(packing, read_column, byte_rows)
+        if not steps.worker_epoch.order.shuffle and self.files.verify:
+            # Checked records are copies, which do not change between the check and the decoding.
+            locations = self.files.locations(*steps.canonical_ranges())
+            arrays_in_file_order, ungrouped = self._decode(
+                self._gather_records(locations),
+                slice(0, len(locations)),
+                decoding,
+                np.arange(steps.row_count),
+            )
+            return arrays_in_file_order, ungrouped | byte_rows.arrays
         if not steps.worker_epoch.order.shuffle:
             # Canonical rows are adjacent in the files, so they need no sort.
             with self.files.slices(*steps.canonical_ranges()) as records_by_range:
@@ -233,6 +243,7 @@ class RecordBlocks:
         for start in range(0, len(locations), max_records):
             chunk = locations[start : start + max_records]
             self.files.records(chunk, out=records[: len(chunk)])
+            self.files.check_records(records[: len(chunk)], chunk)
             yield records[: len(chunk)]
 
     def _locations(self, steps: StepRange) -> Rows:

@@ -27,6 +27,7 @@ from featurestore.model.threads import independent_tasks
 from featurestore.readers.order import EpochOrder, Rows
 from featurestore.readers.shardfiles import ROW_BITS, ROW_MASK, ShardFiles
 from featurestore.storage import files
+from featurestore.storage.shards import PIECE_BYTES
 
 ALIGNMENT = 64  # bytes: TensorFlow copies arrays with a smaller alignment
 _CACHED_EPOCHS = 2
@@ -383,6 +384,7 @@ class RangedShardFiles(ShardFiles):
     _requested_windows: OrderedDict[tuple[int, range], _RequestedWindows] = field(
         default_factory=OrderedDict
     )
+    _checked_shards: set[int] = field(default_factory=set)
 
     def records(self, locations: Rows, *, out: Records) -> None:
         """Copy the records at ascending locations into ``out``, of shape (n, record bytes)."""
@@ -402,6 +404,17 @@ class RangedShardFiles(ShardFiles):
             np.take(
                 future.result(), rows[begin:end] - first, axis=0, out=out[begin:end], mode="clip"
             )
+
+    def check_records(self, records: Records, locations: Rows) -> None:
+        """Raise DatasetDamaged unless records match their checksums, and their shard its prefix."""
+        super().check_records(records, locations)
+        shards = set(np.unique(locations >> ROW_BITS).tolist()) if self.verify else set()
+        for shard in shards - self._checked_shards:
+            entry = self.split.shards[shard]
+            data = np.empty(min(PIECE_BYTES, entry.bytes), np.uint8)
+            files.read_into(self._source.paths[shard], 0, [data.data])
+            self._check_beginning(entry, data)
+            self._checked_shards.add(shard)
 
     @contextmanager
     def slices(self, starts: Rows, stops: Rows) -> Iterator[list[Records]]:

@@ -17,7 +17,7 @@ from featurestore.errors import ManifestMismatch, NotIterable, ReaderConfigError
 from featurestore.model.arguments import suggest_arguments, with_suggestions
 from featurestore.model.manifest import Manifest, ManifestSplit
 from featurestore.model.runtime import usable_cores
-from featurestore.plugins.format import find_format
+from featurestore.plugins.format import RecordChecksums, find_format
 from featurestore.readers.batches import Blocks, Iterations, StepRange, StepRanges
 from featurestore.readers.blocks import PackedBlocks, RecordBlocks, WindowBlocks
 from featurestore.readers.class_weights import (
@@ -59,6 +59,7 @@ from featurestore.readers.transformed import (
 )
 from featurestore.storage import storage_for
 from featurestore.storage.shards import ShardCache
+from featurestore.storage.verified import VerifiedShards
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -118,6 +119,8 @@ class Reader:
     weighing: ClassWeighting | None = field(default=None, repr=False)
     # The columns before ``weighing`` adds its weight column.
     file_columns: tuple[SelectedColumn, ...] = field(default=(), repr=False)
+    verify: bool = field(default=False, repr=False)
+    verified: VerifiedShards = field(default_factory=VerifiedShards, repr=False, compare=False)
     # Reusable buffers for object store blocks: allocating pages takes longer than reading a disk.
     memory: BufferPool = field(default_factory=partial(BufferPool, None), repr=False, compare=False)
 
@@ -750,11 +753,20 @@ class Reader:
 
     def files(self) -> ShardFiles:
         """Return the files of the split."""
-        split_files = shard_files(self.path, self.manifest, self.split)
+        split_files = replace(
+            shard_files(self.path, self.manifest, self.split),
+            row_ranges=self.row_ranges,
+            cache=self.cache,
+            verify=self.verify,
+            verified=self.verified,
+        )
         # Only fixed-width records can be read by ranges; shards of other layouts are cached as
-        # files.
-        if split_files.access is None or self.cache is not None or storage_for(self.path).is_local:
-            return replace(split_files, row_ranges=self.row_ranges, cache=self.cache)
+        # files. Without checksums of records, only complete shards can be verified.
+        is_cached = split_files.access is None or self.cache is not None
+        if self.verify and not isinstance(split_files.access, RecordChecksums):
+            is_cached = True
+        if is_cached or storage_for(self.path).is_local:
+            return split_files
         order = self.order
         # One more block per lane, because lanes may start within a block. One more per shard,
         # because a block that spans two shards is cached in two parts.
@@ -766,6 +778,7 @@ class Reader:
             split_files.format,
             split_files.access,
             row_ranges=self.row_ranges,
+            verify=self.verify,
             read_blocks=_CACHED_WINDOWS * window_blocks + len(self.split.shards),
             ahead_bytes=_PREFETCHED_BYTES,
             memory=self.memory,
@@ -845,6 +858,7 @@ def open_reader(
     rows: RowRanges | None = None,
     cache: ShardCache | None = None,
     class_weights: ClassWeights | None = None,
+    verify: bool = False,
 ) -> Reader:
     """Return the reader of a split after checking all settings and the shard files.
 
@@ -865,6 +879,7 @@ def open_reader(
         rows: Ascending ranges of canonical rows to read; None reads all rows.
         cache: Local cache of shards. None reads fixed-width records of an object store by ranges,
             and other remote shards through the default cache of this machine.
+        verify: Whether checksums of records or shards are compared when rows are read.
         class_weights: Weights of rows by label: "balanced", ``{class: weight}``, or ``{label:
             either of these}``, if any.
 
@@ -895,11 +910,10 @@ def open_reader(
     if transform is not None:
         transformed = plan_transformed_columns(selected, transform)
         selected = transformed.columns
+    split_files = replace(shard_files(path, manifest, manifest_split), verify=verify)
     file_columns, label_values = selected, {}
     if class_weights is not None:
-        label_values = _yielded_labels(
-            shard_files(path, manifest, manifest_split), selected, rows, transform
-        )
+        label_values = _yielded_labels(split_files, selected, rows, transform)
     weighing = build_class_weighting(
         manifest, selected, class_weights, transform=transform, label_values=label_values
     )
@@ -923,7 +937,8 @@ def open_reader(
     )
     _refuse_weight_name(selected, remainder)
     check_shards(path, manifest_split)
-    shard_files(path, manifest, manifest_split).check_rows()
+    split_files.check_rows()
+    split_files.close()
     settings = {
         "split": split,
         "global_batch_size": global_batch_size,
@@ -952,6 +967,8 @@ def open_reader(
         cache,
         weighing,
         file_columns,
+        verify,
+        split_files.verified,
     )
 
 
@@ -984,10 +1001,12 @@ def resume(
     *,
     transform: Transform | None = None,
     cache: ShardCache | None = None,
+    verify: bool = False,
 ) -> tuple[Reader, int, int]:
     """Return (reader, epoch, step) for a state that ``Reader.state`` returned.
 
-    ``transform`` must have the hash that is in the state; ``cache`` is a local shard cache.
+    ``transform`` must have the hash that is in the state; ``cache`` is a local shard cache. The
+    state does not contain ``verify``, which does not affect the batches.
 
     Raises:
         ManifestMismatch: The state belongs to another manifest; the message names both hashes.
@@ -1036,6 +1055,7 @@ def resume(
         global_batch_size=state["global_batch_size"],
         transform=transform,
         cache=cache,
+        verify=verify,
         **settings,
     )
     reader.check_step(step)

@@ -18,11 +18,12 @@ import numpy.typing as npt
 from featurestore.errors import DatasetDamaged
 from featurestore.model.manifest import Manifest, ManifestShard, ManifestSplit
 from featurestore.model.threads import independent_tasks
-from featurestore.plugins.format import DatasetFormat, RecordAccess, ShardReader
+from featurestore.plugins.format import DatasetFormat, RecordAccess, RecordChecksums, ShardReader
 from featurestore.readers.order import EpochOrder, Rows
 from featurestore.storage import files, storage_for
 from featurestore.storage.mapped import checked_map
-from featurestore.storage.shards import ShardCache, local_path
+from featurestore.storage.shards import PIECE_BYTES, ShardCache, local_path
+from featurestore.storage.verified import VerifiedShards, check_beginning
 
 _OPEN_READERS = 64
 _OPEN_MAPS = 4096
@@ -42,7 +43,8 @@ class ShardFiles:
     """Access to the rows of a split through its format.
 
     Methods for records are thread-safe; ``read`` is not. ``row_ranges`` limits the split to the
-    rows of these ranges and renumbers them from 0.
+    rows of these ranges and renumbers them from 0. If ``verify`` is set, ``read`` compares the
+    SHA-256 of shards, and ``check_records`` the checksums of records.
     """
 
     directory: str
@@ -52,6 +54,8 @@ class ShardFiles:
     access: RecordAccess | None
     row_ranges: RowRanges | None = None
     cache: ShardCache | None = None
+    verify: bool = False
+    verified: VerifiedShards = field(default_factory=VerifiedShards)
     _maps: OrderedDict[int, npt.NDArray[np.uint8]] = field(default_factory=OrderedDict)
     _readers: OrderedDict[int, ShardReader] = field(default_factory=OrderedDict)
     _lock: Lock = field(default_factory=Lock)
@@ -97,6 +101,23 @@ class ShardFiles:
                 checks.enter_context(checked_map(records))
             yield [maps[shard][begin:end] for shard, begin, end in ranges]
 
+    def check_records(self, records: npt.NDArray[np.uint8], locations: Rows) -> None:
+        """Raise DatasetDamaged unless records match their checksums; a no-op without ``verify``.
+
+        ``records`` was copied from ``locations``. Shards of formats without such checksums were
+        verified when they were mapped.
+        """
+        if not (self.verify and isinstance(self.access, RecordChecksums)):
+            return
+        damaged_rows = self.access.damaged_records(records)
+        if len(damaged_rows):
+            location = int(locations[damaged_rows[0]])
+            shard = self.split.shards[location >> ROW_BITS]
+            raise DatasetDamaged(
+                f"Row {location & ROW_MASK:,} of the shard "
+                f"{os.path.join(self.directory, shard.path)!r} does not match its checksum.",
+            )
+
     def expect(self, epoch: EpochOrder, lanes: range, window: int) -> None:
         """Announce the window to read next; a no-op, since memory maps need no prefetching."""
 
@@ -110,13 +131,20 @@ class ShardFiles:
         import pyarrow as pa
 
         batches = [
-            self._reader(shard).read(begin, end, columns)
+            self._read_rows(shard, begin, end, columns)
             for shard, begin, end in self._shard_ranges(starts, stops)
         ]
         if not batches:
             # An empty table needs the schema of the columns.
             batches.append(self._reader(0).read(0, 0, columns))
         return pa.Table.from_batches(batches)
+
+    def _read_rows(self, shard: int, begin: int, end: int, columns: list[str]) -> Any:
+        """Read rows of a shard; with ``verify``, again if the shard changed in the meantime."""
+        while True:
+            batch = self._reader(shard).read(begin, end, columns)
+            if not self._must_verify_again(shard):
+                return batch
 
     def _shard_ranges(self, starts: Rows, stops: Rows) -> Iterator[tuple[int, int, int]]:
         """Split canonical row ranges by shard; yield (shard, first row, end row)."""
@@ -150,16 +178,28 @@ class ShardFiles:
         with self._lock:
             entry = self.split.shards[shard]
             with self._local_path(entry) as path:
+                if self.verify and not isinstance(self.access, RecordChecksums):
+                    self.verified.verify(entry, path, is_copy=not self._reads_originals)
                 records = self.access.records(path)  # type: ignore[union-attr]
             _check_rows(self.directory, entry, len(records))
+            if self.verify:
+                with checked_map(records):
+                    self._check_beginning(entry, records.reshape(-1)[:PIECE_BYTES])
             self._maps[shard] = records
             # Arrays in use keep an evicted map open.
             while len(self._maps) > _OPEN_MAPS:
                 self._maps.popitem(last=False)
         return records
 
+    def _check_beginning(self, entry: ManifestShard, data: npt.NDArray[np.uint8]) -> None:
+        path = os.path.join(self.directory, entry.path)
+        check_beginning(entry, path, data.data, self.manifest.prefixes.get(entry.path, []))
+
     def _reader(self, shard: int) -> ShardReader:
         reader = self._readers.get(shard)
+        if reader is not None and self._must_verify_again(shard):
+            reader = None
+            self._readers.pop(shard).close()
         if reader is None:
             reader = self._readers[shard] = self._open_reader(self.split.shards[shard])
             while len(self._readers) > _OPEN_READERS:
@@ -169,13 +209,28 @@ class ShardFiles:
 
     def _open_reader(self, entry: ManifestShard) -> ShardReader:
         with self._local_path(entry) as path:
+            if self.verify:
+                self.verified.verify(entry, path, is_copy=not self._reads_originals)
             reader = self.format.open_shard(path, layout=self.manifest.layout)
         _check_rows(self.directory, entry, reader.rows)
         return reader
 
+    def _must_verify_again(self, shard: int) -> bool:
+        """Return whether a verified shard has changed; cached copies are never changed in place."""
+        if not (self.verify and self._reads_originals):
+            return False
+        entry = self.split.shards[shard]
+        path = files.resolve_inside(self.directory, entry.path)
+        return not self.verified.is_unchanged(entry, path)
+
+    @property
+    def _reads_originals(self) -> bool:
+        """Whether shards are read from the dataset and not from cached copies."""
+        return self.cache is None and storage_for(self.directory).is_local
+
     def _local_path(self, entry: ManifestShard) -> AbstractContextManager[str]:
         """Yield the local path of a shard, which is cached if it is remote."""
-        if self.cache is None and storage_for(self.directory).is_local:
+        if self._reads_originals:
             check_shard(self.directory, entry)
         return local_path(self.directory, entry, self.cache)
 

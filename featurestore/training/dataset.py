@@ -58,7 +58,7 @@ class TrainingDataset(ModelInputs):
     ``path_of("train")`` or ``url_of("train")``."""
     manifest: Manifest = field(repr=False)
     session: Session | None = field(default=None, repr=False, compare=False)
-    # The settings of each matrix read from this dataset, which experiment runs record.
+    # The settings of each matrix and frame read from this dataset, which experiment runs record.
     matrices: list[dict[str, Any]] | None = field(default=None, repr=False, compare=False)
 
     __repr__ = display.record_repr
@@ -280,7 +280,12 @@ class TrainingDataset(ModelInputs):
         """
         from featurestore.training.reading import split_frame
 
-        return split_frame(self, split)
+        frame = split_frame(self, split)
+        if self.matrices is not None:
+            # Which columns the function selects is unknown.
+            state = {"split": split, "columns": None, "transformed": None}
+            self.matrices.append({**state, "form": "frame", "nulls": "nan"})
+        return frame
 
     def verify(self, *, recompute: bool = False) -> VerifyReport:
         """Read all files and report differences from the manifest.
@@ -433,6 +438,7 @@ class TrainingDataset(ModelInputs):
         class_weights: ClassWeights | None = None,
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
+        verify: bool = False,
     ) -> Reader:
         """Return the reader of a split.
 
@@ -450,6 +456,11 @@ class TrainingDataset(ModelInputs):
         recently used shards are removed. Without ``cache``, random-access TFRecord at a URI is read
         by range requests with prefetching, and shards of other formats are cached in
         ``$XDG_CACHE_HOME/featurestore/shards``.
+
+        ``verify=True`` compares checksums while rows are read, in every framework: of each record
+        of random-access TFRecord, and of each shard of other formats when it is opened
+        (docs/formats.md has the price). Damage raises DatasetDamaged with the name of the file.
+        Without it, only the sizes of shards are compared. The batches are the same.
 
         ``transformed``: None applies the transformations that the dataset was created with, if any;
         False returns the stored values; a result of ``fit`` applies these transformations.
@@ -482,6 +493,7 @@ class TrainingDataset(ModelInputs):
             transform=transform,
             cache=open_cache(cache, cache_bytes),
             class_weights=class_weights,
+            verify=verify,
         )
 
     def resume(
@@ -490,10 +502,12 @@ class TrainingDataset(ModelInputs):
         *,
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int = DEFAULT_CACHE_BYTES,
+        verify: bool = False,
     ) -> tuple[Reader, int, int]:
         """Return (reader, epoch, step) for a state that ``reader.state`` returned.
 
-        The state must belong to the manifest of this dataset. ``reader`` describes ``cache``.
+        The state must belong to the manifest of this dataset. ``reader`` describes ``cache`` and
+        ``verify``, which are not part of a state.
 
         >>> dataset = store.get_training_dataset("late_flights")
         >>> state = dataset.reader("train", global_batch_size=2).state(epoch=0, step=1)
@@ -515,6 +529,7 @@ class TrainingDataset(ModelInputs):
             state,
             transform=transform,
             cache=open_cache(cache, cache_bytes),
+            verify=verify,
         )
 
     def petastorm_reader(

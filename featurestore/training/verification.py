@@ -175,8 +175,7 @@ def shard_problems(
     directory: str, manifest: Manifest, shard: ManifestShard, dataset_format: DatasetFormat
 ) -> Iterator[Problem]:
     """Check the bytes of a shard and its sidecar files, and the records of the shard."""
-    shard_file = ManifestFile(shard.path, shard.bytes, shard.sha256)
-    for file in (shard_file, *shard.sidecars):
+    for file in shard.files:
         yield from file_problems(directory, manifest, file)
     if _missing_reason(directory, shard.path) is not None:
         return

@@ -220,6 +220,10 @@ class FixedAccess:
     def byte_rows(self, records: npt.NDArray[Any], column: str) -> npt.NDArray[np.uint8] | None:
         return fixed.view_bytes(records, self._layout.template.slot(column))
 
+    def damaged_records(self, records: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        has_valid_header, has_valid_payload = _match_checksums(records, self._layout)
+        return np.flatnonzero(~(has_valid_header & has_valid_payload))
+
     def plane_reader(self, groups: Sequence[Sequence[Plane | None]]) -> FixedPlaneReader:
         return FixedPlaneReader(self._layout.template, groups)
 
@@ -289,13 +293,9 @@ def _check_fixed(path: str, layout: RecordLayout, *, rows: int) -> Iterator[Shar
     width = layout.record_bytes
     data = map_records(path, record_bytes=1)[:, 0]
     count = len(data) // width
-    # All records have the same length, so their headers are equal.
-    head = np.frombuffer(layout.template.data[: wire.HEADER], np.uint8)
     for first in range(0, count, CHUNK_RECORDS):
         records = data[first * width : min(first + CHUNK_RECORDS, count) * width].reshape(-1, width)
-        has_valid_header = (records[:, : wire.HEADER] == head).all(axis=1)
-        checksums = records[:, -wire.FOOTER :].copy().view("<u4")[:, 0]
-        has_valid_payload = checksums == wire.payload_checksums(records)
+        has_valid_header, has_valid_payload = _match_checksums(records, layout)
         for row in np.flatnonzero(~(has_valid_header & has_valid_payload)).tolist():
             problem = (
                 "the payload does not match its checksum"
@@ -312,6 +312,17 @@ def _check_fixed(path: str, layout: RecordLayout, *, rows: int) -> Iterator[Shar
         yield ShardProblem(
             path, f"has {count:,} rows, but {rows:,} in the manifest", offset=len(data)
         )
+
+
+def _match_checksums(
+    records: npt.NDArray[np.uint8], layout: RecordLayout
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Return for each fixed-width record whether its header and its payload are valid."""
+    # All records have the same length, so their headers are equal.
+    head = np.frombuffer(layout.template.data[: wire.HEADER], np.uint8)
+    checksums = records[:, -wire.FOOTER :].copy().view("<u4")[:, 0]
+    has_valid_header = (records[:, : wire.HEADER] == head).all(axis=1)
+    return has_valid_header, checksums == wire.payload_checksums(records)
 
 
 def _check_records(

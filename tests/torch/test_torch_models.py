@@ -97,6 +97,39 @@ def a_run(store: FeatureStore, dataset: TrainingDataset, model: Any) -> Run:
     return run
 
 
+class Sum(torch.nn.Module):
+    """The weighted sum of columns, which are arguments or the entries of a dict."""
+
+    def forward(self, c: Any, a: torch.Tensor | None = None) -> torch.Tensor:
+        if isinstance(c, dict):
+            c, a = c["c"], c["a"]
+        assert a is not None
+        return 100 * c + a
+
+
+def test_torch_program_gets_columns_by_exported_names(
+    empty_store: FeatureStore, subtests: pytest.Subtests
+) -> None:
+    rows = [{"a": float(row), "b": 9.0, "c": float(row % 3), "y": 0.0} for row in range(6)]
+    dataset = empty_store.create_training_dataset(rows, "sums", label="y", progress=False)
+    expected = [100 * row["c"] + row["a"] for row in rows]
+    c, a, shapes = torch.ones(3), torch.ones(3), {"c": DYNAMIC, "a": DYNAMIC}
+    exports: dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]] = {
+        "positions": ((c, a), {}, (DYNAMIC, DYNAMIC)),
+        "keywords": ((), {"a": a, "c": c}, shapes),
+        "mixed": ((c,), {"a": a}, shapes),
+        "dict": (({"c": c, "a": a},), {}, ({"c": DYNAMIC, "a": DYNAMIC},)),
+    }
+    for name, (arguments, keywords, dynamic_shapes) in exports.items():
+        with subtests.test(name):
+            program = torch.export.export(Sum(), arguments, keywords, dynamic_shapes=dynamic_shapes)
+            run = a_run(empty_store, dataset, program)
+            model = experiments.register_model(run, "sums", arrays="columns")
+            assert model.inputs == ("a", "c")
+            scored = empty_store.score(model, labels=rows).to_arrow()
+            assert scored["prediction"].to_pylist() == expected
+
+
 @pytest.mark.parametrize("layout", ["columns", "matrix"])
 def test_torch_program_predicts_by_score_and_rest(
     empty_store: FeatureStore, dataset: TrainingDataset, layout: str

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, listing
+from featurestore.experiments.models import jax_files, torch_files
 from featurestore.experiments.models.jax_files import input_names
 
 PICKLE_FLAVORS = ("pickle", "joblib")
@@ -56,7 +57,9 @@ def stated_columns(model: Any, flavor: str) -> tuple[str, ...] | None:
     if flavor in _KERAS_FLAVORS:
         return _keras_names(model)
     if flavor == "torch":
-        return _to_names(model.graph_signature.user_inputs)
+        return torch_files.input_names(model)
+    if flavor == "jax":
+        return jax_files.input_names(model)
     if flavor == "jax":
         return input_names(model)
     if flavor != "tensorflow":

@@ -12,7 +12,7 @@ import importlib
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -136,18 +136,29 @@ def load_program(content: bytes) -> Any:
     return importlib.import_module("torch.export").load(io.BytesIO(content))
 
 
+def input_names(program: Any) -> tuple[str, ...]:
+    """Return the names of a program's tensors: parameters of ``forward``, or keys of its only dict."""
+    tensors = tuple(program.graph_signature.user_inputs)
+    arguments, keywords = _arrange(program, tensors)
+    columns = {} if arguments else keywords
+    if len(arguments) == 1 and isinstance(arguments[0], dict) and not keywords:
+        columns = arguments[0]
+    return tuple(map(str, columns)) if tuple(columns.values()) == tensors else tensors
+
+
 def make_predictor(program: Any) -> Callable[[Any], Mapping[str, npt.NDArray[Any]]]:
     """Return the prediction function of a program.
 
-    A matrix is its only argument; columns are arguments by the parameter names of ``forward``.
+    A matrix is its only argument; columns are its arguments by their names (``input_names``).
     """
     torch, module = importlib.import_module("torch"), program.module()
-    names = program.graph_signature.user_inputs
-    types = {
+    names = input_names(program)
+    dtypes = {
         node.name: node.meta["val"].dtype
         for node in program.graph.nodes
-        if node.name in names and hasattr(node.meta.get("val"), "dtype")
+        if hasattr(node.meta.get("val"), "dtype")
     }
+    types = [dtypes.get(tensor) for tensor in program.graph_signature.user_inputs]
 
     def predict(model_input: Any) -> Mapping[str, npt.NDArray[Any]]:
         arrays = model_input
@@ -165,13 +176,14 @@ def make_predictor(program: Any) -> Callable[[Any], Mapping[str, npt.NDArray[Any
                 'one matrix and use arrays="matrix"',
             )
         tensors = []
-        for name in names:
-            values, dtype = np.ascontiguousarray(arrays[name]), types.get(name)
+        for name, dtype in zip(names, types, strict=True):
+            values = np.ascontiguousarray(arrays[name])
             if dtype is not None and not dtype.is_floating_point:
                 refuse_inexact_integers(name, values, np.dtype(str(dtype).removeprefix("torch.")))
             tensors.append(torch.from_numpy(values).to(dtype))
+        arguments, keywords = _arrange(program, tensors)
         with torch.inference_mode():
-            outputs = module(*tensors)
+            outputs = module(*arguments, **keywords)
         if isinstance(outputs, Mapping):
             return {str(name): _to_numpy(values) for name, values in outputs.items()}
         if isinstance(outputs, list | tuple):
@@ -179,6 +191,13 @@ def make_predictor(program: Any) -> Callable[[Any], Mapping[str, npt.NDArray[Any
         return {"": _to_numpy(outputs)}
 
     return predict
+
+
+def _arrange(program: Any, values: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return values of the program's tensors as the arguments and keywords of its export."""
+    unflatten = importlib.import_module("torch.utils._pytree").tree_unflatten
+    arguments, keywords = unflatten(list(values), program.call_spec.in_spec)
+    return tuple(arguments), dict(keywords)
 
 
 def _to_numpy(tensor: Any) -> npt.NDArray[Any]:

@@ -70,7 +70,7 @@ EXCEPTIONS = {
     "featurestore/readers/ray.py::_to_arrow": POSITIONS,
     "featurestore/retrieval/conversions.py::_to_float_array": "booleans with nulls to 0, 1 and NaN",
     "featurestore/retrieval/execution.py::run_over_labels": POSITIONS,
-    "featurestore/retrieval/leakage.py::_EligibleRows.find_values": POSITIONS,
+    "featurestore/retrieval/row_search.py::EligibleRows.find_values": POSITIONS,
     "featurestore/retrieval/window_rows.py::matching_rows": POSITIONS,
     "featurestore/retrieval/window_search.py::window_values": RESULTS,
     "featurestore/server/rows.py::stream_chunks": POSITIONS,

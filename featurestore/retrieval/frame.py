@@ -92,6 +92,7 @@ class FeatureFrame:
         self._plan = plan
         self._labels: Labels | None = None
         self._view: tuple[str, int] | None = None
+        self._view_labels: tuple[str, ...] = ()
         self._reads: list[SourceRead] | None = None
         self._inputs: tuple[Mapping[str, Any], ...] = ()
 
@@ -120,15 +121,17 @@ class FeatureFrame:
         """Return a frame of another plan over the same labels."""
         frame = FeatureFrame.planned(self._session, plan, labels=self._labels, reads=self._reads)
         frame._view = self._view
+        frame._view_labels = self._view_labels
         frame._inputs = self._inputs
         return frame
 
-    def of_view(self, name: str, version: int) -> FeatureFrame:
-        """Return a copy that is marked as the rows of a feature view."""
+    def of_view(self, name: str, version: int, *, labels: Sequence[str]) -> FeatureFrame:
+        """Return a copy that is marked as the rows of a feature view with these label columns."""
         if self._plan is None:
             raise InvalidArgument("Rows without a plan cannot belong to a feature view.")
         frame = self._with_plan(self._plan)
         frame._view = (name, version)
+        frame._view_labels = tuple(labels)
         return frame
 
     # -- properties -----------------------------------------------------------------------
@@ -168,6 +171,11 @@ class FeatureFrame:
     def view(self) -> tuple[str, int] | None:
         """The name and version of the feature view, if the rows belong to one."""
         return self._view
+
+    @property
+    def view_labels(self) -> tuple[str, ...]:
+        """The label columns of the feature view, if the rows belong to one."""
+        return self._view_labels
 
     @property
     def reads(self) -> Sequence[SourceRead] | None:

@@ -12,14 +12,13 @@ called with a time, it returns the rows of the group from inputs up to that time
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.types as pat
 
 from featurestore import ingest
 from featurestore.arrow.exact_casts import cast_label_keys
@@ -40,6 +39,8 @@ from featurestore.retrieval.execution import (
     to_microseconds,
 )
 from featurestore.retrieval.frame import FeatureFrame
+from featurestore.retrieval.row_search import EligibleRows, key_tuples, time_columns
+from featurestore.retrieval.suspicious_columns import find_suspicious
 from featurestore.retrieval.window_search import window_values
 from featurestore.session import Session
 from featurestore.usersql import quote
@@ -70,13 +71,16 @@ class Leak:
 class LeakReport:
     """The leaks in a sample of rows; ``ok`` if there are none.
 
-    ``unchecked`` lists what the check cannot verify.
+    ``unchecked`` lists what the check cannot verify. ``suspicious`` names the features that repeat a
+    column of the labels, and labels that are constant or almost always null, which does not affect
+    ``ok``.
     """
 
     rows: int
     features: int
     leaks: tuple[Leak, ...]
     unchecked: tuple[str, ...]
+    suspicious: tuple[str, ...] = ()
 
     __repr__ = display.record_repr
 
@@ -94,6 +98,8 @@ class LeakReport:
             verdict = "no leak"
             if self.unchecked:
                 verdict = "no leak in the possible checks"
+            if self.suspicious:
+                verdict += ", but suspicious columns"
         lines = [f"{verdict}: {self.rows:,} rows, {self.features} features"]
         for leak in self.leaks:
             lines.append(
@@ -102,6 +108,8 @@ class LeakReport:
             )
             for example in leak.examples:
                 lines.append(f"    {example}")
+        for suspicious in self.suspicious:
+            lines.append(f"  look at: {suspicious}")
         for unchecked in self.unchecked:
             lines.append(f"  not checked: {unchecked}")
         return "\n".join(lines) + "\n"
@@ -111,6 +119,9 @@ def check_leakage(
     frame: FeatureFrame, *, sample: int = 1000, seed: int = 0, recompute: Recompute | None = None
 ) -> LeakReport:
     """Check which values in a sample of a frame change if all later rows are removed.
+
+    The report also names features that repeat a label, and labels that have almost no information.
+    Labels are those of the frame's view, or else the columns of the labels without keys and times.
 
     Args:
         frame: A frame that ``get_features`` returned.
@@ -136,7 +147,7 @@ def check_leakage(
     session = frame.session
     labels = sampled_labels(session, plan, frame.labels, sample=sample, seed=seed)
     check = _LeakCheck(session, dict(recompute or {}))
-    check.check_plan(plan, labels)
+    retrieved_rows = check.check_plan(plan, labels)
     unknown_groups = [name for name in check.recompute if name not in check.groups]
     if unknown_groups:
         raise InvalidArgument(
@@ -148,6 +159,7 @@ def check_leakage(
         check.features,
         tuple(check.leaks),
         tuple(dict.fromkeys(check.unchecked)),
+        tuple(find_suspicious(frame, plan, labels, retrieved_rows)),
     )
 
 
@@ -188,7 +200,7 @@ class _LeakCheck:
         group = join.source.spec.name
         self.groups.add(group)
         self.features += len(join.outputs)
-        keys = _key_tuples(labels, [label_column for label_column, _ in join.on])
+        keys = key_tuples(labels, [label_column for label_column, _ in join.on])
         rows = _read_label_key_rows(self.session, join, labels)
         # The engine is what is checked, so the expected values come from this module's own search.
         expected_values = self._search_values(join, rows, keys, times)
@@ -246,7 +258,7 @@ class _LeakCheck:
         if isinstance(join, WindowJoin):
             label_micros = [None if time == NEVER else int(time) for time in times]
             return window_values(self.session, join, rows, keys, label_micros)
-        return _EligibleRows(join, rows).find_values(keys, times)
+        return EligibleRows(join, rows).find_values(keys, times)
 
     def _compare(
         self,
@@ -288,84 +300,6 @@ class _LeakCheck:
             self.leaks.append(leak)
 
 
-class _EligibleRows:
-    """The rows of a group, sorted by key and rank, to search for each label."""
-
-    def __init__(self, join: Join, rows: pa.Table) -> None:
-        self._join = join
-        keys = _key_tuples(rows, [key for _, key in join.on])
-        times, ranks = [], []
-        for name in (join.event_time, join.created_time):
-            if name is not None:
-                times.append(name)
-                ranks.append(to_microseconds(rows.column(name)))
-        ties = np.zeros(0, np.uint64)
-        if rows.num_rows:
-            ties = tie_hash(rows)
-        # The last key of lexsort is the primary one: event time, then created time, then tie hash.
-        order = np.lexsort((ties, *reversed(ranks)))
-        self._table = rows.take(pa.array(order))
-        # A group without declared times is limited by all its time columns, the strictest
-        # assumption.
-        limiting_times = [
-            to_microseconds(rows.column(name))[order] for name in (times or _time_columns(join))
-        ]
-        self._eligible_from = np.full(len(order), NEVER + 1)
-        self._has_times = np.ones(len(order), bool)
-        if limiting_times:
-            self._eligible_from = np.max(limiting_times, axis=0)
-        if times:
-            # A row without a declared time is never known. Nulls in other time columns have no
-            # meaning.
-            self._has_times = np.min(limiting_times, axis=0) != NEVER
-        self._event: np.ndarray[Any, Any] | None = None
-        if times:
-            self._event = ranks[0][order]
-        positions: dict[tuple[Any, ...], list[int]] = {}
-        for position, index in enumerate(order.tolist()):
-            if None not in keys[index]:
-                positions.setdefault(keys[index], []).append(position)
-        # Converted once, since several labels may have the key.
-        self._positions = {key: np.array(numbers) for key, numbers in positions.items()}
-
-    def find_values(
-        self, keys: Sequence[tuple[Any, ...]], times: np.ndarray[Any, Any]
-    ) -> dict[str, pa.Array]:
-        """Find the value of each output for each label, by output name."""
-        row_numbers = [
-            self._find_best_row(key, int(time)) for key, time in zip(keys, times, strict=True)
-        ]
-        row_indices = pa.array(row_numbers, pa.int64())
-        values = {}
-        for output in self._join.outputs:
-            column = self._table.column(output.column).combine_chunks()
-            if len(column):
-                values[output.name] = column.take(row_indices)
-            else:
-                values[output.name] = pa.nulls(len(row_numbers), column.type)
-        return values
-
-    def _find_best_row(self, key: tuple[Any, ...], time: int) -> int | None:
-        """Return the row with the highest rank that is eligible at a time, or None."""
-        positions = self._positions.get(key, np.zeros(0, np.int64))
-        if time == NEVER:  # a label without time meets only rows that need none
-            if self._event is not None:
-                positions = positions[:0]
-        else:
-            positions = positions[
-                self._has_times[positions] & (self._eligible_from[positions] <= time)
-            ]
-        if not len(positions):
-            return None
-        # Rows are sorted by rank, so the last eligible one is the maximum.
-        last = int(positions[-1])
-        if self._join.ttl is not None and self._event is not None:
-            age = time - int(self._event[last])
-            if age > self._join.ttl.total_seconds() * 1e6:
-                return None
-        return last
-
-
 def _select_evenly_spaced(times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Select at most ``_MAX_RECOMPUTED_TIMES`` times, evenly spaced from the first to the last."""
     if not len(times):
@@ -395,18 +329,6 @@ def _read_label_key_rows(session: Session, join: Join | WindowJoin, labels: pa.T
         parameters={},
     )
     return engine.stream(Relation(engine.name, matching_relation.native, schema)).read_all()
-
-
-def _time_columns(join: Join | WindowJoin) -> list[str]:
-    schema = join.source.spec.schema
-    return [
-        field.name for field in schema if pat.is_timestamp(field.type) or pat.is_date(field.type)
-    ]
-
-
-def _key_tuples(table: pa.Table, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-    values = [table.column(name).to_pylist() for name in columns]
-    return list(zip(*values, strict=True))
 
 
 def _hash_values(array: pa.Array | pa.ChunkedArray) -> np.ndarray[Any, Any]:
@@ -441,7 +363,7 @@ def _find_unverifiable_times(join: Join | WindowJoin, rows: pa.Table) -> list[st
 
 def _leak_reason(join: Join | WindowJoin) -> str:
     if join.event_time is None:
-        times = listing(_time_columns(join))
+        times = listing(time_columns(join))
         return f"the group has no event time, and its {times} is later than the label's time"
     if join.created_time is not None:
         return "it uses rows that became known after the label's time"

@@ -61,7 +61,7 @@ def retrieve_rows(
     # After all steps, because each step reads only some of the pinned groups.
     pins.check_used()
     assert isinstance(rows, FeatureFrame)
-    return rows.of_view(spec.name, spec.version)
+    return rows.of_view(spec.name, spec.version, labels=spec.label)
 
 
 def label_group_types(spec: FeatureViewSpec, registered: RegisteredSpecs) -> dict[str, pa.DataType]:

@@ -48,9 +48,9 @@ from featurestore.training.export.hashed_rows import (
     hash_rows,
     missing_labels_predicate,
 )
+from featurestore.training.export.label_checks import check_labels
 from featurestore.training.export.manifest import (
     build_manifest,
-    check_labels,
     file_prefixes,
     manifest_file,
 )
@@ -243,7 +243,7 @@ def export(
         reason = f"failing rows were moved to {QUARANTINE}/"
         manifest = replace(manifest, reproducible=False, reproducible_reason=reason)
     if request.statistics:
-        entries = write_statistics(directory, request.rule.names, statistics())
+        entries = write_statistics(directory, request.name, request.rule.names, statistics())
         manifest = replace(manifest, statistics=entries)
     if request.transformations:
         progress.begin_phase("fit transformations")

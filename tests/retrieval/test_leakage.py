@@ -57,7 +57,7 @@ def make_labels(count: int = 40) -> pa.Table:
         {
             "machine": random.integers(1, 4, count),
             "at": times(random.uniform(0, 60, count)),
-            "y": [0] * count,
+            "y": random.integers(0, 2, count),
         }
     )
 

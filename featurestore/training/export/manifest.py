@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError
@@ -14,12 +13,9 @@ from importlib.metadata import version as installed_version
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.types as pat
 
-from featurestore.arrow.schemas import type_from_json, type_to_json
-from featurestore.errors import DataWarning, FeatureStoreError, InvalidArgument, listing
+from featurestore.arrow.schemas import type_to_json
 from featurestore.ingest import open_relation, peek_language
-from featurestore.model.arguments import warn_caller
 from featurestore.model.manifest import (
     WEIGHT_ZERO,
     Manifest,
@@ -33,6 +29,7 @@ from featurestore.model.roles import Role
 from featurestore.model.times import utc_now
 from featurestore.plugins.format import ColumnEncoding, WrittenFile, find_format
 from featurestore.session import Session
+from featurestore.training.export.label_checks import class_values
 from featurestore.training.export.profiles import ProfileAccumulator
 from featurestore.training.export.request import (
     DEFAULT_BLOCK_ROWS,
@@ -42,15 +39,7 @@ from featurestore.training.export.request import (
 )
 from featurestore.training.export.shard_plan import ShardPlan
 from featurestore.training.export.shards import ShardSummary, summaries_by_split
-from featurestore.usersql import predicate
-from featurestore.usersql.text import DIALECT, quote
 
-_ROWS_PER_CLASS = 10  # average from which on contiguous numbers count as class codes
-# Lines that remove rows without label, by dataframe library.
-_DROP_NULLS = {
-    "pandas": "df = df.dropna(subset=[{!r}])",
-    "polars": "df = df.drop_nulls([{!r}])",
-}
 _LIBRARIES = ("featurestore", "numpy", "pyarrow", "petastorm")
 
 
@@ -194,7 +183,7 @@ def _splits(
                 label_counts=labels,
                 label_weights=class_weights(
                     {
-                        name: _class_values(counts, request.schema.field(name).type)
+                        name: class_values(counts, request.schema.field(name).type)
                         for name, counts in labels.items()
                     }
                 ),
@@ -249,130 +238,6 @@ def _sum_counts(all_counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
             total[name] = total.get(name, 0) + count
     # Sorted, because shards report values in the order in which they occur.
     return dict(sorted(total.items()))
-
-
-def _class_values(counts: Mapping[str, int], kind: pa.DataType) -> dict[str, int]:
-    """Return the counts of classes: all label values, except the NaN of a floating-point type."""
-    return {
-        value: count
-        for value, count in counts.items()
-        if not (value == "nan" and pat.is_floating(kind))
-    }
-
-
-def check_labels(manifest: Manifest, request: ExportRequest, *, language: str | None) -> None:
-    """Refuse rows without label, and warn about labels that no model can learn.
-
-    Warnings concern datasets without rows, labels with a single class or NaN, and classes that are
-    missing in the training split. ``language`` is the dataframe library of the rows, None for a
-    FeatureFrame.
-
-    Raises:
-        InvalidArgument: A label is null in every row, or in some rows without a policy for them.
-    """
-    rows = sum(split.rows for split in manifest.splits)
-    if not rows:
-        dropped = 0 if manifest.missing_labels is None else manifest.missing_labels.rows
-        if dropped:
-            raise _empty_label_error(listing(request.labels), dropped)
-        warn_caller(f"training dataset {manifest.name!r} has no rows", DataWarning)
-        return
-    for label in request.labels:
-        nulls = sum(split.nulls.get(label, 0) for split in manifest.splits)
-        if nulls == rows:
-            raise _empty_label_error(repr(label), rows)
-        if nulls and request.missing_labels == "error":
-            raise _missing_label_error(request, label, f"{nulls:,} of {rows:,} rows", language)
-        classes = _total_classes(manifest, label)
-        if len(classes) == 1 and nulls == 0:
-            (value,) = classes
-            warn_caller(
-                f"the label {label!r} of training dataset {manifest.name!r} has a single value: "
-                f"{value} in {rows:,} rows",
-                DataWarning,
-            )
-        _warn_about_classes(manifest, label)
-
-
-def _empty_label_error(label: str, rows: int) -> InvalidArgument:
-    return InvalidArgument(
-        f"The label {label} is null in all {rows:,} rows.",
-        hint="check the name of the label and the join that computes it",
-    )
-
-
-def _missing_label_error(
-    request: ExportRequest, label: str, rows: str, language: str | None
-) -> InvalidArgument:
-    """Return the error for rows without label, with the line that removes them."""
-    hint = 'missing_labels="drop", or missing_labels="weight_zero" to store these rows with the weight 0'
-    line = None
-    if language is None:
-        condition = f"{label} is not null"
-        try:
-            predicate(condition, schema=request.schema, dialect=DIALECT)
-        except FeatureStoreError:  # a reserved word of SQL
-            condition = f"{quote(label)} is not null"
-        line = f"frame = frame.filter({condition!r})"
-    elif language in _DROP_NULLS:
-        line = _DROP_NULLS[language].format(label)
-    return InvalidArgument(
-        f"The label {label!r} is null in {rows}, and a model would learn them as zeros.",
-        hint=hint if line is None else f"{line}, or {hint}",
-    )
-
-
-def _total_classes(manifest: Manifest, label: str) -> Counter[str]:
-    """Return the row count of each label value, NaN included, over all splits."""
-    totals: Counter[str] = Counter()
-    for split in manifest.splits:
-        totals.update(split.value_counts(label) or {})
-    return totals
-
-
-def _warn_about_classes(manifest: Manifest, label: str) -> None:
-    """Warn about NaN labels, and about classes that are missing in the training split."""
-    kind = type_from_json(manifest.column(label).type)
-    totals = _total_classes(manifest, label)
-    classes = _class_values(totals, kind)
-    nan_count = sum(totals.values()) - sum(classes.values())
-    if nan_count:
-        warn_caller(
-            f"the label {label!r} of training dataset {manifest.name!r} is NaN in {nan_count:,} rows: "
-            f"the loss and then the model become NaN; df.dropna(subset=[{label!r}]) "
-            "removes them",
-            DataWarning,
-        )
-    training_split = next(
-        (split for split in manifest.splits if split.name == "train"), manifest.splits[0]
-    )
-    training_classes = training_split.value_counts(label)
-    if not training_classes or pat.is_temporal(kind) or not _are_class_values(classes):
-        return
-    for split in manifest.splits:
-        split_classes = _class_values(split.value_counts(label) or {}, kind)
-        missing_classes = sorted(value for value in split_classes if value not in training_classes)
-        if missing_classes:
-            warn_caller(
-                f"the label {label!r} of training dataset {manifest.name!r} has classes in split "
-                f"{split.name!r} that are missing in the training split: {listing(missing_classes)}; "
-                f"stratify={label!r} divides each class among the splits",
-                DataWarning,
-            )
-
-
-def _are_class_values(counts: Mapping[str, int]) -> bool:
-    """Return whether label values are classes: strings, booleans, or the codes 0..n or 1..n.
-
-    Times and other numbers are quantities. Codes with few rows each, such as ages, are quantities
-    too, since a test split normally has some values that the training split lacks.
-    """
-    try:
-        codes = sorted({float(value) for value in counts})
-    except ValueError:
-        return True
-    contiguous = bool(codes) and codes[0] in (0, 1) and codes[-1] - codes[0] == len(codes) - 1
-    return contiguous and sum(counts.values()) >= _ROWS_PER_CLASS * len(codes)
 
 
 def infer_record_schema(session: Session, df: object) -> dict[str, Any]:

@@ -330,7 +330,7 @@ def pin_external_groups(session: Session, data: object) -> tuple[object, list[So
     plan = data.plan.map_sources(snapshot_of)
     frame = FeatureFrame.planned(session, plan, labels=data.labels, reads=data.label_reads)
     if data.view is not None:
-        frame = frame.of_view(*data.view)
+        frame = frame.of_view(*data.view, labels=data.view_labels)
     return frame, [live.read for live in snapshots]
 
 

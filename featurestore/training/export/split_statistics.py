@@ -35,6 +35,10 @@ from featurestore.storage import files
 from featurestore.training.export.assignment import Assignment
 from featurestore.training.export.boundaries import groups_and_hashes
 from featurestore.training.export.hashed_rows import HashedRows
+from featurestore.training.export.label_checks import (
+    find_repeated_labels,
+    warn_about_repeated_labels,
+)
 from featurestore.training.export.request import ExportRequest
 from featurestore.training.export.shard_plan import ShardPlan
 from featurestore.training.transformations import (
@@ -263,11 +267,15 @@ def _fill_missing_states(
 
 @dataclass(frozen=True)
 class EncodedStatistics:
-    """The statistics of a split, and the contents of its statistics and sample files."""
+    """The statistics of a split, and the contents of its statistics and sample files.
+
+    ``repeated_labels`` are the features that repeat a label, by label.
+    """
 
     statistics: Statistics
     content: bytes
     sample: bytes
+    repeated_labels: Mapping[str, Mapping[str, str]]
 
 
 @contextmanager
@@ -291,7 +299,10 @@ def statistics_while_writing(
         for split, state in zip(request.rule.names, states, strict=True):
             statistics = finish(state, source={"training_dataset": request.name, "split": split})
             sample = rows_to_bytes(select_cluster_rows(state))
-            encoded.append(EncodedStatistics(statistics, statistics.to_bytes(), sample))
+            repeated_labels = find_repeated_labels(state)
+            encoded.append(
+                EncodedStatistics(statistics, statistics.to_bytes(), sample, repeated_labels)
+            )
         return encoded
 
     needs_pass = request.statistics and shard_statistics is None
@@ -303,11 +314,11 @@ def statistics_while_writing(
 
 
 def write_statistics(
-    directory: str, splits: Sequence[str], encoded: Sequence[EncodedStatistics]
+    directory: str, dataset: str, splits: Sequence[str], encoded: Sequence[EncodedStatistics]
 ) -> dict[str, Any]:
     """Write the statistics and the cluster sample of each split; return their manifest entries.
 
-    This function also warns about inputs that look like row numbers.
+    This function also warns about inputs that look like row numbers or repeat a label.
     """
     entries = {}
     for split, each in zip(splits, encoded, strict=True):
@@ -321,6 +332,8 @@ def write_statistics(
             "sample": _manifest_entry(directory, sample_path),
         }
     warn_about_row_ids([each.statistics for each in encoded])
+    training_split = splits.index("train") if "train" in splits else 0
+    warn_about_repeated_labels(dataset, encoded[training_split].repeated_labels)
     return entries
 
 

@@ -30,6 +30,8 @@ _NODE_ARRAYS = (
     *("base_weights", "default_left", "left_children", "loss_changes", "parents"),
     *("right_children", "split_conditions", "split_indices", "split_type", "sum_hessian"),
 )
+# The parent of the root, and the feature of a deleted node.
+_NO_NODE = 2**31 - 1
 _SEGMENTS = ("categories_nodes", "categories_segments", "categories_sizes")
 # fmt: off
 _LIGHTGBM_HEADER = (
@@ -123,20 +125,22 @@ def _check_xgboost(content: bytes) -> tuple[list[str], bytes]:
         return [f"the booster {str(booster['name'])[:50]!r}"], content
     trees = booster["model"]["trees"]
     parameters = learner["learner_model_param"]
-    features = int(parameters["num_feature"])
-    groups = max(int(parameters["num_class"]), 1)
-    if int(parameters["num_target"]) != 1:
+    features = _parameter(parameters, "num_feature")
+    groups = max(_parameter(parameters, "num_class"), 1)
+    if _parameter(parameters, "num_target") != 1:
         return ["several targets"], content
     categories = booster["model"].get("cats", {"enc": ()})
     if categories["enc"] and not _are_text_categories(categories, features):
         return ["categories other than texts"], content
-    for tree in trees:
-        if int(tree["tree_param"]["size_leaf_vector"]) > 1:
+    for number, tree in enumerate(trees):
+        _require(tree["id"] == number, "id")
+        if _parameter(tree["tree_param"], "size_leaf_vector") > 1:
             return ["trees with vectors"], content
         _check_xgboost_tree(tree, features)
     _require(len(booster["model"]["tree_info"]) == len(trees), "tree_info")
     _require(all(0 <= group < groups for group in booster["model"]["tree_info"]), "tree_info")
-    _require(int(booster["model"]["gbtree_model_param"]["num_trees"]) == len(trees), "num_trees")
+    num_trees = _parameter(booster["model"]["gbtree_model_param"], "num_trees")
+    _require(num_trees == len(trees), "num_trees")
     rounds = booster["model"]["iteration_indptr"]
     _require(rounds[0] == 0 and rounds[-1] == len(trees), "iteration_indptr")
     _require(list(rounds) == sorted(rounds), "iteration_indptr")
@@ -166,12 +170,25 @@ def _are_text_categories(categories: Mapping[str, Any], features: int) -> bool:
 
 def _check_xgboost_tree(tree: Mapping[str, Any], features: int) -> None:
     """Check the indexes of a tree of XGBoost."""
-    nodes = int(tree["tree_param"]["num_nodes"])
+    nodes = _parameter(tree["tree_param"], "num_nodes")
+    _require(_parameter(tree["tree_param"], "num_feature") == features, "num_feature")
     for name in _NODE_ARRAYS:
         _require(len(tree[name]) == nodes, name)
-    left, right = tree["left_children"], tree["right_children"]
-    _require(all(0 <= feature < features for feature in tree["split_indices"]), "split_indices")
-    _check_paths(nodes, lambda node: (left[node], right[node]) if left[node] != -1 else ())
+    left, right, parents = (tree[name] for name in ("left_children", "right_children", "parents"))
+    reached = _check_paths(
+        nodes, lambda node: (left[node], right[node]) if left[node] != -1 else ()
+    )
+    for node, (feature, parent) in enumerate(zip(tree["split_indices"], parents, strict=True)):
+        if node in reached:
+            _require(0 <= feature < features, "split_indices")
+            is_child = node == 0 or (0 <= parent < nodes and node in (left[parent], right[parent]))
+            _require(is_child, "parents")
+        else:  # pruning leaves nodes that are marked as deleted
+            _require(feature == _NO_NODE and left[node] == right[node] == -1, "split_indices")
+            _require(0 <= parent < nodes, "parents")
+    _require(parents[0] == _NO_NODE, "parents")
+    num_deleted = _parameter(tree["tree_param"], "num_deleted")
+    _require(num_deleted == nodes - len(reached), "num_deleted")
     categories = len(tree["categories"])
     owners, starts, sizes = (tree[name] for name in _SEGMENTS)
     _require(len(owners) == len(starts) == len(sizes), "categories_nodes")
@@ -246,8 +263,11 @@ def _check_lightgbm_tree(tree: Mapping[str, str], features: int) -> None:
         _require(not is_categorical or 0 <= float(threshold) < categories, "threshold")
 
 
-def _check_paths(nodes: int, children_of: Callable[[int], Sequence[int]]) -> None:
-    """Check that each path from node 0 ends: no child is outside of the tree or occurs twice."""
+def _check_paths(nodes: int, children_of: Callable[[int], Sequence[int]]) -> set[int]:
+    """Check that each path from node 0 ends, and return the nodes on these paths.
+
+    No child is outside of the tree, and none occurs twice.
+    """
     reached: set[int] = set()
     waiting = [0]
     while waiting:
@@ -255,6 +275,14 @@ def _check_paths(nodes: int, children_of: Callable[[int], Sequence[int]]) -> Non
         _require(0 <= node < nodes and node not in reached, "children of a node")
         reached.add(node)
         waiting += children_of(node)
+    return reached
+
+
+def _parameter(parameters: Mapping[str, str], name: str) -> int:
+    """Return a parameter of XGBoost, a count that is stored as text."""
+    if re.fullmatch("[0-9]{1,9}", parameters[name]) is None:
+        raise ValueError(f"{name!r} is not a count")
+    return int(parameters[name])
 
 
 def _parse_fields(section: str, names: Sequence[str]) -> dict[str, str]:

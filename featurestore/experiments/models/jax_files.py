@@ -1,92 +1,38 @@
-"""Functions of JAX (``.jax``, the bytes of ``jax.export.Exported.serialize``): checks, and prediction.
+"""Functions of JAX (``.jax``, the bytes of ``jax.export.Exported.serialize``): loading, and prediction.
 
-Such a file is a program of StableHLO. Its operations compute, except for calls of functions of the
-process by name, channels to other processes, and loops, which may never end. A program with these
-requires the caller's trust.
+A file is a compiled program of StableHLO without Python code. Its parser reads other memory or ends
+the process for bytes that JAX did not write, and a program may call functions of the process by
+name, so it requires the caller's trust.
 """
 
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from featurestore.errors import InvalidArgument, MissingExtra, ModelDamaged, listing
+from featurestore.errors import InvalidArgument, MissingExtra, listing
 from featurestore.experiments.models.conversion import refuse_inexact_integers
 
 ENDING = ".jax"
-_COMPUTING = re.compile(r"(stablehlo|chlo|func|builtin)\.[a-z_0-9]+")
-# fmt: off
-_OTHER = frozenset(
-    f"stablehlo.{name}" for name in (
-        "custom_call", "while", "infeed", "outfeed", "send", "recv", "create_token", "after_all",
-        "all_gather", "all_reduce", "all_to_all", "reduce_scatter", "collective_broadcast",
-        "collective_permute", "partition_id", "replica_id",
-    )
-)
-# fmt: on
-# JAX resolves these calls itself before it compiles a program.
-_CALLS_OF_JAX = ("shape_assertion",)
-
-
-def find_code_objects(content: bytes, *, title: str) -> tuple[list[str], bytes]:
-    """Find the operations of a program that do more than compute.
-
-    Args:
-        content: The bytes of the file.
-        title: The name of the file, for messages.
-
-    Returns:
-        The operations, and the bytes to load.
-
-    Raises:
-        ModelDamaged: The file was not written by ``Exported.serialize``.
-    """
-    ir = importlib.import_module("jax.extend.mlir.ir")
-    dialects = [
-        importlib.import_module(f"jax.extend.mlir.dialects.{name}")
-        for name in ("stablehlo", "chlo", "sdy")
-    ]
-    operations: set[str] = set()
-
-    def check(operation: Any) -> Any:
-        name = str(operation.name)
-        if name == "stablehlo.custom_call":
-            target = str(operation.attributes["call_target_name"]).strip('"')
-            if target not in _CALLS_OF_JAX:
-                operations.add(f"a call of {target[:100]!r}")
-        elif name in _OTHER or not _COMPUTING.fullmatch(name):
-            operations.add(f"the operation {name[:100]!r}")
-        return ir.WalkResult.ADVANCE
-
-    try:
-        exported = load_function(content)
-        with ir.Context() as context:
-            for dialect in dialects:
-                dialect.register_dialect(context)
-            program = dialects[0].deserialize_portable_artifact(
-                context, exported.mlir_module_serialized
-            )
-            program.operation.walk(check)
-    except ImportError as error:
-        raise MissingExtra(
-            "Files of jax.export need the library 'flatbuffers', which is not installed.",
-            hint="pip install flatbuffers",
-        ) from error
-    except Exception as error:  # the parsers of JAX raise any exception for other bytes
-        raise ModelDamaged(f"{title} is not an exported function of JAX: {error!r}") from error
-    if exported.nr_devices != 1:
-        operations.add(f"a program of {exported.nr_devices} devices")
-    return sorted(operations), content
 
 
 def load_function(content: bytes) -> Any:
-    """Load an exported function from the bytes of its file."""
-    return importlib.import_module("jax.export").deserialize(bytearray(content))
+    """Load an exported function from the bytes of its file.
+
+    Raises:
+        MissingExtra: JAX or a library that it needs is not installed.
+    """
+    try:
+        return importlib.import_module("jax.export").deserialize(bytearray(content))
+    except ImportError as error:
+        raise MissingExtra(
+            "Files of jax.export need the libraries 'jax' and 'flatbuffers'.",
+            hint="pip install jax flatbuffers",
+        ) from error
 
 
 def input_names(exported: Any) -> tuple[str, ...] | None:

@@ -1,10 +1,10 @@
 """Loading of models by flavor, and batch prediction on arrays.
 
 A Keras file is data unless its configuration refers to code (``keras_files``), and so are programs
-of PyTorch and JAX (``torch_files``, ``jax_files``) and boosters (``boosters``). SavedModel, pickles
-and Spark ML pipelines run their author's code, so they require trust. A file is read once: the same
-bytes are compared with the registered hash, checked and loaded, so the file cannot be replaced
-between these steps.
+of PyTorch (``torch_files``) and boosters (``boosters``). SavedModel, pickles, functions of JAX and
+Spark ML pipelines run their author's code, so they require trust. A file is read once: the same bytes
+are compared with the registered hash, checked and loaded, so the file cannot be replaced between
+these steps.
 """
 
 from __future__ import annotations
@@ -60,13 +60,12 @@ Predict = Callable[[Any], Mapping[str, npt.NDArray[Any]]]
 _KERAS_FLAVORS = ("keras", "tf_keras")
 # These need trust only if a file contains code.
 _BOOSTERS = ("xgboost", "lightgbm")
-SAFE_FLAVORS = (*_KERAS_FLAVORS, "torch", "jax", *_BOOSTERS)
-_FILE_FLAVORS = (*SAFE_FLAVORS, "pickle", "joblib")
+SAFE_FLAVORS = (*_KERAS_FLAVORS, "torch", *_BOOSTERS)
+_FILE_FLAVORS = (*SAFE_FLAVORS, "jax", "pickle", "joblib")
 _DATA = {
     "keras": "Keras layers",
     "tf_keras": "Keras layers",
     "torch": "tensors and known operators of PyTorch",
-    "jax": "operations that compute",
     "xgboost": "trees",
     "lightgbm": "trees",
 }
@@ -212,8 +211,6 @@ def _check_content(
     _import_library(flavor)
     if flavor == "torch":
         code, checked = torch_files.find_code_objects(content, title=title)
-    elif flavor == "jax":
-        code, checked = jax_files.find_code_objects(content, title=title)
     elif flavor in _BOOSTERS:
         code, checked = boosters.find_unchecked_parts(content, flavor, title=title)
     else:

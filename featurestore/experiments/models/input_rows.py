@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from featurestore.experiments.models.conversion import (
 )
 from featurestore.experiments.models.stated_columns import NamedMatrix
 from featurestore.model.derived_names import cell_names, mask_name
-from featurestore.model.registered_model import DATAFRAMES, ModelInput, ModelSpec
+from featurestore.model.registered_model import DATAFRAMES, ColumnDtype, ModelInput, ModelSpec
 from featurestore.readers.columns import to_numpy
 from featurestore.transform.fitted import Transformations
 
@@ -188,6 +188,83 @@ def takes_arrays(model_input: ModelInput, fitted: Transformations | None) -> boo
     return model_input.nulls == "mask" or (
         model_input.dtype is not None and model_input.dtype.from_arrays
     )
+
+
+def with_dtypes(
+    spec: ModelSpec,
+    fitted: Transformations | None,
+    rows: pa.RecordBatch,
+    *,
+    recorded: Mapping[str, ColumnDtype],
+    form: str,
+) -> ModelSpec:
+    """Return a model that takes DataFrames with the dtype of each column.
+
+    Args:
+        spec: The model; one that takes arrays is returned unchanged.
+        fitted: The transformations.
+        rows: Some rows of the training dataset, at least one.
+        recorded: The dtypes of the training; empty for those that the library reads.
+        form: How the training read the dataset: "reader", "matrix" or "frame".
+
+    Raises:
+        InvalidArgument: The cells of a vector have several dtypes.
+    """
+    if spec.arrays not in DATAFRAMES:
+        return spec
+    inputs = []
+    for model_input in spec.inputs:
+        name = model_input.name
+        if recorded:
+            own_dtypes = [recorded[name]] if name in recorded else _cell_dtypes(recorded, name)
+            if len(own_dtypes) != 1:
+                raise InvalidArgument(
+                    f"The run passed the cells of {name!r} as {listing(own_dtypes) or 'no column'}.",
+                    hint="pass all cells of a vector with one dtype",
+                )
+            is_cells = name not in recorded
+            dtype = replace(own_dtypes[0], from_arrays=form != "frame" or is_cells)
+        else:
+            dtype = _read_dtype(spec, fitted, model_input, rows, form=form)
+        inputs.append(replace(model_input, dtype=dtype))
+    return replace(spec, inputs=tuple(inputs))
+
+
+def _cell_dtypes(recorded: Mapping[str, ColumnDtype], name: str) -> list[ColumnDtype]:
+    """Return the distinct dtypes of the cells of a vector."""
+    dtypes: list[ColumnDtype] = []
+    position = 0
+    while (cell := cell_names(name, position + 1)[-1]) in recorded:
+        if recorded[cell] not in dtypes:
+            dtypes.append(recorded[cell])
+        position += 1
+    return dtypes
+
+
+def _read_dtype(
+    spec: ModelSpec,
+    fitted: Transformations | None,
+    model_input: ModelInput,
+    rows: pa.RecordBatch,
+    *,
+    form: str,
+) -> ColumnDtype:
+    """Return the dtype with which a library reads a column of the training dataset."""
+    library = dataframes.LIBRARIES[spec.arrays]
+    name = model_input.name
+    column = rows.column(name)
+    if form == "frame" and not takes_arrays(model_input, fitted):
+        if model_input.nulls == "nan":  # the first rows may have no null
+            column = pa.concat_arrays([column, pa.nulls(1, column.type)])
+        column = fill_column(spec, model_input, convert_input(spec, model_input, column))
+        frame = library.to_frame({name: library.from_arrow(column, None)})
+        return library.describe(frame)[name]
+    values = _read_values(spec, fitted, model_input, column).arrays()[name]
+    if form == "matrix":
+        values = values.astype(np.float32)
+    series = library.from_numpy(np.ascontiguousarray(values.reshape(len(values), -1)[:, 0]), None)
+    dtype = library.describe(library.to_frame({name: series}))[name]
+    return replace(dtype, from_arrays=True)
 
 
 def _array_columns(

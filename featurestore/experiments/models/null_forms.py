@@ -19,6 +19,9 @@ from featurestore.readers.columns import columns_with_nulls
 
 ModelNulls: TypeAlias = Literal["error", "mask", "nan"] | Mapping[str, Any]
 
+# The form of a state without a read: the inputs that a function passed to ``context.save``.
+SAVED = "saved"
+
 
 class PlannedNulls(NamedTuple):
     """The form of a column's nulls, and the JSON value of ``form`` "fill"."""
@@ -39,6 +42,15 @@ def recorded_nulls(state: Mapping[str, Any]) -> ModelNulls:
     """
     # Earlier releases recorded no policy for a matrix, whose nulls were NaN as well.
     return state.get("nulls", "nan" if state else "error")
+
+
+def recorded_form(state: Mapping[str, Any]) -> str:
+    """Return how a state of a run was read: "reader", "matrix", "frame" or "saved".
+
+    "frame" is ``dataset.read``, ``SAVED`` are inputs without a read.
+    """
+    # Earlier releases recorded no form.
+    return str(state.get("form", "reader" if "order_version" in state else "matrix"))
 
 
 def plan_nulls(

@@ -5,14 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import partial
 from typing import Any
 
-import pyarrow as pa
-
-from featurestore.arrow.schemas import type_to_json
 from featurestore.errors import (
-    FeatureStoreError,
     InvalidArgument,
     ModelDamaged,
     ModelNotFound,
@@ -21,31 +17,29 @@ from featurestore.errors import (
 from featurestore.experiments import catalog as run_catalog
 from featurestore.experiments import run_files
 from featurestore.experiments.models import catalog, loading, spark_pipelines, torch_files
-from featurestore.experiments.models.conversion import (
-    check_output_types,
-    to_columns,
-)
-from featurestore.experiments.models.input_rows import to_model_input
+from featurestore.experiments.models.null_forms import recorded_form
+from featurestore.experiments.models.recorded_inputs import RecordedInputs, find_recorded
 from featurestore.experiments.models.retrieval import build_retrieval
-from featurestore.experiments.models.stated_columns import FITTED_FLAVORS, stated_columns
+from featurestore.experiments.models.stated_columns import (
+    FITTED_FLAVORS,
+    PICKLE_FLAVORS,
+    stated_columns,
+)
 from featurestore.experiments.models.training_inputs import resolve_inputs
+from featurestore.experiments.models.trial import Trial
 from featurestore.experiments.run import Run
+from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.registered_model import (
+    DATAFRAMES,
     Arrays,
     Flavor,
     ModelAnnotations,
-    ModelOutput,
     ModelSpec,
 )
 from featurestore.model.times import utc_now
-from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.training.dataset import TrainingDataset
-from featurestore.training.reading import split_batches
 from featurestore.transform.fitted import Transformations
-
-# Number of rows for the trial prediction.
-_TRIAL_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -82,16 +76,63 @@ def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> 
     model = None  # Spark loads its pipelines later
     if flavor != "spark":
         model = loading.load_object(path, flavor, trust=request.trust)
-    arrays = request.arrays or loading.default_arrays(model, flavor)
+    recorded = find_recorded(run.record.readers, os.path.relpath(path, run.path))
+    arrays = _resolve_arrays(run, request, recorded, model, flavor)
     stated = _stated_columns(path, model, flavor, dataset, arrays)
-    training = resolve_inputs(dataset, request, run.record.readers, flavor=flavor, stated=stated)
-    inputs, fitted = training.inputs, training.fitted
-    manifest = dataset.manifest
-    labels = [column.name for column in manifest.columns if column.role == "label"]
-    names = [each.name for each in inputs]
-    spec = ModelSpec(
+    if stated is None and recorded is not None:
+        stated = recorded.columns
+    spec = _start_spec(run, request, dataset, path, flavor=flavor, arrays=arrays)
+    trial = Trial(run.session, path, model, dataset, run.record.readers, recorded)
+    training = resolve_inputs(
+        dataset,
+        request,
+        run.record.readers,
+        flavor=flavor,
+        stated=stated,
+        is_equal=None if recorded is None else partial(trial.is_equal, spec),
+    )
+    fitted = training.fitted
+    if flavor == "spark" and fitted is not None:
+        raise InvalidArgument(
+            "A Spark ML pipeline cannot use transformations, but the run read transformed features.",
+            hint="transformed=False, and the transformations as stages of the pipeline",
+        )
+    features = build_retrieval(
+        run.session,
+        dataset.manifest,
         name=request.name,
-        # ``publish`` sets the version and the files.
+        inputs=training.names,
+        label=spec.label,
+    )
+    complete = trial.complete
+    if arrays in DATAFRAMES and request.arrays is None and recorded is None:
+        complete = trial.complete_frames
+    spec = replace(complete(spec, training), features=features)
+    content = None
+    if fitted is not None:
+        content = fitted.to_bytes()
+        spec = replace(spec, transformations=fitted.sha256)
+    return catalog.publish(
+        run.session, spec, annotations, artifact=path, fitted=content, version=request.version
+    )
+
+
+def _start_spec(
+    run: Run,
+    request: ModelRequest,
+    dataset: TrainingDataset,
+    path: str,
+    *,
+    flavor: Flavor,
+    arrays: Arrays,
+) -> ModelSpec:
+    """Return the model without inputs, outputs and features.
+
+    ``publish`` sets the version and the files.
+    """
+    manifest = dataset.manifest
+    return ModelSpec(
+        name=request.name,
         version=1,
         flavor=flavor,
         artifact=os.path.basename(path),
@@ -101,33 +142,35 @@ def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> 
             "version": manifest.version,
             "manifest": manifest.content_hash,
         },
-        features=build_retrieval(
-            run.session, manifest, name=request.name, inputs=names, label=labels
-        ),
-        inputs=inputs,
+        features=FeatureViewSpec(request.name, 1, ()),
+        inputs=(),
         outputs=(),
-        label=tuple(labels),
+        label=tuple(column.name for column in manifest.columns if column.role == "label"),
         arrays=arrays,
         method=request.method,  # type: ignore[arg-type]
-        transformations=None,
         experiment=run.name,
         run=run.id,
         created=utc_now().isoformat(),
         libraries=_libraries(run),
     )
-    if flavor == "spark" and fitted is not None:
-        raise InvalidArgument(
-            "A Spark ML pipeline cannot use transformations, but the run read transformed features.",
-            hint="transformed=False, and the transformations as stages of the pipeline",
-        )
-    spec = replace(spec, outputs=_trial_outputs(run.session, spec, path, model, dataset, fitted))
-    content = None
-    if fitted is not None:
-        content = fitted.to_bytes()
-        spec = replace(spec, transformations=fitted.sha256)
-    return catalog.publish(
-        run.session, spec, annotations, artifact=path, fitted=content, version=request.version
-    )
+
+
+def _resolve_arrays(
+    run: Run,
+    request: ModelRequest,
+    recorded: RecordedInputs | None,
+    model: Any,
+    flavor: Flavor,
+) -> Arrays:
+    """Return the form of the inputs: the requested, recorded, or usual one of the model."""
+    if request.arrays is not None:
+        return request.arrays
+    if recorded is not None:
+        return recorded.arrays
+    forms = {recorded_form(state) for state in run.record.readers}
+    if forms == {"frame"} and flavor in PICKLE_FLAVORS and stated_columns(model, flavor):
+        return "pandas"
+    return loading.default_arrays(model, flavor)
 
 
 def _resolve_artifact(run: Run, artifact: str | None) -> str:
@@ -216,73 +259,3 @@ def _libraries(run: Run) -> Mapping[str, str]:
         return {}
     libraries = ("keras", "tensorflow", "tf-keras", "scikit-learn", "pyspark", "numpy", "torch")
     return {name: str(packages[name]) for name in libraries if name in packages}
-
-
-def _trial_outputs(
-    session: Session,
-    spec: ModelSpec,
-    path: str,
-    model: Any,
-    dataset: TrainingDataset,
-    fitted: Transformations | None,
-) -> tuple[ModelOutput, ...]:
-    """Predict the first rows of the dataset and return the outputs of the model."""
-    names = [each.name for each in spec.inputs]
-    split = dataset.splits[0]
-    batches = split_batches(dataset.path, dataset.manifest, split, columns=names)
-    for batch in islice(batches, 1):
-        rows = batch.slice(0, _TRIAL_ROWS)
-        if spec.flavor == "spark":
-            model_outputs = spark_pipelines.predict_sample(path, spec.method, rows, session.engine)
-        else:
-            model_outputs = _predict(spec, model, _to_model_input(spec, fitted, rows))
-        columns = to_columns(model_outputs, rows.num_rows)
-        check_output_types(columns)
-        return tuple(
-            ModelOutput(name, type_to_json(column.type)) for name, column in columns.items()
-        )
-    raise InvalidArgument(
-        f"Training dataset {dataset.name!r} has no rows for the trial prediction."
-    )
-
-
-def _to_model_input(spec: ModelSpec, fitted: Transformations | None, rows: pa.RecordBatch) -> Any:
-    """Convert rows to the model input.
-
-    Raises:
-        InvalidArgument: The inputs of a matrix are not numbers.
-    """
-    if spec.arrays == "matrix":
-        columns = to_model_input(replace(spec, arrays="columns"), fitted, rows)
-        non_numeric = [name for name, values in columns.items() if values.dtype.kind not in "biuf"]
-        if non_numeric:
-            numeric = [each.name for each in spec.inputs if each.name not in non_numeric]
-            raise InvalidArgument(
-                f"arrays='matrix' requires numeric inputs. Inputs of other types: {listing(non_numeric)}.",
-                hint=f"columns={numeric!r} if the model was fitted without them, dataset "
-                "transformations that convert them to numbers, or arrays='columns'",
-            )
-    return to_model_input(spec, fitted, rows)
-
-
-def _predict(spec: ModelSpec, model: Any, model_input: Any) -> Mapping[str, Any]:
-    """Predict with the model; raise InvalidArgument if it does not accept the input."""
-    predict = loading.make_predictor(model, spec.flavor, method=spec.method)
-    try:
-        return predict(model_input)
-    except FeatureStoreError:
-        # It already has a message for the user.
-        raise
-    except Exception as error:
-        reason = str(error).strip().split("\n")[0]
-        names = [each.name for each in spec.inputs]
-        hint = (
-            'arrays="matrix" passes one array of shape (rows, inputs), arrays="columns" one '
-            "array per input; columns=[...] sets their order"
-        )
-        if spec.flavor == "torch":
-            hint += "; export with dynamic_shapes for any number of rows"
-        raise InvalidArgument(
-            f"The model cannot use the inputs {listing(names)} as {spec.arrays!r}: {reason}",
-            hint=hint,
-        ) from error

@@ -7,12 +7,12 @@ its columns; otherwise the caller decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import InvalidArgument, listing
-from featurestore.experiments.models.null_forms import plan_nulls
+from featurestore.experiments.models.null_forms import SAVED, plan_nulls, recorded_form
 from featurestore.experiments.models.stated_columns import FITTED_FLAVORS, column_positions
 from featurestore.model.derived_names import mask_name
 from featurestore.model.registered_model import ModelInput
@@ -50,6 +50,7 @@ def resolve_inputs(
     *,
     flavor: str,
     stated: tuple[str, ...] | None,
+    is_equal: Callable[[TrainingInputs], bool] | None = None,
 ) -> TrainingInputs:
     """Return the inputs with which the model of a run was trained.
 
@@ -59,10 +60,12 @@ def resolve_inputs(
         readers: The states of the run's readers and matrices.
         flavor: The format of the model.
         stated: The columns that the model states, if any.
+        is_equal: Whether the model predicts from some inputs what the run predicted; None if the
+            run recorded no predictions.
 
     Raises:
-        InvalidArgument: The readers differ in a setting that neither the model nor the request
-            decides, or the model states columns that no reader yields.
+        InvalidArgument: The readers differ in a setting that neither the model, its predictions nor
+            the request decides, or the model states columns that no reader yields.
     """
     candidates = _distinct(_candidates(dataset, request, readers))
     if stated is not None:
@@ -77,6 +80,8 @@ def resolve_inputs(
         if not matching:
             raise _contradiction_error(dataset, request, candidates, stated, flavor=flavor)
         candidates = _distinct(matching, ordered=False)
+    if len(candidates) > 1 and is_equal is not None:
+        candidates = list(filter(is_equal, candidates)) or candidates
     if len(candidates) > 1:
         raise _ambiguity_error(request, readers, candidates)
     return candidates[0]
@@ -86,20 +91,26 @@ def _candidates(
     dataset: TrainingDataset, request: ModelRequest, readers: Sequence[Mapping[str, Any]]
 ) -> Iterator[TrainingInputs]:
     """Yield the inputs of each reader that the request allows, or those of the whole dataset."""
-    positions = [*range(len(readers))]
+    forms = [recorded_form(state) for state in readers]
+    positions = [position for position, form in enumerate(forms) if form != SAVED]
     if request.reader is not None and request.reader not in positions:
         raise InvalidArgument(
             f"reader={request.reader!r} is not the position of a reader of the run. Available: "
             f"{', '.join(map(str, positions)) or 'none'}.",
             hint="the positions are those of run.record.readers",
         )
-    if not readers:
+    if request.reader is not None:
+        positions = [request.reader]
+    elif any(forms[position] != "frame" for position in positions):
+        # A function that reads arrays uses frames for keys and charts.
+        positions = [position for position in positions if forms[position] != "frame"]
+    if not positions:
         fitted = _resolve_transformations(dataset, request.transformed, {})
         yield TrainingInputs(_model_inputs(dataset, request, {}), fitted)
-    for position, state in enumerate(readers):
-        if request.reader in (None, position):
-            fitted = _resolve_transformations(dataset, request.transformed, state)
-            yield TrainingInputs(_model_inputs(dataset, request, state), fitted, (position,))
+    for position in positions:
+        fitted = _resolve_transformations(dataset, request.transformed, readers[position])
+        inputs = _model_inputs(dataset, request, readers[position])
+        yield TrainingInputs(inputs, fitted, (position,))
 
 
 def _distinct(

@@ -491,6 +491,10 @@ class ModelDamaged(FeatureStoreError, RuntimeError):
     default_hint = "restore the file from a copy, or register the model again"
 
 
+class PredictionsDiffer(FeatureStoreError, ValueError):
+    """A model predicts other values from its dataset than in the run that trained it."""
+
+
 class UntrustedModel(FeatureStoreError, PermissionError):
     """Loading the model runs code from its files, which requires permission."""
 

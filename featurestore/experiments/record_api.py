@@ -202,8 +202,8 @@ def register_model(
     dataset: TrainingDataset | None = None,
     columns: Sequence[str] | None = None,
     transformed: bool | Transformations | None = None,
-    nulls: Literal["error", "mask"] | Mapping[str, Any] | None = None,
-    arrays: Literal["columns", "matrix"] | None = None,
+    nulls: Literal["error", "mask", "nan"] | Mapping[str, Any] | None = None,
+    arrays: Literal["columns", "matrix", "pandas", "polars"] | None = None,
     method: Literal["predict", "predict_proba", "decision_function"] = "predict",
     reader: int | None = None,
     version: int | None = None,
@@ -215,7 +215,8 @@ def register_model(
 ) -> Model:
     """Copy the model of a run into the store, together with the features that it needs.
 
-    The model must first predict a few rows of its dataset; otherwise it is rejected.
+    The model must first predict a few rows of its dataset; otherwise it is rejected. If the function
+    called ``context.save(model, inputs=rows)``, it must predict what it predicted in the run.
 
     Args:
         run: The run, or its id.
@@ -225,9 +226,12 @@ def register_model(
         columns: The inputs in order; None for the columns that the model states, or else the
             reader's columns, or else all features.
         transformed: The transformations; None for those of the run's reader, or else the dataset's.
-        nulls: See ``reader``; None for the setting of the run's reader.
+        nulls: See ``reader``; "nan" passes NaN, in a DataFrame the missing value of the dtype. None
+            for what the run read: the setting of its reader, NaN for ``matrix`` and ``read``; then
+            the nulls of a column that had none in the training dataset are refused.
         arrays: "columns": the model takes ``{column: array}``; "matrix": it takes one float32 array
-            of shape (rows, inputs). None: "matrix" for pickles and PyTorch, else "columns".
+            of shape (rows, inputs); "pandas" or "polars": it takes a DataFrame with the dtypes of
+            the training. None: the form of ``context.save(inputs=)``, or the usual one of the model.
         method: The prediction method of a pickled model.
         reader: The position in ``run.record.readers`` of the reader or matrix that the model was
             trained with, needed if they differ and the model does not state its columns.

@@ -6,12 +6,13 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from featurestore.errors import (
     InvalidArgument,
     ModelDamaged,
     ModelNotFound,
+    did_you_mean,
     listing,
 )
 from featurestore.experiments import catalog as run_catalog
@@ -164,6 +165,11 @@ def _resolve_arrays(
 ) -> Arrays:
     """Return the form of the inputs: the requested, recorded, or usual one of the model."""
     if request.arrays is not None:
+        if request.arrays not in get_args(Arrays):
+            raise InvalidArgument(
+                f"arrays={request.arrays!r} is not one of {listing(get_args(Arrays))}.",
+                hint=did_you_mean(request.arrays, get_args(Arrays), write="arrays={!r}"),
+            )
         return request.arrays
     if recorded is not None:
         return recorded.arrays

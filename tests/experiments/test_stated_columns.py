@@ -211,6 +211,50 @@ def test_networks_without_input_names_get_recorded_order(
             np.testing.assert_array_equal(scores(empty_store, model, rows), expected)
 
 
+@pytest.mark.tensorflow
+def test_signatures_get_columns_by_argument_name(
+    empty_store: FeatureStore, sums: TrainingDataset
+) -> None:
+    tensorflow = pytest.importorskip("tensorflow")
+    run = finished_run(empty_store, sums, lambda context: unnamed(bits(), np.zeros(64)))
+    specs = [tensorflow.TensorSpec([None], name=name) for name in ("d", "b")]
+    module = tensorflow.Module()
+    module.sum = tensorflow.function(lambda d, b: {"sum": 8 * d + 2 * b}, input_signature=specs)
+    path = os.path.join(run.path, "artifacts", "signature")
+    tensorflow.saved_model.save(module, path, signatures=module.sum)
+    model = experiments.register_model(run, "m", artifact="artifacts/signature", trust=True)
+    assert model.inputs == ("b", "d")
+    rows = pa.table({"id": range(64), **bits()})
+    expected = weighted_sum(bits(), "bd")
+    np.testing.assert_array_equal(scores(empty_store, model, rows), expected)
+
+
+def test_cells_and_masks_are_passed_by_name(empty_store: FeatureStore) -> None:
+    cities, sizes = ["x", "y", "z", "y"] * 4, [1.0, None, 3.0, 4.0] * 4
+    rows = pa.table({"city": cities, "size": sizes, "y": [0.0, 1.0] * 8})
+    dataset = empty_store.create_training_dataset(
+        rows, "trips", label="y", transformations={"city": t.one_hot()}, progress=False
+    )
+    weights = {"city_2": 1.0, "size_present": 10.0, "city_0": 100.0, "size": 1000.0}
+    values = {"x": "city_0", "y": "city_1", "z": "city_2"}
+    expected = [
+        weights.get(values[city], 0.0) + (0.0 if size is None else 10.0 + 1000.0 * size)
+        for city, size in zip(cities, sizes, strict=True)
+    ]
+
+    def train(context: Context) -> Any:
+        reader = context.reader("train", global_batch_size=16, nulls="mask")
+        (batch,) = reader.batches()
+        columns = {"size": batch["size"], "size_present": batch["size_present"].astype(float)}
+        columns |= {f"city_{cell}": batch["city"][:, cell] for cell in range(3)}
+        label = sum(weight * columns[name] for name, weight in weights.items())
+        return named({name: columns[name] for name in weights}, label)
+
+    model = experiments.register_model(finished_run(empty_store, dataset, train), "m", trust=True)
+    assert model.inputs == ("city", "size")
+    np.testing.assert_allclose(scores(empty_store, model, rows), expected, rtol=1e-5)
+
+
 def test_all_regressors_predict_as_on_their_frame(subtests: pytest.Subtests) -> None:
     """A matrix in another order has the predictions of the DataFrame that the model was fitted on."""
     all_estimators = importlib.import_module("sklearn.utils").all_estimators

@@ -1,9 +1,9 @@
-"""One worker that fits and evaluates models: python losses_program.py STRATEGY DATASETS OUT CELLS.
+"""One worker that fits and evaluates models: python losses_program.py STRATEGY OUT CELLS.
 
-STRATEGY is "none", "mirrored" (two logical processors) or "multiworker". DATASETS is the folder of
-the training datasets ``one`` and ``two``, named by their labels. CELLS is a list of JSON objects
-with library, steps_per_execution, precision, remainder and outputs. The first weights of each
-model, the History, the metrics of evaluation and the error, if any, go to OUT.
+STRATEGY is "none", "mirrored" (two logical processors) or "multiworker". CELLS is a list of JSON
+objects with the library, the path of the dataset and the settings of a model and a reader. The
+first and last weights of each model, the History, the metrics of evaluation and the error, if any,
+go to OUT.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import tf_keras
 
 from featurestore.training.dataset import TrainingDataset
 
-strategy_name, datasets, out = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+strategy_name, out = sys.argv[1], Path(sys.argv[2])
 tf.config.threading.set_intra_op_parallelism_threads(1)
 if strategy_name == "mirrored":
     processor = tf.config.list_physical_devices("CPU")[0]
@@ -44,8 +44,6 @@ def model_of(cell: dict[str, Any]) -> Any:
     library: Any = keras if cell["library"] == "keras" else tf_keras
     library.utils.set_random_seed(3)
     library.mixed_precision.set_global_policy(cell["precision"])
-    # The first steps of mixed_float16 are skipped while its loss scale is too large.
-    rate = 0.0 if cell["precision"] == "mixed_float16" else cell["rate"]
     layers = library.layers
     with strategy.scope():
         inputs = {name: library.Input((), name=name) for name in "ab"}
@@ -55,7 +53,7 @@ def model_of(cell: dict[str, Any]) -> Any:
         heads = {name: layers.Dense(1, name=name, dtype="float32")(hidden) for name in names}
         model = library.Model(inputs, heads if len(heads) > 1 else heads["y"])
         model.compile(
-            library.optimizers.SGD(rate),
+            library.optimizers.SGD(cell["rate"]),
             loss=dict.fromkeys(heads, "mse") if len(heads) > 1 else "mse",
             steps_per_execution=cell["steps_per_execution"],
         )
@@ -70,8 +68,7 @@ def outcome_of(cell: dict[str, Any], number: int) -> dict[str, Any]:
     """Fit and evaluate a model."""
     model = model_of(cell)
     outcome: dict[str, Any] = {"cell": cell, "first": weights_of(model)}
-    dataset = TrainingDataset.open(str(datasets / ("one", "two")[cell["outputs"] - 1] / "v1"))
-    reader = dataset.reader(
+    reader = TrainingDataset.open(cell["dataset"]).reader(
         "train", global_batch_size=cell["batch"], seed=1, remainder=cell["remainder"]
     )
     checkpoint = reader.checkpoint(
@@ -91,5 +88,5 @@ def outcome_of(cell: dict[str, Any], number: int) -> dict[str, Any]:
     return outcome
 
 
-cells = json.loads(sys.argv[4])
+cells = json.loads(sys.argv[3])
 out.write_text(json.dumps([outcome_of(cell, number) for number, cell in enumerate(cells)]))

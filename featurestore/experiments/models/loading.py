@@ -349,6 +349,9 @@ def make_predictor(model: Any, flavor: str, *, method: str) -> Predict:
     def predict_columns(model_input: Any) -> Mapping[str, npt.NDArray[Any]]:
         if isinstance(model_input, NamedMatrix):
             model_input = select_stated(model_input, stated, flavor=flavor)
+        elif stated is not None and set(stated) == set(getattr(model_input, "columns", ())):
+            # A DataFrame, in which a mask follows its column.
+            model_input = model_input[list(stated)]
         return predict(model_input)
 
     return predict_columns

@@ -354,6 +354,45 @@ def test_pipeline_fitted_on_a_read_frame(shops: Shops) -> None:
     np.testing.assert_allclose(shops.scored(model), predicted, rtol=1e-12)
 
 
+def fit_trees(library: str, frame: Any, y: Any) -> Any:
+    if library == "sklearn":
+        from sklearn.ensemble import HistGradientBoostingRegressor
+
+        trees = HistGradientBoostingRegressor(
+            max_iter=5, min_samples_leaf=1, categorical_features="from_dtype"
+        )
+    elif library == "lightgbm":
+        from lightgbm import LGBMRegressor
+
+        trees = LGBMRegressor(n_estimators=5, min_child_samples=1, n_jobs=1, verbose=-1)
+    else:
+        from xgboost import XGBRegressor
+
+        trees = XGBRegressor(n_estimators=5, enable_categorical=True, n_jobs=1)
+    return trees.fit(frame, y)
+
+
+def test_trees_get_the_categories_of_their_training(shops: Shops, subtests: Any) -> None:
+    for library in ("sklearn", "lightgbm", "xgboost"):
+        pytest.importorskip(library)
+        with subtests.test(library):
+            predicted: list[float] = []
+
+            def train(
+                context: Context, library: str = library, predicted: list[float] = predicted
+            ) -> None:
+                frame = context.dataset.read("train").to_pandas()
+                x = frame[["count", "city", "ratio"]].astype({"city": "category"})
+                trees = fit_trees(library, x, frame["sales"])
+                predicted += trees.predict(x).tolist()
+                context.save(trees, inputs=x)
+
+            run = run_here(shops.store, shops.datasets["gaps"], train)
+            model = experiments.register_model(run, "trees", trust=True)
+            assert len(set(predicted)) > 3
+            assert shops.scored(model) == predicted
+
+
 def test_nulls_without_training_are_refused_unless_requested(shops: Shops) -> None:
     def train(context: Context) -> None:
         x = context.dataset.matrix("train", columns=["count", "flag"], transformed=False).x

@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,34 @@ def test_signatures_get_columns_by_argument_name(
     rows = pa.table({"id": range(64), **bits()})
     expected = weighted_sum(bits(), "bd")
     np.testing.assert_array_equal(scores(empty_store, model, rows), expected)
+
+
+def test_frames_of_a_run_are_compared_with_its_readers(
+    empty_store: FeatureStore, subtests: pytest.Subtests
+) -> None:
+    """A look at transformed values before a fit on stored values does not decide."""
+    table = bits()
+    rows = pa.table({**table, "y": weighted_sum(table, "ab")})
+    dataset = empty_store.create_training_dataset(
+        rows, "sums", label="y", transformations={"b": t.standardize()}, progress=False
+    )
+
+    def train(context: Context, form: str) -> Any:
+        context.reader("train", global_batch_size=8)
+        frame = context.dataset.read("train").to_pandas()
+        columns = {name: frame[name].to_numpy() for name in ("b", "a")}
+        return {"array": unnamed, "frame": named}[form](columns, frame["y"])
+
+    for form in ("array", "frame"):
+        with subtests.test(form):
+            run = finished_run(empty_store, dataset, partial(train, form=form))
+            with pytest.raises(InvalidArgument, match=r"(?s)transformed by .*transformed False"):
+                experiments.register_model(run, form, trust=True)
+            columns = ["b", "a"] if form == "array" else None
+            model = experiments.register_model(run, form, reader=1, columns=columns, trust=True)
+            np.testing.assert_allclose(
+                scores(empty_store, model, rows), weighted_sum(table, "ab"), atol=1e-5
+            )
 
 
 def test_cells_and_masks_are_passed_by_name(empty_store: FeatureStore) -> None:

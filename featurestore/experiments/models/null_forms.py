@@ -19,8 +19,9 @@ from featurestore.readers.columns import columns_with_nulls
 
 ModelNulls: TypeAlias = Literal["error", "mask", "nan"] | Mapping[str, Any]
 
-# The form of a state without a read: the inputs that a function passed to ``context.save``.
-SAVED = "saved"
+# The form of ``dataset.read``, and that of a state without a read: the inputs that a function passed
+# to ``context.save``.
+FRAME, SAVED = "frame", "saved"
 
 
 class PlannedNulls(NamedTuple):
@@ -83,7 +84,7 @@ def plan_nulls(
     with_nulls = columns_with_nulls(manifest)
     if requested == "nan":
         with_nulls = set(names)
-    form: NullForm = nulls  # type: ignore[assignment]
+    form: NullForm = nulls
     return {name: PlannedNulls(form if name in with_nulls else "error") for name in names}
 
 

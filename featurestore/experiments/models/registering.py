@@ -18,12 +18,11 @@ from featurestore.errors import (
 from featurestore.experiments import catalog as run_catalog
 from featurestore.experiments import run_files
 from featurestore.experiments.models import catalog, loading, spark_pipelines, torch_files
-from featurestore.experiments.models.null_forms import recorded_form
+from featurestore.experiments.models.null_forms import FRAME, ModelNulls, recorded_form
 from featurestore.experiments.models.recorded_inputs import RecordedInputs, find_recorded
 from featurestore.experiments.models.retrieval import build_retrieval
 from featurestore.experiments.models.stated_columns import (
     FITTED_FLAVORS,
-    PICKLE_FLAVORS,
     stated_columns,
 )
 from featurestore.experiments.models.training_inputs import resolve_inputs
@@ -52,7 +51,7 @@ class ModelRequest:
     dataset: TrainingDataset | None
     columns: Sequence[str] | None
     transformed: bool | Transformations | None
-    nulls: str | Mapping[str, Any] | None
+    nulls: ModelNulls | None
     arrays: Arrays | None
     method: str
     reader: int | None
@@ -103,7 +102,7 @@ def register(run: Run, request: ModelRequest, annotations: ModelAnnotations) -> 
         dataset.manifest,
         name=request.name,
         inputs=training.names,
-        label=spec.label,
+        label=list(spec.label),
     )
     complete = trial.complete
     if arrays in DATAFRAMES and request.arrays is None and recorded is None:
@@ -173,8 +172,11 @@ def _resolve_arrays(
         return request.arrays
     if recorded is not None:
         return recorded.arrays
-    forms = {recorded_form(state) for state in run.record.readers}
-    if forms == {"frame"} and flavor in PICKLE_FLAVORS and stated_columns(model, flavor):
+    states = run.record.readers
+    if request.reader is not None and request.reader in range(len(states)):
+        states = (states[request.reader],)
+    forms = {recorded_form(state) for state in states}
+    if forms == {FRAME} and flavor in FITTED_FLAVORS and stated_columns(model, flavor):
         return "pandas"
     return loading.default_arrays(model, flavor)
 

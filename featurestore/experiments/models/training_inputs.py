@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import InvalidArgument, listing
-from featurestore.experiments.models.null_forms import SAVED, plan_nulls, recorded_form
+from featurestore.experiments.models.null_forms import FRAME, SAVED, plan_nulls, recorded_form
 from featurestore.experiments.models.stated_columns import FITTED_FLAVORS, column_positions
 from featurestore.model.derived_names import mask_name
 from featurestore.model.registered_model import ModelInput
@@ -67,7 +67,7 @@ def resolve_inputs(
         InvalidArgument: The readers differ in a setting that neither the model, its predictions nor
             the request decides, or the model states columns that no reader yields.
     """
-    candidates = _distinct(_candidates(dataset, request, readers))
+    candidates = _distinct(_candidates(dataset, request, readers, flavor=flavor))
     if stated is not None:
         matching = [
             candidate
@@ -88,7 +88,11 @@ def resolve_inputs(
 
 
 def _candidates(
-    dataset: TrainingDataset, request: ModelRequest, readers: Sequence[Mapping[str, Any]]
+    dataset: TrainingDataset,
+    request: ModelRequest,
+    readers: Sequence[Mapping[str, Any]],
+    *,
+    flavor: str,
 ) -> Iterator[TrainingInputs]:
     """Yield the inputs of each reader that the request allows, or those of the whole dataset."""
     forms = [recorded_form(state) for state in readers]
@@ -101,9 +105,9 @@ def _candidates(
         )
     if request.reader is not None:
         positions = [request.reader]
-    elif any(forms[position] != "frame" for position in positions):
-        # A function that reads arrays uses frames for keys and charts.
-        positions = [position for position in positions if forms[position] != "frame"]
+    elif flavor == "spark" and FRAME in forms:
+        # Spark fits pipelines on DataFrames, not on arrays.
+        positions = [position for position in positions if forms[position] == FRAME]
     if not positions:
         fitted = _resolve_transformations(dataset, request.transformed, {})
         yield TrainingInputs(_model_inputs(dataset, request, {}), fitted)

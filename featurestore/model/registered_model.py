@@ -31,7 +31,7 @@ Flavor = Literal[
 ]
 # fmt: on
 Arrays = Literal["columns", "matrix", "pandas", "polars"]
-DATAFRAMES = ("pandas", "polars")
+DATAFRAMES: tuple[Arrays, ...] = ("pandas", "polars")
 NullForm = Literal["error", "fill", "mask", "nan"]
 Method = Literal["predict", "predict_proba", "decision_function"]
 Stage = Literal["development", "staging", "production", "archived"]
@@ -121,8 +121,8 @@ class ModelSpec:
     ``artifact`` is the file or folder that is loaded with ``flavor``. ``features`` is the retrieval
     of the training dataset, with groups pinned to versions; ``inputs`` are in the column order of
     matrices and DataFrames. ``arrays`` is the form in which the model takes them. ``dataset`` is the
-    training dataset, ``run`` the run that trained the model. ``transformations`` is the hash of the transformations file in the same
-    directory.
+    training dataset, ``run`` the run that trained the model. ``transformations`` is the hash of the
+    transformations file in the same directory.
     """
 
     name: str

@@ -170,13 +170,24 @@ def _predict(spec: ModelSpec, model: Any, model_input: Any) -> Mapping[str, Any]
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         names = [each.name for each in spec.inputs]
-        hint = (
-            'arrays="matrix" passes one array of shape (rows, inputs), arrays="columns" one '
-            "array per input; columns=[...] sets their order"
-        )
-        if spec.flavor == "torch":
-            hint += "; export with dynamic_shapes for any number of rows"
         raise InvalidArgument(
             f"The model cannot use the inputs {listing(names)} as {spec.arrays!r}: {reason}",
-            hint=hint,
+            hint=_trial_hint(spec),
         ) from error
+
+
+def _trial_hint(spec: ModelSpec) -> str:
+    """Return the hint for a model that does not accept its inputs."""
+    missing = [each.name for each in spec.inputs if each.nulls == "nan"]
+    if spec.arrays in DATAFRAMES:
+        hint = "context.save(model, inputs=x) records the dtypes and categories of a DataFrame"
+    else:
+        hint = (
+            'arrays="matrix" passes one array of shape (rows, inputs), arrays="columns" one '
+            'array per input, arrays="pandas" a DataFrame; columns=[...] sets their order'
+        )
+    if missing:
+        hint += f"; nulls={{{missing[0]!r}: 0}} if the function filled nulls"
+    if spec.flavor == "torch":
+        hint += "; export with dynamic_shapes for any number of rows"
+    return hint

@@ -31,8 +31,8 @@ def weight_losses_by_rows(model: Any) -> None:
     """Let the loss metrics of a compiled model weight each batch by its real rows.
 
     Losses with the reduction ``mean_with_sample_weight`` weight a batch by its sample weights. The
-    metrics of other reductions, and of losses that Keras does not compute, remain unchanged.
-    ``model.compile`` undoes the change.
+    metrics of other reductions, and of losses that the model computes itself, remain unchanged.
+    Penalties of activities are means over all rows of a batch. ``model.compile`` undoes the change.
     """
     # Keras has no public access to the metrics and functions of a compiled loss.
     if keras_module(model).__name__ == "tf_keras":
@@ -196,8 +196,9 @@ def _change_keras_3(model: Any, container: Any) -> None:
                 return
             replicas = import_tensorflow().distribute.get_strategy().num_replicas_in_sync
             reductions = frozenset(loss.loss.reduction for loss in container._flat_losses)
-            weighted = _weighted_mean(batch, reductions, values, batch.loss * replicas)
-            super().update_state(weighted[0], sample_weight=weighted[1])
+            data_loss = batch.loss * replicas
+            mean, weight = _weighted_mean(batch, reductions, values, data_loss, sample_weight)
+            super().update_state(mean, sample_weight=weight)
 
     container.__class__ = RowLoss
     tracker.__class__ = RowMean
@@ -213,24 +214,29 @@ class _OutputMean:
 
     def update_state(self, value: Any, sample_weight: Any = None) -> None:
         """Update the metric; ``sample_weight`` is the static batch size or None."""
-        weighted = _weighted_mean(self.batch, self.reductions, value, value)
-        self.mean.update_state(weighted[0], sample_weight=weighted[1])
+        mean, weight = _weighted_mean(self.batch, self.reductions, value, value, sample_weight)
+        self.mean.update_state(mean, sample_weight=weight)
 
 
 def _weighted_mean(
-    batch: _Batch, reductions: frozenset[Any], value: Any, data_loss: Any
+    batch: _Batch, reductions: frozenset[Any], value: Any, data_loss: Any, sample_weight: Any
 ) -> tuple[Any, Any]:
     """Return the mean of a batch over its real rows, and the weight of the batch.
+
+    Sums of losses, and losses of several reductions, keep the weight of Keras.
 
     Args:
         batch: The batch.
         reductions: The reductions of the losses in the value.
         value: The value that Keras computed.
         data_loss: The part of the value that depends on rows; the rest are penalties.
+        sample_weight: The weight that Keras gives the batch.
     """
     if reductions <= _WEIGHTED_MEANS:
         return value, batch.weights
-    if batch.rows is None or not reductions <= _ROW_MEANS:
+    if not reductions <= _ROW_MEANS:
+        return value, sample_weight
+    if batch.rows is None:
         return value, batch.size
     return value + data_loss * (batch.scale - 1.0), batch.rows
 

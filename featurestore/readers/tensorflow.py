@@ -33,9 +33,10 @@ _GATHER_THREADS = 4
 # The low bits of a range number are its index within the iteration, the high bits the iteration.
 _NUMBER_BITS = 40
 _PADDING_ADVICE = (
-    'remainder="pad": padding rows have weight 0, but Keras counts them in mean losses, metrics= '
-    "and predict. Use checkpoint.fit(model, epochs, validation=reader), "
-    'reader.evaluate(model) and weighted_metrics=, or read with remainder="keep".'
+    'remainder="pad": padding rows have weight 0, but Keras counts them in metrics= and predict, '
+    "and in mean losses of other datasets, for instance after map(). Use checkpoint.fit(model, "
+    "epochs, validation=reader), reader.evaluate(model) and weighted_metrics=, or read with "
+    'remainder="keep".'
 )
 _log = logging.getLogger("featurestore.readers")
 

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
-from itertools import combinations, product
+from itertools import combinations, product, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -79,23 +79,18 @@ def short_list() -> list[Cell]:
     ]
 
 
-def documented() -> dict[tuple[str, str], str]:
-    """Return the modes that ``fit`` supports by library and strategy, as the page states."""
+def documented() -> dict[str, dict[str, str]]:
+    """Return the supported modes by call and strategy, as the page states them."""
     lines = PAGE.read_text().splitlines()
-    start = next(number for number, line in enumerate(lines) if line.startswith("| `fit` with |"))
-    header, _, *body = [
-        [text.strip() for text in line.strip("| ").split("|")] for line in lines[start : start + 4]
-    ]
-    return {
-        (row[0].strip("`"), strategy): text
-        for row in body
-        for strategy, text in zip(header[1:], row[1:], strict=True)
-    }
+    start = next(number for number, line in enumerate(lines) if line.startswith("| mode |"))
+    table = takewhile(lambda line: line.startswith("|"), lines[start:])
+    header, _, *body = [[text.strip() for text in line.strip("| ").split("|")] for line in table]
+    return {call: dict(zip(header[1:], texts, strict=True)) for call, *texts in body}
 
 
 def is_documented(cell: Cell) -> bool:
     """Return whether the page states that ``fit`` supports a cell."""
-    text = documented()[cell["library"], HEADERS[cell["strategy"]]]
+    text = documented()[f"`fit` of `{cell['library']}`"][HEADERS[cell["strategy"]]]
     single_steps = "`steps_per_execution=1`" in text
     return f'"{cell["remainder"]}"' in text and (
         not single_steps or cell["steps_per_execution"] == 1
@@ -276,6 +271,8 @@ def test_losses_equal_numpy_or_are_refused_in_each_mode(
                 assert outcome["error"].startswith("ReaderConfigError: ")
                 assert outcome["last"] == outcome["first"]
                 assert outcome["position"] == [0, 0]
+            evaluated = documented()["`evaluate` of both"][HEADERS[cell["strategy"]]]
+            assert f'"{cell["remainder"]}"' in evaluated
             model = LinearModel(outcome["last"], names)
             figures = means([model.losses(rows)], model.penalty())
             assert outcome["evaluation"] == pytest.approx(figures, rel=tolerance)

@@ -213,9 +213,10 @@ def test_tf_dataset_logs_padding_notice_once(
         reader.tf_dataset()
         reader.tf_dataset()
     assert [record.getMessage() for record in caplog.records] == [
-        'remainder="pad": padding rows have weight 0, but Keras counts them in mean losses, '
-        "metrics= and predict. Use checkpoint.fit(model, epochs, validation=reader), "
-        'reader.evaluate(model) and weighted_metrics=, or read with remainder="keep".'
+        'remainder="pad": padding rows have weight 0, but Keras counts them in metrics= and '
+        "predict, and in mean losses of other datasets, for instance after map(). Use "
+        "checkpoint.fit(model, epochs, validation=reader), reader.evaluate(model) and "
+        'weighted_metrics=, or read with remainder="keep".'
     ]
 
 

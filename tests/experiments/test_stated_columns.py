@@ -400,6 +400,33 @@ def test_readers_with_equal_inputs_need_no_choice(
     assert experiments.register_model(run, "sums", trust=True).inputs == tuple("abcd")
 
 
+def test_unnamed_models_refuse_another_number_of_columns(
+    empty_store: FeatureStore, sums: TrainingDataset, subtests: pytest.Subtests
+) -> None:
+    xgboost = importlib.import_module("xgboost")
+    lightgbm = importlib.import_module("lightgbm")
+    table = bits()
+    x = np.stack([table[name] for name in "abc"], axis=1)
+    fits: dict[str, Callable[[], Any]] = {
+        "scikit-learn": lambda: unnamed({name: table[name] for name in "abc"}, table["a"]),
+        "xgboost": lambda: xgboost.XGBRegressor(n_estimators=1).fit(x, table["a"]),
+        "lightgbm": lambda: lightgbm.LGBMRegressor(n_estimators=1, verbose=-1).fit(x, table["a"]),
+    }
+    fits["xgboost booster"] = lambda: fits["xgboost"]().get_booster()
+    fits["lightgbm booster"] = lambda: fits["lightgbm"]().booster_
+    for name, fit in fits.items():
+        for columns in ("ab", "abcd"):
+            with subtests.test(f"{name} {columns}"):
+
+                def train(context: Context, fit: Any = fit, columns: str = columns) -> Any:
+                    context.dataset.matrix("train", columns=list(columns))
+                    return fit()
+
+                run = finished_run(empty_store, sums, train)
+                with pytest.raises(InvalidArgument, match=r"3 (columns|features)|\(3\)|3, got"):
+                    experiments.register_model(run, "m", trust=True)
+
+
 def test_contradictions_name_both_lists(
     empty_store: FeatureStore, sums: TrainingDataset, subtests: pytest.Subtests
 ) -> None:

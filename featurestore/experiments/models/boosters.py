@@ -105,6 +105,14 @@ def make_predictor(booster: Any, flavor: str) -> Callable[[Any], Mapping[str, np
             return {"": np.asarray(booster.predict(model_input))}
         rows = importlib.import_module("xgboost").DMatrix
         if isinstance(model_input, np.ndarray):
+            # XGBoost would predict columns that are missing at the end as nulls.
+            count = booster.num_features()
+            if model_input.shape[1] != count:
+                raise InvalidArgument(
+                    f"The booster was trained with {count} columns, and gets "
+                    f"{model_input.shape[1]}.",
+                    hint="register_model(..., columns=[...]) with the columns of its training",
+                )
             # The columns have the order of the training; a matrix has no names of its own.
             names, types = booster.feature_names, booster.feature_types
             matrix = rows(model_input, feature_names=names, feature_types=types)

@@ -19,6 +19,7 @@ import numpy as np
 from featurestore.errors import InvalidArgument, ReaderConfigError
 from featurestore.readers.evaluation import refuse_metrics_over_padding
 from featurestore.readers.heartbeat import Heartbeat
+from featurestore.readers.transformed import refuse_bytes_labels
 from featurestore.storage import files
 
 if TYPE_CHECKING:
@@ -234,6 +235,7 @@ class ReaderCheckpoint:
             weight_losses_by_rows,
         )
 
+        refuse_bytes_labels(self.reader.manifest, self.reader.columns)
         refuse_fit(model)
         refuse_metrics_over_padding(self.reader, model)
         weight_losses_by_rows(model)

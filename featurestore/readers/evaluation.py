@@ -12,6 +12,7 @@ import numpy.typing as npt
 from featurestore.errors import InvalidArgument, ReaderConfigError, listing
 from featurestore.readers.order import PADDING, Rows
 from featurestore.readers.tensorflow import import_tensorflow
+from featurestore.readers.transformed import refuse_bytes_labels
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,6 +88,7 @@ def _evaluate_keras(
         worker_position,
     )
 
+    refuse_bytes_labels(reader.manifest, reader.columns)
     if reader.weighing is not None and reader.weighing.masked_labels:
         refuse_metrics_over_padding(reader, model)
     weight_losses_by_rows(model)

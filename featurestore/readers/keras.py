@@ -31,6 +31,7 @@ from featurestore.readers.tensorflow import (
     keras_module,
     tf_dataset,
 )
+from featurestore.readers.transformed import has_bytes_labels, refuse_bytes_labels
 
 if TYPE_CHECKING:
     from featurestore.readers.reader import Reader
@@ -123,7 +124,7 @@ def dataset_for_keras(reader: Reader, epochs: int, *, start_epoch: int, start_st
         replicas=1,
     )
     dataset = make_dataset()
-    if reader.order.remainder == "drop":
+    if reader.order.remainder == "drop" and not has_bytes_labels(reader.columns):
         return dataset
     make_evaluation_dataset = make_dataset
     if reader.order.remainder == "pad":
@@ -158,6 +159,7 @@ def _attach_reader(
             if frame is not None and frame.f_code.co_name == _SYMBOLIC_BUILD:
                 return kind.__iter__(make_dataset())
             if frame is not None:
+                refuse_bytes_labels(reader.manifest, reader.columns)
                 weight_losses_by_rows(frame.f_locals["self"])
             if frame is not None and frame.f_code.co_name == "evaluate":
                 # Created on first use: a dataset that only ``fit`` iterates needs no second one.

@@ -12,8 +12,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.types as pat
 
-from featurestore.errors import ReaderConfigError
+from featurestore.arrow.schemas import type_from_json
+from featurestore.errors import ReaderConfigError, UnsupportedType, listing
 from featurestore.model.manifest import Manifest
 from featurestore.readers.batches import Arrays, Packing, StepRange
 from featurestore.readers.blocks import RecordBlocks, WindowBlocks
@@ -145,6 +147,34 @@ def zero_based_label_codes(
             f"stratify={name!r}, so that every class is in the training split",
         )
     return shifted_codes
+
+
+def has_bytes_labels(columns: Sequence[SelectedColumn]) -> bool:
+    """Return whether readers yield labels as bytes: strings, decimals or binary values."""
+    return any(column.label and column.dtype == object for column in columns)
+
+
+def refuse_bytes_labels(manifest: Manifest, columns: Sequence[SelectedColumn]) -> None:
+    """Refuse labels that Keras would refuse inside its graph, after it has compiled the model.
+
+    Raises:
+        UnsupportedType: Labels are strings, decimals or binary values.
+    """
+    labels = [column.name for column in columns if column.label and column.dtype == object]
+    if labels:
+        raise UnsupportedType(
+            f"Keras has no loss for labels that are read as bytes: {listing(labels)}.",
+            hint=bytes_label_hint(manifest, labels),
+        )
+
+
+def bytes_label_hint(manifest: Manifest, labels: Sequence[str]) -> str:
+    """Return the line that exports labels as numbers instead of bytes."""
+    kinds = {label: type_from_json(manifest.column(label).type) for label in labels}
+    chains = [f"{label!r}: t.vocabulary()" for label in labels if pat.is_string(kinds[label])]
+    if chains:
+        return f"create_training_dataset(..., transformations={{{', '.join(chains)}}})"
+    return f"df = df.astype({dict.fromkeys(kinds, 'float64')!r}) before the export"
 
 
 def plan_transformed_columns(

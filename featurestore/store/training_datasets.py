@@ -121,6 +121,7 @@ class TrainingDatasetCalls(StoreBase):
         from featurestore.model.requests import TrainingDatasetRequest
         from featurestore.storage.failures import warn_after_publication
         from featurestore.training.create import create
+        from featurestore.training.export.label_checks import describe_text_labels
 
         refuse_name_before_data(data, name, call="create_training_dataset")
         request = TrainingDatasetRequest(
@@ -157,6 +158,9 @@ class TrainingDatasetCalls(StoreBase):
             sys.stdout.write(f"{dataset_label}\n{dataset.roles!r}\n")
             if dataset.manifest.missing_labels is not None:
                 sys.stdout.write(f"{dataset.manifest.missing_labels}\n")
+            text_labels = describe_text_labels(dataset.manifest, dataset.transformations)
+            if text_labels is not None:
+                sys.stdout.write(f"{text_labels}\n")
         return dataset
 
     def transform(

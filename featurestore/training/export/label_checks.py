@@ -16,8 +16,10 @@ from featurestore.arrow.schemas import type_from_json
 from featurestore.errors import DataWarning, FeatureStoreError, InvalidArgument, listing
 from featurestore.model.arguments import warn_caller
 from featurestore.model.manifest import WEIGHT_ZERO, Manifest
+from featurestore.readers.transformed import bytes_label_hint
 from featurestore.statistics import StatisticsState
 from featurestore.training.export.request import ExportRequest
+from featurestore.transform.fitted import Transformations
 from featurestore.usersql import predicate
 from featurestore.usersql.text import DIALECT, quote
 
@@ -67,6 +69,23 @@ def _warn_unlabeled(manifest: Manifest, label: str, nulls: int, rows: int, resul
         f"rows, which {result}: look at the join that computes it, at the types of its keys, and "
         "at the times of the rows",
         DataWarning,
+    )
+
+
+def describe_text_labels(manifest: Manifest, transform: Transformations | None) -> str | None:
+    """Describe which models take the labels that are text, None without such labels."""
+    labels = [
+        column.name
+        for column in manifest.columns
+        if column.role == "label"
+        and pat.is_string(type_from_json(column.type))
+        and (transform is None or column.name not in transform)
+    ]
+    if not labels:
+        return None
+    return (
+        f"text:     {', '.join(labels)}; models of scikit-learn take it, and those of Keras and "
+        f"PyTorch need\n          {bytes_label_hint(manifest, labels)}"
     )
 
 

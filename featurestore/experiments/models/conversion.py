@@ -153,12 +153,12 @@ def fill_array(spec: ModelSpec, model_input: ModelInput) -> npt.NDArray[Any]:
     Raises:
         InvalidArgument: An older release registered a value that the type does not have.
     """
-    values = _fill_value(spec, model_input)
+    values = fill_value(spec, model_input)
     data, _ = to_numpy(values, name=model_input.name)
     return data
 
 
-def _fill_value(spec: ModelSpec, model_input: ModelInput) -> pa.Array:
+def fill_value(spec: ModelSpec, model_input: ModelInput) -> pa.Array:
     """Return the fill value of an input as an array of one value of its type."""
     kind = model_input.kind
     try:
@@ -179,7 +179,7 @@ def fill_column(spec: ModelSpec, model_input: ModelInput, column: pa.Array) -> p
     """
     if model_input.fill is None or not column.null_count:
         return column
-    return pc.if_else(column.is_valid(), column, _fill_value(spec, model_input)[0])
+    return pc.if_else(column.is_valid(), column, fill_value(spec, model_input)[0])
 
 
 def output_name(name: str) -> str:

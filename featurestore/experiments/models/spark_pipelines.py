@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from featurestore.errors import InvalidArgument, ModelDamaged, listing, missing_extra
+from featurestore.experiments.models.conversion import fill_value
 from featurestore.ingest import to_relation
 from featurestore.model.registered_model import (
     LABEL_TIME,
@@ -37,6 +38,8 @@ _OUTPUT_COLUMNS = {
     "predict_proba": "probability",
     "decision_function": "rawPrediction",
 }
+# The prefix of the copies of label columns.
+_LABEL = "__featurestore_label_"
 _PIPELINES = ("pyspark.ml.pipeline.PipelineModel", "org.apache.spark.ml.PipelineModel")
 # A stage is loaded from the folder that its identifier names.
 _STAGE_UID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -178,7 +181,7 @@ def add_predictions(pipeline: Any, rows: Any, method: str) -> Any:
 
 
 def predict_sample(
-    path: str, method: str, batch: pa.RecordBatch, engine: Engine
+    path: str, spec: ModelSpec, batch: pa.RecordBatch, engine: Engine
 ) -> Mapping[str, Any]:
     """Predict a few sample rows with a pipeline, and return numpy arrays.
 
@@ -186,10 +189,8 @@ def predict_sample(
         InvalidArgument: The engine is not Spark.
     """
     rows = engine.to_spark(to_relation(pa.Table.from_batches([batch]), engine=engine))
-    predictions = [
-        row[PREDICTION] for row in add_predictions(load_pipeline(path), rows, method).collect()
-    ]
-    return {"": np.asarray(predictions)}
+    scored_rows = add_predictions(load_pipeline(path), _fill_nulls(spec, rows), spec.method)
+    return {"": np.asarray([row[PREDICTION] for row in scored_rows.collect()])}
 
 
 def score_rows(
@@ -205,13 +206,38 @@ def score_rows(
         label_time: Time (microseconds since 1970) of rows without a time column.
     """
     functions = _import_spark_library("pyspark.sql.functions")
-    scored_rows = add_predictions(load_pipeline(path), rows, spec.method).select(
-        *label_columns, PREDICTION
+    # Inputs may be label columns, which the result has without fills.
+    labels = [functions.col(name).alias(f"{_LABEL}{name}") for name in label_columns]
+    filled_rows = _fill_nulls(spec, rows.select("*", *labels))
+    scored_rows = add_predictions(load_pipeline(path), filled_rows, spec.method).select(
+        *(functions.col(f"{_LABEL}{name}").alias(name) for name in label_columns), PREDICTION
     )
     scored_rows = scored_rows.withColumn(MODEL_VERSION, functions.lit(spec.version).cast("long"))
     if label_time is not None:
         scored_rows = scored_rows.withColumn(LABEL_TIME, functions.lit(from_micros(label_time)))
     return scored_rows
+
+
+def _fill_nulls(spec: ModelSpec, rows: Any) -> Any:
+    """Return a DataFrame in which the fill values of the inputs replace nulls.
+
+    Raises:
+        InvalidArgument: The model takes masks, which a pipeline cannot get.
+    """
+    functions = _import_spark_library("pyspark.sql.functions")
+    if any(model_input.nulls == "mask" for model_input in spec.inputs):
+        raise InvalidArgument(
+            "A Spark ML pipeline gets no masks: its columns have nulls.",
+            hint="nulls=None, and stages of the pipeline that replace nulls, such as an Imputer",
+        )
+    filled_columns = {}
+    for model_input in spec.inputs:
+        if model_input.fill is not None:
+            name = model_input.name
+            value = functions.lit(fill_value(spec, model_input)[0].as_py())
+            typed_value = value.cast(rows.schema[name].dataType)
+            filled_columns[name] = functions.coalesce(rows[name], typed_value)
+    return rows.withColumns(filled_columns) if filled_columns else rows
 
 
 def _import_spark_library(name: str) -> Any:

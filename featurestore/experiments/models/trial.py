@@ -133,7 +133,7 @@ class Trial:
     ) -> dict[str, pa.Array]:
         if spec.flavor == "spark":
             engine = self.session.engine
-            outputs = spark_pipelines.predict_sample(self.path, spec.method, rows, engine)
+            outputs = spark_pipelines.predict_sample(self.path, spec, rows, engine)
         else:
             outputs = _predict(spec, self.model, _to_model_input(spec, fitted, rows))
         return to_columns(outputs, rows.num_rows)

@@ -8,10 +8,11 @@ rows of the feature group.
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -25,10 +26,12 @@ from featurestore import transform as t
 from featurestore.errors import FeatureStoreError, InvalidArgument
 from featurestore.experiments import catalog
 from featurestore.experiments.context import Context
+from featurestore.experiments.models import Model
 from featurestore.experiments.run import Run
 from featurestore.experiments.tasks import Task
 from featurestore.model.run_record import RunDataset, RunRecord
 from featurestore.store import FeatureStore
+from featurestore.training import TrainingDataset
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 SHOPS = range(24)
@@ -73,23 +76,30 @@ class Case:
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """The rows that a training function reads: an array per column, with masks, or one matrix."""
+    """The rows that a training function reads.
+
+    ``values`` is an array per column of a reader, with masks, one matrix, or a DataFrame.
+    """
 
     names: tuple[str, ...]
     values: Any
 
     @property
-    def is_matrix(self) -> bool:
-        """Whether the values are one array of shape (rows, names)."""
-        return isinstance(self.values, np.ndarray)
+    def are_columns(self) -> bool:
+        """Whether the values are the arrays of a reader."""
+        return isinstance(self.values, dict)
+
+    @property
+    def is_frame(self) -> bool:
+        """Whether the values are a DataFrame."""
+        return not isinstance(self.values, dict | np.ndarray)
 
     @property
     def matrix(self) -> npt.NDArray[np.float32]:
         """The values as one array of shape (rows, names)."""
-        if self.is_matrix:
-            return np.asarray(self.values)
-        arrays = [np.asarray(self.values[name], np.float32) for name in self.names]
-        return np.stack(arrays, axis=1)
+        if isinstance(self.values, np.ndarray):
+            return self.values
+        return to_matrix(self.values, names=self.names)
 
     @property
     def weights(self) -> list[float]:
@@ -108,8 +118,21 @@ class TrainingRows:
         return math.fsum(map(float.__mul__, filled, self.weights))
 
 
-# A fitted model, and its prediction for a row in plain Python.
-Fitted = tuple[Any, Callable[[Sequence[float]], float]]
+def to_matrix(columns: Any, *, names: Sequence[str]) -> npt.NDArray[np.float32]:
+    """Return columns of a DataFrame or a dict as one array of shape (rows, names), with NaN."""
+    # None is NaN in this conversion.
+    return np.stack([np.array(list(columns[name]), np.float32) for name in names], axis=1)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fitted model, its prediction for a row in plain Python, and a DataFrame that it takes."""
+
+    model: Any
+    predict_row: Callable[[Sequence[float]], float]
+    frame: Any = None
+
+
 Fit = Callable[[Case, TrainingRows], Fitted]
 
 
@@ -138,9 +161,13 @@ class Shops:
         }
         store.publish("shops")
 
-    def train(self, case: Case, fit: Fit) -> tuple[Run, TrainingRows, Any]:
-        """Call a training function in this process, and return its finished run."""
-        dataset = self.datasets["full" if case.nulls == "none" else "gaps"]
+    def dataset_of(self, case: Case) -> TrainingDataset:
+        """Return the training dataset of a case."""
+        return self.datasets["full" if case.nulls == "none" else "gaps"]
+
+    def begin(self, case: Case) -> RunRecord:
+        """Save the record of a new run."""
+        dataset = self.dataset_of(case)
         manifest_hash = dataset.manifest.content_hash
         record = RunRecord(
             id=f"20240101-000000-{next(self.run_numbers):06x}",
@@ -151,17 +178,28 @@ class Shops:
             dataset=RunDataset(dataset.name, dataset.version, manifest_hash, dataset.path),
         )
         catalog.save(self.store.session, record)
+        return record
+
+    def train(self, case: Case, fit: Fit) -> tuple[Run, TrainingRows, Fitted]:
+        """Call a training function in this process, and return its finished run."""
+        record = self.begin(case)
+        dataset = record.dataset
+        assert dataset is not None
         directory = Run(self.store.session, record).path
-        task = Task(directory, dataset={"path": dataset.path, "manifest": manifest_hash})
+        task = Task(directory, dataset={"path": dataset.path, "manifest": dataset.manifest})
         context = Context(task)
         rows = read_training_rows(case, context)
-        model, predict_row = fit(case, rows)
-        context.save(model)
+        fitted = fit(case, rows)
+        context.save(fitted.model, inputs=fitted.frame)
         context.close()
         states = [*(reader.state() for reader in context.readers), *context.matrices]
+        return self.finish(record, states), rows, fitted
+
+    def finish(self, record: RunRecord, states: Sequence[Mapping[str, Any]]) -> Run:
+        """Save the record of a run with the states of its readers."""
         record = replace(record, readers=tuple(states))
         catalog.save(self.store.session, record)
-        return Run(self.store.session, record), rows, predict_row
+        return Run(self.store.session, record)
 
     def input_rows(self, case: Case, names: Sequence[str]) -> Iterator[list[float]]:
         """Yield the inputs of the model for each shop, by name."""
@@ -209,6 +247,10 @@ def read_training_rows(case: Case, context: Context) -> TrainingRows:
         names = tuple(name for name in batches[0] if name != "sales")
         values = {name: np.concatenate([batch[name] for batch in batches]) for name in names}
         return TrainingRows(names, values)
+    if case.form in ("pandas", "polars"):
+        frame = context.dataset.read("train")
+        rows = frame.to_pandas() if case.form == "pandas" else frame.to_polars()
+        return _select_columns(case, rows)
     matrix = context.dataset.matrix(
         "train", columns=columns, transformed=case.form == "transformed"
     )
@@ -219,20 +261,49 @@ def read_training_rows(case: Case, context: Context) -> TrainingRows:
     return TrainingRows(matrix.names, x)
 
 
-def check_round_trip(shops: Shops, case: Case, fit: Fit, *, trust: bool) -> None:
+def _select_columns(case: Case, frame: Any) -> TrainingRows:
+    """Return the columns of a case from a DataFrame, without nulls if they are filled or masked."""
+    columns: dict[str, Any] = {}
+    for name in case.columns:
+        column = frame[name]
+        is_pandas = case.form == "pandas"
+        if case.nulls == "mask" and name in FILLS:
+            columns[name] = (
+                column.fillna(0) if is_pandas else column.fill_null(False if name == "open" else 0)
+            )
+            columns[f"{name}_present"] = column.notna() if is_pandas else column.is_not_null()
+        elif case.nulls == "fill" and name in FILLS:
+            value = FILLS[name]
+            columns[name] = column.fillna(value) if is_pandas else column.fill_null(value)
+        else:
+            columns[name] = column
+    return TrainingRows(tuple(columns), type(frame)(columns))
+
+
+def score(store: FeatureStore, model: Model, case: Case) -> list[float]:
+    """Return the predictions in batch for the shops of a case."""
+    keys = [{"shop": shop} for shop in case.shops]
+    later = datetime.now(UTC) + timedelta(hours=1)
+    scored = store.score(model, labels=keys, label_time=later, trust=case.framework in TRUSTED)
+    prediction_by_shop = {row["shop"]: row["prediction"] for row in scored.to_arrow().to_pylist()}
+    return [prediction_by_shop[shop] for shop in case.shops]
+
+
+def check_round_trip(shops: Shops, case: Case, fit: Fit) -> None:
     """Train, register, score in batch and predict online; compare all three with plain Python."""
-    run, rows, predict_row = shops.train(case, fit)
+    run, rows, fitted = shops.train(case, fit)
+    trust = case.framework in TRUSTED
     options: dict[str, Any] = {"trust": trust}
     if case.form != "reader" and case.nulls in ("fill", "mask"):
         # A matrix has NaN: the training function fills it, so the registration repeats the values.
         options["nulls"] = case.fills if case.nulls == "fill" else "mask"
+    if case.form in ("pandas", "polars") and fitted.frame is None:
+        # The model was trained on arrays of a DataFrame, of which the run records no columns.
+        options |= {"columns": case.columns, "transformed": False}
     model = experiments.register_model(run, "sums", **options)
     keys = [{"shop": shop} for shop in case.shops]
-    expected = [predict_row(row) for row in shops.input_rows(case, rows.names)]
-    later = datetime.now(UTC) + timedelta(hours=1)
-    scored = shops.store.score(model, labels=keys, label_time=later, trust=trust).to_arrow()
-    assert scored["shop"].to_pylist() == case.shops
-    in_batch = scored["prediction"].to_pylist()
+    expected = [fitted.predict_row(row) for row in shops.input_rows(case, rows.names)]
+    in_batch = score(shops.store, model, case)
     np.testing.assert_allclose(in_batch, expected, rtol=1e-5, atol=0.02, err_msg="batch")
     server = model.server(trust=trust)
     try:
@@ -244,25 +315,47 @@ def check_round_trip(shops: Shops, case: Case, fit: Fit, *, trust: bool) -> None
 
 # -- the table ------------------------------------------------------------------------------------
 
-FORMS = ("reader", "matrix", "transformed")
+FORMS = ["reader", "matrix", "transformed", "pandas"]
+if importlib.util.find_spec("polars") is not None:
+    FORMS.append("polars")
 NULLS = ("none", "fill", "mask", "nan")
+# The frameworks whose files are code, or have a parser that does not check them.
+TRUSTED = ("sklearn", "jax", "spark")
 # The cells that no framework can have, by form and nulls, with the error.
 REFUSED: dict[tuple[str, str], tuple[type[FeatureStoreError], str]] = {
     ("reader", "nan"): (InvalidArgument, "nan"),
     # A matrix has no masks.
-    ("matrix", "mask"): (InvalidArgument, "mask"),
-    ("transformed", "mask"): (InvalidArgument, "mask"),
+    ("matrix", "mask"): (InvalidArgument, "cannot use the inputs|states no masks"),
+    ("transformed", "mask"): (InvalidArgument, "cannot use the inputs|states no masks"),
 }
 
 
-def check_cells(shops: Shops, framework: str, fit: Fit, subtests: Any, *, trust: bool) -> None:
-    """Check all cells of a framework."""
-    for form, nulls, order in itertools.product(FORMS, NULLS, ORDERS):
-        case = Case(framework, form, nulls, order)
-        with subtests.test(form=form, nulls=nulls, order=order):
-            if (form, nulls) not in REFUSED:
-                check_round_trip(shops, case, fit, trust=trust)
+# All orders of all cells run in soak tests.
+COMPLETE = pytest.mark.parametrize(
+    "is_complete", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["turns", "complete"]
+)
+
+
+def cells(framework: str, *, is_complete: bool) -> Iterator[Case]:
+    """Yield the cells of a framework: each form with each handling of nulls.
+
+    The orders take turns unless the table is complete, so each occurs with each form and with each
+    handling of nulls.
+    """
+    orders = list(ORDERS)
+    for (row, form), (column, nulls) in itertools.product(enumerate(FORMS), enumerate(NULLS)):
+        turn = (row + column) % len(orders)
+        for order in orders if is_complete else orders[turn : turn + 1]:
+            yield Case(framework, form, nulls, order)
+
+
+def check_cells(shops: Shops, cases: Iterable[Case], fit: Fit, subtests: Any) -> None:
+    """Check the cells of a framework."""
+    for case in cases:
+        with subtests.test(form=case.form, nulls=case.nulls, order=case.order):
+            if (case.form, case.nulls) not in REFUSED:
+                check_round_trip(shops, case, fit)
                 continue
-            error, words = REFUSED[form, nulls]
+            error, words = REFUSED[case.form, case.nulls]
             with pytest.raises(error, match=words):
-                check_round_trip(shops, case, fit, trust=trust)
+                check_round_trip(shops, case, fit)

@@ -5,19 +5,30 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import featurestore
+from featurestore import experiments
+from featurestore.errors import InvalidArgument
+from featurestore.experiments.run import Run
+from featurestore.store import FeatureStore
 from tests.experiments.round_trips import (
+    COMPLETE,
     NAN_VALUE,
+    WEIGHTS,
     Case,
     Fitted,
     Shops,
     TrainingRows,
+    cells,
     check_cells,
+    score,
+    to_matrix,
 )
 from tests.store_copies import copy_of
 
@@ -32,17 +43,36 @@ def fit_sklearn(case: Case, rows: TrainingRows) -> Fitted:
     from sklearn.impute import SimpleImputer
     from sklearn.linear_model import LinearRegression
     from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import FunctionTransformer
 
     imputer = SimpleImputer(strategy="constant", fill_value=NAN_VALUE)
-    pipeline = make_pipeline(imputer, LinearRegression())
-    return pipeline.fit(rows.matrix, rows.targets), rows.sum_row
+    if not rows.is_frame:
+        pipeline = make_pipeline(imputer, LinearRegression())
+        return Fitted(pipeline.fit(rows.matrix, rows.targets), rows.sum_row)
+    # A pipeline that selects columns by their names.
+    select = FunctionTransformer(to_matrix, kw_args={"names": rows.names})
+    pipeline = make_pipeline(select, imputer, LinearRegression())
+    return Fitted(pipeline.fit(rows.values, rows.targets), rows.sum_row, rows.values)
+
+
+def as_numbers(case: Case, rows: TrainingRows) -> Any:
+    """Return a DataFrame with columns of float32, since boosters take only numbers; None for arrays."""
+    if not rows.is_frame:
+        return None
+    import polars
+
+    return (
+        rows.values.astype("float32") if case.form == "pandas" else rows.values.cast(polars.Float32)
+    )
 
 
 def fit_xgboost(case: Case, rows: TrainingRows) -> Fitted:
     import xgboost
 
     names = list(rows.names)
-    data = xgboost.DMatrix(rows.matrix, rows.targets, feature_names=names)
+    frame = as_numbers(case, rows)
+    values = rows.matrix if frame is None else frame
+    data = xgboost.DMatrix(values, rows.targets, feature_names=names)
     # One thread: others of a busy machine would wait for each other.
     booster = xgboost.train({"max_depth": 6, "eta": 0.9, "nthread": 1}, data, num_boost_round=4)
     trees = [json.loads(tree) for tree in booster.get_dump(dump_format="json")]
@@ -57,13 +87,15 @@ def fit_xgboost(case: Case, rows: TrainingRows) -> Fitted:
             node = next(child for child in node["children"] if child["nodeid"] == target)
         return float(node["leaf"])
 
-    return booster, lambda row: base + sum(leaf_of(tree, row) for tree in trees)
+    return Fitted(booster, lambda row: base + sum(leaf_of(tree, row) for tree in trees), frame)
 
 
 def fit_lightgbm(case: Case, rows: TrainingRows) -> Fitted:
     import lightgbm
 
-    data = lightgbm.Dataset(rows.matrix, rows.targets, feature_name=list(rows.names))
+    frame = as_numbers(case, rows)
+    values = rows.matrix if frame is None else frame
+    data = lightgbm.Dataset(values, rows.targets, feature_name=list(rows.names))
     parameters = {"verbose": -1, "min_data_in_leaf": 1, "min_data_in_bin": 1, "learning_rate": 0.9}
     parameters |= {"num_threads": 1}
     booster = lightgbm.train(parameters, data, num_boost_round=4)
@@ -79,7 +111,7 @@ def fit_lightgbm(case: Case, rows: TrainingRows) -> Fitted:
             node = node["left_child" if is_left else "right_child"]
         return float(node["leaf_value"])
 
-    return booster, lambda row: sum(leaf_of(tree, row) for tree in trees)
+    return Fitted(booster, lambda row: sum(leaf_of(tree, row) for tree in trees), frame)
 
 
 def fit_keras(case: Case, rows: TrainingRows) -> Fitted:
@@ -91,29 +123,86 @@ def fit_keras(case: Case, rows: TrainingRows) -> Fitted:
         import tf_keras as keras
 
         ops.isnan = ops.math.is_nan
-    if rows.is_matrix:
-        inputs: Any = keras.Input((len(rows.names),))
-        joined = inputs
+    if rows.are_columns:
+        inputs: Any = {name: keras.Input((1,), name=name) for name in rows.names}
+        joined = keras.layers.Concatenate()(list(inputs.values()))
     else:
-        inputs = {name: keras.Input((1,), name=name) for name in rows.names}
-        joined = inputs[rows.names[0]]
-        if len(inputs) > 1:
-            joined = keras.layers.Concatenate()(list(inputs.values()))
+        joined = inputs = keras.Input((len(rows.names),))
     if case.nulls == "nan":
         joined = ops.where(ops.isnan(joined), NAN_VALUE, joined)
     layer = keras.layers.Dense(1)
     model = keras.Model(inputs, layer(joined))
     layer.set_weights([np.array(rows.weights, np.float32)[:, None], np.zeros(1, np.float32)])
-    return model, rows.sum_row
+    return Fitted(model, rows.sum_row)
 
 
+@COMPLETE
 @pytest.mark.parametrize("framework", ["sklearn", "xgboost", "lightgbm"])
-def test_fitted_model_predicts_training_values(framework: str, shops: Shops, subtests: Any) -> None:
+def test_fitted_model_predicts_training_values(
+    framework: str, is_complete: bool, shops: Shops, subtests: Any
+) -> None:
     fit = {"sklearn": fit_sklearn, "xgboost": fit_xgboost, "lightgbm": fit_lightgbm}[framework]
-    check_cells(shops, framework, fit, subtests, trust=framework == "sklearn")
+    check_cells(shops, cells(framework, is_complete=is_complete), fit, subtests)
 
 
 @pytest.mark.tensorflow
+@COMPLETE
 @pytest.mark.parametrize("framework", ["keras", "tf_keras"])
-def test_network_predicts_training_values(framework: str, shops: Shops, subtests: Any) -> None:
-    check_cells(shops, framework, fit_keras, subtests, trust=False)
+def test_network_predicts_training_values(
+    framework: str, is_complete: bool, shops: Shops, subtests: Any
+) -> None:
+    check_cells(shops, cells(framework, is_complete=is_complete), fit_keras, subtests)
+
+
+# Pipelines of Spark ML take DataFrames of Spark. They are scored in Spark, and not served.
+SPARK_CELLS = [("none", "reversed"), ("none", "subset"), ("fill", "dataset"), ("nan", "reversed")]
+
+
+@pytest.mark.spark
+def test_spark_pipeline_predicts_training_values(
+    empty_store: FeatureStore, spark: Any, subtests: Any
+) -> None:
+    from pyspark.ml import Pipeline
+    from pyspark.ml.feature import SQLTransformer, VectorAssembler
+    from pyspark.ml.regression import LinearRegression
+
+    shops = Shops(empty_store)
+    store = featurestore.connect(empty_store.location, engine="spark")
+    for nulls, order in SPARK_CELLS:
+        case = Case("spark", "spark", nulls, order)
+        with subtests.test(nulls=nulls, order=order):
+            record = shops.begin(case)
+            states: list[dict[str, Any]] = []
+            dataset = store.get_training_dataset(shops.dataset_of(case).name)
+            frame = replace(dataset, matrices=states).read("train").to_spark()
+            if nulls == "fill":
+                frame = frame.na.fill(case.fills)
+            numbers = [f"coalesce(cast({name} as double), {NAN_VALUE})" for name in case.columns]
+            target = " + ".join(
+                f"{WEIGHTS[name]} * {number}"
+                for name, number in zip(case.columns, numbers, strict=True)
+            )
+            inputs = [f"{name}_number" for name in case.columns]
+            aliases = map("{} as {}".format, numbers, inputs)
+            stages = [
+                SQLTransformer(statement=f"select *, {', '.join(aliases)} from __THIS__"),
+                VectorAssembler(inputCols=inputs, outputCol="inputs"),
+                LinearRegression(featuresCol="inputs", labelCol="target"),
+            ]
+            rows = frame.selectExpr("*", f"{target} as target")
+            pipeline = Pipeline(stages=stages).fit(rows)
+            run = Run(store.session, shops.finish(record, states).record)
+            pipeline.write().save(Path(run.path, "artifacts", "pipeline").as_uri())
+            model = experiments.register_model(
+                run,
+                "spark_sums",
+                artifact="artifacts/pipeline",
+                columns=case.columns,
+                nulls=case.fills if nulls == "fill" else None,
+                trust=True,
+            )
+            read_rows = TrainingRows(case.columns, {})
+            expected = map(read_rows.sum_row, shops.input_rows(case, case.columns))
+            np.testing.assert_allclose(score(store, model, case), list(expected), atol=0.02)
+            with pytest.raises(InvalidArgument, match="has a Spark model"):
+                model.server(trust=True)

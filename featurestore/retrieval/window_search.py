@@ -1,21 +1,17 @@
 """Window aggregates of labels, computed from the rows of their keys for the leak check.
 
 ``aggregates.reference`` defines the values, row by row; its scans take rows times labels. This
-module sorts the rows once and takes sums from exact prefix sums. It shares no code with the kernel,
-which is what the leak check checks.
-
-A row is visible from the time at which it is known until a later version of its event is known.
+module converts each column once. It shares no code with the kernel, which is what the leak check
+checks.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal, localcontext
 from fractions import Fraction
-from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,30 +20,19 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.aggregates import reference
-from featurestore.hashing import tie_hash
 from featurestore.model.plan import WindowJoin, WindowOutput
-from featurestore.retrieval.execution import NEVER, to_microseconds
+from featurestore.retrieval.execution import NEVER
+from featurestore.retrieval.visible_rows import Add, Events, Window, sort_events
 from featurestore.retrieval.window_rows import matching_rows
 from featurestore.session import Session
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
-_ALWAYS = np.iinfo(np.int64).max
-_MICROSECOND = timedelta(microseconds=1)
 _MANTISSA_BITS = 53
 
 
-@dataclass(frozen=True)
-class _Window:
-    """The rows in a window: an index of the sorted rows, and the same rows as ascending ranges."""
-
-    index: slice | Ints
-    ranges: Sequence[tuple[int, int]]
-
-
-_EMPTY = _Window(slice(0, 0), ())
 # The value of an aggregate over a window, None if no row in the window has a value.
-Evaluate: TypeAlias = Callable[[_Window], Any]
+Evaluate: TypeAlias = Callable[[Window], Any]
 
 
 def window_values(
@@ -68,9 +53,11 @@ def window_values(
         keys: The label keys.
         times: The label times in microseconds; None for a label without a time.
     """
-    events = _sort_events(join, rows)
-    columns = _Columns(session, rows.take(pa.array(events.positions)))
-    windows: dict[tuple[timedelta | None, timedelta], list[_Window]] = {}
+    events = sort_events(join, rows)
+    columns = _Columns(session, events, rows.take(pa.array(events.positions)))
+    windows: dict[tuple[timedelta | None, timedelta], list[Window]] = {}
+    # Sums are updated from label to label.
+    label_order = np.argsort([NEVER if time is None else time for time in times], kind="stable")
     arrays = {}
     for output in join.outputs:
         bounds = (output.over, output.offset)
@@ -80,104 +67,20 @@ def window_values(
                 for key, time in zip(keys, times, strict=True)
             ]
         evaluate = columns.evaluator(output)
-        values = []
-        for window in windows[bounds]:
-            value = evaluate(window)
-            values.append(output.fill_value if value is None else value)
+        values: list[Any] = [None] * len(keys)
+        for number in label_order.tolist():
+            value = evaluate(windows[bounds][number])
+            values[number] = output.fill_value if value is None else value
         arrays[output.name] = pa.array(values, output.kind)
     return arrays
-
-
-@dataclass(frozen=True)
-class _Events:
-    """The rows of a group that are visible at some time, sorted by key, event time and version.
-
-    ``positions`` are their numbers in the table. ``known`` and ``replaced`` are the times from and
-    until which each row is visible. ``ranges`` are the sorted rows of each key. ``is_settled`` is
-    True if every row is visible from its event time on.
-    """
-
-    positions: Ints
-    event: list[int]
-    known: Ints
-    replaced: Ints
-    ranges: Mapping[tuple[Any, ...], tuple[int, int]]
-    is_settled: bool
-
-    def find_window(
-        self, key: tuple[Any, ...], time: int | None, *, over: timedelta | None, offset: timedelta
-    ) -> _Window:
-        """Return the rows of a key in ``(time - offset - over, time - offset]`` visible at a time."""
-        # A label with a null key matches no rows, as in a join.
-        if time is None or None in key or key not in self.ranges:
-            return _EMPTY
-        start, stop = self.ranges[key]
-        end = time - offset // _MICROSECOND
-        first = start
-        if over is not None:
-            first = bisect_right(self.event, end - over // _MICROSECOND, start, stop)
-        last = bisect_right(self.event, min(end, time), start, stop)
-        if last <= first:
-            return _EMPTY
-        if self.is_settled:
-            return _Window(slice(first, last), ((first, last),))
-        is_visible = (self.known[first:last] <= time) & (time < self.replaced[first:last])
-        edges = first + np.flatnonzero(np.diff(is_visible, prepend=False, append=False))
-        ranges = list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
-        return _Window(first + np.flatnonzero(is_visible), ranges)
-
-
-def _sort_events(join: WindowJoin, rows: pa.Table) -> _Events:
-    """Sort the rows of a group, and compute from and until which time each is visible."""
-    event = to_microseconds(rows.column(join.event_time))
-    created = event
-    if join.created_time is not None:
-        created = to_microseconds(rows.column(join.created_time))
-    key_codes, codes_by_key = _codes(rows, [column for _, column in join.on])
-    member_codes, _ = _codes(rows, join.members)
-    ties = np.zeros(0, np.uint64)
-    if rows.num_rows:
-        ties = np.asarray(tie_hash(rows))
-    known = np.maximum(event, created)
-    # The last key of lexsort is the primary one. Consecutive rows are versions of one event.
-    by_version = np.lexsort((ties, created, member_codes, event, key_codes))
-    has_times = (event != NEVER) & (created != NEVER)
-    by_version = by_version[has_times[by_version]]
-    is_same_event = np.ones(max(len(by_version) - 1, 0), np.bool_)
-    for codes in (key_codes, event, member_codes):
-        is_same_event &= codes[by_version[:-1]] == codes[by_version[1:]]
-    replaced = np.full(rows.num_rows, _ALWAYS)
-    replaced[by_version[:-1][is_same_event]] = known[by_version[1:][is_same_event]]
-    order = np.lexsort((ties, created, event, key_codes))
-    order = order[has_times[order] & (known[order] < replaced[order])]
-    starts = np.searchsorted(key_codes[order], np.arange(len(codes_by_key) + 1)).tolist()
-    return _Events(
-        positions=order,
-        event=event[order].tolist(),
-        known=known[order],
-        replaced=replaced[order],
-        ranges={key: (starts[code], starts[code + 1]) for key, code in codes_by_key.items()},
-        is_settled=bool(
-            (known[order] == event[order]).all() and (replaced[order] == _ALWAYS).all()
-        ),
-    )
-
-
-def _codes(rows: pa.Table, columns: Sequence[str]) -> tuple[Ints, dict[tuple[Any, ...], int]]:
-    """Return the code of each row, and the codes of the distinct values of the columns."""
-    codes: dict[tuple[Any, ...], int] = {}
-    if not columns:
-        return np.zeros(rows.num_rows, np.int64), codes
-    values = zip(*[rows.column(name).to_pylist() for name in columns], strict=True)
-    row_codes = [codes.setdefault(value, len(codes)) for value in values]
-    return np.array(row_codes, np.int64), codes
 
 
 class _Columns:
     """The columns of sorted rows, each converted once for all aggregates that need it."""
 
-    def __init__(self, session: Session, rows: pa.Table) -> None:
+    def __init__(self, session: Session, events: Events, rows: pa.Table) -> None:
         self._session = session
+        self._events = events
         self._rows = rows
         self._counted: dict[tuple[str, str | None], Bools] = {}
         self._ranks: dict[str, tuple[Ints, list[Any]]] = {}
@@ -187,14 +90,14 @@ class _Columns:
         column = self._rows.column(output.column).combine_chunks()
         is_counted = self._find_counted(output)
         if output.function in ("var", "std"):
-            return _deviations(output, column, is_counted)
+            return _deviations(output, self._events, column, is_counted)
         if output.function in ("sum", "mean"):
             sums = _float_sums if pat.is_floating(column.type) else _integer_sums
-            return sums(output, column, is_counted)
+            return sums(output, self._events, column, is_counted)
         if output.function == "count":
-            return _counter(is_counted)
+            return _counter(self._events, is_counted)
         if output.function in ("any", "all"):
-            return _booleans(output, column, is_counted)
+            return _booleans(output, self._events, column, is_counted)
         if output.function == "count_distinct":
             return _distinct(self._find_ranks(output.column)[0], is_counted)
         if output.function in ("min", "max"):
@@ -232,26 +135,18 @@ class _Columns:
         return self._ranks[name]
 
 
-def _counter(is_counted: Bools) -> Callable[[_Window], int]:
+def _counter(events: Events, is_counted: Bools) -> Add:
     """Return a function that counts the rows of a window for which ``is_counted`` is true."""
-    return _prefix_sums(is_counted.astype(np.int64).tolist())
+    return events.adder(is_counted.astype(np.int64).tolist())
 
 
-def _prefix_sums(numbers: Sequence[int]) -> Callable[[_Window], int]:
-    """Return a function that adds the numbers of the rows in a window, without rounding."""
-    prefixes = list(accumulate(numbers, initial=0))
-
-    def add(window: _Window) -> int:
-        return sum(prefixes[stop] - prefixes[start] for start, stop in window.ranges)
-
-    return add
-
-
-def _booleans(output: WindowOutput, column: pa.Array, is_counted: Bools) -> Evaluate:
+def _booleans(
+    output: WindowOutput, events: Events, column: pa.Array, is_counted: Bools
+) -> Evaluate:
     is_true = np.asarray(column.fill_null(False).to_numpy(zero_copy_only=False))
-    count, count_true = _counter(is_counted), _counter(is_counted & is_true)
+    count, count_true = _counter(events, is_counted), _counter(events, is_counted & is_true)
 
-    def evaluate(window: _Window) -> bool | None:
+    def evaluate(window: Window) -> bool | None:
         rows, true_rows = count(window), count_true(window)
         if not rows:
             return None
@@ -261,7 +156,7 @@ def _booleans(output: WindowOutput, column: pa.Array, is_counted: Bools) -> Eval
 
 
 def _distinct(ranks: Ints, is_counted: Bools) -> Evaluate:
-    def evaluate(window: _Window) -> int:
+    def evaluate(window: Window) -> int:
         return len(np.unique(ranks[window.index][is_counted[window.index]]))
 
     return evaluate
@@ -274,7 +169,7 @@ def _extremes(
     no_rank = -1 if is_maximum else len(ordered)
     counted_ranks = np.where(is_counted, ranks, no_rank)
 
-    def evaluate(window: _Window) -> Any:
+    def evaluate(window: Window) -> Any:
         window_ranks = counted_ranks[window.index]
         if not len(window_ranks):
             return None
@@ -287,7 +182,7 @@ def _extremes(
 def _sequence(output: WindowOutput, column: pa.Array, is_counted: Bools) -> Evaluate:
     numbers = np.arange(len(is_counted))
 
-    def evaluate(window: _Window) -> Any:
+    def evaluate(window: Window) -> Any:
         counted = numbers[window.index][is_counted[window.index]].tolist()
         if output.function == "last_n":
             last = [column[number].as_py() for number in counted[-output.n :]]
@@ -299,7 +194,9 @@ def _sequence(output: WindowOutput, column: pa.Array, is_counted: Bools) -> Eval
     return evaluate
 
 
-def _integer_sums(output: WindowOutput, column: pa.Array, is_counted: Bools) -> Evaluate:
+def _integer_sums(
+    output: WindowOutput, events: Events, column: pa.Array, is_counted: Bools
+) -> Evaluate:
     """Return the function for sums and means of integers and decimals."""
     scale = column.type.scale if pat.is_decimal(column.type) else None
     with localcontext(prec=reference.DIGITS):
@@ -310,9 +207,9 @@ def _integer_sums(output: WindowOutput, column: pa.Array, is_counted: Bools) -> 
     counted_units = [
         unit if counted else 0 for unit, counted in zip(units, is_counted, strict=True)
     ]
-    total_of, count = _prefix_sums(counted_units), _counter(is_counted)
+    total_of, count = events.adder(counted_units), _counter(events, is_counted)
 
-    def evaluate(window: _Window) -> Any:
+    def evaluate(window: Window) -> Any:
         rows, total = count(window), total_of(window)
         if not rows:
             return None
@@ -330,16 +227,18 @@ def _integer_sums(output: WindowOutput, column: pa.Array, is_counted: Bools) -> 
 class _FloatSums:
     """Exact sums of float64 values over windows: ``total`` and ``squares`` of the finite ones."""
 
-    count: Callable[[_Window], int]
-    total: Callable[[_Window], Fraction]
-    squares: Callable[[_Window], Fraction]
-    non_finite: Callable[[_Window], set[float]]
+    count: Callable[[Window], int]
+    total: Callable[[Window], Fraction]
+    squares: Callable[[Window], Fraction]
+    non_finite: Callable[[Window], set[float]]
 
 
-def _float_sums(output: WindowOutput, column: pa.Array, is_counted: Bools) -> Evaluate:
-    sums = _exact_sums(column, is_counted)
+def _float_sums(
+    output: WindowOutput, events: Events, column: pa.Array, is_counted: Bools
+) -> Evaluate:
+    sums = _exact_sums(events, column, is_counted)
 
-    def evaluate(window: _Window) -> float | None:
+    def evaluate(window: Window) -> float | None:
         rows = sums.count(window)
         if not rows:
             return None
@@ -352,10 +251,12 @@ def _float_sums(output: WindowOutput, column: pa.Array, is_counted: Bools) -> Ev
     return evaluate
 
 
-def _deviations(output: WindowOutput, column: pa.Array, is_counted: Bools) -> Evaluate:
-    sums = _exact_sums(column, is_counted)
+def _deviations(
+    output: WindowOutput, events: Events, column: pa.Array, is_counted: Bools
+) -> Evaluate:
+    sums = _exact_sums(events, column, is_counted)
 
-    def evaluate(window: _Window) -> float | None:
+    def evaluate(window: Window) -> float | None:
         rows = sums.count(window)
         if rows < 2:
             return None
@@ -369,7 +270,7 @@ def _deviations(output: WindowOutput, column: pa.Array, is_counted: Bools) -> Ev
     return evaluate
 
 
-def _exact_sums(column: pa.Array, is_counted: Bools) -> _FloatSums:
+def _exact_sums(events: Events, column: pa.Array, is_counted: Bools) -> _FloatSums:
     """Return the sums of a column of numbers as float64."""
     numbers = np.array(
         [0.0 if value is None else float(value) for value in column.to_pylist()], np.float64
@@ -377,10 +278,10 @@ def _exact_sums(column: pa.Array, is_counted: Bools) -> _FloatSums:
     is_finite = np.isfinite(numbers)
     units, exponent = _to_units(np.where(is_counted & is_finite, numbers, 0.0))
     unit = Fraction(2) ** exponent
-    add, add_squares = _prefix_sums(units), _prefix_sums([number * number for number in units])
-    # Windows without such values are recognized by three differences, without a look at their rows.
+    add, add_squares = events.adder(units), events.adder([number * number for number in units])
+    # Most columns have no such values.
     counters = {
-        value: _counter(is_counted & is_value)
+        value: _counter(events, is_counted & is_value)
         for value, is_value in (
             (np.nan, np.isnan(numbers)),
             (np.inf, numbers == np.inf),
@@ -389,7 +290,7 @@ def _exact_sums(column: pa.Array, is_counted: Bools) -> _FloatSums:
         if (is_counted & is_value).any()
     }
     return _FloatSums(
-        count=_counter(is_counted),
+        count=_counter(events, is_counted),
         total=lambda window: add(window) * unit,
         squares=lambda window: add_squares(window) * unit**2,
         non_finite=lambda window: {value for value in counters if counters[value](window)},

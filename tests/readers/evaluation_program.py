@@ -245,5 +245,7 @@ result["keras 3"] = {
 if strategy_name == "multiworker":
     result["refusal"] = message_of(reader.tf_dataset)
     no_reader = strategy.experimental_distribute_dataset(tf.data.Dataset.range(4).batch(2))
-    result["validation"] = message_of(lambda: checkpoint.fit(model, 3, validation_data=no_reader))
+    result["validation"] = message_of(
+        lambda: checkpoint.fit(restored, 3, validation_data=no_reader)
+    )
 out.write_text(json.dumps(result))

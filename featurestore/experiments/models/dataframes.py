@@ -216,7 +216,7 @@ def _categories_to_json(name: str, categories: list[Any]) -> tuple[Any, ...]:
     except InvalidArgument as error:
         raise InvalidArgument(
             f"The categories of {name!r} cannot be recorded: {error.message}",
-            hint=f"frame[{name!r}].cat.rename_categories(str)",
+            hint="use numbers, strings, booleans or times as categories",
         ) from error
 
 
@@ -225,7 +225,7 @@ def _check_names(columns: Any) -> list[str]:
     if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         raise InvalidArgument(
             f"The columns of a DataFrame of model inputs are {names!r}, not distinct names.",
-            hint="frame.columns = ['name', ...]",
+            hint="name the columns like those of the training dataset",
         )
     return names
 
@@ -234,7 +234,7 @@ def _dtype_error(actual: object, dtype: ColumnDtype, error: Exception) -> Invali
     return InvalidArgument(
         f"The model takes a column as {dtype.name}, and {actual} cannot be converted to it: "
         f"{error}.",
-        hint="convert columns in the model, as a sklearn.pipeline.Pipeline",
+        hint="convert columns in the model, for instance with a pipeline of scikit-learn",
     )
 
 

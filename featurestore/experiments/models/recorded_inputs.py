@@ -73,8 +73,8 @@ class RecordedInputs:
                 f"{self.rows[difference.row]} of split {split!r}, and the model predicts "
                 f"{difference.actual!r} from the dataset.",
                 hint="context.save(model, inputs=x) takes the first rows of the split in order, as "
-                "dataset.matrix and dataset.read return them; convert columns in the model, as a "
-                "sklearn.pipeline.Pipeline",
+                "dataset.matrix and dataset.read return them; convert columns in the model, for "
+                "instance with a pipeline of scikit-learn",
             )
 
 

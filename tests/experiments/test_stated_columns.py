@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -279,9 +279,12 @@ def test_cells_and_masks_are_passed_by_name(empty_store: FeatureStore) -> None:
         label = sum(weight * columns[name] for name, weight in weights.items())
         return named({name: columns[name] for name in weights}, label)
 
-    model = experiments.register_model(finished_run(empty_store, dataset, train), "m", trust=True)
-    assert model.inputs == ("city", "size")
-    np.testing.assert_allclose(scores(empty_store, model, rows), expected, rtol=1e-5)
+    run = finished_run(empty_store, dataset, train)
+    forms: tuple[Literal["matrix", "pandas", "polars"], ...] = ("matrix", "pandas", "polars")
+    for form in forms:
+        model = experiments.register_model(run, "m", arrays=form, trust=True)
+        assert model.inputs == ("city", "size")
+        np.testing.assert_allclose(scores(empty_store, model, rows), expected, rtol=1e-5)
 
 
 def test_all_regressors_predict_as_on_their_frame(subtests: pytest.Subtests) -> None:
@@ -398,6 +401,46 @@ def test_readers_with_equal_inputs_need_no_choice(
     run = finished_run(empty_store, sums, train)
     assert len(run.record.readers) == 4
     assert experiments.register_model(run, "sums", trust=True).inputs == tuple("abcd")
+
+
+def test_frames_with_other_columns_register_what_the_model_uses(
+    empty_store: FeatureStore, sums: TrainingDataset, subtests: pytest.Subtests
+) -> None:
+    """A pipeline that selects columns was fitted on key and label as well, and needs neither."""
+    compose = importlib.import_module("sklearn.compose")
+    line = importlib.import_module("sklearn.linear_model").LinearRegression
+    make_pipeline = importlib.import_module("sklearn.pipeline").make_pipeline
+    search = importlib.import_module("sklearn.model_selection").GridSearchCV
+    parts = [("first", "passthrough", ["d"]), ("second", "passthrough", ["b"])]
+
+    def selecting() -> Any:
+        return make_pipeline(compose.ColumnTransformer([*parts, ("no", "drop", ["a"])]), line())
+
+    models: dict[str, Callable[[], tuple[Any, list[str], str]]] = {
+        "selection": lambda: (selecting(), ["b", "d"], "bd"),
+        "search": lambda: (search(selecting(), {}, cv=2), ["b", "d"], "bd"),
+        "target": lambda: (compose.TransformedTargetRegressor(selecting()), ["b", "d"], "bd"),
+        "key": lambda: (line(), ["id", "d", "c"], "cd"),
+    }
+    for name, make in models.items():
+        with subtests.test(name):
+            model, inputs, columns = make()
+
+            def train(
+                context: Context, model: Any = model, inputs: Any = inputs, columns: Any = columns
+            ) -> Any:
+                frame = context.dataset.read("train").to_pandas()
+                x = frame[inputs] if "id" in inputs else frame.sample(frac=1, axis=1)
+                return model.fit(
+                    x, weighted_sum({n: frame[n].to_numpy() for n in columns}, columns)
+                )
+
+            run = finished_run(empty_store, sums, train)
+            registered = experiments.register_model(run, "sums", trust=True)
+            assert sorted(registered.inputs) == sorted(inputs)
+            rows = pa.table({"id": range(64), **bits()}).drop(["a"])
+            expected = weighted_sum(bits(), columns)
+            np.testing.assert_allclose(scores(empty_store, registered, rows), expected, atol=1e-4)
 
 
 def test_unnamed_models_refuse_another_number_of_columns(

@@ -41,7 +41,6 @@ from featurestore.experiments.models.archives import read_archive
 from featurestore.experiments.models.conversion import refuse_inexact_integers
 from featurestore.experiments.models.stated_columns import (
     FITTED_FLAVORS,
-    NamedMatrix,
     has_unnamed_inputs,
     select_stated,
     stated_columns,
@@ -345,16 +344,7 @@ def make_predictor(model: Any, flavor: str, *, method: str) -> Predict:
     """Return the prediction function of a model, which gets the columns that it states."""
     predict = _make_array_predictor(model, flavor, method=method)
     stated = stated_columns(model, flavor) if flavor in FITTED_FLAVORS else None
-
-    def predict_columns(model_input: Any) -> Mapping[str, npt.NDArray[Any]]:
-        if isinstance(model_input, NamedMatrix):
-            model_input = select_stated(model_input, stated, flavor=flavor)
-        elif stated is not None and set(stated) == set(getattr(model_input, "columns", ())):
-            # A DataFrame, in which a mask follows its column.
-            model_input = model_input[list(stated)]
-        return predict(model_input)
-
-    return predict_columns
+    return lambda model_input: predict(select_stated(model_input, stated, flavor=flavor))
 
 
 def _make_array_predictor(model: Any, flavor: str, *, method: str) -> Predict:

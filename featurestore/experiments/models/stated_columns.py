@@ -25,6 +25,10 @@ FITTED_FLAVORS = (*PICKLE_FLAVORS, "xgboost", "lightgbm")
 _KERAS_FLAVORS = ("keras", "tf_keras")
 # The names that Keras gives to inputs without a name.
 _UNNAMED_INPUT = re.compile(r"(keras_tensor|input_layer)(_\d+)?|input_\d+")
+# Attributes of scikit-learn: fitted models of searches and of models with a transformed target, and the
+# columns of each part of a ``ColumnTransformer``.
+_DELEGATES = ("best_estimator_", "regressor_")
+_SELECTED = "_transformer_to_input_indices"
 _SIGNATURE = "serving_default"
 
 
@@ -68,11 +72,11 @@ def stated_columns(model: Any, flavor: str) -> tuple[str, ...] | None:
     return None if signature is None else _to_names(signature.structured_input_signature[1])
 
 
-def select_stated(matrix: NamedMatrix, stated: Sequence[str] | None, *, flavor: str) -> Any:
-    """Return the columns of a matrix that a model states, in its order.
+def select_stated(model_input: Any, stated: Sequence[str] | None, *, flavor: str) -> Any:
+    """Return the columns of a matrix or DataFrame that a model states, in its order.
 
-    Pickled models with a statement get a pandas DataFrame where pandas is installed, so that their
-    library compares the names, too. Other models get an array.
+    Pickled models with a statement get a matrix as a DataFrame where pandas is installed, so that
+    their library compares the names, too. Arrays by column are returned unchanged.
 
     Raises:
         InvalidArgument: The model states columns that the matrix does not have.
@@ -83,8 +87,18 @@ def select_stated(matrix: NamedMatrix, stated: Sequence[str] | None, *, flavor: 
     >>> select_stated(matrix, ("seats", "temp"), flavor="xgboost").tolist()
     [[2.0, 1.0]]
     """
-    if stated is None:
-        return matrix.values
+    if isinstance(model_input, NamedMatrix):
+        if stated is None:
+            return model_input.values
+        return _select_from_matrix(model_input, stated, flavor=flavor)
+    columns = list(getattr(model_input, "columns", ()))
+    if stated is None or columns == list(stated) or not set(stated) <= set(columns):
+        return model_input
+    return model_input[list(stated)]
+
+
+def _select_from_matrix(matrix: NamedMatrix, stated: Sequence[str], *, flavor: str) -> Any:
+    """Return the columns of a matrix that a model states as a DataFrame or an array."""
     positions = column_positions(stated, matrix.names)
     if positions is None:
         raise InvalidArgument(
@@ -132,6 +146,10 @@ def column_positions(stated: Sequence[str], names: Sequence[str]) -> list[int] |
 def _fitted_names(model: Any) -> tuple[str, ...] | None:
     """Return the names that a fitted model of scikit-learn, XGBoost or LightGBM has."""
     library = type(model).__module__.partition(".")[0]
+    if library == "sklearn":
+        for attribute in _DELEGATES:  # these pass on their input as it is
+            if hasattr(model, attribute):
+                return _fitted_names(getattr(model, attribute))
     if isinstance(getattr(model, "steps", None), list):
         # A pipeline passes its input through these first steps.
         skipped = (None, "passthrough")
@@ -139,6 +157,8 @@ def _fitted_names(model: Any) -> tuple[str, ...] | None:
             step for step in model.steps if isinstance(step, tuple) and step[-1] not in skipped
         ]
         return _fitted_names(steps[0][-1]) if steps else None
+    if hasattr(model, _SELECTED):
+        return _selected_names(model)
     if library == "lightgbm" and hasattr(model, "feature_name"):
         names = _to_names(model.feature_name())
         # LightGBM names the columns of an array.
@@ -149,6 +169,17 @@ def _fitted_names(model: Any) -> tuple[str, ...] | None:
         attribute = "feature_names"
     # Libraries raise subclasses of AttributeError if a model was fitted without names.
     return _to_names(getattr(model, attribute, None))
+
+
+def _selected_names(transformer: Any) -> tuple[str, ...] | None:
+    """Return the columns that a ``ColumnTransformer`` uses; it may lack those that it drops."""
+    names = _to_names(getattr(transformer, "feature_names_in_", None))
+    if names is None:
+        return None
+    positions = getattr(transformer, _SELECTED)
+    dropped = {name for name, chosen, _ in transformer.transformers_ if chosen == "drop"}
+    used = {index for name in positions if name not in dropped for index in positions[name]}
+    return tuple(name for index, name in enumerate(names) if index in used) or None
 
 
 def has_unnamed_inputs(network: Any) -> bool:

@@ -67,7 +67,7 @@ def resolve_inputs(
         InvalidArgument: The readers differ in a setting that neither the model, its predictions nor
             the request decides, or the model states columns that no reader yields.
     """
-    candidates = _distinct(_candidates(dataset, request, readers, flavor=flavor))
+    candidates = _distinct(_candidates(dataset, request, readers, flavor=flavor, stated=stated))
     if stated is not None:
         matching = [
             candidate
@@ -93,6 +93,7 @@ def _candidates(
     readers: Sequence[Mapping[str, Any]],
     *,
     flavor: str,
+    stated: Sequence[str] | None,
 ) -> Iterator[TrainingInputs]:
     """Yield the inputs of each reader that the request allows, or those of the whole dataset."""
     forms = [recorded_form(state) for state in readers]
@@ -110,10 +111,10 @@ def _candidates(
         positions = [position for position in positions if forms[position] == FRAME]
     if not positions:
         fitted = _resolve_transformations(dataset, request.transformed, {})
-        yield TrainingInputs(_model_inputs(dataset, request, {}), fitted)
+        yield TrainingInputs(_model_inputs(dataset, request, {}, stated=stated), fitted)
     for position in positions:
         fitted = _resolve_transformations(dataset, request.transformed, readers[position])
-        inputs = _model_inputs(dataset, request, readers[position])
+        inputs = _model_inputs(dataset, request, readers[position], stated=stated)
         yield TrainingInputs(inputs, fitted, (position,))
 
 
@@ -289,7 +290,11 @@ def _resolve_transformations(
 
 
 def _model_inputs(
-    dataset: TrainingDataset, request: ModelRequest, state: Mapping[str, Any]
+    dataset: TrainingDataset,
+    request: ModelRequest,
+    state: Mapping[str, Any],
+    *,
+    stated: Sequence[str] | None,
 ) -> tuple[ModelInput, ...]:
     """Return the inputs in reader order, with the reader's null policy."""
     columns = request.columns
@@ -298,6 +303,10 @@ def _model_inputs(
     manifest = dataset.manifest
     if columns is None:
         columns = [column.name for column in manifest.columns if column.role == "feature"]
+        if not state or recorded_form(state) == FRAME:
+            # A DataFrame also has keys and unused columns, of which the function selects some.
+            names = [column.name for column in manifest.columns if column.name in (stated or ())]
+            columns += [name for name in names if name not in columns]
     names = [name for name in columns if manifest.column(name).role not in ("label", "weight")]
     if not names:
         raise InvalidArgument(f"Training dataset {manifest.name!r} has no inputs.")

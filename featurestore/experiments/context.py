@@ -360,8 +360,10 @@ class Context:
         contains its checksum once the run has ended.
 
         Args:
-            model: A Keras model (``.keras``), a PyTorch module or state dict (``.pt``), a Spark
-                ML model (a folder), or an object with ``predict`` (``.joblib``).
+            model: A Keras model (``.keras``), a program of ``torch.export`` (``.pt2``), a function
+                of ``jax.export`` (``.jax``), a booster of XGBoost (``.ubj``) or LightGBM (``.txt``),
+                a PyTorch module or state dict (``.pt``), a Spark ML model (a folder), or an object
+                with ``predict`` (``.joblib``).
             name: The file name; the extension is added.
             inputs: The first rows of the first split, in the order of ``dataset.matrix`` and
                 ``dataset.read``, as the model takes them: an array of (rows, columns),

@@ -78,7 +78,11 @@ class Model:
 
     @property
     def flavor(self) -> str:
-        """The file format: "keras", "tf_keras", "tensorflow", "torch", "spark", "pickle", "joblib"."""
+        """The file format.
+
+        "keras", "tf_keras", "tensorflow", "torch", "jax", "xgboost", "lightgbm", "spark", "pickle" or
+        "joblib".
+        """
         return self.spec.flavor
 
     @property

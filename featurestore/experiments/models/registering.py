@@ -41,6 +41,12 @@ from featurestore.storage import files
 from featurestore.training.dataset import TrainingDataset
 from featurestore.transform.fitted import Transformations
 
+# The distributions whose versions a model states.
+_LIBRARIES = (
+    *("keras", "tensorflow", "tf-keras", "scikit-learn", "pyspark", "numpy", "torch", "jax"),
+    *("xgboost", "xgboost-cpu", "lightgbm"),
+)
+
 
 @dataclass(frozen=True)
 class ModelRequest:
@@ -265,5 +271,4 @@ def _libraries(run: Run) -> Mapping[str, str]:
     packages = run.record.environment.get("packages", {})
     if not isinstance(packages, Mapping):
         return {}
-    libraries = ("keras", "tensorflow", "tf-keras", "scikit-learn", "pyspark", "numpy", "torch")
-    return {name: str(packages[name]) for name in libraries if name in packages}
+    return {name: str(packages[name]) for name in _LIBRARIES if name in packages}

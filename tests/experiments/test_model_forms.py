@@ -213,7 +213,7 @@ FORMS: dict[str, tuple[str, Callable[[Context], Any]]] = {
     "polars dtypes": ("both", with_polars_dtypes),
     "matrix": ("both", read_matrix),
     "matrix in polars": ("both", matrix_in_polars),
-    "transformed": ("full", read_transformed),
+    "transformed": ("both", read_transformed),
     "reader": ("full", reader_of("error")),
     "reader fill": ("gaps", reader_of(FILLS)),
     "reader mask": ("gaps", reader_of("mask")),
@@ -300,7 +300,7 @@ def test_predictions_choose_among_readers_that_differ(shops: Shops) -> None:
     assert model.spec.transformations is None
 
 
-class Known:
+class CountsCategories:
     """A model that predicts the number of rows with a category."""
 
     def predict(self, frame: Any) -> Any:
@@ -310,7 +310,7 @@ class Known:
 def test_values_without_category_are_nulls(shops: Shops) -> None:
     def train(context: Context) -> None:
         frame = context.dataset.read("train").to_pandas()[["city"]]
-        context.save(Known(), inputs=frame.astype({"city": "category"}))
+        context.save(CountsCategories(), inputs=frame.astype({"city": "category"}))
 
     labels = [{"city": "rome"}, {"city": "lima"}]
     for name, nulls in (("full", "error"), ("gaps", "nan")):

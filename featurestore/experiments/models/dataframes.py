@@ -140,7 +140,7 @@ def _cast_numpy(series: pandas.Series, target: Any) -> pandas.Series:
     """Convert a column to a numpy dtype that has all its values, rounded for floats.
 
     Raises:
-        ValueError: A value has no equal, or values of the type are no numbers.
+        ValueError: A value has no equal, or values of the type are not numbers.
     """
     if target.kind == "O":
         return series.astype(object)
@@ -202,7 +202,7 @@ def category_array(kind: pa.DataType, dtype: ColumnDtype) -> pa.Array:
     """Return the categories as an array of a column's type.
 
     Raises:
-        InvalidArgument: A category is no value of the type.
+        InvalidArgument: A category is not a value of the type.
     """
     try:
         return to_array(parse_categories(dtype), kind)

@@ -55,7 +55,7 @@ def to_model_input(spec: ModelSpec, fitted: Transformations | None, batch: pa.Re
 class InputValues:
     """The values of an input after fills and transformations, of shape (rows, ...).
 
-    ``present`` marks the rows that are not null; None if there are no nulls.
+    ``present`` marks the rows that are not null; None without nulls.
     """
 
     model_input: ModelInput
@@ -164,14 +164,14 @@ def _to_dataframe(spec: ModelSpec, fitted: Transformations | None, batch: pa.Rec
     refused = []
     for model_input in spec.inputs:
         name, dtype = model_input.name, model_input.dtype
-        stored = batch.column(name)
+        read_column = batch.column(name)
         if takes_arrays(model_input, fitted):
-            values = _read_values(spec, fitted, model_input, stored)
+            values = _read_values(spec, fitted, model_input, read_column)
             if values.has_refused_nulls:
                 refused.append(name)
             columns |= _array_columns(spec, values, library)
             continue
-        column = fill_column(spec, model_input, convert_input(spec, model_input, stored))
+        column = fill_column(spec, model_input, convert_input(spec, model_input, read_column))
         if column.null_count and model_input.nulls != "nan":
             refused.append(name)
         elif dtype is not None and dtype.categories is not None:
@@ -287,7 +287,7 @@ def _array_columns(
 
 
 def _known_categories(spec: ModelSpec, model_input: ModelInput, column: pa.Array) -> pa.Array:
-    """Return a column in which values that are no categories of the training are null.
+    """Return a column in which values other than the categories of the training are null.
 
     Raises:
         InvalidArgument: There are such values, and the model was trained without nulls.

@@ -1,4 +1,4 @@
-"""Nulls of model inputs: how a run read them, per column, or what ``register_model`` was asked.
+"""Nulls of model inputs: how a run read them, per column, or the policy of ``register_model``.
 
 A reader refuses, fills or masks nulls. A matrix has NaN, a DataFrame the missing value of its
 dtype. A column without nulls in the training dataset was never read as NaN, so its nulls are
@@ -98,7 +98,7 @@ def _plan_fill(manifest: Manifest, name: str, value: Any, *, is_recorded: bool) 
 
 
 def _check_policy(nulls: ModelNulls, names: Sequence[str], *, is_requested: bool) -> None:
-    if isinstance(nulls, str) and nulls not in ("error", "mask", "nan"):
+    if not isinstance(nulls, Mapping) and nulls not in ("error", "mask", "nan"):
         raise InvalidArgument(
             f"nulls={nulls!r} is not supported.",
             hint='nulls="error", "mask", "nan" or {input: value}',

@@ -59,6 +59,41 @@ class RecordedInputs:
     rows: tuple[int, ...]
     predictions: Mapping[str, Mapping[str, pa.Array]]
 
+    @classmethod
+    def from_json(cls, data: JsonObject) -> RecordedInputs:
+        """Parse the output of ``record_inputs``.
+
+        Raises:
+            MalformedJson: The contents have another form.
+        """
+        arrays = data.text("arrays")
+        dtypes = data.object("dtypes")
+        predictions = {}
+        for method, outputs in data.object("predictions").read_values(JsonObject.object).items():
+            predictions[method] = {
+                name: to_array(
+                    [value_from_json(value) for value in output.array("values")],
+                    type_from_json(output.get("type")),
+                )
+                for name, output in outputs.read_values(JsonObject.object).items()
+            }
+        rows = data.array("rows")
+        if arrays not in get_args(Arrays) or not all(
+            isinstance(row, int) and row >= 0 for row in rows
+        ):
+            raise data.wrong_type_error("rows", "row numbers")
+        return cls(
+            data.text("manifest"),
+            arrays,  # type: ignore[arg-type]
+            None if data.get("columns") is None else data.texts("columns"),
+            {
+                name: ColumnDtype.from_json(dtype)
+                for name, dtype in dtypes.read_values(JsonObject.object).items()
+            },
+            tuple(rows),
+            predictions,
+        )
+
     def check(self, outputs: Mapping[str, pa.Array], *, method: str, split: str) -> None:
         """Compare the columns that registration predicted with those of the run.
 
@@ -90,7 +125,7 @@ class Difference(NamedTuple):
 def first_difference(
     expected: Mapping[str, pa.Array], actual: Mapping[str, pa.Array]
 ) -> Difference | None:
-    """Return the first value that differs by more than rounding, None if there is none."""
+    """Return the first value that differs by more than rounding, None without one."""
     for name, column in expected.items():
         if name not in actual:
             return Difference(name, 0, column[0].as_py(), None)
@@ -160,7 +195,7 @@ def find_recorded(states: Sequence[Mapping[str, Any]], artifact: str) -> Recorde
     for state in reversed(states):
         if state.get("form") == SAVED and state.get("artifact") == artifact:
             try:
-                return _parse(JsonObject.from_value(state))
+                return RecordedInputs.from_json(JsonObject.from_value(state))
             except (MalformedJson, ConversionError, ValueError, TypeError) as error:
                 raise RunDamaged(
                     f"The recorded inputs of {artifact!r} are damaged: {error}"
@@ -251,34 +286,6 @@ def _to_json(columns: Mapping[str, pa.Array]) -> dict[str, Any]:
     }
 
 
-def _parse(data: JsonObject) -> RecordedInputs:
-    arrays = data.text("arrays")
-    dtypes = data.object("dtypes")
-    predictions = {}
-    for method, outputs in data.object("predictions").read_values(JsonObject.object).items():
-        predictions[method] = {
-            name: to_array(
-                [value_from_json(value) for value in output.array("values")],
-                type_from_json(output.get("type")),
-            )
-            for name, output in outputs.read_values(JsonObject.object).items()
-        }
-    rows = data.array("rows")
-    if arrays not in get_args(Arrays) or not all(isinstance(row, int) and row >= 0 for row in rows):
-        raise data.wrong_type_error("rows", "row numbers")
-    return RecordedInputs(
-        data.text("manifest"),
-        arrays,  # type: ignore[arg-type]
-        None if data.get("columns") is None else data.texts("columns"),
-        {
-            name: ColumnDtype.from_json(dtype)
-            for name, dtype in dtypes.read_values(JsonObject.object).items()
-        },
-        tuple(rows),
-        predictions,
-    )
-
-
 def _differing_row(actual: pa.Array, expected: pa.Array) -> int | None:
     """Return the first row in which two columns differ by more than rounding, None if none does."""
     if len(actual) != len(expected):
@@ -286,7 +293,10 @@ def _differing_row(actual: pa.Array, expected: pa.Array) -> int | None:
     kinds = [innermost_type(column.type) for column in (actual, expected)]
     if not all(map(pat.is_floating, kinds)):
         pairs = zip(actual.to_pylist(), expected.to_pylist(), strict=True)
-        return next((row for row, (left, right) in enumerate(pairs) if left != right), None)
+        return next(
+            (row for row, (value, expected_value) in enumerate(pairs) if value != expected_value),
+            None,
+        )
     numbers = [
         np.array(column.to_pylist(), np.float64).reshape(len(actual), -1)
         for column in (actual, expected)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class Trial:
     """A model and the rows of a training dataset that it predicts.
 
-    ``model`` is None for the files of Spark in ``path``. ``states`` are the reads of the run.
+    ``model`` is absent (None) for the files of Spark in ``path``. ``states`` are the reads of the run.
     """
 
     session: Session

@@ -68,11 +68,11 @@ def test_checked_booster_predicts_the_same_bits(library: str, tmp_path: Path) ->
     for content in written_boosters(library):
         parts, checked = boosters.find_unchecked_parts(content, library, title="it")
         assert parts == []
-        predictions = [
-            boosters.make_predictor(boosters.load_booster(each, library), library)(ROWS)[""]
-            for each in (content, checked)
-        ]
-        np.testing.assert_array_equal(*predictions)
+        predicted, expected = (
+            boosters.make_predictor(boosters.load_booster(written, library), library)(ROWS)[""]
+            for written in (checked, content)
+        )
+        np.testing.assert_array_equal(predicted, expected)
 
 
 def test_linear_booster_needs_trust(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -115,21 +116,19 @@ def fit_lightgbm(case: Case, rows: TrainingRows) -> Fitted:
 
 
 def fit_keras(case: Case, rows: TrainingRows) -> Fitted:
+    keras: Any = importlib.import_module(case.framework)
     if case.framework == "keras":
-        import keras
-        from keras import ops
+        where, is_nan = keras.ops.where, keras.ops.isnan
     else:
-        import tensorflow as ops
-        import tf_keras as keras
-
-        ops.isnan = ops.math.is_nan
+        tf = importlib.import_module("tensorflow")
+        where, is_nan = tf.where, tf.math.is_nan
     if rows.are_columns:
         inputs: Any = {name: keras.Input((1,), name=name) for name in rows.names}
         joined = keras.layers.Concatenate()(list(inputs.values()))
     else:
         joined = inputs = keras.Input((len(rows.names),))
     if case.nulls == "nan":
-        joined = ops.where(ops.isnan(joined), NAN_VALUE, joined)
+        joined = where(is_nan(joined), NAN_VALUE, joined)
     layer = keras.layers.Dense(1)
     model = keras.Model(inputs, layer(joined))
     layer.set_weights([np.array(rows.weights, np.float32)[:, None], np.zeros(1, np.float32)])

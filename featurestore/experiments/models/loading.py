@@ -333,7 +333,7 @@ def default_arrays(model: Any, flavor: str) -> Arrays:
 
 def _takes_matrix(network_input: Any) -> bool:
     """Return whether the input of a network is one array of shape (rows, several numbers)."""
-    shape = getattr(network_input, "shape", ())
+    shape: Any = getattr(network_input, "shape", ())
     # The dtype of Keras 3 is a string, that of tf_keras has one.
     dtype = getattr(network_input, "dtype", "")
     is_number = "float" in str(getattr(dtype, "name", dtype))

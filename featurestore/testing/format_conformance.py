@@ -36,6 +36,7 @@ from featurestore.plugins.format import (
     NarrowProfile,
     Plane,
     RecordAccess,
+    RecordChecksums,
     WrittenFile,
     WrittenShard,
 )
@@ -411,6 +412,21 @@ class FormatConformance:
             if pa.types.is_decimal(column.type):
                 continue
             assert values[is_valid].tolist() == column.drop_null().to_pylist()
+
+    def test_damaged_records_have_wrong_checksums(
+        self, dataset_format: DatasetFormat, tmp_path: Path
+    ) -> None:
+        table = example_table(supported(dataset_format))
+        layout = build_layout(dataset_format, table)
+        access_and_records = write_records(dataset_format, tmp_path, table, layout)
+        if access_and_records is None or not isinstance(access_and_records[0], RecordChecksums):
+            return
+        access, records = access_and_records[0], access_and_records[1][:3].copy()
+        assert access.damaged_records(records).tolist() == []
+        for position in range(records.shape[1]):
+            records[1, position] ^= 0x20
+            assert access.damaged_records(records).tolist() == [1]
+            records[1, position] ^= 0x20
 
     def test_plane_reader_equals_decoded_records(
         self, dataset_format: DatasetFormat, tmp_path: Path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from featurestore.model.manifest import (
 )
 from featurestore.plugins.format import find_format
 from featurestore.storage.manifests import write_manifest
+from featurestore.training.dataset import TrainingDataset
 from featurestore.training.export.profiles import ProfileAccumulator
 
 ROW = "row_id"
@@ -143,3 +145,20 @@ def example_table(rows: int, *, nulls: bool = False, seed: int = 0) -> pa.Table:
             "label": pa.array(random.integers(0, 2, rows), pa.int64()),
         }
     )
+
+
+def long_dataset(directory: Path) -> TrainingDataset:
+    """Write more rows than a reader with batches of 64 rows reads in advance."""
+    numbers = np.arange(40_000)
+    manifest = make_dataset(
+        directory,
+        pa.table({"x": numbers * 0.5, "label": numbers % 2}),
+        labels=["label"],
+        block_rows=1024,
+    )
+    return TrainingDataset(str(directory), manifest)
+
+
+def truncate_shards(dataset: TrainingDataset) -> None:
+    for shard in dataset.manifest.split("train").shards:
+        os.truncate(os.path.join(dataset.path, shard.path), shard.bytes // 8)

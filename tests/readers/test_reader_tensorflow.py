@@ -27,7 +27,7 @@ from featurestore.readers.blocks import RecordBlocks, WindowBlocks
 from featurestore.readers.columns import SAMPLE_WEIGHT
 from featurestore.readers.reader import open_reader
 from tests.readers.conftest import Example
-from tests.readers.example_datasets import make_dataset
+from tests.readers.example_datasets import long_dataset, make_dataset, truncate_shards
 from tests.readers.test_reader_contract import open_example
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -257,3 +257,20 @@ def test_serialize_strings_parsed_by_tensorflow_are_equal(
     batches = strings.reshape(2, -1)
     tensor = tf.io.parse_tensor(serialize_strings(batches).item(), tf.string)
     assert tensor.numpy().tolist() == batches.tolist()
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_shard_truncated_during_tf_dataset_raises_with_its_name(
+    tmp_path: Path, shuffle: bool
+) -> None:
+    import tensorflow as tf
+
+    dataset = long_dataset(tmp_path)
+    for verify in (False, True):
+        reader = dataset.reader("train", global_batch_size=64, shuffle=shuffle, verify=verify)
+        elements = iter(reader.tf_dataset())
+        next(elements)
+        truncate_shards(dataset)
+        with pytest.raises(tf.errors.UnknownError, match=r"DatasetDamaged: .*train/tfrecord-0"):
+            list(elements)
+        dataset = long_dataset(tmp_path)

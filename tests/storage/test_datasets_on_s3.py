@@ -64,7 +64,7 @@ def test_s3_reader_batches_equal_local_batches(
         {"remainder": "keep", "window_rows": 2048, "seed": 9},
     ):
         expected = local.reader("train", global_batch_size=640, **arguments)
-        for added in ({}, {"cache": cache}):
+        for added in ({}, {"verify": True}, {"cache": cache, "verify": True}, {"cache": cache}):
             reader = remote.reader("train", global_batch_size=640, **arguments, **added)
             for worker, workers, step in ((0, 1, 0), (1, 2, 7)):
                 if arguments.get("remainder") == "keep" and workers > 1:

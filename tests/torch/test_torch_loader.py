@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from featurestore.errors import ManifestMismatch, ReaderConfigError
+from featurestore.errors import DatasetDamaged, ManifestMismatch, ReaderConfigError
 from featurestore.readers import resume
 from tests.readers.conftest import Example
+from tests.readers.example_datasets import long_dataset, truncate_shards
 from tests.torch.elements import as_elements, open_numbers, plain, row_ids
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -138,3 +143,38 @@ def test_torch_loader_workers_send_ranges_in_one_segment(
         assert max(starts_of_range) - min(starts_of_range) < longest_range + 64 * len(
             starts_of_range
         )
+
+
+def test_shard_truncated_during_torch_loader_raises_with_its_name(tmp_path: Path) -> None:
+    dataset = long_dataset(tmp_path)
+    elements = iter(dataset.reader("train", global_batch_size=64).torch_loader())
+    next(elements)
+    truncate_shards(dataset)
+    with pytest.raises(DatasetDamaged, match="train/tfrecord-0"):
+        list(elements)
+
+
+TRUNCATION = """
+import sys
+from pathlib import Path
+from tests.readers.example_datasets import long_dataset, truncate_shards
+
+dataset = long_dataset(Path(sys.argv[1]))
+elements = iter(dataset.reader("train", global_batch_size=64).torch_loader(num_workers=2))
+next(elements)
+truncate_shards(dataset)
+list(elements)
+"""
+
+
+def test_shard_truncated_during_read_of_worker_raises_with_its_name(tmp_path: Path) -> None:
+    """PyTorch's workers have a handler of SIGBUS, which would end them."""
+    program = subprocess.run(
+        [sys.executable, "-c", TRUNCATION, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert program.returncode == 1
+    assert re.search("DatasetDamaged: .*train/tfrecord-0", program.stderr)

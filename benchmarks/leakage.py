@@ -55,8 +55,8 @@ SHAPES = (
     Shape("one key, 17,520 rows, 11 aggregates", 17_520),
     Shape("one key, 17,520 late rows, a third corrected, 11 aggregates", 17_520, is_late=True),
     Shape("one key, 17,520 rows, 3 features as of a time", 17_520, is_as_of=True),
-    Shape("1,000 keys, 1,000,000 rows, 11 aggregates", 1_000_000, keys=1000),
-    Shape("one key, 1,000,000 rows, 11 aggregates", 1_000_000),
+    Shape("1,000 keys, 200,000 rows, 11 aggregates", 200_000, keys=1000),
+    Shape("one key, 300,000 rows, 11 aggregates", 300_000),
 )
 
 
@@ -197,7 +197,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="without the shapes of a million rows")
+    parser.add_argument("--quick", action="store_true", help="without the largest shapes")
     quick = parser.parse_args().quick
     shapes = [shape for shape in SHAPES if not quick or shape.rows < 100_000]
     with tempfile.TemporaryDirectory() as folder:

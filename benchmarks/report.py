@@ -25,8 +25,15 @@ PAGE = FOLDER / "RESULTS.md"
 COMPARISONS = "measurement"
 TOPICS: dict[str, tuple[str, ...]] = {
     "End to end": ("end_to_end",),
-    "Point-in-time joins and aggregates": ("point_in_time", "aggregates", "taxi"),
-    "Reading": ("read", "pytorch", "gpu", "categories_and_images", "transformations"),
+    "Point-in-time joins and aggregates": ("point_in_time", "aggregates", "leakage", "taxi"),
+    "Reading": (
+        "read",
+        "pytorch",
+        "gpu",
+        "categories_and_images",
+        "transformations",
+        "verified_reads",
+    ),
     "Exports": ("encode", "export", "shapes"),
     "Spark": ("spark",),
     "Feature groups": (

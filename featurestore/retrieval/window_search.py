@@ -55,24 +55,21 @@ def window_values(
     """
     events = sort_events(join, rows)
     columns = _Columns(session, events, rows.take(pa.array(events.positions)))
-    windows: dict[tuple[timedelta | None, timedelta], list[Window]] = {}
+    evaluators = [(output, columns.evaluator(output)) for output in join.outputs]
+    values: dict[str, list[Any]] = {output.name: [None] * len(keys) for output in join.outputs}
     # Sums are updated from label to label.
     label_order = np.argsort([NEVER if time is None else time for time in times], kind="stable")
-    arrays = {}
-    for output in join.outputs:
-        bounds = (output.over, output.offset)
-        if bounds not in windows:
-            windows[bounds] = [
-                events.find_window(key, time, over=output.over, offset=output.offset)
-                for key, time in zip(keys, times, strict=True)
-            ]
-        evaluate = columns.evaluator(output)
-        values: list[Any] = [None] * len(keys)
-        for number in label_order.tolist():
-            value = evaluate(windows[bounds][number])
-            values[number] = output.fill_value if value is None else value
-        arrays[output.name] = pa.array(values, output.kind)
-    return arrays
+    for number in label_order.tolist():
+        windows: dict[tuple[timedelta | None, timedelta], Window] = {}
+        for output, evaluate in evaluators:
+            bounds = (output.over, output.offset)
+            if bounds not in windows:
+                windows[bounds] = events.find_window(
+                    keys[number], times[number], over=output.over, offset=output.offset
+                )
+            value = evaluate(windows[bounds])
+            values[output.name][number] = output.fill_value if value is None else value
+    return {output.name: pa.array(values[output.name], output.kind) for output in join.outputs}
 
 
 class _Columns:
@@ -83,26 +80,36 @@ class _Columns:
         self._events = events
         self._rows = rows
         self._counted: dict[tuple[str, str | None], Bools] = {}
+        self._counters: dict[tuple[str, str | None], Add] = {}
+        self._sums: dict[tuple[str, str | None], _FloatSums] = {}
         self._ranks: dict[str, tuple[Ints, list[Any]]] = {}
 
     def evaluator(self, output: WindowOutput) -> Evaluate:
         """Return the function that computes an aggregate over windows of the rows."""
         column = self._rows.column(output.column).combine_chunks()
         is_counted = self._find_counted(output)
-        if output.function in ("var", "std"):
-            return _deviations(output, self._events, column, is_counted)
-        if output.function in ("sum", "mean"):
-            sums = _float_sums if pat.is_floating(column.type) else _integer_sums
-            return sums(output, self._events, column, is_counted)
+        counted = (output.column, output.where)
+        if counted not in self._counters:
+            self._counters[counted] = _counter(self._events, is_counted)
+        count = self._counters[counted]
         if output.function == "count":
-            return _counter(self._events, is_counted)
+            return count
         if output.function in ("any", "all"):
-            return _booleans(output, self._events, column, is_counted)
+            is_true = np.asarray(column.fill_null(False).to_numpy(zero_copy_only=False))
+            return _booleans(output, count, _counter(self._events, is_counted & is_true))
         if output.function == "count_distinct":
             return _distinct(self._find_ranks(output.column)[0], is_counted)
         if output.function in ("min", "max"):
             return _extremes(output, *self._find_ranks(output.column), is_counted)
-        return _sequence(output, column, is_counted)
+        if output.function not in ("sum", "mean", "var", "std"):
+            return _sequence(output, column, is_counted)
+        is_exact = output.function in ("sum", "mean") and not pat.is_floating(column.type)
+        if is_exact:
+            return _integer_sums(output, self._events, column, is_counted, count)
+        if counted not in self._sums:
+            self._sums[counted] = _exact_sums(self._events, column, is_counted)
+        aggregate = _float_sums if output.function in ("sum", "mean") else _deviations
+        return aggregate(output, count, self._sums[counted])
 
     def _find_counted(self, output: WindowOutput) -> Bools:
         """Return the mask of the rows with a value that satisfy the condition of an aggregate."""
@@ -126,12 +133,18 @@ class _Columns:
         if name not in self._ranks:
             encoded = self._rows.column(name).combine_chunks().dictionary_encode()
             values = encoded.dictionary.to_pylist()
-            by_identity = {reference.identity(value): value for value in values}
-            ordered = sorted(by_identity.values(), key=reference.comparison_key)
-            rank_of = {reference.identity(value): rank for rank, value in enumerate(ordered)}
-            ranks = np.array([*(rank_of[reference.identity(value)] for value in values), 0])
+            identities = list(map(reference.identity, values))
+            by_identity = dict(zip(identities, values, strict=True))
+            ordered = sorted(
+                by_identity.items(), key=lambda pair: reference.comparison_key(pair[1])
+            )
+            rank_of = {identity: rank for rank, (identity, _) in enumerate(ordered)}
+            ranks = np.array([*map(rank_of.__getitem__, identities), 0])
             indices = np.asarray(encoded.indices.fill_null(len(values)))
-            self._ranks[name] = ranks[indices], list(map(reference.normalize_zero, ordered))
+            self._ranks[name] = (
+                ranks[indices],
+                [reference.normalize_zero(value) for _, value in ordered],
+            )
         return self._ranks[name]
 
 
@@ -140,12 +153,7 @@ def _counter(events: Events, is_counted: Bools) -> Add:
     return events.adder(is_counted.astype(np.int64).tolist())
 
 
-def _booleans(
-    output: WindowOutput, events: Events, column: pa.Array, is_counted: Bools
-) -> Evaluate:
-    is_true = np.asarray(column.fill_null(False).to_numpy(zero_copy_only=False))
-    count, count_true = _counter(events, is_counted), _counter(events, is_counted & is_true)
-
+def _booleans(output: WindowOutput, count: Add, count_true: Add) -> Evaluate:
     def evaluate(window: Window) -> bool | None:
         rows, true_rows = count(window), count_true(window)
         if not rows:
@@ -195,7 +203,7 @@ def _sequence(output: WindowOutput, column: pa.Array, is_counted: Bools) -> Eval
 
 
 def _integer_sums(
-    output: WindowOutput, events: Events, column: pa.Array, is_counted: Bools
+    output: WindowOutput, events: Events, column: pa.Array, is_counted: Bools, count: Add
 ) -> Evaluate:
     """Return the function for sums and means of integers and decimals."""
     scale = column.type.scale if pat.is_decimal(column.type) else None
@@ -207,7 +215,7 @@ def _integer_sums(
     counted_units = [
         unit if counted else 0 for unit, counted in zip(units, is_counted, strict=True)
     ]
-    total_of, count = events.adder(counted_units), _counter(events, is_counted)
+    total_of = events.adder(counted_units)
 
     def evaluate(window: Window) -> Any:
         rows, total = count(window), total_of(window)
@@ -225,21 +233,16 @@ def _integer_sums(
 
 @dataclass(frozen=True)
 class _FloatSums:
-    """Exact sums of float64 values over windows: ``total`` and ``squares`` of the finite ones."""
+    """Exact sums of float64 values: of the finite ones, of their squares, and the other values."""
 
-    count: Callable[[Window], int]
     total: Callable[[Window], Fraction]
     squares: Callable[[Window], Fraction]
     non_finite: Callable[[Window], set[float]]
 
 
-def _float_sums(
-    output: WindowOutput, events: Events, column: pa.Array, is_counted: Bools
-) -> Evaluate:
-    sums = _exact_sums(events, column, is_counted)
-
+def _float_sums(output: WindowOutput, count: Add, sums: _FloatSums) -> Evaluate:
     def evaluate(window: Window) -> float | None:
-        rows = sums.count(window)
+        rows = count(window)
         if not rows:
             return None
         non_finite = sums.non_finite(window)
@@ -251,13 +254,9 @@ def _float_sums(
     return evaluate
 
 
-def _deviations(
-    output: WindowOutput, events: Events, column: pa.Array, is_counted: Bools
-) -> Evaluate:
-    sums = _exact_sums(events, column, is_counted)
-
+def _deviations(output: WindowOutput, count: Add, sums: _FloatSums) -> Evaluate:
     def evaluate(window: Window) -> float | None:
-        rows = sums.count(window)
+        rows = count(window)
         if rows < 2:
             return None
         if sums.non_finite(window):
@@ -277,7 +276,7 @@ def _exact_sums(events: Events, column: pa.Array, is_counted: Bools) -> _FloatSu
     )
     is_finite = np.isfinite(numbers)
     units, exponent = _to_units(np.where(is_counted & is_finite, numbers, 0.0))
-    unit = Fraction(2) ** exponent
+    unit, square_unit = Fraction(2) ** exponent, Fraction(4) ** exponent
     add, add_squares = events.adder(units), events.adder([number * number for number in units])
     # Most columns have no such values.
     counters = {
@@ -290,9 +289,8 @@ def _exact_sums(events: Events, column: pa.Array, is_counted: Bools) -> _FloatSu
         if (is_counted & is_value).any()
     }
     return _FloatSums(
-        count=_counter(events, is_counted),
         total=lambda window: add(window) * unit,
-        squares=lambda window: add_squares(window) * unit**2,
+        squares=lambda window: add_squares(window) * square_unit,
         non_finite=lambda window: {value for value in counters if counters[value](window)},
     )
 

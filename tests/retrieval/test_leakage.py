@@ -140,6 +140,54 @@ def test_values_stamped_too_early_are_a_leak(
         assert "computed from later data" in str(report)
 
 
+def test_features_that_repeat_a_label_are_suspicious(empty_store: FeatureStore) -> None:
+    random = np.random.default_rng(0)
+    y = random.normal(size=60)
+    rows = {
+        "machine": range(60),
+        "hour": times([0] * 60),
+        "load": -2 * y + 7,
+        "state": [("off", "on")[int(value > 0)] for value in y],
+        "noise": random.normal(size=60),
+    }
+    empty_store.create_featuregroup(
+        pa.table(rows), "machines", primary_key=["machine"], event_time="hour"
+    )
+    labels = pa.table(
+        {
+            "machine": range(60),
+            "at": times([5] * 60),
+            "y": y,
+            "is_high": y > 0,
+            "constant": ["same"] * 60,
+            "seldom": [1.5, 2.5] + [None] * 58,
+            "fine": random.integers(0, 2, 60),
+        }
+    )
+    features = [f"machines.{name}" for name in ("load", "state", "noise")]
+    report = empty_store.check_leakage(empty_store.get_features(features, labels=labels))
+    assert report.ok  # no value changes without later rows
+    text = str(report)
+    assert text.startswith("no leak, but suspicious columns: 60 rows, 3 features")
+    assert [line.split(". ")[0] for line in report.suspicious] == [
+        "load repeats the column 'y' of the labels (correlation -1.000)",
+        "state repeats the column 'is_high' of the labels (one value for each label value)",
+        "the column 'constant' of the labels has a single value: same",
+        "the column 'seldom' of the labels is null in 58 of 60 rows",
+    ]
+    assert all(line in text for line in report.suspicious)
+    # A view names its labels, so that its other columns are not compared.
+    empty_store.create_featuregroup(labels, "questions", primary_key=["machine"], event_time="at")
+    for label, expected in (("y", ["load"]), ("is_high", ["state"]), ("fine", [])):
+        view = empty_store.create_feature_view(
+            f"of_{label}", features=features, labels="questions", label=label
+        )
+        report = empty_store.check_leakage(view.get_features())
+        assert [line.split()[0] for line in report.suspicious] == expected
+    few = empty_store.get_features(features, labels=labels.slice(0, 10))
+    assert empty_store.check_leakage(few).suspicious == ()
+
+
 def test_check_leakage_follows_chained_retrievals(empty_store: FeatureStore) -> None:
     measured(empty_store)
     first = empty_store.get_features("load.value", labels=make_labels(), created_time_filter=False)

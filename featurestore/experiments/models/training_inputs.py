@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from featurestore.errors import InvalidArgument, listing
-from featurestore.experiments.models.null_forms import FRAME, SAVED, plan_nulls, recorded_form
+from featurestore.experiments.models.null_forms import (
+    FRAME,
+    SAVED,
+    plan_nulls,
+    recorded_form,
+    recorded_nulls,
+)
 from featurestore.experiments.models.stated_columns import FITTED_FLAVORS, column_positions
 from featurestore.model.derived_names import mask_name
 from featurestore.model.registered_model import ModelInput
@@ -69,6 +75,8 @@ def resolve_inputs(
     """
     candidates = _distinct(_candidates(dataset, request, readers, flavor=flavor, stated=stated))
     if stated is not None:
+        if request.nulls == "mask":
+            _check_masks(readers, candidates, stated)
         matching = [
             candidate
             for candidate in (
@@ -85,6 +93,31 @@ def resolve_inputs(
     if len(candidates) > 1:
         raise _ambiguity_error(request, readers, candidates)
     return candidates[0]
+
+
+def _check_masks(
+    readers: Sequence[Mapping[str, Any]],
+    candidates: Sequence[TrainingInputs],
+    stated: Sequence[str],
+) -> None:
+    """Refuse ``nulls="mask"`` for a model that neither read nor states masks.
+
+    Raises:
+        InvalidArgument: A null would be 0, and the model would not know it.
+    """
+    masks = {
+        mask_name(model_input.name)
+        for candidate in candidates
+        for model_input in candidate.inputs
+        if model_input.nulls == "mask"
+    }
+    has_masks = any(recorded_nulls(state) == "mask" for state in readers)
+    if masks and masks.isdisjoint(stated) and not has_masks:
+        raise InvalidArgument(
+            f"nulls='mask' passes {listing(sorted(masks))} to the model, which states no masks: "
+            f"{listing(stated, limit=50)}.",
+            hint="nulls='nan' passes nulls as NaN, as in a matrix",
+        )
 
 
 def _candidates(

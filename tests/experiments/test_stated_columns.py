@@ -213,6 +213,30 @@ def test_networks_without_input_names_get_recorded_order(
 
 
 @pytest.mark.tensorflow
+def test_sequences_of_layers_get_a_matrix(
+    empty_store: FeatureStore, sums: TrainingDataset, subtests: pytest.Subtests
+) -> None:
+    pytest.importorskip("tensorflow")
+    weights = np.array([[8.0], [2.0], [1.0]])
+    for library in ("keras", "tf_keras"):
+        keras = importlib.import_module(library)
+
+        def train(context: Context, keras: Any = keras) -> Any:
+            context.dataset.matrix("train", columns=["d", "b", "a"])
+            dense = keras.layers.Dense(1, use_bias=False)
+            model = keras.Sequential([keras.Input((3,)), dense])
+            dense.set_weights([weights])
+            return model
+
+        with subtests.test(library):
+            run = finished_run(empty_store, sums, train)
+            model = experiments.register_model(run, "sums")
+            rows = pa.table({"id": range(64), **bits()})
+            expected = weighted_sum(bits(), "abd")
+            np.testing.assert_array_equal(scores(empty_store, model, rows), expected)
+
+
+@pytest.mark.tensorflow
 def test_signatures_get_columns_by_argument_name(
     empty_store: FeatureStore, sums: TrainingDataset
 ) -> None:

@@ -42,6 +42,7 @@ from featurestore.experiments.models.conversion import refuse_inexact_integers
 from featurestore.experiments.models.stated_columns import (
     FITTED_FLAVORS,
     has_unnamed_inputs,
+    network_inputs,
     select_stated,
     stated_columns,
 )
@@ -323,7 +324,7 @@ def default_arrays(model: Any, flavor: str) -> Arrays:
     """
     takes_matrix = flavor in FITTED_FLAVORS
     if flavor in _KERAS_FLAVORS:
-        takes_matrix = has_unnamed_inputs(model) and _takes_matrix(model.input)
+        takes_matrix = has_unnamed_inputs(model) and _takes_matrix(network_inputs(model))
     elif flavor == "torch":
         takes_matrix = len(model.graph_signature.user_inputs) == 1
     elif flavor == "jax":

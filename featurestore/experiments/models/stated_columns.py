@@ -194,12 +194,18 @@ def _keras_names(network: Any) -> tuple[str, ...] | None:
     return None if is_unnamed else names
 
 
+def network_inputs(network: Any) -> Any:
+    """Return the inputs of a network as one tensor, a list or a dict; None if they are not fixed."""
+    try:
+        return network.input
+    except (AttributeError, RuntimeError, ValueError):  # a subclass, or a sequence of layers
+        inputs = getattr(network, "inputs", None) or [None]
+        return inputs[0] if len(inputs) == 1 else inputs
+
+
 def _keras_inputs(network: Any) -> list[Any]:
     """Return the names of the inputs of a network, empty for a network without fixed inputs."""
-    try:
-        inputs = network.input
-    except (AttributeError, RuntimeError, ValueError):  # a subclass, or a sequence of layers
-        inputs = getattr(network, "inputs", None)
+    inputs = network_inputs(network)
     if isinstance(inputs, Mapping):
         return list(inputs)
     tensors = inputs if isinstance(inputs, list | tuple) else [inputs]

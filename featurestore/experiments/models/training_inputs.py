@@ -277,8 +277,9 @@ def _ambiguity_error(
             for name, value in own_settings.items()
             if any(others[name] != value for others in settings)
         ]
-        split = readers[position].get("split")
-        texts.append(f"reader={position} (split {split!r}) has {', '.join(differing)}")
+        state = readers[position]
+        title = f"reader={position} ({recorded_form(state)} of split {state.get('split')!r})"
+        texts.append(f"{title} has {', '.join(differing)}")
     return InvalidArgument(
         f"The readers of the run differ, and the model does not state which one it was trained "
         f"with: {'; '.join(texts)}.",
@@ -289,11 +290,15 @@ def _ambiguity_error(
 
 def _settings(candidate: TrainingInputs) -> dict[str, str]:
     """Return the settings of a candidate as texts."""
-    nulls = {model_input.name: _nulls_text(model_input) for model_input in candidate.inputs}
+    nulls = {
+        model_input.name: _nulls_text(model_input)
+        for model_input in candidate.inputs
+        if model_input.nulls != "error"
+    }
     fitted = candidate.fitted
     return {
         "columns": listing(candidate.names, limit=50),
-        "nulls": ", ".join(f"{name}: {nulls[name]}" for name in sorted(nulls)),
+        "nulls": ", ".join(f"{name}: {nulls[name]}" for name in sorted(nulls)) or "refused",
         "transformed": "False" if fitted is None else f"by {fitted.sha256[:12]}",
     }
 

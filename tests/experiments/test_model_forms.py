@@ -178,6 +178,14 @@ def matrix_in_polars(context: Context) -> Any:
     return pl.DataFrame(matrix.x, schema=list(matrix.names))
 
 
+def categories_of_matrix(context: Context) -> Any:
+    import pandas as pd
+
+    matrix = context.dataset.matrix("train", columns=["tiny", "ratio", "half"])
+    frame = pd.DataFrame(matrix.x, columns=matrix.names)
+    return frame.astype({"tiny": "category", "half": "category"})
+
+
 def reader_in_pandas(context: Context) -> Any:
     import pandas as pd
 
@@ -214,6 +222,7 @@ FORMS: dict[str, tuple[str, Callable[[Context], Any]]] = {
     "matrix": ("both", read_matrix),
     "matrix in polars": ("both", matrix_in_polars),
     "transformed": ("both", read_transformed),
+    "categories of a matrix": ("both", categories_of_matrix),
     "reader": ("full", reader_of("error")),
     "reader fill": ("gaps", reader_of(FILLS)),
     "reader mask": ("gaps", reader_of("mask")),

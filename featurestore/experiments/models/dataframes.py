@@ -7,6 +7,7 @@ converted to it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     import polars
 
 FLOAT32 = ("float32", "Float32")
+# Names in a model file are data: other dtypes are never looked up in pandas or polars.
+_PANDAS_DTYPES = re.compile(
+    r"[uU]?[iI]nt(8|16|32|64)|[fF]loat(32|64)|bool|boolean|object|str|string|string\[\w+\]"
+    r"|datetime64\[(s|ms|us|ns)(, [\w/+:-]+)?\]|(u?int(8|16|32|64)|float|double|bool|string)\[pyarrow\]"
+)
 _POLARS_DTYPES = (
     *("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64"),
     *("Float32", "Float64", "Boolean", "String", "Categorical", "Binary", "Date"),
@@ -95,13 +101,13 @@ class _Pandas:
 
     def from_arrow(self, column: pa.Array, dtype: ColumnDtype | None) -> Any:
         pandas = _import_pandas()
-        if dtype is not None and dtype.categories is not None:
-            return _pandas_categories(column, dtype)
         series = conversions.to_pandas(pa.table({"column": column}))["column"]
         if dtype is None or str(series.dtype) == dtype.name:
             return series
         try:
-            target = pandas.api.types.pandas_dtype(dtype.name)
+            if dtype.categories is not None:
+                return _pandas_categories(column, dtype)
+            target = _pandas_dtype(dtype.name)
             if hasattr(target, "__from_arrow__"):
                 # Without floats between: nullable integers are exact.
                 return pandas.Series(target.__from_arrow__(column))
@@ -114,7 +120,7 @@ class _Pandas:
         if dtype is None or str(series.dtype) == dtype.name:
             return series
         try:
-            return _cast_numpy(series, _import_pandas().api.types.pandas_dtype(dtype.name))
+            return _cast_numpy(series, _pandas_dtype(dtype.name))
         except (TypeError, ValueError) as error:
             raise _dtype_error(values.dtype, dtype, error) from error
 
@@ -122,12 +128,19 @@ class _Pandas:
         return _import_pandas().DataFrame(dict(columns))
 
 
+def _pandas_dtype(name: str) -> Any:
+    """Return a dtype of pandas by its name; raise ValueError if no conversion to it is known."""
+    if not _PANDAS_DTYPES.fullmatch(name):
+        raise ValueError("no conversion between these types is known")
+    return _import_pandas().api.types.pandas_dtype(name)
+
+
 def _pandas_categories(column: pa.Array, dtype: ColumnDtype) -> Any:
     """Return a column of categories by their codes, so that batches may lack some."""
     pandas = _import_pandas()
     values = parse_categories(dtype)
     codes = pc.index_in(column, value_set=category_array(column.type, dtype))
-    index = pandas.Index(values, dtype=dtype.items)
+    index = pandas.Index(values, dtype=None if dtype.items is None else _pandas_dtype(dtype.items))
     return pandas.Series(
         pandas.Categorical.from_codes(
             codes.fill_null(-1).to_numpy(zero_copy_only=False),

@@ -272,17 +272,22 @@ def _array_columns(
 ) -> dict[str, Any]:
     """Return the columns of a DataFrame for the cells of an input, and for its mask."""
     columns = {}
-    dtype = input_values.model_input.dtype
     for name, values in input_values.arrays().items():
-        cells = values.reshape(len(values), -1)
         is_mask = name != input_values.name
-        if dtype is not None and dtype.name in dataframes.FLOAT32 and not is_mask:
+        dtype = None if is_mask else input_values.model_input.dtype
+        cells = values.reshape(len(values), -1)
+        if dtype is not None and (dtype.items or dtype.name) in dataframes.FLOAT32:
             rounded = np.empty(cells.shape, np.float32)
             _assign(spec, name, rounded, cells)
             cells = rounded
         for position, cell_name in enumerate(_cell_names(name, values)):
             cell = np.ascontiguousarray(cells[:, position])
-            columns[cell_name] = library.from_numpy(cell, None if is_mask else dtype)
+            if dtype is not None and dtype.categories is not None:
+                column = pa.array(cell, from_pandas=True)  # NaN is null
+                column = _known_categories(spec, input_values.model_input, column)
+                columns[cell_name] = library.from_arrow(column, dtype)
+            else:
+                columns[cell_name] = library.from_numpy(cell, dtype)
     return columns
 
 

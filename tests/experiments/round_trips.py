@@ -320,7 +320,7 @@ if importlib.util.find_spec("polars") is not None:
     FORMS.append("polars")
 NULLS = ("none", "fill", "mask", "nan")
 # The frameworks whose files are code, or have a parser that does not check them.
-TRUSTED = ("sklearn", "jax", "spark")
+TRUSTED = ("sklearn", "xgboost_wrapper", "lightgbm_wrapper", "jax", "spark")
 # The cells that no framework can have, by form and nulls, with the error.
 REFUSED: dict[tuple[str, str], tuple[type[FeatureStoreError], str]] = {
     ("reader", "nan"): (InvalidArgument, "nan"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pat
 
 from featurestore.arrow.values import ConversionError, to_array
 from featurestore.errors import InvalidArgument, missing_extra
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import polars
 
 FLOAT32 = ("float32", "Float32")
+_NUMPY_FLOATS = ("float32", "float64")
 # Names in a model file are data: other dtypes are never looked up in pandas or polars.
 _PANDAS_DTYPES = re.compile(
     r"[uU]?[iI]nt(8|16|32|64)|[fF]loat(32|64)|bool|boolean|object|str|string|string\[\w+\]"
@@ -101,6 +103,9 @@ class _Pandas:
 
     def from_arrow(self, column: pa.Array, dtype: ColumnDtype | None) -> Any:
         pandas = _import_pandas()
+        if dtype is not None and dtype.name in _NUMPY_FLOATS and pat.is_boolean(column.type):
+            # pandas reads booleans with nulls as objects, which have no conversion.
+            column = column.cast(pa.int8())
         series = conversions.to_pandas(pa.table({"column": column}))["column"]
         if dtype is None or str(series.dtype) == dtype.name:
             return series

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import platform
 import signal
 import sys
 import weakref
@@ -34,7 +35,7 @@ _SA_SIGINFO = 4
 # The fields si_code and si_addr of siginfo_t, in bytes; a code of 0 or less is from kill().
 _CODE, _ADDRESS = 8, 16
 # The layouts of siginfo_t and struct sigaction are those of these systems.
-_HANDLES_SIGNALS = sys.platform == "linux" and os.uname().machine in ("x86_64", "aarch64")
+_HANDLES_SIGNALS = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
 
 
 @dataclass

@@ -144,8 +144,14 @@ def with_pandas_dtypes(context: Context) -> Any:
     frame = context.dataset.read("train").to_pandas()[SCALARS[::-1]]
     ordered = pd.CategoricalDtype(["oslo", "rome", "paris", "bern"], ordered=True)
     dtypes = {"city": ordered, "tiny": "category", "flag": "boolean", "ratio": "float32"}
+    dtypes |= {"price": "float64", "day": "datetime64[s]"}
     has_nulls = frame["count"].isna().any()
     return frame.astype({**dtypes, "count": "Int64" if has_nulls else "int32"})
+
+
+def with_float_dtypes(context: Context) -> Any:
+    frame = context.dataset.read("train").to_pandas()[["flag", "tiny", "half"]]
+    return frame.astype({"flag": "float64", "tiny": "float32", "half": "float64"})
 
 
 def read_polars(context: Context) -> Any:
@@ -217,6 +223,7 @@ FILLS = {
 FORMS: dict[str, tuple[str, Callable[[Context], Any]]] = {
     "pandas": ("both", read_pandas),
     "pandas dtypes": ("both", with_pandas_dtypes),
+    "pandas floats": ("both", with_float_dtypes),
     "polars": ("both", read_polars),
     "polars dtypes": ("both", with_polars_dtypes),
     "matrix": ("both", read_matrix),

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -116,6 +117,9 @@ class _Pandas:
             if hasattr(target, "__from_arrow__"):
                 # Without floats between: nullable integers are exact.
                 return pandas.Series(target.__from_arrow__(column))
+            if pat.is_date(column.type) and target.kind == "M":
+                times = column.cast(pa.timestamp(np.datetime_data(target)[0]))
+                return pandas.Series(times.to_numpy(zero_copy_only=False))
             return _cast_numpy(series, target)
         except (pa.ArrowException, TypeError, ValueError, NotImplementedError) as error:
             raise _dtype_error(column.type, dtype, error) from error
@@ -162,7 +166,8 @@ def _cast_numpy(series: pandas.Series, target: Any) -> pandas.Series:
     """
     if target.kind == "O":
         return series.astype(object)
-    if series.dtype.kind not in "biuf" or target.kind not in "biuf":
+    # Objects are decimals, or texts of numbers.
+    if series.dtype.kind not in "biufO" or target.kind not in "biuf":
         raise ValueError("no conversion between these types is known")
     converted = series.astype(target)
     if target.kind in "biu" and not (converted == series).all():

@@ -568,27 +568,25 @@ def test_pipelines_of_spark_state_columns_that_no_stage_adds(
 ) -> None:
     feature = importlib.import_module("pyspark.ml.feature")
     line = importlib.import_module("pyspark.ml.regression").LinearRegression
-    pipeline = importlib.import_module("pyspark.ml").Pipeline
-    rows = spark.createDataFrame(
-        [(0.0, 1.0, 2.0, "x"), (1.0, 1.0, 3.0, "y")], "a double, b double, c double, t string"
-    )
-    index = feature.StringIndexer(inputCol="t", outputCol="code")
+    pipeline = importlib.import_module("pyspark.ml").PipelineModel
+    index = feature.StringIndexerModel.from_labels(["x", "y"], inputCol="t", outputCol="code")
     assembled = feature.VectorAssembler(inputCols=["c", "code", "a"], outputCol="features")
-    scaled = feature.VectorAssembler(inputCols=["a", "b"])
-    scaler = feature.MinMaxScaler(inputCol=scaled.getOutputCol(), outputCol="features")
-    fit = line(labelCol="b", maxIter=1)
-    formula = feature.RFormula(formula="b ~ a + c")
+    joined = feature.VectorAssembler(inputCols=["a", "b"])
+    norm = feature.Normalizer(inputCol=joined.getOutputCol(), outputCol="features")
     query = feature.SQLTransformer(statement="SELECT *, a + c AS features FROM __THIS__")
-    cases: list[tuple[Any, set[str] | None]] = [
+    rows = spark.createDataFrame([(0.0, 1.0), (1.0, 2.0)], "a double, b double")
+    formula = feature.RFormula(formula="b ~ a").fit(rows)
+    fit = line(labelCol="b", maxIter=1).fit(norm.transform(joined.transform(rows)))
+    cases: list[tuple[list[Any], set[str] | None]] = [
         ([index, assembled, fit], {"t", "c", "a"}),
-        ([scaled, scaler, fit], {"a", "b"}),
-        ([pipeline(stages=[index, assembled]), fit], {"t", "c", "a"}),
+        ([joined, norm, fit], {"a", "b"}),
+        ([pipeline([index, assembled]), fit], {"t", "c", "a"}),
         ([formula, fit], None),
-        ([query], None),
+        ([query, fit], None),
     ]
     for number, (stages, expected) in enumerate(cases):
         path = str(tmp_path / str(number))
-        pipeline(stages=stages).fit(rows).save(path)
+        pipeline(stages).save(path)
         with subtests.test(str(expected)):
             stated = spark_pipelines.stated_columns(path)
             assert (None if stated is None else set(stated)) == expected

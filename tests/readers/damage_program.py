@@ -39,7 +39,7 @@ FORMATS: dict[str, tuple[dict[str, Any], list[str]]] = {
 def create(location: str, name: str) -> TrainingDataset:
     options, columns = FORMATS[name]
     numbers = np.arange(ROWS)
-    rows = {"id": numbers, "x": numbers * 0.5, "y": numbers % 2}
+    rows: dict[str, Any] = {"id": numbers, "x": numbers * 0.5, "y": numbers % 2}
     if "text" in columns:
         rows["text"] = [f"{number:05d}" * (number % 23) for number in range(ROWS)]
     return connect(location, progress=False).create_training_dataset(
@@ -118,7 +118,7 @@ def run(dataset: TrainingDataset, originals: list[Any], case: dict[str, Any]) ->
         target = Target(paths[0], paths[1], shards[0].files[number].bytes)
         case |= {"after": draw.randrange(8), "shard": os.path.join(copy, shards[0].path)}
         damage = partial(DAMAGES[case["damage"]], target, draw)
-        outcome = {"error": None, "equal": False}
+        outcome: dict[str, Any] = {"error": None, "equal": False}
         try:
             batches = read(TrainingDataset.open(copy), case, damage)
             outcome["equal"] = list(batches) == originals
@@ -139,7 +139,7 @@ def main(location: str, seed: int, repetitions: int) -> None:
             for damage in DAMAGES:
                 for verify in (False, True):
                     for _ in range(repetitions):
-                        case = {**plain, "verify": verify, "damage": damage}
+                        case: dict[str, Any] = {**plain, "verify": verify, "damage": damage}
                         case |= {"before": draw.random() < 0.5, "seed": draw.randrange(2**32)}
                         print(json.dumps(run(dataset, originals, case)), flush=True)
 

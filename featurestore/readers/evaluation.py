@@ -184,8 +184,7 @@ def _evaluate_by_steps(
             run(on_replica, args=(element,))
 
     if not model.run_eagerly:
-        # Trace the function for each batch size, since Keras 3 weights output losses only if
-        # shapes are static.
+        # Trace the function for each batch size, so that it can skip batches without rows.
         step = tf.function(step)
     model.reset_metrics()
     with model.distribute_strategy.scope():

@@ -297,21 +297,6 @@ def validation_callback(
     return ValidationCallback()
 
 
-def count_steps(epoch_start: int, steps: int, steps_per_epoch: int) -> int:
-    """Return the number of steps of a training after some steps of an epoch.
-
-    Keras 3 also counts steps of the last execution that exceed the epoch.
-
-    Args:
-        epoch_start: Steps of the training at the start of the epoch, or at the step of the epoch
-            from which it resumes.
-        steps: Steps since then, as Keras counts them.
-        steps_per_epoch: Steps of a complete epoch.
-    """
-    epoch_end = (epoch_start // steps_per_epoch + 1) * steps_per_epoch
-    return min(epoch_start + steps, epoch_end)
-
-
 def wrap_for_fit(
     model: Any, callback: Any, *, is_first_fit: bool, is_last_fit: Callable[[], bool]
 ) -> Any:

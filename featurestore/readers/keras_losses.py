@@ -13,13 +13,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from featurestore.errors import ReaderConfigError
-from featurestore.readers.tensorflow import (
-    import_tensorflow,
-    keras_module,
-    multi_replica_strategy,
-    worker_position,
-)
+from featurestore.readers.tensorflow import import_tensorflow, keras_module
 
 # Reductions whose value is a sum over the rows of a batch, divided by its number of rows.
 _ROW_MEANS = frozenset({"sum_over_batch_size", "auto", "mean"})
@@ -50,50 +44,6 @@ def weight_losses_by_rows(model: Any) -> None:
     # Functions that were traced before this change use the weights of Keras.
     model.make_train_function(force=True)
     model.make_test_function(force=True)
-
-
-def refuse_fit(model: Any) -> None:
-    """Refuse a model that Keras cannot fit under its strategy.
-
-    Raises:
-        ReaderConfigError: ``fit`` of Keras 3 does not support several workers, and with several
-            replicas no ``steps_per_execution`` above 1.
-    """
-    strategy = multi_replica_strategy(model)
-    if strategy is None or keras_module(model).__name__ == "tf_keras":
-        return
-    _, workers = worker_position(strategy)
-    if workers > 1:
-        raise ReaderConfigError(
-            f"fit() of Keras 3 does not support a strategy with {workers} workers.",
-            hint="import tf_keras as keras",
-        )
-    steps = _steps_per_execution(model)
-    if steps > 1:
-        raise ReaderConfigError(
-            f"fit() of Keras 3 does not support steps_per_execution={steps} with "
-            f"{strategy.num_replicas_in_sync} replicas.",
-            hint='model.compile("adam", "mse", steps_per_execution=1)',
-        )
-
-
-def overruns_epochs(model: Any, steps: int) -> bool:
-    """Return whether ``fit`` would read steps of the next epoch in the last execution of an epoch.
-
-    Keras 3 runs ``steps_per_execution`` steps at once until the dataset ends.
-
-    Args:
-        model: A compiled model.
-        steps: Steps of each epoch.
-    """
-    if keras_module(model).__name__ == "tf_keras":
-        return False
-    return steps % _steps_per_execution(model) > 0
-
-
-def _steps_per_execution(model: Any) -> int:
-    """Return the number of steps that a model of Keras 3 runs at once."""
-    return getattr(model, "steps_per_execution", None) or 1
 
 
 def _change_tf_keras(container: Any) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from featurestore import FeatureStore
+from featurestore.readers.checkpoint import ReaderCheckpoint
 from featurestore.training import TrainingDataset
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -157,6 +158,29 @@ def test_keras_calls_with_a_reader_dataset_weight_losses_by_rows(
     for metric, value in right.items():
         assert history[metric] == pytest.approx([value] * 2)
         assert history[f"val_{metric}"] == pytest.approx([value] * 2)
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_resume_between_executions_equals_uninterrupted_fit(
+    dataset: TrainingDataset, tmp_path: Path, name: str
+) -> None:
+    keras: Any = import_module(name)
+    reader = dataset.reader("train", global_batch_size=BATCH, remainder="pad", seed=1)
+
+    def fit(begin: str | None) -> tuple[list[Any], Any]:
+        model = model_of(name, per_execution=3)
+        model.compile(keras.optimizers.SGD(0.01), loss="mse", steps_per_execution=3)
+        objects = {"model": model, "optimizer": model.optimizer}
+        checkpoint = ReaderCheckpoint(str(tmp_path), reader, objects, keep=9, begin=begin)
+        history = checkpoint.fit(model, 2, save_every=3, verbose=0).history
+        return model.get_weights(), history["loss"][1]
+
+    weights, loss = fit("")
+    # Executions end after steps 3 and 4 of an epoch.
+    resumed_weights, resumed_loss = fit("step-000000-000000003")
+    assert resumed_loss == loss
+    for resumed, uninterrupted in zip(resumed_weights, weights, strict=True):
+        np.testing.assert_array_equal(resumed, uninterrupted)
 
 
 @pytest.mark.parametrize("name", LIBRARIES)

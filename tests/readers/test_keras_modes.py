@@ -28,7 +28,7 @@ PROGRAM = Path(__file__).with_name("losses_program.py")
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 ROWS, BATCH, EPOCHS, RATE = 50, 16, 2, 0.02  # a last step of 2 rows
 PENALTY = 0.01  # of "l2"
-VALUES = {
+VALUES: dict[str, tuple[Any, ...]] = {
     "library": ("keras", "tf_keras"),
     "strategy": ("none", "mirrored", "multiworker"),
     "remainder": ("keep", "pad", "drop"),

@@ -43,6 +43,7 @@ COLUMNS = {
     "vector": pa.array([[row, row / 2] for row in range(ROWS)], pa.list_(pa.float32(), 2)),
 }
 NUMBERS = ["flag", "tiny", "count", "ratio", "half", "vector"]
+DOUBLES = ["ratio", "count", "half"]
 SCALARS = [name for name in COLUMNS if name != "vector"]
 
 
@@ -170,6 +171,14 @@ def read_matrix(context: Context) -> Any:
     return context.dataset.matrix("train", columns=NUMBERS, transformed=False).x
 
 
+def doubles_of_frame(context: Context) -> Any:
+    return context.dataset.read("train").select(*DOUBLES).to_numpy()
+
+
+def doubles_of_matrix(context: Context) -> Any:
+    return read_matrix(context).astype(np.float64)
+
+
 def read_transformed(context: Context) -> Any:
     import pandas as pd
 
@@ -227,6 +236,8 @@ FORMS: dict[str, tuple[str, Callable[[Context], Any]]] = {
     "polars": ("both", read_polars),
     "polars dtypes": ("both", with_polars_dtypes),
     "matrix": ("both", read_matrix),
+    "doubles of a frame": ("both", doubles_of_frame),
+    "doubles of a matrix": ("both", doubles_of_matrix),
     "matrix in polars": ("both", matrix_in_polars),
     "transformed": ("both", read_transformed),
     "categories of a matrix": ("both", categories_of_matrix),
@@ -253,7 +264,9 @@ def test_model_gets_the_rows_of_its_training(shops: Shops, subtests: Any) -> Non
                     context.save(Describes(), inputs=rows)
 
                 run = run_here(shops.store, shops.datasets[name], train)
-                model = experiments.register_model(run, "texts", trust=True)
+                # An array of a frame has no names.
+                columns = DOUBLES if form == "doubles of a frame" else None
+                model = experiments.register_model(run, "texts", columns=columns, trust=True)
                 assert shops.scored(model) == expected
 
 

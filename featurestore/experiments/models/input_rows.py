@@ -26,6 +26,9 @@ from featurestore.model.registered_model import DATAFRAMES, ColumnDtype, ModelIn
 from featurestore.readers.columns import to_numpy
 from featurestore.transform.fitted import Transformations
 
+# The dtype of a matrix that is not rounded to float32.
+DOUBLE = "float64"
+
 
 def to_model_input(spec: ModelSpec, fitted: Transformations | None, batch: pa.RecordBatch) -> Any:
     """Convert a batch to the model input: ``{column: array}``, a NamedMatrix, or a DataFrame.
@@ -81,7 +84,7 @@ class InputValues:
         nulls = self.model_input.nulls
         if nulls == "nan" and values.dtype.kind in "biu":
             # Batches with and without nulls have one type, which is that of a matrix.
-            values = values.astype(np.float32)
+            values = values.astype(np.float64 if _is_double(self.model_input) else np.float32)
         if self.present is not None:
             values = values.copy()
             missing = np.nan if nulls == "nan" else 0
@@ -124,19 +127,28 @@ def _refuse_nulls(spec: ModelSpec, names: Sequence[str]) -> None:
 def _to_matrix(
     spec: ModelSpec, arrays: Mapping[str, npt.NDArray[Any]], *, rows: int
 ) -> NamedMatrix:
-    """Return arrays as one float32 array, with a column for each element.
+    """Return arrays as one array of float32, or of the training, with a column for each element.
 
     Raises:
         InvalidArgument: A finite number is infinity in float32.
     """
     names = [name for column, values in arrays.items() for name in _cell_names(column, values)]
-    matrix = np.empty((rows, len(names)), np.float32)
+    is_double = any(_is_double(model_input) for model_input in spec.inputs)
+    matrix: npt.NDArray[Any] = np.empty((rows, len(names)), np.float64 if is_double else np.float32)
     position = 0
     for name, values in arrays.items():
         numbers = values.reshape(rows, -1)
-        _assign(spec, name, matrix[:, position : position + numbers.shape[1]], numbers)
+        target = matrix[:, position : position + numbers.shape[1]]
+        if is_double:
+            target[:] = numbers
+        else:
+            _assign(spec, name, target, numbers)
         position += numbers.shape[1]
     return NamedMatrix(matrix, tuple(names))
+
+
+def _is_double(model_input: ModelInput) -> bool:
+    return model_input.dtype is not None and model_input.dtype.name == DOUBLE
 
 
 def _assign(
@@ -201,15 +213,29 @@ def with_dtypes(
     """Return a model that takes DataFrames with the dtype of each column.
 
     Args:
-        spec: The model; one that takes arrays is returned unchanged.
+        spec: The model. One that takes columns, or a matrix of float32, is returned unchanged.
         fitted: The transformations.
         rows: Some rows of the training dataset, at least one.
-        recorded: The dtypes of the training; empty for those that the library reads.
+        recorded: The dtypes of the training by column, that of a matrix by its own name; empty for
+            those that the library reads.
         form: How the training read the dataset: "reader", "matrix" or "frame".
 
     Raises:
         InvalidArgument: The cells of a vector have several dtypes.
     """
+    if spec.arrays == "matrix" and DOUBLE in recorded:
+        # The function converted a matrix to doubles after it was rounded.
+        return replace(
+            spec,
+            inputs=tuple(
+                replace(
+                    model_input,
+                    narrow=model_input.narrow or form == "matrix",
+                    dtype=ColumnDtype(DOUBLE, from_arrays=True),
+                )
+                for model_input in spec.inputs
+            ),
+        )
     if spec.arrays not in DATAFRAMES:
         return spec
     inputs = []

@@ -47,7 +47,7 @@ class RecordedInputs:
         manifest: The content hash of the training dataset.
         arrays: The form of the inputs.
         columns: The names of the columns; None for a matrix.
-        dtypes: The dtypes of the columns of a DataFrame.
+        dtypes: The dtypes of the columns of a DataFrame, that of a matrix by its own name.
         rows: The row numbers of the predictions in the first split, in canonical order.
         predictions: ``{method: {output column: values}}``; empty for a run of several workers.
     """
@@ -226,7 +226,8 @@ def _describe(inputs: Any) -> tuple[Arrays, tuple[str, ...] | None, dict[str, Co
     if isinstance(inputs, Mapping):
         return "columns", tuple(map(str, inputs)), {}
     if getattr(inputs, "ndim", 0) == 2:
-        return "matrix", None, {}
+        dtype = str(np.asarray(inputs).dtype)
+        return "matrix", None, {dtype: ColumnDtype(dtype)}
     raise InvalidArgument(
         f"inputs= is a {type(inputs).__name__}, not the rows that the model takes.",
         hint="an array of (rows, columns), {column: array}, or a DataFrame of pandas or polars",

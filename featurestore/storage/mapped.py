@@ -168,13 +168,13 @@ def _unmap(address: int, size: int) -> None:
 
 
 @cache
-def _handler() -> Any:
-    """Return the signal handler as a C function."""
+def _handler_address() -> int | None:
+    """Return the address of the signal handler as a C function."""
     function_type = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
     handler = function_type(_replace_pages)
     # Never freed: threads of TensorFlow may read records while the interpreter exits.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(handler))
-    return handler
+    return ctypes.cast(handler, ctypes.c_void_p).value
 
 
 def _replace_pages(_signal: int, info: int, _context: int) -> None:
@@ -222,7 +222,3 @@ def _is_installed() -> bool:
     current = _Action()
     _library().sigaction(signal.SIGBUS, None, ctypes.byref(current))
     return bool(current.handler == _handler_address())
-
-
-def _handler_address() -> int | None:
-    return ctypes.cast(_handler(), ctypes.c_void_p).value

@@ -74,8 +74,8 @@ def main(library: str, cases: int) -> None:
         faulthandler.dump_traceback_later(SECONDS, exit=True)
         # The libraries raise errors of their own for other parameters.
         with contextlib.suppress(ModelDamaged, error_class):
-            parts, checked = boosters.find_unchecked_parts(changed, library, title="it")
-            if not parts:
+            unchecked, checked = boosters.find_unchecked_parts(changed, library, title="it")
+            if not unchecked:
                 booster = boosters.load_booster(checked, library)
                 boosters.make_predictor(booster, library)(ROWS)
                 predicting += 1

@@ -66,11 +66,11 @@ def test_lightgbm_tree_with_cycle_is_damaged(tmp_path: Path) -> None:
 @pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
 def test_checked_booster_predicts_the_same_bits(library: str, tmp_path: Path) -> None:
     for content in written_boosters(library):
-        parts, checked = boosters.find_unchecked_parts(content, library, title="it")
-        assert parts == []
+        unchecked, checked = boosters.find_unchecked_parts(content, library, title="it")
+        assert unchecked == []
         predicted, expected = (
-            boosters.make_predictor(boosters.load_booster(written, library), library)(ROWS)[""]
-            for written in (checked, content)
+            boosters.make_predictor(boosters.load_booster(model_bytes, library), library)(ROWS)[""]
+            for model_bytes in (checked, content)
         )
         np.testing.assert_array_equal(predicted, expected)
 

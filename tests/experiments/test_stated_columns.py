@@ -25,7 +25,8 @@ from featurestore import transform as t
 from featurestore.errors import InvalidArgument
 from featurestore.experiments import catalog
 from featurestore.experiments.context import Context
-from featurestore.experiments.models import loading, spark_pipelines
+from featurestore.experiments.models import spark_pipelines
+from featurestore.experiments.models.predictors import make_predictor
 from featurestore.experiments.models.stated_columns import NamedMatrix, stated_columns
 from featurestore.experiments.run import Run
 from featurestore.experiments.tasks import Task
@@ -328,7 +329,7 @@ def test_all_regressors_predict_as_on_their_frame(subtests: pytest.Subtests) -> 
             except (TypeError, ValueError):  # needs other arguments or labels
                 continue
         with subtests.test(name):
-            predict = loading.make_predictor(regressor, "pickle", method="predict")
+            predict = make_predictor(regressor, "pickle", method="predict")
             np.testing.assert_allclose(predict(matrix)[""], expected, rtol=1e-5)
         stating += [name] * (stated_columns(regressor, "pickle") == ("c", "a", "b"))
     assert len(stating) > 40

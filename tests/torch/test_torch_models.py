@@ -20,7 +20,7 @@ from starlette.testclient import TestClient
 from featurestore import experiments
 from featurestore.errors import InvalidArgument, ModelDamaged, UntrustedModel
 from featurestore.experiments import catalog
-from featurestore.experiments.models import loading
+from featurestore.experiments.models import loading, predictors
 from featurestore.experiments.run import Run
 from featurestore.experiments.run_files import save_model
 from featurestore.model.run_record import RunDataset, RunRecord
@@ -201,7 +201,7 @@ def test_layers_of_torch_need_no_trust(tmp_path: Path) -> None:
         torch.export.save(variant, path)
         loading.check_trusted(path, "torch", trust=False, description="it")
         loaded = loading.load_object(path, "torch")
-        predict = loading.make_predictor(loaded, "torch", method="predict")
+        predict = predictors.make_predictor(loaded, "torch", method="predict")
         with torch.no_grad():
             torch.testing.assert_close(
                 torch.tensor(predict(tokens.numpy())[""]), module(tokens), check_dtype=False
@@ -297,7 +297,7 @@ def test_pickles_and_guards_of_safe_programs_are_not_evaluated(tmp_path: Path) -
     rewrite(path, change)
     loading.check_trusted(str(path), "torch", trust=False, description="it")
     program = loading.load_object(str(path), "torch")
-    predict = loading.make_predictor(program, "torch", method="predict")
+    predict = predictors.make_predictor(program, "torch", method="predict")
     assert predict(torch.ones(4, 2).numpy())[""].shape == (4, 1)
     assert not marker.exists()
 

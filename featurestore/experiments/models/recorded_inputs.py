@@ -24,6 +24,7 @@ from featurestore.experiments.models import loading
 from featurestore.experiments.models.conversion import to_columns
 from featurestore.experiments.models.dataframes import LIBRARIES, library_of
 from featurestore.experiments.models.null_forms import SAVED
+from featurestore.experiments.models.predictors import make_predictor
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.model.registered_model import Arrays, ColumnDtype, Method
 from featurestore.model.window_features import value_from_json, value_to_json
@@ -171,7 +172,7 @@ def record_inputs(
         sample = _take_rows(inputs, rows)
         for method in _METHODS:
             if method == "predict" or hasattr(model, method):
-                predict = loading.make_predictor(model, flavor, method=method)
+                predict = make_predictor(model, flavor, method=method)
                 predictions[method] = _to_json(to_columns(predict(sample), len(rows)))
     return {
         "form": SAVED,

@@ -19,6 +19,7 @@ from featurestore.experiments import catalog as run_catalog
 from featurestore.experiments import run_files
 from featurestore.experiments.models import catalog, loading, spark_pipelines, torch_files
 from featurestore.experiments.models.null_forms import FRAME, ModelNulls, recorded_form
+from featurestore.experiments.models.predictors import default_arrays
 from featurestore.experiments.models.recorded_inputs import RecordedInputs, find_recorded
 from featurestore.experiments.models.retrieval import build_retrieval
 from featurestore.experiments.models.stated_columns import (
@@ -184,7 +185,7 @@ def _resolve_arrays(
     forms = {recorded_form(state) for state in states}
     if forms == {FRAME} and flavor in FITTED_FLAVORS and stated_columns(model, flavor):
         return "pandas"
-    return loading.default_arrays(model, flavor)
+    return default_arrays(model, flavor)
 
 
 def _resolve_artifact(run: Run, artifact: str | None) -> str:

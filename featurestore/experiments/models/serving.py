@@ -12,6 +12,7 @@ from featurestore.errors import InvalidArgument
 from featurestore.experiments.models import loading
 from featurestore.experiments.models.conversion import convert_outputs
 from featurestore.experiments.models.input_rows import to_model_input
+from featurestore.experiments.models.predictors import Predict
 from featurestore.model.runtime import ForkSafeLock
 from featurestore.serving.server import VectorServer
 from featurestore.serving.stores import open_online_store
@@ -70,13 +71,13 @@ class ModelServer:
         self._spec, self._model, self._trust = spec, model, trust
         self._fitted = model.transformations
         self._loading = ForkSafeLock()
-        self._predict: loading.Predict | None = None
+        self._predict: Predict | None = None
         self._view = definition.get(model.session, view["name"], view["version"])
         form = VectorForm(pa.schema([(each.name, each.kind) for each in spec.inputs]))
         store = open_online_store(model.session, online)
         self.vectors = VectorServer(model.session, self._view, store, form)
 
-    def load(self) -> loading.Predict:
+    def load(self) -> Predict:
         """Return the function that predicts; other threads wait only for the first load."""
         with self._loading:
             if self._predict is None:

@@ -19,10 +19,11 @@ from featurestore.errors import (
     PredictionsDiffer,
     listing,
 )
-from featurestore.experiments.models import loading, spark_pipelines
+from featurestore.experiments.models import spark_pipelines
 from featurestore.experiments.models.conversion import check_output_types, to_columns
 from featurestore.experiments.models.input_rows import to_model_input, with_dtypes
 from featurestore.experiments.models.null_forms import recorded_form
+from featurestore.experiments.models.predictors import make_predictor
 from featurestore.experiments.models.recorded_inputs import (
     first_difference,
     first_rows,
@@ -161,7 +162,7 @@ def _to_model_input(spec: ModelSpec, fitted: Transformations | None, rows: pa.Re
 
 def _predict(spec: ModelSpec, model: Any, model_input: Any) -> Mapping[str, Any]:
     """Predict with the model; raise InvalidArgument if it does not accept the input."""
-    predict = loading.make_predictor(model, spec.flavor, method=spec.method)
+    predict = make_predictor(model, spec.flavor, method=spec.method)
     try:
         return predict(model_input)
     except FeatureStoreError:

@@ -28,7 +28,7 @@ SAFE_TARGETS = {
 # Constants of the library that are Arrow types.
 TYPE_CONSTANTS = {"TIMESTAMP": "timestamp"}
 # Casts of SQL expressions, tensors and memory, which are no Arrow values.
-OTHER_RECEIVERS = {"exp", "ops", "tf", "self._tf", "self.tf", "library", "sa", "typing"}
+OTHER_RECEIVERS = {"ctypes", "exp", "ops", "tf", "self._tf", "self.tf", "library", "sa", "typing"}
 
 POSITIONS = "row positions, counts and offsets, which the module computes as integers"
 CLOCK = "microseconds since 1970, which the module computes as integers"
@@ -53,6 +53,13 @@ EXCEPTIONS = {
     "featurestore/arrow/batches.py::_matrix_to_lists": "a matrix of this type of number",
     "featurestore/arrow/frames.py::column_from_polars": "values that do not fit are refused next",
     "featurestore/arrow/spark_connect.py::open_frame.read_batches": DECLARED,
+    "featurestore/experiments/models/dataframes.py::_cast_polars": (
+        "columns of models, whose dtypes are those of the training"
+    ),
+    "featurestore/experiments/models/recorded_inputs.py::first_rows": POSITIONS,
+    "featurestore/experiments/models/spark_pipelines.py::_fill_nulls": (
+        "a fill of the type of the column, whose nulls it replaces"
+    ),
     "featurestore/experiments/models/spark_pipelines.py::score_rows": POSITIONS,
     "featurestore/featuregroups/checks.py::MinimumTime.update": "times to their own integers",
     "featurestore/featuregroups/log_order.py::find_replaced_rows": POSITIONS,

@@ -209,8 +209,8 @@ def _integer_sums(
     scale = column.type.scale if pat.is_decimal(column.type) else None
     with localcontext(prec=reference.DIGITS):
         units = [
-            0 if value is None else int(value if scale is None else value.scaleb(scale))
-            for value in column.to_pylist()
+            int(value.scaleb(scale or 0)) if pat.is_decimal(column.type) else int(value)
+            for value in column.fill_null(0).to_pylist()
         ]
     counted_units = [
         unit if counted else 0 for unit, counted in zip(units, is_counted, strict=True)

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, listing
 from featurestore.experiments.models import jax_files, torch_files
-from featurestore.experiments.models.jax_files import input_names
 
 PICKLE_FLAVORS = ("pickle", "joblib")
 # Models of these formats take one array or DataFrame, in the order of the columns that they state.
@@ -64,8 +63,6 @@ def stated_columns(model: Any, flavor: str) -> tuple[str, ...] | None:
         return torch_files.input_names(model)
     if flavor == "jax":
         return jax_files.input_names(model)
-    if flavor == "jax":
-        return input_names(model)
     if flavor != "tensorflow":
         return None
     signature = model.signatures.get(_SIGNATURE)

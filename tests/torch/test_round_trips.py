@@ -1,4 +1,4 @@
-"""Round trips of PyTorch programs and functions of JAX."""
+"""Round trips of PyTorch programs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -60,29 +59,6 @@ def fit_torch(case: Case, rows: TrainingRows) -> Fitted:
     return Fitted(program, rows.sum_row)
 
 
-def fit_jax(case: Case, rows: TrainingRows) -> Fitted:
-    jax = pytest.importorskip("jax")
-    from jax import export
-
-    weights = jax.numpy.array(rows.weights)
-
-    def predict(inputs: Any) -> Any:
-        x = inputs
-        if isinstance(inputs, dict):
-            x = jax.numpy.stack([inputs[name] for name in rows.names], axis=1)
-        return jax.numpy.nan_to_num(x, nan=NAN_VALUE) @ weights
-
-    (count,) = export.symbolic_shape("rows")
-    shape = jax.ShapeDtypeStruct((count, len(rows.names)), np.float32)
-    if rows.are_columns:
-        shape = {name: jax.ShapeDtypeStruct((count,), np.float32) for name in rows.names}
-    return Fitted(export.export(jax.jit(predict))(shape), rows.sum_row)
-
-
 @COMPLETE
-@pytest.mark.parametrize("framework", ["torch", "jax"])
-def test_exported_function_predicts_training_values(
-    framework: str, is_complete: bool, shops: Shops, subtests: Any
-) -> None:
-    fit = {"torch": fit_torch, "jax": fit_jax}[framework]
-    check_cells(shops, cells(framework, is_complete=is_complete), fit, subtests)
+def test_program_predicts_training_values(is_complete: bool, shops: Shops, subtests: Any) -> None:
+    check_cells(shops, cells("torch", is_complete=is_complete), fit_torch, subtests)

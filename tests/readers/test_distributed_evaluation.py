@@ -15,7 +15,7 @@ import pytest
 
 import featurestore
 from tests.forking import ForkServer
-from tests.readers.test_distributed_training import free_ports
+from tests.readers.free_ports import free_ports
 
 if find_spec("tensorflow") is None:  # this process does not import it
     pytest.skip("TensorFlow is not installed", allow_module_level=True)

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -24,6 +23,7 @@ from featurestore.readers import Reader, open_reader
 from featurestore.readers.heartbeat import EXIT_STALLED
 from tests.forking import ForkServer
 from tests.readers.conftest import Example
+from tests.readers.free_ports import free_ports
 
 if find_spec("tensorflow") is None:  # this process does not import it
     pytest.skip("TensorFlow is not installed", allow_module_level=True)
@@ -109,16 +109,6 @@ class Run:
             json.loads((self.out / f"weights-{worker}.json").read_text())
             for worker in range(self.workers)
         ]
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for sock in sockets:
-        sock.bind(("127.0.0.1", 0))
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
 
 
 @pytest.fixture(scope="module")

@@ -218,7 +218,7 @@ HANDLE_OTHERS = {
     FeatureFrame: {
         "columns", "drop", "dropped", "drops", "filter", "inputs", "label_reads", "labels",
         "made_of", "of_view", "plan", "planned", "reads", "sample", "schema", "select", "session",
-        "to_spark", "view", "warn_of_nulls",
+        "to_spark", "view", "view_labels", "warn_of_nulls",
     },
     FeatureView: {
         "create_training_dataset", "description", "featuregroups", "features", "label",

@@ -30,6 +30,11 @@ Flavor = Literal[
     "keras", "tf_keras", "tensorflow", "torch", "jax", "xgboost", "lightgbm", "spark", "pickle", "joblib"
 ]
 # fmt: on
+KERAS_FLAVORS: tuple[Flavor, ...] = ("keras", "tf_keras")
+BOOSTERS: tuple[Flavor, ...] = ("xgboost", "lightgbm")
+PICKLE_FLAVORS: tuple[Flavor, ...] = ("pickle", "joblib")
+# Models of these formats take one array or DataFrame, in the order of the columns that they state.
+FITTED_FLAVORS = (*PICKLE_FLAVORS, *BOOSTERS)
 Arrays = Literal["columns", "matrix", "pandas", "polars"]
 DATAFRAMES: tuple[Arrays, ...] = ("pandas", "polars")
 NullForm = Literal["error", "fill", "mask", "nan"]

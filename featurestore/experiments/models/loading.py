@@ -34,19 +34,21 @@ from featurestore.experiments.models import (
     torch_files,
 )
 from featurestore.experiments.models.archives import read_archive
-from featurestore.experiments.models.predictors import (
+from featurestore.experiments.models.predictors import Predict, make_predictor
+from featurestore.model.distributions import install_command
+from featurestore.model.registered_model import (
     BOOSTERS,
     KERAS_FLAVORS,
-    Predict,
-    make_predictor,
+    PICKLE_FLAVORS,
+    Flavor,
+    ModelFile,
+    ModelSpec,
 )
-from featurestore.model.distributions import install_command
-from featurestore.model.registered_model import Flavor, ModelFile, ModelSpec
 from featurestore.storage import files
 
 # These need trust only if a file contains code.
 SAFE_FLAVORS = (*KERAS_FLAVORS, "torch", *BOOSTERS)
-_FILE_FLAVORS = (*SAFE_FLAVORS, "jax", "pickle", "joblib")
+_FILE_FLAVORS = (*SAFE_FLAVORS, "jax", *PICKLE_FLAVORS)
 _DATA = {
     "keras": "Keras layers",
     "tf_keras": "Keras layers",

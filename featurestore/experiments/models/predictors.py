@@ -13,20 +13,17 @@ from featurestore.errors import InvalidArgument
 from featurestore.experiments.models import boosters, jax_files, torch_files
 from featurestore.experiments.models.conversion import refuse_inexact_integers
 from featurestore.experiments.models.stated_columns import (
-    FITTED_FLAVORS,
+    SIGNATURE,
     has_unnamed_inputs,
     network_inputs,
     select_stated,
     stated_columns,
 )
-from featurestore.model.registered_model import Arrays
+from featurestore.model.registered_model import BOOSTERS, FITTED_FLAVORS, KERAS_FLAVORS, Arrays
 
 # Number of rows per prediction call, independent of the engine's batch size.
 PREDICT_ROWS = 8192
 _MIN_ROWS = 32
-
-KERAS_FLAVORS = ("keras", "tf_keras")
-BOOSTERS = ("xgboost", "lightgbm")
 
 # Maps a model input to predictions by output name ("" for a single output).
 Predict = Callable[[Any], Mapping[str, npt.NDArray[Any]]]
@@ -128,7 +125,7 @@ def _predict_in_batches(
 
 def _signature_predictor(model: Any) -> Predict:
     """Return the prediction function of a SavedModel, which calls its default signature."""
-    library, signature = importlib.import_module("tensorflow"), model.signatures["serving_default"]
+    library, signature = importlib.import_module("tensorflow"), model.signatures[SIGNATURE]
 
     _, input_specs = signature.structured_input_signature
 

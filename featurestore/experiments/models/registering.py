@@ -23,7 +23,6 @@ from featurestore.experiments.models.predictors import default_arrays
 from featurestore.experiments.models.recorded_inputs import RecordedInputs, find_recorded
 from featurestore.experiments.models.retrieval import build_retrieval
 from featurestore.experiments.models.stated_columns import (
-    FITTED_FLAVORS,
     stated_columns,
 )
 from featurestore.experiments.models.training_inputs import resolve_inputs
@@ -32,6 +31,7 @@ from featurestore.experiments.run import Run
 from featurestore.model.feature_view import FeatureViewSpec
 from featurestore.model.registered_model import (
     DATAFRAMES,
+    FITTED_FLAVORS,
     Arrays,
     Flavor,
     ModelAnnotations,

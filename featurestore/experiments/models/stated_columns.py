@@ -17,18 +17,16 @@ import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, listing
 from featurestore.experiments.models import jax_files, torch_files
+from featurestore.model.registered_model import FITTED_FLAVORS, KERAS_FLAVORS, PICKLE_FLAVORS
 
-PICKLE_FLAVORS = ("pickle", "joblib")
-# Models of these formats take one array or DataFrame, in the order of the columns that they state.
-FITTED_FLAVORS = (*PICKLE_FLAVORS, "xgboost", "lightgbm")
-_KERAS_FLAVORS = ("keras", "tf_keras")
 # The names that Keras gives to inputs without a name.
 _UNNAMED_INPUT = re.compile(r"(keras_tensor|input_layer)(_\d+)?|input_\d+")
 # Attributes of scikit-learn: fitted models of searches and of models with a transformed target, and the
 # columns of each part of a ``ColumnTransformer``.
 _DELEGATES = ("best_estimator_", "regressor_")
 _SELECTED = "_transformer_to_input_indices"
-_SIGNATURE = "serving_default"
+# The signature of a SavedModel that predictions call.
+SIGNATURE = "serving_default"
 
 
 class NamedMatrix(NamedTuple):
@@ -57,7 +55,7 @@ def stated_columns(model: Any, flavor: str) -> tuple[str, ...] | None:
     """
     if flavor in FITTED_FLAVORS:
         return _fitted_names(model)
-    if flavor in _KERAS_FLAVORS:
+    if flavor in KERAS_FLAVORS:
         return _keras_names(model)
     if flavor == "torch":
         return torch_files.input_names(model)
@@ -65,7 +63,7 @@ def stated_columns(model: Any, flavor: str) -> tuple[str, ...] | None:
         return jax_files.input_names(model)
     if flavor != "tensorflow":
         return None
-    signature = model.signatures.get(_SIGNATURE)
+    signature = model.signatures.get(SIGNATURE)
     return None if signature is None else _to_names(signature.structured_input_signature[1])
 
 

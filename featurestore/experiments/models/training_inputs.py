@@ -19,9 +19,9 @@ from featurestore.experiments.models.null_forms import (
     recorded_form,
     recorded_nulls,
 )
-from featurestore.experiments.models.stated_columns import FITTED_FLAVORS, column_positions
+from featurestore.experiments.models.stated_columns import column_positions
 from featurestore.model.derived_names import mask_name
-from featurestore.model.registered_model import ModelInput
+from featurestore.model.registered_model import FITTED_FLAVORS, ModelInput
 from featurestore.training.reading import matrix_names
 from featurestore.training.transformations import read_by_hash, resolve_transformations
 

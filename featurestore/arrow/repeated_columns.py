@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 # With fewer rows, columns may correspond by chance.
-_MIN_ROWS = 20
+MIN_ROWS = 20
 # Units and rounding remain above; the value of the row before, in a series of prices, is below.
 _MIN_CORRELATION = 0.9999
 # In columns with few extreme values these alone determine the correlation, but not that of ranks.
@@ -90,7 +90,7 @@ def _correlation(feature: Floats | None, label: Floats | None) -> str | None:
         return None
     is_finite = np.isfinite(feature) & np.isfinite(label)
     pairs = np.stack([feature[is_finite], label[is_finite]])
-    if pairs.shape[1] < _MIN_ROWS:
+    if pairs.shape[1] < MIN_ROWS:
         return None
     correlation = _correlate(pairs)
     if not abs(correlation) >= _MIN_CORRELATION:
@@ -125,7 +125,7 @@ def _is_one_to_one(
     has_both = (feature >= 0) & (label >= 0)
     feature, label = feature[has_both], label[has_both]
     label_values = int(np.count_nonzero(np.bincount(label)))
-    if len(label) < max(_MIN_ROWS, _ROWS_PER_VALUE * label_values) or label_values < 2:
+    if len(label) < max(MIN_ROWS, _ROWS_PER_VALUE * label_values) or label_values < 2:
         return False
     if np.count_nonzero(np.bincount(feature)) != label_values:
         return False

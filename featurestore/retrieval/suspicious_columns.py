@@ -5,19 +5,18 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.repeated_columns import find_repeated, is_almost_unlabeled
+from featurestore.arrow.repeated_columns import MIN_ROWS, find_repeated, is_almost_unlabeled
 from featurestore.model.plan import FeaturePlan
 from featurestore.retrieval.conversions import format_cell
 from featurestore.retrieval.frame import FeatureFrame
-
-# In smaller samples, labels may be equal by chance.
-_MIN_ROWS = 20
 
 
 def find_suspicious(
     frame: FeatureFrame, plan: FeaturePlan, labels: pa.Table, retrieved_rows: pa.Table
 ) -> list[str]:
     """Describe features that repeat a label, and labels with almost no information."""
+    if labels.num_rows < MIN_ROWS:  # labels may be equal by chance
+        return []
     label_columns = {
         name: labels.column(name).combine_chunks()
         for name in frame.view_labels or _unused_columns(plan, labels)
@@ -28,9 +27,7 @@ def find_suspicious(
         for name in retrieved_rows.column_names
         if name not in labels.column_names
     }
-    descriptions: list[str] = []
-    if labels.num_rows < _MIN_ROWS:
-        return descriptions
+    descriptions = []
     for label, correspondences in find_repeated(features, label_columns).items():
         for feature, correspondence in correspondences.items():
             descriptions.append(

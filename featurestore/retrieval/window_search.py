@@ -88,10 +88,10 @@ class _Columns:
         """Return the function that computes an aggregate over windows of the rows."""
         column = self._rows.column(output.column).combine_chunks()
         is_counted = self._find_counted(output)
-        counted = (output.column, output.where)
-        if counted not in self._counters:
-            self._counters[counted] = _counter(self._events, is_counted)
-        count = self._counters[counted]
+        column_and_condition = (output.column, output.where)
+        if column_and_condition not in self._counters:
+            self._counters[column_and_condition] = _counter(self._events, is_counted)
+        count = self._counters[column_and_condition]
         if output.function == "count":
             return count
         if output.function in ("any", "all"):
@@ -106,23 +106,23 @@ class _Columns:
         is_exact = output.function in ("sum", "mean") and not pat.is_floating(column.type)
         if is_exact:
             return _integer_sums(output, self._events, column, is_counted, count)
-        if counted not in self._sums:
-            self._sums[counted] = _exact_sums(self._events, column, is_counted)
+        if column_and_condition not in self._sums:
+            self._sums[column_and_condition] = _exact_sums(self._events, column, is_counted)
         aggregate = _float_sums if output.function in ("sum", "mean") else _deviations
-        return aggregate(output, count, self._sums[counted])
+        return aggregate(output, count, self._sums[column_and_condition])
 
     def _find_counted(self, output: WindowOutput) -> Bools:
         """Return the mask of the rows with a value that satisfy the condition of an aggregate."""
-        counted = (output.column, output.where)
-        if counted not in self._counted:
+        column_and_condition = (output.column, output.where)
+        if column_and_condition not in self._counted:
             is_valid = self._rows.column(output.column).is_valid().combine_chunks()
             mask = np.array(is_valid.to_numpy(zero_copy_only=False))
             if output.where is not None:
                 matches = np.zeros(len(mask), np.bool_)
                 matches[list(matching_rows(self._session, output, self._rows))] = True
                 mask &= matches
-            self._counted[counted] = mask
-        return self._counted[counted]
+            self._counted[column_and_condition] = mask
+        return self._counted[column_and_condition]
 
     def _find_ranks(self, name: str) -> tuple[Ints, list[Any]]:
         """Return the rank of each row's value, and the distinct values in ascending order.
@@ -191,13 +191,13 @@ def _sequence(output: WindowOutput, column: pa.Array, is_counted: Bools) -> Eval
     numbers = np.arange(len(is_counted))
 
     def evaluate(window: Window) -> Any:
-        counted = numbers[window.index][is_counted[window.index]].tolist()
+        counted_rows = numbers[window.index][is_counted[window.index]].tolist()
         if output.function == "last_n":
-            last = [column[number].as_py() for number in counted[-output.n :]]
+            last = [column[number].as_py() for number in counted_rows[-output.n :]]
             return [output.fill_value] * (output.n - len(last)) + last
-        if not counted:
+        if not counted_rows:
             return None
-        return column[counted[0 if output.function == "first" else -1]].as_py()
+        return column[counted_rows[0 if output.function == "first" else -1]].as_py()
 
     return evaluate
 

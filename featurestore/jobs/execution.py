@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from featurestore import progress
 from featurestore.alerts import incidents
+from featurestore.errors import JobLeased
 from featurestore.featuregroups.write import Write, create, insert
 from featurestore.jobs import target
 from featurestore.jobs.catalog_jobs import run_catalog
@@ -353,6 +354,13 @@ def _commit_rows(
         return RunOutput(commit.rows_in, commit.delta_version, created_group.version)
     commit = insert(session, frame, spec.target, version=group.spec.version, write=write)
     if not commit.applied:
+        if not target.contains_windows(group, spec, window):
+            # Runs of the same windows have the same transaction until one of them commits it. A
+            # process that took over an earlier run, and was suspended, may revoke that of this run.
+            raise JobLeased(
+                f"Another process considered this run of job {spec.name!r} dead, and revoked its "
+                "transaction."
+            )
         _log.info("the table already contains these windows from an earlier run")
         return RunOutput(0, commit.delta_version, group.spec.version)
     return RunOutput(commit.rows_in, commit.delta_version, group.spec.version)

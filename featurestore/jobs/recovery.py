@@ -232,7 +232,7 @@ def _recover_run(session: Session, run: Run) -> Run:
     if spec.stream is not None:
         return _report_end(session, spec, _recover_stream_run(session, spec, run))
     output = _committed_output(session, spec, run)
-    if output is None and not _revoke_transaction(session, spec, run):
+    if output is None and not revoke_transaction(session, spec, run):
         output = _committed_output(session, spec, run)
     with session.registry.transaction() as connection:
         if output is None:
@@ -259,7 +259,7 @@ def _report_end(session: Session, spec: JobSpec, run: Run) -> Run:
     return run
 
 
-def _revoke_transaction(session: Session, spec: JobSpec, run: Run) -> bool:
+def revoke_transaction(session: Session, spec: JobSpec, run: Run) -> bool:
     """Commit the transaction of a dead run without rows; return False if the run has committed it.
 
     A process on another machine may only be suspended, even just before its commit. When it

@@ -124,10 +124,22 @@ def next_transaction(group: OpenGroup | None, spec: JobSpec, window: Window) -> 
     if group is None or last is None:
         return app, 0
     if spec.mode == "append":
-        # The last transaction has no rows if it was revoked from a dead run.
-        windows = [job_commit.window for job_commit in job_commits(group.path, spec.name)]
-        return app, last + (window not in windows)
+        return app, last + (not contains_windows(group, spec, window))
     return app, last + 1
+
+
+def contains_windows(group: OpenGroup, spec: JobSpec, window: Window) -> bool:
+    """Return whether a commit of the job computed exactly these windows.
+
+    A run that recomputes windows needs a commit that is newer than ``group``, its target when it
+    started; an appended window needs any. A transaction that was revoked from a dead run has a
+    commit without windows.
+    """
+    first_version = 0 if spec.mode == "append" else group.delta_version + 1
+    return any(
+        job_commit.window == window and job_commit.commit.version >= first_version
+        for job_commit in job_commits(group.path, spec.name)
+    )
 
 
 def build_windows_metadata(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +17,9 @@ from pyarrow import parquet
 
 import featurestore
 from featurestore.errors import InvalidArgument, InvalidJob, JobFailed, JobNotFound
+from featurestore.jobs import execution
+from featurestore.jobs.recovery import revoke_transaction
+from featurestore.jobs.run import JobRun
 from featurestore.jobs.scheduler import Options
 from featurestore.jobs.target import build_windows_metadata, parse_row_range, parse_windows
 from featurestore.model.failure_action import parse_on_failure
@@ -69,6 +73,42 @@ def test_windows_without_values_take_types_of_other_windows(
     assert table["parts"].to_pylist() == [{"n": None}, {"n": None}, {"n": 1}, {"n": None}]
     city.run_job("tags", window=windows[1])  # alone
     assert city.get_featuregroup("tags").to_arrow().sort_by("hour") == table
+
+
+@pytest.mark.parametrize("mode", ["replace_window", "append", "upsert"])
+def test_run_without_its_transaction_is_repeated(
+    city: FeatureStore,
+    clock: Clock,
+    define: Define,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+) -> None:
+    """Another host takes over an earlier run of the same windows, and is suspended meanwhile."""
+    city.register_jobs(define(sql_job(rules=f"mode={mode!r}")))
+    city.run_job("demand", window=START)
+    revoked_windows = []
+
+    def check_lease(run: JobRun) -> None:
+        if not revoked_windows:
+            revoked_windows.append(run.window)
+            with run.session.registry.reading() as connection:
+                record = runs.get(connection, run.run_id)
+            other_run = replace(record, run_id="job-1", owner="host.1.aaaaaaaa.00000001/1")
+            assert revoke_transaction(run.session, run.spec, other_run)
+
+    monkeypatch.setattr(execution, "check_lease", check_lease)
+    with suppress(
+        JobFailed
+    ):  # an append is retried later, other chunks are computed again in halves
+        city.run_job("demand", due=True)
+    (failed_run,) = [run for run in city.get_runs("demand") if run.state == "failed"]
+    assert failed_run.window == revoked_windows[0]
+    assert "revoked its transaction" in str(failed_run.error)
+    clock.now += timedelta(minutes=30)
+    city.run_job("demand", due=True)
+    assert rows(city) == expected()
+    done = [run for run in city.get_runs("demand") if run.state == "done"]
+    assert sum(run.windows for run in done) == HOURS
 
 
 def test_rerun_window_gives_same_rows(city: FeatureStore, define: Define) -> None:

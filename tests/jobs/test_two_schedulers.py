@@ -39,10 +39,12 @@ ACTIONS = ("kill", "stop", "slow")
 # The hours with trips, of which a trial computes the first ones.
 HOURS = 400
 SECONDS_PER_HOUR = 0.7
-# Another process took over the lease or removed the staged rows, or Postgres ended the transaction.
+# Another process took over the lease, revoked the transaction or removed the staged rows, or
+# Postgres ended the transaction.
 ERRORS_AFTER_SUSPENSION = (
     "has taken over job",
     "considered this write dead",
+    "considered this run of job",
     "_staging",
     "The registry",
 )

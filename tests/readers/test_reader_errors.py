@@ -6,10 +6,14 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
@@ -21,8 +25,10 @@ from featurestore.errors import (
     ReaderConfigError,
     UnsupportedType,
 )
-from featurestore.model.manifest import Manifest
-from featurestore.readers import open_reader, resume
+from featurestore.model.manifest import Manifest, ManifestShard
+from featurestore.readers import open_reader, resume, shardfiles
+from featurestore.storage import mapped
+from featurestore_connectors.tfrecord import reader as tfrecord_reader
 from tests.readers.conftest import Example, make_example
 from tests.readers.example_datasets import example_table, make_dataset
 from tests.readers.test_reader_contract import open_example
@@ -60,6 +66,36 @@ def test_shard_truncated_after_opening_raises_on_read(copy: Example) -> None:
         with open(shard_path(copy, number), "ab") as file:
             file.truncate(0)
     with pytest.raises(DatasetDamaged, match=r"0 bytes, but \d+ in the manifest"):
+        list(reader.batches())
+
+
+@pytest.mark.parametrize("remaining", [0, 1, 2])
+def test_shard_truncated_while_it_is_opened_raises_with_its_name(
+    example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remaining: int
+) -> None:
+    """The shard is truncated after its size was checked: to nothing, to a part, or by a byte."""
+    shutil.copytree(example.path, tmp_path / "copy")
+    reader = open_example(Example(tmp_path / "copy", example.manifest, example.table))
+
+    def truncate(path: str) -> None:
+        size = os.path.getsize(path)
+        os.truncate(path, [0, size // 3, max(size - 1, 0)][remaining])
+
+    @contextmanager
+    def truncated_path(directory: str, shard: ManifestShard, _: object = None) -> Iterator[str]:
+        path = os.path.join(directory, shard.path)
+        truncate(path)
+        yield path
+
+    def map_truncated(path: str) -> npt.NDArray[np.uint8]:
+        truncate(path)
+        return mapped.map_file(path)
+
+    if example.manifest.layout.get("kind") == "fixed":
+        monkeypatch.setattr(tfrecord_reader, "map_file", map_truncated)
+    else:
+        monkeypatch.setattr(shardfiles, "local_path", truncated_path)
+    with pytest.raises(DatasetDamaged, match=re.escape(str(tmp_path / "copy"))):
         list(reader.batches())
 
 

@@ -235,18 +235,19 @@ def map_records(path: str, *, record_bytes: int) -> npt.NDArray[np.uint8]:
         DatasetDamaged: The file is missing, or its size is not a multiple of the record size.
     """
     try:
-        size = files.status(path).size
+        data = map_file(path)
     except OSError as error:
         raise DatasetDamaged(
             f"The shard {path!r} cannot be read: {error.strerror or error}."
         ) from error
-    if size % record_bytes:
+    # The size of the map, because the file may be truncated at any time.
+    if len(data) % record_bytes:
         raise DatasetDamaged(
-            f"The shard {path!r} has {size:,} bytes, "
+            f"The shard {path!r} has {len(data):,} bytes, "
             f"which is not a multiple of its records' {record_bytes:,}.",
             hint="it was truncated or changed; featurestore td verify lists the damage",
         )
-    return map_file(path).reshape(-1, record_bytes)
+    return data.reshape(-1, record_bytes)
 
 
 def read_index(path: str, *, size: int) -> npt.NDArray[np.uint64]:

@@ -86,7 +86,7 @@ def test_run_without_its_transaction_is_repeated(
     """Another host takes over an earlier run of the same windows, and is suspended meanwhile."""
     city.register_jobs(define(sql_job(rules=f"mode={mode!r}")))
     city.run_job("demand", window=START)
-    revoked_windows = []
+    revoked_windows = list[Window]()
 
     def check_lease(run: JobRun) -> None:
         if not revoked_windows:

@@ -170,7 +170,7 @@ def check_order(
 def test_fitted_models_get_columns_in_their_order(
     empty_store: FeatureStore, sums: TrainingDataset, subtests: pytest.Subtests
 ) -> None:
-    random = np.random.default_rng()
+    random = np.random.default_rng(7)
     for name, build in fitted_models().items():
         for columns in drawn_orders(random):
             with subtests.test(f"{name} {columns}"):
@@ -182,7 +182,7 @@ def test_networks_get_columns_by_input_name(
     empty_store: FeatureStore, sums: TrainingDataset, subtests: pytest.Subtests
 ) -> None:
     pytest.importorskip("tensorflow")
-    random = np.random.default_rng()
+    random = np.random.default_rng(7)
     for library, form in itertools.product(("keras", "tf_keras"), ("dict", "list")):
         for columns in drawn_orders(random):
             with subtests.test(f"{library} {form} {columns}"):
@@ -315,7 +315,7 @@ def test_cells_and_masks_are_passed_by_name(empty_store: FeatureStore) -> None:
 def test_all_regressors_predict_as_on_their_frame(subtests: pytest.Subtests) -> None:
     """A matrix in another order has the predictions of the DataFrame that the model was fitted on."""
     all_estimators = importlib.import_module("sklearn.utils").all_estimators
-    random = np.random.default_rng()
+    random = np.random.default_rng(7)
     frame = pd.DataFrame(random.random((60, 3)), columns=["c", "a", "b"], dtype=np.float32)
     label = frame["a"] + 10 * frame["b"] + 1
     matrix = NamedMatrix(frame[["a", "b", "c"]].to_numpy(), ("a", "b", "c"))

@@ -71,7 +71,7 @@ def flips(content: bytes, generator: random.Random) -> Iterator[bytes]:
 def test_every_flipped_bit_is_found_with_its_file(group: tuple[FeatureStore, Path]) -> None:
     store, path = group
     assert store.verify_featuregroup("g").ok
-    generator = random.Random()
+    generator = random.Random(7)
     count = 0
     for file in table_files(path):
         content = file.read_bytes()
@@ -88,7 +88,7 @@ def test_every_flipped_bit_is_found_with_its_file(group: tuple[FeatureStore, Pat
 def test_flipped_commit_is_found_by_reads(group: tuple[FeatureStore, Path]) -> None:
     store, path = group
     expected = store.get_featuregroup("g").count()
-    generator = random.Random()
+    generator = random.Random(7)
     for file in path.glob("_delta_log/0000000000000000001[1-9].json"):
         content = file.read_bytes()
         for changed in flips(content, generator):
@@ -223,7 +223,7 @@ def test_erasure_keeps_the_chain(group: tuple[FeatureStore, Path]) -> None:
     store.erase({"id": 7}, dry_run=False)
     report = store.verify_featuregroup("g")
     assert report.ok, report
-    generator = random.Random()
+    generator = random.Random(7)
     for file in path.glob("_delta_log/*.json"):
         content = file.read_bytes()
         file.write_bytes(next(flips(content, generator)))

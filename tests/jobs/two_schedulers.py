@@ -39,40 +39,43 @@ POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Clock:
-    """A clock of all processes: an hour, then hours that pass fast, at last hours in real time.
+    """A clock of all processes, in real time from one hour on, except during hours that pass fast.
 
-    ``file`` has the time at which fast hours begin, and the time at which they end.
+    ``file`` has the time at which fast hours begin, and the time at which they end. Failed windows
+    are retried in real time.
     """
 
     file: Path
     seconds_per_hour: float
+    created: float = field(default_factory=time.time)
 
     def __call__(self) -> datetime:
         return START + timedelta(hours=1) + self._passed()
 
     def _passed(self) -> timedelta:
         """Return the time since the first hour."""
-        marks = self._marks()
-        if not marks:
-            return timedelta()
         now = time.time()
-        fast_seconds = min(now, *marks[1:]) - marks[0] if len(marks) > 1 else now - marks[0]
-        # After the fast hours, so that failed windows are retried.
-        slow_seconds = max(now - marks[1], 0) if len(marks) > 1 else 0
+        begin, end = [*self._marks(), now, now][:2]
+        fast_seconds = min(now, end) - begin
+        slow_seconds = now - self.created - fast_seconds
         return timedelta(hours=fast_seconds / self.seconds_per_hour, seconds=slow_seconds)
 
     def _marks(self) -> list[float]:
         return [float(line) for line in self.file.read_text().split()] if self.file.exists() else []
 
     def mark(self) -> None:
-        """Begin or end the fast hours."""
+        """Begin the fast hours now, or end them in the middle of an hour."""
+        mark = time.time()
+        for begin in self._marks():
+            hours = int((mark - begin) / self.seconds_per_hour) + 1.5
+            mark = begin + hours * self.seconds_per_hour
         with self.file.open("a") as file:
-            file.write(f"{time.time()}\n")
+            file.write(f"{mark}\n")
 
     def count_hours(self) -> int:
-        """Return the number of complete hours, after the fast hours have ended."""
-        first, last = self._marks()
-        return 1 + int((last - first) / self.seconds_per_hour)
+        """Return the number of complete hours at the end of the fast hours."""
+        begin, end = self._marks()
+        return 1 + int((end - begin) / self.seconds_per_hour)
 
 
 @dataclass(frozen=True)

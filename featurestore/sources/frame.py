@@ -24,12 +24,13 @@ from featurestore.model.arguments import warn_caller
 from featurestore.model.featuregroup import ExternalRows
 from featurestore.model.names import RENAME, SNAKE_CASE
 from featurestore.model.source import SourceRead, SourceSpec
+from featurestore.model.source_options import options_from_strings, options_to_strings
 from featurestore.model.times import parse_version_or_moment
 from featurestore.plugins.engine import Relation, TimeRange
 from featurestore.plugins.source import SourceQuery
 from featurestore.retrieval import FeatureFrame
 from featurestore.session import Session
-from featurestore.sources.registration import check_folder_options, get, options_to_strings
+from featurestore.sources.registration import check_folder_options, get
 from featurestore.storage import files
 
 # The types of strings that a header field must have to be a value of a column; other types are read
@@ -296,7 +297,8 @@ def check_names(
         arguments += [
             f"{word}={value!r}" for word, value in selections.items() if value is not None
         ]
-        arguments += [f"{word}={text!r}" for word, text in query.options.items() if word != RENAME]
+        options = options_from_strings(query.options)
+        arguments += [f"{word}={value!r}" for word, value in options.items() if word != RENAME]
         rename_text = query.options.get(RENAME, spec.options.get(RENAME, "{}"))
         renames = {} if rename_text == SNAKE_CASE else dict(json.loads(rename_text))
         # The call in the hint needs the names at the source, also of columns that are renamed

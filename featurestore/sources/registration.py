@@ -1,11 +1,7 @@
-"""Registration of sources: add, list, check and remove sources; options are stored as strings.
-
-Options that are lists or mappings are JSON strings, which can also be passed on the command line.
-"""
+"""Registration of sources: add, list, check and remove sources; options are stored as strings."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,7 +16,6 @@ from featurestore.external.renaming import RenamedSnapshot
 from featurestore.model.names import (
     RENAME,
     check_name,
-    check_rename,
     parse_credentials,
 )
 from featurestore.model.source import (
@@ -28,10 +23,10 @@ from featurestore.model.source import (
     SourceReport,
     SourceSpec,
     check_uri,
-    is_secret_option,
     make_path_absolute,
     source_kind,
 )
+from featurestore.model.source_options import options_to_strings
 from featurestore.model.times import to_micros, utc_now
 from featurestore.plugins.source import SourceQuery
 from featurestore.recovery import record_files
@@ -223,49 +218,6 @@ def _describe_problem(error: FeatureStoreError) -> str:
     if error.hint is None:
         return error.message
     return f"{error.message} ({error.hint})"
-
-
-def options_to_strings(options: Mapping[str, object]) -> dict[str, str]:
-    """Convert options to strings, and omit options that are None.
-
-    Raises:
-        InvalidArgument: An option name suggests a secret, or a value has an unsupported type.
-
-    >>> options_to_strings({"header": False, "dtypes": {"zip": "string"}, "quote": None})
-    {'header': 'false', 'dtypes': '{"zip": "string"}'}
-    """
-    strings = {}
-    for name, value in options.items():
-        if not isinstance(name, str):
-            raise InvalidArgument(
-                f"options={{{name!r}: ...}}: option names must be strings.",
-                hint="options={'format': 'csv'}",
-            )
-        if is_secret_option(name):
-            raise InvalidArgument(
-                f"options={{{name!r}: ...}} would be stored in plain text.",
-                hint="secret='env:NAME'",
-            )
-        text = check_rename(value) if name == RENAME else _to_string(name, value)
-        if text is not None:
-            strings[name] = text
-    return strings
-
-
-def _to_string(name: str, value: object) -> str | None:
-    """Convert an option value to a string, or None to None."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, bool | int):
-        return json.dumps(value)
-    if isinstance(value, Mapping):
-        return json.dumps({key: str(each) for key, each in value.items()}, ensure_ascii=False)
-    if isinstance(value, list | tuple):
-        return json.dumps(list(value), ensure_ascii=False)
-    raise InvalidArgument(
-        f"options={{{name!r}: {value!r}}} is not a string, a number, a list or a mapping.",
-        hint="options={'format': 'csv', 'dtypes': {'zip': 'string'}}",
-    )
 
 
 def check_folder_options(spec: SourceSpec, options: Mapping[str, str]) -> None:

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featurestore.errors import InvalidSourceFile
+from featurestore.model.source_options import options_to_strings
 from featurestore.plugins.source import SourceConfig, SourceQuery
-from featurestore.sources.registration import options_to_strings
 from featurestore_connectors.sources.folder import FolderSource
 
 DIALECTS: list[dict[str, Any]] = [

@@ -1,29 +1,17 @@
-"""CSV tables: columns from the headers, types inferred from all values, read by Arrow's parser.
-
-Arrow's parser accepts an unclosed quote, which then hides the following lines. Therefore the quotes
-of a file are checked first. If they do not clearly follow RFC 4180, Python's strict parser
-validates the file and reports the line number of an unclosed quote or of text after a closing
-quote.
-
-https://www.rfc-editor.org/rfc/rfc4180
-"""
+"""CSV tables: columns from the headers, types inferred from all values."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
-from typing import Any, NoReturn
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import csv as arrow_csv
 
 from featurestore.arrow.text_values import arrow_type, parse_texts
-from featurestore.errors import FeatureStoreError, InvalidArgument
+from featurestore.errors import InvalidArgument
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import BadRow
+from featurestore_connectors.sources.folders.csv_parsers import CsvFileParser, count_fields
 from featurestore_connectors.sources.folders.listing import FolderFile
 from featurestore_connectors.sources.folders.scan import TextScan
 from featurestore_connectors.sources.folders.tables import (
@@ -35,18 +23,10 @@ from featurestore_connectors.sources.folders.tables import (
     check_names,
     compare_names,
     drop_rows,
+    report_without_rows,
     text_rules,
-    truncate_text,
-    unreadable_file_error,
 )
-from featurestore_connectors.sources.folders.text_files import (
-    CsvDialect,
-    InvalidCsv,
-    PlainQuotes,
-    SelectedLines,
-    data_records,
-    encoding_error,
-)
+from featurestore_connectors.sources.folders.text_files import CsvDialect
 
 # Delimiters to suggest if the header has a single column and no delimiter is configured.
 _OTHER_DELIMITERS = (";", "\t", "|")
@@ -60,14 +40,6 @@ _SIGNS = [
     "comment",
     "null_values",
 ]
-# Arrow reads many blocks ahead. A record that is longer than a block is parsed again with the next
-# block size.
-_BLOCK_BYTES = (2 << 20, 64 << 20)
-_CHUNK_BYTES = 4 << 20
-_MANY_COLUMNS = 10_000
-# Arrow's read-ahead threads release a stream after its reader is done. This reference ensures that
-# Python streams are released before the interpreter shuts down.
-_open: deque[Any] = deque(maxlen=16)
 
 
 class CsvTable(FolderTable):
@@ -108,7 +80,7 @@ class CsvTable(FolderTable):
         if not expected:
             raise self.table.invalid_file_error(
                 f"{self.folder_files.files[0].name} is empty: it has no header.",
-                hint=f"{self.table.call(header=False, names=['column_1'])} names the columns",
+                hint=self._hint_without_header(),
             )
         partitions = self.folder_files.partitions
         check_declared([*expected, *partitions], self.table, self.options)
@@ -206,9 +178,13 @@ class CsvTable(FolderTable):
         return CsvFileParser(file, self._dialect, bad_rows)
 
     def _read_column_names(self, file: FolderFile, bad_rows: BadRows) -> list[str] | None:
-        """Return the column names of a file, or None if it has no lines."""
-        first = self._file_parser(file, bad_rows).first_record()
+        """Return the column names of a file, or None if it has no records."""
+        is_single = not self.options.header and len(self.options.names) == 1
+        # In a file of one column an empty line is a null.
+        first = self._file_parser(file, bad_rows).first_record(skip_empty=not is_single)
         if first is None:
+            missing = "header" if self.options.header else "rows"
+            report_without_rows(file, bad_rows, missing, hint=self._hint_without_records())
             return None
         if self.options.header:
             check_names(first, self.table, file, line=self.options.skip_rows + 1)
@@ -216,12 +192,24 @@ class CsvTable(FolderTable):
         names = list(self.options.names)
         if len(first) != len(names):
             raise self.table.invalid_file_error(
-                f"{file.name}: the first line has {len(first)} fields, but names= has "
-                f"{len(names)} columns.",
+                f"{file.name}: the first line has {count_fields(first)}, but names={names!r}.",
                 hint="names= and delimiter= apply to all files",
             )
         check_names(names, self.table, file)
         return names
+
+    def _hint_without_records(self) -> str | None:
+        """Return a hint for a single file without records; of several files, it may be skipped."""
+        if len(self.folder_files.files) > 1:
+            return None
+        if self.options.skip_rows or self.options.comment:
+            return f"{self.table.call(skip_rows=0, comment='')} reads all its lines"
+        if self.options.header:
+            return self._hint_without_header()
+        return None
+
+    def _hint_without_header(self) -> str:
+        return f"{self.table.call(header=False, names=['column_1'])} names the columns"
 
     def _compare_header(
         self, file: FolderFile, names: Sequence[str], expected: Sequence[str], first: str
@@ -257,219 +245,3 @@ def _batch(arrays: Mapping[str, pa.Array], columns: Sequence[Column], count: int
         return pa.RecordBatch.from_arrays([pa.nulls(count)], [""])
     names = [column.name for column in columns]
     return pa.RecordBatch.from_arrays([arrays[name] for name in names], names)
-
-
-class CsvFileParser:
-    """The fields of a CSV file as strings. Empty unquoted fields are null."""
-
-    def __init__(self, file: FolderFile, dialect: CsvDialect, bad_rows: BadRows) -> None:
-        self.file = file
-        self.dialect = dialect
-        self._bad_rows = bad_rows
-        self._ragged = 0
-
-    def first_record(self) -> list[str] | None:
-        """Return the fields of the first record, or None if the file has no records."""
-        try:
-            batch = next(self._blocks(None, None), None)
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            self._raise_parse_error(error, None)
-        if batch is None or batch.num_rows == 0:
-            return None
-        fields = [column[0].as_py() or "" for column in batch.columns]
-        # Latin letters in UTF-16 without a byte order mark are also UTF-8.
-        if any("\0" in field for field in fields):
-            raise encoding_error(self.file, self.dialect.encoding, self._bad_rows.table)
-        return fields
-
-    def batches(self, width: int, columns: Sequence[int]) -> Iterator[pa.RecordBatch]:
-        """Yield the columns at the indices ``columns`` as strings, without the header.
-
-        Records whose number of fields is not ``width`` are added to the bad rows.
-
-        Raises:
-            InvalidSourceFile: A line is not valid CSV in this dialect. The message includes the line number.
-        """
-        has_header = self.dialect.header
-        self._ragged = 0
-        try:
-            for batch in self._blocks(width, columns):
-                if has_header and batch.num_rows:
-                    batch, has_header = _drop_first_row(batch), False
-                if batch.num_rows:
-                    yield batch
-        except (pa.ArrowException, OSError, UnicodeDecodeError, InvalidCsv) as error:
-            self._raise_parse_error(error, width)
-        if self._ragged:
-            self._report_ragged(width)
-
-    def locate(self, width: int, rows: Sequence[int]) -> dict[int, tuple[int, str]]:
-        """Return line numbers and texts by row number; records of another width are not rows."""
-        wanted_rows, lines, number = set(rows), {}, 0
-        for line, fields in data_records(self.file, self.dialect, width=width):
-            if len(fields) != width:
-                continue
-            if number in wanted_rows:
-                lines[number] = (line, self.dialect.delimiter.join(fields))
-                if len(lines) == len(wanted_rows):
-                    break
-            number += 1
-        return lines
-
-    def _blocks(self, width: int | None, columns: Sequence[int] | None) -> Iterator[pa.RecordBatch]:
-        """Yield all records as batches, including the header."""
-        dialect = self.dialect
-        if width is not None and self._is_suspicious():
-            # Python's parser either accepts the file or raises an error with the line number.
-            for _ in data_records(self.file, dialect, width=width):
-                pass
-        # The width is unknown before the first record. Arrow ignores types of missing columns.
-        strings = {f"f{number}": pa.string() for number in range(width or _MANY_COLUMNS)}
-        convert = arrow_csv.ConvertOptions(
-            column_types=strings,
-            strings_can_be_null=True,
-            # An empty field is null, but "" is an empty string.
-            quoted_strings_can_be_null=False,
-            null_values=[""],
-            include_columns=[] if columns is None else [f"f{number}" for number in columns],
-        )
-        parse = arrow_csv.ParseOptions(
-            delimiter=dialect.delimiter,
-            quote_char=dialect.quote or False,
-            escape_char=dialect.escape or False,
-            newlines_in_values=bool(dialect.quote or dialect.escape),
-            # In a file of one column, an empty line is a null.
-            ignore_empty_lines=width != 1,
-            # Without a known width only the first record is needed.
-            invalid_row_handler=(lambda _: "skip") if width is None else self._skip_or_fail,
-        )
-        yielded = 0
-        for size in _BLOCK_BYTES:
-            row_count = 0
-            try:
-                for batch in self._parsed(size, parse, convert):
-                    new = batch.slice(max(yielded - row_count, 0))
-                    row_count += batch.num_rows
-                    yielded = max(yielded, row_count)
-                    if new.num_rows:
-                        yield new
-                return
-            except pa.ArrowInvalid as error:
-                # Arrow has no error class for a record that does not fit into a block.
-                if "straddling" not in str(error) or size == _BLOCK_BYTES[-1]:
-                    raise
-            # A record is longer than a block: parse again with larger blocks and skip the rows
-            # already yielded.
-            self._ragged = 0
-
-    def _parsed(
-        self, block_bytes: int, parse: arrow_csv.ParseOptions, convert: arrow_csv.ConvertOptions
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of Arrow's parser with a block size."""
-        stream = self._stream()
-        _open.append(stream)
-        # The header is read as a record, since its names are checked by this package.
-        read = arrow_csv.ReadOptions(autogenerate_column_names=True, block_size=block_bytes)
-        with stream:
-            try:
-                reader = arrow_csv.open_csv(
-                    stream, read_options=read, parse_options=parse, convert_options=convert
-                )
-            except pa.ArrowInvalid as error:
-                # Arrow raises an error for a file without records.
-                if "Empty CSV file" in str(error):
-                    return
-                raise
-            with reader:
-                yield from reader
-
-    def _is_suspicious(self) -> bool:
-        """Return whether the bytes around quotes indicate unclosed quotes."""
-        if not self.dialect.quote:
-            return False
-        quotes = PlainQuotes(self.dialect)
-        with self._stream() as stream:
-            while quotes.are_plain and (data := stream.read(_CHUNK_BYTES)):
-                quotes.update(np.frombuffer(data, dtype="u1"))
-        return not quotes.are_plain or quotes.are_open
-
-    def _stream(self) -> Any:
-        """Return a UTF-8 stream of the file without skipped lines."""
-        dialect = self.dialect
-        if dialect.skip_rows or dialect.comment:
-            return pa.PythonFile(SelectedLines(self.file, dialect), mode="r")
-        stream = self.file.open()
-        if dialect.encoding != "utf-8":
-            stream = pa.transcoding_input_stream(stream, dialect.encoding, "utf-8")
-        return stream
-
-    def _skip_or_fail(self, row: arrow_csv.InvalidRow) -> str:
-        self._ragged += 1
-        return "skip" if self._bad_rows.quarantines else "error"
-
-    def _report_ragged(self, width: int) -> None:
-        """Add the records with another number of fields to the bad rows."""
-        hint = self._title_hint(width)
-        for line, fields in self._strictly(width):
-            if len(fields) == width:
-                continue
-            text = self.dialect.delimiter.join(fields)
-            count = "1 field" if len(fields) == 1 else f"{len(fields)} fields"
-            reason = f"{count}, but the first line has {width}"
-            row = BadRow(self.file.name, line, None, f"{reason}: {truncate_text(text)!r}", text)
-            self._bad_rows.add(row, hint=hint)
-
-    def _title_hint(self, width: int) -> str | None:
-        """Return the hint for a title above the header, or None if the first line may be data."""
-        (line, fields), *next_records = [*islice(self._strictly(width), 2)] or [(0, [])]
-        if not self.dialect.header or width > 1 or not _can_be_header(fields):
-            return None
-        # The line after a header has a value that is not a name.
-        if any(len(row) != len(fields) or _can_be_header(row) for _, row in next_records):
-            return None
-        call = self._bad_rows.table.call(skip_rows=line - 1)
-        return f"{call} reads line {line} as the header"
-
-    def _strictly(self, width: int) -> Iterator[tuple[int, list[str]]]:
-        try:
-            yield from data_records(self.file, self.dialect, width=width)
-        except InvalidCsv as error:
-            raise self._bad_rows.table.invalid_file_error(
-                f"{self.file.name} line {error.line}: {error}.", hint=self._dialect_hint()
-            ) from None
-
-    def _dialect_hint(self) -> str:
-        call = self._bad_rows.table.call(quote="")
-        return f"{call} reads quotes as ordinary characters"
-
-    def _raise_parse_error(self, error: Exception, width: int | None) -> NoReturn:
-        """Raise an error with the number of the line that Arrow's parser rejected."""
-        table = self._bad_rows.table
-        if isinstance(error, FeatureStoreError):
-            raise error
-        if isinstance(error, OSError):
-            raise unreadable_file_error(self.file, table, error) from error
-        if isinstance(error, InvalidCsv):
-            raise table.invalid_file_error(
-                f"{self.file.name} line {error.line}: {error}.", hint=self._dialect_hint()
-            ) from None
-        if isinstance(error, UnicodeDecodeError) or "UTF8" in str(error):
-            raise encoding_error(self.file, self.dialect.encoding, table) from None
-        if width is not None:
-            self._report_ragged(width)
-        if "straddling" in str(error):
-            raise table.invalid_file_error(
-                f"{self.file.name}: a record has more than {_BLOCK_BYTES[-1]} bytes."
-            )
-        raise table.invalid_file_error(f"{self.file.name}: {error}.") from error
-
-
-def _drop_first_row(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a copy of a batch without its first row; Arrow 14 fails on slices of strings."""
-    mask = np.ones(batch.num_rows, dtype=bool)
-    mask[0] = False
-    return batch.filter(pa.array(mask))
-
-
-def _can_be_header(fields: Sequence[str]) -> bool:
-    return all(field[:1].isalpha() for field in fields) and len(set(fields)) == len(fields)

@@ -53,12 +53,20 @@ class FolderFile:
             return stream
         return pa.CompressedInputStream(stream, self.compression)
 
-    def open_text(self, encoding: str) -> io.TextIOWrapper:
-        """Open the file as text, with unchanged line endings and without a byte order mark."""
+    def is_empty(self) -> bool:
+        """Return whether the decompressed file has no bytes."""
+        with self.open() as stream:
+            return not stream.read(1)
+
+    def open_text(self, encoding: str, *, errors: str = "strict") -> io.TextIOWrapper:
+        """Open the file as text, with unchanged line endings and without a byte order mark.
+
+        ``errors`` is an error handler of Python for bytes that are not text in the encoding.
+        """
         raw: IO[bytes] = io.BufferedReader(self.open(), 1 << 20)
         # The csv module needs unchanged line ends, since quoted fields may contain them.
         name = "utf-8-sig" if encoding == "utf-8" else encoding
-        return io.TextIOWrapper(raw, encoding=name, newline="")
+        return io.TextIOWrapper(raw, encoding=name, errors=errors, newline="")
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from featurestore.errors import (
     did_you_mean,
     listing,
 )
+from featurestore.model.source_options import options_from_strings
 
 # File formats and their extensions, without the extension of the compression.
 ENDINGS: Mapping[str, Sequence[str]] = {
@@ -120,7 +121,7 @@ class TableName:
             arguments.append(f"path={self.path!r}")
         if isinstance(options.get("dtypes"), Mapping):
             options["dtypes"] = {**self.declared, **options["dtypes"]}  # type: ignore[dict-item]
-        merged = {**self.options, **options}
+        merged = {**options_from_strings(self.options), **options}
         arguments += [f"{name}={value!r}" for name, value in merged.items()]
         return f"read_source({', '.join(arguments)})"
 

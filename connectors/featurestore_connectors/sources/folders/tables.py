@@ -211,6 +211,21 @@ class BadRows:
             self.rows.append(row)
 
 
+def report_without_rows(
+    file: FolderFile, bad_rows: BadRows, missing: str, *, hint: str | None = None
+) -> None:
+    """Add a file without rows to the bad rows, unless it has no bytes.
+
+    ``missing`` is the noun for its expected content, such as "rows".
+
+    Raises:
+        InvalidSourceFile: The options do not allow quarantine.
+    """
+    if not file.is_empty():
+        reason = f"the file is not empty, but has no {missing}"
+        bad_rows.add(BadRow(file.name, 1, None, reason, ""), hint=hint)
+
+
 def drop_rows(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
     """Return a batch without the rows with these indices."""
     if not rows:

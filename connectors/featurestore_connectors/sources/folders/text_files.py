@@ -12,6 +12,7 @@ import csv
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TextIO
 
 import numpy as np
@@ -25,6 +26,8 @@ from featurestore_connectors.sources.folders.tables import truncate_text
 _LONGEST = 2**31 - 1
 _CHUNK_BYTES = 1 << 20
 _HEAD_BYTES = 4096
+# Arrow's parser also refuses records of this size.
+_LONGEST_LINE = 64 << 20
 # UTF-32 comes first, since its little-endian mark begins with the mark of UTF-16.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -89,6 +92,23 @@ def detect_encoding(file: FolderFile, declared: str) -> str:
     if any(byte in chunk for chunk in _chunks(file) for byte in _UNASSIGNED):
         return "latin-1"
     return "cp1252"
+
+
+def has_undecodable_lines(file: FolderFile, encoding: str) -> bool:
+    """Return whether single lines of a file are not text in an encoding.
+
+    Return False for encodings of 16 and 32 bits, whose undecodable bytes hide the following lines.
+    """
+    return not encoding.startswith(_WIDE) and not _decodes(file, encoding)
+
+
+def replace_undecoded(text: str) -> str:
+    r"""Return text of ``Lines`` with a replacement character for each undecoded byte.
+
+    >>> replace_undecoded(b"Z\xfcrich".decode(errors="surrogateescape"))
+    'Z\ufffdrich'
+    """
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def undecodable_line(file: FolderFile, encoding: str) -> tuple[int, bytes] | None:
@@ -178,11 +198,19 @@ class PlainQuotes:
 
 
 class SelectedLines(io.RawIOBase):
-    """A UTF-8 stream of a file's lines, without skipped lines and comments."""
+    """A UTF-8 stream of a file's lines, without skipped lines and comments.
 
-    def __init__(self, file: FolderFile, dialect: CsvDialect) -> None:
+    ``replaces_bytes`` replaces undecodable bytes, which are an error otherwise.
+    """
+
+    def __init__(
+        self, file: FolderFile, dialect: CsvDialect, *, replaces_bytes: bool = False
+    ) -> None:
         super().__init__()
-        self._text = file.open_text(dialect.encoding)
+        self._errors = "replace" if replaces_bytes else "strict"
+        self._text = file.open_text(
+            dialect.encoding, errors="surrogateescape" if replaces_bytes else "strict"
+        )
         self._lines = Lines(self._text, dialect)
         self._remainder = b""
 
@@ -208,7 +236,7 @@ class SelectedLines(io.RawIOBase):
             line = next(self._lines, None)
             if line is None:
                 break
-            lines.append(line.encode())
+            lines.append(line.encode(errors=self._errors))
             size += len(lines[-1])
         data = b"".join(lines)
         self._remainder = data[max_bytes:]
@@ -216,10 +244,14 @@ class SelectedLines(io.RawIOBase):
 
 
 class Lines:
-    """Iterator over the lines that are not skipped; ``number`` is the line number, from 1."""
+    """Iterator over the lines that are not skipped; ``number`` is the line number, from 1.
+
+    Raises:
+        InvalidCsv: A line is too long. Otherwise a file without line ends would be buffered completely.
+    """
 
     def __init__(self, text: TextIO, dialect: CsvDialect) -> None:
-        self._text = iter(text)
+        self._text = iter(partial(text.readline, _LONGEST_LINE), "")
         self._dialect = dialect
         self._is_quoted = False
         self.number = 0
@@ -232,6 +264,16 @@ class Lines:
         while True:
             line = next(self._text)
             self.number += 1
+            if len(line) == _LONGEST_LINE:
+                raise InvalidCsv(
+                    self.number,
+                    f"the line has {_LONGEST_LINE} characters or more",
+                    has_quotes=False,
+                )
+            # Arrow's parser also omits a byte order mark, which the decoder keeps if the name of the
+            # encoding has a byte order.
+            if self.number == 1:
+                line = line.removeprefix("\ufeff")
             if self.number > self._dialect.skip_rows and not self._is_comment(line):
                 break
         if self.first is None:
@@ -254,11 +296,15 @@ class Lines:
 
 
 class InvalidCsv(ValueError):
-    """A record is not valid CSV. ``line`` is the number of its first line."""
+    """A record is not valid CSV. ``line`` is the number of its first line.
 
-    def __init__(self, line: int, reason: str) -> None:
+    ``has_quotes`` is whether its quotes are the reason.
+    """
+
+    def __init__(self, line: int, reason: str, *, has_quotes: bool = True) -> None:
         super().__init__(reason)
         self.line = line
+        self.has_quotes = has_quotes
 
 
 def data_records(
@@ -281,16 +327,17 @@ def data_records(
 def records(file: FolderFile, dialect: CsvDialect) -> Iterator[tuple[int, list[str]]]:
     """Yield the first line number and the fields of each record; the header is the first record.
 
-    Empty lines are [].
+    Empty lines are []. Bytes that are not text in the declared encoding are lone surrogates, as of
+    Python's error handler ``surrogateescape``.
 
     Raises:
         InvalidCsv: A record is not valid CSV.
-        UnicodeDecodeError: The file is not valid in its declared encoding.
+        UnicodeDecodeError: The file has such bytes, in an encoding of 16 or 32 bits.
     """
     # Python refuses fields of more than 128 KiB by default.
     if csv.field_size_limit() < _LONGEST:
         csv.field_size_limit(_LONGEST)
-    with file.open_text(dialect.encoding) as text:
+    with file.open_text(dialect.encoding, errors="surrogateescape") as text:
         lines = Lines(text, dialect)
         reader = csv.reader(
             lines,

@@ -35,7 +35,6 @@ EXCEPTIONS = {
     "featurestore/model/reader_text.py": "the names of folders in the root folder",
     "featurestore/usersql/functions.py": "a file of the package",
     "featurestore/usersql/text.py": "a file of the package",
-    "connectors/featurestore_connectors/csv.py": "a range of a shard",
     "connectors/featurestore_connectors/duckdb_delta/files.py": "links instead of copies of staged rows",
     "connectors/featurestore_connectors/great_expectations/pages.py": "files of the package",
     "connectors/featurestore_connectors/hdfs/storage.py": "a storage backend",

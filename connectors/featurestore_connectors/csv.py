@@ -12,8 +12,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import os
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +26,6 @@ from featurestore.arrow.casts import cast_array
 from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.text_values import format_decimals
 from featurestore.errors import DatasetDamaged, InvalidArgument, UnsupportedType
-from featurestore.model.runtime import ForkSafeLock
 from featurestore.plugins.format import (
     ColumnProfile,
     DatasetFormat,
@@ -44,7 +41,7 @@ from featurestore.plugins.plain import (
     rebatch,
     select_fields,
 )
-from featurestore.storage import files
+from featurestore.storage.ranges import RangeFile
 from featurestore.storage.shards import ShardFile
 
 INDEX_SUFFIX = ".idx"
@@ -142,15 +139,12 @@ class CsvShard:
         self._path, self._schema, self._step = path, schema, step
         try:
             index = np.fromfile(path + INDEX_SUFFIX, "<u8")
-            size = files.status(path).size
-            # The file stays open, since a cache may remove its copy of the file.
-            self._handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-            self._lock = ForkSafeLock()
+            self._file = RangeFile(path)
         except OSError as error:
             raise DatasetDamaged(
                 f"The shard {path!r} cannot be read: {error.strerror or error}."
             ) from error
-        self._closing = weakref.finalize(self, os.close, self._handle)
+        size = self._file.size
         if len(index) < 2 or len(index) != 2 + -(-int(index[0]) // step) or index[-1] != size:
             raise DatasetDamaged(
                 f"The index {path + INDEX_SUFFIX!r} does not match its shard of {size:,} bytes."
@@ -173,10 +167,8 @@ class CsvShard:
         first, last = start // self._step, -(-stop // self._step)
         begin, end = int(self._offsets[first]), int(self._offsets[last])
         try:
-            data = self._read_bytes(begin, end - begin)
             # Without its end, a line may still have all its columns.
-            if len(data) != end - begin:
-                raise OSError("the file was truncated while it was read")
+            data = self._file.read(begin, end - begin)
             table = _parse_lines(data, self._schema.names, columns)
             # A damaged line end or quote joins or splits lines.
             expected = min(last * self._step, self._rows) - first * self._step
@@ -191,15 +183,8 @@ class CsvShard:
             ) from error
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-    def _read_bytes(self, start: int, size: int) -> bytes:
-        if hasattr(os, "pread"):
-            return os.pread(self._handle, size, start)
-        with self._lock:  # Windows has one position for all threads
-            os.lseek(self._handle, start, os.SEEK_SET)
-            return os.read(self._handle, size)
-
     def close(self) -> None:
-        self._closing()
+        self._file.close()
 
 
 def _index_bytes(lengths: npt.NDArray[np.int64], *, start: int, step: int) -> bytes:

@@ -49,6 +49,11 @@ class FlatTable:
         position = self._position(field)
         return 0 if position is None else int(struct.unpack_from("<q", self.data, position)[0])
 
+    def byte(self, field: int) -> int:
+        """Return a field of one byte, 0 if it is absent."""
+        position = self._position(field)
+        return 0 if position is None else int(struct.unpack_from("<B", self.data, position)[0])
+
     def table(self, field: int) -> FlatTable | None:
         position = self._position(field)
         return None if position is None else FlatTable(self.data, self._follow_offset(position))

@@ -66,3 +66,7 @@ class TestCsv(FormatConformance):
 @pytest.mark.petastorm
 class TestPetastorm(FormatConformance):
     name = "petastorm"
+
+
+class TestHuggingFace(FormatConformance):
+    name = "huggingface"

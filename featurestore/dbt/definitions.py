@@ -23,18 +23,17 @@ from featurestore.dbt.expectations import (
 from featurestore.dbt.manifest import (
     DbtNode,
     DbtProject,
-    SnapshotConfig,
     is_node_id,
     parse_owner,
     parse_period,
 )
+from featurestore.dbt.snapshots import SQL_KINDS, SnapshotTable
 from featurestore.errors import InvalidDbtProject, InvalidExpectation, did_you_mean, listing
 from featurestore.featuregroups import Declaration
 from featurestore.featuregroups.definition import normalize_expectations
 from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.model.times import parse_duration
 from featurestore.plugins.validator import find_validator
-from featurestore.usersql.text import quote
 
 # The keys of meta.featurestore.
 SETTINGS = (
@@ -55,15 +54,13 @@ DBT_TAGS = (NODE_TAG, PROJECT_TAG, PATH_TAG, TAGS_TAG)
 _NO_TABLE = ("ephemeral", "inline", "test")
 _PLAIN_NAME = re.compile(r"[\w$ -]+")
 _COLUMN = re.compile(r"[A-Za-z_]\w*")
-# Databases whose SQL quotes names with double quotes and resolves the type of a null.
-_SQL_KINDS = ("duckdb", "postgresql")
 
 
 @dataclass(frozen=True)
 class NodeDefinition:
     """The external feature group of a dbt node.
 
-    ``sql`` replaces ``table`` for snapshots with deleted rows. ``notes`` describe what was not
+    ``sql`` replaces ``table`` for snapshots whose rows may end. ``notes`` describe what was not
     imported. ``max_age`` is the limit of the freshness monitor.
     """
 
@@ -341,25 +338,26 @@ class _NodeReader:
             column_names = tuple(
                 name for name in column_names if name in requested_columns or name in required
             )
-        if snapshot is None or snapshot.hard_deletes == "ignore":
+        if snapshot is None or snapshot.is_chain:
             return None, column_names
         valid_from = self._columns.find(snapshot.columns["dbt_valid_from"])
-        if event_time != valid_from or self._source_kind not in _SQL_KINDS:
+        if event_time != valid_from or self._source_kind not in SQL_KINDS:
             reason = f"in sources of kind {self._source_kind!r}"
             if event_time != valid_from:
                 reason = "with an event time other than dbt_valid_from"
             self._notes.append(
-                f"rows that the snapshot marks as deleted keep their values {reason}"
+                f"rows keep their values after dbt_valid_to, as of deleted entities, {reason}"
             )
             return None, column_names
-        query = _SnapshotQuery(
+        table = SnapshotTable(
             table_of(self._node, self._source_kind),
             self._columns,
             snapshot,
             column_names,
-            tuple(primary_key),
+            primary_key,
+            created_time,
         )
-        return query.to_sql(str(event_time), created_time), column_names
+        return table.to_sql(), column_names
 
     # -- tags, expectations, freshness ------------------------------------------------------------
 
@@ -420,50 +418,3 @@ class _NodeReader:
             self._notes.append("its freshness is not monitored, because it has no event time")
             return None
         return min(ages, default=None)
-
-
-@dataclass(frozen=True)
-class _SnapshotQuery:
-    """The query of a snapshot in which a deleted entity has null features from its deletion on."""
-
-    table: str
-    columns: Columns
-    snapshot: SnapshotConfig
-    selected: tuple[str, ...]
-    primary_key: tuple[str, ...]
-
-    def to_sql(self, event_time: str, created_time: str | None) -> str:
-        """Return the query in the SQL that DuckDB and Postgres share."""
-        table = ".".join(map(quote, self.table.split(".", 1)))
-        valid_to = quote(self.columns.get(self.snapshot.columns["dbt_valid_to"]))
-        times = (event_time, created_time)
-        is_deleted = self.columns.find(self.snapshot.columns["dbt_is_deleted"])
-        if self.snapshot.hard_deletes == "new_record" and is_deleted is not None:
-            condition = f"{quote(is_deleted)} = 'True'"
-            expressions = []
-            for name in self.selected:
-                expression = quote(name)
-                if name not in (*self.primary_key, *times):
-                    expression = (
-                        f"case when {condition} then null else {quote(name)} end as {quote(name)}"
-                    )
-                expressions.append(expression)
-            return f"select {', '.join(expressions)} from {table}"
-        expressions = []
-        for name in self.selected:
-            expression = quote(name) if name in self.primary_key else "null"
-            expressions.append(valid_to if name in times else expression)
-        # The next version of an entity begins when the previous one ends.
-        same_entity = " and ".join(
-            f"following.{quote(name)} = ended.{quote(name)}" for name in self.primary_key
-        )
-        condition = f"{valid_to} is not null"
-        if self.snapshot.has_current_marker:
-            now = "cast(current_timestamp as timestamp)"
-            condition = f"cast({valid_to} as timestamp) <= {now}"
-        return (
-            f"select {', '.join(map(quote, self.selected))} from {table} union all "
-            f"select {', '.join(expressions)} from {table} as ended where {condition} "
-            f"and not exists (select 1 from {table} as following where {same_entity} "
-            f"and following.{quote(event_time)} = ended.{valid_to})"
-        )

@@ -77,13 +77,13 @@ class DbtTest:
 class SnapshotConfig:
     """The configuration of a dbt snapshot: its key, and the names of the columns that dbt adds.
 
-    ``hard_deletes`` is "ignore", "invalidate" or "new_record". ``has_current_marker``: the rows
-    that are valid now have a time in the future instead of null.
+    ``is_chain``: each row of a key ends when the next one begins, and the last row does not end.
+    ``has_current_marker``: the rows that are valid now have a time in the future instead of null.
     """
 
     unique_key: tuple[str, ...]
     columns: Mapping[str, str]
-    hard_deletes: str
+    is_chain: bool
     has_current_marker: bool
 
 
@@ -355,8 +355,15 @@ def parse_snapshot(config: JsonObject) -> SnapshotConfig:
     # The option of dbt 1.8, which "hard_deletes" replaces.
     if config.data.get("invalidate_hard_deletes") is True:
         hard_deletes = "invalidate"
-    has_marker = config.data.get("dbt_valid_to_current") is not None
-    return SnapshotConfig(unique_key, columns, hard_deletes, has_marker)
+    # The strategy "check" takes new rows also if their updated_at is not later.
+    strategy, updated_at = config.optional_text("strategy"), config.data.get("updated_at")
+    has_later_times = strategy == "timestamp" or (strategy == "check" and updated_at is None)
+    return SnapshotConfig(
+        unique_key,
+        columns,
+        is_chain=hard_deletes == "ignore" and has_later_times,
+        has_current_marker=config.data.get("dbt_valid_to_current") is not None,
+    )
 
 
 def parse_test(node: JsonObject) -> DbtTest:

@@ -7,9 +7,11 @@ each version of dbt in ``real.INSTALLED``.
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import duckdb
@@ -19,8 +21,18 @@ import featurestore
 from featurestore.dbt.manifest import DbtNode, read_project
 from featurestore.dbt.selection import select_nodes
 from featurestore.model.validation import IN_FEATURE
-from tests.dbt.project import DBT, INSTALLED, MANIFEST, copy_project, run_dbt, strip
+from tests.dbt.project import (
+    DBT,
+    INSTALLED,
+    MANIFEST,
+    PROJECT,
+    copy_project,
+    run_dbt,
+    strip,
+    version_of,
+)
 from tests.dbt.test_dbt_projects import SELECTIONS
+from tests.dbt.test_dbt_snapshots import OPEN, START, read_plans, valid_plan
 
 pytestmark = [
     pytest.mark.soak,
@@ -129,6 +141,80 @@ def test_snapshot_of_dbt_gives_validity_and_exposures_are_parsed(
     parsed = json.loads(manifest.read_text())["exposures"]
     exposure = parsed["exposure.shop.featurestore_training_dataset_churn"]
     assert exposure["depends_on"]["nodes"] == ["snapshot.shop.plans"]
+
+
+# The keys are what happens to them after an update and a deletion; the last update is later.
+HISTORY = (
+    """create table customers as select id, 'a' as plan, timestamp '2026-01-01' as updated_at
+       from unnest(['same', 'newer', 'other plan', 'older', 'updated', 'twice', 'gone']) as keys(id)""",
+    "update customers set plan = 'b', updated_at = '2026-02-01'",
+    "create table deleted as select * from customers; delete from customers",
+    """insert into customers select * from deleted where id in ('same', 'updated', 'twice');
+       insert into customers values ('newer', 'c', now()::timestamp),
+           ('other plan', 'c', '2026-02-01'), ('older', 'c', '2026-01-15')""",
+    """update customers set plan = 'd', updated_at = '2026-03-01' where id = 'updated';
+       delete from customers where id = 'twice'""",
+    "insert into customers select * from deleted where id = 'twice'",
+)
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "timestamp": {"strategy": "timestamp", "updated_at": "updated_at"},
+    "check": {"strategy": "check", "check_cols": ["plan"]},
+    "check_times": {"strategy": "check", "check_cols": ["plan"], "updated_at": "updated_at"},
+}
+
+
+def test_reads_of_each_snapshot_equal_its_validity(dbt: Path, tmp_path: Path) -> None:
+    if version_of(dbt) < (1, 9):
+        pytest.skip("dbt 1.8 has neither hard_deletes nor dbt_valid_to_current")
+    snapshots = [
+        {
+            "name": f"{strategy}_{hard_deletes}_{'marker' if current else 'null'}",
+            "relation": "source('main', 'customers')",
+            "config": {
+                **config,
+                "unique_key": "id",
+                "hard_deletes": hard_deletes,
+                "dbt_valid_to_current": current,
+            },
+        }
+        for strategy, config in STRATEGIES.items()
+        for hard_deletes in ("ignore", "invalidate", "new_record")
+        for current in (None, "timestamp '9999-12-31'")
+    ]
+    write_project(tmp_path, snapshots)
+    for statements in HISTORY:
+        with duckdb.connect(str(tmp_path / "shop.duckdb")) as connection:
+            connection.execute(statements)
+        run_dbt(tmp_path, "snapshot", dbt=dbt)
+    with featurestore.connect(tmp_path / "store") as store:
+        store.add_source("warehouse", f"duckdb:///{tmp_path / 'shop.duckdb'}")
+        manifest = tmp_path / "target" / "manifest.json"
+        result = store.add_dbt_project(manifest, source="warehouse")
+        assert sorted(result.created) == sorted(snapshot["name"] for snapshot in snapshots)
+        for name in result.created:
+            with duckdb.connect(str(tmp_path / "shop.duckdb"), read_only=True) as connection:
+                rows = connection.sql(f"select * from {name}").to_arrow_table().to_pylist()
+            times = {row["dbt_valid_from"] for row in rows}
+            times |= {row["dbt_valid_to"] or START for row in rows} - {OPEN}
+            steps = (timedelta(microseconds=-1), timedelta(0), timedelta(microseconds=1))
+            keys = sorted({row["id"] for row in rows})
+            cases = [(key, at + step) for key in keys for at in sorted(times) for step in steps]
+            expected = [valid_plan(rows, key, at) for key, at in cases]
+            assert read_plans(store, name, cases) == expected, name
+
+
+def write_project(folder: Path, snapshots: list[dict[str, Any]]) -> None:
+    """Write a dbt project with snapshots of the table ``customers``."""
+    source = {"name": "main", "tables": [{"name": "customers"}]}
+    files = {
+        "dbt_project.yml": {"name": "shop", "version": "1.0", "profile": "shop"},
+        "models/sources.yml": {"sources": [source]},
+        "snapshots/snapshots.yml": {"snapshots": snapshots},
+    }
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content))
+    shutil.copy(PROJECT / "profiles.yml", folder)
 
 
 @pytest.mark.postgres

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.arrow import schemas
+from featurestore.arrow import json_schemas, proto_schemas, schemas
 from featurestore.arrow.column_names import (
     check_feature_names,
     snake_case_names,
@@ -40,7 +40,7 @@ from featurestore.model.arguments import as_tuple, calling_globals, with_suggest
 from featurestore.model.job import JobSpec
 from featurestore.model.names import SNAKE_CASE, check_name, check_rename
 from featurestore.model.publication_target import parse_targets
-from featurestore.model.stream import StreamSpec, check_stream
+from featurestore.model.stream import SCHEMA_FORMATS, StreamSpec, check_stream
 from featurestore.model.times import Window, format_duration, parse_duration, parse_ttl
 from featurestore.registry import jobs, runs
 from featurestore.registry.jobs import RegisteredJob
@@ -48,6 +48,7 @@ from featurestore.registry.runs import Run
 from featurestore.session import Session
 from featurestore.streams import StreamTarget, consume
 
+_SCHEMA_FILES = {"avro": "click.avsc", "protobuf": "click.proto", "json_schema": "click.json"}
 _log = logging.getLogger("featurestore.jobs")
 
 
@@ -99,16 +100,17 @@ def stream_job(
         source: A registered source with topics (``add_source("events", "kafka://...")``).
         topic: The topic name.
         schema: The columns of the record values: ``{name: type}`` with Arrow types or their
-            names ("string", "int64", "double", "timestamp", ...), an Arrow schema, or an Avro
-            schema as a dict or JSON string for ``format="avro"``.
+            names ("string", "int64", "double", "timestamp", ...), or an Arrow schema. For
+            ``format="avro"`` and "json_schema", such a schema as a dict or JSON string; for
+            "protobuf" the text of a ``.proto`` file, whose first message is read.
         featuregroup: The group that the job writes; defaults to the job name.
         primary_key: As for ``create_featuregroup``; never null in a record.
         event_time: The column with the time of a record; never null in a record.
         created_time: As for ``create_featuregroup``.
         partition_by: As for ``create_featuregroup``.
-        format: "json"; "avro" in the wire format of schema registries; "debezium" for change
-            events of a table in JSON, or in Avro with ``schema_registry``; or "raw" for the
-            value as bytes or as a string in one column.
+        format: "json"; "avro", "protobuf" or "json_schema" in the wire format of schema
+            registries; "debezium" for change events of a table in JSON, or in Avro with
+            ``schema_registry``; or "raw" for the value as bytes or as a string in one column.
         fields: ``{column: field}`` for columns with record metadata: "topic", "partition",
             "offset", "timestamp" or "key" (as a string); for change events also
             "change_timestamp", "capture_timestamp" and "operation". For change events, an
@@ -129,8 +131,8 @@ def stream_job(
             them.
         begin: Where to start reading a topic for the first time, "earliest" or "latest".
         batch_records: Maximum number of records in a micro-batch.
-        schema_registry: The address of a registry with the writer schemas of Avro records; None
-            if the records were written with ``schema``.
+        schema_registry: The address of a registry with the writer schemas of records; None if
+            the records were written with ``schema``.
         consumer_group: Runners with the same consumer group share the partitions of the topic.
             None: one runner at a time reads all partitions.
         generation: Increase it when the topic was recreated, so that its offsets start from
@@ -160,7 +162,7 @@ def stream_job(
     >>> (clicks.spec.kind, clicks.spec.stream.columns.names)
     ('stream', ['user', 'page', 'at'])
     """
-    columns, avro_schema = _value_columns(name, schema, format)
+    columns, message_schema = _value_columns(name, schema, format)
     columns, renames = _rename_columns(name, columns, rename)
     stream = StreamSpec(
         source=source,
@@ -173,7 +175,7 @@ def stream_job(
         on_lost=on_lost,
         begin=begin,
         batch_records=batch_records,
-        avro=avro_schema,
+        message_schema=message_schema,
         schema_registry=schema_registry,
         consumer_group=consumer_group,
         generation=generation,
@@ -275,17 +277,11 @@ def _rename_columns(
 
 
 def _value_columns(name: str, schema: object, format: str) -> tuple[pa.Schema, str | None]:
-    """Return the columns of record values, and the Avro schema as a string if it is one."""
-    if format == "avro":
-        avro_schema = schema if isinstance(schema, str) else None
-        if isinstance(schema, Mapping):
-            avro_schema = json.dumps(schema)
-        if avro_schema is None:
-            raise InvalidJob(
-                f"Job {name!r}: format='avro' needs an Avro schema.",
-                hint="schema=Path('click.avsc').read_text(), or the same as a dict",
-            )
-        return schemas.schema_from_avro(avro_schema), avro_schema
+    """Return the columns of record values, and the text of a schema of the format, or None."""
+    if format in SCHEMA_FORMATS:
+        text, columns = _message_columns(name, schema, format)
+        check_nesting(columns)
+        return columns, text
     if isinstance(schema, Mapping):
         schema = pa.schema(
             [
@@ -306,6 +302,25 @@ def _value_columns(name: str, schema: object, format: str) -> tuple[pa.Schema, s
         hint=lambda columns: format_dtypes(columns).replace("dtypes=", "schema="),
     )
     return schema, None
+
+
+def _message_columns(name: str, schema: object, format: str) -> tuple[str, pa.Schema]:
+    """Return the text of a schema of Avro, Protobuf or JSON Schema, and its columns."""
+    text = schema if isinstance(schema, str) else None
+    if isinstance(schema, Mapping) and format != "protobuf":
+        text = json.dumps(schema)
+    if text is None:
+        file = _SCHEMA_FILES[format]
+        hint = f"schema=Path({file!r}).read_text()"
+        raise InvalidJob(
+            f"Job {name!r}: format={format!r} needs the schema of the records.",
+            hint=hint if format == "protobuf" else f"{hint}, or the same as a dict",
+        )
+    if format == "protobuf":
+        return text, proto_schemas.schema_from_proto(text)
+    if format == "json_schema":
+        return text, json_schemas.schema_from_json_schema(text)
+    return text, schemas.schema_from_avro(text)
 
 
 def _check_columns(spec: JobSpec) -> None:

@@ -16,9 +16,11 @@ from featurestore.model import display
 from featurestore.model.names import check_name
 from featurestore.model.times import format_duration, parse_duration
 
-ValueFormat = Literal["json", "avro", "raw", "debezium"]
+ValueFormat = Literal["json", "avro", "protobuf", "json_schema", "raw", "debezium"]
 BadRecords = Literal["quarantine", "fail", "skip"]
-FORMATS = ("json", "avro", "raw", "debezium")
+FORMATS = ("json", "avro", "protobuf", "json_schema", "raw", "debezium")
+# Formats whose ``schema=`` is a schema of this format.
+SCHEMA_FORMATS = ("avro", "protobuf", "json_schema")
 ON_BAD_RECORD = ("quarantine", "fail", "skip")
 ON_LOST = ("fail", "skip")
 ON_DUPLICATES = ("last", "first", "quarantine")
@@ -44,14 +46,14 @@ class StreamSpec:
     """The registered input of a stream job.
 
     ``schema`` contains the value columns, ``fields`` the columns of record metadata (column: one of
-    ``RECORD_FIELDS``). ``avro`` is the reader schema as JSON text, ``schema_registry`` the address
-    of the registry of writer schemas. ``begin`` is the start position in a new topic, ``on_lost``
-    the policy for records that were deleted before they were read, ``on_duplicates`` the policy for
-    several records with the same key. ``batch_records`` limits the size of a micro-batch.
-    ``consumer_group`` lets several runners share the partitions. ``generation`` counts the
-    successive topics with the same name. In ``mode`` "upsert", a record without a value deletes its
-    key. If more than the fraction ``most_bad`` of at least 100 records is bad, the run fails.
-    ``renames`` maps columns to their names in records, if these differ.
+    ``RECORD_FIELDS``). ``message_schema`` is the text of the reader schema of ``SCHEMA_FORMATS``,
+    ``schema_registry`` the address of the registry of writer schemas. ``begin`` is the start
+    position in a new topic, ``on_lost`` the policy for records that were deleted before they were
+    read, ``on_duplicates`` the policy for several records with the same key. ``batch_records``
+    limits the size of a micro-batch. ``consumer_group`` lets several runners share the partitions.
+    ``generation`` counts the successive topics with the same name. In ``mode`` "upsert", a record
+    without a value deletes its key. If more than the fraction ``most_bad`` of at least 100 records
+    is bad, the run fails. ``renames`` maps columns to their names in records, if these differ.
     """
 
     source: str
@@ -64,7 +66,7 @@ class StreamSpec:
     on_lost: str = "fail"
     begin: str = "earliest"
     batch_records: int = 100_000
-    avro: str | None = None
+    message_schema: str | None = None
     schema_registry: str | None = None
     consumer_group: str | None = None
     generation: int = 1
@@ -99,6 +101,8 @@ class StreamSpec:
         """Convert the specification to a JSON object, the inverse of ``from_json``."""
         data = {**vars(self), "schema": schema_to_json(self.schema), "fields": dict(self.fields)}
         data["renames"] = dict(self.renames)
+        # Registries and grants have the hash of this name, which is older than the other formats.
+        data["avro"] = data.pop("message_schema")
         return {**data, "trigger": format_duration(self.trigger)}
 
     @classmethod
@@ -109,7 +113,8 @@ class StreamSpec:
         trigger = parse_duration(data["trigger"])
         renames = {str(name): str(value) for name, value in dict(data.get("renames") or {}).items()}
         values = {"schema": schema, "fields": fields, "trigger": trigger, "renames": renames}
-        spec = cls(**{**data, **values})
+        values["message_schema"] = data.get("avro")
+        spec = cls(**{name: data[name] for name in data if name != "avro"} | values)
         return check_stream(spec)
 
 
@@ -166,12 +171,14 @@ def check_stream(spec: StreamSpec) -> StreamSpec:
 
 
 def _check_strings(spec: StreamSpec) -> None:
-    for argument in ("topic", "avro", "schema_registry", "consumer_group"):
+    for argument in ("topic", "message_schema", "schema_registry", "consumer_group"):
         value = getattr(spec, argument)
         if value is None and argument != "topic":
             continue
         if not isinstance(value, str) or not value.strip() or "\0" in value:
             raise InvalidJob(f"{argument}={value!r} is not a string.", hint='topic="clicks"')
+    if spec.format in SCHEMA_FORMATS and spec.message_schema is None:
+        raise InvalidJob(f"format={spec.format!r} needs a schema.", hint="schema=...")
     if spec.schema_registry is not None and not spec.schema_registry.startswith(
         ("http://", "https://")
     ):

@@ -154,7 +154,7 @@ def test_avro_logical_types_are_read() -> None:
     schema = record_of({name: avro_type for name, (avro_type, _, _) in LOGICAL.items()})
     text = json.dumps(schema)
     row = {name: value for name, (_, value, _) in LOGICAL.items()}
-    spec = StreamSpec("e", "t", schema_from_avro(text), "avro", avro=text)
+    spec = StreamSpec("e", "t", schema_from_avro(text), "avro", message_schema=text)
     (decoded_row,) = decoded(spec, [datum(1, schema, row)])
     assert decoded_row["record_error"] is None
     assert {name: decoded_row[name] for name in LOGICAL} == {
@@ -183,7 +183,7 @@ def test_avro_writer_type_is_read_as_job_type(
     writer, text = record_of({"x": writer_type}), json.dumps(record_of({"x": reader_type}))
     with schema_registry({3: writer}) as address:
         spec = StreamSpec(
-            "e", "t", schema_from_avro(text), "avro", avro=text, schema_registry=address
+            "e", "t", schema_from_avro(text), "avro", message_schema=text, schema_registry=address
         )
         (row,) = decoded(spec, [datum(3, writer, {"x": value})])
     assert (row["x"], row["record_error"]) == (expected, None)
@@ -203,7 +203,7 @@ def test_out_of_range_instants_are_bad_records() -> None:
     instant = {"type": "long", "logicalType": "timestamp-micros"}
     schema = record_of({"at": instant, "all": {"type": "array", "items": "long"}})
     text = json.dumps(schema)
-    spec = StreamSpec("e", "t", schema_from_avro(text), "avro", avro=text)
+    spec = StreamSpec("e", "t", schema_from_avro(text), "avro", message_schema=text)
     raw = record_of({"at": "long", "all": {"type": "array", "items": "long"}})
     actual = decoded(
         spec, [datum(1, raw, {"at": micros, "all": []}) for micros in (0, 2**62, -(2**62))]

@@ -153,12 +153,19 @@ def test_json_nested_values_are_type_checked() -> None:
 
 def test_avro_is_resolved_from_registered_writer_schema() -> None:
     spec = StreamSpec(
-        "e", "t", schema_from_avro(json.dumps(READER)), "avro", avro=json.dumps(READER)
+        "e", "t", schema_from_avro(json.dumps(READER)), "avro", message_schema=json.dumps(READER)
     )
     row = {"id": 5, "user": None, "gone": 1}
     good, unknown = datum(7, WRITER, row), datum(8, WRITER, row)
     with schema_registry({7: WRITER}) as address:
-        request = StreamSpec("e", "t", spec.schema, "avro", avro=spec.avro, schema_registry=address)
+        request = StreamSpec(
+            "e",
+            "t",
+            spec.schema,
+            "avro",
+            message_schema=spec.message_schema,
+            schema_registry=address,
+        )
         actual = decoded(request, [good, unknown, b"{}", good[:6], None])
     assert (actual[0]["id"], actual[0]["score"], actual[0]["record_error"]) == (5, 0.5, None)
     assert actual[1]["record_error"] == "the schema registry has no schema 8"

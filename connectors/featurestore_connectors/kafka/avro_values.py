@@ -1,15 +1,9 @@
-"""Avro values in the wire format of schema registries: a zero byte, a schema id, and the datum.
-
-https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop
-"""
+"""Avro values in the wire format of schema registries: the header, and the datum."""
 
 from __future__ import annotations
 
 import io
 import json
-import struct
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,21 +15,17 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.schemas import avro_time_units, is_logical_type_supported
-from featurestore.errors import InvalidJob, SourceUnavailable, missing_extra
-from featurestore.model.runtime import ForkSafeLock
-from featurestore_connectors.kafka.record_values import Decoded, named_types
+from featurestore.errors import InvalidJob, missing_extra
+from featurestore_connectors.kafka.record_values import (
+    Decoded,
+    convert_column,
+    named_types,
+    read_each,
+)
+from featurestore_connectors.kafka.schema_registry import RecordError, fetch_schema, split_header
 
-# The zero byte and the schema id, in big-endian order.
-_HEADER = struct.Struct(">bI")
-_TIMEOUT_SECONDS = 10.0
 # Parsed schemas, which are never removed: the schema of an id does not change.
 _schemas: dict[Any, Any] = {}
-# One thread requests a schema while the others wait for it.
-_fetching = ForkSafeLock()
-
-
-class AvroError(ValueError):
-    """A datum cannot be read. The message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -55,32 +45,26 @@ class AvroValues:
         _parse_once(("reader", self.text), lambda: _parse_own_schema(self.text))
 
     def decode(self, values: pa.Array) -> Decoded:
-        rows: list[dict[str, Any] | None] = []
-        reasons: list[str | None] = []
-        for value in values.to_pylist():
-            row, reason = self._read(value)
-            rows.append(row)
-            reasons.append(reason)
+        rows, reasons = read_each(values, self._read)
         units = avro_time_units(self.text)
-        columns = {
-            field.name: _convert_column(rows, reasons, field, units.get(field.name))
-            for field in self.schema
-        }
+        columns = {}
+        for field in self.schema:
+            unit = units.get(field.name)
+            values_of_rows = [
+                None if row is None else _convert_value(row.get(field.name), field.type, unit)
+                for row in rows
+            ]
+            columns[field.name] = convert_column(values_of_rows, field, reasons)
         return Decoded(columns, pa.array(reasons, pa.string()))
 
-    def _read(self, value: bytes | None) -> tuple[dict[str, Any] | None, str | None]:
-        """Return the record in a value, or the reason why it cannot be read."""
-        if value is None:
-            return None, "the record has no value"
-        try:
-            number, datum = _split_header(value)
-            writer = reader = _parse_once(("own", self.text), self._compatible_own_schema)
-            if self.registry is not None:
-                key = ("writer", self.registry, number, self.text)
-                writer = _parse_once(key, partial(self._compatible_writer_schema, number))
-            return _read_avro(datum, writer, reader, number), None
-        except AvroError as error:
-            return None, str(error)
+    def _read(self, value: bytes) -> Any:
+        """Return the record in a value."""
+        number, datum = split_header(value)
+        writer = reader = _parse_once(("own", self.text), self._compatible_own_schema)
+        if self.registry is not None:
+            key = ("writer", self.registry, number, self.text)
+            writer = _parse_once(key, partial(self._compatible_writer_schema, number))
+        return _read_avro(datum, writer, reader, number)
 
     def _compatible_own_schema(self) -> Any:
         own_schema = _parse_own_schema(self.text)
@@ -105,9 +89,9 @@ def read_datum(value: bytes, registry: str) -> tuple[Any, WriterSchema]:
     """Return a datum without logical types (as numbers, strings or bytes), and its schema.
 
     Raises:
-        AvroError: The datum cannot be read, or the registry does not contain its schema.
+        RecordError: The datum cannot be read, or the registry does not contain its schema.
     """
-    number, datum = _split_header(value)
+    number, datum = split_header(value)
     writer_schema = _fetch_schema(registry, number)
     writer = _parse_once(
         ("plain", registry, number), lambda: _compatible_schema(writer_schema, None)
@@ -118,28 +102,20 @@ def read_datum(value: bytes, registry: str) -> tuple[Any, WriterSchema]:
     return _read_avro(datum, writer, None, number), _schemas[key]
 
 
-def _split_header(value: bytes) -> tuple[int, io.BytesIO]:
-    """Split a value into schema id and datum."""
-    if len(value) < _HEADER.size or value[0] != 0:
-        raise AvroError("the value does not begin with the header of a schema registry")
-    datum = io.BytesIO(value)
-    datum.seek(_HEADER.size)
-    return _HEADER.unpack_from(value)[1], datum
-
-
-def _read_avro(datum: io.BytesIO, writer: Any, reader: Any, number: int) -> Any:
+def _read_avro(content: bytes, writer: Any, reader: Any, number: int) -> Any:
     """Read a datum with a writer's schema, resolved to a reader's schema if there is one."""
     import fastavro
 
+    datum = io.BytesIO(content)
     try:
         datum_value = fastavro.schemaless_reader(datum, writer, reader)
     except Exception as error:  # damaged data can raise any error
-        raise AvroError(
+        raise RecordError(
             f"the value is not Avro of schema {number}: {type(error).__name__}: {error}"
         ) from error
     # Avro has no end marker, so a wrong schema may leave bytes unread.
     if datum.read(1):
-        raise AvroError(f"bytes follow the datum of schema {number}")
+        raise RecordError(f"bytes follow the datum of schema {number}")
     return datum_value
 
 
@@ -197,32 +173,6 @@ def _have_same_logical_type(writer: Mapping[str, Any], reader: Any) -> bool:
     )
 
 
-def _convert_column(
-    rows: list[dict[str, Any] | None],
-    reasons: list[str | None],
-    field: pa.Field,
-    unit: Any,
-) -> pa.Array:
-    """Convert the values of a column; values that do not fit become null and get a reason."""
-    values = [
-        None if row is None else _convert_value(row.get(field.name), field.type, unit)
-        for row in rows
-    ]
-    try:
-        return pa.array(values, field.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        pass
-    # Arrow does not report which value is invalid, so the values are converted one by one.
-    for number, value in enumerate(values):
-        try:
-            pa.array([value], field.type)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-            # Only the invalid values become null.
-            values[number] = None
-            reasons[number] = reasons[number] or f"{field.name} is not {field.type}: {error}"
-    return pa.array(values, field.type)
-
-
 def _convert_value(value: Any, kind: pa.DataType, unit: Any) -> Any:
     """Convert a value for Arrow: times to UTC, UUIDs to strings.
 
@@ -248,6 +198,15 @@ def _convert_value(value: Any, kind: pa.DataType, unit: Any) -> Any:
     if isinstance(value, int) and pat.is_timestamp(kind) and unit is not None:
         return value * unit
     return value
+
+
+def _fetch_schema(registry: str, number: int) -> Any:
+    """Fetch an Avro schema from the registry by its id."""
+    registered = fetch_schema(registry, number, schema_type="AVRO")
+    try:
+        return json.loads(registered.text)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"schema {number} of the registry is not an Avro schema") from error
 
 
 def _parse_own_schema(text: str) -> Any:
@@ -276,7 +235,7 @@ def _parse_once(key: Any, load: Callable[[], Any]) -> Any:
     except (ValueError, KeyError, TypeError, fastavro.schema.SchemaParseException) as error:
         if key[0] == "reader":
             raise _invalid_schema_error(error) from error
-        raise AvroError(f"the writer's schema cannot be read: {error}") from error
+        raise RecordError(f"the writer's schema cannot be read: {error}") from error
     return _schemas[key]
 
 
@@ -284,43 +243,4 @@ def _invalid_schema_error(error: Exception) -> InvalidJob:
     return InvalidJob(
         f"schema= is not an Avro schema: {type(error).__name__}: {error}",
         hint='{"type": "record", "name": "click", "fields": [...]}',
-    )
-
-
-def _fetch_schema(registry: str, number: int) -> Any:
-    """Fetch a schema from the registry by its id.
-
-    Raises:
-        AvroError: The registry does not contain the schema.
-        SourceUnavailable: The registry does not respond.
-    """
-    key = ("registered", registry, number)
-    with _fetching:
-        if key in _schemas:
-            return _schemas[key]
-        address = f"{registry.rstrip('/')}/schemas/ids/{number}"
-        try:
-            with urllib.request.urlopen(address, timeout=_TIMEOUT_SECONDS) as body:
-                response = json.loads(body.read())
-        except urllib.error.HTTPError as error:
-            # The error keeps the response open.
-            error.close()
-            # A missing schema makes a record invalid. Other errors of the registry may be
-            # temporary.
-            if error.code == 404:
-                raise AvroError(f"the schema registry has no schema {number}") from None
-            raise _unreachable_error(registry, error) from None
-        except (OSError, ValueError) as error:
-            raise _unreachable_error(registry, error) from error
-        try:
-            _schemas[key] = json.loads(response["schema"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise AvroError(f"schema {number} of the registry is not an Avro schema") from error
-        return _schemas[key]
-
-
-def _unreachable_error(registry: str, error: Exception) -> SourceUnavailable:
-    return SourceUnavailable(
-        f"The schema registry {registry} does not respond: {error}",
-        hint="check the address schema_registry=, or omit it if the records have the schema of the job",
     )

@@ -36,7 +36,9 @@ from featurestore.plugins.source import (
     DecoderRequest,
 )
 from featurestore_connectors.kafka import record_values
-from featurestore_connectors.kafka.avro_values import AvroError, AvroValues, read_datum
+from featurestore_connectors.kafka.avro_values import AvroValues, read_datum
+from featurestore_connectors.kafka.json_schema_values import JsonSchemaValues
+from featurestore_connectors.kafka.protobuf_values import ProtobufValues
 from featurestore_connectors.kafka.record_values import (
     Decoded,
     JsonValues,
@@ -44,6 +46,7 @@ from featurestore_connectors.kafka.record_values import (
     check_fields,
     to_strings,
 )
+from featurestore_connectors.kafka.schema_registry import RecordError
 
 _WRITES = {"c": "create", "r": "read", "u": "update", "d": "delete"}
 _UNSUPPORTED = {"t": "truncates the table", "m": "is a message of the database's log"}
@@ -249,7 +252,11 @@ def _value_decoder(spec: StreamSpec, request: DecoderRequest) -> Values:
         key = [spec.renames.get(name, name) for name in request.primary_key]
         return DebeziumValues(spec.value_schema, tuple(key), spec.schema_registry)
     if spec.format == "avro":
-        return AvroValues(spec.value_schema, spec.avro or "", spec.schema_registry)
+        return AvroValues(spec.value_schema, spec.message_schema or "", spec.schema_registry)
+    if spec.format == "protobuf":
+        return ProtobufValues(spec.value_schema, spec.message_schema or "", spec.schema_registry)
+    if spec.format == "json_schema":
+        return JsonSchemaValues(spec.value_schema, spec.message_schema or "", spec.schema_registry)
     if len(spec.schema) != 1 or spec.schema.types[0] not in (pa.string(), pa.binary()):
         raise InvalidJob(
             f"format='raw' requires a schema of one column of strings or bytes, not "
@@ -292,7 +299,7 @@ class KeyReader:
             return {}, "the record has neither key nor value"
         try:
             value, has_schema = self._value(key)
-        except (AvroError, UnicodeDecodeError) as error:
+        except (RecordError, UnicodeDecodeError) as error:
             return {}, f"the key cannot be read: {error}"
         if isinstance(value, dict):
             names = {name: self.renames.get(name, name) for name in self.schema.names}
@@ -400,7 +407,7 @@ class DebeziumValues:
         assert self.registry is not None
         try:
             envelope, writer_schema = read_datum(value, self.registry)
-        except AvroError as error:
+        except RecordError as error:
             return _Event(reason=str(error))
         schema = writer_schema.schema
         fields = schema.get("fields", ()) if isinstance(schema, Mapping) else ()

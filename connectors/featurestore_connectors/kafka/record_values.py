@@ -19,7 +19,7 @@ import binascii
 import hashlib
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Protocol, cast
@@ -34,6 +34,7 @@ from featurestore.arrow.json_columns import JsonColumns
 from featurestore.arrow.json_text import NonFinite, NumberText
 from featurestore.arrow.text_values import TextRules
 from featurestore.errors import InvalidJob
+from featurestore_connectors.kafka.schema_registry import RecordError
 
 _UNITS = {
     "io.debezium.time.Date": "D",
@@ -120,6 +121,40 @@ def to_strings(values: pa.Array) -> tuple[pa.Array, pa.Array]:
         texts_or_null.append(text)
         broken.append(is_broken)
     return pa.array(texts_or_null, pa.string()), pa.array(broken, pa.bool_())
+
+
+def read_each(values: pa.Array, read: Callable[[bytes], Any]) -> tuple[list[Any], list[str | None]]:
+    """Read values one by one; return the results, and the reason of each unreadable value."""
+    results: list[Any] = []
+    reasons: list[str | None] = []
+    for value in values.to_pylist():
+        result, reason = None, None
+        try:
+            if value is None:
+                raise RecordError("the record has no value")
+            result = read(value)
+        except RecordError as error:
+            reason = str(error)
+        results.append(result)
+        reasons.append(reason)
+    return results, reasons
+
+
+def convert_column(values: list[Any], column: pa.Field, reasons: list[str | None]) -> pa.Array:
+    """Convert the values of a column; values that do not fit become null and get a reason."""
+    try:
+        return pa.array(values, column.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        pass
+    # Arrow does not report which value is invalid, so the values are converted one by one.
+    for number, value in enumerate(values):
+        try:
+            pa.array([value], column.type)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            # Only the invalid values become null.
+            values[number] = None
+            reasons[number] = reasons[number] or f"{column.name} is not {column.type}: {error}"
+    return pa.array(values, column.type)
 
 
 @dataclass(frozen=True)

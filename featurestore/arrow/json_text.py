@@ -17,6 +17,9 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 _MAX_REPR = 60
 # No type can represent integers with more digits.
 _MAX_DIGITS = 400
+# Functions recurse into values, up to twice per level.
+_MAX_LEVELS = 250
+_TOO_DEEP = f"values are nested more than {_MAX_LEVELS} levels deep"
 
 
 def is_utf8_string(value: object) -> bool:
@@ -79,9 +82,8 @@ def parse_json(text: str, *, exact: bool = False) -> Any:
 
     Raises:
         JsonError: The string is not valid JSON, an object has a duplicate name, a string is not
-        valid
-            Unicode, a number has more than 4,300 digits, or the nesting exceeds the recursion
-            limit.
+            valid Unicode, a number has more than 4,300 digits, or values are nested more than 250
+            levels deep.
 
     >>> parse_json('{"id": 17, "tags": ["a", null]}')
     {'id': 17, 'tags': ['a', None]}
@@ -93,7 +95,7 @@ def parse_json(text: str, *, exact: bool = False) -> Any:
         value = (_EXACT if exact else _DECODER).decode(text)
     except (ValueError, RecursionError) as error:
         raise _json_error(error) from None
-    return _check_unicode(value, text)
+    return _check_value(value, text)
 
 
 def parse_json_at(text: str, start: int, *, exact: bool = False) -> tuple[Any, int]:
@@ -109,7 +111,7 @@ def parse_json_at(text: str, start: int, *, exact: bool = False) -> tuple[Any, i
         value, end = (_EXACT if exact else _DECODER).raw_decode(text, start)
     except (ValueError, RecursionError) as error:
         raise _json_error(error) from None
-    return _check_unicode(value, text[start:end]), end
+    return _check_value(value, text[start:end]), end
 
 
 def parse_number(text: NumberText) -> int | float:
@@ -181,17 +183,36 @@ def _json_error(error: Exception) -> JsonError:
             return JsonError("it begins with a byte order mark")
         return JsonError(f"{error.msg} at column {error.colno}")
     if isinstance(error, RecursionError):
-        return JsonError("values are nested too deeply")
+        return JsonError(_TOO_DEEP)
     # The limit of Python for the conversion of a string to an integer.
     return JsonError("a number has more than 4,300 digits")
 
 
-def _check_unicode(value: Any, text: str) -> Any:
-    """Return a value whose strings are valid Unicode; escapes can contain lone surrogates."""
-    # Strings with such an escape are rare, so the others are not encoded.
+def _check_value(value: Any, text: str) -> Any:
+    """Return a value whose strings are valid Unicode, and which is not nested too deeply."""
+    # Few texts have as many brackets as levels are allowed.
+    if text.count("[") + text.count("{") > _MAX_LEVELS and _count_levels(value) > _MAX_LEVELS:
+        raise JsonError(_TOO_DEEP)
+    # Escapes can contain lone surrogates. Strings with such an escape are rare, so the others are not
+    # encoded.
     if _HALF_PAIR.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise JsonError("a string contains a lone surrogate") from None
     return value
+
+
+def _count_levels(value: Any) -> int:
+    """Return the number of nested arrays and objects, at most one more than is allowed."""
+    levels, values = 0, [value]
+    # Level by level instead of recursion, which Python limits.
+    while levels <= _MAX_LEVELS:
+        containers = [each for each in values if isinstance(each, dict | list)]
+        if not containers:
+            break
+        levels += 1
+        values = []
+        for each in containers:
+            values += each.values() if isinstance(each, dict) else each
+    return levels

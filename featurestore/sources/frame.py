@@ -270,8 +270,8 @@ def source_schema(
     if description is not None and description["unread"]:
         unread = description["unread"]
         warn_caller(
-            f"Source {spec.name!r} ignores {len(unread)} files of unknown formats: "
-            f"{listing(unread)}."
+            f"Source {spec.name!r} ignores {len(unread)} files of unknown formats or with hidden names, "
+            f"which begin with '.' or '_': {listing(unread)}."
         )
     if time is not None:
         check_time(spec, query, schema, time)

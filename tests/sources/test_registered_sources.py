@@ -356,6 +356,7 @@ def test_cli_source_commands_add_check_list_read(
     assert document[0]["name"] == "shop"
     (tmp_path / "lake").mkdir()
     (tmp_path / "lake" / "a.txt").write_text("id\n1\n")
+    (tmp_path / "lake" / "b.data").write_text("id\n1\n")
     added = ("source", "add", "lake", str(tmp_path / "lake"), "--option", "format=csv")
     assert "format" in command_line(*added, *options).out
     assert "orders" in command_line("source", "check", "shop", *options).out

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -36,20 +36,23 @@ from featurestore.plugins.source import (
     SourceSnapshot,
 )
 from featurestore.storage import files, storage_for
-from featurestore.storage.interface import FileStatus
 from featurestore.storage.location import remove_owner
 from featurestore_connectors.sources import duckdb_rows, locations
+from featurestore_connectors.sources.folders.compression import COMPRESSIONS
 from featurestore_connectors.sources.folders.csv_table import CsvTable
 from featurestore_connectors.sources.folders.json_table import JsonTable
 from featurestore_connectors.sources.folders.listing import (
     FolderFiles,
-    has_known_extension,
+    formats_by_path,
+    is_known,
+    relative_path,
     split_by_format,
+    split_extensions,
 )
 from featurestore_connectors.sources.folders.options import (
-    COMPRESSIONS,
     ENDINGS,
     NAMES,
+    SIMILAR_ENDINGS,
     FolderOptions,
     TableName,
     parse_options,
@@ -62,6 +65,7 @@ from featurestore_connectors.sources.folders.tables import (
     find_columns,
     schema_key,
 )
+from featurestore_connectors.sources.locations import FileListing
 
 
 class FolderSource:
@@ -102,10 +106,10 @@ class FolderSnapshot:
         self._config = config
         self._root = files.resolve(path)
         with locations.storage_errors(config):
-            self._statuses = locations.list_files(self._root)
+            self._listing = locations.list_files(self._root)
         self._decided_tables: dict[str, _TableWithSchema] = {}
         self._bad_rows: list[BadRows] = []
-        self.identity = locations.fingerprint(self._statuses)
+        self.identity = locations.fingerprint(self._listing.statuses)
         self.server = (
             f"{remove_owner(path)}, read by Arrow {pa.__version__} and DuckDB {duckdb.__version__}"
         )
@@ -120,22 +124,27 @@ class FolderSnapshot:
 
     @property
     def unread(self) -> Sequence[str]:
-        names = [path for path in self._statuses if not has_known_extension(path)]
-        return [path[len(self._root) :].lstrip("/") for path in names]
+        formats = self._formats()
+        paths = [path for path in self._listing.statuses if path not in formats]
+        paths += filter(is_known, self._listing.hidden)
+        return [relative_path(self._root, path) for path in paths]
 
     def tables(self) -> Sequence[SourceTable]:
         first = {}
-        for path in self._statuses:
+        for path in self._formats():
             name = path[len(self._root) :].lstrip("/").split("/")[0] or "."
-            if not has_known_extension(path):
-                continue
             # Partition folders such as day=1 belong to the table of the complete folder.
-            if "=" in name and name not in self._statuses:
+            if "=" in name and name not in self._listing.statuses:
                 name = "."
             # A check would cost a request per file in a storage that prefers listings.
             is_readable = storage_for(path).prefers_listing or files.is_readable(path)
             first[name] = SourceTable(name, is_readable)
         return [first[name] for name in sorted(first)]
+
+    def _formats(self) -> Mapping[str, str]:
+        """Return the formats of the files that the options of the source can read."""
+        paths = list(self._listing.statuses)
+        return formats_by_path(paths, parse_options(self._config.options).format)
 
     def query_of(self, table: SourceTable) -> SourceQuery:
         return SourceQuery(path=table.name)
@@ -263,9 +272,9 @@ class FolderSnapshot:
     def _find_table(self, query: SourceQuery) -> tuple[FolderFiles, FolderTable]:
         """Return the files of a query and the reader of their format."""
         options = self._table_options(query)
-        folder_files = self._select_files(query, options)
         declared = {name: _dtype_name(kind) for name, kind in options.dtypes.items()}
         table = TableName(self._config.name, query.path, query.options, declared)
+        folder_files = self._select_files(query, options, table)
         if folder_files.format == "csv":
             return folder_files, CsvTable(folder_files, table, options)
         if folder_files.format == "parquet":
@@ -274,7 +283,9 @@ class FolderSnapshot:
             )
         return folder_files, JsonTable(folder_files, table, options)
 
-    def _select_files(self, query: SourceQuery, options: FolderOptions) -> FolderFiles:
+    def _select_files(
+        self, query: SourceQuery, options: FolderOptions, table: TableName
+    ) -> FolderFiles:
         """Return the files of a query, which have a common format."""
         if query.table is not None or query.sql is not None:
             raise InvalidArgument(
@@ -288,26 +299,45 @@ class FolderSnapshot:
                 f"path={query.path!r} is outside of the source {self._config.name!r}.",
                 hint="register the other folder as a separate source",
             )
-        statuses = self._list_files(files_root)
+        file_listing = self._list_files(files_root)
         folder_files = split_by_format(
-            statuses, root=self._root, files_root=files_root, options=options
+            file_listing, root=self._root, files_root=files_root, options=options, table=table
         )
         if folder_files is not None:
             return folder_files
         table_names = [each.name for each in self.tables()]
-        endings = sorted({ending for each in ENDINGS.values() for ending in each})
         raise SourceTableNotFound(
             f"Source {self._config.name!r} has no files at {query.path or '.'!r}; "
-            f"available: {listing(table_names)}.{_describe_unread(statuses)}",
+            f"available: {listing(table_names)}.{_describe_unread(file_listing)}",
             hint=did_you_mean(query.path or "", table_names, write="path={!r}")
-            or f"file extensions are {listing(endings)}, and for compressed files also "
-            f"{listing(COMPRESSIONS)}",
+            or self._hint_for_unread(file_listing, table),
         )
 
-    def _list_files(self, root: str) -> dict[str, FileStatus]:
+    def _hint_for_unread(self, file_listing: FileListing, table: TableName) -> str:
+        """Return a call that reads files which are hidden, or have an unknown extension."""
+        hidden = list(filter(is_known, file_listing.hidden))
+        if hidden:
+            call = replace(table, path=relative_path(self._root, hidden[0])).call()
+            return f"{call} reads it; a file with another name is not hidden"
+        paths = list(file_listing.statuses)
+        for path in paths:
+            dialect = SIMILAR_ENDINGS.get(split_extensions(path)[0])
+            if dialect is None:
+                continue
+            # A call without a path reads files with a common extension.
+            if not formats_by_path(paths, dialect["format"]):
+                table = replace(table, path=relative_path(self._root, path))
+            return f"{table.call(**dialect)} reads {relative_path(self._root, path)}"
+        endings = sorted({ending for each in ENDINGS.values() for ending in each})
+        return (
+            f"file extensions are {listing(endings)}, and for compressed files also "
+            f"{listing(COMPRESSIONS)}; format='csv' reads files with another extension"
+        )
+
+    def _list_files(self, root: str) -> FileListing:
         # The listing of the snapshot is reused, so that later changes are detected.
         if root == self._root:
-            return self._statuses
+            return self._listing
         with locations.storage_errors(self._config):
             return locations.list_files(root)
 
@@ -336,11 +366,15 @@ def _dtype_name(kind: pa.DataType) -> str:
     return str(kind).replace("decimal128", "decimal").replace("list<item: ", "list<")
 
 
-def _describe_unread(statuses: Mapping[str, FileStatus]) -> str:
-    if not statuses:
-        return ""
-    names = [os.path.basename(path) for path in statuses]
-    return f" {len(names)} files have unsupported formats: {listing(names)}."
+def _describe_unread(file_listing: FileListing) -> str:
+    text = ""
+    if file_listing.statuses:
+        names = [os.path.basename(path) for path in file_listing.statuses]
+        text += f" Files of other formats: {listing(names)}."
+    hidden = [os.path.basename(path) for path in file_listing.hidden if is_known(path)]
+    if hidden:
+        text += f" Hidden files, whose names begin with '.' or '_': {listing(hidden)}."
+    return text
 
 
 if TYPE_CHECKING:

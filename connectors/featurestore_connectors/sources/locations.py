@@ -301,23 +301,37 @@ def resolve_inside(root: str, path: str) -> str | None:
     return resolved if resolved == root or files.is_below(resolved, root) else None
 
 
-def list_files(root: str) -> dict[str, FileStatus]:
-    """Return the non-hidden files at or below a path, sorted by path.
+@dataclass(frozen=True)
+class FileListing:
+    """The files of a source with their status, and the paths of hidden files, sorted by path."""
+
+    statuses: Mapping[str, FileStatus]
+    hidden: tuple[str, ...] = ()
+
+
+def list_files(root: str) -> FileListing:
+    """List the files at or below a path; hidden folders are omitted.
 
     Raises:
         SourceError: A file is a symbolic link to a file outside of the local folder.
     """
     if files.is_file(root):
-        return {root: files.status(root)}
+        return FileListing({root: files.status(root)})
+    statuses_by_path, hidden = {}, []
     if storage_for(root).prefers_listing:
-        listed = files.walk_with_status(root)
         start = len(root) + 1
-        return {
-            path: each for path, each in listed if all(map(_is_visible, path[start:].split("/")))
-        }
-    statuses_by_path = {}
-    for path in files.walk(root, enter=_is_visible):
-        if not _is_visible(os.path.basename(path)):
+        for path, status in files.walk_with_status(root):
+            *folders, name = path[start:].split("/")
+            if not all(map(is_visible, folders)):
+                continue
+            if is_visible(name):
+                statuses_by_path[path] = status
+            else:
+                hidden.append(path)
+        return FileListing(statuses_by_path, tuple(hidden))
+    for path in files.walk(root, enter=is_visible):
+        if not is_visible(os.path.basename(path)):
+            hidden.append(path)
             continue
         # The grant of a source is for its folder. A user who can write to the folder must not read other files.
         if not files.is_below(path, root):
@@ -326,10 +340,11 @@ def list_files(root: str) -> dict[str, FileStatus]:
                 hint="replace it by a copy, or register the folder of the file as a source",
             )
         statuses_by_path[path] = files.status(path)
-    return statuses_by_path
+    return FileListing(statuses_by_path, tuple(hidden))
 
 
-def _is_visible(name: str) -> bool:
+def is_visible(name: str) -> bool:
+    """Return whether the name of a file or folder does not begin with a point or an underscore."""
     # Spark and Hive use such names for temporary files and markers such as _SUCCESS.
     return not name.startswith((".", "_"))
 
@@ -342,7 +357,8 @@ def statuses(paths: Iterable[str]) -> dict[str, FileStatus]:
 def are_unchanged(root: str, earlier: Mapping[str, FileStatus]) -> bool:
     """Return whether previously listed files are unchanged; new files are ignored."""
     # A listing costs fewer requests than the status of each file.
-    present = list_files(root) if storage_for(root).prefers_listing else statuses(earlier)
+    prefers_listing = storage_for(root).prefers_listing
+    present = list_files(root).statuses if prefers_listing else statuses(earlier)
     return all(present.get(path) == status for path, status in earlier.items())
 
 

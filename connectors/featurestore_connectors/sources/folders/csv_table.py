@@ -23,7 +23,7 @@ from featurestore_connectors.sources.folders.tables import (
     check_names,
     compare_names,
     drop_rows,
-    report_without_rows,
+    find_missing_content,
     text_rules,
 )
 from featurestore_connectors.sources.folders.text_files import CsvDialect
@@ -183,8 +183,10 @@ class CsvTable(FolderTable):
         # In a file of one column an empty line is a null.
         first = self._file_parser(file, bad_rows).first_record(skip_empty=not is_single)
         if first is None:
-            missing = "header" if self.options.header else "rows"
-            report_without_rows(file, bad_rows, missing, hint=self._hint_without_records())
+            reason = find_missing_content(file, "header" if self.options.header else "rows")
+            if reason is not None:
+                bad_row = BadRow(file.name, 1, None, reason, "")
+                bad_rows.add(bad_row, hint=self._hint_without_records())
             return None
         if self.options.header:
             check_names(first, self.table, file, line=self.options.skip_rows + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 import pyarrow as pa
@@ -24,10 +24,14 @@ from featurestore_connectors.sources.folders.tables import (
     TableSchema,
     check_declared,
     drop_rows,
+    find_missing_content,
     text_rules,
     unreadable_file_error,
 )
-from featurestore_connectors.sources.folders.text_files import undecodable_line
+from featurestore_connectors.sources.folders.text_files import (
+    conversion_hint,
+    undecodable_line,
+)
 
 _BATCH_ROWS = 16_384
 _CHUNK_BYTES = 4 << 20
@@ -36,6 +40,7 @@ _LONGEST_RECORD = 256 << 20
 # A byte order mark, which some programs write at the beginning of UTF-8 files.
 _BOM = b"\xef\xbb\xbf"
 _SPACE = " \t\r\n"
+_NOT_UTF_8 = "the bytes are not UTF-8"
 
 
 class JsonTable(FolderTable):
@@ -120,16 +125,12 @@ class JsonTable(FolderTable):
         """Yield objects, their columns, and the errors of invalid rows by row number."""
         if self.folder_files.format == "json":
             for batch in self._read_objects(file, exact=parser.is_exact):
-                arrays, reasons = parser.convert(batch.objects)
-                yield batch, arrays, reasons
+                arrays, wrong = parser.convert(batch.objects)
+                yield batch, arrays, wrong | _wrong_rows(batch.reasons)
             return
         for batch in self._convert_read_errors(file, read_lines(file, self.table)):
             arrays, errors = parser.decode(batch.texts)
-            wrong = {row: reason for row, reason in enumerate(errors) if reason is not None}
-            for row, reason in enumerate(batch.reasons):
-                if reason is not None:
-                    wrong[row] = reason
-            yield batch, arrays, wrong
+            yield batch, arrays, _wrong_rows(errors) | _wrong_rows(batch.reasons)
 
     def _read_objects(self, file: FolderFile, *, exact: bool) -> Iterator[JsonObjects]:
         read = parse_document if self.folder_files.format == "json" else parse_lines
@@ -170,6 +171,8 @@ class JsonTable(FolderTable):
         # By default, a file with the extension .json has one object per line.
         elif reason.startswith("the value is") and file.ending == ".json":
             hint = f"{self.table.call(format='json')} reads arrays, and objects that span lines"
+        elif reason == _NOT_UTF_8 and not bad_rows.quarantines:
+            hint = f"{conversion_hint(file)}; on_bad_rows='quarantine' skips and counts such rows"
         bad_rows.add(BadRow(file.name, batch.lines[row], None, reason, batch.texts[row]), hint=hint)
 
     def _undeclared_members(self, members: dict[str, object]) -> dict[str, object]:
@@ -177,6 +180,11 @@ class JsonTable(FolderTable):
         if not declared:
             return members
         return {name: value for name, value in members.items() if name not in declared}
+
+
+def _wrong_rows(reasons: Sequence[str | None]) -> dict[int, str]:
+    """Return the errors by row number."""
+    return {row: reason for row, reason in enumerate(reasons) if reason is not None}
 
 
 @dataclass(frozen=True)
@@ -195,13 +203,13 @@ def read_lines(file: FolderFile, table: TableName) -> Iterator[JsonObjects]:
     Raises:
         InvalidSourceFile: A line is too long. The message includes its number.
     """
-    batch = JsonObjects([], [], [], [])
+    batch, is_first = JsonObjects([], [], [], []), True
     for number, line in _numbered_lines(file, table):
         reason = None
         try:
             text = line.decode()
         except UnicodeDecodeError:
-            text, reason = line.decode(errors="replace"), "the bytes are not UTF-8"
+            text, reason = line.decode(errors="replace"), _NOT_UTF_8
         if not text.strip(_SPACE):
             continue
         batch.lines.append(number)
@@ -209,8 +217,16 @@ def read_lines(file: FolderFile, table: TableName) -> Iterator[JsonObjects]:
         batch.texts.append(text)
         if len(batch.lines) == _BATCH_ROWS:
             yield batch
-            batch = JsonObjects([], [], [], [])
+            batch, is_first = JsonObjects([], [], [], []), False
+    if is_first and not batch.lines:
+        batch = _batch_without_objects(file)
     yield batch
+
+
+def _batch_without_objects(file: FolderFile) -> JsonObjects:
+    """Return a batch for a file without objects: an invalid line, unless the file has no bytes."""
+    reason = find_missing_content(file, "objects")
+    return JsonObjects([], [], [], []) if reason is None else JsonObjects([{}], [1], [reason], [""])
 
 
 def parse_lines(file: FolderFile, table: TableName, *, exact: bool) -> Iterator[JsonObjects]:
@@ -220,12 +236,13 @@ def parse_lines(file: FolderFile, table: TableName, *, exact: bool) -> Iterator[
         InvalidSourceFile: A line is too long. The message includes its number.
     """
     for batch in read_lines(file, table):
+        objects = []
         for row, text in enumerate(batch.texts):
             value: dict[str, Any] = {}
             if batch.reasons[row] is None:
                 value, batch.reasons[row] = parse_object(text, exact=exact)
-            batch.objects.append(value)
-        yield batch
+            objects.append(value)
+        yield replace(batch, objects=objects)
 
 
 def _numbered_lines(file: FolderFile, table: TableName) -> Iterator[tuple[int, bytes]]:
@@ -255,23 +272,27 @@ def parse_document(file: FolderFile, table: TableName, *, exact: bool) -> Iterat
         InvalidSourceFile: The document is invalid JSON, or contains values that are not objects.
             The message includes the line number.
     """
-    batch = JsonObjects([], [], [], [])
+    batch, is_first = JsonObjects([], [], [], []), True
     try:
         with file.open_text("utf-8") as stream:
-            for line, value in _Document(stream, file.name, table, exact=exact).values():
+            document = _Document(stream, file.name, table, exact=exact)
+            for line, value in document.values():
                 batch.objects.append(value)
                 batch.lines.append(line)
                 batch.reasons.append(None)
                 batch.texts.append("")
                 if len(batch.lines) == _BATCH_ROWS:
                     yield batch
-                    batch = JsonObjects([], [], [], [])
+                    batch, is_first = JsonObjects([], [], [], []), False
+            # An empty array is a table without rows.
+            if is_first and not batch.lines and not document.has_array:
+                batch = _batch_without_objects(file)
     except UnicodeDecodeError:
         # The decoder does not report the line, so it is searched in a second pass.
         undecodable = undecodable_line(file, "utf-8")
         line_number = None if undecodable is None else undecodable[0]
         raise table.invalid_file_error(
-            f"{file.name} line {line_number}: the bytes are not UTF-8."
+            f"{file.name} line {line_number}: {_NOT_UTF_8}.", hint=conversion_hint(file)
         ) from None
     yield batch
 
@@ -287,6 +308,7 @@ class _Document:
         self._text = ""
         self._position = 0
         self._line = 1
+        self.has_array = False
 
     def values(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the first line number and the members of each object."""
@@ -294,6 +316,7 @@ class _Document:
             while self._peek():
                 yield self._parse_object()
             return
+        self.has_array = True
         self._advance(self._position + 1)
         if self._peek() != "]":
             yield self._parse_object()

@@ -15,7 +15,9 @@ from featurestore.errors import InvalidArgument, listing
 from featurestore.storage import files
 from featurestore.storage.interface import FileStatus
 from featurestore.storage.location import remove_owner
-from featurestore_connectors.sources.folders.options import COMPRESSIONS, ENDINGS, FolderOptions
+from featurestore_connectors.sources.folders.compression import COMPRESSIONS, decompress
+from featurestore_connectors.sources.folders.options import ENDINGS, FolderOptions, TableName
+from featurestore_connectors.sources.locations import FileListing
 
 # Hive and Spark write null partition values as this folder name.
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -49,9 +51,7 @@ class FolderFile:
             if isinstance(source_file, str)
             else pa.PythonFile(source_file, mode="r")
         )
-        if self.compression is None:
-            return stream
-        return pa.CompressedInputStream(stream, self.compression)
+        return stream if self.compression is None else decompress(stream, self.compression)
 
     def is_empty(self) -> bool:
         """Return whether the decompressed file has no bytes."""
@@ -89,13 +89,32 @@ class FolderFiles:
         return {file.path: file.status for file in self.files}
 
 
-def has_known_extension(path: str) -> bool:
-    """Return whether a file name has the extension of a supported format."""
-    return _formats_of(path, None) != ()
+def formats_by_path(paths: Sequence[str], required: str | None) -> dict[str, str]:
+    """Return the formats of the files that can be read; other files are omitted.
+
+    By default the extensions determine the formats. With a required format, files with another
+    extension are read only if no file has an extension of this format, and all have the same one.
+
+    >>> formats_by_path(["a.csv", "b.txt"], None), formats_by_path(["a.txt", "b.txt"], "csv")
+    ({'a.csv': 'csv'}, {'a.txt': 'csv', 'b.txt': 'csv'})
+    """
+    formats = {path: _format_of(path, required) for path in paths}
+    by_extension = {path: name for path, name in formats.items() if name is not None}
+    if by_extension or required is None:
+        return by_extension
+    # A single file has the required format in any case.
+    others = [path for path in paths if len(paths) == 1 or not is_known(path)]
+    endings = {split_extensions(path)[0] for path in others}
+    return dict.fromkeys(others, required) if len(endings) == 1 else {}
 
 
 def split_by_format(
-    statuses: Mapping[str, FileStatus], *, root: str, files_root: str, options: FolderOptions
+    file_listing: FileListing,
+    *,
+    root: str,
+    files_root: str,
+    options: FolderOptions,
+    table: TableName,
 ) -> FolderFiles | None:
     """Return the files at or below a path in their common format, or None if there are none.
 
@@ -103,27 +122,24 @@ def split_by_format(
         InvalidArgument: The files have several formats, or their partition folders have different
             keys.
     """
-    files_by_format: dict[str, list[FolderFile]] = {}
-    unread = []
-    is_file = list(statuses) == [files_root]
-    for path, status in statuses.items():
-        formats = _formats_of(path, options.format)
-        if is_file and not formats and options.format is not None:
-            # path= names this file and format= its format, so the extension is irrelevant.
-            formats = (options.format,)
-        if not formats:
-            unread.append(_relative_path(root, path))
-            continue
-        files_by_format.setdefault(formats[0], []).append(_folder_file(path, status, root))
-    if not files_by_format:
+    statuses = file_listing.statuses
+    formats = formats_by_path(list(statuses), options.format)
+    names = sorted(set(formats.values()))
+    if not names:
         return None
-    if len(files_by_format) > 1:
+    if len(names) > 1:
         raise InvalidArgument(
-            f"{remove_owner(files_root)} has files of several formats: {listing(sorted(files_by_format))}.",
-            hint=f"options={{'format': {sorted(files_by_format)[0]!r}}}",
+            f"{remove_owner(files_root)} has files of several formats: {listing(names)}.",
+            hint=table.call(format=names[0]),
         )
-    ((name, format_files),) = files_by_format.items()
-    folder_files = FolderFiles(files_root, name, tuple(format_files), tuple(unread))
+    unread = [path for path in statuses if path not in formats]
+    unread += filter(is_known, file_listing.hidden)
+    folder_files = FolderFiles(
+        files_root,
+        names[0],
+        tuple(_folder_file(path, statuses[path], root) for path in formats),
+        tuple(relative_path(root, path) for path in unread),
+    )
     _check_partitions(folder_files)
     return folder_files
 
@@ -149,21 +165,26 @@ def list_partitioned_files(
             continue
         values = [None if each == _NULL_PARTITION else each for each in partitions[folder]]
         pairs = tuple(zip(keys, values, strict=True))
-        name = _relative_path(root, path)
+        name = relative_path(root, path)
         partition_files.append(FolderFile(path, name, status, ".parquet", None, pairs))
     return FolderFiles(root, "parquet", tuple(partition_files), ())
 
 
-def _formats_of(path: str, required_format: str | None) -> Sequence[str]:
-    """Return the format of a file by its extension, as a sequence; empty if it is not supported."""
+def is_known(path: str) -> bool:
+    """Return whether a file name has the extension of a supported format."""
+    return _format_of(path, None) is not None
+
+
+def _format_of(path: str, required: str | None) -> str | None:
+    """Return the format of a file by its extension, or None if it is not the required format."""
     ending, compression = split_extensions(path)
     formats = [name for name, endings in ENDINGS.items() if ending in endings]
     # A compressed Parquet file has no random access, and its pages are compressed already.
     if compression is not None and "parquet" in formats:
-        return ()
-    if required_format is None:
-        return tuple(formats[:1])
-    return (required_format,) if required_format in formats else ()
+        return None
+    if required is None:
+        return formats[0] if formats else None
+    return required if required in formats else None
 
 
 def split_extensions(path: str) -> tuple[str, str | None]:
@@ -180,7 +201,7 @@ def split_extensions(path: str) -> tuple[str, str | None]:
 
 def _folder_file(path: str, status: FileStatus, root: str) -> FolderFile:
     """Return a listed file with its compression and partition values."""
-    name = _relative_path(root, path)
+    name = relative_path(root, path)
     ending, compression = split_extensions(path)
     partitions = []
     for folder in name.split("/")[:-1]:
@@ -192,7 +213,8 @@ def _folder_file(path: str, status: FileStatus, root: str) -> FolderFile:
     return FolderFile(path, name, status, ending, compression, tuple(partitions))
 
 
-def _relative_path(root: str, path: str) -> str:
+def relative_path(root: str, path: str) -> str:
+    """Return the path of a file below a root, or its name if the root is the file."""
     return path[len(root) :].lstrip("/") or posixpath.basename(path)
 
 

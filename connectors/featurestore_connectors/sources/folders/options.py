@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +35,13 @@ ENDINGS: Mapping[str, Sequence[str]] = {
     "jsonl": (".jsonl", ".ndjson", ".json"),
     "json": (".json",),
 }
-COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+# Options to suggest for files whose extensions do not determine the format.
+SIMILAR_ENDINGS: Mapping[str, Mapping[str, str]] = {
+    **{ending: {"format": "csv"} for ending in (".txt", ".text", ".data", ".dat", "")},
+    ".tab": {"format": "csv", "delimiter": "tab"},
+    ".psv": {"format": "csv", "delimiter": "|"},
+    **{ending: {"format": "json"} for ending in (".geojson", ".topojson")},
+}
 NAMES = (
     "format",
     "delimiter",
@@ -201,6 +208,21 @@ def _parse_character(name: str, text: str) -> str:
     raise InvalidArgument(f"{name}={text!r} is not a single ASCII character.", hint=f"{name}=';'")
 
 
+def _parse_number_sign(name: str, text: str) -> str:
+    """Parse a separator in numbers: a single character, such as a no-break space."""
+    category = unicodedata.category(text) if len(text) == 1 else "C"
+    # Letters, digits and signs are characters of numbers, also of those with an exponent.
+    if not category.startswith(("C", "L", "N")) and text not in "+-":
+        return text
+    raise InvalidArgument(
+        f"{name}={text!r} is not a single punctuation mark or space.", hint=f"{name}=','"
+    )
+
+
+def _parse_optional_number_sign(name: str, text: str) -> str:
+    return "" if text == "" else _parse_number_sign(name, text)
+
+
 def _parse_optional_character(name: str, text: str) -> str:
     return "" if text == "" else _parse_character(name, text)
 
@@ -289,8 +311,8 @@ _PARSERS: Mapping[str, Callable[[str, str], Any]] = {
     "header": _parse_boolean,
     "names": _parse_strings,
     "encoding": _parse_encoding,
-    "decimal": _parse_character,
-    "thousands": _parse_optional_character,
+    "decimal": _parse_number_sign,
+    "thousands": _parse_optional_number_sign,
     "null_values": _parse_strings,
     "date_format": _parse_formats,
     "timestamp_format": _parse_formats,

@@ -25,6 +25,8 @@ _FIRST_VALUES = 64
 _TIMES = tuple(each for each in INFERRED if each.startswith(("date", "timestamp")))
 _LOW, _HIGH, _UNSIGNED = -(2**63), 2**63 - 1, 2**64 - 1
 _MANY_NAMES = 10_000
+# Arrow exchanges types of at most 64 levels, which include the table and a column's own type.
+_MAX_LEVELS = 60
 
 
 class TextScan:
@@ -65,8 +67,9 @@ class TextScan:
 class JsonScan:
     """Incremental type inference for JSON values; remembers where each kind occurs first."""
 
-    def __init__(self, rules: TextRules) -> None:
+    def __init__(self, rules: TextRules, *, level: int = 0) -> None:
         self._rules = rules
+        self._level = level
         self._first: dict[type, tuple[str, int]] = {}
         self._strings = TextScan(rules, _TIMES)
         self._low = self._high = 0
@@ -87,6 +90,9 @@ class JsonScan:
             self._strings.update(pa.array(strings, pa.string()))
         if int in kinds:
             self._update_integers(values, lines, file)
+        # Deeper values have no type.
+        if self._level > _MAX_LEVELS:
+            return
         if list in kinds:
             items: list[Any] = []
             owners: list[int] = []
@@ -95,7 +101,7 @@ class JsonScan:
                     items += value
                     owners += [line] * len(value)
             if self._items is None:
-                self._items = JsonScan(self._rules)
+                self._items = JsonScan(self._rules, level=self._level + 1)
             self._items.update(items, owners, file)
         if dict in kinds:
             rows = [row for row, value in enumerate(values) if type(value) is dict]
@@ -116,7 +122,7 @@ class JsonScan:
                 names |= dict.fromkeys(each)
         for name in names:
             if name not in self.members:
-                self.members[name] = JsonScan(rules.get(name, self._rules))
+                self.members[name] = JsonScan(rules.get(name, self._rules), level=self._level + 1)
             self.members[name].update([each.get(name) for each in objects], lines, file)
 
     def _update_integers(self, values: Sequence[Any], lines: Sequence[int], file: str) -> None:
@@ -169,6 +175,13 @@ class JsonScan:
             return pa.float64()
         if only is str:
             return arrow_type(self._strings.meaning)
+        if self._level > _MAX_LEVELS:
+            file, line = self._first[only]
+            raise table.invalid_file_error(
+                f"column {column!r} has values nested more than {_MAX_LEVELS} levels deep at {file} "
+                f"line {line}.",
+                hint=f"{table.call(dtypes={column: 'string'})} reads them as strings",
+            )
         if only is list:
             items = self._items or JsonScan(self._rules)
             return pa.list_(pa.field("item", items.kind(table, f"{path}[]", column)))

@@ -25,6 +25,7 @@ from featurestore.errors import (
 )
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import BadRow
+from featurestore_connectors.sources.folders.compression import ArchiveError
 from featurestore_connectors.sources.folders.listing import FolderFile, FolderFiles
 from featurestore_connectors.sources.folders.options import FolderOptions, TableName
 from featurestore_connectors.sources.folders.scan import TextScan
@@ -211,19 +212,12 @@ class BadRows:
             self.rows.append(row)
 
 
-def report_without_rows(
-    file: FolderFile, bad_rows: BadRows, missing: str, *, hint: str | None = None
-) -> None:
-    """Add a file without rows to the bad rows, unless it has no bytes.
+def find_missing_content(file: FolderFile, content: str) -> str | None:
+    """Return the reason why a file without rows is a bad row, or None if it has no bytes.
 
-    ``missing`` is the noun for its expected content, such as "rows".
-
-    Raises:
-        InvalidSourceFile: The options do not allow quarantine.
+    ``content`` is the noun for the expected content, such as "rows".
     """
-    if not file.is_empty():
-        reason = f"the file is not empty, but has no {missing}"
-        bad_rows.add(BadRow(file.name, 1, None, reason, ""), hint=hint)
+    return None if file.is_empty() else f"the file is not empty, but has no {content}"
 
 
 def drop_rows(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
@@ -244,6 +238,10 @@ def unreadable_file_error(
     file: FolderFile, table: TableName, error: Exception
 ) -> InvalidSourceFile:
     """Return the error for a file that cannot be read or decompressed."""
+    if isinstance(error, ArchiveError):
+        return table.invalid_file_error(
+            f"{file.name}: {error}.", hint="extract the archive, and read the folder of its files"
+        )
     return table.invalid_file_error(f"{file.name} cannot be read, or is damaged: {error}.")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -69,6 +70,12 @@ def encoding_error(file: FolderFile, declared: str, table: TableName) -> Invalid
     return table.invalid_file_error(
         f"{file.name}{position}: the bytes are not {declared}.", hint=hint
     )
+
+
+def conversion_hint(file: FolderFile) -> str:
+    """Return a command that converts a file to UTF-8, for formats without another encoding."""
+    name = shlex.quote(file.name)
+    return f"iconv -f {detect_encoding(file, 'utf-8')} -t utf-8 {name} converts it"
 
 
 def detect_encoding(file: FolderFile, declared: str) -> str:

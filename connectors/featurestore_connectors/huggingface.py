@@ -22,7 +22,7 @@ import pyarrow.types as pat
 
 from featurestore.arrow.batches import take_values
 from featurestore.arrow.schemas import schema_from_json, schema_to_json
-from featurestore.arrow.stream_messages import StreamBatch, read_layout
+from featurestore.arrow.stream_messages import StreamBatch, stream_batches
 from featurestore.errors import DatasetDamaged, InvalidArgument, UnsupportedType
 from featurestore.plugins.format import (
     ColumnProfile,
@@ -135,22 +135,22 @@ def features_of(schema: pa.Schema) -> dict[str, Any]:
     """Return the Hugging Face types of a schema, as in ``dataset_info.json``.
 
     >>> features_of(pa.schema([("x", pa.list_(pa.float32(), 3))]))
-    {'x': {'feature': {'dtype': 'float32', '_type': 'Value'}, 'length': 3, '_type': 'List'}}
+    {'x': {'feature': {'dtype': 'float32', '_type': 'Value'}, 'length': 3, '_type': 'Sequence'}}
     """
     return {field.name: _feature_of(field.type) for field in schema}
 
 
-def _feature_of(dtype: pa.DataType) -> dict[str, Any]:
+def _feature_of(dtype: pa.DataType) -> Any:
     if pat.is_struct(dtype):
         return features_of(pa.schema(list(dtype)))
-    if pat.is_fixed_size_list(dtype):
-        return {
-            "feature": _feature_of(dtype.value_type),
-            "length": dtype.list_size,
-            "_type": "List",
-        }
-    if pat.is_list(dtype):
-        return {"feature": _feature_of(dtype.value_type), "_type": "List"}
+    if pat.is_list(dtype) or pat.is_fixed_size_list(dtype):
+        items = _feature_of(dtype.value_type)
+        length = dtype.list_size if pat.is_fixed_size_list(dtype) else -1
+        # `datasets` 4 renamed "Sequence" to "List" and reads both. A sequence of structs is a struct
+        # of sequences, so their lists have the notation of JSON, or the new name.
+        if not pat.is_struct(dtype.value_type):
+            return {"feature": items, "length": length, "_type": "Sequence"}
+        return [items] if length < 0 else {"feature": items, "length": length, "_type": "List"}
     return {"dtype": _NAMES.get(str(dtype), str(dtype)), "_type": "Value"}
 
 
@@ -202,15 +202,15 @@ class StreamShard:
         self._path, self._schema, self._batch_rows = path, schema, batch_rows
         try:
             self._file = RangeFile(path)
-            self._layout = read_layout(self._file.read, size=self._file.size)
+            self._batches = tuple(stream_batches(self._file.read, size=self._file.size))
         except (OSError, ValueError) as error:
             raise DatasetDamaged(f"The shard {path!r} cannot be read: {error}.") from error
-        if any(batch.rows != batch_rows for batch in self._layout.batches[:-1]):
+        if any(batch.rows != batch_rows for batch in self._batches[:-1]):
             raise DatasetDamaged(f"The record batches of {path!r} do not have {batch_rows:,} rows.")
 
     @property
     def rows(self) -> int:
-        return self._layout.rows
+        return sum(batch.rows for batch in self._batches)
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> pa.RecordBatch:
         schema = select_fields(self._schema, columns)
@@ -218,7 +218,7 @@ class StreamShard:
             arrays = [pa.array([], field.type) for field in schema]
             return pa.RecordBatch.from_arrays(arrays, schema=schema)
         first = start // self._batch_rows
-        stored = self._layout.batches[first : -(-stop // self._batch_rows)]
+        stored = self._batches[first : -(-stop // self._batch_rows)]
         try:
             batches = [self._read_batch(batch, columns) for batch in stored]
             table = pa.Table.from_batches(batches, schema)

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from featurestore.arrow.message_fields import FlatTable
 
+ReadBytes = Callable[[int, int], bytes]
 # A message begins with a continuation mark and the length of its metadata; 0 ends the stream.
 _PREFIX = struct.Struct("<Ii")
 _CONTINUATION = 0xFFFFFFFF
@@ -33,75 +34,62 @@ class StreamBatch:
     rows: int
     is_compressed: bool
 
-
-@dataclass(frozen=True)
-class StreamLayout:
-    """The record batches of a stream in order; ``has_dictionaries`` if columns have dictionaries."""
-
-    batches: tuple[StreamBatch, ...]
-    has_dictionaries: bool
-
     @property
-    def rows(self) -> int:
-        """The number of rows of all batches."""
-        return sum(batch.rows for batch in self.batches)
+    def end(self) -> int:
+        """The position after the message."""
+        return self.offset + self.size
 
 
-def read_layout(read: Callable[[int, int], bytes], *, size: int) -> StreamLayout:
-    """Read the headers of all messages of a stream of ``size`` bytes, without the bodies.
+def stream_batches(read: ReadBytes, *, size: int) -> Iterator[StreamBatch]:
+    """Yield the record batches of a stream of ``size`` bytes; only headers of messages are read.
 
-    ``read`` returns the bytes at a position, all of which are below ``size``.
+    ``read(start, size)`` returns the bytes at a position.
 
     Raises:
-        ValueError: The file is no Arrow stream, is truncated, or has bytes after its end.
+        ValueError: The file is not an Arrow stream, is truncated, or has bytes after its end.
 
     >>> sink = pa.BufferOutputStream()
     >>> batch = pa.record_batch({"n": [1, 2]})
     >>> with pa.ipc.new_stream(sink, batch.schema) as writer:
     ...     writer.write(batch)
-    >>> stream = sink.getvalue()
-    >>> read_layout(lambda start, size: stream[start : start + size].to_pybytes(), size=stream.size).rows
-    2
+    >>> stream = sink.getvalue().to_pybytes()
+    >>> batches = stream_batches(lambda start, size: stream[start : start + size], size=len(stream))
+    >>> [batch.rows for batch in batches]
+    [2]
     """
-    batches, types = [], []
-    for offset, length, message in _messages(read, size):
-        message_type = message.byte(1)
-        types.append(message_type)
-        header = message.table(2)
-        if message_type == _RECORD_BATCH and header is not None:
+    for number, (offset, length, message) in enumerate(_messages(read, size)):
+        message_type, header = message.byte(1), message.table(2)
+        if header is None or (number == 0) != (message_type == _SCHEMA):
+            raise ValueError("it does not begin with one schema")
+        if message_type == _RECORD_BATCH:
             rows = header.integer(0)
             if rows < 0:
                 raise ValueError(f"the record batch at byte {offset} has {rows} rows")
-            batches.append(StreamBatch(offset, length, rows, header.table(3) is not None))
-        elif message_type == _DICTIONARY and header is not None:
-            # A compressed dictionary is as large as its unpacked values.
+            yield StreamBatch(offset, length, rows, header.table(3) is not None)
+        elif message_type == _DICTIONARY:
             values = header.table(1)
+            # Compressed values may be much larger than the file.
             if values is None or values.table(3) is not None:
-                raise ValueError(f"the dictionary at byte {offset} is compressed or damaged")
-    if types[:1] != [_SCHEMA]:
-        raise ValueError("its first message is not a schema")
-    return StreamLayout(tuple(batches), _DICTIONARY in types)
+                raise ValueError(f"the dictionary at byte {offset} is compressed")
 
 
-def _messages(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[int, int, FlatTable]]:
+def _messages(read: ReadBytes, size: int) -> Iterator[tuple[int, int, FlatTable]]:
     """Yield position, complete size and metadata of each message."""
     offset = 0
     while True:
-        if offset + _PREFIX.size > size:
-            raise ValueError(f"it ends at byte {size} without the mark that ends a stream")
-        mark, metadata_size = _PREFIX.unpack(read(offset, _PREFIX.size))
-        if mark != _CONTINUATION or not 0 <= metadata_size <= _MAX_METADATA:
-            raise ValueError(f"no Arrow message begins at byte {offset}")
-        if metadata_size == 0:
-            if offset + _PREFIX.size != size:
-                raise ValueError(f"bytes follow the end of the stream at byte {offset}")
-            return
-        body = offset + _PREFIX.size + metadata_size
-        if body > size:
-            raise ValueError(f"the message at byte {offset} is longer than the file")
+        start = offset + _PREFIX.size
+        if start > size:
+            raise ValueError(f"it ends at byte {size} without the mark of its end")
         try:
-            metadata = read(offset + _PREFIX.size, metadata_size)
-            message = FlatTable.root(pa.py_buffer(metadata))
+            mark, metadata_size = _PREFIX.unpack(read(offset, _PREFIX.size))
+            if mark != _CONTINUATION or not 0 <= metadata_size <= _MAX_METADATA:
+                raise ValueError(f"no message begins at byte {offset}")
+            if metadata_size == 0:
+                break
+            body = start + metadata_size
+            if body > size:
+                raise ValueError(f"the message at byte {offset} is longer than the file")
+            message = FlatTable.root(pa.py_buffer(read(start, metadata_size)))
             end = body + message.integer(3)
             if not body <= end <= size:
                 raise ValueError(f"the message at byte {offset} is longer than the file")
@@ -109,3 +97,5 @@ def _messages(read: Callable[[int, int], bytes], size: int) -> Iterator[tuple[in
         except struct.error as error:
             raise ValueError(f"the message at byte {offset} is damaged: {error}") from error
         offset = end
+    if start != size:
+        raise ValueError(f"bytes follow its end at byte {start}")

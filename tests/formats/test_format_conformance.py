@@ -70,3 +70,7 @@ class TestPetastorm(FormatConformance):
 
 class TestHuggingFace(FormatConformance):
     name = "huggingface"
+
+
+class TestWebDataset(FormatConformance):
+    name = "webdataset"

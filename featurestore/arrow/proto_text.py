@@ -15,6 +15,7 @@ from dataclasses import dataclass
 MAX_TEXT_BYTES = 1 << 20
 # The limit of protoc.
 MAX_MESSAGE_LEVELS = 32
+_MAX_NAMES = 100
 MAX_FIELD_NUMBER = (1 << 29) - 1
 
 _TOKEN = re.compile(
@@ -247,6 +248,8 @@ class _Parser:
 
     def _parse_field(self, body: _MessageBody, *, oneof: str | None, level: int) -> None:
         label = self._take() if self._peek() in _LABELS else ""
+        if label and oneof is not None:
+            raise self._error(f"{label!r} is not allowed in a oneof")
         if not label and oneof is None and self._syntax == "proto2" and self._peek() != "map":
             raise self._error(f"expected {', '.join(_LABELS)} or another statement")
         map_key = None
@@ -398,6 +401,8 @@ class _Parser:
         names += self._name()
         while self._peek() == ".":
             names += self._take() + self._name()
+            if names.count(".") > _MAX_NAMES:
+                raise self._error(f"a name has more than {_MAX_NAMES} dots")
         return names
 
     def _expect(self, symbol: str) -> None:

@@ -18,6 +18,7 @@ EXTRAS: Mapping[str, str] = {
     "fastapi": "server",
     "fastavro": "kafka",
     "fsspec": "s3",
+    "google.protobuf": "kafka",
     "great_expectations": "validation",
     "hdfs_native": "hdfs",
     "imagecodecs": "images-fast",

@@ -38,7 +38,7 @@ from featurestore.plugins.source import (
 from featurestore_connectors.kafka import record_values
 from featurestore_connectors.kafka.avro_values import AvroValues, read_datum
 from featurestore_connectors.kafka.json_schema_values import JsonSchemaValues
-from featurestore_connectors.kafka.protobuf_values import ProtobufValues
+from featurestore_connectors.kafka.protobuf_values import ProtobufValues, read_registered
 from featurestore_connectors.kafka.record_values import (
     Decoded,
     JsonValues,
@@ -46,7 +46,7 @@ from featurestore_connectors.kafka.record_values import (
     check_fields,
     to_strings,
 )
-from featurestore_connectors.kafka.schema_registry import RecordError
+from featurestore_connectors.kafka.schema_registry import RecordError, fetch_schema, split_header
 
 _WRITES = {"c": "create", "r": "read", "u": "update", "d": "delete"}
 _UNSUPPORTED = {"t": "truncates the table", "m": "is a message of the database's log"}
@@ -316,12 +316,10 @@ class KeyReader:
         return {self.schema.names[0]: value}, None
 
     def _value(self, key: bytes) -> tuple[Any, bool]:
-        """Parse a key: Avro, JSON, or a plain string. Also return whether it has a schema."""
-        # A key may be Avro or JSON, independent of the value. Only Avro begins with a zero byte.
+        """Parse a key: of a registry, JSON, or a plain string. Also return whether it has a schema."""
+        # The format of a key does not depend on the value. Only a header begins with a zero byte.
         if self.registry is not None and key[:1] == b"\0":
-            value, writer_schema = read_datum(key, self.registry)
-            value = record_values.from_avro(value, writer_schema.schema, writer_schema.named_types)
-            return value, True
+            return self._registered_value(key, self.registry)
         text = key.decode()
         is_text = len(self.schema) == 1 and pa.types.is_string(self.schema.types[0])
         try:
@@ -335,6 +333,21 @@ class KeyReader:
         if is_text and not isinstance(value, str | dict):
             return text, False
         return value, False
+
+    def _registered_value(self, key: bytes, registry: str) -> tuple[Any, bool]:
+        """Read a key by the type of its schema; also return whether times and decimals are texts."""
+        number, content = split_header(key)
+        schema_type = fetch_schema(registry, number, schema_type=None).schema_type
+        if schema_type == "PROTOBUF":
+            return read_registered(key, registry), False
+        if schema_type == "JSON":
+            try:
+                return parse_json(content.decode(), exact=True), False
+            except JsonError as error:
+                raise RecordError(f"it is not JSON: {error}") from error
+        value, writer_schema = read_datum(key, registry)
+        value = record_values.from_avro(value, writer_schema.schema, writer_schema.named_types)
+        return value, True
 
 
 @dataclass(frozen=True)

@@ -100,9 +100,6 @@ EXCEPTIONS = {
     "connectors/featurestore_connectors/duckdb_delta/relations.py::RowExpressions._restore_times": (
         CLOCK
     ),
-    "connectors/featurestore_connectors/kafka/avro_values.py::_convert_column": (
-        "values that fastavro resolved to a reader's schema of these columns"
-    ),
     "connectors/featurestore_connectors/kafka/consumer.py::_RecordBuffer.add": POSITIONS,
     "connectors/featurestore_connectors/kafka/consumer.py::_RecordBuffer.table": DECLARED,
     "connectors/featurestore_connectors/kafka/decoding.py::DebeziumValues.decode": (
@@ -111,6 +108,9 @@ EXCEPTIONS = {
     "connectors/featurestore_connectors/kafka/decoding.py::RecordDecoder._build_rows": POSITIONS,
     "connectors/featurestore_connectors/kafka/decoding.py::RecordDecoder._check_columns": POSITIONS,
     "connectors/featurestore_connectors/kafka/decoding.py::_event_times": CLOCK,
+    "connectors/featurestore_connectors/kafka/record_values.py::convert_column": (
+        "values that a decoder resolved to a reader's schema of these columns"
+    ),
     "connectors/featurestore_connectors/sources/delta_table.py::DeltaSnapshot._window_filter": (
         "days of a polars column to their midnights"
     ),

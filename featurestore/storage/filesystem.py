@@ -24,7 +24,7 @@ from featurestore.storage import files
 from featurestore.storage.connections import object_store_for
 from featurestore.storage.failures import translate_write_errors
 from featurestore.storage.interface import StoredObject
-from featurestore.storage.location import supported_schemes
+from featurestore.storage.location import remove_owner, supported_schemes
 
 Guard = Callable[[], AbstractContextManager[None]]
 
@@ -106,7 +106,7 @@ class _ReadOnlyFileSystem:
         store, name = object_store_for(path)
         file = store.find(name)
         if file is None:
-            raise FileNotFoundError(f"{path!r} does not exist.")
+            raise FileNotFoundError(f"{remove_owner(path)!r} does not exist.")
         with self._lock:
             self._objects[path] = file
             while len(self._objects) > _MAX_CACHED:

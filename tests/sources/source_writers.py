@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,23 @@ def csv_folder(rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
     return open_source("file", str(directory / "lake"), format="csv"), SourceQuery()
 
 
+def huggingface_folder(rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
+    folder = directory / "orders"
+    folder.mkdir()
+    # Later files may have a dictionary of their own.
+    customers = rows["customer"].dictionary_encode()
+    rows = rows.set_column(1, "customer", customers)
+    for name, part in {"data-0.arrow": rows.slice(0, 40), "data-1.arrow": rows.slice(40)}.items():
+        with pa.ipc.new_stream(folder / name, rows.schema) as writer:
+            writer.write_table(part.unify_dictionaries(), max_chunksize=30)
+    with pa.ipc.new_stream(folder / "cache-5.arrow", rows.schema) as writer:
+        writer.write_table(rows)
+    names = [{"filename": "data-0.arrow"}, {"filename": "data-1.arrow"}]
+    (folder / "state.json").write_text(json.dumps({"_data_files": names}))
+    (folder / "dataset_info.json").write_text(json.dumps({"features": None}))
+    return open_source("file", str(directory)), SourceQuery(path="orders")
+
+
 def json_lines(rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
     with duckdb.connect() as database:
         database.register("given", rows)
@@ -95,23 +114,31 @@ def iceberg_table(directory: Path, schema: pa.Schema, *, name: str = "sales.orde
     return catalog.create_table(name, schema=inputs)
 
 
-def iceberg_append(table: Any, rows: pa.Table, path: Path) -> None:
-    """Append rows as one file, whose columns have the ids of the table's."""
+def iceberg_append(
+    table: Any,
+    rows: pa.Table,
+    path: Path,
+    *,
+    partition: Sequence[object] = (),
+    has_ids: bool = True,
+) -> None:
+    """Append rows as one file, whose columns have the ids of the table's, or only their names."""
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
     from pyiceberg.typedef import Record
 
     ids = {field.name: field.field_id for field in table.schema().fields}
-    listed = ", ".join(f"'{name}': {ids[name]}" for name in rows.schema.names)
+    listed = ", ".join(f"'{name}': {ids[name]}" for name in rows.schema.names if has_ids)
+    field_ids = f", field_ids {{{listed}}}" if listed else ""
     path.parent.mkdir(parents=True, exist_ok=True)
     with duckdb.connect() as database:
         database.execute("set timezone = 'UTC'")
         database.register("given", rows)
-        database.execute(f"copy given to '{path}' (format parquet, field_ids {{{listed}}})")
+        database.execute(f"copy given to '{path}' (format parquet{field_ids})")
     file = DataFile.from_args(
         content=DataFileContent.DATA,
         file_path=f"file://{path}",
         file_format=FileFormat.PARQUET,
-        partition=Record(),
+        partition=Record(*partition),
         record_count=rows.num_rows,
         file_size_in_bytes=path.stat().st_size,
         column_sizes={},
@@ -121,6 +148,7 @@ def iceberg_append(table: Any, rows: pa.Table, path: Path) -> None:
         lower_bounds={},
         upper_bounds={},
     )
+    file.spec_id = table.spec().spec_id
     with table.transaction() as changes, changes.update_snapshot().fast_append() as appended:
         appended.append_data_file(file)
 
@@ -183,6 +211,7 @@ SOURCE_WRITERS: dict[str, Any] = {
     "parquet": parquet_folder,
     "csv": csv_folder,
     "json lines": json_lines,
+    "hugging face": huggingface_folder,
     "delta": delta,
     "iceberg": iceberg,
 }

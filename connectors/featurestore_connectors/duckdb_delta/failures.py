@@ -1,8 +1,5 @@
 """DuckDB query failures: translated errors, exceptions of Python code inside queries, and Ctrl-C.
 
-DuckDB propagates only the message of a Python exception. The exception object is therefore stored
-here under a number, with which the message begins.
-
 Python runs signal handlers between bytecodes of the main thread, which is inside DuckDB during a
 query, and DuckDB does not check for signals while it waits for a long task or for rows of another
 connection. However, the C-level handler immediately writes a byte to a socket
@@ -14,7 +11,6 @@ running when it arrives: unread bytes are discarded when the last query ends.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import selectors
@@ -34,16 +30,13 @@ from featurestore.errors import (
     QueryEnded,
     ThreadsUnavailable,
 )
+from featurestore.model.callback_errors import capture_errors, recall_error
 from featurestore.model.runtime import call_after_fork, check_time, seconds_left
 from featurestore.model.threads import start_thread
 from featurestore_connectors.duckdb_delta.messages import translate_error
 
 _WAKEUP_BYTES = 64
 _INTERRUPT_SECONDS = 0.1
-# Process-wide, since a query may run in a thread of DuckDB.
-_RAISED_ERRORS: dict[int, BaseException] = {}
-_NUMBERS = itertools.count(1)
-_MARK = re.compile(r"\[raised in Python #(\d+)\]")
 # Messages of a Ctrl-C that is detected by DuckDB or raised in Python code inside a query.
 _INTERRUPTED = re.compile(r"Query interrupted|INTERRUPT Error|(?:^|\n|failed: )KeyboardInterrupt\b")
 
@@ -54,25 +47,11 @@ def capture_stream_errors(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Reco
         yield from batches
 
 
-@contextmanager
-def capture_errors() -> Iterator[None]:
-    """Store an exception of Python code inside a query, and add its number to the message."""
-    try:
-        yield
-    except (Exception, KeyboardInterrupt) as error:
-        # KeyboardInterrupt is not an Exception, but DuckDB would also reduce it to a message.
-        # ``translate_errors`` raises the original exception in the caller of the query.
-        number = next(_NUMBERS)
-        _RAISED_ERRORS[number] = error
-        # DuckDB truncates a message at a null byte, so the number comes first.
-        raise RuntimeError(f"[raised in Python #{number}] {error}") from error
-
-
 def recall_exception(message: str) -> BaseException | None:
     """Return the stored exception or the interrupt that a message refers to."""
-    mark = _MARK.search(message)
-    if mark is not None:
-        return _RAISED_ERRORS.pop(int(mark[1]), None)
+    raised = recall_error(message)
+    if raised is not None:
+        return raised
     if not _INTERRUPTED.search(message):
         return None
     try:

@@ -6,7 +6,6 @@ Types are checked, streams are cast to feature types, and errors are converted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -20,9 +19,11 @@ from featurestore.errors import (
     SourceError,
     SourceTableNotFound,
     SourceUnavailable,
+    StorageError,
     did_you_mean,
     listing,
 )
+from featurestore.model.callback_errors import capture_errors, recall_error
 from featurestore.model.source import SourceTable
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore.storage.filesystem import file_systems
@@ -133,7 +134,7 @@ def connect(config: SourceConfig, path: str = ":memory:") -> duckdb.DuckDBPyConn
 
 def read_remote_files(connection: duckdb.DuckDBPyConnection) -> None:
     """Let a connection read files of URIs through the storages of this package."""
-    for system in file_systems(nullcontext):
+    for system in file_systems(capture_errors):
         if not connection.filesystem_is_registered(system.protocol):
             connection.register_filesystem(system)
 
@@ -219,18 +220,23 @@ def _batches(
     cursor = connection.cursor()
     try:
         yield from cursor.sql(text).to_arrow_reader(batch_rows)
-    except duckdb.Error as error:
+    except (duckdb.Error, OSError, pa.ArrowException) as error:
         raise convert_error(config, error) from error
-    except (OSError, pa.ArrowException) as error:
-        raise SourceError(f"Source {config.name!r}: {to_single_line(str(error), None)}") from error
     finally:
         cursor.close()
     if on_finished is not None:
         on_finished()
 
 
-def convert_error(config: SourceConfig, error: duckdb.Error) -> Exception:
-    """Return the feature store error for a DuckDB error."""
+def convert_error(
+    config: SourceConfig, error: duckdb.Error | OSError | pa.ArrowException
+) -> Exception:
+    """Return the feature store error for an error of DuckDB, or of Arrow that reads its rows."""
+    raised = recall_error(str(error))
+    if isinstance(raised, StorageError):
+        return locations.unreachable_error(config, raised)
+    if isinstance(raised, FileNotFoundError):
+        return missing_file_error(config, str(raised))
     # Internal errors of DuckDB end with a stack trace.
     text = str(error).split("Stack Trace")[0]
     message = f"Source {config.name!r}: {to_single_line(text, None)[:_SHOWN]}"
@@ -239,6 +245,14 @@ def convert_error(config: SourceConfig, error: duckdb.Error) -> Exception:
     if isinstance(error, duckdb.ParserException | duckdb.BinderException):
         return InvalidSql(message, hint="use the SQL dialect of DuckDB")
     return SourceError(message)
+
+
+def missing_file_error(config: SourceConfig, reason: str) -> SourceError:
+    """Return the error for a file of a table that does not exist."""
+    return SourceError(
+        f"Source {config.name!r}: a file of the table no longer exists: {reason}",
+        hint="the snapshot may have expired during the read",
+    )
 
 
 if TYPE_CHECKING:

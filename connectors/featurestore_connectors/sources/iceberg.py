@@ -44,8 +44,17 @@ from featurestore_connectors.sources.typed_columns import schema_of, select_colu
 _OPTIONS = ("catalog", "warehouse", locations.FOLDER)
 _SINGLE_TABLE = "."
 _SHOWN = 200
-# Exceptions that pyiceberg raises for JSON documents that are not table metadata.
-_METADATA_ERRORS = (AttributeError, LookupError, TypeError, ValueError)
+# Exceptions that pyiceberg raises for JSON documents that are not table metadata, and for damaged
+# manifests.
+_METADATA_ERRORS = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    SystemError,
+    TypeError,
+    ValueError,
+)
 _PYDANTIC_TEXT = re.compile(
     r"\d+ validation errors? for \w+|\[type=.*?\](?= |$)|For further information visit \S+"
 )
@@ -312,15 +321,12 @@ def _nested_tables(catalog: Any, namespace: tuple[str, ...]) -> Iterator[str]:
 def translate_errors(config: SourceConfig, secret: str | None) -> Iterator[None]:
     """Convert pyiceberg exceptions to feature store errors."""
     try:
-        yield
+        with locations.storage_errors(config):
+            yield
     except (FeatureStoreError, ImportError):
         raise
     except FileNotFoundError as error:
-        raise SourceError(
-            f"Source {config.name!r}: a file of the table no longer exists: "
-            f"{to_single_line(str(error), secret)}",
-            hint="the snapshot may have expired during the read",
-        ) from None
+        raise duckdb_rows.missing_file_error(config, to_single_line(str(error), secret)) from None
     except Exception as error:  # pyiceberg's errors have no class of their own
         if isinstance(error, _METADATA_ERRORS) or "validation error" in str(error):
             # pydantic adds boilerplate to its messages.
@@ -331,9 +337,11 @@ def translate_errors(config: SourceConfig, secret: str | None) -> Iterator[None]
                 hint="pass the metadata file of a table: "
                 "iceberg+/path/to/table/metadata/....metadata.json",
             ) from None
+        # The text of an error of SQLAlchemy contains the statement.
+        reason = str(getattr(error, "orig", None) or error)
         # Not chained: the message of the cause may contain the secret.
         raise SourceUnavailable(
-            f"Source {config.name!r} cannot be read: {to_single_line(str(error), secret)}",
+            f"Source {config.name!r} cannot be read: {to_single_line(reason, secret)}",
             hint="check the URI, the name of the catalog (options={'catalog': ...}) and the secret",
         ) from None
 

@@ -23,7 +23,7 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io import FileIO, InputFile, OutputFile
 from pyiceberg.serializers import FromInputFile
-from pyiceberg.table import StaticTable
+from pyiceberg.table import StaticTable, Table
 from requests import Session
 
 from featurestore.storage import files
@@ -134,7 +134,20 @@ class _OwnFiles:
 
 
 class _SqlCatalog(_OwnFiles, SqlCatalog):
-    pass
+    """A catalog in a database, which is read by anyone who can write to the database."""
+
+    def _convert_orm_to_iceberg(self, orm_table: Any) -> Table:
+        # pyiceberg would read any metadata file of this machine, and buckets with its credentials.
+        location = str(orm_table.metadata_location)
+        table_files = self._load_file_io(self.properties, location)
+        metadata = FromInputFile.table_metadata(table_files.new_input(location))
+        return Table(
+            identifier=(*orm_table.table_namespace.split("."), orm_table.table_name),
+            metadata=metadata,
+            metadata_location=location,
+            io=self._load_file_io(metadata.properties, location),
+            catalog=self,
+        )
 
 
 class _RestCatalog(_OwnFiles, RestCatalog):

@@ -1,12 +1,11 @@
 """DuckDB SQL for the files of an Iceberg snapshot: columns by field id, without deleted rows.
 
-Columns that were renamed, added or widened after a file was written are resolved by field id
-(https://iceberg.apache.org/spec/#column-projection).
+Columns that were renamed, added or widened after a file was written are resolved by field id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -14,26 +13,12 @@ import duckdb
 from featurestore.errors import SourceError, UnsupportedType
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceConfig, SourceQuery
-from featurestore_connectors.sources import duckdb_rows, sqltext
-from featurestore_connectors.sources.drivers import to_single_line
+from featurestore_connectors.sources import duckdb_rows, iceberg_columns, sqltext
+from featurestore_connectors.sources.iceberg_columns import FileGroup, column_name, duckdb_type
 
 if TYPE_CHECKING:
     from featurestore_connectors.sources.iceberg_catalogs import TableFiles
 
-_TYPES = {
-    "boolean": "BOOLEAN",
-    "int": "INTEGER",
-    "long": "BIGINT",
-    "float": "FLOAT",
-    "double": "DOUBLE",
-    "date": "DATE",
-    "time": "TIME",
-    "timestamp": "TIMESTAMP",
-    "timestamptz": "TIMESTAMPTZ",
-    "string": "VARCHAR",
-    "uuid": "UUID",
-    "binary": "BLOB",
-}
 _NUMBER, _FILE = "file_row_number", "filename"
 
 
@@ -49,6 +34,7 @@ def rows(
 
     Raises:
         UnsupportedType: A requested column has an unsupported type.
+        InvalidSourceFile: A file lacks a requested column, and nothing else has its values.
         SourceError: The files need a newer reader.
     """
     fields = _readable_fields(schema, query)
@@ -57,57 +43,118 @@ def rows(
     scan = table.scan(snapshot_id=snapshot.snapshot_id)
     if query.window is not None:
         scan = scan.filter(_window_filter(schema, query.window))
-    paths, deletes = [], set()
-    for task in _plan_files(config, scan):
-        paths.append(table.io.locate(task.file.file_path))
-        # Data files share delete files, so the paths are a set.
-        for delete in task.delete_files:
-            deletes.add(_delete_path(config, table.io, delete))
-    if not paths:
+    partitions, deletes = _plan_paths(config, table, scan)
+    if not partitions:
         return _empty_rows(fields)
-    if any("://" in path for path in (*paths, *deletes)):
+    if any("://" in path for path in (*partitions, *deletes)):
         duckdb_rows.read_remote_files(connection)
-    _check_ids(config, connection, [*paths])
-    columns = ", ".join(sqltext.quote(field.name) for field in fields)
-    source = f"{_scan_parquet(paths)}, schema = {_schema_map(fields)}"
-    if not deletes:
-        return f"(SELECT {columns} FROM read_parquet({source})) AS rows"
-    source += f", {_FILE} = true, {_NUMBER} = true"
-    deleted_rows = (
-        "SELECT 1 FROM deleted WHERE deleted.pos = rows.file_row_number AND deleted.file = "
-        "rows.filename"
+    groups = iceberg_columns.group_files(config, connection, partitions, table.name_mapping())
+    for field in fields:
+        if _is_requested(field, query):
+            for group in groups:
+                group.check_values(config, field)
+    selects = " UNION ALL ".join(
+        _select_files(group, fields, has_deletes=bool(deletes)) for group in groups
     )
+    if not deletes:
+        return f"({selects}) AS rows"
     return (
         # Delete files contain locations such as file:///path, but the file names of DuckDB are
         # paths.
         f"(WITH deleted AS (SELECT {table.io.sql_path('file_path')} AS file, pos "
-        f"FROM read_parquet({_scan_parquet(sorted(deletes))})) "
-        f"SELECT {columns} FROM read_parquet({source}) AS rows WHERE NOT EXISTS ({deleted_rows})) AS rows"
+        f"FROM read_parquet({sqltext.file_list(sorted(deletes))})) {selects}) AS rows"
     )
 
 
-def _plan_files(config: SourceConfig, scan: Any) -> list[Any]:
-    """Return the file scan tasks of a scan, with their delete files."""
+def _select_files(group: FileGroup, fields: Sequence[Any], *, has_deletes: bool) -> str:
+    """Return a SELECT of the fields from the files of a group."""
+    columns = ", ".join(f"{group.column(field)} AS {sqltext.quote(field.name)}" for field in fields)
+    text = (
+        f"SELECT {columns} FROM read_parquet({sqltext.file_list(list(group.partitions))}, "
+        f"schema = {_schema_map(group, fields)}, {_FILE} = true, {_NUMBER} = true) AS rows"
+    )
+    partitioned = [field for field in fields if group.has_partition_values(field)]
+    if partitioned:
+        text += f" JOIN {_constants(group, partitioned)} ON constants.file = rows.{_FILE}"
+    if has_deletes:
+        text += (
+            f" WHERE NOT EXISTS (SELECT 1 FROM deleted WHERE deleted.pos = rows.{_NUMBER} AND "
+            f"deleted.file = rows.{_FILE})"
+        )
+    return text
+
+
+def _schema_map(group: FileGroup, fields: Sequence[Any]) -> str:
+    """Return the ``schema`` of ``read_parquet`` for the columns that files have."""
+    entries = []
+    for field in fields:
+        if field.field_id in group.keys:
+            key = group.keys[field.field_id]
+            entries.append(
+                f"{key if isinstance(key, int) else sqltext.text(key)}: {{name: "
+                f"'{column_name(field)}', type: '{duckdb_type(field.field_type)}', "
+                "default_value: NULL}"
+            )
+    # DuckDB requires an entry. No field has the id -1.
+    no_column = "-1: {name: 'none', type: 'BOOLEAN', default_value: NULL}"
+    return f"MAP {{{', '.join(entries or [no_column])}}}"
+
+
+def _constants(group: FileGroup, fields: Sequence[Any]) -> str:
+    """Return the table ``constants`` with the partition values of each file."""
+    rows = []
+    for path, values in group.partitions.items():
+        literals = [iceberg_columns.literal(values[field.field_id], field) for field in fields]
+        rows.append(f"({', '.join([sqltext.text(path), *literals])})")
+    names = ", ".join(["file", *map(column_name, fields)])
+    return f"(VALUES {', '.join(rows)}) AS constants({names})"
+
+
+def _identity_values(table: Any, data_file: Any) -> Mapping[int, Any]:
+    """Return the values of a file's identity partitions by the id of their column."""
+    from pyiceberg.transforms import IdentityTransform
+
+    fields = table.specs()[data_file.spec_id].fields
+    return {
+        field.source_id: data_file.partition[position]
+        for position, field in enumerate(fields)
+        if isinstance(field.transform, IdentityTransform)
+    }
+
+
+def _is_requested(field: Any, query: SourceQuery) -> bool:
+    is_window = query.window is not None and query.window.column == field.name
+    return query.columns is None or field.name in query.columns or is_window
+
+
+def _plan_paths(
+    config: SourceConfig, table: Any, scan: Any
+) -> tuple[dict[str, Mapping[int, Any]], set[str]]:
+    """Return the paths of a scan's data files with their partition values, and of delete files."""
     try:
-        return list(scan.plan_files())
+        tasks = list(scan.plan_files())
     except (ValueError, NotImplementedError) as error:
-        # pyiceberg raises these errors for equality deletes.
+        if "equality delete" not in str(error):
+            raise
         raise SourceError(
             f"Source {config.name!r}: the table has equality deletes, which are not supported.",
             hint="rewrite the data files of the table, or read it with the engine that wrote it",
         ) from error
+    partitions, deletes = {}, set()
+    for task in tasks:
+        partitions[_locate(config, table.io, task.file)] = _identity_values(table, task.file)
+        # Data files share delete files.
+        deletes.update(_locate(config, table.io, delete) for delete in task.delete_files)
+    return partitions, deletes
 
 
 def _readable_fields(schema: Any, query: SourceQuery) -> list[Any]:
     """Return the readable fields; raise UnsupportedType if other fields are requested."""
-    names = query.columns
     readable, unsupported = [], []
     for field in schema.fields:
-        # Files that are older than a column with an initial default do not contain its values.
-        has_default = getattr(field, "initial_default", None) is not None
-        if _duckdb_type(field.field_type) is not None and not has_default:
+        if duckdb_type(field.field_type) is not None:
             readable.append(field)
-        elif names is None or field.name in names:
+        elif query.columns is None or field.name in query.columns:
             unsupported.append(f"{field.name!r} ({field.field_type})")
     if unsupported:
         raise UnsupportedType(
@@ -117,33 +164,9 @@ def _readable_fields(schema: Any, query: SourceQuery) -> list[Any]:
     return readable
 
 
-def _duckdb_type(kind: Any) -> str | None:
-    """Return the DuckDB type of an Iceberg type, or None if it is not supported."""
-    text = str(kind)
-    if text.startswith("decimal("):
-        return text.upper()
-    if text.startswith("fixed["):
-        return "BLOB"
-    if text.startswith("list<"):
-        element = _duckdb_type(kind.element_type)
-        if element is not None and not element.endswith("]"):
-            return f"{element}[]"
-        return None
-    return _TYPES.get(text)
-
-
-def _schema_map(fields: Sequence[Any]) -> str:
-    entries = []
-    for field in fields:
-        name, kind = sqltext.text(field.name), sqltext.text(str(_duckdb_type(field.field_type)))
-        # Files written before a column was added have nulls in it.
-        entries.append(f"{field.field_id}: {{name: {name}, type: {kind}, default_value: NULL}}")
-    return f"MAP {{{', '.join(entries)}}}"
-
-
 def _empty_rows(fields: Sequence[Any]) -> str:
     columns = [
-        f"NULL::{_duckdb_type(field.field_type)} AS {sqltext.quote(field.name)}" for field in fields
+        f"NULL::{duckdb_type(field.field_type)} AS {sqltext.quote(field.name)}" for field in fields
     ]
     return f"(SELECT {', '.join(columns)} WHERE false) AS rows"
 
@@ -167,47 +190,12 @@ def _window_filter(schema: Any, window: TimeRange) -> Any:
     return terms.And(after, terms.LessThanOrEqual(window.column, end))
 
 
-def _delete_path(config: SourceConfig, table_files: TableFiles, delete: Any) -> str:
-    """Return the path of a delete file; refuse formats other than Parquet."""
-    if str(delete.file_format).upper().endswith("PARQUET"):
-        return table_files.locate(delete.file_path)
+def _locate(config: SourceConfig, table_files: TableFiles, file: Any) -> str:
+    """Return the path of a data file or delete file; refuse formats other than Parquet."""
+    if str(file.file_format).upper().endswith("PARQUET"):
+        return table_files.locate(file.file_path)
     raise SourceError(
-        f"Source {config.name!r}: the table has delete files of format {delete.file_format}, "
-        "which is not supported.",
+        f"Source {config.name!r}: the table has files of format {file.file_format}, which is not "
+        "supported.",
         hint="rewrite the data files of the table, or read it with the engine that wrote it",
     )
-
-
-def _check_ids(
-    config: SourceConfig, connection: duckdb.DuckDBPyConnection, paths: list[str]
-) -> None:
-    """Refuse files without field ids: their columns would have to be resolved by name."""
-    text = (
-        f"SELECT file_name FROM parquet_schema({_scan_parquet(paths)}) "
-        "GROUP BY file_name HAVING count(field_id) = 0 LIMIT 1"
-    )
-    try:
-        files_without_ids = connection.cursor().execute(text).fetchall()
-    except duckdb.Error as error:
-        if not isinstance(error, duckdb.IOException) and "does not exist" not in str(error):
-            raise duckdb_rows.convert_error(config, error) from error
-        raise SourceError(
-            f"Source {config.name!r}: a file of the table no longer exists: "
-            f"{to_single_line(str(error), None)}",
-            hint="the snapshot may have expired during the read",
-        ) from error
-    if files_without_ids:
-        raise SourceError(
-            f"Source {config.name!r}: {files_without_ids[0][0]} has no Iceberg field ids: it was not "
-            "written for this table, but added to it.",
-            hint="rewrite the data files of the table",
-        )
-
-
-def _scan_parquet(paths: Sequence[str]) -> str:
-    literals = []
-    for path in paths:
-        # DuckDB treats *, ? and [ in paths as wildcards.
-        escaped = path.replace("[", "[[]").replace("*", "[*]").replace("?", "[?]")
-        literals.append(sqltext.text(escaped))
-    return f"[{', '.join(literals)}]"

@@ -280,10 +280,15 @@ def storage_errors(config: SourceConfig) -> Iterator[None]:
     try:
         yield
     except StorageError as error:
-        raise SourceUnavailable(
-            f"Source {config.name!r} cannot be reached, or rejects the user: {error.message}",
-            hint=error.hint,
-        ) from error
+        raise unreachable_error(config, error) from error
+
+
+def unreachable_error(config: SourceConfig, error: StorageError) -> SourceUnavailable:
+    """Return the error of a source whose storage fails."""
+    return SourceUnavailable(
+        f"Source {config.name!r} cannot be reached, or rejects the user: {error.message}",
+        hint=error.hint,
+    )
 
 
 def resolve_inside(root: str, path: str) -> str | None:

@@ -28,6 +28,18 @@ def text(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
+def file_list(paths: Sequence[str]) -> str:
+    """Return a list of files for ``read_parquet`` of DuckDB, which reads *, ? and [ as wildcards.
+
+    >>> file_list(["/lake/a[1].parquet"])
+    "['/lake/a[[]1].parquet']"
+    """
+    literals = [
+        text(path.replace("[", "[[]").replace("*", "[*]").replace("?", "[?]")) for path in paths
+    ]
+    return f"[{', '.join(literals)}]"
+
+
 def table_name(name: str, table_names: Sequence[str] = ()) -> str:
     """Return a quoted table name, optionally with a schema: ``orders``, or ``sales.orders``.
 

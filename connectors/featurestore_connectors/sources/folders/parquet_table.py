@@ -312,9 +312,7 @@ def _is_null(column: SourceColumn) -> bool:
 
 
 def _scan_expression(file: FolderFile) -> str:
-    # Escape *, ? and [, which DuckDB treats as wildcards in paths.
-    escaped = file.path.replace("[", "[[]").replace("*", "[*]").replace("?", "[?]")
-    return f"read_parquet([{sqltext.text(escaped)}], hive_partitioning = false)"
+    return f"read_parquet({sqltext.file_list([file.path])}, hive_partitioning = false)"
 
 
 def _common_type(first: pa.DataType | None, second: pa.DataType | None) -> pa.DataType | None:

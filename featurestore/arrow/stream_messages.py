@@ -58,19 +58,26 @@ def stream_batches(read: ReadBytes, *, size: int) -> Iterator[StreamBatch]:
     [2]
     """
     for number, (offset, length, message) in enumerate(_messages(read, size)):
-        message_type, header = message.byte(1), message.table(2)
-        if header is None or (number == 0) != (message_type == _SCHEMA):
-            raise ValueError("it does not begin with one schema")
-        if message_type == _RECORD_BATCH:
-            rows = header.integer(0)
-            if rows < 0:
-                raise ValueError(f"the record batch at byte {offset} has {rows} rows")
-            yield StreamBatch(offset, length, rows, header.table(3) is not None)
-        elif message_type == _DICTIONARY:
-            values = header.table(1)
-            # Compressed values may be much larger than the file.
-            if values is None or values.table(3) is not None:
-                raise ValueError(f"the dictionary at byte {offset} is compressed")
+        try:
+            message_type, header = message.byte(1), message.table(2)
+            if header is None or (number == 0) != (message_type == _SCHEMA):
+                raise ValueError("it does not begin with one schema")
+            if message_type == _RECORD_BATCH:
+                yield _record_batch(offset, length, header)
+            elif message_type == _DICTIONARY:
+                values = header.table(1)
+                # Compressed values may be much larger than the file.
+                if values is None or values.table(3) is not None:
+                    raise ValueError(f"the dictionary at byte {offset} is compressed")
+        except struct.error as error:
+            raise ValueError(f"the message at byte {offset} is damaged: {error}") from error
+
+
+def _record_batch(offset: int, length: int, header: FlatTable) -> StreamBatch:
+    rows = header.integer(0)
+    if rows < 0:
+        raise ValueError(f"the record batch at byte {offset} has {rows} rows")
+    return StreamBatch(offset, length, rows, header.table(3) is not None)
 
 
 def _messages(read: ReadBytes, size: int) -> Iterator[tuple[int, int, FlatTable]]:

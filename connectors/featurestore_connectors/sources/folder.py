@@ -38,6 +38,7 @@ from featurestore.plugins.source import (
 from featurestore.storage import files, storage_for
 from featurestore.storage.location import remove_owner
 from featurestore_connectors.sources import duckdb_rows, locations
+from featurestore_connectors.sources.folders.arrow_table import ArrowTable
 from featurestore_connectors.sources.folders.compression import COMPRESSIONS
 from featurestore_connectors.sources.folders.csv_table import CsvTable
 from featurestore_connectors.sources.folders.json_table import JsonTable
@@ -58,6 +59,7 @@ from featurestore_connectors.sources.folders.options import (
     parse_options,
 )
 from featurestore_connectors.sources.folders.parquet_table import ParquetTable
+from featurestore_connectors.sources.folders.saved_dataset import without_metadata
 from featurestore_connectors.sources.folders.tables import (
     BadRows,
     FolderTable,
@@ -125,7 +127,7 @@ class FolderSnapshot:
     @property
     def unread(self) -> Sequence[str]:
         formats = self._formats()
-        paths = [path for path in self._listing.statuses if path not in formats]
+        paths = [path for path in without_metadata(self._listing.statuses) if path not in formats]
         paths += filter(is_known, self._listing.hidden)
         return [relative_path(self._root, path) for path in paths]
 
@@ -206,17 +208,19 @@ class FolderSnapshot:
         """Return the columns that a query needs, after checking that they are readable."""
         decided = self._open_table(query)
         all_names = [column.name for column in decided.schema.columns]
-        if isinstance(decided.table, ParquetTable):
-            self._refuse_unreadable(decided.table, query)
+        self._refuse_unreadable(decided, query)
         names = list(query.columns) if query.columns is not None else all_names
         if query.window is not None:
             # The window column may not be among the requested columns.
             find_columns(decided.schema, [query.window.column], table=decided.table.table)
         return find_columns(decided.schema, names, table=decided.table.table)
 
-    def _refuse_unreadable(self, table: ParquetTable, query: SourceQuery) -> None:
-        """Refuse requested Parquet columns that cannot be read without loss."""
-        columns = table.source_columns()
+    def _refuse_unreadable(self, decided: _TableWithSchema, query: SourceQuery) -> None:
+        """Refuse requested columns that cannot be read without loss."""
+        if isinstance(decided.table, ParquetTable):
+            columns = decided.table.source_columns()
+        else:
+            columns = [column.to_source_column() for column in decided.schema.columns]
         needed = [column.name for column in columns]
         if query.columns is not None:
             needed = list(query.columns)
@@ -227,7 +231,7 @@ class FolderSnapshot:
         readable_names = [column.name for column in columns if column.kind is not None]
         hint = "no column of the files can be read"
         if readable_names:
-            hint = f"{table.table.call(columns=readable_names)} leaves them out"
+            hint = f"{decided.table.table.call(columns=readable_names)} leaves them out"
         raise UnsupportedType(
             f"Source {self._config.name!r}: these columns cannot be read without loss: {shown}.",
             hint=hint,
@@ -281,6 +285,8 @@ class FolderSnapshot:
             return folder_files, ParquetTable(
                 folder_files, table, options, config=self._config, connection=self._connection
             )
+        if folder_files.format == "arrow":
+            return folder_files, ArrowTable(folder_files, table, options)
         return folder_files, JsonTable(folder_files, table, options)
 
     def _select_files(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import posixpath
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import IO
+from dataclasses import dataclass, field
+from typing import IO, Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -17,8 +17,11 @@ from featurestore.storage.interface import FileStatus
 from featurestore.storage.location import remove_owner
 from featurestore_connectors.sources.folders.compression import COMPRESSIONS, decompress
 from featurestore_connectors.sources.folders.options import ENDINGS, FolderOptions, TableName
+from featurestore_connectors.sources.folders.saved_dataset import find_dataset, without_metadata
 from featurestore_connectors.sources.locations import FileListing
 
+# Files of these formats may also lie beside the files of a table.
+_SECONDARY = ("arrow", "webdataset")
 # Hive and Spark write null partition values as this folder name.
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
@@ -89,6 +92,13 @@ class FolderFiles:
         return {file.path: file.status for file in self.files}
 
 
+@dataclass(frozen=True)
+class DatasetFiles(FolderFiles):
+    """The files of a saved dataset, with the Hugging Face type of each column."""
+
+    features: Mapping[str, Any] = field(default_factory=dict)
+
+
 def formats_by_path(paths: Sequence[str], required: str | None) -> dict[str, str]:
     """Return the formats of the files that can be read; other files are omitted.
 
@@ -100,7 +110,11 @@ def formats_by_path(paths: Sequence[str], required: str | None) -> dict[str, str
     """
     formats = {path: _format_of(path, required) for path in paths}
     by_extension = {path: name for path, name in formats.items() if name is not None}
-    if by_extension or required is None:
+    if required is None:
+        by_extension = {path: by_extension[path] for path in without_metadata(by_extension)}
+        tables = {path: name for path, name in by_extension.items() if name not in _SECONDARY}
+        return tables or by_extension
+    if by_extension:
         return by_extension
     # A single file has the required format in any case.
     others = [path for path in paths if len(paths) == 1 or not is_known(path)]
@@ -123,6 +137,11 @@ def split_by_format(
             keys.
     """
     statuses = file_listing.statuses
+    if options.format in (None, "arrow"):
+        dataset = find_dataset(statuses, files_root, table)
+        if dataset is not None:
+            dataset_files = [_folder_file(path, statuses[path], root) for path in dataset.paths]
+            return DatasetFiles(files_root, "arrow", tuple(dataset_files), (), dataset.features)
     formats = formats_by_path(list(statuses), options.format)
     names = sorted(set(formats.values()))
     if not names:
@@ -180,7 +199,7 @@ def _format_of(path: str, required: str | None) -> str | None:
     ending, compression = split_extensions(path)
     formats = [name for name, endings in ENDINGS.items() if ending in endings]
     # A compressed Parquet file has no random access, and its pages are compressed already.
-    if compression is not None and "parquet" in formats:
+    if compression is not None and not {"arrow", "parquet"}.isdisjoint(formats):
         return None
     if required is None:
         return formats[0] if formats else None

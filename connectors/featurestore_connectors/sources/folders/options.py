@@ -34,6 +34,7 @@ ENDINGS: Mapping[str, Sequence[str]] = {
     "csv": (".csv", ".tsv"),
     "jsonl": (".jsonl", ".ndjson", ".json"),
     "json": (".json",),
+    "arrow": (".arrow",),
 }
 # Options to suggest for files whose extensions do not determine the format.
 SIMILAR_ENDINGS: Mapping[str, Mapping[str, str]] = {

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 
 from featurestore.arrow.schemas import type_from_json, type_to_json
 from featurestore.arrow.text_values import TextRules, arrow_type, is_typed_value, parse_texts
@@ -29,6 +30,7 @@ from featurestore_connectors.sources.folders.compression import ArchiveError
 from featurestore_connectors.sources.folders.listing import FolderFile, FolderFiles
 from featurestore_connectors.sources.folders.options import FolderOptions, TableName
 from featurestore_connectors.sources.folders.scan import TextScan
+from featurestore_connectors.sources.typed_columns import SourceColumn
 
 _MAX_STORED = 10_000
 _SHOWN = 120
@@ -40,7 +42,8 @@ class Column:
 
     ``meaning`` is the type name in ``text_values`` if the type was inferred from strings.
     ``is_declared`` is true if ``dtypes`` declares the type; such a column may be missing from a
-    file and is then null.
+    file and is then null. A column that cannot be read has the type null, and its own type as
+    ``meaning``.
     """
 
     name: str
@@ -48,6 +51,11 @@ class Column:
     meaning: str = ""
     is_declared: bool = False
     is_partition: bool = False
+
+    def to_source_column(self) -> SourceColumn:
+        """Return the column without a type if it cannot be read."""
+        kind = None if pat.is_null(self.kind) else self.kind
+        return SourceColumn(self.name, self.name, kind, self.meaning)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import lzma
 import zipfile
 import zlib
-from io import RawIOBase
+from io import BufferedReader, RawIOBase
 from typing import IO, Any
 
 import pyarrow as pa
@@ -34,10 +34,10 @@ def decompress(file: pa.NativeFile, compression: str) -> pa.NativeFile:
             are errors of the stream.
         ArchiveError: A zip archive cannot be read as one file.
     """
-    if compression == "xz":
-        return pa.PythonFile(_XzStream(file), mode="r")
-    if compression == "zip":
-        return pa.PythonFile(_ZipStream(file), mode="r")
+    if compression in ("xz", "zip"):
+        stream = _XzStream(file) if compression == "xz" else _ZipStream(file)
+        # The streams return fewer bytes than requested, which Arrow takes for the end of a block.
+        return pa.PythonFile(BufferedReader(stream, _CHUNK_BYTES), mode="r")
     return pa.CompressedInputStream(file, compression)
 
 

@@ -249,20 +249,19 @@ def _numbered_lines(file: FolderFile, table: TableName) -> Iterator[tuple[int, b
     """Yield the lines of a file with their numbers, from 1."""
     number = 0
     with file.open() as stream:
-        chunk: bytes = stream.read(_CHUNK_BYTES)
-        remainder = chunk.removeprefix(_BOM)
+        remainder = chunk = stream.read(_CHUNK_BYTES)
         while chunk:
             *lines, remainder = remainder.split(b"\n")
             for line in lines:
                 number += 1
-                yield number, line
+                yield number, line.removeprefix(_BOM) if number == 1 else line
             if len(remainder) > _LONGEST_RECORD:
                 raise table.invalid_file_error(
                     f"{file.name} line {number + 1} has more than {_LONGEST_RECORD} bytes."
                 )
             chunk = stream.read(_CHUNK_BYTES)
             remainder += chunk
-        yield number + 1, remainder
+        yield number + 1, remainder if number else remainder.removeprefix(_BOM)
 
 
 def parse_document(file: FolderFile, table: TableName, *, exact: bool) -> Iterator[JsonObjects]:

@@ -16,6 +16,7 @@ from itertools import chain
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.types as pat
 
 from featurestore.errors import UnsupportedTable, listing
 
@@ -91,10 +92,10 @@ def _parse_type(definition: Any, column: str) -> pa.DataType:
     if isinstance(definition, str):
         if definition in _PRIMITIVES:
             return _PRIMITIVES[definition]
-        decimal = _DECIMAL.fullmatch(definition)
-        if decimal is None:
+        digits = decimal_digits(definition)
+        if digits is None:
             raise UnknownTypeError(column, definition)
-        return pa.decimal128(int(decimal[1]), int(decimal[2]))
+        return pa.decimal128(*digits)
     if not isinstance(definition, dict):
         raise UnknownTypeError(column, definition)
     if definition["type"] == "struct":
@@ -107,6 +108,27 @@ def _parse_type(definition: Any, column: str) -> pa.DataType:
             _parse_type(definition["keyType"], column), _parse_type(definition["valueType"], column)
         )
     raise UnknownTypeError(column, definition)
+
+
+def type_name(dtype: pa.DataType) -> str | None:
+    """Return the name of a primitive type in the log, or None for other types.
+
+    >>> type_name(pa.decimal128(10, 2))
+    'decimal(10,2)'
+    """
+    if pat.is_decimal(dtype):
+        return f"decimal({dtype.precision},{dtype.scale})"
+    return next((name for name, primitive in _PRIMITIVES.items() if primitive == dtype), None)
+
+
+def decimal_digits(name: str) -> tuple[int, int] | None:
+    """Return the precision and scale of a decimal type by its name in the log, or None.
+
+    >>> decimal_digits("decimal(10,2)")
+    (10, 2)
+    """
+    match = _DECIMAL.fullmatch(name)
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 class UnknownTypeError(ValueError):

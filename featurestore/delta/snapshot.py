@@ -149,7 +149,7 @@ def _read_cached(path: str, version: int | None) -> Snapshot:
     base = _CACHE.find_base(path, requested_version)
     # Replaying from a cached version makes a read after a write independent of the log length.
     if base is None:
-        cached_snapshot = _replay_log(path, requested_version)
+        cached_snapshot = _build_from_log(path, requested_version)
     else:
         cached_snapshot = _replay_from(base, requested_version)
     _CACHE.add(cached_snapshot)
@@ -219,10 +219,26 @@ class _SnapshotCache:
 _CACHE = _SnapshotCache()
 
 
-def _replay_log(path: str, version: int) -> _CachedSnapshot:
-    """Build the snapshot at ``version`` from the latest preceding checkpoint and later commits."""
+def replay_log(path: str, version: int) -> Replay:
+    """Return the actions of a table at a version, also of a table that ``read_snapshot`` refuses.
+
+    Raises:
+        VersionNotFound: The log no longer has the version.
+        TableDamaged: The log is missing or unreadable; the message names the file.
+    """
+    return _replay_log(make_absolute(path), version)[0]
+
+
+def _replay_log(path: str, version: int) -> tuple[Replay, list[FileState]]:
+    """Replay the latest preceding checkpoint and later commits; return the files that were read."""
     replay, start, sources = _replay_checkpoint(path, version)
     sources += replay.apply_commits(start + 1, version)
+    return replay, sources
+
+
+def _build_from_log(path: str, version: int) -> _CachedSnapshot:
+    """Build the snapshot at ``version`` from its log."""
+    replay, sources = _replay_log(path, version)
     return _cached(_build_snapshot(replay, version, tuple(replay.data_files())), sources)
 
 

@@ -1,7 +1,8 @@
 """Read any version of an external Delta table with the Delta kernel.
 
-The kernel (``polars-deltalake``) supports deletion vectors, column mapping, type widening, v2
-checkpoints and shallow clones. Tables with unsupported features are refused.
+The kernel (``polars-deltalake``) supports deletion vectors, column mapping, v2 checkpoints and
+shallow clones. Tables with unsupported features are refused. ``delta_widening`` reads files whose
+types the kernel does not widen.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from featurestore.errors import (
 from featurestore.model.source import SourceTable
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
-from featurestore.storage import storage_for
+from featurestore.storage import files, storage_for
 from featurestore.storage.connections import delta_options, options_of
 from featurestore.storage.filesystem import LocalMirror
 from featurestore.storage.location import HDFS, remove_owner
 from featurestore.storage.settings import AZURE_SAS, GOOGLE_TOKEN
 from featurestore_connectors.sources import locations
+from featurestore_connectors.sources.delta_widening import has_widened_columns, read_types
 from featurestore_connectors.sources.drivers import to_single_line
 from featurestore_connectors.sources.typed_columns import (
     SourceColumn,
@@ -103,6 +105,7 @@ class DeltaSnapshot(TypedColumns):
         # The newest level exports string views, which older releases of pyarrow cannot read.
         self._old_layout = polars.CompatLevel.oldest()
         self._mirror = _mirror_log(path) if _needs_mirror(path) else None
+        self._views: str | None = None
         table_path = remove_owner(path) if self._mirror is None else self._mirror.folder
         storage_options = delta_options(path) if self._mirror is None else None
         try:
@@ -110,9 +113,15 @@ class DeltaSnapshot(TypedColumns):
                 # The kernel would follow paths in the log to any file of this machine.
                 check_files_inside(table_path, version, folder=locations.chosen_folder(config))
             self._rows = scan_delta(table_path, version=version, storage_options=storage_options)
-            # The scan is lazy. Collecting zero rows resolves the schema and raises errors in the
-            # log.
-            self._empty = self._rows.head(0).collect().to_arrow(compat_level=self._old_layout)
+            self._types = self._rows.collect_schema()
+            self._empty = polars.DataFrame(schema=self._types).to_arrow(
+                compat_level=self._old_layout
+            )
+            log_path = path if self._mirror is None else self._mirror.folder
+            self._is_widened = has_widened_columns(self._empty.schema, log_path, version)
+            if not self._is_widened:
+                # The scan is lazy. Collecting zero rows raises errors in the log.
+                self._rows.head(0).collect()
         except Exception as error:  # the kernel's errors have no class of their own
             # The local copy of an HDFS table would otherwise remain on disk.
             self.close()
@@ -130,9 +139,9 @@ class DeltaSnapshot(TypedColumns):
     def read(self, query: SourceQuery) -> pa.RecordBatchReader:
         schema = self.schema(query)
         if self._mirror is not None:
-            with locations.storage_errors(self._config):
-                # Data files are copied only now, so that reading a schema copies only the log.
-                self._mirror.fetch(_version_files(self._mirror, self._path, self._version))
+            self._fetch_files(self._mirror)
+        if self._is_widened:
+            self._rows, self._is_widened = self._widened_rows(), False
         rows = self._rows
         if query.window is not None:
             rows = rows.filter(self._window_filter(query.window))
@@ -145,6 +154,36 @@ class DeltaSnapshot(TypedColumns):
         """Remove the local copies of the files."""
         if self._mirror is not None:
             self._mirror.close()
+        if self._views is not None:
+            files.remove_temporary(self._views)
+            self._views = None
+
+    def _fetch_files(self, mirror: LocalMirror) -> None:
+        """Copy the data files of the version, so that reading a schema copies only the log."""
+        with locations.storage_errors(self._config):
+            mirror.fetch(_version_files(mirror, self._path, self._version))
+
+    def _widened_rows(self) -> Any:
+        """Return the lazy rows of a table with files of types that the kernel does not cast."""
+        import polars
+        from polars_deltalake import scan_delta
+
+        path = self._path if self._mirror is None else self._mirror.folder
+        folder = locations.chosen_folder(self._config)
+        try:
+            table = read_types(path, self._version, folder=folder)
+            if not table.needs_logs:
+                return self._rows
+            if self._mirror is None and not storage_for(path).is_local:
+                # The kernel reads files with the credentials of the log's location.
+                self._mirror = _mirror_log(self._path)
+                self._fetch_files(self._mirror)
+                table = read_types(self._mirror.folder, self._version, folder=folder)
+            self._views = files.temporary_directory()
+            scans = [scan_delta(view, version=0) for view in table.write_logs(self._views)]
+            return polars.concat([scan.cast(self._types) for scan in scans])
+        except Exception as error:  # the kernel's errors have no class of their own
+            raise self._convert_error(error) from error
 
     def _columns(self, query: SourceQuery) -> list[SourceColumn]:
         if query.table is not None or query.sql is not None or query.path is not None:

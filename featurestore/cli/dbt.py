@@ -26,7 +26,9 @@ def import_(
     source: Annotated[str, typer.Option(help="Source of dbt's database.", show_default=False)],
     select: Annotated[
         list[str] | None,
-        typer.Option(help="Selector of dbt, repeatable.", show_default=False),
+        typer.Option(
+            help="Selector of dbt, repeatable; default: all tables with a key.", show_default=False
+        ),
     ] = None,
     check: Annotated[
         bool,

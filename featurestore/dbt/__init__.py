@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from featurestore.dbt.exposures import write_exposures
-from featurestore.dbt.importing import DbtChange, DbtImport, import_project, plan_import
+from featurestore.dbt.importing import import_project, plan_import
+from featurestore.dbt.results import DbtChange, DbtImport, DbtSkipped
 
-__all__ = ["DbtChange", "DbtImport", "import_project", "plan_import", "write_exposures"]
+__all__ = [
+    "DbtChange",
+    "DbtImport",
+    "DbtSkipped",
+    "import_project",
+    "plan_import",
+    "write_exposures",
+]

@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from featurestore.dbt.expectations import (
     RECENCY_TESTS,
-    UTILITY_PACKAGES,
     Columns,
     Expectation,
     NotConvertible,
@@ -20,6 +19,7 @@ from featurestore.dbt.expectations import (
     differences,
     to_expectation,
 )
+from featurestore.dbt.keys import find_columns, read_key
 from featurestore.dbt.manifest import (
     DbtNode,
     DbtProject,
@@ -51,7 +51,6 @@ SETTINGS = (
 # Tags that an import sets, and removes when they no longer apply.
 NODE_TAG, PROJECT_TAG, PATH_TAG, TAGS_TAG = "dbt_node", "dbt_project", "dbt_path", "dbt_tags"
 DBT_TAGS = (NODE_TAG, PROJECT_TAG, PATH_TAG, TAGS_TAG)
-_NO_TABLE = ("ephemeral", "inline", "test")
 _PLAIN_NAME = re.compile(r"[\w$ -]+")
 _COLUMN = re.compile(r"[A-Za-z_]\w*")
 
@@ -86,13 +85,8 @@ def table_of(node: DbtNode, source_kind: str) -> str:
     """Return the table of a node as its source names it, with the schema.
 
     Raises:
-        InvalidDbtProject: The node has no table, or its name cannot be addressed.
+        InvalidDbtProject: The name of the table cannot be addressed.
     """
-    if node.materialized in _NO_TABLE:
-        raise InvalidDbtProject(
-            f"{node} is {node.materialized}: it has no table.",
-            hint="config: {materialized: table}",
-        )
     for name in (node.schema, node.identifier):
         if not _PLAIN_NAME.fullmatch(name):
             raise InvalidDbtProject(f"{node}: {name!r} is not a supported name of a table.")
@@ -110,8 +104,9 @@ def define_node(
     """Return the definition of a node's feature group for the columns of its table.
 
     Raises:
-        InvalidDbtProject: The key or a time is missing or ambiguous, or a setting is invalid; the
-            message names the node.
+        NotImportable: The table has no key, or several possible keys.
+        InvalidDbtProject: A column does not exist, or a setting is invalid; the message names the
+            node.
     """
     try:
         return _NodeReader(project, node, Columns(schema), source_kind).define()
@@ -168,7 +163,9 @@ class _NodeReader:
         self._check_settings()
         node, settings = self._node, self._settings
         event_time, created_time = self._times()
-        primary_key = self._primary_key((event_time, created_time))
+        primary_key = read_key(
+            node, self._columns, times=(event_time, created_time), notes=self._notes
+        )
         sql, column_names = self._rows(primary_key, event_time, created_time)
         descriptions = {}
         for name, text in node.columns.items():
@@ -207,7 +204,7 @@ class _NodeReader:
                     hint=did_you_mean(key, SETTINGS, write="meta: {{featurestore: {{{}: ...}}}}"),
                 )
 
-    # -- times and key ----------------------------------------------------------------------------
+    # -- times ------------------------------------------------------------------------------------
 
     def _times(self) -> tuple[str | None, str | None]:
         """Return the event time and the created time.
@@ -249,72 +246,6 @@ class _NodeReader:
             )
         return column
 
-    def _primary_key(self, times: Sequence[str | None]) -> tuple[str, ...]:
-        """Return the columns that identify an entity; times are not part of the key."""
-        settings = self._settings
-        if "primary_key" in settings.data:
-            value = settings.data["primary_key"]
-            names = (value,) if isinstance(value, str) else settings.texts("primary_key")
-            return self._key_columns(names, "meta.featurestore.primary_key")
-        candidates = self._key_candidates()
-        keys = set()
-        for names in candidates:
-            entity_columns = tuple(name for name in names if name not in times)
-            if entity_columns:
-                keys.add(entity_columns)
-        if len(keys) == 1:
-            return keys.pop()
-        example = "meta: {featurestore: {primary_key: [customer_id]}}"
-        if not keys:
-            raise InvalidDbtProject(
-                f"{self._node} has no key: no primary_key constraint, and no column with the tests "
-                "unique and not_null.",
-                hint=f"{example}, or meta: {{featurestore: false}} to leave it out",
-            )
-        texts = sorted(", ".join(key) for key in keys)
-        raise InvalidDbtProject(
-            f"{self._node} has several possible keys: {listing(texts)}.",
-            hint=example.replace("[customer_id]", f"[{texts[0]}]"),
-        )
-
-    def _key_candidates(self) -> list[tuple[str, ...]]:
-        """Return the keys that the constraint, the snapshot or else the tests declare."""
-        node = self._node
-        if node.constraint_key:
-            return [self._key_columns(node.constraint_key, "the primary_key constraint")]
-        if node.snapshot is not None and node.snapshot.unique_key:
-            # A key may be SQL, of which dbt stores no column.
-            if all(self._columns.find(name) for name in node.snapshot.unique_key):
-                return [self._key_columns(node.snapshot.unique_key, "unique_key")]
-            self._notes.append("its unique_key is SQL, not a column")
-        unique, present, combinations = [], set(), []
-        for test in node.tests:
-            if test.namespace is None and test.kind in ("unique", "not_null"):
-                column = self._columns.find(test.column or "")
-                if column is not None and test.covers_all_rows and test.kind == "unique":
-                    unique.append((column,))
-                elif column is not None and test.covers_all_rows:
-                    present.add(column)
-            is_combination = test.kind == "unique_combination_of_columns"
-            if is_combination and test.namespace in UTILITY_PACKAGES and test.covers_all_rows:
-                names = test.arguments.get("combination_of_columns")
-                if isinstance(names, list) and all(isinstance(name, str) for name in names):
-                    combinations.append(self._key_columns(names, f"test {test.name!r}"))
-        return [key for key in unique if key[0] in present] or combinations
-
-    def _key_columns(self, names: Sequence[str], origin: str) -> tuple[str, ...]:
-        columns = []
-        for name in names:
-            column = self._columns.find(name.strip('"`'))
-            if column is None:
-                raise InvalidDbtProject(
-                    f"{self._node}: {origin} has {name!r}, which is not a column of its table. "
-                    f"Available: {listing(self._columns.schema.names, limit=30)}.",
-                    hint=did_you_mean(name, self._columns.schema.names),
-                )
-            columns.append(column)
-        return tuple(columns)
-
     # -- rows -------------------------------------------------------------------------------------
 
     def _rows(
@@ -331,8 +262,11 @@ class _NodeReader:
                 name for name in column_names if name in roles or name not in added
             )
         if "columns" in settings.data:
-            requested_columns = self._key_columns(
-                settings.texts("columns"), "meta.featurestore.columns"
+            requested_columns = find_columns(
+                self._node,
+                self._columns,
+                settings.texts("columns"),
+                origin="meta.featurestore.columns",
             )
             required = (*primary_key, event_time, created_time)
             column_names = tuple(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -23,7 +22,9 @@ from featurestore.dbt.definitions import (
     table_of,
 )
 from featurestore.dbt.expectations import RelatedGroup
+from featurestore.dbt.keys import NotImportable, check_importable
 from featurestore.dbt.manifest import DbtNode, DbtProject, read_project
+from featurestore.dbt.results import DbtChange, DbtImport, DbtSkipped
 from featurestore.dbt.selection import select_nodes
 from featurestore.delta import commits
 from featurestore.errors import (
@@ -50,7 +51,6 @@ from featurestore.featuregroups.redefinition import (
 from featurestore.featuregroups.table import OpenGroup
 from featurestore.jobs.monitors.definitions import WATCHED_INPUT, MonitorOptions, monitor_spec
 from featurestore.jobs.registration import JobFile, grant_job, register_job
-from featurestore.model import display
 from featurestore.model.featuregroup import FeatureGroupSpec
 from featurestore.model.job import DBT_ORIGIN, JobSpec
 from featurestore.model.monitor import MonitorSpec
@@ -65,90 +65,6 @@ from featurestore.sources import define_external
 _FIXED_FIELDS = ("primary_key", "event_time", "created_time", "external")
 _MAX_PROBLEMS = 20
 _MAX_MONITORED_NAME = 53
-Action = Literal["created", "changed", "unchanged", "removed"]
-
-
-@dataclass(frozen=True)
-class DbtChange:
-    """The change of one dbt node: ``version`` is that of its feature group after the import.
-
-    ``differences`` describe what changed. A removed node is no longer in the project; its feature
-    group remains.
-    """
-
-    node: str
-    featuregroup: str
-    action: Action
-    version: int
-    differences: tuple[str, ...] = ()
-
-    __repr__ = display.record_repr
-
-    def __str__(self) -> str:
-        text = f"{self.action:<9} {self.featuregroup}@v{self.version} ({self.node})"
-        return "\n".join([text, *(f"  {difference}" for difference in self.differences)])
-
-
-@dataclass(frozen=True)
-class DbtImport:
-    """The result of an import, or of its plan: a change for each node, and what was left out."""
-
-    project: str
-    source: str
-    changes: tuple[DbtChange, ...]
-    notes: tuple[str, ...] = ()
-
-    __repr__ = display.record_repr
-
-    @property
-    def created(self) -> tuple[str, ...]:
-        """The names of the feature groups of new nodes."""
-        return self._names("created")
-
-    @property
-    def changed(self) -> tuple[str, ...]:
-        """The names of the feature groups that changed."""
-        return self._names("changed")
-
-    @property
-    def unchanged(self) -> tuple[str, ...]:
-        """The names of the feature groups that did not change."""
-        return self._names("unchanged")
-
-    @property
-    def removed(self) -> tuple[str, ...]:
-        """The names of the feature groups whose nodes were removed from the project."""
-        return self._names("removed")
-
-    @property
-    def is_current(self) -> bool:
-        """Whether an import has nothing to write."""
-        return not self.created and not self.changed
-
-    def _names(self, action: Action) -> tuple[str, ...]:
-        return tuple(each.featuregroup for each in self.changes if each.action == action)
-
-    def __str__(self) -> str:
-        counts = [
-            f"{len(self._names(action))} {action}"
-            for action in ("created", "changed", "unchanged", "removed")
-        ]
-        lines = [f"dbt project {self.project} in source {self.source}: {', '.join(counts)}"]
-        lines += [str(change) for change in self.changes if change.action != "unchanged"]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
-
-    def _repr_html_(self) -> str:
-        return display.preformatted(str(self))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the result as a JSON object."""
-        changes = [{**vars(each), "differences": list(each.differences)} for each in self.changes]
-        return {
-            "project": self.project,
-            "source": self.source,
-            "changes": changes,
-            "notes": list(self.notes),
-        }
 
 
 @dataclass(frozen=True)
@@ -227,20 +143,24 @@ def _plan(
         source_kind = registered_sources.get(connection, source).kind
     project = read_project(manifest)
     nodes = select_nodes(project, select)
-    if select is None:
-        nodes = [node for node in nodes if node.materialized != "ephemeral"]
-    check_database(nodes, source)
+    imported_nodes = {tags[NODE_TAG] for _, _, tags in imported_groups(session)}
+    rejections = _Rejections(imported_nodes, has_selection=select is not None)
+    importable_nodes = []
+    for node in nodes:
+        with rejections.of(node):
+            check_importable(node)
+            importable_nodes.append(node)
+    check_database(importable_nodes, source)
     tables: list[_Table] = []
     steps: list[_Step] = []
-    problems: list[str] = []
-    for node in nodes:
-        with note_problem(node, problems):
+    for node in importable_nodes:
+        with rejections.of(node):
             tables.append(define_table(session, project, node, source, source_kind))
     groups = find_related_groups(session, tables)
     for table in tables:
-        with note_problem(table.definition.node, problems):
+        with rejections.of(table.definition.node):
             steps.append(plan_node(session, project, table, groups))
-    check_names(steps, problems)
+    problems = [*rejections.problems, *find_equal_names(steps)]
     if problems:
         more = len(problems) - _MAX_PROBLEMS
         shown = [*problems[:_MAX_PROBLEMS], *([f"and {more} more"] if more > 0 else [])]
@@ -255,20 +175,40 @@ def _plan(
         source,
         (*(step.change for step in steps), *find_removed(session, project)),
         tuple(notes),
+        tuple(rejections.skipped),
     )
     return _Plan(result, tuple(steps), tuple(find_ended_monitors(session, steps)))
 
 
-@contextmanager
-def note_problem(node: DbtNode, problems: list[str]) -> Iterator[None]:
-    """Add an error of one node to the problems."""
-    try:
-        yield
-    # Without the source, each node would have the same problem.
-    except (SourceNotFound, SourceUnavailable):
-        raise
-    except FeatureStoreError as error:
-        problems.append(describe_problem(node, error))
+@dataclass
+class _Rejections:
+    """The nodes that are not imported: problems, and nodes that may be left out.
+
+    An import without a selection leaves out nodes without a table or a single key, unless they have
+    settings, or were imported earlier.
+    """
+
+    imported_nodes: Container[str]
+    has_selection: bool
+    problems: list[str] = field(default_factory=list)
+    skipped: list[DbtSkipped] = field(default_factory=list)
+
+    @contextmanager
+    def of(self, node: DbtNode) -> Iterator[None]:
+        """Record an error of a node."""
+        try:
+            yield
+        # Without the source, each node would have the same problem.
+        except (SourceNotFound, SourceUnavailable):
+            raise
+        except NotImportable as error:
+            is_requested = self.has_selection or node.settings is not None
+            if is_requested or node.unique_id in self.imported_nodes:
+                self.problems.append(f"{node} {error}. ({error.hint})")
+            else:
+                self.skipped.append(DbtSkipped(node.unique_id, str(error), error.hint))
+        except FeatureStoreError as error:
+            self.problems.append(describe_problem(node, error))
 
 
 def find_related_groups(session: Session, tables: Sequence[_Table]) -> dict[str, RelatedGroup]:
@@ -304,9 +244,10 @@ def describe_problem(node: DbtNode, error: FeatureStoreError) -> str:
     return text if error.hint is None else f"{text} ({error.hint})"
 
 
-def check_names(steps: Sequence[_Step], problems: list[str]) -> None:
-    """Add a problem for each pair of nodes with the same feature group."""
+def find_equal_names(steps: Sequence[_Step]) -> list[str]:
+    """Return a problem for each pair of nodes with the same feature group."""
     nodes: dict[str, DbtNode] = {}
+    problems = []
     for step in steps:
         name = step.definition.name
         if name in nodes:
@@ -315,6 +256,7 @@ def check_names(steps: Sequence[_Step], problems: list[str]) -> None:
                 "(meta: {featurestore: {name: other_name}})"
             )
         nodes.setdefault(name, step.definition.node)
+    return problems
 
 
 def define_table(

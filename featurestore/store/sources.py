@@ -394,12 +394,14 @@ class DbtCalls(StoreBase):
         Args:
             manifest: The file ``target/manifest.json`` that dbt 1.8 or later wrote.
             source: The registered source of the database in which dbt builds the tables.
-            select: Selectors of dbt, such as ``"tag:features"`` or ``"orders+ path:models/marts"``;
-                None: all models and snapshots.
+            select: Selectors of dbt, such as ``"tag:features"`` or ``"orders+ path:models/marts"``.
+                None: the models and snapshots with a table and a key; ``skipped`` of the result
+                lists the others with their reasons.
 
         Raises:
-            InvalidDbtProject: The manifest is invalid, or tables cannot be imported; the message
-                names each node.
+            InvalidDbtProject: The manifest is invalid, or tables cannot be imported that are
+                selected, have ``meta.featurestore`` or were imported before; the message names
+                each node.
             SourceNotFound: The source is not registered.
             SourceUnavailable: The source is unreachable or refuses access.
 

@@ -342,10 +342,12 @@ def test_duckdb_source_sql_cannot_read_other_files(
     import duckdb
 
     (tmp_path / "secret.csv").write_text("id\n1\n")
-    duckdb.connect(str(tmp_path / "a.duckdb")).close()
+    with duckdb.connect(str(tmp_path / "a.duckdb")) as database:
+        database.execute(f"create view secrets as select * from '{tmp_path}/secret.csv'")
     empty_store.add_source("a", f"duckdb:///{tmp_path}/a.duckdb")
-    with pytest.raises(FeatureStoreError):
-        empty_store.read_source("a", sql=f"select * from '{tmp_path}/secret.csv'")
+    for rows in ({"sql": f"select * from '{tmp_path}/secret.csv'"}, {"table": "secrets"}):
+        with pytest.raises(FeatureStoreError, match="reads the tables of its own file only"):
+            empty_store.read_source("a", **rows)
 
 
 def test_cli_source_commands_add_check_list_read(

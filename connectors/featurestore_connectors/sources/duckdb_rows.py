@@ -244,6 +244,13 @@ def convert_error(
         return SourceTableNotFound(message)
     if isinstance(error, duckdb.ParserException | duckdb.BinderException):
         return InvalidSql(message, hint="use the SQL dialect of DuckDB")
+    if isinstance(error, duckdb.PermissionException):
+        return SourceError(
+            f"{message}. A DuckDB source reads the tables of its own file only; this query, or a "
+            "view in it, reads other files.",
+            hint="write the rows into a table, or read the files: "
+            "add_source('files', '/data/orders') registers their folder",
+        )
     return SourceError(message)
 
 

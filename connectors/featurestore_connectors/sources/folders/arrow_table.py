@@ -1,7 +1,5 @@
 """Tables of Arrow IPC streams, the files of Hugging Face ``datasets``.
 
-Their types decide how columns are read: an image, a sound, a video and a document are the encoded
-bytes, an ``Array2D`` to ``Array5D`` is an array of its shape, and a class label is its number.
 Batches are read one at a time and validated, since Arrow trusts the offsets in a file.
 """
 
@@ -14,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.arrow.casts import cast_batch
+from featurestore.arrow.huggingface_types import column_type, to_column
 from featurestore.arrow.json_text import JsonError, parse_json
 from featurestore.arrow.stream_messages import stream_batches
-from featurestore.arrow.types import feature_type, is_list_type, is_nested
+from featurestore.arrow.types import is_nested
 from featurestore.errors import FeatureStoreError, InvalidSourceFile, UnsupportedType
 from featurestore.plugins.engine import TimeRange
 from featurestore_connectors.sources.folders.listing import DatasetFiles, FolderFile
@@ -31,9 +29,6 @@ from featurestore_connectors.sources.folders.tables import (
 )
 from featurestore_connectors.sources.typed_columns import check_times
 
-# Types of Hugging Face whose values are {"bytes": ..., "path": ...}.
-_ENCODED = ("Audio", "Image", "Nifti", "Pdf", "Video")
-_ARRAYS = ("Array2D", "Array3D", "Array4D", "Array5D")
 # A batch is decoded at once. `datasets` writes batches of 1,000 rows.
 _MAX_BATCH_BYTES = 1 << 30
 _SMALLER_HINT = "datasets.load_from_disk(path).save_to_disk(new_path) writes batches of 1,000 rows"
@@ -61,12 +56,12 @@ class ArrowTable(FolderTable):
                 declared = self.options.dtypes[field.name]
                 columns.append(Column(field.name, declared, is_declared=True))
                 continue
-            column_type = _column_type(field.type, features.get(field.name))
+            dtype = column_type(field.type, features.get(field.name))
             # A column of type null cannot be read, and ``meaning`` is its own type.
             columns.append(
                 Column(field.name, pa.null(), str(field.type))
-                if column_type is None
-                else Column(field.name, column_type)
+                if dtype is None
+                else Column(field.name, dtype)
             )
         names = [*schema.names, *self.folder_files.partitions]
         check_declared(names, self.table, self.options)
@@ -85,10 +80,7 @@ class ArrowTable(FolderTable):
         self._compare_names(file, file_schema, [column.name for column in schema.in_files])
         inside = [column for column in columns if column.name in file_schema.names]
         for batch in self._batches(file, [column.name for column in inside]):
-            try:
-                yield self._convert(batch, columns)
-            except (UnsupportedType, pa.ArrowInvalid) as error:
-                raise self._value_error(file, error) from error
+            yield self._convert(batch, columns, file)
 
     def _batches(self, file: FolderFile, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield these columns of a file, one stored batch at a time."""
@@ -119,7 +111,9 @@ class ArrowTable(FolderTable):
         except (pa.ArrowException, OSError, ValueError, StopIteration) as error:
             raise self._unreadable_error(file, error) from error
 
-    def _convert(self, batch: pa.RecordBatch, columns: Sequence[Column]) -> pa.RecordBatch:
+    def _convert(
+        self, batch: pa.RecordBatch, columns: Sequence[Column], file: FolderFile
+    ) -> pa.RecordBatch:
         """Return the columns in the types of the table; columns missing from the file are null."""
         if not columns:
             return pa.RecordBatch.from_arrays([pa.nulls(batch.num_rows)], [""])
@@ -130,14 +124,14 @@ class ArrowTable(FolderTable):
                 arrays.append(pa.nulls(batch.num_rows, column.kind))
                 continue
             array = batch.column(index)
-            if pat.is_struct(array.type) and pat.is_binary(column.kind):
-                array = _encoded_bytes(array, column.name)
             if pat.is_timestamp(array.type) and self.options.timestamp_precision is not None:
                 array = pc.round_temporal(array, 1, "microsecond")
             check_times(_storage(array), column.name, has_sql=False)
-            arrays.append(array)
-        fields = pa.schema([(column.name, column.kind) for column in columns])
-        return cast_batch(pa.RecordBatch.from_arrays(arrays, fields.names), fields)
+            try:
+                arrays.append(to_column(array, column.kind))
+            except (UnsupportedType, pa.ArrowInvalid) as error:
+                raise self._value_error(file, column, error) from error
+        return pa.RecordBatch.from_arrays(arrays, [column.name for column in columns])
 
     def _read_schema(self, file: FolderFile) -> pa.Schema:
         try:
@@ -191,13 +185,16 @@ class ArrowTable(FolderTable):
         return self.table.invalid_file_error(f"{file.name} has {reason}.", hint=_SMALLER_HINT)
 
     def _value_error(
-        self, file: FolderFile, error: UnsupportedType | pa.ArrowInvalid
+        self, file: FolderFile, column: Column, error: UnsupportedType | pa.ArrowInvalid
     ) -> InvalidSourceFile:
-        message = error.message if isinstance(error, UnsupportedType) else str(error)
-        hint = error.hint if isinstance(error, UnsupportedType) else None
-        if "timestamp[ns" in message:
+        reason, hint = str(error), None
+        if isinstance(error, UnsupportedType):
+            reason, hint = error.message, error.hint
+        elif "timestamp[ns" in reason:
             hint = f"{self.table.call(timestamp_precision='us')} rounds them"
-        return self.table.invalid_file_error(f"{file.name}: {message}", hint=hint)
+        return self.table.invalid_file_error(
+            f"{file.name}: column {column.name!r}: {reason}", hint=hint
+        )
 
 
 def _check_names(fields: Iterable[pa.Field]) -> None:
@@ -206,45 +203,6 @@ def _check_names(fields: Iterable[pa.Field]) -> None:
         field.name  # noqa: B018
         if is_nested(field.type):
             _check_names(map(field.type.field, range(field.type.num_fields)))
-
-
-def _column_type(stored: pa.DataType, feature: Any) -> pa.DataType | None:
-    """Return the feature type of a stored type with a Hugging Face type; None if there is none."""
-    name = feature.get("_type") if isinstance(feature, dict) else None
-    if name in _ENCODED and pat.is_struct(stored) and stored.get_field_index("bytes") >= 0:
-        return pa.binary()
-    column_type = feature_type(stored)
-    if name in _ARRAYS and column_type is not None:
-        return _shaped(column_type, feature.get("shape"))
-    return column_type
-
-
-def _shaped(column_type: pa.DataType, shape: Any) -> pa.DataType:
-    """Return a nested list type with the lengths of a shape; an unknown length is None."""
-    if not isinstance(shape, list) or not shape or not is_list_type(column_type):
-        return column_type
-    items = pa.field("item", _shaped(column_type.value_type, shape[1:]))
-    length = shape[0]
-    if isinstance(length, int) and 0 < length < 2**31:
-        return pa.list_(items, length)
-    return pa.list_(items)
-
-
-def _encoded_bytes(array: pa.StructArray, name: str) -> pa.Array:
-    """Return the bytes of encoded values.
-
-    Raises:
-        UnsupportedType: A value is the path of a file instead.
-    """
-    values = pc.struct_field(array, "bytes")
-    outside = pc.and_(array.is_valid(), values.is_null())
-    paths = [path for path in pc.struct_field(array.filter(outside), "path").to_pylist() if path]
-    if paths:
-        raise UnsupportedType(
-            f"Column {name!r} has the path {paths[0]!r} instead of the bytes of a file.",
-            hint="datasets.load_from_disk(path).save_to_disk(new_path) stores the bytes of the files",
-        )
-    return values
 
 
 def _storage(array: pa.Array) -> pa.Array:

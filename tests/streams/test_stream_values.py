@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +17,7 @@ from featurestore.arrow.types import TIMESTAMP
 from featurestore.errors import InvalidJob
 from featurestore.model.stream import StreamSpec
 from featurestore.plugins.source import DecoderRequest
-from tests.http_server import serve
+from tests.streams.registry_server import header, schema_registry
 
 decoding = pytest.importorskip("featurestore_connectors.kafka.decoding")
 pytest.importorskip("fastavro")
@@ -65,25 +61,9 @@ def datum(number: int, schema: dict[str, Any], row: dict[str, Any]) -> bytes:
     import fastavro
 
     out = io.BytesIO()
-    out.write(struct.pack(">bI", 0, number))
+    out.write(header(number))
     fastavro.schemaless_writer(out, fastavro.parse_schema(schema), row)
     return out.getvalue()
-
-
-@contextmanager
-def schema_registry(schemas: dict[int, dict[str, Any]]) -> Iterator[str]:
-    class RegistryHandler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            schema = schemas.get(int(self.path.rpartition("/")[2]))
-            self.send_response(404 if schema is None else 200)
-            self.end_headers()
-            self.wfile.write(json.dumps({"schema": json.dumps(schema)}).encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with serve(RegistryHandler) as port:
-        yield f"http://127.0.0.1:{port}"
 
 
 SCALARS = pa.schema(

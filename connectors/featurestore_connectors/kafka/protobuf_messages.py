@@ -49,6 +49,8 @@ _WIRE_TYPES = {
 }
 _INTEGERS = frozenset(_WIRE_TYPES) - {"double", "float", "bool", "string", "bytes"}
 _NANOS_PER_SECOND = 10**9
+# The range of google.protobuf.Timestamp, the years 1 to 9999.
+_FIRST_SECOND, _LAST_SECOND = -62_135_596_800, 253_402_300_799
 
 Converter = Callable[[Any], Any]
 
@@ -380,6 +382,8 @@ def _map_entries(reader: _MessageReader, empty: Callable[[], Any] | None) -> Con
 def _timestamp_micros(fields: Mapping[str, int]) -> int:
     if not 0 <= fields["nanos"] < _NANOS_PER_SECOND:
         raise RecordError(f"{fields['nanos']} nanoseconds are not in a second")
+    if not _FIRST_SECOND <= fields["seconds"] <= _LAST_SECOND:
+        raise RecordError(f"{fields['seconds']} seconds are before year 1 or after year 9999")
     return _to_micros(fields)
 
 

@@ -270,7 +270,7 @@ def source_schema(
     if description is not None and description["unread"]:
         unread = description["unread"]
         warn_caller(
-            f"Source {spec.name!r} ignores {len(unread)} files of unknown formats or with hidden names, "
+            f"Source {spec.name!r} ignores {len(unread)} files of other formats or with hidden names, "
             f"which begin with '.' or '_': {listing(unread)}."
         )
     if time is not None:

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from featurestore.errors import InvalidArgument, InvalidSourceFile
+from featurestore.errors import InvalidArgument, InvalidSourceFile, SourceTableNotFound
 from featurestore.retrieval import FeatureFrame
 from featurestore.sources import SourceFrame
 from featurestore.store import FeatureStore
@@ -233,6 +233,51 @@ def test_ignored_files_are_named_and_counted(empty_store: FeatureStore, tmp_path
     assert empty_store.read_source("lake", path="b.txt", format="csv").count() == 1
 
 
+def test_files_of_other_extensions_are_read_with_format(lake: Lake) -> None:
+    text = "id\tx\n1\ta\n"
+    for name in ("a.txt", "a.data", "part-0", "a.tab", "a.tsv.bak"):
+        for prefix in ("", "day=1/"):
+            frame = lake({prefix + name: text}, format="csv", delimiter="tab")
+            assert [row["x"] for row in rows(frame)] == ["a"]
+    assert rows(lake({"a.geojson": '{"type": "Feature",\n"id": 1}'}, format="json")) == [
+        {"type": "Feature", "id": 1}
+    ]
+    files: dict[str, str | bytes] = {"a.txt": text, "b.txt.gz": gzip.compress(text.encode())}
+    assert len(rows(lake(files, format="csv", delimiter="tab"))) == 2
+    # Files with the extension of the format are the table; other files are named.
+    with pytest.warns(UserWarning, match=r"ignores 2 files.*'b\.txt\.gz', '_c\.tsv'"):
+        assert len(rows(lake({"a.tsv": text, "b.txt.gz": "", "_c.tsv": text}, format="csv"))) == 1
+    with pytest.raises(SourceTableNotFound, match=r"Files of other formats: 'a\.data', 'a\.names'"):
+        lake({"a.data": text, "a.names": "1. id"}, format="csv")
+
+
+def test_hidden_files_are_named(lake: Lake) -> None:
+    for name in ("_a.csv", "day=1/.a.jsonl"):
+        hidden = Path(name).name
+        with pytest.raises(SourceTableNotFound, match=r"Hidden files, .*begin with") as error:
+            lake({name: "id\n1\n"})
+        assert repr(hidden) in error.value.message
+    # Writers use other hidden names for files that are not data.
+    assert len(rows(lake({"a.csv": "id\n1\n", "_SUCCESS": "", "_tmp/b.csv": "x\n"}))) == 1
+
+
+@pytest.mark.parametrize("space", ["\xa0", "\u202f", "\u2009", "\u2007", " ", "'", "\u2019", "."])
+def test_thousands_separators_may_be_unicode(lake: Lake, space: str) -> None:
+    number = f"{1_234_567:,}".replace(",", space)
+    for dtypes in ({}, {"x": "double", "y": "decimal(12, 2)"}):
+        frame = lake(
+            {"a.csv": f"x;y\n{number},5;{number}\n-1{space}000;12\n"},
+            delimiter=";",
+            decimal=",",
+            thousands=space,
+            dtypes=dtypes,
+        )
+        assert rows(frame) == [{"x": 1234567.5, "y": 1234567}, {"x": -1000.0, "y": 12}]
+    for text in ("1", "e", "+", "\n", "\xa0\xa0", "\u0661"):
+        with pytest.raises(InvalidArgument, match=r"thousands=.* is not a single punctuation mark"):
+            lake({"a.csv": "x\n1\n"}, thousands=text)
+
+
 def test_semicolon_delimiter_is_suggested_not_guessed(lake: Lake) -> None:
     with pytest.raises(InvalidSourceFile, match="the header has a single column, 'id;x'") as error:
         lake({"a.csv": "id;x\n1;2\n"})
@@ -253,7 +298,7 @@ def test_large_files_are_read_in_bounded_batches(lake: Lake, tmp_path: Path) -> 
     assert table.column("x").to_pylist() == [float(row["x"]) for row in expected]
 
 
-@pytest.mark.parametrize("name", ["a.csv.gz", "a.jsonl.gz", "a.csv.zst", "a.jsonl.bz2"])
+@pytest.mark.parametrize("name", ["a.csv.gz", "a.jsonl.gz", "a.csv.zst", "a.jsonl.xz", "a.csv.zip"])
 def test_damaged_compression_is_refused_by_file(lake: Lake, name: str) -> None:
     compressed = gzip.compress(b"id\n1\n" * 1000)
     for content in (b"not compressed", compressed[:-8] if name.endswith(".gz") else compressed):

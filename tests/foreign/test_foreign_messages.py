@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import lzma
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,25 @@ REFUSED: list[tuple[dict[str, str | bytes], dict[str, Any]]] = [
     ({"a.jsonl": '{"x": 1.5}\n{"x": 9007199254740993}\n'}, {}),
     ({"a.json": '[{"x": 1}]'}, {}),
     ({"a.jsonl": '{"Año": 1}\n'}, {}),
+    ({"a.csv": "\n\n"}, {}),
+    ({"a.csv": "\n\n", "b.csv": "id\n1\n"}, {}),
+    ({"a.csv": "\n"}, {"header": False, "names": ["id", "x"]}),
+    ({"a.csv": "id\n1\n"}, {"skip_rows": 2}),
+    ({"a.csv": "1,2\n3\n"}, {"header": False, "names": ["id", "x"], "skip_rows": 0}),
+    ({"a.csv": "1 000;x\n"}, {"delimiter": ";", "header": "false", "names": '["My Id","x"]'}),
+    ({"a.jsonl": "\n", "b.jsonl": '{"x": 1}\n'}, {}),
+    ({"a.jsonl": '{"x": ' + "[" * 200 + "]" * 200 + "}\n"}, {}),
+    ({"a.jsonl": '{"x": ' + "[" * 500 + "]" * 500 + '}\n{"x": 1}\n'}, {}),
+    ({"a.txt": "id,x\n1,2\n"}, {}),
+    ({"a.data": "id,x\n1,2\n", "b.data": "id,x\n3,4\n"}, {"null_values": ["-"]}),
+    ({"a.data": "id,x\n1,2\n", "a.names": "1. id\n2. x\n"}, {}),
+    ({"a.data": "id,x\n1,2\n", "a.names": "1. id\n2. x\n"}, {"format": "csv"}),
+    ({"part-0": "id\n1\n", "part-1": "id\n2\n"}, {}),
+    ({"a.tab": "id\tx\n1\t2\n"}, {}),
+    ({"a.xz": lzma.compress(b"id\n1\n")}, {}),
+    ({"a.geojson": '{"type": "Feature",\n "id": 1}'}, {}),
+    ({"_a.csv": "id\n1\n"}, {}),
+    ({"day=1/.a.csv": "id\n1\n"}, {}),
 ]
 
 
@@ -63,8 +83,10 @@ def test_hint_calls_read_the_files(
             with pytest.raises(FeatureStoreError) as refusal:
                 lake(files, **options).to_arrow()
             hint = str(refusal.value.hint)
-            call = re.match(rf"read_source\(.*\)(?= ({verbs}))", hint)
+            call = re.match(rf"read_source\(.*\)(?= ({verbs})|$)", hint)
             assert call is not None, hint
+            # Options are repeated as values of Python, not as the strings that are stored.
+            assert not re.search(r"=['\"]([\[{]|true|false|\d)", call[0])
             frame = eval(f"store.{call[0]}", {"store": empty_store})
             frame.to_arrow()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import struct
 import zipfile
 import zlib
 from io import BufferedReader, RawIOBase
@@ -19,7 +20,17 @@ _CHUNK_BYTES = 1 << 20
 # A header may request more than the 65 MiB of ``xz -9``; without a limit, up to 4 GiB.
 _XZ_MEMORY = 512 << 20
 _XZ_PADDING = b"\0"
-_DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError)
+# The errors of Python's readers for damaged files, and of Arrow for invalid positions (ValueError).
+_DAMAGED = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    NotImplementedError,
+    OverflowError,
+    ValueError,
+)
 
 
 class ArchiveError(OSError):
@@ -115,7 +126,7 @@ class _ZipStream(_Stream):
                 raise ArchiveError("the archive is encrypted")
             self._member = self._archive.open(members[0])
         except _DAMAGED as error:
-            raise OSError(str(error)) from error
+            raise OSError(f"invalid zip archive: {error}") from error
 
     def close(self) -> None:
         self._member.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -264,6 +265,19 @@ def unseal_line(line: str) -> dict[str, Any]:
     if seal_line(payload) != line:
         raise MalformedJson("its checksum does not match")
     return data
+
+
+def float_value(value: float) -> float | str:
+    """Return a float as a JSON value; NaN and infinity, which JSON lacks, become strings.
+
+    >>> float_value(1.5), float_value(float("nan")), float_value(-float("inf"))
+    (1.5, 'NaN', '-Infinity')
+    """
+    if math.isfinite(value):
+        return value
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
 
 
 def _short_repr(value: object) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from typing import Any
 
 from featurestore.model import display
-from featurestore.model.json_object import check_format
+from featurestore.model.json_object import check_format, float_value
 from featurestore.model.names import parse_reference
 
 REPORT_FORMAT = 1
@@ -205,19 +204,16 @@ class ValidationReport:
 def to_plain_json(value: Any) -> Any:
     """Convert a value to a JSON value.
 
-    Times become ISO 8601 strings, bytes become hex strings, and values of other types become
-    strings.
+    Times become ISO 8601 strings, bytes become hex strings, and NaN, infinity and values of other
+    types become strings.
 
     >>> to_plain_json({"a": (date(2020, 1, 2), float("nan"))})
-    {'a': ['2020-01-02', None]}
+    {'a': ['2020-01-02', 'NaN']}
     """
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
-        # JSON has no NaN and no infinity.
-        if not math.isfinite(value):
-            return None
-        return value
+        return float_value(value)
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, bytes):

@@ -21,6 +21,7 @@ from featurestore import errors
 from featurestore.errors import FeatureStoreError, NotSignedIn
 from featurestore.model.arguments import MAX_VERSION
 from featurestore.model.display import escape_line
+from featurestore.model.json_object import float_value
 from featurestore.model.threads import translate_thread_errors
 from featurestore.model.times import format_duration
 from featurestore.registry.stored_errors import text_for_readers
@@ -69,9 +70,8 @@ def to_json_value(value: Any) -> Any:
     """
     if value is None or isinstance(value, bool | int | str):
         return value
-    # JSON has no NaN and no infinity.
     if isinstance(value, float):
-        return value if math.isfinite(value) else _non_finite_text(value)
+        return float_value(value)
     if isinstance(value, datetime | date):
         return value.isoformat()
     if isinstance(value, timedelta):
@@ -86,12 +86,6 @@ def to_json_value(value: Any) -> Any:
     if isinstance(value, Sequence | set | frozenset):
         return list(map(to_json_value, value))
     return str(value)
-
-
-def _non_finite_text(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
 
 
 class Problem(BaseModel):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from featurestore.errors import ValidationFailed
 from featurestore.model.validation import ExpectationResult, ValidationReport
 from featurestore.plugins.validator import find_validator
+from featurestore.store import FeatureStore
 from tests.html_page import Page
 from tests.validation.test_expectations import report, rule
 
@@ -53,6 +57,38 @@ def test_to_html_shows_report() -> None:
         "id, at must not be null.",
     ):
         assert shown in text
+
+
+def test_samples_show_infinity_and_nan(empty_store: FeatureStore) -> None:
+    values = [float("inf"), -float("inf"), float("nan"), None, 1.5]
+    rows = pa.table({"id": range(5), "x": values, "xs": [[value] for value in values]})
+    with pytest.raises(ValidationFailed) as refused:
+        empty_store.create_featuregroup(
+            rows,
+            "numbers",
+            primary_key="id",
+            validation="strict",
+            expectations=[
+                rule("column_values_to_be_between", column="x", max_value=1, min_value=0),
+                rule("column_values_to_not_be_null", column="x"),
+                rule("column_values_to_be_null", column="xs"),
+            ],
+        )
+    report = refused.value.report
+    # JSON has no numbers for them.
+    data = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    texts = dict(enumerate(["Infinity", "-Infinity", "NaN", None, 1.5]))
+    samples = [result["samples"] for result in data["results"] if not result["success"]]
+    assert samples == [
+        [{"id": number, "x": texts[number]} for number in (0, 1, 4)],
+        [{"id": number, "x": texts[number]} for number in (2, 3)],
+        [{"id": number, "xs": [text]} for number, text in texts.items()],
+    ]
+    assert ValidationReport.from_json(data).to_json() == data
+    page = Page(find_validator().to_html(report)).text
+    for row in (samples[0][0], samples[0][1], samples[1][0], samples[2][2]):
+        assert str(row) in page
+        assert str(row) in str(refused.value)
 
 
 def test_to_html_title_has_group_and_time() -> None:

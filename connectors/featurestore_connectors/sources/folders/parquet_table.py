@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import duckdb
 import pyarrow as pa
@@ -12,7 +12,7 @@ from pyarrow import parquet
 
 from featurestore.arrow.casts import cast_batch
 from featurestore.arrow.types import feature_type
-from featurestore.errors import FeatureStoreError, SourceError, UnsupportedType
+from featurestore.errors import FeatureStoreError, SourceError, UnsupportedType, listing
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceConfig, SourceQuery
 from featurestore.storage import files
@@ -32,9 +32,11 @@ from featurestore_connectors.sources.folders.tables import (
     check_declared,
     compare_names,
 )
+from featurestore_connectors.sources.folders.variants import find_unreadable_part, is_shredded
 from featurestore_connectors.sources.typed_columns import SourceColumn, check_times
 
 _SHOWN = 300
+_VARIANT = "VARIANT"
 _SIGNED = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _UNSIGNED = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
 _FLOATS = (pa.float32(), pa.float64())
@@ -131,9 +133,12 @@ class ParquetTable(FolderTable):
             ) from error
         except SourceError as error:
             # Arrow can read some files that DuckDB cannot. It must not repeat rows that DuckDB has
-            # returned, nor read a damaged file.
-            if count or "orrupt" in error.message:
-                raise self.table.invalid_file_error(f"{file.name}: {error.message}") from error
+            # returned, nor read a damaged file, nor a variant in parts.
+            shredded = self._variants(file, inside, described, is_shredded)
+            if count or shredded or "orrupt" in error.message:
+                raise self.table.invalid_file_error(
+                    f"{file.name}: {error.message}", hint=self._variants_hint(schema, shredded)
+                ) from error
             for batch in self._read_with_arrow(file, inside, self._find_batch_rows(file)):
                 yield self._cast_batch(batch, columns, file)
 
@@ -155,9 +160,9 @@ class ParquetTable(FolderTable):
         for column in columns:
             index = -1 if schema is None else schema.get_field_index(column.name)
             kind = schema.field(index).type if schema is not None and index >= 0 else None
-            if kind is not None and pat.is_decimal256(kind):
-                # DuckDB would read such decimals as floats.
-                column = SourceColumn(column.name, column.expression, None, str(kind))
+            unreadable_type = _find_unreadable_type(column, kind)
+            if unreadable_type is not None:
+                column = SourceColumn(column.name, column.expression, None, unreadable_type)
             described.append(column)
         return described
 
@@ -215,11 +220,37 @@ class ParquetTable(FolderTable):
             if any(pat.is_timestamp(kind) and kind.unit == "ns" for kind in kinds):
                 yield from self._read_with_arrow(file, names, batch_rows)
                 return
+        # DuckDB would encode variants again, and has no nanoseconds with a zone in them.
+        variants = self._variants(file, names, described)
+        if variants and not self._variants(file, names, described, is_shredded):
+            yield from self._read_with_arrow(file, names, batch_rows)
+            return
         # DuckDB would convert more rows than fit.
         if batch_rows < VECTOR_ROWS:
             yield from self._read_with_arrow(file, names, batch_rows)
             return
         yield from self._read_with_duckdb(file, names, described, window, batch_rows)
+
+    def _variants(
+        self,
+        file: FolderFile,
+        names: Sequence[str],
+        described: dict[str, SourceColumn],
+        is_selected: Callable[[pa.DataType], bool] = pat.is_struct,
+    ) -> list[str]:
+        """Return the columns that are variants of selected Arrow types."""
+        variants = [name for name in names if described[name].native == _VARIANT]
+        schema = self._arrow_schema(file) if variants else None
+        if schema is None:
+            return []
+        return [name for name in variants if is_selected(schema.field(name).type)]
+
+    def _variants_hint(self, schema: TableSchema, variants: Sequence[str]) -> str | None:
+        """Return the hint for variants that cannot be read, or None."""
+        others = [each.name for each in schema.columns if each.name not in variants]
+        if not variants or not others:
+            return None
+        return f"{self.table.call(columns=others)} leaves the variants {listing(variants)} out"
 
     def _find_batch_rows(self, file: FolderFile) -> int:
         try:
@@ -304,6 +335,19 @@ class ParquetTable(FolderTable):
                 f"{file.name}: column {name!r} has decimals with more digits than its type "
                 f"{array.type}: {error}."
             ) from error
+
+
+def _find_unreadable_type(column: SourceColumn, kind: pa.DataType | None) -> str | None:
+    """Return the type of a column that DuckDB would change, or None."""
+    if kind is None:
+        return None
+    if pat.is_decimal256(kind):
+        # DuckDB would read such decimals as floats.
+        return str(kind)
+    if column.native == _VARIANT:
+        part = find_unreadable_part(kind)
+        return None if part is None else f"shredded variant with {part}"
+    return None
 
 
 def _is_null(column: SourceColumn) -> bool:

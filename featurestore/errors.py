@@ -34,6 +34,11 @@ class FeatureStoreError(Exception):
         self.command = command
         super().__init__(message if hint is None else f"{message}\nHint: {hint}")
 
+    def replace_hint(self, hint: str) -> None:
+        """Replace the hint, also in the text of the error."""
+        self.hint = hint
+        self.args = (f"{self.message}\nHint: {hint}",)
+
 
 class InvalidName(FeatureStoreError, ValueError):
     """The name of a group, dataset, job or feature violates the naming rules."""

@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore import progress
+from featurestore.arrow.argument_lines import BATCH_TO_TABLE, hints_for, prepare_line
 from featurestore.arrow.arrays import (
     UNEQUAL_SHAPES_HINT,
     UniformShapes,
@@ -49,17 +50,20 @@ from featurestore.arrow.bounds import (
 )
 from featurestore.arrow.cast_lines import exact_cast_line
 from featurestore.arrow.casts import cast_array, decode, is_encoded
+from featurestore.arrow.cells import BOUNDS_AND_SIDE
 from featurestore.arrow.column_lines import detect_language, nanoseconds_line
 from featurestore.arrow.column_names import check_feature_names, to_feature_names
 from featurestore.arrow.exact_casts import InexactValueError, cast_exactly
 from featurestore.arrow.fitting import can_fit, can_widen, with_wider_decimals
 from featurestore.arrow.frames import (
+    interval_sides,
     table_from_array,
     table_from_columns,
     table_from_pandas,
     table_from_polars,
     table_from_rows,
 )
+from featurestore.arrow.huggingface_types import dataset_batches
 from featurestore.arrow.json_text import is_utf8_string
 from featurestore.arrow.spark_connect import is_connect_object, open_frame
 from featurestore.arrow.types import (
@@ -101,7 +105,9 @@ _CHECKED_ROWS = 20
 # Rows that are checked for date strings.
 _PEEK_ROWS = 1000
 # Libraries whose dataframes are native to no engine: their rows are converted to Arrow here.
-_CHECKED_LIBRARIES = ("pandas", "polars", "pyarrow", "numpy", "builtins")
+_CHECKED_LIBRARIES = ("pandas", "polars", "pyarrow", "numpy", "datasets", "builtins")
+# Functions that create a dataframe from a dict of columns, by the library of the columns.
+_MAKERS = {"pandas": "pd.DataFrame", "polars": "pl.DataFrame", "pyarrow": "pa.table"}
 _KINDS = (
     "pandas or polars DataFrame, pyarrow Table or RecordBatchReader, anything with "
     "__arrow_c_stream__, "
@@ -150,6 +156,7 @@ def open_relation(
         yield adopted
         return
     from_arrow = engine.from_arrow  # the engine of a served store has none: no row is read
+    df, _ = peek_language(df)
     reader = to_reader(df, like=like)
     max_bytes = max_cell_bytes()
     long_columns = variable_size_columns(reader.schema, max_bytes=max_bytes)
@@ -159,7 +166,8 @@ def open_relation(
         reader = pa.RecordBatchReader.from_batches(reader.schema, batches)
     relation = from_arrow(reader)
     try:
-        yield relation
+        with hints_for_argument(df):
+            yield relation
     finally:
         engine.release(relation)
 
@@ -236,7 +244,12 @@ def refuse_encoded_arrays(
         refuse_encoded_bytes(relation, engine=engine, like=like, language=detect_language(df))
         return relation
     check = EncodedArrayCheck(names, language=detect_language(df))
-    return engine.map_batches(relation, check, schema=relation.schema)
+
+    def checked(batch: pa.RecordBatch) -> pa.RecordBatch:
+        with hints_for_argument(df):
+            return check(batch)
+
+    return engine.map_batches(relation, checked, schema=relation.schema)
 
 
 def _select_new_fields(schema: pa.Schema, like: pa.Schema | None) -> pa.Schema:
@@ -314,12 +327,21 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
     Arguments are the same as in ``to_relation``.
     """
     df, language = peek_language(df)
-    reader = open_stream(_untype_empty_columns(df, like), like=like)
+    with hints_for("", is_iterated=_is_iterated(df)):
+        reader = open_stream(_untype_empty_columns(df, like), like=like)
+    with hints_for_argument(df):
+        return _convert_reader(reader, df, like, language)
+
+
+def _convert_reader(
+    reader: pa.RecordBatchReader, df: object, like: pa.Schema | None, language: str
+) -> pa.RecordBatchReader:
+    """Return a stream of a dataframe's rows with feature types."""
     if progress.is_running():
         progress.begin_phase("read the dataframe", total=count_known_rows(df) or 0)
         reader = pa.RecordBatchReader.from_batches(reader.schema, progress.count_items(reader, len))
     _check_names(reader.schema, language=language)
-    reader = _refuse_encoded_arrays(reader, like, language=language)
+    reader = _refuse_encoded_arrays(reader, df, like, language=language)
     if like is None:
         _warn_of_date_strings(df)
     target = _target_schema(reader.schema, like, language=language)
@@ -334,14 +356,41 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
     if time_columns(reader.schema):
         checked = check_batch_times(reader, reader.schema)
         reader = pa.RecordBatchReader.from_batches(reader.schema, checked)
-    # A DuckDB stream is wrapped even if no type changes: its refusals are raised while it is read.
-    if target.equals(reader.schema, check_metadata=True) and language != "duckdb":
+    # Some streams are wrapped even if no type changes: their refusals are raised while they are
+    # read.
+    is_checked = language == "duckdb" or isinstance(df, PeekedIterator)
+    if target.equals(reader.schema, check_metadata=True) and not is_checked:
         return reader
-    return pa.RecordBatchReader.from_batches(target, _convert_batches(reader, target, language))
+    batches = _with_hints(_convert_batches(reader, target, language), df)
+    return pa.RecordBatchReader.from_batches(target, batches)
+
+
+@contextmanager
+def hints_for_argument(df: object) -> Iterator[None]:
+    """Change the hint of each error about a column to a line for the dataframe argument.
+
+    An iterator must be the one that ``peek_language`` returns.
+    """
+    preparation = prepare_line(df)
+    if isinstance(df, PeekedIterator):
+        preparation = df.preparation
+    elif isinstance(df, pa.RecordBatchReader):
+        preparation = BATCH_TO_TABLE
+    with hints_for(preparation, is_iterated=_is_iterated(df)):
+        yield
+
+
+def _is_iterated(df: object) -> bool:
+    return isinstance(df, PeekedIterator | pa.RecordBatchReader)
+
+
+def _with_hints(batches: Iterator[pa.RecordBatch], df: object) -> Iterator[pa.RecordBatch]:
+    with hints_for_argument(df):
+        yield from batches
 
 
 def _refuse_encoded_arrays(
-    reader: pa.RecordBatchReader, like: pa.Schema | None, *, language: str
+    reader: pa.RecordBatchReader, df: object, like: pa.Schema | None, *, language: str
 ) -> pa.RecordBatchReader:
     """Return a stream of the same rows, after checking the first rows.
 
@@ -358,7 +407,7 @@ def _refuse_encoded_arrays(
     except UnsupportedType:
         reader.close()  # a database takes no other query before
         raise
-    batches = itertools.chain([first], map(check, reader))
+    batches = _with_hints(itertools.chain([first], map(check, reader)), df)
     return pa.RecordBatchReader.from_batches(reader.schema, batches)
 
 
@@ -396,6 +445,8 @@ class PeekedIterator:
 
     frames: Iterator[object]
     language: str
+    # The statement that creates a dataframe from an item (``argument_lines.prepare_line``).
+    preparation: str
 
     def __iter__(self) -> Iterator[object]:
         """Return the iterator itself."""
@@ -422,7 +473,8 @@ def peek_language(df: object) -> tuple[object, str]:
         return df, detect_language(df)
     first = list(itertools.islice(df, 1))
     language = detect_language(first[0]) if first else "pandas"
-    return PeekedIterator(itertools.chain(first, df), language), language
+    preparation = prepare_line(first[0]) if first else ""
+    return PeekedIterator(itertools.chain(first, df), language, preparation), language
 
 
 def library_name(df: object) -> str:
@@ -482,6 +534,7 @@ def open_stream(df: Any, *, like: pa.Schema | None = None) -> pa.RecordBatchRead
         "polars": _from_polars,
         "numpy": _from_numpy,
         "pyspark": _from_spark,
+        "datasets": _from_huggingface,
     }.get(module)
     if opener is not None:
         return opener(df)
@@ -492,6 +545,10 @@ def open_stream(df: Any, *, like: pa.Schema | None = None) -> pa.RecordBatchRead
         rows = cast_to_storable_types(df)
         with translate_query_errors():
             return getattr(rows, "to_arrow_reader", rows.fetch_arrow_reader)(_BATCH_ROWS)
+    is_column = isinstance(df, pa.Array | pa.ChunkedArray)
+    # The stream of a struct without nulls is that of a dataframe.
+    if is_column and (isinstance(df, pa.Array) or df.null_count or not pat.is_struct(df.type)):
+        raise _bare_array_error(df, "table")
     if hasattr(df, "__arrow_c_stream__"):
         return _from_capsule(df)
     if hasattr(df, "scanner"):
@@ -503,7 +560,8 @@ def _from_python(df: object, like: pa.Schema | None) -> pa.RecordBatchReader:
     if isinstance(df, list | tuple):
         return _reader(table_from_rows(df))
     if isinstance(df, Mapping):
-        return _reader(table_from_columns(df))
+        with hints_for_argument(df):
+            return _reader(table_from_columns(df))
     if isinstance(df, Iterator):
         return _from_iterator(df, like)
     raise _not_a_dataframe_error(df)
@@ -513,12 +571,12 @@ def _from_python(df: object, like: pa.Schema | None) -> pa.RecordBatchReader:
 
 
 def _from_pandas(df: Any) -> pa.RecordBatchReader:
-    if hasattr(df, "to_frame") and not hasattr(df, "columns"):
-        name = df.name if df.name is not None else "col_0"  # a series is one column
-        df = df.to_frame(name) if hasattr(df, "index") else df.to_frame(index=False, name=name)
-    if not hasattr(df, "columns"):
+    if not hasattr(df, "columns") and not hasattr(df, "to_frame"):
         raise _not_a_dataframe_error(df)
-    _check_pandas_names(df)
+    frame_hints = hints_for_argument(df)
+    if not hasattr(df, "columns"):
+        df = _series_to_frame(df)
+    _check_index_names(df)
     if set(df.index.names) != {None}:
         df = df.reset_index()
     elif has_meaningful_index(df):
@@ -527,7 +585,17 @@ def _from_pandas(df: Any) -> pa.RecordBatchReader:
             "df = df.rename_axis('name').reset_index()",
             DataWarning,
         )
-    return _reader(table_from_pandas(df))
+    with frame_hints:
+        _check_pandas_names(df)
+        return _reader(table_from_pandas(df))
+
+
+def _series_to_frame(values: Any) -> Any:
+    """Return the frame of a series or an index; the levels of an index are its columns."""
+    if hasattr(values, "levels") and not hasattr(values, "index"):
+        return values.to_frame(index=False)
+    name = "col_0" if values.name is None else values.name
+    return values.to_frame(name) if hasattr(values, "index") else values.to_frame(False, name)
 
 
 def has_meaningful_index(df: object) -> bool:
@@ -540,8 +608,8 @@ def has_meaningful_index(df: object) -> bool:
     return dtype is not None and dtype.kind not in "iu"
 
 
-def _check_pandas_names(df: Any) -> None:
-    """Refuse column names that are not strings or repeat, and conflicting index names."""
+def _check_index_names(df: Any) -> None:
+    """Refuse names of the index that are not strings or are also column names."""
     conflicts: dict[Any, str] = {}
     for name in df.index.names:
         if name is not None and (not isinstance(name, str) or name in df.columns):
@@ -551,6 +619,10 @@ def _check_pandas_names(df: Any) -> None:
             f"The index has names that are not strings or are also column names: {listing(conflicts)}.",
             hint=f"df = df.rename_axis(index={conflicts!r})",
         )
+
+
+def _check_pandas_names(df: Any) -> None:
+    """Refuse column names that are not strings or repeat."""
     invalid_names = [name for name in df.columns if not is_utf8_string(name)]
     if invalid_names:
         raise InvalidName(
@@ -566,13 +638,15 @@ def _check_pandas_names(df: Any) -> None:
 
 
 def _format_new_columns(df: Any) -> str:
-    return f"df.columns = {to_feature_names(df.columns)!r}"
+    return f"df = df.set_axis({to_feature_names(df.columns)!r}, axis=1)"
 
 
 def _from_polars(df: Any) -> pa.RecordBatchReader:
     if hasattr(df, "collect"):
         raise UnsupportedDataframe("A polars LazyFrame has no rows yet.", hint="df = df.collect()")
     if not hasattr(df, "columns"):
+        if not hasattr(df, "to_frame"):
+            raise _not_a_dataframe_error(df)
         raise UnsupportedDataframe(
             f"A polars {type(df).__name__} is not a dataframe.", hint="df = df.to_frame()"
         )
@@ -580,14 +654,18 @@ def _from_polars(df: Any) -> pa.RecordBatchReader:
 
 
 def _from_numpy(array: Any) -> pa.RecordBatchReader:
-    return _reader(table_from_array(array))
+    with hints_for_argument(array):
+        return _reader(table_from_array(array))
 
 
 def _from_spark(df: Any) -> pa.RecordBatchReader:
     # ``GroupedData`` and other objects of pyspark.
     if not hasattr(df, "toArrow"):
+        if not hasattr(df, "count"):
+            raise _not_a_dataframe_error(df)
         raise UnsupportedDataframe(
-            f"A pyspark {type(df).__name__} is not a dataframe.", hint="df = df.toDF(...)"
+            f"A pyspark {type(df).__name__} is not a dataframe.",
+            hint="df = df.toDF()" if hasattr(df, "toDF") else "df = df.count()  # or df.agg(...)",
         )
     if is_connect_object(df):
         return open_frame(df)
@@ -600,13 +678,28 @@ def _from_spark(df: Any) -> pa.RecordBatchReader:
     return _reader(table)
 
 
+def _bare_array_error(df: object, values: str) -> UnsupportedDataframe:
+    """Return the error for an Arrow array; ``values`` is the expression of a pyarrow array."""
+    return UnsupportedDataframe(
+        f"An Arrow array of type {type(df).__name__} is one column, not a dataframe.",
+        hint=f"table = pa.table({{'col_0': {values}}})",
+    )
+
+
+def _from_huggingface(df: Any) -> pa.RecordBatchReader:
+    return _from_iterator(dataset_batches(df), None)
+
+
 def _from_capsule(df: Any) -> pa.RecordBatchReader:
-    # Since pyarrow 15.
-    if hasattr(pa.RecordBatchReader, "from_stream"):
-        return pa.RecordBatchReader.from_stream(df)
     try:
+        # Since pyarrow 15.
+        if hasattr(pa.RecordBatchReader, "from_stream"):
+            return pa.RecordBatchReader.from_stream(df)
         return pa.RecordBatchReader._import_from_c_capsule(df.__arrow_c_stream__())
     except pa.ArrowInvalid as error:
+        # Streams of arrays and of dataframes have the same method.
+        if "non-struct type" in str(error):
+            raise _bare_array_error(df, "pa.chunked_array(table)") from error
         raise UnsupportedDataframe(
             f"pyarrow {pa.__version__} cannot read the Arrow stream of a {type(df).__name__}: "
             f"{error}.",
@@ -619,21 +712,22 @@ def _from_iterator(chunks: Iterator[Any], like: pa.Schema | None) -> pa.RecordBa
     first = next(chunks, None)
     if first is None:
         raise UnsupportedDataframe("The iterator is empty, so there are no columns.")
-    # A row is not a dataframe, and its iterator would be read one row at a time.
-    is_row = isinstance(first, list | tuple) and not hasattr(first, "__arrow_c_array__")
-    if is_row or isinstance(first, Mapping):
+    line = _line_for_rows(first)
+    if line is not None:
         raise UnsupportedDataframe(
             f"An iterator of {type(first).__name__} is not a dataframe; an iterator must yield "
             "dataframes or record batches.",
-            hint="pass all rows at once: list(rows)",
+            hint=line,
         )
     first_reader = open_stream(first)
+    sides = interval_sides(first)
     schema, language = _widen_decimals(like, first_reader.schema), detect_language(first)
 
     def batches() -> Iterator[pa.RecordBatch]:
         # Errors name the row, counted over all dataframes.
         row = 0
         for dataframe in itertools.chain([first_reader], chunks):
+            _refuse_other_sides(interval_sides(dataframe), sides, language=language)
             for batch in open_stream(dataframe):
                 if batch.schema != schema:
                     batch = _cast_batch_to_first(batch, schema, row, language=language)
@@ -641,6 +735,42 @@ def _from_iterator(chunks: Iterator[Any], like: pa.Schema | None) -> pa.RecordBa
                 yield batch
 
     return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _line_for_rows(first: Any) -> str | None:
+    """Return the line for an iterator of rows or columns, or None for an iterator of dataframes.
+
+    A row is not a dataframe, and its iterator would be read one row at a time.
+    """
+    if isinstance(first, Mapping):
+        libraries = set(map(library_name, first.values()))
+        maker = _MAKERS.get(libraries.pop()) if len(libraries) == 1 else None
+        if maker is not None:
+            return f"frames = map({maker}, frames)"
+        return "rows = list(frames)  # or, for columns: frames = map(pd.DataFrame, frames)"
+    if not isinstance(first, list | tuple) or hasattr(first, "__arrow_c_array__"):
+        return None
+    if first and isinstance(first, list) and detect_language(first) != "tuples":
+        return None  # rows with names
+    if first and isinstance(first[0], list | tuple):
+        return "rows = [row for rows in frames for row in rows]  # or rows = list(frames)"
+    return "rows = list(frames)"
+
+
+def _refuse_other_sides(
+    sides: Mapping[str, str], sides_before: dict[str, str], *, language: str
+) -> None:
+    """Refuse intervals that are closed on another side than those of earlier dataframes."""
+    for name, side in sides.items():
+        side_before = sides_before.setdefault(name, side)
+        if side != side_before:
+            error = Unstorable(
+                f"holds intervals that are closed on the {side}, and earlier dataframes hold "
+                f"intervals that are closed on the {side_before}",
+                expression=BOUNDS_AND_SIDE,
+                missing="pd.isna({v})",
+            )
+            raise unsupported_column(name, error, language=language)
 
 
 def _widen_decimals(like: pa.Schema | None, schema: pa.Schema) -> pa.Schema:
@@ -813,6 +943,11 @@ def _reader(table: pa.Table) -> pa.RecordBatchReader:
 
 
 def _not_a_dataframe_error(df: object) -> UnsupportedDataframe:
+    if library_name(df) == "pandas" and hasattr(df, "dtype"):
+        return UnsupportedDataframe(
+            f"A pandas {type(df).__name__} is not a dataframe.",
+            hint="df = pd.DataFrame({'col_0': df})",
+        )
     if isinstance(df, str | os.PathLike):
         path = os.fspath(df)
         return UnsupportedDataframe(
@@ -821,7 +956,7 @@ def _not_a_dataframe_error(df: object) -> UnsupportedDataframe:
         )
     return UnsupportedDataframe(
         f"{df!r:.60} of type {type(df).__name__} is not a dataframe. Supported: {_KINDS}.",
-        hint="create one with pd.DataFrame({'column': [value]})",
+        hint="pass rows, such as [{'column': 1}]",
     )
 
 
@@ -829,15 +964,15 @@ def _read_snippet(path: str) -> str:
     """Return a code snippet that reads the file.
 
     >>> _read_snippet("trips.parquet")
-    "df = pyarrow.parquet.read_table('trips.parquet')"
+    "rows = duckdb.read_parquet('trips.parquet')"
     """
     ending = os.path.splitext(path)[1].lower()
     if ending in (".csv", ".tsv", ".txt", ".gz"):
-        return f"df = pandas.read_csv({path!r}), or larger than memory: duckdb.read_csv({path!r})"
+        return f"df = pd.read_csv({path!r})  # or larger than memory: duckdb.read_csv({path!r})"
     if ending in (".json", ".jsonl", ".ndjson"):
-        return f"df = duckdb.read_json({path!r})"
+        return f"rows = duckdb.read_json({path!r})"
     if ending in (".xls", ".xlsx"):
-        return f"df = pandas.read_excel({path!r})"
+        return f"df = pd.read_excel({path!r})"
     if ending in (".parquet", ".pq"):
-        return f"df = pyarrow.parquet.read_table({path!r})"
-    return f"df = duckdb.read_parquet({path + '/*.parquet'!r}), or pandas.read_csv(...)"
+        return f"rows = duckdb.read_parquet({path!r})"
+    return f"rows = duckdb.read_parquet({path + '/*.parquet'!r})  # or pd.read_csv(...)"

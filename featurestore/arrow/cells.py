@@ -28,8 +28,13 @@ from featurestore.arrow.arrays import (
     to_shaped_column,
     to_uniform_shape,
 )
-from featurestore.arrow.column_lines import TEXT
-from featurestore.arrow.unstorable import Unstorable, translate_conversion_errors
+from featurestore.arrow.column_lines import TEXT, preserve_missing
+from featurestore.arrow.unstorable import (
+    Unstorable,
+    missing_condition,
+    surrogates_error,
+    translate_conversion_errors,
+)
 
 # Types that Arrow converts without loss if all cells have the same type.
 _PLAIN: tuple[frozenset[Any], ...] = (
@@ -54,7 +59,7 @@ _UNSUPPORTED = {
     "complex": "[{v}.real, {v}.imag]",
     "timedelta": "{v} // datetime.timedelta(microseconds=1)",
     "pandas Timedelta": "{v}.value",
-    "numpy timedelta64": "int({v}.astype('int64'))",
+    "numpy timedelta64": "None if np.isnat({v}) else int({v}.astype('int64'))",
     "time": "{v}.isoformat()",
     "Period": "{v}.to_timestamp()",
     "Fraction": "[{v}.numerator, {v}.denominator]",
@@ -64,6 +69,8 @@ _UNSUPPORTED = {
     "collection": "list({v})",
     "object": TEXT,
 }  # fmt: skip
+BOUNDS_AND_SIDE = "{'left': {v}.left, 'right': {v}.right, 'closed': {v}.closed}"
+_INT64_LIMIT = 2**63
 _SUPPORTED_VALUES = "supported values are numbers, strings, bytes, times, lists, arrays and dicts"
 _KINDS: tuple[tuple[type | tuple[type, ...], str], ...] = (
     (np.bool_, "bool"),
@@ -155,7 +162,7 @@ def normalize_cells(cells: Sequence[Any]) -> Sequence[Any]:
         Unstorable: The cells have incompatible kinds, or cannot be stored.
     """
     if _cell_types(cells) in _PLAIN:
-        return cells
+        return _check_plain_cells(cells)
     cells = _unwrap_scalars(cells)
     kinds = _classify_cells(cells)
     for kind in kinds:
@@ -176,6 +183,27 @@ def normalize_cells(cells: Sequence[Any]) -> Sequence[Any]:
         return _normalize_dicts(cells)
     if "list" in kinds or "array" in kinds:
         return _normalize_lists(cells)
+    return _check_plain_cells(cells)
+
+
+def _check_plain_cells(cells: Sequence[Any]) -> Sequence[Any]:
+    """Refuse values inside of lists and dicts that Arrow refuses, which names the item itself."""
+    types = _cell_types(cells)
+    if types == {str}:
+        texts = [cell for cell in cells if cell is not None]
+        try:
+            "".join(texts).encode()
+        except UnicodeEncodeError:
+            raise surrogates_error(texts) from None
+    integers = [cell for cell in cells if type(cell) is int] if int in types else []
+    if types == {int, float}:
+        rounded = [cell for cell in integers if int(float(cell)) != cell]
+        if rounded:
+            raise Unstorable("holds integers that float64 would round", cells=rounded[:1])
+    if types == {int} and not -_INT64_LIMIT <= min(integers) <= max(integers) < _INT64_LIMIT:
+        if min(integers) < 0 or max(integers) >= 2 * _INT64_LIMIT:
+            raise Unstorable("holds integers of more than 64 bits", cells=[max(integers, key=abs)])
+        return [None if cell is None else np.uint64(cell) for cell in cells]
     return cells
 
 
@@ -212,6 +240,8 @@ def _unwrap_scalars(cells: Sequence[Any]) -> Sequence[Any]:
     """Convert library scalars to Python objects, and missing values to None."""
     types = _cell_types(cells)
     kinds = _classify_cells(cells)
+    if "Interval" in kinds:
+        _check_interval_sides(cells)
     simple: dict[type, Callable[[Any], Any]] = {}
     for cell_type in types:
         kind = _classify_type(cell_type)
@@ -231,6 +261,44 @@ def _unwrap_scalars(cells: Sequence[Any]) -> Sequence[Any]:
     return changed
 
 
+def interval_side(cells: Any) -> str | None:
+    """Return the side on which the intervals of a column are closed, or None without intervals.
+
+    >>> interval_side([1, None]) is None
+    True
+    """
+    dtype = getattr(cells, "dtype", None)
+    categories = getattr(dtype, "categories", None)
+    side = getattr(dtype if categories is None else categories.dtype, "closed", None)
+    if side is None and (isinstance(cells, list) or str(dtype) == "object"):
+        side = getattr(_find_first_of_kind(cells, "Interval"), "closed", None)
+    return side
+
+
+def _check_interval_sides(cells: Sequence[Any]) -> None:
+    """Refuse intervals that are closed on different sides, which the stored bounds do not have."""
+    firsts: dict[str, Any] = {}
+    for cell in cells:
+        cell_type: Any = type(cell)
+        if _classify_type(cell_type) == "Interval":
+            firsts.setdefault(cell.closed, cell)
+    if len(firsts) > 1:
+        raise Unstorable(
+            "holds intervals that are closed on different sides",
+            expression=BOUNDS_AND_SIDE,
+            missing="pd.isna({v})",
+            cells=list(firsts.values())[:2],
+        )
+
+
+def _datetime_from_datetime64(cell: Any) -> Any:
+    try:
+        return to_python_cells(np.array([cell]))[0]
+    except Unstorable as error:
+        expression = "None if np.isnat({v}) else str({v})"
+        raise Unstorable(error.problem, expression=expression, cells=[cell]) from error
+
+
 def _float_from_longdouble(cell: Any) -> float:
     number = float(cell)
     if np.longdouble(number) != cell and cell == cell:
@@ -241,7 +309,7 @@ def _float_from_longdouble(cell: Any) -> float:
 _SIMPLE: dict[str, Callable[[Any], Any]] = {
     "missing": lambda cell: None,
     "longdouble": _float_from_longdouble,
-    "datetime64": lambda cell: to_python_cells(np.array([cell]))[0],
+    "datetime64": _datetime_from_datetime64,
     "Arrow scalar": lambda cell: cell.as_py(),
     "Arrow array": lambda cell: cell.to_pylist(),
     "Interval": lambda cell: {"left": cell.left, "right": cell.right},
@@ -314,8 +382,7 @@ def _normalize_lists(cells: Sequence[Any]) -> Sequence[Any]:
     except Unstorable as error:
         raise Unstorable(
             _describe_nested(error.problem, "lists"),
-            expression=f"[None if item is None else {error.expression.replace('{v}', 'item')} "
-            "for item in {v}]",
+            expression=f"[{_convert_item(items, error.expression)} for item in {{v}}]",
             missing=f"not isinstance({{v}}, {'(list, tuple)' if kinds == {'list'} else 'np.ndarray'})",
             cells=error.cells,
             line=error.line,
@@ -350,7 +417,7 @@ def _normalize_dicts(cells: Sequence[Any]) -> Sequence[Any]:
         except Unstorable as error:
             raise Unstorable(
                 _describe_nested(error.problem, f"dicts, as {key!r}"),
-                expression=_convert_key(key, error.expression),
+                expression=_convert_key(key, values, error.expression),
                 cells=error.cells,
                 line=error.line,
             ) from error
@@ -371,10 +438,18 @@ def _describe_nested(problem: str, container: str) -> str:
     return problem if " inside " in problem else f"{problem}, inside {container}"
 
 
-def _convert_key(key: str, expression: str) -> str:
+def _convert_item(items: Sequence[Any], expression: str) -> str:
+    """Return the expression that converts an item of a list."""
+    condition = missing_condition(items) or "{v} is None"
+    return preserve_missing(expression, condition).replace("{v}", "item")
+
+
+def _convert_key(key: str, values: Sequence[Any], expression: str) -> str:
     """Return the expression that converts the value of one key of a dict."""
+    condition = missing_condition(values) or "{v} is None"
+    missing = condition.replace("{v}", f"{{v}}.get({key!r})")
     inner = expression.replace("{v}", f"{{v}}[{key!r}]")
-    return f"{{v}} if {{v}}.get({key!r}) is None else {{**{{v}}, {key!r}: {inner}}}"
+    return f"{{v}} if {missing} else {{**{{v}}, {key!r}: {inner}}}"
 
 
 def _to_list(cell: Any) -> Any:

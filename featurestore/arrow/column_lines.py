@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.types as pat
 
 # The placeholder of the cell in an expression, and the condition for missing cells.
 _CELL = "cell"
 _SET_ARROW = "table = table.set_column(table.column_names.index({c!r}), {c!r}, {values})"
+_SET_CELLS = "columns[{c!r}] = [{e} for cell in columns[{c!r}]]"
+_COLUMNS_OF_RECORDS = "columns = {{name: list(array[name]) for name in array.dtype.names}}"
+_COLUMNS_OF_MATRIX = "columns = {{f'col_{{i}}': list(column) for i, column in enumerate(array.T)}}"
 _TEMPLATES = {
     "pandas": "df[{c!r}] = [{e} for cell in df[{c!r}]]",
     "polars": "df = df.with_columns(pl.Series({c!r}, [{e} for cell in df[{c!r}].to_list()]))",
@@ -28,12 +32,11 @@ _TEMPLATES = {
     "Spark rows": "rows = [{{**row.asDict(), {c!r}: {e}}} for row in rows "
     "for cell in [row[{c!r}]]]",
     "tuples": "rows = [[*row[:{i}], {e}, *row[{i} + 1:]] for row in rows for cell in [row[{i}]]]",
-    "columns": "columns[{c!r}] = [{e} for cell in columns[{c!r}]]",
+    "columns": _SET_CELLS,
     "numpy images": "columns = {{{c!r}: [{e} for cell in array]}}",
-    "numpy records": "columns = {{name: list(array[name]) for name in array.dtype.names}}; "
-    "columns[{c!r}] = [{e} for cell in columns[{c!r}]]",
-    "numpy": "columns = {{f'col_{{i}}': list(column) for i, column in enumerate(array.T)}}; "
-    "columns[{c!r}] = [{e} for cell in columns[{c!r}]]",
+    "rows of images": "columns = {{{c!r}: [{e} for cell in rows]}}",
+    "numpy records": f"{_COLUMNS_OF_RECORDS}; {_SET_CELLS}",
+    "numpy": f"{_COLUMNS_OF_MATRIX}; {_SET_CELLS}",
 }  # fmt: skip
 # Conversions to strings that a library supports directly, and that preserve nulls.
 _TEXTS = {
@@ -90,11 +93,19 @@ _CASTS = {"pandas": _PANDAS_CAST, "pyarrow": _ARROW_CAST}
 # The times and durations of polars are stored as integers, also in lists and structs.
 _POLARS_NUMBERS = "df = df.with_columns(pl.col({c!r}).to_physical())"
 # Arrow extension types of pandas, whose storage is one integer or two.
-_OF_PANDAS = {"pandas.period": "dt.to_timestamp()"}
-_SET_PANDAS = (
-    "table = table.set_column(table.column_names.index({c!r}), {c!r}, "
-    "pa.array(table[{c!r}].to_pandas().{t}))"
-)
+PANDAS_EXTENSIONS = {"pandas.period": "dt.to_timestamp()"}
+_SET_PANDAS = {
+    "pyarrow": "table = table.set_column(table.column_names.index({c!r}), {c!r}, "
+    "pa.array(table[{c!r}].to_pandas().{t}))",
+    "columns": "columns[{c!r}] = columns[{c!r}].{t}",
+}
+# Counts of units in the Python objects of durations.
+_DURATIONS = {
+    "s": "{v} // datetime.timedelta(seconds=1)",
+    "ms": "{v} // datetime.timedelta(milliseconds=1)",
+    "us": "{v} // datetime.timedelta(microseconds=1)",
+    "ns": "{v}.value",
+}
 _OF_NULLS = {
     "pandas": "df[{c!r}] = df[{c!r}].astype('float64')",
     "polars": "df = df.with_columns(pl.col({c!r}).cast(pl.Float64))",
@@ -104,6 +115,11 @@ _MAPS = {
     "duckdb": "rows = rows.select('* REPLACE (map_entries({q}) AS {q})')",
     "pyspark": "df = df.withColumn({c!r}, F.map_entries({c!r}))",
 }
+_NANOSECONDS_OF_COLUMN = (
+    "columns['{c}'] = pd.Series(pd.to_datetime(columns['{c}'], utc=True)); "
+    "columns['{c}_ns'] = columns['{c}'].dt.nanosecond; "
+    "columns['{c}'] = columns['{c}'].dt.floor('us')"
+)
 # The column for the nanoseconds when a time column is stored in microseconds.
 _NANOSECONDS = {
     "pandas": "df['{c}_ns'] = df['{c}'].dt.nanosecond; df['{c}'] = df['{c}'].dt.floor('us')",
@@ -112,12 +128,9 @@ _NANOSECONDS = {
     "pyarrow": "table = table.append_column('{c}_ns', pc.nanosecond(table['{c}'])).set_column("
     "table.column_names.index('{c}'), '{c}', "
     "pc.floor_temporal(table['{c}'], unit='microsecond'))",
-    "columns": "times = columns['{c}']; columns['{c}_ns'] = [None if pd.isna(cell) else "
-    "cell.nanosecond for cell in map(pd.Timestamp, times)]; columns['{c}'] = "
-    "[None if pd.isna(cell) else cell.floor('us') for cell in map(pd.Timestamp, times)]",
-    "rows": "rows = [{{**row, '{c}': None if pd.isna(cell) else cell.floor('us'), "
-    "'{c}_ns': None if pd.isna(cell) else cell.nanosecond}} for row in rows "
-    "for cell in [pd.Timestamp(row.get('{c}'))]]",
+    "columns": _NANOSECONDS_OF_COLUMN,
+    "numpy": f"{_COLUMNS_OF_MATRIX}; {_NANOSECONDS_OF_COLUMN}",
+    "numpy records": f"{_COLUMNS_OF_RECORDS}; {_NANOSECONDS_OF_COLUMN}",
     "duckdb": "rows = rows.select('* REPLACE (make_timestamp(epoch_ns({c}) // 1000) AS {c}), "
     "epoch_ns({c}) % 1000 AS {c}_ns')",
 }
@@ -131,8 +144,12 @@ def detect_language(df: object) -> str:
     """
     # Some DuckDB releases define their classes in ``_duckdb``.
     library = type(df).__module__.split(".")[0].lstrip("_")
-    if library in ("pandas", "polars", "pyarrow", "duckdb", "pyspark", "numpy"):
+    if library in ("pandas", "polars", "pyarrow", "duckdb", "pyspark"):
         return library
+    if isinstance(df, np.ndarray):
+        if df.ndim > 2:
+            return "numpy images"
+        return "numpy" if df.dtype.names is None else "numpy records"
     if isinstance(df, Mapping):
         return "columns"
     if isinstance(df, list | tuple) and df:
@@ -141,6 +158,8 @@ def detect_language(df: object) -> str:
             return "rows"
         if hasattr(row, "_fields"):
             return "named tuples"
+        if isinstance(row, np.ndarray) and row.ndim > 1:
+            return "rows of images"
         return "Spark rows" if hasattr(row, "asDict") else "tuples"
     # Any other object with an Arrow stream is converted by ``pa.table(df)``.
     return "pyarrow" if hasattr(df, "__arrow_c_stream__") else "rows"
@@ -241,8 +260,8 @@ def type_line(language: str, column: str, kind: pa.DataType) -> str | None:
     if language == "polars" and _contains_only_numbers(kind):
         return _POLARS_NUMBERS.format(c=column)
     extension = getattr(kind, "extension_name", "")
-    if extension in _OF_PANDAS:
-        return _SET_PANDAS.format(c=column, t=_OF_PANDAS[extension])
+    if extension in PANDAS_EXTENSIONS and language in _SET_PANDAS:
+        return _SET_PANDAS[language].format(c=column, t=PANDAS_EXTENSIONS[extension])
     if pat.is_null(kind) and language in _OF_NULLS:
         return _OF_NULLS[language].format(c=column)
     if language in _CASTS and (pat.is_time(kind) or pat.is_duration(kind)):
@@ -253,7 +272,9 @@ def type_line(language: str, column: str, kind: pa.DataType) -> str | None:
     expression = _cell_expression(kind)
     if expression is None:
         return None
-    return cell_line(language, column, expression)
+    # ``pd.isna`` of a list is an array.
+    missing = "{v} is None or {v} is pd.NA" if language == "pandas" else ""
+    return cell_line(language, column, expression, missing_condition=missing)
 
 
 def nanoseconds_line(language: str, column: str) -> str:
@@ -262,7 +283,10 @@ def nanoseconds_line(language: str, column: str) -> str:
     >>> nanoseconds_line("pandas", "t")
     "df['t_ns'] = df['t'].dt.nanosecond; df['t'] = df['t'].dt.floor('us')"
     """
-    return _NANOSECONDS.get(language, _NANOSECONDS["pandas"]).format(c=column)
+    template = _NANOSECONDS.get(language)
+    if template is None:
+        return cell_line(language, column, TEXT) or "round the times to microseconds"
+    return template.format(c=column)
 
 
 def _contains_only_numbers(kind: pa.DataType) -> bool:
@@ -278,7 +302,7 @@ def _cell_expression(kind: pa.DataType) -> str | None:
     if pat.is_time(kind):
         return "{v}.isoformat()"
     if pat.is_duration(kind):
-        return "{v}.value" if kind.unit == "ns" else "{v} // datetime.timedelta(microseconds=1)"
+        return _DURATIONS[kind.unit]
     if str(kind) == "month_day_nano_interval":
         return "list({v})"
     if pat.is_map(kind):

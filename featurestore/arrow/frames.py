@@ -6,14 +6,14 @@ Arrow converts plain columns directly; other columns are converted cell by cell.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from featurestore.arrow.arrays import from_numpy, numbers_to_arrow, to_plain_array
-from featurestore.arrow.cells import cells_to_array
+from featurestore.arrow.cells import cells_to_array, interval_side
 from featurestore.arrow.column_lines import detect_language, rename_line
 from featurestore.arrow.column_names import to_feature_names
 from featurestore.arrow.json_text import is_utf8_string
@@ -32,8 +32,11 @@ from featurestore.errors import (
     listing,
 )
 
+_TEXT_OF_POLARS = "df = df.with_columns(pl.col({c!r}).cast(pl.String))"
 _LONG_INTEGERS = ("Int128", "UInt128")
 
+# The array of a pandas column of numpy values, by release of pandas.
+_NUMPY_WRAPPERS = ("NumpyExtensionArray", "PandasArray")
 _PLAIN_UNITS = ("datetime64[s]", "datetime64[ms]", "datetime64[us]", "datetime64[ns]")
 _WIDEST_FLOAT = 8
 # pandas dtypes that Arrow converts without loss; dtypes with [unit, zone] are zoned times.
@@ -144,8 +147,10 @@ def table_from_columns(columns: Mapping[Any, Any]) -> pa.Table:
     scalars = [name for name, values in columns.items() if not _is_column(values)]
     if scalars:
         hint = "each value must be a list or an array with one item per row"
-        if len(scalars) == len(columns):
-            hint = "pass one row as a list of one dict: [row]"
+        if all(isinstance(columns[name], Iterator) for name in scalars):
+            hint = "; ".join(f"columns[{name!r}] = list(columns[{name!r}])" for name in scalars)
+        elif len(scalars) == len(columns):
+            hint = "rows = [columns]  # one row"
         raise UnsupportedDataframe(
             f"The values of a dict must be columns; these are not: {listing(scalars)}.",
             hint=hint,
@@ -169,9 +174,10 @@ def table_from_array(array: Any) -> pa.Table:
     >>> table_from_array(np.zeros((3, 28, 28, 1))).column_names
     ['col_0']
     """
+    array = _without_subclass(array)
     if array.dtype.names is not None and array.ndim == 1:
         columns = {name: array[name] for name in array.dtype.names}
-        return _table_from_columns(columns, language="numpy records")
+        return _table_from_columns(columns, language=detect_language(array))
     if array.ndim < 2 or array.dtype.names is not None:
         raise UnsupportedDataframe(
             f"A numpy array of shape {array.shape} is not a dataframe; arrays must have two "
@@ -179,7 +185,7 @@ def table_from_array(array: Any) -> pa.Table:
             hint="array = array.reshape(-1, 1)",
         )
     if array.ndim > 2:
-        return _table_from_columns({"col_0": array}, language="numpy images")
+        return _table_from_columns({"col_0": array}, language=detect_language(array))
     columns = {f"col_{index}": array[:, index] for index in range(array.shape[1])}
     if not columns:
         raise UnsupportedDataframe(f"A numpy array of shape {array.shape} has no columns.")
@@ -232,9 +238,22 @@ def column_from_polars(series: Any, *, name: str, language: str) -> pa.Array | p
         if short.null_count() > series.null_count():
             raise Unstorable(
                 f"has {kind} integers that do not fit 64 bits",
-                line=f"df = df.with_columns(pl.col({name!r}).cast(pl.String))",
+                line=_TEXT_OF_POLARS.format(c=name) if language == "polars" else None,
             )
         return short.to_arrow()
+
+
+def interval_sides(df: Any) -> dict[Any, str]:
+    """Return the side on which intervals are closed, for each column of intervals.
+
+    >>> interval_sides({"id": [1, 2]})
+    {}
+    """
+    if not isinstance(df, Mapping) and type(df).__module__.split(".")[0] != "pandas":
+        return {}
+    columns = df.items() if hasattr(df, "items") else ()
+    sides = {name: interval_side(column) for name, column in columns}
+    return {name: side for name, side in sides.items() if side is not None}
 
 
 def _is_plain_dtype(dtype: Any) -> bool:
@@ -272,7 +291,7 @@ def _rows_to_columns(rows: Iterable[Any]) -> dict[str, list[Any]]:
     plain = []
     for row in rows:
         if hasattr(row, "tolist"):
-            row = row.tolist()
+            row = _array_to_row(row)
         plain.append(row)
     lengths = sorted(set(map(len, plain)))
     if len(lengths) != 1:
@@ -288,6 +307,12 @@ def _rows_to_columns(rows: Iterable[Any]) -> dict[str, list[Any]]:
     for index, title in enumerate(names):
         columns[title] = [row[index] for row in plain]
     return columns
+
+
+def _array_to_row(array: Any) -> Any:
+    """Return the cells of an array; ``tolist`` returns times of nanoseconds as integers."""
+    is_numbers = getattr(getattr(array, "dtype", None), "kind", "") not in ("M", "m", "V")
+    return array.tolist() if is_numbers else list(array)
 
 
 def _table_from_columns(columns: Mapping[Any, Any], *, language: str) -> pa.Table:
@@ -325,6 +350,11 @@ def _array_from_numpy(values: Any, *, name: str, language: str, nan_is_null: boo
         return numbers_to_arrow(to_plain_array(values), nan_is_null=nan_is_null)
 
 
+def _without_subclass(array: Any) -> Any:
+    """Return an array whose columns have one dimension, unlike those of ``numpy.matrix``."""
+    return array if isinstance(array, np.ma.MaskedArray) else np.asarray(array)
+
+
 def _array_to_column(name: str, values: Any, *, language: str) -> pa.Array:
     """Convert an array of shape (rows, ...) to a column with one cell per row."""
     # Fixed-size lists of size 0 have no feature type.
@@ -346,7 +376,7 @@ def _array_from_pandas(values: Any, *, name: str, language: str) -> pa.Array | p
     dtype = values.dtype
     # Arrow would convert a period to a plain number.
     check_dtype(name, dtype, language=language)
-    if str(dtype).startswith("Sparse"):
+    if str(dtype).startswith("Sparse") or type(values).__name__ in _NUMPY_WRAPPERS:
         values = np.asarray(values)
     if isinstance(values.dtype, np.dtype):
         array = np.asarray(values)

@@ -143,7 +143,7 @@ def unsupported_column(
             language,
             name,
             error.expression,
-            missing_condition=error.missing or _missing_condition(values),
+            missing_condition=error.missing or missing_condition(values),
         )
     return UnsupportedType(f"Column {name!r} {error.problem}{examples}.", hint=hint)
 
@@ -157,6 +157,18 @@ def is_missing(cell: object) -> bool:
     if cell is None or type(cell).__name__ in ("NAType", "NaTType"):
         return True
     return isinstance(cell, float) and cell != cell
+
+
+def missing_condition(values: Sequence[Any]) -> str:
+    """Return the condition for missing cells: also for pandas' missing values if there are any.
+
+    >>> missing_condition([1, None]), missing_condition([1, float("nan")])
+    ('', 'pd.isna({v})')
+    """
+    for cell in values:
+        if cell is not None and is_missing(cell):
+            return "pd.isna({v})"
+    return ""
 
 
 def check_dtype(name: str, dtype: Any, *, language: str = "pandas") -> None:
@@ -273,6 +285,8 @@ def translate_query_errors() -> Iterator[None]:
     """Translate refusals that a query raises for its values to ``UnsupportedType``."""
     try:
         yield
+    except FeatureStoreError:
+        raise
     except Exception as error:
         # The error class depends on the DuckDB and pyarrow releases.
         refusal = parse_refusal(str(error))
@@ -296,17 +310,26 @@ def parse_refusal(text: str) -> UnsupportedType | None:
 def _from_library_error(error: Exception, values: Sequence[Any]) -> Unstorable:
     """Translate an Arrow or Python error to ``Unstorable``."""
     if isinstance(error, UnicodeError):
-        return Unstorable(
-            "holds strings that UTF-8 cannot encode (lone surrogates)",
-            expression="{v}.encode('utf-8', 'surrogatepass')",
-            cells=[cell for cell in values if _is_unencodable(cell)][:1],
-        )
+        return surrogates_error(values)
     if isinstance(error, OverflowError):
         return Unstorable(
             "holds integers of more than 64 bits", cells=[max(values, key=_magnitude)]
         )
     text = str(error).partition("\n")[0].rstrip(".")
     return Unstorable(f"cannot be stored ({text})")
+
+
+def surrogates_error(values: Sequence[Any]) -> Unstorable:
+    r"""Return the error for texts with lone surrogates.
+
+    >>> surrogates_error(["a", "b\ud800"]).cells
+    ['b\ud800']
+    """
+    return Unstorable(
+        "holds strings that UTF-8 cannot encode (lone surrogates)",
+        expression="{v}.encode('utf-8', 'surrogatepass')",
+        cells=[cell for cell in values if _is_unencodable(cell)][:1],
+    )
 
 
 def _is_unencodable(cell: object) -> bool:
@@ -345,14 +368,6 @@ def _short(cell: object) -> str:
     return text if len(text) <= _MAX_REPR else f"{text[:_MAX_REPR]}..."
 
 
-def _missing_condition(values: Sequence[Any]) -> str:
-    """Return the condition for missing cells: also for pandas' missing values if there are any."""
-    for cell in values:
-        if cell is not None and is_missing(cell):
-            return "pd.isna({v})"
-    return ""
-
-
 def _load_expression(cell: bytes) -> str | None:
     """Return the expression that decodes a cell, or None for bytes that are not an array."""
     if cell.startswith(_NPY):
@@ -381,7 +396,7 @@ def _decode_hint(name: str, load_expression: str, language: str) -> str:
             f"table[{name!r}].to_pylist()]}}"
         )
     return (
-        f"{line}; to store bytes, create the group from a table without rows, where {name!r} "
+        f"{line}  # to store bytes, create the group from a table without rows, where {name!r} "
         "is pa.binary(), and insert them"
     )
 

@@ -254,7 +254,10 @@ def _columns_hint(problems: Sequence[str], casts: Sequence[str], *, only_new: bo
         return "schema_change='add' adds new nullable columns"
     if all(problem.startswith("missing") for problem in problems):
         return "columns match by name; add a column of nulls if its values are unknown"
-    return f"{'; '.join(casts) or 'cast the columns'}, or {_NEXT_VERSION}"
+    if not casts:
+        return f"cast the columns, or {_NEXT_VERSION}"
+    # A line with a comment can be pasted.
+    return f"{'; '.join(casts)}  # or {_NEXT_VERSION}"
 
 
 def _case_conflicts(new_columns: Sequence[pa.Field], names: Sequence[str]) -> list[str]:

@@ -134,7 +134,7 @@ def test_unsupported_dataframe_raises(subtests: pytest.Subtests) -> None:
         "empty dict": ({}, "empty dict"),
         "dict of scalars": (
             {"a": 1, "b": "x"},
-            r"these are not: 'a', 'b'.\nHint: pass one row .*: \[row\]",
+            r"these are not: 'a', 'b'.\nHint: rows = \[columns\]",
         ),
         "dict with a scalar": ({"a": [1], "b": 2}, "these are not: 'b'"),
         "columns of unequal lengths": ({"a": [1], "b": [1, 2]}, "'a' has 1, 'b' has 2"),
@@ -165,7 +165,7 @@ def test_invalid_column_names_raise_with_rename_hint() -> None:
         read(pd.DataFrame({"wind speed": [1], "2nd": [2], "fine": [3]}))
     with pytest.raises(InvalidName, match="unique ignoring case"):
         read(pa.table({"a": [1], "A": [2]}))
-    with pytest.raises(InvalidName, match=r"df.columns = \['a', 'a_2'\]"):
+    with pytest.raises(InvalidName, match=r"df = df.set_axis\(\['a', 'a_2'\], axis=1\)"):
         read(pd.DataFrame([[1, 2]], columns=["a", "a"]))
 
 

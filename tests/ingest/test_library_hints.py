@@ -7,14 +7,12 @@ from collections import namedtuple
 from typing import TYPE_CHECKING, Any
 
 import duckdb
-import numpy as np
 import pyarrow as pa
 import pytest
 
 import featurestore
-from featurestore.arrow.column_lines import detect_language
 from featurestore.errors import DuplicateKeys, InvalidArgument, LabelTimeRequired, NoJoinKey
-from tests.ingest.value_kinds import NAMES
+from tests.ingest.pasting import pasted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,14 +64,6 @@ def in_library(table: pa.Table, library: str) -> Any:
         "columns": table.to_pydict,
     }
     return makers[library]()
-
-
-def pasted(df: Any, hint: str) -> Any:
-    """Return the dataframe after running its hint."""
-    name = NAMES[detect_language(df)]
-    names = {"pd": pd, "pl": pl, "pa": pa, "np": np, "datetime": datetime, name: df}
-    exec(hint, names)
-    return names[name]
 
 
 def create_group(store: FeatureStore, name: str, keys: pa.Array) -> None:

@@ -40,9 +40,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # numpy 2.5: the generic unit of NaT
     GENERIC_NAT = np.datetime64("NaT")
 ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
-# The variable name of the dataframe in hints, by the result of detect_language.
-NAMES = {"pandas": "df", "polars": "df", "pyarrow": "table", "duckdb": "rows", "numpy": "array"}
-NAMES |= dict.fromkeys(("rows", "tuples", "named tuples"), "rows") | {"columns": "columns"}
 
 
 class Color(enum.Enum):
@@ -158,6 +155,8 @@ CELLS = [
     Cells("pandas.Timedelta", [pd.Timedelta(7, "ns"), None], [7, None]),
     Cells("pandas.Period", [pd.Period("2024-01", "M"), None], [dt.datetime(2024, 1, 1, tzinfo=dt.UTC), None]),
     Cells("pandas.Interval", [pd.Interval(0, 1), None], [{"left": 0, "right": 1}, None], "struct<left: int64, right: int64>"),
+    Cells("pandas.Interval closed on different sides", [pd.Interval(0, 1, "left"), pd.Interval(0, 1), None], [{"left": 0, "right": 1, "closed": "left"}, {"left": 0, "right": 1, "closed": "right"}, None]),
+    Cells("list of Timedeltas with NaT", [[pd.Timedelta(7, "ns"), pd.NaT], None], [[7, None], None]),
     Cells("pyarrow scalars", [pa.scalar(1), None], [1, None], "int64"),
 ]  # fmt: skip
 
@@ -226,6 +225,8 @@ KINDS = [
     ColumnCase("numpy", "masked images", lambda: {"c": np.ma.masked_equal(np.array([[[1, 2]]], "f4"), 2)}, [[[1.0, None]]], "list<item: list<item: double>>"),
     ColumnCase("numpy", "images of complex", lambda: np.ones((1, 2, 1), complex), [[[[1.0, 0.0]], [[1.0, 0.0]]]], column="col_0"),
     ColumnCase("numpy", "matrix of objects", lambda: np.array([[1, "a"], [2, None]], object), ["a", None], "string", column="col_1"),
+    ColumnCase("numpy", "numpy.matrix", lambda: np.matrix([[1, 2], [3, 4]]), [1, 3], "int64", column="col_0"),
+    ColumnCase("numpy", "matrix of datetime64[ns] finer than 1 us", lambda: np.array([[FINE.to_datetime64()]]), [UTC_NOON], column="col_0"),
     ColumnCase("numpy", "matrix of complex", lambda: np.array([[1j], [2]]), [[0.0, 1.0], [2.0, 0.0]], column="col_0"),
     # -- pandas --------------------------------------------------------------------------------
     ColumnCase("pandas", "Int64 and other nullable numbers", pandas_column(1, None, dtype="Int64"), [1, None], "int64"),
@@ -247,6 +248,10 @@ KINDS = [
     ColumnCase("pandas", "ArrowDtype", pandas_column(1, None, dtype=pd.ArrowDtype(pa.int8())), [1, None], "int8"),
     ColumnCase("pandas", "ArrowDtype of times of day", pandas_column(CLOCK, None, dtype=pd.ArrowDtype(pa.time64("us"))), ["12:30:00.000000", None]),
     ColumnCase("pandas", "ArrowDtype of durations", pandas_column(dt.timedelta(1), None, dtype=pd.ArrowDtype(pa.duration("s"))), [86400, None]),
+    ColumnCase("pandas", "ArrowDtype of maps", pandas_column([("a", 1)], None, dtype=pd.ArrowDtype(pa.map_(pa.string(), pa.int8()))), [[{"key": "a", "value": 1}], None]),
+    ColumnCase("pandas", "ArrowDtype of lists of durations", pandas_column([dt.timedelta(0, 7)], None, dtype=pd.ArrowDtype(pa.list_(pa.duration("s")))), [[7], None]),
+    ColumnCase("pandas", "PeriodIndex", lambda: pd.period_range("2024-01", periods=1, freq="M", name="c"), [dt.datetime(2024, 1, 1, tzinfo=dt.UTC)]),
+    ColumnCase("pandas", "TimedeltaIndex", lambda: pd.to_timedelta([7], "ns"), [7], column="col_0"),
     ColumnCase("pandas", "Series", lambda: pd.Series([1, 2], name="c"), [1, 2], "int64"),
     ColumnCase("pandas", "PeriodIndex in a dict", lambda: {"c": pd.period_range("2024-01", periods=1, freq="M")}, [dt.datetime(2024, 1, 1, tzinfo=dt.UTC)]),
     ColumnCase("pandas", "IntervalIndex in a dict", lambda: {"c": pd.interval_range(0, 1)}, [{"left": 0, "right": 1}], "struct<left: int64, right: int64>"),

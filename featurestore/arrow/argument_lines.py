@@ -1,0 +1,181 @@
+"""Hints about columns, as lines for the object that the caller passed.
+
+The lines of ``column_lines`` convert a column of a dataframe. A caller may have passed another
+object: an iterator of dataframes, a series, an index, or a stream of Arrow data. Its line first
+creates the dataframe, or converts each dataframe of the iterator.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from featurestore.arrow.column_lines import PANDAS_EXTENSIONS, detect_language
+from featurestore.errors import FeatureStoreError
+
+# The variables of dataframes in the lines of ``column_lines``, and of iterators here.
+FRAME_VARIABLES = ("df", "table", "rows", "columns", "array")
+_FRAMES = "frames"
+# Expressions that replace a column, by the variable of the dataframe.
+_REPLACED = {"df": "df.assign(**{{{key}: {value}}})", "columns": "{{**columns, {key}: {value}}}"}
+_COLUMNS_TO_ROWS = (
+    "frames = ([dict(zip(columns, cells)) for cells in zip(*columns.values())] "
+    "for columns in frames)"
+)
+_COMMENT = "  # "
+_TO_TABLE = "table = pa.table(table)"
+_DATASET_TO_TABLE = "table = table.to_table()"
+BATCH_TO_TABLE = "table = pa.Table.from_batches([table])"
+
+
+@contextmanager
+def hints_for(preparation: str, *, is_iterated: bool) -> Iterator[None]:
+    """Change the hint of each error to a line for the argument of a call.
+
+    Args:
+        preparation: The statement that creates the dataframe, or "" (``prepare_line``).
+        is_iterated: Whether the argument is an iterator of such objects.
+    """
+    try:
+        yield
+    except FeatureStoreError as error:
+        if error.hint is not None:
+            error.replace_hint(
+                argument_line(error.hint, preparation=preparation, is_iterated=is_iterated)
+            )
+        raise
+
+
+def argument_line(line: str, *, preparation: str, is_iterated: bool) -> str:
+    """Return the line for an argument; lines without assignments to dataframes are unchanged.
+
+    Arguments are the same as in ``hints_for``.
+
+    >>> argument_line("df = df.rename(columns={'a b': 'a_b'})", preparation="", is_iterated=True)
+    "frames = (df.rename(columns={'a b': 'a_b'}) for df in frames)"
+    >>> argument_line("df['a'] = df['a'].dt.to_timestamp()", preparation="df = df.to_frame('a')",
+    ...     is_iterated=False)
+    "df = df.to_frame('a'); df['a'] = df['a'].dt.to_timestamp()"
+    """
+    code, separator, comment = line.partition(_COMMENT)
+    if not _parse_assignments(code):
+        return line
+    # Only the columns that the line uses are converted.
+    needed = [part for part in preparation.split("; ") if part.partition(" = ")[0] in code]
+    # An inner call may have prepared the dataframe.
+    if needed and not code.startswith("; ".join(needed)):
+        code = "; ".join([*needed, code])
+    if is_iterated:
+        code = _iterate(_parse_assignments(code))
+    return f"{code}{separator}{comment}"
+
+
+def prepare_line(df: Any) -> str:
+    """Return the statement that creates a dataframe from an argument, or "" for dataframes.
+
+    >>> prepare_line(pa.chunked_array([[1, 2]])), prepare_line([{"a": 1}])
+    ('table = pa.table(table)', '')
+    """
+    language = detect_language(df)
+    if language == "pandas":
+        return _prepare_pandas(df)
+    if isinstance(df, np.ndarray):
+        return _prepare_array("array", df)
+    if language == "columns" and isinstance(df, Mapping):
+        return "; ".join(filter(None, (_prepare_column(name, df[name]) for name in df)))
+    if language == "pyarrow" and not isinstance(df, pa.Table):
+        if isinstance(df, pa.RecordBatch):
+            return BATCH_TO_TABLE
+        return _DATASET_TO_TABLE if hasattr(df, "to_table") else _TO_TABLE
+    return ""
+
+
+def _prepare_pandas(df: Any) -> str:
+    if hasattr(df, "columns"):
+        # The levels of a named index are columns.
+        return "" if set(df.index.names) == {None} else "df = df.reset_index()"
+    if not hasattr(df, "to_frame"):
+        return ""
+    if hasattr(df, "index"):
+        return "df = df.to_frame('col_0')" if df.name is None else "df = df.to_frame()"
+    if hasattr(df, "levels"):
+        return "df = df.to_frame(index=False)"
+    name = "col_0" if df.name is None else df.name
+    return f"df = df.to_frame(index=False, name={name!r})"
+
+
+def _prepare_column(name: object, values: Any) -> str:
+    """Return the statement that converts the cells of a column to Python objects, or ""."""
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        if getattr(values.type, "extension_name", "") in PANDAS_EXTENSIONS:
+            return f"columns[{name!r}] = columns[{name!r}].to_pandas()"
+        return f"columns[{name!r}] = columns[{name!r}].to_pylist()"
+    if hasattr(values, "to_arrow"):  # a series of polars
+        # Arrow has no type for other integers and for Python objects.
+        is_object = str(values.dtype) in ("Object", "Int128", "UInt128")
+        method = "to_list()" if is_object else "to_arrow().to_pylist()"
+        return f"columns[{name!r}] = columns[{name!r}].{method}"
+    if isinstance(values, np.ndarray):
+        return _prepare_array(f"columns[{name!r}]", values)
+    if hasattr(getattr(values, "dtype", None), "pyarrow_dtype"):
+        return f"columns[{name!r}] = pa.array(columns[{name!r}]).to_pylist()"
+    return ""
+
+
+def _prepare_array(variable: str, array: Any) -> str:
+    """Return the statement that replaces the masked cells of an array, or ""."""
+    if isinstance(array, np.matrix):
+        return f"{variable} = np.asarray({variable})"
+    if not isinstance(array, np.ma.MaskedArray) or array.ndim > 2 or array.dtype.names:
+        return ""
+    if array.dtype.kind in "mM":
+        return f"{variable} = {variable}.filled(np.array('NaT', {variable}.dtype))"
+    return f"{variable} = {variable}.astype(object).filled(None)"
+
+
+def _parse_assignments(code: str) -> list[ast.Assign]:
+    """Return the statements of a line, or nothing unless all assign and one uses a dataframe."""
+    try:
+        statements = ast.parse(code).body
+    except SyntaxError:
+        return []
+    assignments = [statement for statement in statements if isinstance(statement, ast.Assign)]
+    is_used = any(_find_frame(assignment.value) for assignment in assignments)
+    is_changed = any(ast.unparse(assignment.targets[0]) == _FRAMES for assignment in assignments)
+    is_line = is_used and not is_changed and len(assignments) == len(statements)
+    return assignments if is_line else []
+
+
+def _find_frame(value: ast.expr) -> str | None:
+    """Return the dataframe variable that an expression reads, or None."""
+    names = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
+    return next((name for name in FRAME_VARIABLES if name in names), None)
+
+
+def _iterate(statements: list[ast.Assign]) -> str:
+    """Return the line that applies statements to each dataframe of ``frames``."""
+    steps = []
+    variable = None
+    for statement in statements:
+        variable = variable or _find_frame(statement.value)
+        if variable is None:  # names that the next statement uses
+            steps.append(ast.unparse(statement))
+            continue
+        (target,) = statement.targets
+        value = ast.unparse(statement.value)
+        result = variable
+        if isinstance(target, ast.Subscript):
+            key = ast.unparse(target.slice)
+            value = _REPLACED[ast.unparse(target.value)].format(key=key, value=value)
+        else:
+            result = ast.unparse(target)
+        steps.append(f"{_FRAMES} = ({value} for {variable} in {_FRAMES})")
+        variable = result
+    if variable == "columns":  # an iterator of dicts would be one of rows
+        steps.append(_COLUMNS_TO_ROWS)
+    return "; ".join(steps)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
@@ -66,19 +68,22 @@ def _parse_constant(word: str) -> Any:
     raise JsonError(f"{word} is not a JSON number")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_parse_pairs, parse_constant=_parse_constant)
-_EXACT = json.JSONDecoder(
-    object_pairs_hook=_parse_pairs,
-    parse_constant=_parse_constant,
-    parse_float=NumberText,
-    parse_int=_Integer,
-)
+@cache
+def _decoder(exact: bool, constant: Callable[[str], Any] = _parse_constant) -> json.JSONDecoder:
+    """Return a decoder; ``constant`` converts the names of NaN and infinity."""
+    numbers: dict[str, Any] = {}
+    if exact:
+        numbers = {"parse_float": NumberText, "parse_int": _Integer}
+    return json.JSONDecoder(object_pairs_hook=_parse_pairs, parse_constant=constant, **numbers)
 
 
-def parse_json(text: str, *, exact: bool = False) -> Any:
+def parse_json(
+    text: str, *, exact: bool = False, constant: Callable[[str], Any] = _parse_constant
+) -> Any:
     """Parse a JSON string.
 
-    ``exact`` returns numbers as ``NumberText``, with all their digits.
+    ``exact`` returns numbers as ``NumberText``, with all their digits. ``constant`` converts the names
+    NaN, Infinity and -Infinity, which Python writes; by default they are errors.
 
     Raises:
         JsonError: The string is not valid JSON, an object has a duplicate name, a string is not
@@ -92,7 +97,7 @@ def parse_json(text: str, *, exact: bool = False) -> Any:
     featurestore.arrow.json_text.JsonError: the name 'id' is repeated in one object
     """
     try:
-        value = (_EXACT if exact else _DECODER).decode(text)
+        value = _decoder(exact, constant).decode(text)
     except (ValueError, RecursionError) as error:
         raise _json_error(error) from None
     return _check_value(value, text)
@@ -108,7 +113,7 @@ def parse_json_at(text: str, start: int, *, exact: bool = False) -> tuple[Any, i
     ({'id': 1}, 10)
     """
     try:
-        value, end = (_EXACT if exact else _DECODER).raw_decode(text, start)
+        value, end = _decoder(exact).raw_decode(text, start)
     except (ValueError, RecursionError) as error:
         raise _json_error(error) from None
     return _check_value(value, text[start:end]), end

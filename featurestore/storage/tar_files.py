@@ -94,9 +94,10 @@ class TarReader:
             self._unread, self._padding = size, -size % BLOCK
             yield TarMember(name, size, start)
 
-    def read(self) -> bytes:
-        """Return the content of the last member; the caller checks its size before."""
-        size, self._unread = self._unread, 0
+    def read(self, size: int | None = None) -> bytes:
+        """Return the content of the last member, or its first bytes; the caller checks its size."""
+        size = self._unread if size is None else min(size, self._unread)
+        self._unread -= size
         return self._read_exactly(size, self._position)
 
     def _read_extended(self, size: int, start: int) -> bytes:

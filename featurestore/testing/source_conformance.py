@@ -54,7 +54,8 @@ class SourceConformance:
     def source(self, rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
         """Write ``rows`` to a source; return the source and the query for all rows.
 
-        ``directory`` is an empty folder.
+        ``directory`` is an empty folder. The query of a source with more columns has the columns of
+        ``rows``.
         """
         raise NotImplementedError
 
@@ -133,7 +134,7 @@ class SourceConformance:
         source, query = self.source(rows, directory)
         snapshot = source.snapshot()
         try:
-            read = snapshot.read(replace(query, columns=columns, window=window))
+            read = snapshot.read(replace(query, columns=columns or query.columns, window=window))
             table = pa.Table.from_batches(list(read), schema=read.schema)
         finally:
             snapshot.close()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sqlite3
+import tarfile
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +17,7 @@ from pyarrow import csv, parquet
 
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, find_source
 
+COLUMNS = ("id", "customer", "total", "created_at")
 ORDERS = "create table orders (id {id}, customer {text}, total {float}, created_at {time})"
 
 
@@ -69,6 +72,20 @@ def huggingface_folder(rows: pa.Table, directory: Path) -> tuple[Source, SourceQ
     (folder / "state.json").write_text(json.dumps({"_data_files": names}))
     (folder / "dataset_info.json").write_text(json.dumps({"features": None}))
     return open_source("file", str(directory)), SourceQuery(path="orders")
+
+
+def webdataset_shards(rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
+    (directory / "shards").mkdir()
+    for number, part in enumerate((rows.slice(0, 40), rows.slice(40))):
+        with tarfile.open(directory / "shards" / f"{number}.tar", "w") as archive:
+            for row in part.to_pylist():
+                members = {**row, "created_at": row["created_at"].isoformat()}
+                content = json.dumps(members).encode()
+                file = tarfile.TarInfo(f"orders/{row['id']}.json")
+                file.size = len(content)
+                archive.addfile(file, io.BytesIO(content))
+    # The keys are a column of their own.
+    return open_source("file", str(directory)), SourceQuery(path="shards", columns=COLUMNS)
 
 
 def json_lines(rows: pa.Table, directory: Path) -> tuple[Source, SourceQuery]:
@@ -212,6 +229,7 @@ SOURCE_WRITERS: dict[str, Any] = {
     "csv": csv_folder,
     "json lines": json_lines,
     "hugging face": huggingface_folder,
+    "webdataset": webdataset_shards,
     "delta": delta,
     "iceberg": iceberg,
 }

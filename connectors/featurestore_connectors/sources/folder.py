@@ -67,6 +67,7 @@ from featurestore_connectors.sources.folders.tables import (
     find_columns,
     schema_key,
 )
+from featurestore_connectors.sources.folders.webdataset_table import WebDatasetTable
 from featurestore_connectors.sources.locations import FileListing
 
 
@@ -287,6 +288,8 @@ class FolderSnapshot:
             )
         if folder_files.format == "arrow":
             return folder_files, ArrowTable(folder_files, table, options)
+        if folder_files.format == "webdataset":
+            return folder_files, WebDatasetTable(folder_files, table, options)
         return folder_files, JsonTable(folder_files, table, options)
 
     def _select_files(

@@ -35,6 +35,7 @@ ENDINGS: Mapping[str, Sequence[str]] = {
     "jsonl": (".jsonl", ".ndjson", ".json"),
     "json": (".json",),
     "arrow": (".arrow",),
+    "webdataset": (".tar",),
 }
 # Options to suggest for files whose extensions do not determine the format.
 SIMILAR_ENDINGS: Mapping[str, Mapping[str, str]] = {

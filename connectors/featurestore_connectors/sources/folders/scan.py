@@ -141,6 +141,11 @@ class JsonScan:
             if self._wide is None and not _LOW <= value <= _HIGH:
                 self._wide = (file, line)
 
+    @property
+    def has_only_objects(self) -> bool:
+        """Whether all values are objects or null."""
+        return self._first.keys() - {type(None)} == {dict}
+
     def kind(self, table: TableName, path: str, column: str) -> pa.DataType:
         """Return the common type of all values at a path in a column.
 

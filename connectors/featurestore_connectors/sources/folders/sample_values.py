@@ -1,0 +1,218 @@
+"""Values of WebDataset files: the conversion of samples to the columns of a table.
+
+The last part of an extension names the encoding of a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+
+from featurestore.arrow.arrays import from_numpy
+from featurestore.arrow.json_columns import JsonColumns
+from featurestore.arrow.json_text import (
+    JsonError,
+    NonFinite,
+    json_type_name,
+    parse_json,
+    short_repr,
+)
+from featurestore.arrow.numpy_files import read_array
+from featurestore.arrow.text_values import parse_texts
+from featurestore.arrow.types import (
+    array_item_type,
+    array_shape,
+    innermost_type,
+    is_list_type,
+    is_nested,
+)
+from featurestore_connectors.sources.folders.options import FolderOptions
+from featurestore_connectors.sources.folders.tables import Column, TableSchema, text_rules
+from featurestore_connectors.sources.folders.tar_samples import Sample
+
+KEY = "key"
+JSON_SUFFIXES = ("json", "jsn")
+ARRAY_SUFFIX = "npy"
+# The column of an invalid value, None for the whole row, and the reason.
+BadValue = tuple[str | None, str]
+
+
+def last_part(extension: str) -> str:
+    """Return the part of an extension that names the encoding.
+
+    >>> last_part("left.jpg"), last_part("cls")
+    ('jpg', 'cls')
+    """
+    return extension.rpartition(".")[2]
+
+
+class SampleDecoder:
+    """The conversion of samples to the requested columns of a table."""
+
+    def __init__(
+        self, options: FolderOptions, schema: TableSchema, columns: Sequence[Column]
+    ) -> None:
+        self._options = options
+        self._columns = columns
+        self._names = {column.name for column in schema.in_files}
+        self._requested = {column.name for column in columns}
+        readable = [column for column in columns if not pat.is_binary(column.kind)]
+        self._json = JsonColumns(
+            pa.schema([(column.name, column.kind) for column in readable]),
+            texts_of_values=frozenset(
+                column.name
+                for column in readable
+                if column.is_declared and (pat.is_string(column.kind) or is_nested(column.kind))
+            ),
+            rules=self._options.rules(""),
+            rules_of={column.name: text_rules(column, self._options) for column in readable},
+        )
+
+    def needed_bytes(self, extension: str) -> int | None:
+        """Return the number of bytes of a file that the columns need; None for all."""
+        is_needed = extension in self._requested or self._has_members(extension)
+        return None if is_needed else 0
+
+    def decode(self, samples: Sequence[Sample]) -> tuple[list[pa.Array], dict[int, BadValue]]:
+        """Return the columns, and for each invalid row its column and the reason."""
+        problems: dict[int, BadValue] = {}
+        objects = []
+        for row, sample in enumerate(samples):
+            try:
+                objects.append(self._members(sample))
+            except ValueError as error:
+                problems[row] = (None, str(error))
+                objects.append({})
+        json_columns, reasons = self._json.convert(objects)
+        for row, reason in reasons.items():
+            problems.setdefault(row, (None, reason))
+        arrays = []
+        for column in self._columns:
+            if column.name == KEY:
+                arrays.append(pa.array([sample.key for sample in samples], pa.string()))
+                continue
+            files = [sample.files.get(column.name) for sample in samples]
+            has_files = any(content is not None for content in files)
+            if column.name in json_columns and not (has_files and self._is_file(column.name)):
+                arrays.append(json_columns[column.name])
+                continue
+            values, bad = self._decode_files(files, column)
+            arrays.append(values)
+            for row, reason in bad.items():
+                problems.setdefault(row, (column.name, reason))
+        return arrays, problems
+
+    def _has_members(self, extension: str) -> bool:
+        """Return whether the members of an object in a file are columns."""
+        return extension in JSON_SUFFIXES and extension not in self._names
+
+    def _is_file(self, name: str) -> bool:
+        """Return whether a column is a file that is not JSON."""
+        return last_part(name) not in JSON_SUFFIXES
+
+    def _members(self, sample: Sample) -> dict[str, Any]:
+        """Return the values of the JSON files of a sample by column.
+
+        Raises:
+            ValueError: A file is not JSON, or has another column.
+        """
+        members: dict[str, Any] = {}
+        exact = self._json.is_exact
+        for extension, content in sample.files.items():
+            if self._has_members(extension):
+                value = parse_value(content, constant=NonFinite, exact=exact)
+                if not isinstance(value, dict):
+                    raise ValueError(f"{extension} is {json_type_name(value)}, not an object")
+                members |= value
+            elif extension not in self._names:
+                raise ValueError(f"the file {extension!r} is not in the schema")
+            elif extension in self._requested and not self._is_file(extension):
+                members[extension] = parse_value(content, constant=NonFinite, exact=exact)
+        unknown = [name for name in members if name not in self._names]
+        if unknown:
+            raise ValueError(f"the name {short_repr(unknown[0])} is not in the schema")
+        repeated = [name for name in members if name in sample.files and self._is_file(name)]
+        if repeated:
+            raise ValueError(f"{short_repr(repeated[0])} is a file and a member of the JSON object")
+        return members
+
+    def _decode_files(
+        self, files: Sequence[bytes | None], column: Column
+    ) -> tuple[pa.Array, dict[int, str]]:
+        """Return the values of files with one extension, and the reasons of invalid rows."""
+        if pat.is_binary(column.kind):
+            return pa.array(files, column.kind), {}
+        if last_part(column.name) == ARRAY_SUFFIX:
+            return _decode_arrays(files, column.kind)
+        reasons: dict[int, str] = {}
+        texts: list[str | None] = []
+        for row, content in enumerate(files):
+            text = None
+            try:
+                text = None if content is None else content.decode()
+            except UnicodeDecodeError:
+                reasons[row] = "the bytes are not UTF-8"
+            is_text = text is None or pat.is_string(column.kind)
+            texts.append(text if is_text else text.strip())
+        values, bad = parse_texts(
+            pa.array(texts, pa.string()), column.kind, text_rules(column, self._options)
+        )
+        return values, bad | reasons
+
+
+def parse_value(content: bytes, *, constant: Callable[[str], Any], exact: bool = False) -> Any:
+    """Return the value of a JSON file.
+
+    Raises:
+        JsonError: The bytes are not JSON in UTF-8.
+    """
+    try:
+        return parse_json(content.decode(), exact=exact, constant=constant)
+    except UnicodeDecodeError:
+        raise JsonError("the bytes are not UTF-8") from None
+
+
+def _decode_arrays(
+    files: Sequence[bytes | None], dtype: pa.DataType
+) -> tuple[pa.Array, dict[int, str]]:
+    """Return the arrays of .npy files, and the reasons of files with arrays of another type."""
+    reasons: dict[int, str] = {}
+    arrays: list[Any] = []
+    item = np.dtype(innermost_type(dtype).to_pandas_dtype())
+    for row, content in enumerate(files):
+        array = None
+        try:
+            array = None if content is None else read_array(content)
+        except ValueError as error:
+            reasons[row] = str(error)
+        is_number = array is None or (
+            np.can_cast(array.dtype, item, "safe") and _has_shape(array.shape, dtype)
+        )
+        if not is_number:
+            reasons[row] = f"an array of {array.dtype} and shape {array.shape} is not {dtype}"
+        arrays.append(array if is_number else None)
+    valid = np.array([array is not None for array in arrays], np.bool_)
+    shape = array_shape(dtype)
+    if array_item_type(dtype) == innermost_type(dtype) and valid.any():
+        zeros = np.zeros(shape, item)
+        stacked = np.stack([zeros if array is None else array.astype(item) for array in arrays])
+        if shape:
+            return from_numpy(stacked, valid=valid), reasons
+        return pa.array(stacked, dtype, mask=~valid), reasons
+    lists = [None if array is None else array.astype(item).tolist() for array in arrays]
+    return pa.array(lists, dtype), reasons
+
+
+def _has_shape(shape: tuple[int, ...], dtype: pa.DataType) -> bool:
+    """Return whether an array of a shape has a list type."""
+    for length in shape:
+        if not is_list_type(dtype):
+            return False
+        if pat.is_fixed_size_list(dtype) and dtype.list_size != length:
+            return False
+        dtype = dtype.value_type
+    return not is_list_type(dtype)

@@ -1,0 +1,239 @@
+"""Tables of WebDataset shards: tar archives with a few files for each row.
+
+The extension of a file is the name of its column, and the last part of the extension decides how it is
+read, as in the decoders of WebDataset: ``cls`` is an integer, ``txt`` a string, ``npy`` an array, all
+others are bytes. The members of the object in ``json`` are columns of their own. Pickled files are
+refused: they are code.
+
+https://huggingface.co/docs/hub/datasets-webdataset
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from featurestore.arrow.numpy_files import HEADER_BYTES, ArrayHeader, read_header
+from featurestore.arrow.types import feature_type
+from featurestore.plugins.engine import TimeRange
+from featurestore.plugins.source import BadRow
+from featurestore_connectors.sources.folders.listing import FolderFile
+from featurestore_connectors.sources.folders.sample_values import (
+    ARRAY_SUFFIX,
+    JSON_SUFFIXES,
+    KEY,
+    SampleDecoder,
+    last_part,
+    parse_value,
+)
+from featurestore_connectors.sources.folders.scan import JsonScan, TextScan
+from featurestore_connectors.sources.folders.tables import (
+    BadRows,
+    Column,
+    FolderTable,
+    TableSchema,
+    check_declared,
+    drop_rows,
+)
+from featurestore_connectors.sources.folders.tar_samples import Sample, read_samples
+
+_INTEGERS = ("class", "cls", "cls2", "count", "id", "index", "inx")
+_TEXTS = ("text", "transcript", "txt")
+_PICKLES = ("dill", "joblib", "pickle", "pkl", "pt", "pth", "pyd")
+# A batch ends after this many samples or bytes.
+_BATCH_ROWS = 4096
+_BATCH_BYTES = 32 << 20
+
+
+class WebDatasetTable(FolderTable):
+    """A table of tar archives, with a row for each sample; a missing file is null."""
+
+    def columns(self) -> list[Column]:
+        scan = _SampleScan(self)
+        bad_rows = BadRows(self.table, self.options.on_bad_rows == "quarantine")
+        for file in self.folder_files.files:
+            samples = read_samples(file, self.table, self._scanned_bytes)
+            while batch := list(islice(samples, _BATCH_ROWS)):
+                scan.update(self._valid_samples(batch, file, bad_rows), file, bad_rows)
+        columns = scan.columns()
+        names = [column.name for column in columns]
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise self.table.invalid_file_error(
+                f"{self.folder_files.files[0].name}: {repeated} are files and members of the JSON "
+                "object, or have the name of the column with the keys.",
+                hint="rename the members of the JSON objects, or the extensions of the files",
+            )
+        if scan.has_samples:
+            names += self.folder_files.partitions
+            check_declared(names, self.table, self.options)
+        return columns
+
+    def rows(
+        self,
+        file: FolderFile,
+        schema: TableSchema,
+        columns: Sequence[Column],
+        *,
+        window: TimeRange | None,
+        bad_rows: BadRows,
+    ) -> Iterator[pa.RecordBatch]:
+        decoder = SampleDecoder(self.options, schema, columns)
+        samples = read_samples(file, self.table, decoder.needed_bytes)
+        for batch in _sized_batches(samples):
+            valid = self._valid_samples(batch, file, bad_rows)
+            arrays, reasons = decoder.decode(valid)
+            for row, (column, reason) in sorted(reasons.items()):
+                bad_rows.add(BadRow(file.name, valid[row].number, column, reason, valid[row].key))
+            names = [column.name for column in columns] or [""]
+            rows = pa.RecordBatch.from_arrays(arrays or [pa.nulls(len(valid))], names)
+            yield drop_rows(rows, list(reasons))
+
+    def _scanned_bytes(self, extension: str) -> int | None:
+        """Return the number of bytes of a file that determine the type of its column."""
+        if extension in self.options.dtypes:
+            return 0
+        suffix = last_part(extension)
+        if suffix == ARRAY_SUFFIX:
+            return HEADER_BYTES
+        return None if suffix in JSON_SUFFIXES + _INTEGERS else 0
+
+    def _valid_samples(
+        self, samples: Sequence[Sample], file: FolderFile, bad_rows: BadRows
+    ) -> list[Sample]:
+        for sample in samples:
+            if sample.problem is not None:
+                row = BadRow(file.name, sample.number, None, sample.problem, sample.key)
+                bad_rows.add(row)
+        return [sample for sample in samples if sample.problem is None]
+
+
+class _SampleScan:
+    """Incremental inference of the columns of samples."""
+
+    def __init__(self, table: WebDatasetTable) -> None:
+        self._table = table.table
+        self._options = table.options
+        self.has_samples = False
+        self._extensions: dict[str, None] = {}
+        self._integers: dict[str, TextScan] = {}
+        self._arrays: dict[str, _ArrayScan] = {}
+        # The members are the extensions of JSON files.
+        self._json = JsonScan(table.options.rules(""))
+
+    def update(self, samples: Sequence[Sample], file: FolderFile, bad_rows: BadRows) -> None:
+        """Update the inference with samples of a file."""
+        self.has_samples = self.has_samples or bool(samples)
+        rows_of_json: list[dict[str, Any]] = []
+        for sample in samples:
+            if not sample.files.keys() <= self._extensions.keys():
+                self._extensions |= dict.fromkeys(sample.files)
+            values: dict[str, Any] = {}
+            for extension, content in sample.files.items():
+                try:
+                    self._update_file(extension, content, values)
+                except ValueError as error:
+                    reason = f"{extension}: {error}"
+                    bad_rows.add(BadRow(file.name, sample.number, extension, reason, sample.key))
+            rows_of_json.append(values)
+        numbers = [sample.number for sample in samples]
+        self._json.update_members(rows_of_json, numbers, file.name, {})
+
+    def _update_file(self, extension: str, content: bytes, values: dict[str, Any]) -> None:
+        suffix = last_part(extension)
+        if extension in self._options.dtypes:
+            return
+        if suffix in JSON_SUFFIXES:
+            values[extension] = parse_value(content, constant=float)
+        elif suffix in _INTEGERS:
+            rules = self._options.rules(extension)
+            scan = self._integers.setdefault(extension, TextScan(rules, ("int64",)))
+            scan.update(pa.array([content.decode().strip()]))
+        elif suffix == ARRAY_SUFFIX:
+            self._arrays.setdefault(extension, _ArrayScan()).update(read_header(content))
+
+    def columns(self) -> list[Column]:
+        """Return the columns of the samples: the key, and the files in the order of the first ones.
+
+        Raises:
+            InvalidSourceFile: The values of a column have no common type.
+        """
+        columns = [Column(KEY, pa.string())]
+        for extension in self._extensions:
+            scan = self._json.members.get(extension)
+            if extension in JSON_SUFFIXES and scan is not None and scan.has_only_objects:
+                members = scan.members.items()
+                columns += [self._json_column(name, member) for name, member in members]
+            else:
+                columns.append(self._file_column(extension))
+        return columns
+
+    def _file_column(self, extension: str) -> Column:
+        suffix = last_part(extension)
+        if extension in self._options.dtypes:
+            return Column(extension, self._options.dtypes[extension], is_declared=True)
+        if suffix in _PICKLES:
+            return Column(extension, pa.null(), "a pickle, which is code")
+        if suffix in JSON_SUFFIXES and extension in self._json.members:
+            return self._json_column(extension, self._json.members[extension])
+        if suffix in _INTEGERS and extension in self._integers:
+            meaning = self._integers[extension].meaning
+            return Column(extension, pa.int64() if meaning == "int64" else pa.string())
+        if suffix in _TEXTS:
+            return Column(extension, pa.string())
+        if suffix == ARRAY_SUFFIX and extension in self._arrays:
+            dtype = self._arrays[extension].dtype()
+            if dtype is None:
+                return Column(extension, pa.null(), "arrays of several types, or numbers of axes")
+            return Column(extension, dtype)
+        return Column(extension, pa.binary())
+
+    def _json_column(self, name: str, scan: JsonScan) -> Column:
+        if name in self._options.dtypes:
+            return Column(name, self._options.dtypes[name], is_declared=True)
+        return Column(name, scan.kind(self._table, name, name), scan.meaning)
+
+
+class _ArrayScan:
+    """The common type of arrays: an axis whose lengths differ is a list of any size."""
+
+    def __init__(self) -> None:
+        self._dtypes: set[np.dtype[Any]] = set()
+        self._axes: set[int] = set()
+        self._lengths: dict[int, set[int]] = {}
+
+    def update(self, header: ArrayHeader) -> None:
+        self._dtypes.add(header.dtype.newbyteorder("="))
+        self._axes.add(len(header.shape))
+        for axis, length in enumerate(header.shape):
+            self._lengths.setdefault(axis, set()).add(length)
+
+    def dtype(self) -> pa.DataType | None:
+        """Return the feature type of the arrays, or None if they have none in common."""
+        if len(self._axes) > 1 or len({dtype.kind for dtype in self._dtypes}) > 1:
+            return None
+        dtype = feature_type(pa.from_numpy_dtype(np.result_type(*self._dtypes)))
+        for axis in sorted(self._lengths, reverse=True):
+            lengths = self._lengths[axis]
+            item = pa.field("item", dtype)
+            dtype = (
+                pa.list_(item) if len(lengths) > 1 or lengths == {0} else pa.list_(item, *lengths)
+            )
+        return dtype
+
+
+def _sized_batches(samples: Iterator[Sample]) -> Iterator[list[Sample]]:
+    """Yield the samples in batches of bounded size."""
+    batch: list[Sample] = []
+    size = 0
+    for sample in samples:
+        batch.append(sample)
+        size += sum(map(len, sample.files.values()))
+        if len(batch) == _BATCH_ROWS or size > _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    yield batch

@@ -11,7 +11,7 @@ from featurestore.errors import InvalidDbtProject, did_you_mean, listing
 
 _EXAMPLE = "meta: {featurestore: {primary_key: [customer_id]}}"
 _NO_KEY = "has no key: no primary_key constraint, and no column with the tests unique and not_null"
-_NO_TABLE = ("ephemeral", "inline", "test")
+_NO_TABLE = ("ephemeral", "inline", "table_function", "test")
 # The materialization of dbt-duckdb that writes a file.
 _EXTERNAL = "external"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from featurestore.errors import listing
 from featurestore.model import display
 
 Action = Literal["created", "changed", "unchanged", "removed"]
@@ -100,7 +99,9 @@ class DbtImport:
         for skip in self.skipped:
             nodes.setdefault(f"{skip.reason} ({skip.hint})", []).append(skip.node)
         for reason, names in nodes.items():
-            lines.append(f"skipped   {listing(names, limit=_MAX_SKIPPED)}: {reason}")
+            more = len(names) - _MAX_SKIPPED
+            lines += [f"skipped   {reason}", *(f"  {name}" for name in names[:_MAX_SKIPPED])]
+            lines += [f"  and {more} more"] if more > 0 else []
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def _repr_html_(self) -> str:

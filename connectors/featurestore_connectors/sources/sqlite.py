@@ -7,8 +7,9 @@ types is prepended to the result, which determines the inferred types.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote as percent
@@ -48,6 +49,10 @@ _KINDS = {
     "text": pa.string(),
     "blob": pa.binary(),
 }
+_FLOAT = ("real", pa.float64())
+_BOOLEAN = ("integer", pa.bool_())
+# Declared types of numbers without a fraction: decimal(20,0), number(10).
+_NO_FRACTION = re.compile(r"(?:DEC|NUM)[A-Z]* *\( *\d+ *(?:, *0 *)?\)")
 _WITH_ZONE = r":\d{2}(\.\d+)?\s*(Z|[+-]\d{2}:?\d{2})$"
 _SQLITE_TIME = "strftime('%Y-%m-%d %H:%M:%f', {})"
 _TIME_STEP = timedelta(milliseconds=1)
@@ -55,11 +60,24 @@ _TIME_STEP = timedelta(milliseconds=1)
 
 @dataclass(frozen=True)
 class _ColumnStorage:
-    """The declared type of a column, and the first and last storage class of its values."""
+    """The declared type of a column, and the storage classes of its values.
 
-    declared: str
-    first: str | None
-    last: str | None
+    ``misfits`` is whether it has integers that do not fit its type: those that a float cannot
+    represent, or other than 0 and 1 in a boolean column.
+    """
+
+    declared: tuple[str, pa.DataType] | None
+    classes: frozenset[str]
+    misfits: bool = False
+
+    def misfit_condition(self, column: str) -> str | None:
+        """Return SQL for values of a column that do not fit its type, or None if all values fit."""
+        if "integer" not in self.classes:
+            return None
+        if self.classes == {"integer", "real"} or self.declared == _FLOAT:
+            # SQLite compares integers with floats exactly.
+            return f"typeof({column}) = 'integer' AND {column} <> CAST({column} AS real)"
+        return f"{column} NOT IN (0, 1)" if self.declared == _BOOLEAN else None
 
 
 class SQLiteSource:
@@ -167,18 +185,36 @@ class SQLiteSnapshot(TypedColumns):
         declared = self._declared_types(query.table or self._create_view(source))
         expressions = []
         for name in names:
-            kind = f"nullif(typeof({sqltext.quote(name)}), 'null')"
+            storage_class = f"nullif(typeof({sqltext.quote(name)}), 'null')"
             # Classes are compared as strings. If minimum and maximum are equal, all values have
             # this class.
-            expressions += [f"min({kind})", f"max({kind})"]
-        storage_classes = self._execute(f"SELECT {', '.join(expressions)} FROM {source}")[0]
-        columns = []
+            expressions += [f"min({storage_class})", f"max({storage_class})"]
+        extremes = self._execute(f"SELECT {', '.join(expressions)} FROM {source}")[0]
+        columns = {}
         for number, name in enumerate(names):
-            first, last = storage_classes[2 * number : 2 * number + 2]
-            columns.append(
-                _to_source_column(name, _ColumnStorage(declared.get(name, ""), first, last))
-            )
-        return columns
+            classes = frozenset(extremes[2 * number : 2 * number + 2]) - {None}
+            columns[name] = _ColumnStorage(_parse_declared_type(declared.get(name, "")), classes)
+        columns |= self._find_misfits(columns, source)
+        return [_to_source_column(name, storage) for name, storage in columns.items()]
+
+    def _find_misfits(
+        self, columns: Mapping[str, _ColumnStorage], source: str
+    ) -> dict[str, _ColumnStorage]:
+        """Return the columns with values that do not fit the type of their other values."""
+        conditions = {
+            name: condition
+            for name, storage in columns.items()
+            if (condition := storage.misfit_condition(sqltext.quote(name))) is not None
+        }
+        if not conditions:
+            return {}
+        counts = [f"max({condition})" for condition in conditions.values()]
+        has_misfits = self._execute(f"SELECT {', '.join(counts)} FROM {source}")[0]
+        return {
+            name: replace(columns[name], misfits=True)
+            for name, misfits in zip(conditions, has_misfits, strict=True)
+            if misfits
+        }
 
     def _column_names(self, text: str) -> list[str]:
         with translate_errors(self._config), self._connection.cursor() as cursor:
@@ -212,17 +248,8 @@ class SQLiteSnapshot(TypedColumns):
 def _to_source_column(name: str, storage: _ColumnStorage) -> SourceColumn:
     """Return a column with the type of its values; the declared type decides if several fit."""
     quoted = sqltext.quote(name)
-    storage_classes = {storage.first, storage.last} - {None}
-    # No other class is between these names in the alphabet, so the column has only these two.
-    if storage_classes == {"integer", "real"}:
-        # Integers among floats. Integers that a float cannot represent are refused on reading.
-        storage_classes = {"real"}
-    if len(storage_classes) > 1:
-        native = f"values of types {listing(sorted(map(str, storage_classes)))}"
-        return SourceColumn(name, quoted, None, native, readable_expression=_to_text(quoted))
-    by_declaration = _parse_declared_type(storage.declared)
-    if not storage_classes:
-        if by_declaration is None:
+    if not storage.classes:
+        if storage.declared is None:
             return SourceColumn(
                 name,
                 quoted,
@@ -230,17 +257,29 @@ def _to_source_column(name: str, storage: _ColumnStorage) -> SourceColumn:
                 "all values are null",
                 readable_expression=f"cast({quoted} as real)",
             )
-        storage_class, kind = by_declaration
-        return SourceColumn(name, quoted, kind, storage_class)
-    (storage_class,) = map(str, storage_classes)
-    kind = _KINDS[storage_class]
-    if by_declaration is not None:
-        declared_storage, declared_kind = by_declaration
-        if storage_class == declared_storage:
-            kind = declared_kind
-        elif (storage_class, declared_storage) == ("integer", "real"):
-            storage_class, kind = "real", declared_kind
-    return SourceColumn(name, quoted, kind, storage_class)
+        storage_class, dtype = storage.declared
+        return SourceColumn(name, quoted, dtype, storage_class)
+    # No other class is between these names in the alphabet, so the column has only these two.
+    if storage.classes == {"integer", "real"} and not storage.misfits:
+        return SourceColumn(name, quoted, pa.float64(), "real")
+    if len(storage.classes) > 1:
+        native = f"values of types {listing(sorted(storage.classes))}"
+        if storage.misfits:
+            native = "floats, and integers that a float cannot represent"
+        return SourceColumn(name, quoted, None, native, readable_expression=_to_text(quoted))
+    (storage_class,) = storage.classes
+    dtype = _KINDS[storage_class]
+    if storage_class != "integer":
+        if storage.declared is not None and storage.declared[0] == storage_class:
+            dtype = storage.declared[1]
+        return SourceColumn(name, quoted, dtype, storage_class)
+    if storage.declared == _BOOLEAN and storage.misfits:
+        native = "boolean with integers other than 0 and 1"
+        integers = f"cast({quoted} as integer)"
+        return SourceColumn(name, quoted, None, native, readable_expression=integers)
+    if storage.declared in (_FLOAT, _BOOLEAN) and not storage.misfits:
+        storage_class, dtype = storage.declared
+    return SourceColumn(name, quoted, dtype, storage_class)
 
 
 def _to_text(column: str) -> str:
@@ -265,16 +304,17 @@ def _parse_declared_type(declared: str) -> tuple[str, pa.DataType] | None:
     if declared == "DATE":
         return "text", pa.date32()
     if "BOOL" in declared:
-        return "integer", pa.bool_()
+        return _BOOLEAN
     if "INT" in declared:
         return "integer", pa.int64()
     if any(word in declared for word in ("CHAR", "CLOB", "TEXT")):
         return "text", pa.string()
     if "BLOB" in declared:
         return "blob", pa.binary()
-    if declared:
-        return "real", pa.float64()
-    return None
+    if _NO_FRACTION.search(declared):
+        return "integer", pa.int64()
+    # In columns of other types, SQLite converts texts to numbers.
+    return _FLOAT if declared not in ("", "ANY") else None
 
 
 def _window_condition(window: TimeRange) -> str:
@@ -308,20 +348,26 @@ def _parse_array(column: SourceColumn, array: pa.Array) -> pa.Array:
     """Convert an array from its storage class to the feature type of its column."""
     kind = column.kind
     if kind == pa.bool_():
-        has_invalid = pc.any(pc.invert(pc.is_in(array, pa.array([0, 1, None], pa.int64())))).as_py()
-        if has_invalid:
-            raise UnsupportedType(
-                f"Boolean column {column.name!r} has integers other than 0 and 1."
-            )
         return array.cast(pa.bool_())
-    if column.native != "text" or pat.is_string(kind):
+    if column.native != "text":
+        return array
+    quoted = sqltext.quote(column.name)
+    try:
+        # SQLite stores texts of any bytes, and the driver does not check them.
+        array.validate(full=True)
+    except pa.ArrowInvalid as error:
+        statement = f"select cast({quoted} as blob) AS {quoted}, ..."
+        raise UnsupportedType(
+            f"Column {column.name!r} has texts that are not UTF-8.",
+            hint=f"sql={statement!r} reads their bytes",
+        ) from error
+    if pat.is_string(kind):
         return array
     try:
         if pat.is_date(kind):
             return array.cast(pa.date32())
         return _parse_times(array)
     except pa.ArrowInvalid as error:
-        quoted = sqltext.quote(column.name)
         statement = f"select cast({quoted} as text) AS {quoted}, ..."
         raise UnsupportedType(
             f"Column {column.name!r} has strings that are not times: {error}.",

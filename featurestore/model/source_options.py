@@ -39,7 +39,7 @@ def options_to_strings(options: Mapping[str, object]) -> dict[str, str]:
 
 
 def options_from_strings(strings: Mapping[str, str]) -> dict[str, object]:
-    """Return options as the values that ``options_to_strings`` converts to these strings.
+    """Return options as values that ``options_to_strings`` converts to exactly these strings.
 
     Calls in hints repeat the options of a caller in this form.
 
@@ -71,11 +71,7 @@ def _from_string(name: str, text: str) -> object:
         value = parse_json(text)
     except JsonError:
         return text
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return value
-    if isinstance(value, dict) and all(isinstance(item, str) for item in value.values()):
-        return value
-    # Another spelling of a number may be a string, such as a delimiter.
-    if isinstance(value, bool | int) and _to_string(name, value) == text:
+    # Another spelling is a string: a digit may be a delimiter, and grants are for exact options.
+    if isinstance(value, bool | int | list | dict) and _to_string(name, value) == text:
         return value
     return text

@@ -30,6 +30,7 @@ from featurestore.model.job import DBT_ORIGIN, JobSpec
 from featurestore.model.names import SecretReference, format_group_reference, parse_credentials
 from featurestore.model.online_store import OnlineStoreSpec
 from featurestore.model.source import SourceSpec
+from featurestore.model.source_options import options_from_strings
 from featurestore.storage import files, private
 
 _FOLDER = "grants"
@@ -139,7 +140,11 @@ def acting_source(location: str, spec: SourceSpec) -> ActingDefinition:
     # The time of the registration differs between machines.
     del content["created"]
     options = dict(spec.options)
-    arguments = {"secret": spec.secret, "options": options, "description": spec.description}
+    arguments = {
+        "secret": spec.secret,
+        "options": options_from_strings(options),
+        "description": spec.description,
+    }
     command_options = [("--option", f"{name}={value}") for name, value in options.items()]
     command_options += [("--description", spec.description)] if spec.description else []
     return ActingDefinition(

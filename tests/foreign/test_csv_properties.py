@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featurestore.errors import InvalidSourceFile
-from featurestore.model.source_options import options_to_strings
+from featurestore.model.source_options import options_from_strings, options_to_strings
 from featurestore.plugins.source import SourceConfig, SourceQuery
 from featurestore_connectors.sources.folder import FolderSource
 
@@ -116,6 +116,26 @@ def _is_strict(text: str) -> bool:
         return all(len(fields) in (0, 2) for fields in _records(text))
     except csv.Error:
         return False
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(["header", "names", "dtypes", "quote"]),
+        st.text(max_size=4)
+        | st.sampled_from(["true", "01", "-0", "[]", '["a","b"]', '{"a": 1}', "null", '"x"', "1e3"])
+        | st.booleans()
+        | st.integers()
+        | st.lists(TEXT)
+        | st.dictionaries(TEXT, TEXT),
+    )
+)
+def test_repeated_options_are_the_stored_ones(options: dict[str, Any]) -> None:
+    strings = options_to_strings(options)
+    values = options_from_strings(strings)
+    assert options_to_strings(values) == strings
+    for name, value in options.items():
+        assert type(value) is str or values[name] == value
 
 
 @settings(max_examples=25, deadline=None)

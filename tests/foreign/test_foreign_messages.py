@@ -57,7 +57,7 @@ REFUSED: list[tuple[dict[str, str | bytes], dict[str, Any]]] = [
     ({"a.csv": "\n"}, {"header": False, "names": ["id", "x"]}),
     ({"a.csv": "id\n1\n"}, {"skip_rows": 2}),
     ({"a.csv": "1,2\n3\n"}, {"header": False, "names": ["id", "x"], "skip_rows": 0}),
-    ({"a.csv": "1 000;x\n"}, {"delimiter": ";", "header": "false", "names": '["My Id","x"]'}),
+    ({"a.csv": "1 000;x\n"}, {"delimiter": ";", "header": "false", "names": '["My Id", "x"]'}),
     ({"a.jsonl": "\n", "b.jsonl": '{"x": 1}\n'}, {}),
     ({"a.jsonl": '{"x": ' + "[" * 200 + "]" * 200 + "}\n"}, {}),
     ({"a.jsonl": '{"x": ' + "[" * 500 + "]" * 500 + '}\n{"x": 1}\n'}, {}),

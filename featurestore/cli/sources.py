@@ -79,7 +79,7 @@ def read(
     sql: Annotated[str | None, typer.Option(help="Query to run.", show_default=False)] = None,
     path: Annotated[str | None, typer.Option(help="Files to read.", show_default=False)] = None,
     at: Annotated[
-        str | None, typer.Option(help="Version or time to read.", show_default=False)
+        str | None, typer.Option(help="Version, time, branch or tag to read.", show_default=False)
     ] = None,
     option: Annotated[
         list[str] | None,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from queue import Full, Queue
 from threading import Event, Thread
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +22,7 @@ from featurestore.model.paths import StorePaths
 from featurestore.model.source import SourceRead, SourceSpec
 from featurestore.plugins.engine import Relation
 from featurestore.plugins.source import (
+    NamedVersionsSource,
     PartitionedSnapshot,
     PartitionedSource,
     Source,
@@ -52,6 +53,11 @@ def open_source(session: Session, spec: SourceSpec) -> Source:
     return build_source(session, spec)
 
 
+def has_named_versions(session: Session, spec: SourceSpec) -> bool:
+    """Return whether the tables of a source have branches or tags."""
+    return isinstance(open_source(session, spec), NamedVersionsSource)
+
+
 def build_source(session: Session, spec: SourceSpec) -> Source:
     """Create a source to check its definition, before it is granted; the caller does not connect.
 
@@ -70,7 +76,7 @@ def build_source(session: Session, spec: SourceSpec) -> Source:
 
 
 def open_snapshot(
-    session: Session, spec: SourceSpec, version_or_time: int | datetime | None = None
+    session: Session, spec: SourceSpec, version_or_time: int | datetime | str | None = None
 ) -> RenamedSnapshot:
     """Connect to a registered source, and return a snapshot with renamed columns.
 
@@ -78,7 +84,12 @@ def open_snapshot(
         ConfigurationError: The source was not registered on this machine with this definition.
         SourceUnavailable: The source cannot be reached, or rejects the user.
     """
-    snapshot = open_source(session, spec).snapshot(version_or_time)
+    source = open_source(session, spec)
+    if isinstance(version_or_time, str):
+        # ``build_query`` returns text for such sources only.
+        snapshot = cast(NamedVersionsSource, source).named_snapshot(version_or_time)
+    else:
+        snapshot = source.snapshot(version_or_time)
     return RenamedSnapshot(spec.name, snapshot, spec.options.get(RENAME))
 
 

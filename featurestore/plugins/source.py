@@ -101,7 +101,8 @@ class SourceQuery:
         table: A table name.
         sql: A query in the source's dialect.
         path: A file or folder.
-        at: A version or timestamp, if the source supports time travel.
+        at: A version or timestamp, if the source supports time travel; text for a source with named
+            versions.
         columns: The required columns, in order; None selects all.
         window: The time range of the rows.
         options: Additional options of the source.
@@ -110,7 +111,7 @@ class SourceQuery:
     table: str | None = None
     sql: str | None = None
     path: str | None = None
-    at: int | datetime | None = None
+    at: int | datetime | str | None = None
     columns: tuple[str, ...] | None = None
     window: TimeRange | None = None
     options: Mapping[str, str] = field(default_factory=dict)
@@ -209,6 +210,18 @@ class Source(Protocol):
 
     def snapshot(self, at: int | datetime | None = None) -> SourceSnapshot:
         """Connect and return a snapshot of the current state, or of a past version or time."""
+        ...
+
+
+@runtime_checkable
+class NamedVersionsSource(Protocol):
+    """A source whose tables have branches or tags."""
+
+    def named_snapshot(self, name: str) -> SourceSnapshot:
+        """Return a snapshot at a branch or tag, or at a version or time as text.
+
+        Each table has its own names, so a read raises ``SourceTableNotFound`` for an unknown name.
+        """
         ...
 
 

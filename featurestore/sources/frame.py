@@ -19,7 +19,13 @@ from featurestore.arrow.column_names import check_feature_names, suggest_renames
 from featurestore.arrow.text_values import is_typed_value
 from featurestore.errors import InvalidArgument, InvalidName, listing
 from featurestore.external.groups import create_scratch_directory
-from featurestore.external.reading import has_parts, open_snapshot, read_batches, stage_partitions
+from featurestore.external.reading import (
+    has_named_versions,
+    has_parts,
+    open_snapshot,
+    read_batches,
+    stage_partitions,
+)
 from featurestore.model.arguments import warn_caller
 from featurestore.model.featuregroup import ExternalRows
 from featurestore.model.names import RENAME, SNAKE_CASE
@@ -76,7 +82,14 @@ def read_source(
     strings = options_to_strings(options or {})
     check_folder_options(spec, strings)
     query = replace(
-        build_query(table=table, sql=sql, path=path, version_or_time=at), options=strings
+        build_query(
+            table=table,
+            sql=sql,
+            path=path,
+            version_or_time=at,
+            has_names=isinstance(at, str) and has_named_versions(session, spec),
+        ),
+        options=strings,
     )
     if columns is not None:
         query = replace(query, columns=check_columns(columns))
@@ -221,8 +234,11 @@ def build_query(
     path: str | None = None,
     version_or_time: int | datetime | str | None = None,
     rename: Mapping[str, str] | str | None = None,
+    has_names: bool = False,
 ) -> SourceQuery:
     """Build a source query from a caller's arguments.
+
+    With ``has_names``, a version or time as text may also be a name, and remains text.
 
     Raises:
         InvalidArgument: More than one of ``table``, ``sql`` and ``path`` is set, or ``at`` is not a
@@ -238,8 +254,10 @@ def build_query(
     for word, value in selections.items():
         if not isinstance(value, str) or not value.strip():
             raise InvalidArgument(f"{word}={value!r} is not a name.", hint=f"{word}='orders'")
-    version = None
-    if version_or_time is not None:
+    version: int | datetime | str | None = None
+    if has_names and isinstance(version_or_time, str) and version_or_time.strip():
+        version = version_or_time
+    elif version_or_time is not None:
         version = parse_version_or_moment(version_or_time, argument="at")
     options = options_to_strings({RENAME: rename})
     return SourceQuery(table, sql, path, version, options=options)

@@ -28,6 +28,7 @@ from featurestore.errors import (
     missing_extra,
 )
 from featurestore.model.source import SourceTable
+from featurestore.model.times import parse_moment
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import Source, SourceConfig, SourceQuery, SourceSnapshot
 from featurestore.storage import files, storage_for
@@ -67,9 +68,15 @@ class DeltaSource:
 
 
 def open_delta(
-    config: SourceConfig, path: str, version_or_time: int | datetime | None
+    config: SourceConfig, path: str, version_or_time: int | datetime | str | None
 ) -> DeltaSnapshot:
-    """Open the latest version of a table, or the version with a number or at a time."""
+    """Open the latest version of a table, or the version with a number or at a time.
+
+    Raises:
+        InvalidArgument: A text is neither a version nor a time.
+    """
+    if isinstance(version_or_time, str):
+        version_or_time = _parse_version(version_or_time)
     with locations.storage_errors(config):
         if not log.is_delta_table(path):
             raise SourceTableNotFound(
@@ -246,6 +253,19 @@ class DeltaSnapshot(TypedColumns):
             f"{subject} cannot be read: {reason}",
             hint="the version may have been vacuumed, or use an unsupported Delta feature",
         )
+
+
+def _parse_version(text: str) -> int | datetime:
+    try:
+        return parse_moment(text, argument="at")
+    except InvalidArgument as error:
+        if text.isascii() and text.isdecimal():
+            return int(text)
+        raise InvalidArgument(
+            f"at={text!r} is neither a version nor a time of a Delta table, which has no branches or "
+            "tags.",
+            hint="at=3, or at='2024-01-31T00:00:00Z'",
+        ) from error
 
 
 def _needs_mirror(path: str) -> bool:

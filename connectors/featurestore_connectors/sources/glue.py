@@ -17,7 +17,7 @@ from featurestore.errors import InvalidArgument, SourceError, listing, missing_e
 from featurestore.model.source import SourceTable
 from featurestore.plugins.catalog import CatalogSource, TableCatalog
 from featurestore.plugins.credentials import needs_environment_error
-from featurestore.plugins.source import Source, SourceConfig, SourceSnapshot
+from featurestore.plugins.source import NamedVersionsSource, Source, SourceConfig, SourceSnapshot
 from featurestore.storage.settings import SECRET, USER
 from featurestore_connectors.sources import locations
 from featurestore_connectors.sources.catalog_registration import IcebergTables
@@ -88,8 +88,15 @@ class GlueSource:
 
     def snapshot(self, at: int | datetime | None = None) -> GlueSnapshot:
         """Open the catalog; ``at`` is a snapshot of Iceberg tables, a version of Delta tables."""
+        return self._open(at)
+
+    def named_snapshot(self, name: str) -> GlueSnapshot:
+        """Open the catalog at a branch or tag of Iceberg tables, or at a version or time as text."""
+        return self._open(name)
+
+    def _open(self, version: int | datetime | str | None) -> GlueSnapshot:
         catalog, secret = self._connect(self._folder)
-        return GlueSnapshot(self._config, catalog, self._bucket_settings(secret), at, secret)
+        return GlueSnapshot(self._config, catalog, self._bucket_settings(secret), version, secret)
 
     def catalog(self) -> TableCatalog:
         """Connect to the catalog, to register Iceberg tables."""
@@ -140,7 +147,7 @@ class GlueSnapshot(CatalogSnapshot):
         config: SourceConfig,
         catalog: Any,
         settings: Mapping[str, str],
-        version: int | datetime | None,
+        version: int | datetime | str | None,
         secret: str | None,
     ) -> None:
         super().__init__(config)
@@ -293,4 +300,5 @@ def table_location(table: Mapping[str, Any]) -> str:
 if TYPE_CHECKING:
     _contract: type[Source] = GlueSource
     _catalog: type[CatalogSource] = GlueSource
+    _named: type[NamedVersionsSource] = GlueSource
     _snapshot: type[SourceSnapshot] = GlueSnapshot

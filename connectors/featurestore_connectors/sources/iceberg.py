@@ -27,16 +27,21 @@ from featurestore.errors import (
     missing_extra,
 )
 from featurestore.model.source import SourceTable
-from featurestore.model.times import from_micros, to_micros
 from featurestore.plugins.catalog import CatalogSource, TableCatalog
 from featurestore.plugins.source import (
+    NamedVersionsSource,
     Source,
     SourceConfig,
     SourceQuery,
     SourceSnapshot,
     hive_error,
 )
-from featurestore_connectors.sources import duckdb_rows, iceberg_files, locations
+from featurestore_connectors.sources import (
+    duckdb_rows,
+    iceberg_files,
+    iceberg_versions,
+    locations,
+)
 from featurestore_connectors.sources.catalog_registration import IcebergTables
 from featurestore_connectors.sources.drivers import secure_url, to_single_line
 from featurestore_connectors.sources.typed_columns import schema_of, select_columns
@@ -85,6 +90,13 @@ class IcebergSource:
 
     def snapshot(self, at: int | datetime | None = None) -> IcebergSnapshot:
         """Open the catalog at snapshot id or time ``at``, or with the latest snapshots."""
+        return self._open(at)
+
+    def named_snapshot(self, name: str) -> IcebergSnapshot:
+        """Open the catalog at a branch, a tag, or a snapshot id or time as text."""
+        return self._open(name)
+
+    def _open(self, version: int | datetime | str | None) -> IcebergSnapshot:
         iceberg_catalogs = import_catalogs()
         if self._is_table:
             path = locations.require_existing(
@@ -98,9 +110,9 @@ class IcebergSource:
                     # The metadata of a table is in a subfolder.
                     folder=self._folder or os.path.dirname(os.path.dirname(path)),
                 )
-            return IcebergSnapshot(self._config, _SingleTable(table), version=at)
+            return IcebergSnapshot(self._config, _SingleTable(table), version=version)
         catalog, secret = self._connect(self._folder)
-        return IcebergSnapshot(self._config, catalog, version=at, secret=secret)
+        return IcebergSnapshot(self._config, catalog, version=version, secret=secret)
 
     def catalog(self) -> TableCatalog:
         """Connect to the catalog, to register tables."""
@@ -167,7 +179,7 @@ class IcebergSnapshot:
         config: SourceConfig,
         catalog: Any,
         *,
-        version: int | datetime | None,
+        version: int | datetime | str | None,
         secret: str | None = None,
     ) -> None:
         self._config = config
@@ -249,26 +261,11 @@ class IcebergSnapshot:
     def _open_table(self, name: str) -> _OpenTable:
         """Open a table at the requested snapshot."""
         table = self._load_table(name)
-        if isinstance(self._version, datetime):
-            # Iceberg times are in milliseconds.
-            snapshot = table.snapshot_as_of_timestamp(to_micros(self._version) // 1000)
-        elif self._version is not None:
-            snapshot = table.snapshot_by_id(self._version)
-        else:
+        if self._version is None:
             return _OpenTable(table, table.current_snapshot(), table.schema())
-        if snapshot is None:
-            last_snapshots = []
-            for each in table.metadata.snapshots[-5:]:
-                timestamp = from_micros(each.timestamp_ms * 1000).isoformat()
-                last_snapshots.append(f"{each.snapshot_id} of {timestamp}")
-            raise SourceTableNotFound(
-                f"Source {self._config.name!r}, table {name!r} has no snapshot at {self._version}; it "
-                f"may have expired. Latest snapshots: {listing(last_snapshots)}.",
-                hint="omit at= to read the latest snapshot",
-            )
-        # A snapshot is read with the schema of its time, which is optional in the metadata.
-        schema = table.schemas().get(snapshot.schema_id, table.schema())
-        return _OpenTable(table, snapshot, schema)
+        subject = f"Source {self._config.name!r}, table {name!r}"
+        version = iceberg_versions.find_version(table, self._version, subject=subject)
+        return _OpenTable(table, version.snapshot, version.schema)
 
     def _load_table(self, name: str) -> Any:
         """Load a table from the catalog."""
@@ -349,4 +346,5 @@ def translate_errors(config: SourceConfig, secret: str | None) -> Iterator[None]
 if TYPE_CHECKING:
     _contract: type[Source] = IcebergSource
     _catalog: type[CatalogSource] = IcebergSource
+    _named: type[NamedVersionsSource] = IcebergSource
     _snapshot: type[SourceSnapshot] = IcebergSnapshot

@@ -6,14 +6,16 @@ else null if it is optional (https://iceberg.apache.org/spec/#column-projection)
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from importlib.metadata import version
 from typing import Any
 
 import duckdb
 
-from featurestore.errors import InvalidSourceFile, SourceError
+from featurestore.errors import InvalidSourceFile, SourceError, UnsupportedType
 from featurestore.plugins.source import SourceConfig
 from featurestore.storage.location import remove_owner
 from featurestore_connectors.sources import duckdb_rows, sqltext
@@ -37,6 +39,9 @@ _TIMES = {
     "timestamp": "make_timestamp({})",
     "timestamptz": "make_timestamp({})",
 }
+
+# A double that is not a float.
+_NO_FLOAT = 0.1
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,10 @@ class FileGroup:
 
         Raises:
             InvalidSourceFile: The message has the file and the column.
+            UnsupportedType: The values of the partitions cannot be read exactly.
         """
+        if self.has_partition_values(field):
+            _check_partition_type(config, field)
         if not field.required or field.field_id in self.keys:
             return
         for path, values in self.partitions.items():
@@ -81,6 +89,21 @@ class FileGroup:
                     "default.",
                     hint="rewrite the file, or omit the column with columns=[...]",
                 )
+
+
+def _check_partition_type(config: SourceConfig, field: Any) -> None:
+    """Refuse partition values of type double if pyiceberg reads them as floats, as 0.12 does."""
+    if str(field.field_type) != "double":
+        return
+    from pyiceberg.avro.decoder import new_decoder
+
+    if new_decoder(struct.pack("<d", _NO_FLOAT)).read_double() != _NO_FLOAT:
+        raise UnsupportedType(
+            f"Source {config.name!r}: the column {field.name!r} is only in the partition values of "
+            f"files, and pyiceberg {version('pyiceberg')} reads those of type double with the "
+            "precision of a float.",
+            hint="omit the column with columns=[...], or rewrite the data files of the table",
+        )
 
 
 def column_name(field: Any) -> str:

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from featurestore.errors import InvalidArgument, SourceError, listing
 from featurestore.model.source import SourceTable
 from featurestore.plugins.catalog import CatalogSource, TableCatalog
-from featurestore.plugins.source import Source, SourceConfig, SourceSnapshot
+from featurestore.plugins.source import NamedVersionsSource, Source, SourceConfig, SourceSnapshot
 from featurestore.storage.settings import AZURE_SAS, GOOGLE_TOKEN, SECRET, TOKEN, USER
 from featurestore_connectors.sources import locations
 from featurestore_connectors.sources.catalog_registration import UnityTables
@@ -99,6 +99,10 @@ class UnitySource:
         """Open the catalog; its tables are read at version or time ``at``, or the latest."""
         return UnitySnapshot(self._config, self._connect(), self._catalog, version=at)
 
+    def named_snapshot(self, name: str) -> UnitySnapshot:
+        """Open the catalog at a branch or tag of Iceberg tables, or at a version or time as text."""
+        return UnitySnapshot(self._config, self._connect(), self._catalog, version=name)
+
     def catalog(self) -> TableCatalog:
         """Connect to the catalog, to register tables."""
         return UnityTables(self._connect(), self._catalog)
@@ -119,7 +123,7 @@ class UnitySnapshot(CatalogSnapshot):
         client: UnityClient,
         catalog: str,
         *,
-        version: int | datetime | None,
+        version: int | datetime | str | None,
     ) -> None:
         super().__init__(config)
         self._client = client
@@ -226,4 +230,5 @@ class UnitySnapshot(CatalogSnapshot):
 if TYPE_CHECKING:
     _contract: type[Source] = UnitySource
     _catalog: type[CatalogSource] = UnitySource
+    _named: type[NamedVersionsSource] = UnitySource
     _snapshot: type[SourceSnapshot] = UnitySnapshot

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 from urllib.parse import unquote
 
@@ -71,7 +71,10 @@ _STRUCTURE = frozenset(
 
 
 def _number(value: Any) -> Decimal:
-    return Decimal(value)
+    try:
+        return Decimal(value)
+    except InvalidOperation:  # an exponent of many digits
+        raise JsonError(f"{short_repr(value)} is out of range") from None
 
 
 def _length(value: Any) -> int:
@@ -210,9 +213,9 @@ def parse_json_schema(text: str) -> JsonNode:
         if len(text) > MAX_TEXT_CHARACTERS:
             raise JsonError(f"the schema has more than {MAX_TEXT_CHARACTERS:,} characters")
         schema = parse_json(text, exact=True)
+        node = _Parser(schema).parse(schema, [], ())
     except JsonError as error:
         raise _invalid_schema(f"schema= is not a JSON Schema: {error}") from error
-    node = _Parser(schema).parse(schema, [], ())
     if node.json_type != "object":
         raise _invalid_schema(f"schema= is a JSON Schema of {node.json_type}, not of an object.")
     return node

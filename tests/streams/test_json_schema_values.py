@@ -165,6 +165,7 @@ INVALID: dict[str, Any] = {
     "anchor": {"properties": {"a": {"$ref": "#b"}}},
     "reference and limit": {"properties": {"a": {"$ref": "#/$defs/b", "minimum": 1}}, "$defs": {"b": {}}},
     "limit of draft 4": {"properties": {"a": {"type": "integer", "exclusiveMinimum": True}}},
+    "limit out of range": '{"properties": {"a": {"type": "integer", "minimum": 1e-99999999999999999999}}}',
     "all of": {"allOf": [{"type": "object"}]},
     "enum of arrays": {"properties": {"a": {"enum": [[1]]}}},
     "names differ in case": {"properties": {"a": {"properties": {"n": {"type": "integer"}, "N": {"type": "integer"}}}}},

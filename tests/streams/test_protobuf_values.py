@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import random
 import re
+from base64 import b64encode
 from collections.abc import Mapping
 from importlib.metadata import distribution
+from itertools import count
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import featurestore
@@ -25,6 +28,7 @@ from featurestore.arrow.proto_schemas import (
 from featurestore.arrow.proto_text import ProtoError, parse_proto
 from featurestore.errors import FeatureStoreError, InvalidJob
 from featurestore.model.stream import StreamSpec
+from featurestore_connectors.kafka.protobuf_descriptors import parse_registered
 from tests.streams.registry_server import (
     Registered,
     descriptors,
@@ -35,7 +39,7 @@ from tests.streams.registry_server import (
 from tests.streams.test_stream_values import decoded
 
 pytest.importorskip("grpc_tools")
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto
+FieldDescriptorProto = pytest.importorskip("google.protobuf.descriptor_pb2").FieldDescriptorProto
 
 PROTO3 = 'syntax = "proto3"; '
 PROTO2 = 'syntax = "proto2"; '
@@ -49,7 +53,7 @@ def spec_of(text: str, registry: str | None = None, **options: Any) -> StreamSpe
 
 
 def test_schema_equals_descriptor_of_protoc(subtests: pytest.Subtests) -> None:
-    """For the schemas of the installed packages, and one with all statements of proto2."""
+    """For the schemas of the installed packages, and one with all statements, as text and in base64."""
     texts = {"record.proto": ALL_STATEMENTS}
     for package in ("googleapis-common-protos", "opentelemetry-proto", "grpcio-tools"):
         for file in distribution(package).files or ():
@@ -57,13 +61,15 @@ def test_schema_equals_descriptor_of_protoc(subtests: pytest.Subtests) -> None:
                 name = str(file).removeprefix("grpc_tools/_proto/")
                 texts[name] = Path(str(file.locate())).read_text(encoding="utf-8")
     assert len(texts) > 50
-    files = {name: parse_proto(text) for name, text in texts.items()}
-    for name, descriptor in descriptors(ALL_STATEMENTS, texts).items():
+    compiled = descriptors(ALL_STATEMENTS, texts)
+    parsed = ProtoSchema([parse_proto(text) for text in texts.values()])
+    encoded = map(b64encode, map(methodcaller("SerializeToString"), compiled.values()))
+    registered = ProtoSchema([parse_registered(content.decode()) for content in encoded])
+    for name, descriptor in compiled.items():
+        prefix = f"{descriptor.package}." if descriptor.package else ""
         with subtests.test(name):
-            # All files, the file first.
-            schema = ProtoSchema([files[name], *files.values()])
-            prefix = f"{descriptor.package}." if descriptor.package else ""
-            compare_types(schema, descriptor.message_type, descriptor.enum_type, prefix)
+            for schema in (parsed, registered):
+                compare_types(schema, descriptor.message_type, descriptor.enum_type, prefix)
 
 
 def compare_types(schema: ProtoSchema, messages: Any, enums: Any, prefix: str) -> None:
@@ -253,6 +259,98 @@ def test_message_of_other_schema_version_is_resolved(subtests: pytest.Subtests) 
                     assert {column: row[column] for column in spec.schema.names} == expected
 
 
+INTEGERS = {
+    "int32": 32, "sint32": 32, "sfixed32": 32, "int64": 64, "sint64": 64, "sfixed64": 64,
+    "uint32": -32, "fixed32": -32, "uint64": -64, "fixed64": -64,
+}  # fmt: skip
+ALL_TYPES = (*INTEGERS, "float", "double", "bool", "string", "bytes", "Color", "Inner")
+NAMES = {0: "RED", 1: "GREEN", -7: "BLUE"}
+_NUMBER = count(1)
+ALL_FIELDS = f"""{PROTO3} message Row {{
+    {" ".join(f"{name} one_{name} = {next(_NUMBER)};" for name in ALL_TYPES)}
+    {" ".join(f"optional {name} maybe_{name} = {next(_NUMBER)};" for name in ALL_TYPES)}
+    {" ".join(f"repeated {name} many_{name} = {next(_NUMBER)};" for name in ALL_TYPES)}
+    {" ".join(f"map<string, {name}> map_{name} = {next(_NUMBER)};" for name in ALL_TYPES)}
+    oneof which {{ {" ".join(f"{name} which_{name} = {next(_NUMBER)};" for name in ALL_TYPES)} }}
+}}
+message Inner {{ optional int64 n = 1; repeated string tags = 2; Inner2 deep = 3; message Inner2 {{ uint64 m = 1; }} }}
+enum Color {{ RED = 0; GREEN = 1; BLUE = -7; }}
+"""
+
+
+def values_of(name: str) -> st.SearchStrategy[Any]:
+    """Return values of a type, as google's library accepts them."""
+    if name in INTEGERS:
+        bits = INTEGERS[name]
+        low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if bits > 0 else (0, 2**-bits - 1)
+        return st.sampled_from([0, low, high]) | st.integers(low, high)
+    if name == "Inner":
+        inner = {"n": values_of("int64"), "tags": st.lists(st.text(max_size=2), max_size=2)}
+        deep = st.fixed_dictionaries({}, optional={"m": values_of("uint64")})
+        return st.fixed_dictionaries({}, optional={**inner, "deep": deep})
+    strategies = {
+        "float": st.floats(width=32),
+        "double": st.floats(),
+        "bool": st.booleans(),
+        "string": st.text(max_size=3),
+        "bytes": st.binary(max_size=3),
+        "Color": st.sampled_from([*NAMES]),
+    }
+    return strategies[name]
+
+
+def stored(name: str, value: Any) -> Any:
+    """Return the value of a column; of None the value of an absent field without presence."""
+    if name == "Color":
+        return NAMES[value or 0]
+    if name == "Inner":
+        if value is None:
+            return None
+        deep = None if "deep" not in value else {"m": value["deep"].get("m", 0)}
+        return {"n": value.get("n"), "tags": value.get("tags", []), "deep": deep}
+    zeros = {"bool": False, "string": "", "bytes": b"", "float": 0.0, "double": 0.0}
+    return zeros.get(name, 0) if value is None else value
+
+
+@st.composite
+def filled_fields(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the fields of a message, and its row."""
+    fields: dict[str, Any] = {}
+    row: dict[str, Any] = {}
+    which = draw(st.sampled_from([None, *ALL_TYPES]))
+    for name in ALL_TYPES:
+        for prefix in ("one", "maybe", "many", "map", "which"):
+            column, values = f"{prefix}_{name}", values_of(name)
+            row[column] = stored(name, None) if prefix == "one" else None
+            if prefix in ("many", "map"):
+                row[column] = []
+            if (prefix == "which" and name != which) or (prefix != "which" and draw(st.booleans())):
+                continue
+            if prefix == "many":
+                fields[column] = draw(st.lists(values, max_size=2))
+                row[column] = [stored(name, value) for value in fields[column]]
+            elif prefix == "map":
+                fields[column] = draw(st.dictionaries(st.text(max_size=2), values, max_size=2))
+                items = sorted(fields[column].items())
+                row[column] = [{"key": key, "value": stored(name, value)} for key, value in items]
+            else:
+                fields[column] = draw(values)
+                row[column] = stored(name, fields[column])
+    return fields, row
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(filled_fields())
+def test_row_equals_fields_of_message(filled: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """All types of fields, each singular, optional, repeated, as values of a map and in a oneof."""
+    fields, expected = filled
+    content = message_class(ALL_FIELDS, "Row")(**fields).SerializeToString()
+    (row,) = decoded(spec_of(ALL_FIELDS), [header(1, 0) + content])
+    assert row["record_error"] is None
+    # By their text, NaN equals NaN, and -0.0 is not 0.0.
+    assert repr({name: row[name] for name in expected}) == repr(expected)
+
+
 def test_proto2_field_has_default_or_is_required() -> None:
     text = (
         PROTO2
@@ -301,12 +399,13 @@ JOB = f"{PROTO3} {TIMES} message Click {{ Item item = 1; }} {ITEM_MESSAGE}"
 
 
 def test_message_is_selected_by_indexes_and_imports_are_read() -> None:
-    """Clients count the entry messages of maps (2), or not (1)."""
+    """Clients count the entry messages of maps (2), or not (1). The import is a descriptor."""
+    serialized_item = descriptors(ITEM)["record.proto"].SerializeToString()
     message = message_class(SHOP, "shop.Order.Click", {"parts/item.proto": ITEM})
     content = message(item={"at": {"seconds": 1}}).SerializeToString()
     schemas = {
         1: Registered(SHOP, "PROTOBUF", {"parts/item.proto": "item value"}),
-        2: Registered(ITEM, "PROTOBUF"),
+        2: Registered(b64encode(serialized_item).decode(), "PROTOBUF"),
         3: {"type": "string"},
     }
     refused = {

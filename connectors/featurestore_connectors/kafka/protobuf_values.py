@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from featurestore.arrow.proto_schemas import MessageType, ProtoSchema
 from featurestore.arrow.proto_text import MAX_MESSAGE_LEVELS, ProtoError, parse_proto
+from featurestore_connectors.kafka.protobuf_descriptors import parse_registered
 from featurestore_connectors.kafka.protobuf_messages import MessagePlan, import_library
 from featurestore_connectors.kafka.record_values import Decoded, convert_column, read_each
 from featurestore_connectors.kafka.schema_registry import RecordError, fetch_schema, split_header
@@ -58,7 +59,7 @@ class ProtobufValues:
             RecordError: The schema has no such message, or it is another one.
             ProtoError: A schema is invalid, or the types of a field do not match.
         """
-        own = load_once(("own", self.text), lambda: _parse_schemas([self.text]))
+        own = load_once(("own", self.text), lambda: ProtoSchema([parse_proto(self.text)]))
         writer = own if self.registry is None else _registered(self.registry, number)
         candidates = _indexed_messages(writer, number, indexes)
         names = [_short_name(message) for message in candidates]
@@ -147,11 +148,7 @@ def _registered(registry: str, number: int) -> ProtoSchema:
 
     def load() -> ProtoSchema:
         schema = fetch_schema(registry, number, schema_type="PROTOBUF")
-        return _parse_schemas([schema.text, *schema.imports])
+        return ProtoSchema([parse_registered(text) for text in (schema.text, *schema.imports)])
 
     schema: ProtoSchema = load_once(("writer", registry, number), load)
     return schema
-
-
-def _parse_schemas(texts: Sequence[str]) -> ProtoSchema:
-    return ProtoSchema([parse_proto(text) for text in texts])

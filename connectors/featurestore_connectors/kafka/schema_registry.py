@@ -21,7 +21,7 @@ from featurestore.model.runtime import ForkSafeLock
 _HEADER = struct.Struct(">bI")
 _TIMEOUT_SECONDS = 10.0
 # Limits of received schemas. The text of a schema is escaped in the response.
-_MAX_RESPONSE_BYTES = 4 << 20
+_MAX_RESPONSE_BYTES = 2 << 20
 _MAX_REFERENCES = 200
 # Schemas by registry and id, which are never removed: the schema of an id does not change.
 _schemas: dict[tuple[str, int], RegisteredSchema] = {}
@@ -102,6 +102,10 @@ def _add_imports(
         path = f"subjects/{quoted[0]}/versions/{quoted[1]}"
         referenced = _request(registry, path, f"version {version} of {subject!r}")
         imports[subject, version] = referenced["schema"]
+        if sum(map(len, imports.values())) > _MAX_RESPONSE_BYTES:
+            raise RecordError(
+                f"the references of schema {number} have more than {_MAX_RESPONSE_BYTES:,} bytes"
+            )
         _add_imports(registry, number, referenced, imports)
 
 

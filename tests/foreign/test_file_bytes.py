@@ -273,6 +273,6 @@ def test_nested_json_has_a_type_or_is_refused_by_line(
                     texts = lake(files, dtypes={"x": "string"}).to_arrow().column("x")
                     assert texts.to_pylist() == [None, value]
                 else:
-                    kept = lake(files, on_bad_rows="quarantine")
-                    assert kept.to_arrow().num_rows == 1
-                    assert kept.quarantine().column("line").to_pylist() == [2]
+                    valid_rows = lake(files, on_bad_rows="quarantine")
+                    assert valid_rows.to_arrow().num_rows == 1
+                    assert valid_rows.quarantine().column("line").to_pylist() == [2]

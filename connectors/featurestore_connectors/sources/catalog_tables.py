@@ -26,7 +26,7 @@ from featurestore.plugins.source import SourceConfig, SourceQuery, SourceSnapsho
 from featurestore_connectors.sources import locations
 from featurestore_connectors.sources.folder import FolderSnapshot
 from featurestore_connectors.sources.folders.listing import FolderFiles, list_partitioned_files
-from featurestore_connectors.sources.folders.options import FolderOptions
+from featurestore_connectors.sources.folders.options import FolderOptions, TableName
 from featurestore_connectors.sources.folders.tables import FolderTable, TableSchema
 
 
@@ -155,12 +155,14 @@ class ParquetSnapshot(FolderSnapshot):
         super().__init__(replace(config, options={}, decisions=None), path)
         self._dtypes = {key: kind for key, kind in keys.items() if kind is not None}
         self._files = list_partitioned_files(
-            self._statuses, root=self._root, keys=list(keys), partitions=partitions
+            self._listing.statuses, root=self._root, keys=list(keys), partitions=partitions
         )
-        self._statuses = self._files.statuses
-        self.identity = f"files {locations.fingerprint(self._statuses)}"
+        self._listing = locations.FileListing(self._files.statuses)
+        self.identity = f"files {locations.fingerprint(self._files.statuses)}"
 
-    def _select_files(self, query: SourceQuery, options: FolderOptions) -> FolderFiles:
+    def _select_files(
+        self, query: SourceQuery, options: FolderOptions, table: TableName
+    ) -> FolderFiles:
         if not self._files.files:
             raise SourceTableNotFound(
                 f"Source {self._config.name!r}: the table has no files, so its columns are unknown.",

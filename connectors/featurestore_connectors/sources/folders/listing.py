@@ -117,9 +117,9 @@ def formats_by_path(paths: Sequence[str], required: str | None) -> dict[str, str
     if by_extension:
         return by_extension
     # A single file has the required format in any case.
-    others = [path for path in paths if len(paths) == 1 or not is_known(path)]
-    endings = {split_extensions(path)[0] for path in others}
-    return dict.fromkeys(others, required) if len(endings) == 1 else {}
+    other_paths = [path for path in paths if len(paths) == 1 or not is_known(path)]
+    endings = {split_extensions(path)[0] for path in other_paths}
+    return dict.fromkeys(other_paths, required) if len(endings) == 1 else {}
 
 
 def split_by_format(

@@ -35,6 +35,7 @@ class TypeCase:
     refused: Sequence[tuple[Any, str]] = ()
     exact: str = "all values"
     inexact: str = ""
+    page_column: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,24 +92,26 @@ PROTOBUF = [
     TypeCase(
         "message", ["Item x"], "struct<n: int64, tags: list<item: string>>",
         [(None, None), ({}, {"n": 0, "tags": []}), ({"n": BIG, "tags": ["a"]},) * 2],
-        exact="all values; absent is null",
+        exact="all values; absent is null", page_column="struct",
     ),
     TypeCase(
         "`optional`, a member of `oneof`, and a field of proto2",
         ["optional int64 x", "oneof which { int64 x = 1; Item other = 2; }"], "int64",
         [*same(0, MAX), (None, None)], exact="all values; absent is null, or the default of proto2",
+        page_column="as declared",
     ),
     TypeCase(
-        "another field", ["int64 x"], "int64", [(None, 0), (0, 0)], exact="absent is 0, false, empty, or the enum's 0"
+        "another field", ["int64 x"], "int64", [(None, 0), (0, 0)], exact="absent is 0, false, empty, or the enum's 0",
+        page_column="as declared",
     ),
     TypeCase(
         "`repeated`", ["repeated int64 x", "repeated int64 x = 1 [packed = false]; reserved 9"],
-        "list<item: int64>", same([], [1, MIN]), exact="all values; absent is empty",
+        "list<item: int64>", same([], [1, MIN]), exact="all values; absent is empty", page_column="list",
     ),
     TypeCase(
         "`map`", ["map<string, int64> x"], "list<item: struct<key: string, value: int64>>",
         [({}, []), ({"b": MAX, "a": 0}, [{"key": "a", "value": 0}, {"key": "b", "value": MAX}])],
-        exact="all values, sorted by key; absent is empty",
+        exact="all values, sorted by key; absent is empty", page_column="list of structs `key`, `value`",
     ),
     TypeCase(
         "`google.protobuf.Timestamp`", ["google.protobuf.Timestamp x"], "timestamp[us, tz=UTC]",
@@ -136,6 +139,7 @@ PROTOBUF = [
     TypeCase(
         "`google.protobuf.Int64Value` and the other wrappers", ["google.protobuf.Int64Value x"], "int64",
         [(None, None), ({}, 0), ({"value": BIG}, BIG)], exact="its value; absent is null",
+        page_column="type of the value",
     ),
 ]  # fmt: skip
 PROTOBUF_REFUSED = [
@@ -172,12 +176,13 @@ JSON_SCHEMA = [
         [('"2024-02-29"', DATE)], [('"2023-02-29"', "x: ")], "the years 1 to 9999", "other texts",
     ),
     TypeCase(
-        "`enum`, `const`", [{"enum": ["a", "b"]}, {"type": "string", "enum": ["a", "b", "c"]}], "string",
-        [('"b"', "b")], [('"d"', "not in the enum")], inexact="other values",
+        "`enum`, `const` (also of numbers and booleans)", [{"enum": ["a", "b"]}, {"type": "string", "enum": ["a", "b", "c"]}], "string",
+        [('"b"', "b")], [('"d"', "not in the enum")], inexact="other values", page_column="type of the values",
     ),
     TypeCase(
         "`array`", [{"type": "array", "items": {"type": "integer"}}], "list<item: int64>",
         [("[]", []), (f"[1, {MAX}]", [1, MAX])], [("[null]", "x[] is null"), ("1", "not array")],
+        page_column="list",
     ),
     TypeCase(
         "`object` with `properties`",
@@ -187,7 +192,7 @@ JSON_SCHEMA = [
             ("{}", "x.n is required, and missing"), ('{"n": 1, "m": 1}', "the name 'x.m' is not in schema="),
             ("[]", "not object"),
         ],
-        inexact="a missing name of `required`, a name against `additionalProperties: false`",
+        inexact="a missing name of `required`, a name against `additionalProperties: false`", page_column="struct",
     ),
     TypeCase(
         "`object` with a schema as `additionalProperties`",
@@ -195,6 +200,7 @@ JSON_SCHEMA = [
         "list<item: struct<key: string, value: int64>>",
         [("{}", []), ('{"b": 1, "a": 2}', [{"key": "a", "value": 2}, {"key": "b", "value": 1}])],
         [('{"a": 0.5}', "x['a'] is a number")], "all values, sorted by key",
+        page_column="list of structs `key`, `value`",
     ),
     TypeCase(
         "a union with null",
@@ -202,12 +208,13 @@ JSON_SCHEMA = [
             {"type": ["null", "integer"]}, {"anyOf": [{"type": "integer"}, {"type": "null"}]},
             {"oneOf": [{"type": "null"}, {"$ref": "#/$defs/id"}]},
         ],
-        "int64", [("null", None), ("5", 5)], [('"a"', "not integer")],
+        "int64", [("null", None), ("5", 5)], [('"a"', "not integer")], page_column="type of the other schema",
     ),
     TypeCase(
         "`minimum`, `maximum`, `exclusiveMinimum`, `exclusiveMaximum`, lengths and numbers of items",
         [{"type": "integer", "minimum": 1.5, "exclusiveMaximum": BIG}], "int64", [("2", 2), (str(BIG - 1), BIG - 1)],
         [("1", "its minimum is 1.5"), (str(BIG), "exclusiveMaximum")], "valid values", "invalid values",
+        page_column="as declared",
     ),
 ]  # fmt: skip
 JSON_SCHEMA_REFUSED = [
@@ -244,10 +251,14 @@ AVRO = [
     ),
     TypeCase(
         "record", [{"type": "record", "name": "r", "fields": [{"name": "n", "type": "long"}]}], "struct<n: int64>",
-        same({"n": BIG}),
+        same({"n": BIG}), page_column="struct",
     ),
-    TypeCase("array", [{"type": "array", "items": "long"}], "list<item: int64>", same([], [MAX])),
-    TypeCase("a union with null", [["null", "long"]], "int64", same(None, MIN)),
+    TypeCase(
+        "array", [{"type": "array", "items": "long"}], "list<item: int64>", same([], [MAX]), page_column="list",
+    ),
+    TypeCase(
+        "a union with null", [["null", "long"]], "int64", same(None, MIN), page_column="type of the other schema",
+    ),
 ]  # fmt: skip
 AVRO_REFUSED = [
     Refusal("map", {"type": "map", "values": "long"}, "'map'"),
@@ -277,9 +288,10 @@ def page_tables() -> Iterator[str]:
             column = case.column
             for name, short in _PAGE_TYPES.items():
                 column = column.replace(name, short)
-            yield f"| {case.name} | `{column}` | {case.exact} | {case.inexact} |"
-        names = ", ".join(refusal.name for refusal in refusals)
-        yield f"| {names} | none | | by `job register` |"
+            cells = [case.name, case.page_column or f"`{column}`", case.exact, case.inexact]
+            yield " | ".join(["", *cells, ""]).replace("|  |", "| |").strip()
+        for refusal in refusals:
+            yield f"| {refusal.name} | none | | by `job register` |"
         yield ""
 
 

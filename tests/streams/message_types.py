@@ -176,7 +176,8 @@ JSON_SCHEMA = [
         [('"2024-02-29"', DATE)], [('"2023-02-29"', "x: ")], "the years 1 to 9999", "other texts",
     ),
     TypeCase(
-        "`enum`, `const` (also of numbers and booleans)", [{"enum": ["a", "b"]}, {"type": "string", "enum": ["a", "b", "c"]}], "string",
+        "`enum`, `const` (also of numbers and booleans)",
+        [{"enum": ["a", "b"]}, {"type": "string", "enum": ["a", "b", "c"]}], "string",
         [('"b"', "b")], [('"d"', "not in the enum")], inexact="other values", page_column="type of the values",
     ),
     TypeCase(

@@ -13,6 +13,7 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -422,6 +423,34 @@ def test_message_is_selected_by_indexes_and_imports_are_read() -> None:
         assert (row["record_error"], row["item"]["at"].timestamp()) == (None, 1)
     for row, reason in zip(rows[2:], refused.values(), strict=True):
         assert reason in str(row["record_error"])
+
+
+def test_tombstone_has_key_of_registered_schema() -> None:
+    """An upsert deletes the row of a key in Protobuf, JSON Schema or Avro."""
+    fields = "uint64 id = 1; Kind kind = 2; Key parent = 3;"
+    key_text = f"{PROTO3} message Key {{ {fields} }} enum Kind {{ NO = 0; YES = 1; }}"
+    columns = pa.schema([("id", pa.uint64()), ("kind", pa.string())])
+    schemas = {
+        1: Registered(key_text, "PROTOBUF"),
+        2: Registered("{}", "JSON"),
+        3: {"type": "record", "name": "k", "fields": [{"name": "id", "type": "long"}]},
+    }
+    message = message_class(key_text, "Key")(id=2**64 - 1, kind=1)
+    keys = [
+        header(1, 0) + message.SerializeToString(),
+        header(1, 0),
+        header(2) + b'{"id": 5, "kind": "YES"}',
+        header(2) + b"{",
+        header(1, 0) + b"\x0a",
+        header(3) + b"\x0a",
+        header(4),
+    ]
+    with schema_registry(schemas) as address:
+        spec = StreamSpec("e", "t", columns, mode="upsert", schema_registry=address)
+        rows = decoded(spec, [None] * len(keys), "id", "kind", keys=keys)
+    actual = [(row["id"], row["kind"]) for row in rows[:3]]
+    assert actual == [(2**64 - 1, "YES"), (0, "NO"), (5, "YES")]
+    assert [row["record_error"] is None for row in rows] == [True] * 3 + [False] * 4
 
 
 def test_schema_that_imports_itself_is_read_once() -> None:

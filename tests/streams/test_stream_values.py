@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -42,14 +43,20 @@ READER: dict[str, Any] = {
 }
 
 
-def decoded(spec: StreamSpec, values: list[bytes | None], *required: str) -> list[dict[str, Any]]:
+def decoded(
+    spec: StreamSpec,
+    values: Sequence[bytes | None],
+    *required: str,
+    keys: Sequence[bytes] | None = None,
+) -> list[dict[str, Any]]:
+    """Return the rows of records, whose keys are "k" by default."""
     count = len(values)
     columns = {
         "topic": pa.array(["clicks"] * count),
         "partition": pa.array([0] * count, pa.int32()),
         "offset": pa.array(range(count), pa.int64()),
         "timestamp": pa.array([1_700_000_000_000_000] * count, pa.int64()).cast(TIMESTAMP),
-        "key": pa.array([b"k"] * count, pa.binary()),
+        "key": pa.array(keys or [b"k"] * count, pa.binary()),
         "value": pa.array(values, pa.binary()),
     }
     batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=decoding.RECORDS)

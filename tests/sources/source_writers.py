@@ -138,8 +138,12 @@ def iceberg_append(
     *,
     partition: Sequence[object] = (),
     has_ids: bool = True,
+    location: str | None = None,
 ) -> None:
-    """Append rows as one file, whose columns have the ids of the table's, or only their names."""
+    """Append rows as one file, whose columns have the ids of the table's, or only their names.
+
+    ``location`` is that of the file in the manifest, if it is not its path.
+    """
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
     from pyiceberg.typedef import Record
 
@@ -153,7 +157,7 @@ def iceberg_append(
         database.execute(f"copy given to '{path}' (format parquet{field_ids})")
     file = DataFile.from_args(
         content=DataFileContent.DATA,
-        file_path=f"file://{path}",
+        file_path=location or f"file://{path}",
         file_format=FileFormat.PARQUET,
         partition=Record(*partition),
         record_count=rows.num_rows,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceQuery
 from featurestore.store import FeatureStore
 from featurestore_connectors.sources import locations
+from tests.http_server import serve
 from tests.sources.source_writers import iceberg_append, iceberg_table, open_source
 
 ORDERS = SourceQuery(table="sales.orders")
@@ -87,6 +89,82 @@ def test_iceberg_snapshot_is_read_by_id_or_time(
     latest = empty_store.read_source("lake", table="sales.orders")
     assert latest.count() == 20
     assert latest.reads[0].snapshot == f"sales.orders snapshot {second.snapshot_id}"
+
+
+def test_iceberg_branches_tags_and_ids_are_versions_as_text(
+    empty_store: FeatureStore, table: Any, tmp_path: Path
+) -> None:
+    """A text is a branch or tag, else a snapshot id, else a time."""
+    first, second = (snapshot.snapshot_id for snapshot in table.metadata.snapshots)
+    first_time = datetime.fromtimestamp(table.metadata.snapshots[0].timestamp_ms / 1000, UTC)
+    names = {"audit": first, "2024-01-31": first, "20240131": first, "newest run": second}
+    with table.manage_snapshots() as changes:
+        for name, snapshot_id in names.items():
+            changes.create_tag(snapshot_id, name)
+        changes.create_branch(first, "experiment/a")
+    with table.update_schema() as columns:
+        columns.rename_column("customer", "who")
+    source = {"catalog": "shop", "folder": str(tmp_path)}
+    empty_store.add_source("lake", uri(tmp_path), options=source)
+
+    def version(at: Any) -> tuple[int, str]:
+        rows = empty_store.read_source("lake", table="sales.orders", at=at).to_arrow()
+        return rows.num_rows, rows.schema.names[1]
+
+    # A branch has the columns of the table, a tag and a snapshot have those of their time.
+    expected: dict[Any, tuple[int, str]] = {
+        name: (10 if snapshot_id == first else 20, "customer")
+        for name, snapshot_id in names.items()
+    }
+    expected |= {"main": (20, "who"), "experiment/a": (10, "who")}
+    expected |= {str(first): (10, "customer"), first: (10, "customer"), 20240131: (10, "customer")}
+    expected[first_time.isoformat()] = (10, "customer")
+    assert {at: version(at) for at in expected} == expected
+    frame = empty_store.read_source("lake", table="sales.orders", at="audit")
+    assert frame.count() == 10
+    assert frame.reads[0].snapshot == f"sales.orders snapshot {first}"
+    for unknown in ("audits", str(first + 1), "1999-01-01T00:00:00Z"):
+        with pytest.raises(SourceTableNotFound, match=r"'sales\.orders' has no"):
+            version(unknown)
+    with pytest.raises(SourceTableNotFound, match=r"Available: .*'audit'") as refused:
+        version("audits")
+    assert refused.value.hint == "did you mean at='audit'?"
+    # A source without names takes no other text than before.
+    empty_store.add_source("files", str(tmp_path))
+    with pytest.raises(InvalidArgument, match="at='audit'"):
+        empty_store.read_source("files", at="audit")
+
+
+@pytest.mark.parametrize("answer", [403, 404])
+def test_unreachable_iceberg_files_are_errors_of_their_storage(tmp_path: Path, answer: int) -> None:
+    """DuckDB reports an exception of Python code as a text with its traceback."""
+
+    class Refusing(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(answer)
+            self.end_headers()
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    table = iceberg_table(tmp_path, orders(0, 1).schema)
+    with serve(Refusing) as port:
+        endpoint = f"http://127.0.0.1:{port}"
+        with table.transaction() as changes:
+            changes.set_properties({"s3.endpoint": endpoint, "s3.region": "us-east-1"})
+        iceberg_append(
+            table, orders(0, 1), tmp_path / "lake" / "a.parquet", location="s3://lake/a.parquet"
+        )
+        kind = SourceError if answer == 404 else SourceUnavailable
+        reason = "a file of the table no longer exists" if answer == 404 else f"status {answer}"
+        with pytest.raises(kind, match=reason) as refused:
+            read(tmp_path)
+    text = str(refused.value)
+    assert "'s3://lake/a.parquet'" in text
+    for word in ("Traceback", ".py", "LINE 1", "parquet_schema"):
+        assert word not in text
 
 
 def test_iceberg_columns_are_resolved_by_ids(table: Any, tmp_path: Path) -> None:

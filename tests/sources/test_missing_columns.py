@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -14,8 +14,11 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 pytest.importorskip("pyiceberg")
+from featurestore.errors import FeatureStoreError, InvalidSourceFile, UnsupportedType
+from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceQuery
 from tests.sources.source_writers import iceberg_append, open_source
 
@@ -181,3 +184,59 @@ def test_iceberg_columns_that_files_lack_follow_the_specification(
     assert read(tmp_path, SourceQuery(table="sales.orders", columns=chosen)) == [
         {name: row[name] for name in chosen} for row in expected
     ]
+
+
+def test_required_iceberg_column_without_value_is_refused_by_file(tmp_path: Path) -> None:
+    fields = [{"name": name, "type": "long", "required": True} for name in ("id", "day", "total")]
+    table = create_table(tmp_path, [*fields, {"name": "at", "type": "timestamptz"}], ["at"])
+    stored = {
+        "whole.parquet": {"id": [1], "day": [1], "total": [1]},
+        "no day.parquet": {"id": [2], "total": [2]},
+    }
+    for number, (name, columns) in enumerate(stored.items()):
+        path = tmp_path / "lake" / name
+        iceberg_append(table, pa.table(columns), path, partition=[number * DAY])
+    with pytest.raises(InvalidSourceFile, match=r"no day\.parquet lacks the required column 'day'"):
+        read(tmp_path)
+    # Neither other columns nor files of other partitions need it.
+    query = SourceQuery(table="sales.orders", columns=("id", "total"))
+    assert read(tmp_path, query) == [{"id": 1, "total": 1}, {"id": 2, "total": 2}]
+    start = datetime(1970, 1, 1, tzinfo=UTC)
+    first_day = TimeRange("at", start, start.replace(hour=12))
+    first_row = {"id": 1, "day": 1, "total": 1, "at": start}
+    assert read(tmp_path, replace(TABLE, window=first_day)) == [first_row]
+    set_defaults(table, {"day": 7})
+    assert [row["day"] for row in read(tmp_path)] == [1, 7]
+
+
+def test_double_partitions_of_iceberg_are_exact_or_refused(tmp_path: Path) -> None:
+    """The manifest reader of pyiceberg 0.12 returns doubles as floats."""
+    fields = [{"name": "id", "type": "long"}, {"name": "ratio", "type": "double"}]
+    table = create_table(tmp_path, fields, ["ratio"])
+    iceberg_append(table, pa.table({"id": [1]}), tmp_path / "lake" / "a.parquet", partition=[0.1])
+    try:
+        rows: object = read(tmp_path)
+    except UnsupportedType as error:
+        rows = str(error)
+    assert rows == [{"id": 1, "ratio": 0.1}] or "the column 'ratio' is only in" in str(rows)
+    assert read(tmp_path, replace(TABLE, columns=("id",))) == [{"id": 1}]
+
+
+def test_added_hive_files_of_iceberg_have_their_columns_by_name(tmp_path: Path) -> None:
+    """``add_files`` of pyiceberg adds Parquet files without field ids, and a name mapping."""
+    fields = [{"name": "id", "type": "long"}, {"name": "total", "type": "double"}]
+    table = create_table(tmp_path, fields, [])
+    rows = pa.table({"total": [0.5, None], "points": [[{"id": 9}], []], "id": [1, 2]})
+    (tmp_path / "hive").mkdir()
+    parquet.write_table(rows.drop_columns("points"), tmp_path / "hive" / "a.parquet")
+    table.add_files([f"file://{tmp_path}/hive/a.parquet"])
+    # A later column of the files with a nested field of the same name.
+    iceberg_append(table, rows, tmp_path / "hive" / "b.parquet", has_ids=False)
+    with table.update_schema() as changes:
+        changes.rename_column("total", "amount")
+    expected = [{"id": 1, "amount": 0.5}, {"id": 2, "amount": None}]
+    assert read(tmp_path) == [row for row in expected for _ in range(2)]
+    with table.transaction() as changes:
+        changes.remove_properties("schema.name-mapping.default")
+    with pytest.raises(FeatureStoreError, match=r"[ab]\.parquet has no Iceberg field ids"):
+        read(tmp_path)

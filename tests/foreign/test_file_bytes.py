@@ -12,6 +12,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from contextlib import closing
+from encodings.aliases import aliases
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featurestore.arrow.json_text import is_utf8_string
-from featurestore.errors import InvalidSourceFile
+from featurestore.errors import InvalidArgument, InvalidSourceFile
 from featurestore.model.source_options import options_to_strings
 from featurestore.plugins.source import SourceConfig, SourceQuery
 from featurestore.sources import SourceFrame
@@ -139,6 +140,27 @@ def test_csv_files_equal_python_parser_to_the_last_byte(
         # Python's parser does not distinguish null from an empty string.
         actual = [tuple(cell or "" for cell in row) for row in actual[0]], actual[1]
     assert actual == expected_csv(data, columns, options)
+
+
+def test_csv_files_in_every_encoding_are_read_or_refused(subtests: pytest.Subtests) -> None:
+    for encoding in sorted(set(aliases.values())):
+        with subtests.test(encoding):
+            options: dict[str, Any] = {"encoding": encoding, "header": False, "names": ["id", "x"]}
+            options["dtypes"] = {"id": "string", "x": "string"}
+            try:
+                data = "1,~\n".encode(encoding)
+            except (LookupError, UnicodeError, AttributeError):
+                with pytest.raises(InvalidArgument, match="is not an encoding of text"):
+                    read("a.csv", b"1,~\n", options)
+                continue
+            if encoding in ("idna", "punycode"):
+                continue
+            assert read("a.csv", data, options) == ([("1", data.decode(encoding)[-2])], 0)
+            # The rows of damaged files depend on the encoding; an error has the name of the file.
+            for on_bad_rows in ("error", "quarantine"):
+                damaged = data + b"\x81\xff\xfe" + data[:-1]
+                actual = read("a.csv", damaged, {**options, "on_bad_rows": on_bad_rows})
+                assert actual is None or actual[1] >= 0
 
 
 JSON_LINES = ['{"id": 1}', '{"id": null}', "{}", '{"id": 2, "s": "é\\n"}', '{"s": "\u2028"}']

@@ -79,7 +79,7 @@ class CsvFileParser:
                 if any("\0" in field or not is_utf8_string(field) for field in fields):
                     raise encoding_error(self.file, self.dialect.encoding, self._bad_rows.table)
                 return fields or [""]
-        except (OSError, UnicodeDecodeError, InvalidCsv) as error:
+        except (OSError, UnicodeError, InvalidCsv) as error:
             self._raise_parse_error(error, None)
         return None
 
@@ -106,7 +106,7 @@ class CsvFileParser:
                 batch, start = drop_rows(batch, bad.tolist()), end
                 if batch.num_rows:
                     yield batch
-        except (pa.ArrowException, OSError, UnicodeDecodeError, InvalidCsv) as error:
+        except (pa.ArrowException, OSError, UnicodeError, InvalidCsv) as error:
             self._raise_parse_error(error, width)
         if self._has_ragged or len(undecodable):
             self._report_bad_records(width)
@@ -281,7 +281,7 @@ class CsvFileParser:
     def _strictly(self, width: int) -> Iterator[tuple[int, list[str]]]:
         try:
             yield from data_records(self.file, self.dialect, width=width)
-        except (OSError, UnicodeDecodeError, InvalidCsv) as error:
+        except (OSError, UnicodeError, InvalidCsv) as error:
             self._raise_parse_error(error, None)
 
     def _raise_parse_error(self, error: Exception, width: int | None) -> NoReturn:
@@ -302,7 +302,7 @@ class CsvFileParser:
                 f"{self.file.name} line {error.line}: {error}.",
                 hint=hint if error.has_quotes else None,
             ) from None
-        if isinstance(error, UnicodeDecodeError) or "UTF8" in str(error):
+        if isinstance(error, UnicodeError) or "UTF8" in str(error):
             raise encoding_error(self.file, self.dialect.encoding, table) from None
         if width is not None:
             self._report_bad_records(width)

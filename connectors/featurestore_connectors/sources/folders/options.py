@@ -10,6 +10,7 @@ import codecs
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -267,10 +268,15 @@ def _parse_json(text: str) -> Any:
 
 def _parse_encoding(name: str, text: str) -> str:
     try:
+        # Python also has codecs that are not encodings of text ("base64"), or cannot report the position
+        # of invalid bytes ("idna").
+        with suppress(UnicodeDecodeError):
+            b"\xff".decode(text, "surrogateescape")
         return codecs.lookup(text).name
-    except LookupError:
+    except (LookupError, UnicodeError):
         raise InvalidArgument(
-            f"{name}={text!r} is not an encoding that Python supports.", hint=f"{name}='latin-1'"
+            f"{name}={text!r} is not an encoding of text that Python supports.",
+            hint=f"{name}='latin-1'",
         ) from None
 
 

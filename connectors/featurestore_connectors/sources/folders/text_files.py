@@ -148,7 +148,7 @@ def _decodes(file: FolderFile, encoding: str) -> bool:
         for chunk in _chunks(file):
             decoder.decode(chunk)
         decoder.decode(b"", final=True)
-    except UnicodeDecodeError:
+    except UnicodeError:
         return False
     return True
 
@@ -156,7 +156,7 @@ def _decodes(file: FolderFile, encoding: str) -> bool:
 def _is_decodable(line: bytes, encoding: str) -> bool:
     try:
         line.decode(encoding)
-    except UnicodeDecodeError:
+    except UnicodeError:
         return False
     return True
 
@@ -339,7 +339,8 @@ def records(file: FolderFile, dialect: CsvDialect) -> Iterator[tuple[int, list[s
 
     Raises:
         InvalidCsv: A record is not valid CSV.
-        UnicodeDecodeError: The file has such bytes, in an encoding of 16 or 32 bits.
+        UnicodeError: The file has such bytes, in an encoding of 16 or 32 bits, or lacks its byte order
+            mark.
     """
     # Python refuses fields of more than 128 KiB by default.
     if csv.field_size_limit() < _LONGEST:

@@ -226,7 +226,7 @@ class SourceCalls(StoreBase):
         at: int | datetime | str | None = None,
         columns: Sequence[str] | None = None,
         rename: Mapping[str, str] | str | None = None,
-        format: Literal["parquet", "csv", "jsonl", "json"] | None = None,
+        format: Literal["parquet", "csv", "jsonl", "json", "arrow", "webdataset"] | None = None,
         delimiter: str | None = None,
         quote: str | None = None,
         escape: str | None = None,

@@ -68,7 +68,8 @@ class TrainingDatasetCalls(StoreBase):
             features: Additional input columns.
             exclude: Columns that are not inputs; they remain in the files and can be read by name.
             weight: A numeric column with row weights; readers return it for the loss.
-            data_format: "tfrecord", "petastorm", "parquet", "csv" or the name of an entry point in
+            data_format: "tfrecord", "petastorm", "parquet", "csv", "huggingface" (a folder for
+                ``datasets.load_from_disk``), "webdataset" or the name of an entry point in
                 ``featurestore.formats``.
             splits: Fractions that sum to 1, or a TimeSplit; None writes all rows to "train".
             split_by: Columns whose equal values stay in one split (such as all rows of a user).

@@ -327,7 +327,7 @@ def to_reader(df: object, *, like: pa.Schema | None = None) -> pa.RecordBatchRea
     Arguments are the same as in ``to_relation``.
     """
     df, language = peek_language(df)
-    with hints_for("", is_iterated=_is_iterated(df)):
+    with hints_for("", iterated=_iterated_language(df)):
         reader = open_stream(_untype_empty_columns(df, like), like=like)
     with hints_for_argument(df):
         return _convert_reader(reader, df, like, language)
@@ -376,12 +376,15 @@ def hints_for_argument(df: object) -> Iterator[None]:
         preparation = df.preparation
     elif isinstance(df, pa.RecordBatchReader):
         preparation = BATCH_TO_TABLE
-    with hints_for(preparation, is_iterated=_is_iterated(df)):
+    with hints_for(preparation, iterated=_iterated_language(df)):
         yield
 
 
-def _is_iterated(df: object) -> bool:
-    return isinstance(df, PeekedIterator | pa.RecordBatchReader)
+def _iterated_language(df: object) -> str | None:
+    """Return the kind of dataframe that an iterator yields, or None for other arguments."""
+    if isinstance(df, pa.RecordBatchReader):
+        return "pyarrow"
+    return df.language if isinstance(df, PeekedIterator) else None
 
 
 def _with_hints(batches: Iterator[pa.RecordBatch], df: object) -> Iterator[pa.RecordBatch]:
@@ -753,7 +756,7 @@ def _line_for_rows(first: Any) -> str | None:
     if first and isinstance(first, list) and detect_language(first) != "tuples":
         return None  # rows with names
     if first and isinstance(first[0], list | tuple):
-        return "rows = [row for rows in frames for row in rows]  # or rows = list(frames)"
+        return "rows = [row for chunk in frames for row in chunk]  # or rows = list(frames)"
     return "rows = list(frames)"
 
 

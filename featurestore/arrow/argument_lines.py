@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featurestore.arrow.column_lines import PANDAS_EXTENSIONS, detect_language
+from featurestore.arrow.column_lines import KEEPS_ONE_ROW, PANDAS_EXTENSIONS, detect_language
 from featurestore.errors import FeatureStoreError
 
 # The variables of dataframes in the lines of ``column_lines``, and of iterators here.
@@ -27,6 +27,13 @@ _COLUMNS_TO_ROWS = (
     "frames = ([dict(zip(columns, cells)) for cells in zip(*columns.values())] "
     "for columns in frames)"
 )
+# The statement that creates one dataframe from those of an iterator.
+_CONCATENATIONS = {
+    "pandas": "df = pd.concat(frames)",
+    "polars": "df = pl.concat(frames)",
+    "pyarrow": "table = pa.concat_tables(frames)",
+    "rows": "rows = [row for rows in frames for row in rows]",
+}
 _COMMENT = "  # "
 _TO_TABLE = "table = pa.table(table)"
 _DATASET_TO_TABLE = "table = table.to_table()"
@@ -34,45 +41,56 @@ BATCH_TO_TABLE = "table = pa.Table.from_batches([table])"
 
 
 @contextmanager
-def hints_for(preparation: str, *, is_iterated: bool) -> Iterator[None]:
+def hints_for(preparation: str, *, iterated: str | None = None) -> Iterator[None]:
     """Change the hint of each error to a line for the argument of a call.
 
     Args:
         preparation: The statement that creates the dataframe, or "" (``prepare_line``).
-        is_iterated: Whether the argument is an iterator of such objects.
+        iterated: The kind of dataframe (``column_lines.detect_language``) that an iterator yields;
+            None if the argument is no iterator.
     """
     try:
         yield
     except FeatureStoreError as error:
         if error.hint is not None:
             error.replace_hint(
-                argument_line(error.hint, preparation=preparation, is_iterated=is_iterated)
+                argument_line(error.hint, preparation=preparation, iterated=iterated)
             )
         raise
 
 
-def argument_line(line: str, *, preparation: str, is_iterated: bool) -> str:
+def argument_line(line: str, *, preparation: str, iterated: str | None = None) -> str:
     """Return the line for an argument; lines without assignments to dataframes are unchanged.
 
     Arguments are the same as in ``hints_for``.
 
-    >>> argument_line("df = df.rename(columns={'a b': 'a_b'})", preparation="", is_iterated=True)
+    >>> argument_line("df = df.rename(columns={'a b': 'a_b'})", preparation="", iterated="pandas")
     "frames = (df.rename(columns={'a b': 'a_b'}) for df in frames)"
-    >>> argument_line("df['a'] = df['a'].dt.to_timestamp()", preparation="df = df.to_frame('a')",
-    ...     is_iterated=False)
+    >>> argument_line("df['a'] = df['a'].dt.to_timestamp()", preparation="df = df.to_frame('a')")
     "df = df.to_frame('a'); df['a'] = df['a'].dt.to_timestamp()"
     """
     code, separator, comment = line.partition(_COMMENT)
     if not _parse_assignments(code):
         return line
-    # Only the columns that the line uses are converted.
-    needed = [part for part in preparation.split("; ") if part.partition(" = ")[0] in code]
-    # An inner call may have prepared the dataframe.
-    if needed and not code.startswith("; ".join(needed)):
-        code = "; ".join([*needed, code])
-    if is_iterated:
+    if KEEPS_ONE_ROW in comment and iterated in _CONCATENATIONS:
+        # Rows with equal keys may be in several dataframes.
+        whole = _CONCATENATIONS[iterated]
+        if preparation == BATCH_TO_TABLE:
+            whole, preparation = "table = pa.Table.from_batches(frames)", ""
+        return f"{whole}; {_prepare(code, preparation)}{separator}{comment}"
+    code = _prepare(code, preparation)
+    if iterated is not None:
         code = _iterate(_parse_assignments(code))
     return f"{code}{separator}{comment}"
+
+
+def _prepare(code: str, preparation: str) -> str:
+    """Return code that first creates the dataframe."""
+    # Only the columns that the code uses are converted.
+    needed = [part for part in preparation.split("; ") if part.partition(" = ")[0] in code]
+    # An inner call may have prepared the dataframe.
+    is_prepared = not needed or code.startswith("; ".join(needed))
+    return code if is_prepared else "; ".join([*needed, code])
 
 
 def prepare_line(df: Any) -> str:
@@ -139,16 +157,16 @@ def _prepare_array(variable: str, array: Any) -> str:
 
 
 def _parse_assignments(code: str) -> list[ast.Assign]:
-    """Return the statements of a line, or nothing unless all assign and one uses a dataframe."""
+    """Return the statements of a line, or nothing unless all assign and use a dataframe."""
     try:
         statements = ast.parse(code).body
     except SyntaxError:
         return []
     assignments = [statement for statement in statements if isinstance(statement, ast.Assign)]
-    is_used = any(_find_frame(assignment.value) for assignment in assignments)
-    is_changed = any(ast.unparse(assignment.targets[0]) == _FRAMES for assignment in assignments)
-    is_line = is_used and not is_changed and len(assignments) == len(statements)
-    return assignments if is_line else []
+    names = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+    # A line that already uses the iterator is complete.
+    is_line = not names.isdisjoint(FRAME_VARIABLES) and _FRAMES not in names
+    return assignments if is_line and len(assignments) == len(statements) else []
 
 
 def _find_frame(value: ast.expr) -> str | None:

@@ -63,6 +63,7 @@ _RENAMES = {
     "for row in rows]",
 }
 
+KEEPS_ONE_ROW = "keeps one row of each key"
 _ROW_KEYS = "tuple({cell} for name in {key!r})"
 _LAST_ROWS = "rows = list({{{row_key}: row for row in rows}}.values())"
 # Snippets that select one row of each key: the last row, where the library has a row order.
@@ -224,7 +225,7 @@ def deduplicate_line(language: str, key: Sequence[str]) -> str:
         numbers = [int(name.removeprefix("col_")) for name in key]
     columns = ", ".join(map(quoted, key))
     line = template.format(key=list(key), numbers=numbers, columns=columns)
-    return f"{line}  # keeps one row of each key"
+    return f"{line}  # {KEEPS_ONE_ROW}"
 
 
 def quoted(name: str) -> str:

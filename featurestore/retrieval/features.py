@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featurestore import usersql
+from featurestore import ingest, usersql
 from featurestore.arrow.cast_lines import PLAUSIBLE_START, misread_hint
 from featurestore.arrow.column_names import check_feature_names
 from featurestore.arrow.types import TIMESTAMP
@@ -185,12 +185,15 @@ def _plan(
     def types(label_schema: pa.Schema) -> dict[str, pa.DataType]:
         return {**label_types, **request.join_column_types(label_schema, options)}
 
-    label_input = open_labels(
-        session, labels, pins=pins, specs=specs, versions=versions, types=types
-    )
-    plan = _plan_with_labels(
-        request.without_on_demand(), label_input.labels, pins=pins, options=options
-    )
+    if not isinstance(labels, FeatureFrame):
+        labels, _ = ingest.peek_language(labels)
+    with ingest.hints_for_argument(labels):
+        label_input = open_labels(
+            session, labels, pins=pins, specs=specs, versions=versions, types=types
+        )
+        plan = _plan_with_labels(
+            request.without_on_demand(), label_input.labels, pins=pins, options=options
+        )
     plan = _add_on_demand(plan, request)
     _warn_of_early_times(label_input.labels, plan)
     return plan, label_input

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from featurestore import progress as calls
-from featurestore.arrow.column_lines import detect_language
 from featurestore.errors import InvalidArgument, InvalidExpectation, WriteConflict
+from featurestore.ingest import hints_for_argument, peek_language
 from featurestore.model.featuregroup import VALIDATION_POLICIES
 from featurestore.model.manifest import WEIGHT_ZERO, Manifest, MissingLabels
 from featurestore.model.names import check_name
@@ -102,10 +102,13 @@ def create(
     ``FeatureStore.create_training_dataset`` describes the request.
     """
     check_name(options.name, noun="training dataset")
-    rows = export_data(session, data)
     # A frame does not know the dataframe library of its labels, so assume the most frequent one.
-    language = "pandas" if isinstance(data, FeatureFrame) else detect_language(data)
-    refuse_untyped_columns(rows.schema, language=language)
+    language = "pandas"
+    if not isinstance(data, FeatureFrame):
+        data, language = peek_language(data)
+    with hints_for_argument(data):
+        rows = export_data(session, data)
+        refuse_untyped_columns(rows.schema, language=language)
     request = check_request(
         options, schema=rows.schema, known_roles=rows.roles, default_key=rows.key
     )
@@ -118,7 +121,8 @@ def create(
         # External groups are copied only now, after the request was checked, because a snapshot
         # reads all rows.
         snapshot_data, reads = pin_external_groups(session, data)
-        rows = export_data(session, snapshot_data, reads=reads)
+        if snapshot_data is not data:  # a stream can be read only once
+            rows = export_data(session, snapshot_data, reads=reads)
         # Pins keep a concurrent vacuum from removing the files that the export reads.
         pin_sources(session, run, rows.sources)
         directory = session.training_dataset_path(request.name, run.version)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import datetime
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from featurestore.errors import FeatureStoreError
+from featurestore.errors import FeatureStoreError, UnsupportedDataframe
 from featurestore.ingest import to_reader
-from tests.ingest.pasting import pasted
+from featurestore.store import FeatureStore
+from tests.ingest.pasting import MODULES, pasted
 from tests.ingest.value_kinds import CELLS, FINE, FORMS, KINDS, UTC_NOON
 
 # Some values need one line for each of their problems.
@@ -36,16 +39,20 @@ def generator(*frames: Any) -> Iterator[Any]:
     yield from frames
 
 
-def stored_after_hints(make: Callable[[], Any], column: str) -> list[Any]:
-    """Return the values of a column; each error is followed by its hint, as a user pastes it."""
-    df, lines = make(), []
-    while len(lines) <= _MAX_LINES:
+def read_after_hints(make: Callable[[], Any]) -> pa.Table:
+    """Return the rows of an argument; each error is followed by its hint, as a user pastes it."""
+    df, hints = make(), list[str]()
+    while len(hints) <= _MAX_LINES:
         try:
-            return list(to_reader(df).read_all()[column].to_pylist())
+            return to_reader(df).read_all()
         except FeatureStoreError as error:
-            lines.append(str(error.hint))
-        df = pasted(make(), *lines)  # a consumed iterator is created again
-    raise AssertionError(lines)
+            hints.append(str(error.hint))
+        df = pasted(make(), *hints)  # a consumed iterator is created again
+    raise AssertionError(hints)
+
+
+def stored_after_hints(make: Callable[[], Any], column: str) -> list[Any]:
+    return list(read_after_hints(make)[column].to_pylist())
 
 
 ARROW: dict[str, Callable[[pa.Table], Any]] = {
@@ -171,3 +178,112 @@ def test_cells_are_stored_after_pasted_hints(form: str, subtests: pytest.Subtest
                     [wrap(value) for value in case.values],
                     is_taken=case.is_taken,
                 )
+
+
+LEFT = pd.DataFrame({"c": pd.arrays.IntervalArray.from_breaks([0, 1], closed="left")})
+RIGHT = pd.DataFrame({"c": [pd.Interval(0, 1)]})
+# Arguments that are not dataframes, and the rows that they have after the hints.
+ARGUMENTS: dict[str, tuple[Callable[[], Any], list[dict[str, Any]]]] = {
+    "chunked array": (lambda: pa.chunked_array([[1]]), [{"col_0": 1}]),
+    "array": (lambda: pa.array([1]), [{"col_0": 1}]),
+    "chunked array of structs": (lambda: pa.chunked_array([[{"a": 1}]]), [{"a": 1}]),
+    "chunked array of structs and null": (
+        lambda: pa.chunked_array([[{"a": 1}, None]]),
+        [{"col_0": {"a": 1}}, {"col_0": None}],
+    ),
+    "foreign array": (lambda: ArrowStream(pa.chunked_array([[1]])), [{"col_0": 1}]),
+    "pandas array": (lambda: pd.array([1, None], dtype="Int64"), [{"col_0": 1}, {"col_0": None}]),
+    "MultiIndex": (lambda: pd.MultiIndex.from_tuples([(1, "x")]), [{"col_0": 1, "col_1": "x"}]),
+    "lazy frame": (lambda: pl.LazyFrame({"a": [1]}), [{"a": 1}]),
+    "one dimension": (lambda: np.array([1]), [{"col_0": 1}]),
+    "one row": (lambda: {"a": 1, "b": "x"}, [{"a": 1, "b": "x"}]),
+    "columns of iterators": (lambda: {"a": iter([1]), "b": iter("x")}, [{"a": 1, "b": "x"}]),
+    "iterator of dicts": (lambda: generator({"a": 1}, {"a": 2}), [{"a": 1}, {"a": 2}]),
+    "iterator of tuples": (lambda: generator((1, "x")), [{"col_0": 1, "col_1": "x"}]),
+    "iterator of chunks of tuples": (
+        lambda: generator([(1, "x")], [(2, "y")]),
+        [{"col_0": 1, "col_1": "x"}, {"col_0": 2, "col_1": "y"}],
+    ),
+    "iterator of columns": (lambda: generator({"a": pa.array([1])}), [{"a": 1}]),
+    "intervals of two sides": (
+        lambda: generator(LEFT, RIGHT),
+        [
+            {"c": {"left": 0, "right": 1, "closed": "left"}},
+            {"c": {"left": 0, "right": 1, "closed": "right"}},
+        ],
+    ),
+    "rows of times": (
+        lambda: [np.array(["2024-01-31T12"], "M8[ns]")],
+        [{"col_0": UTC_NOON}],
+    ),
+}  # fmt: skip
+
+
+def test_arguments_are_stored_after_pasted_hints(subtests: pytest.Subtests) -> None:
+    for title, (make, rows) in ARGUMENTS.items():
+        with subtests.test(title):
+            assert read_after_hints(make).to_pylist() == rows
+
+
+def test_file_names_are_read_after_pasted_hints(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    rows = pd.DataFrame({"a": [1, 2]})
+    rows.to_csv(tmp_path / "rows.csv", index=False)
+    rows.to_json(tmp_path / "rows.jsonl", orient="records", lines=True)
+    (tmp_path / "folder").mkdir()
+    rows.to_parquet(tmp_path / "rows.parquet")
+    rows.to_parquet(tmp_path / "folder" / "part.parquet")
+    for name in ("rows.csv", "rows.jsonl", "rows.parquet", "folder"):
+        with subtests.test(name):
+            path = tmp_path / name
+            with pytest.raises(UnsupportedDataframe) as refused:
+                to_reader(path)
+            names = dict(MODULES)
+            exec(str(refused.value.hint), names)
+            df = names.get("df", names.get("rows"))
+            assert to_reader(df).read_all()["a"].to_pylist() == [1, 2]
+
+
+def frames_of(table: pa.Table) -> dict[str, Callable[[], Any]]:
+    """Return the objects with the rows of a table, for calls of a store."""
+    df = pd.DataFrame({name: table[name].to_pandas() for name in table.column_names})
+    first, last = table.slice(0, 1), table.slice(1)
+    return {
+        "pandas": lambda: generator(df[:1], df[1:]),
+        "named index": lambda: df.set_index("key"),
+        "polars": lambda: generator(pl.from_arrow(first), pl.from_arrow(last)),
+        "tables": lambda: generator(first, last),
+        "reader": lambda: table.to_reader(max_chunksize=1),
+        "record batch": lambda: table.to_batches()[0],
+        "rows": lambda: generator(first.to_pylist(), last.to_pylist()),
+    }
+
+
+@pytest.mark.parametrize("call", ["time", "duplicates", "labels", "insert", "export"])
+def test_calls_succeed_after_pasted_hints(
+    empty_store: FeatureStore, call: str, subtests: pytest.Subtests
+) -> None:
+    table = pa.table({"key": ["1", "1"], "at": ["2024-01-31T12:00:00+00:00"] * 2})
+    empty_store.create_featuregroup([{"key": 1, "x": 0.5}], "numbers", primary_key="key")
+    empty_store.create_featuregroup(pa.table({"key": [1], "at": [UTC_NOON]}), "times")
+    calls: dict[str, Callable[[Any, str], Any]] = {
+        "time": lambda df, name: empty_store.create_featuregroup(df, name, event_time="at"),
+        "duplicates": lambda df, name: empty_store.create_featuregroup(df, name, primary_key="key"),
+        "labels": lambda df, _: empty_store.get_features(["numbers.x"], labels=df),
+        "insert": lambda df, _: empty_store.insert_into_featuregroup(df, "times"),
+        "export": lambda df, name: empty_store.create_training_dataset(
+            df, name, data_format="csv", progress=False, statistics=False
+        ),
+    }
+    if call == "export":  # durations have no feature type
+        table = table.set_column(1, "at", pa.array([7, 8], pa.duration("us")))
+    for number, (title, make) in enumerate(frames_of(table).items()):
+        with subtests.test(title):
+            hints: list[str] = []
+            while True:
+                try:
+                    calls[call](pasted(make(), *hints), f"{call}_{number}")
+                    break
+                except FeatureStoreError as error:
+                    hints.append(str(error.hint))
+                assert len(hints) <= _MAX_LINES
+            assert hints

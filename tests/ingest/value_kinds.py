@@ -35,6 +35,7 @@ DAY, NOON = dt.date(2024, 1, 31), dt.datetime(2024, 1, 31, 12)
 UTC_NOON = NOON.replace(tzinfo=dt.UTC)
 UTC_DAY = dt.datetime(2024, 1, 31, tzinfo=dt.UTC)
 FINE = pd.Timestamp("2024-01-31 12:00:00.000000800")
+DATABASE = duckdb.connect()
 DIGEST = bytes([1, 0, 2, 255])
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # numpy 2.5: the generic unit of NaT
@@ -178,7 +179,7 @@ def arrow_column(values: Sequence[Any], dtype: pa.DataType | None) -> Callable[[
 
 def duckdb_column(expression: str) -> Callable[[], Any]:
     """Return a function that creates a DuckDB relation with an expression and null."""
-    return lambda: duckdb.connect().sql(
+    return lambda: DATABASE.cursor().sql(
         f"SELECT {expression} AS c UNION ALL SELECT NULL"  # of this module
     )
 

@@ -11,13 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from featurestore.arrow.column_lines import detect_language
 from featurestore.arrow.column_names import check_feature_names
 from featurestore.arrow.untyped import format_sql_casts, format_typing_lines, refuse_untyped
 from featurestore.errors import InvalidArgument, did_you_mean, listing
 from featurestore.external import LiveSource, find_live_sources, take_snapshot
 from featurestore.external.groups import get_external_rows
-from featurestore.ingest import to_relation
+from featurestore.ingest import peek_language, to_relation
 from featurestore.model import display
 from featurestore.model.featuregroup import check_tags, normalize_tags
 from featurestore.model.manifest import DROP, MISSING_LABELS
@@ -279,7 +278,9 @@ def export_data(session: Session, data: object, *, reads: Sequence[SourceRead] =
     """
     if isinstance(data, FeatureFrame) and data.plan is not None:
         return _planned_data(data, data.plan, reads)
-    language = None if isinstance(data, FeatureFrame) else detect_language(data)
+    language = None
+    if not isinstance(data, FeatureFrame):
+        data, language = peek_language(data)
     relation = to_relation(data, engine=session.engine)
     # A stream can be read once only, so its times are checked while it is exported.
     if not relation.single_use and not isinstance(data, FeatureFrame):
@@ -301,7 +302,7 @@ def refuse_untyped_columns(schema: pa.Schema, *, language: str) -> None:
 
     def casts(columns: pa.Schema) -> str:
         lines = format_typing_lines(language, columns)
-        return f"cast the columns first: {lines or f'in SQL, {format_sql_casts(columns)}'}"
+        return lines or f"cast the columns in SQL: {format_sql_casts(columns)}"
 
     refuse_untyped(schema, subject="The training dataset", hint=casts)
 

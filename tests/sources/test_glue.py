@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ pytest.importorskip("moto.server")
 from featurestore.errors import (
     FeatureStoreError,
     InvalidArgument,
+    InvalidSourceFile,
     SourceError,
     SourceTableNotFound,
     SourceUnavailable,
@@ -242,6 +244,49 @@ def test_parquet_tables_of_glue_have_the_rows_of_registered_partitions(
     add_table(client, f"{database}.empty", f"{root}/nothing", **PARQUET)
     with pytest.raises(FeatureStoreError, match=rf"'{database}\.empty'"):
         lake_store.read_source("lake", table=f"{database}.empty").count()
+
+
+def test_columns_of_glue_that_parquet_files_lack_are_null(
+    endpoint: str, client: GlueCatalog, table: Table, lake_store: FeatureStore, tmp_path: Path
+) -> None:
+    """The partition has the value, else the column is null; a column that no one knows is refused."""
+    name = f"{table.name()[0]}.events"
+    root = f"{client.properties['warehouse']}/evolved"
+    # The names of the catalog have no upper case.
+    first = {"Id": [1], "total": pa.array([1.5], pa.float32())}
+    files = [first, {"Id": [2]}, {"Id": [3], "total": [0.1], "kind": ["x"]}]
+    for day, columns in enumerate(files, start=1):
+        folder = tmp_path / "rows" / f"day={day}"
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table(columns), folder / "a.parquet")
+    upload(endpoint, tmp_path / "rows", root)
+    types = {
+        "id": "bigint", "total": "double", "kind": "varchar(9)", "paid": "decimal(10,2)",
+        "at": "timestamp", "odd": "map<string,int>",
+    }  # fmt: skip
+    columns = [{"Name": column, "Type": hive_type} for column, hive_type in types.items()]
+    described = {
+        **PARQUET,
+        "StorageDescriptor": {**PARQUET["StorageDescriptor"], "Columns": columns},
+    }
+    partitions = {f"{root}/day={day}": [str(day)] for day in (1, 2, 3)}
+    keys = {"partition_keys": {"day": "int"}, "partitions": partitions}
+    add_table(client, name, root, **keys, **described)
+    query = SourceQuery(table=name)
+    snapshot = find_source("glue")(config_of(endpoint)).snapshot()
+    rows = sorted(snapshot.read(query).read_all().to_pylist(), key=lambda row: row["day"])
+    snapshot.close()
+    nothing = {"total": None, "kind": None, "paid": None, "at": None}
+    assert rows == [
+        {**nothing, "Id": 1, "total": 1.5, "day": 1},
+        {**nothing, "Id": 2, "day": 2},
+        {**nothing, "Id": 3, "total": 0.1, "kind": "x", "day": 3},
+    ]
+    add_table(client, f"{name}_2", root, **keys, **PARQUET)
+    snapshot = find_source("glue")(config_of(endpoint)).snapshot()
+    with pytest.raises(InvalidSourceFile, match=r"day=2/a\.parquet lacks the columns 'total'"):
+        snapshot.read(replace(query, table=f"{name}_2"))
+    snapshot.close()
 
 
 def test_other_tables_of_glue_are_not_listed(

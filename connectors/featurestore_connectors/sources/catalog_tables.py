@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+import duckdb
 import pyarrow as pa
 
 from featurestore.errors import (
@@ -25,9 +26,15 @@ from featurestore.model.source import SourceTable
 from featurestore.plugins.source import SourceConfig, SourceQuery, SourceSnapshot
 from featurestore_connectors.sources import locations
 from featurestore_connectors.sources.folder import FolderSnapshot
-from featurestore_connectors.sources.folders.listing import FolderFiles, list_partitioned_files
+from featurestore_connectors.sources.folders.listing import (
+    FolderFile,
+    FolderFiles,
+    list_partitioned_files,
+)
 from featurestore_connectors.sources.folders.options import FolderOptions, TableName
+from featurestore_connectors.sources.folders.parquet_table import ParquetTable
 from featurestore_connectors.sources.folders.tables import FolderTable, TableSchema
+from featurestore_connectors.sources.typed_columns import SourceColumn
 
 
 @dataclass(frozen=True)
@@ -129,6 +136,41 @@ def name_table(name: str | None) -> Iterator[None]:
         raise type(error)(f"Table {name!r}: {error.message}", hint=error.hint) from error
 
 
+class CatalogParquetTable(ParquetTable):
+    """The Parquet files of a table; a column of the catalog that a file lacks is null, as in Hive.
+
+    Names are compared as in Hive, without case.
+    """
+
+    def __init__(
+        self,
+        folder_files: FolderFiles,
+        table: TableName,
+        options: FolderOptions,
+        *,
+        config: SourceConfig,
+        connection: duckdb.DuckDBPyConnection,
+        columns: Mapping[str, pa.DataType | None],
+    ) -> None:
+        super().__init__(folder_files, table, options, config=config, connection=connection)
+        self._catalog_columns = {name.lower(): (name, kind) for name, kind in columns.items()}
+
+    def source_columns(self) -> list[SourceColumn]:
+        columns = super().source_columns()
+        stored_names = {column.name.lower() for column in columns}
+        for key, (name, kind) in self._catalog_columns.items():
+            if kind is not None and key not in stored_names:
+                columns.append(SourceColumn(name, name, kind, str(kind)))
+        return columns
+
+    def _compare_names(
+        self, file: FolderFile, names: Sequence[str], expected: Sequence[str], *, first: str
+    ) -> None:
+        others = [name for name in names if name.lower() not in self._catalog_columns]
+        expected = [name for name in expected if name.lower() not in self._catalog_columns]
+        super()._compare_names(file, others, expected, first=first)
+
+
 class ParquetSnapshot(FolderSnapshot):
     """The Parquet files of a table, read as a folder.
 
@@ -139,6 +181,7 @@ class ParquetSnapshot(FolderSnapshot):
         config: The source of the catalog.
         path: The folder of the table.
         keys: The partition columns in their order, with their types if these are known.
+        columns: The columns of the files in the catalog, with their types if these are known.
         partitions: The values of the partition columns by folder; empty folders are allowed. A
             table without partition columns has its own folder with no values.
     """
@@ -149,10 +192,12 @@ class ParquetSnapshot(FolderSnapshot):
         path: str,
         *,
         keys: Mapping[str, pa.DataType | None],
+        columns: Mapping[str, pa.DataType | None],
         partitions: Mapping[str, Sequence[str | None]],
     ) -> None:
         # Stored schemas belong to a path of a folder source, and a catalog has many tables.
         super().__init__(replace(config, options={}, decisions=None), path)
+        self._catalog_columns = columns
         self._dtypes = {key: kind for key, kind in keys.items() if kind is not None}
         self._files = list_partitioned_files(
             self._listing.statuses, root=self._root, keys=list(keys), partitions=partitions
@@ -169,6 +214,19 @@ class ParquetSnapshot(FolderSnapshot):
                 hint="write rows, and register new partitions in the catalog",
             )
         return self._files
+
+    def _find_table(self, query: SourceQuery) -> tuple[FolderFiles, FolderTable]:
+        options = self._table_options(query)
+        table = TableName(self._config.name, query.path, query.options, {})
+        folder_files = self._select_files(query, options, table)
+        return folder_files, CatalogParquetTable(
+            folder_files,
+            table,
+            options,
+            config=self._config,
+            connection=self._connection,
+            columns=self._catalog_columns,
+        )
 
     def _table_options(self, query: SourceQuery) -> FolderOptions:
         return replace(super()._table_options(query), dtypes=self._dtypes)

@@ -39,8 +39,8 @@ _RETRIES = 3
 _OPTIONS = (USER, _ENDPOINT, "catalog_id", locations.FOLDER)
 _PARQUET_INPUT = "org.apache.hadoop.hive.ql.io.parquet.MapredParquetInputFormat"
 _FORMAT_PARAMETERS = ("table_type", "classification")
-# The types of partition columns in Hive. The values of other types are inferred from their texts.
-_PARTITION_TYPES = {
+# The types of Hive. The values of partition columns of other types are inferred from their texts.
+_TYPES = {
     "string": pa.string(),
     "tinyint": pa.int8(),
     "smallint": pa.int16(),
@@ -50,6 +50,14 @@ _PARTITION_TYPES = {
     "double": pa.float64(),
     "boolean": pa.bool_(),
 }
+# Further types of columns in files, as the files are read.
+_COLUMN_TYPES = {
+    **_TYPES,
+    "float": pa.float32(),
+    "binary": pa.binary(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
+_DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
 
 
 class GlueSource:
@@ -220,9 +228,11 @@ class GlueSnapshot(CatalogSnapshot):
                 hint="Iceberg and Delta tables have versions",
             )
         keys = {
-            str(each["Name"]): _PARTITION_TYPES.get(str(each.get("Type")).lower())
+            str(each["Name"]): _TYPES.get(str(each.get("Type")).lower())
             for each in table.get("PartitionKeys") or ()
         }
+        described = (table.get("StorageDescriptor") or {}).get("Columns") or ()
+        columns = {str(each["Name"]): column_type(str(each.get("Type"))) for each in described}
         partitions: dict[str, Sequence[str]] = {} if keys else {path: ()}
         if keys:
             database, table_name = name.split(".", 1)
@@ -242,7 +252,9 @@ class GlueSnapshot(CatalogSnapshot):
                         )
                     partitions[folder] = each["Values"]
         with locations.storage_errors(self._config):
-            return ParquetSnapshot(self._config, path, keys=keys, partitions=partitions)
+            return ParquetSnapshot(
+                self._config, path, keys=keys, columns=columns, partitions=partitions
+            )
 
     def _locate(self, name: str, location: str) -> str:
         """Return the path of a location for the storages."""
@@ -277,6 +289,21 @@ def table_format(table: Mapping[str, Any]) -> Literal["iceberg", "delta", "parqu
         return None
     is_parquet = input_format == _PARQUET_INPUT or (not input_format and "parquet" in names)
     return "parquet" if is_parquet else None
+
+
+def column_type(text: str) -> pa.DataType | None:
+    """Return the feature type of a Hive type, None for nested and unknown types.
+
+    >>> column_type("decimal(10,2)"), column_type("varchar(20)")
+    (Decimal128Type(decimal128(10, 2)), DataType(string))
+    """
+    text = text.strip().lower()
+    decimal = _DECIMAL.fullmatch(text)
+    if decimal is not None and max(1, int(decimal[2])) <= int(decimal[1]) <= 38:
+        return pa.decimal128(int(decimal[1]), int(decimal[2]))
+    if re.fullmatch(r"(var)?char\(\d+\)", text):
+        return pa.string()
+    return _COLUMN_TYPES.get(text)
 
 
 def describe_format(table: Mapping[str, Any]) -> str:

@@ -140,7 +140,8 @@ def _plan_paths(
             f"Source {config.name!r}: the table has equality deletes, which are not supported.",
             hint="rewrite the data files of the table, or read it with the engine that wrote it",
         ) from error
-    partitions, deletes = {}, set()
+    partitions: dict[str, Mapping[int, Any]] = {}
+    deletes: set[str] = set()
     for task in tasks:
         partitions[_locate(config, table.io, task.file)] = _identity_values(table, task.file)
         # Data files share delete files.

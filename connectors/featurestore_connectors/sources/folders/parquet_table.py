@@ -69,14 +69,9 @@ class ParquetTable(FolderTable):
         for file in self.folder_files.files:
             columns = self._describe_columns(file)
             if merged:
-                compare_names(
-                    file,
-                    [column.name for column in columns],
-                    list(merged),
-                    first=self.folder_files.files[0].name,
-                    table=self.table,
-                    options=self.options,
-                )
+                first_file = self.folder_files.files[0].name
+                names = [column.name for column in columns]
+                self._compare_names(file, names, list(merged), first=first_file)
             for column in columns:
                 first.setdefault(column.name, file.name)
                 earlier = merged.setdefault(column.name, column)
@@ -109,14 +104,8 @@ class ParquetTable(FolderTable):
         described = {column.name: column for column in self._describe_columns(file)}
         # A column of nulls has no type, but it is part of the file.
         names = [name for name, each in described.items() if each.kind or _is_null(each)]
-        compare_names(
-            file,
-            names,
-            [column.name for column in schema.in_files],
-            first="the earlier files",
-            table=self.table,
-            options=self.options,
-        )
+        expected = [column.name for column in schema.in_files]
+        self._compare_names(file, names, expected, first="the earlier files")
         inside = [
             column.name
             for column in columns
@@ -141,6 +130,12 @@ class ParquetTable(FolderTable):
                 ) from error
             for batch in self._read_with_arrow(file, inside, self._find_batch_rows(file)):
                 yield self._cast_batch(batch, columns, file)
+
+    def _compare_names(
+        self, file: FolderFile, names: Sequence[str], expected: Sequence[str], *, first: str
+    ) -> None:
+        """Refuse a file with other columns than expected."""
+        compare_names(file, names, expected, first=first, table=self.table, options=self.options)
 
     def _describe_columns(self, file: FolderFile) -> list[SourceColumn]:
         """Return the columns of a file as reported by DuckDB, or by Arrow if DuckDB fails."""

@@ -22,10 +22,14 @@ _TYPES = {
 
 def schema_string(*fields: tuple[str, Any]) -> str:
     """Return the Delta JSON of a schema."""
-    columns = [
-        {"name": name, "type": dtype, "nullable": True, "metadata": {}} for name, dtype in fields
-    ]
-    return json.dumps({"type": "struct", "fields": columns})
+    return table_schema(
+        [{"name": name, "type": dtype, "nullable": True, "metadata": {}} for name, dtype in fields]
+    )
+
+
+def table_schema(fields: list[dict[str, Any]]) -> str:
+    """Return the Delta JSON of a schema of fields with metadata."""
+    return json.dumps({"type": "struct", "fields": fields})
 
 
 def protocol(*features: str, reader: int = 3) -> dict[str, Any]:

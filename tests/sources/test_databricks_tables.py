@@ -36,7 +36,7 @@ TABLES = {
     "widened": (
         "'delta.enableTypeWidening' = 'true'",
         [
-            "alter table {t} alter column part type bigint",
+            "alter table {t} alter column part type decimal(20, 0)",
             "insert into {t} values (200, 5000000000, 'wide')",
         ],
     ),

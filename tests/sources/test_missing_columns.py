@@ -20,6 +20,7 @@ pytest.importorskip("pyiceberg")
 from featurestore.errors import FeatureStoreError, InvalidSourceFile, UnsupportedType
 from featurestore.plugins.engine import TimeRange
 from featurestore.plugins.source import SourceQuery
+from tests.deltalog.hand_made import add, commit, metadata, protocol, table_schema
 from tests.sources.source_writers import iceberg_append, open_source
 
 TABLE = SourceQuery(table="sales.orders")
@@ -148,7 +149,7 @@ def test_iceberg_columns_that_files_lack_follow_the_specification(
         with table.transaction() as changes:
             changes.set_properties({"schema.name-mapping.default": json.dumps(mapping)})
     expected = []
-    for number in range(6):
+    for number in range(4):
         partition = {name: random.choice([None, *VALUES[names[name][1]]]) for name in partition_by}
         # The first file has no columns but the key, the second one has all.
         share = {0: 0.0, 1: 1.0}.get(number, 0.5)
@@ -240,3 +241,75 @@ def test_added_hive_files_of_iceberg_have_their_columns_by_name(tmp_path: Path) 
         changes.remove_properties("schema.name-mapping.default")
     with pytest.raises(FeatureStoreError, match=r"[ab]\.parquet has no Iceberg field ids"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["none", "name", "id"])
+def test_delta_columns_that_files_lack_are_null_or_refused(tmp_path: Path, mode: str) -> None:
+    """The kernel returns nulls; a required column without values is refused by its file."""
+
+    def field(number: int, name: str, *, nullable: bool = True) -> dict[str, Any]:
+        identifiers = {"id": number, "physicalName": f"col-{number}"}
+        mapped = {f"delta.columnMapping.{key}": value for key, value in identifiers.items()}
+        mapped_fields = {} if mode == "none" else mapped
+        return {"name": name, "type": "long", "nullable": nullable, "metadata": mapped_fields}
+
+    def stored(**columns: list[int]) -> pa.Table:
+        numbers = {"id": 1, "total": 2, "day": 3, "share": 4}
+        fields = []
+        for name in columns:
+            file_name = name if mode == "none" else f"col-{numbers[name]}"
+            ids = {"PARQUET:field_id": str(numbers[name])}
+            fields.append(pa.field(file_name, pa.int64(), metadata=ids))
+        return pa.table(list(columns.values()), schema=pa.schema(fields))
+
+    def rows(*fields: dict[str, Any]) -> list[dict[str, Any]]:
+        table = tmp_path / f"table {len(list(tmp_path.iterdir()))}"
+        day = "day" if mode == "none" else "col-3"
+        commit(
+            table,
+            0,
+            protocol() if mode == "none" else protocol("columnMapping"),
+            metadata(
+                table_schema(list(fields)),
+                partition_by=("day",),
+                delta__columnMapping__mode=mode,
+            ),
+            add(table, "a.parquet", stored(id=[1], total=[5]), partitionValues={day: "7"}),
+            add(table, "b.parquet", stored(id=[2]), partitionValues={day: None}),
+        )
+        snapshot = open_source("delta", f"delta+{table}").snapshot()
+        return sorted(
+            snapshot.read(SourceQuery()).read_all().to_pylist(), key=lambda row: row["id"]
+        )
+
+    identifier, total, day = field(1, "id", nullable=False), field(2, "total"), field(3, "day")
+    first, second = {"id": 1, "total": 5, "day": 7}, {"id": 2, "total": None, "day": None}
+    assert rows(identifier, total, day, field(4, "share")) == [
+        {**first, "share": None},
+        {**second, "share": None},
+    ]
+    for name, fields in {
+        "total": (identifier, field(2, "total", nullable=False), day),
+        "day": (identifier, total, field(3, "day", nullable=False)),
+    }.items():
+        with pytest.raises(InvalidSourceFile, match=rf"b\.parquet lacks the .* column '{name}'"):
+            rows(*fields)
+
+
+def test_hive_folders_have_partition_values_and_refuse_missing_columns(tmp_path: Path) -> None:
+    stored = {
+        "day=2024-01-31/a": {"id": [1], "total": [5]},
+        "day=__HIVE_DEFAULT_PARTITION__/b": {"id": [2]},
+    }
+    for name, columns in stored.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        parquet.write_table(pa.table(columns), tmp_path / f"{name}.parquet")
+    snapshot = open_source("file", str(tmp_path)).snapshot()
+    with pytest.raises(InvalidSourceFile, match="lacks the columns 'total'"):
+        snapshot.read(SourceQuery())
+    declared = open_source("file", str(tmp_path), dtypes='{"total": "int64"}').snapshot()
+    rows = declared.read(SourceQuery()).read_all().to_pylist()
+    assert sorted(rows, key=lambda row: row["id"]) == [
+        {"id": 1, "total": 5, "day": date(2024, 1, 31)},
+        {"id": 2, "total": None, "day": None},
+    ]

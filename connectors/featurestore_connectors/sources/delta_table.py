@@ -37,6 +37,7 @@ from featurestore.storage.filesystem import LocalMirror
 from featurestore.storage.location import HDFS, remove_owner
 from featurestore.storage.settings import AZURE_SAS, GOOGLE_TOKEN
 from featurestore_connectors.sources import locations
+from featurestore_connectors.sources.delta_required import TableFiles, check_required
 from featurestore_connectors.sources.delta_widening import has_widened_columns, read_types
 from featurestore_connectors.sources.drivers import to_single_line
 from featurestore_connectors.sources.typed_columns import (
@@ -152,7 +153,11 @@ class DeltaSnapshot(TypedColumns):
         rows = self._rows
         if query.window is not None:
             rows = rows.filter(self._window_filter(query.window))
-        batches = self._converted_batches(rows.select(schema.names))
+        path = self._path if self._mirror is None else self._mirror.folder
+        table = TableFiles(
+            self._config.name, path, self._version, locations.chosen_folder(self._config)
+        )
+        batches = check_required(self._converted_batches(rows.select(schema.names)), table)
         return pa.RecordBatchReader.from_batches(
             schema, cast_batches(batches, schema, has_sql=False)
         )

@@ -125,7 +125,7 @@ def read_types(path: str, version: int, *, folder: str | None) -> WidenedTable:
     metadata = dict(replay.metadata or {})
     fields = json.loads(metadata["schemaString"])["fields"]
     metadata["schemaString"] = _dump_schema(fields)
-    by_id = metadata.get("configuration", {}).get(f"{_MAPPING}mode") == "id"
+    by_id = is_mapped_by_id(metadata)
     partition_types = {
         _physical_name(field): field["type"]
         for field in fields
@@ -168,12 +168,10 @@ def _stored_fields(
     fields: Sequence[Mapping[str, Any]], stored: Iterable[pa.Field], *, by_id: bool
 ) -> list[dict[str, Any]]:
     """Return fields with their types in a file; fields that the file lacks are unchanged."""
-    stored_types = {_stored_key(field, by_id=by_id): field.type for field in stored}
+    stored_types = {stored_key(field, by_id=by_id): field.type for field in stored}
     result = []
     for field in fields:
-        key = _physical_name(field)
-        if by_id:
-            key = str((field.get("metadata") or {}).get(f"{_MAPPING}id"))
+        key = column_key(field, by_id=by_id)
         dtype = field["type"]
         if key in stored_types:
             dtype = _stored_type(dtype, stored_types[key], by_id=by_id)
@@ -181,9 +179,21 @@ def _stored_fields(
     return result
 
 
-def _stored_key(field: pa.Field, *, by_id: bool) -> str:
+def stored_key(field: pa.Field, *, by_id: bool) -> str:
     """Return the name of a column in a file, or its field id."""
     return (field.metadata or {}).get(_FIELD_ID, b"").decode() if by_id else str(field.name)
+
+
+def is_mapped_by_id(metadata: Mapping[str, Any]) -> bool:
+    """Return whether the columns of files have the field ids of the schema."""
+    return (metadata.get("configuration") or {}).get(f"{_MAPPING}mode") == "id"
+
+
+def column_key(field: Mapping[str, Any], *, by_id: bool) -> str:
+    """Return the ``stored_key`` of a field of the schema."""
+    if by_id:
+        return str((field.get("metadata") or {}).get(f"{_MAPPING}id"))
+    return _physical_name(field)
 
 
 def _physical_name(field: Mapping[str, Any]) -> str:

@@ -166,7 +166,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 def test_reads_of_each_snapshot_equal_its_validity(dbt: Path, tmp_path: Path) -> None:
     if version_of(dbt) < (1, 9):
         pytest.skip("dbt 1.8 has neither hard_deletes nor dbt_valid_to_current")
-    snapshots = [
+    snapshots: list[dict[str, Any]] = [
         {
             "name": f"{strategy}_{hard_deletes}_{'marker' if current else 'null'}",
             "relation": "source('main', 'customers')",

@@ -74,9 +74,10 @@ def test_samples_show_infinity_and_nan(empty_store: FeatureStore) -> None:
                 rule("column_values_to_be_null", column="xs"),
             ],
         )
-    report = refused.value.report
+    rejected = refused.value.report
+    assert isinstance(rejected, ValidationReport)
     # JSON has no numbers for them.
-    data = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    data = json.loads(json.dumps(rejected.to_json(), allow_nan=False))
     texts = dict(enumerate(["Infinity", "-Infinity", "NaN", None, 1.5]))
     samples = [result["samples"] for result in data["results"] if not result["success"]]
     assert samples == [
@@ -85,7 +86,7 @@ def test_samples_show_infinity_and_nan(empty_store: FeatureStore) -> None:
         [{"id": number, "xs": [text]} for number, text in texts.items()],
     ]
     assert ValidationReport.from_json(data).to_json() == data
-    page = Page(find_validator().to_html(report)).text
+    page = Page(find_validator().to_html(rejected)).text
     for row in (samples[0][0], samples[0][1], samples[1][0], samples[2][2]):
         assert str(row) in page
         assert str(row) in str(refused.value)

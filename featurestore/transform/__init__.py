@@ -37,6 +37,7 @@ __all__ = [
     "cyclical",
     "text_tokens",
     "decode_image",
+    "decode_audio",
     "pad",
     "cast",
     "function",
@@ -280,6 +281,31 @@ def decode_image(
         encoding=encoding,
         dtype=dtype,
         orientation=orientation,
+    )
+
+
+def decode_audio(samples: int, *, sample_rate: int, channels: int = 1) -> Chain:
+    """Decode audio (bytes of WAV, FLAC, OGG or MP3 files) into arrays of floats of one shape.
+
+    Rows have the shape (samples, channels) and the type float32, and are decoded by threads of the
+    reader (``pip install 'featurestore[audio]'``). Values are between -1 and 1; integers of 8 to 24
+    bits are exact. Longer files are cut, shorter ones are followed by zeros, and missing files are
+    zeros. Files of another sample rate, and truncated files, are refused. Not part of a Keras
+    layer: a served model must decode audio itself.
+
+    Args:
+        samples: Samples per channel, which is the sample rate times the seconds.
+        sample_rate: Samples per second of all files.
+        channels: Channels of all files; with 1, the mean of several channels is used.
+
+    >>> decode_audio(16_000, sample_rate=16_000)
+    decode_audio(samples=16000, sample_rate=16000, channels=1)
+    """
+    return single_step(
+        "decode_audio",
+        samples=_check_integer("samples", samples, minimum=1),
+        sample_rate=_check_integer("sample_rate", sample_rate, minimum=1),
+        channels=_check_integer("channels", channels, minimum=1),
     )
 
 

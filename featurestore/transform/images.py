@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from featurestore.errors import InvalidArgument, missing_extra
-from featurestore.model.runtime import ForkSafeLock, usable_cores
-from featurestore.model.threads import independent_tasks
+from featurestore.model.runtime import ForkSafeLock
 from featurestore.readers.prefetch import BufferPool
+from featurestore.transform.encoded_rows import decode_rows
 
 Pixels = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 
@@ -28,8 +28,6 @@ ORIENTATIONS = ("exif", "stored")
 # Allowed image formats. Pillow's decoders of other formats are not trusted with dataset files.
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 _BUFFERS = BufferPool()
-# Number of images per thread task.
-_TASK_IMAGES = 64
 # Maximum number of pixels that a file may declare, independent of Pillow's own limit. Large files
 # are decoded one at a time, since a file of a few kilobytes may declare a gigabyte of pixels.
 MAX_PIXELS = 178_956_970
@@ -70,26 +68,13 @@ def decode_images(
     shape = len(encoded_images), height, width, channels
     images = _BUFFERS.borrow([(shape, np.dtype(dtype))], purpose="images")[0]
     decoder = _Decoder(images, orientation=orientation)
-    rows = []
-    for row, cell in enumerate(encoded_images.tolist()):
-        if cell and (present is None or present[row]):
-            rows.append(row)
-        else:
-            images[row] = 0
-    tasks = [rows[start : start + _TASK_IMAGES] for start in range(0, len(rows), _TASK_IMAGES)]
-
-    def decode(task: list[int]) -> None:
-        for row in task:
-            decoder(row, encoded_images[row])
-
-    threads = min(usable_cores(), len(tasks))
-    if threads < 2:
-        decode(rows)
-        return images
-    # Create a thread pool per call, since a pool does not survive the fork of a worker process.
-    with independent_tasks(threads, "featurestore-images") as pool:
-        # The results are consumed in task order, so the error of the first invalid row is raised.
-        list(pool.map(decode, tasks))
+    decode_rows(
+        encoded_images,
+        present,
+        target=images,
+        decode=decoder,
+        threads_name="featurestore-images",
+    )
     return images
 
 

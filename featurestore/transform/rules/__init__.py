@@ -22,7 +22,7 @@ from featurestore.transform.rules.numbers import (
     Standardize,
 )
 from featurestore.transform.rules.rule import Rule
-from featurestore.transform.rules.shapes import DecodeImage, Pad
+from featurestore.transform.rules.shapes import DecodeAudio, DecodeImage, Pad
 
 __all__ = ["RULES", "Rule"]
 
@@ -42,6 +42,7 @@ _ALL: tuple[Rule, ...] = (
     OneHot(),
     TextTokens(),
     DecodeImage(),
+    DecodeAudio(),
     Pad(),
     Function(),
 )

@@ -1,4 +1,4 @@
-"""Rules whose output has a fixed shape: padded lists and decoded images."""
+"""Rules whose output has a fixed shape: padded lists, decoded images and decoded audio."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from featurestore.errors import InvalidArgument
 from featurestore.model.json_object import JsonObject, MalformedJson
+from featurestore.transform.audio import decode_audio
 from featurestore.transform.images import (
     DTYPES,
     ENCODINGS,
@@ -69,21 +70,13 @@ class DecodeImage(Rule):
 
     def output(self, step: Step, form: Form) -> Form:
         self.check_input(form, "binary")
-        if form.shape:
-            raise InvalidArgument("decode_image() accepts one image per row.")
+        _check_one_per_row(self.name, form)
         options = step.options
         shape = (options["height"], options["width"], options["channels"])
         return Form("vector", shape, options.get("dtype", "uint8"))
 
     def apply(self, ops: Ops, step: Step, value: Value) -> Value:
-        if not isinstance(value.data, np.ndarray):
-            raise InvalidArgument(
-                "decode_image() runs in readers; graphs do not support it.",
-                hint="reader.tf_dataset() and reader.torch_loader() yield decoded images",
-            )
-        present = value.present
-        if present is not None:
-            present = np.asarray(present)
+        present = _present_rows(self.name, value)
         height, width, channels = (step.options[name] for name in ("height", "width", "channels"))
         dtype = step.options.get("dtype", "uint8")
         if step.options["encoding"] == "raw":
@@ -116,3 +109,38 @@ class DecodeImage(Rule):
             raise MalformedJson(f"dtype is not one of {list(DTYPES)}")
         if "orientation" in options and options.text("orientation") not in ORIENTATIONS:
             raise MalformedJson(f"orientation is not one of {list(ORIENTATIONS)}")
+
+
+class DecodeAudio(Rule):
+    """Decoding of audio to floats of shape (samples, channels)."""
+
+    name = "decode_audio"
+    supports_graphs = False
+
+    def output(self, step: Step, form: Form) -> Form:
+        self.check_input(form, "binary")
+        _check_one_per_row(self.name, form)
+        return Form("vector", (step.options["samples"], step.options["channels"]), "float32")
+
+    def apply(self, ops: Ops, step: Step, value: Value) -> Value:
+        decoded = decode_audio(value.data, _present_rows(self.name, value), **step.options)
+        return Value("vector", decoded)
+
+    def check(self, options: JsonObject, fitted: JsonObject | None) -> None:
+        for name in ("samples", "sample_rate", "channels"):
+            options.number(name, minimum=1)
+
+
+def _check_one_per_row(rule: str, form: Form) -> None:
+    if form.shape:
+        raise InvalidArgument(f"{rule}() accepts one file per row.")
+
+
+def _present_rows(rule: str, value: Value) -> np.ndarray | None:
+    """Return the mask of rows with a file; None if all rows have one."""
+    if not isinstance(value.data, np.ndarray):
+        raise InvalidArgument(
+            f"{rule}() runs in readers; graphs do not support it.",
+            hint="reader.tf_dataset() and reader.torch_loader() yield decoded arrays",
+        )
+    return None if value.present is None else np.asarray(value.present)

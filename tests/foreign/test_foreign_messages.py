@@ -61,6 +61,7 @@ REFUSED: list[tuple[dict[str, str | bytes], dict[str, Any]]] = [
     ({"a.jsonl": "\n", "b.jsonl": '{"x": 1}\n'}, {}),
     ({"a.jsonl": '{"x": ' + "[" * 200 + "]" * 200 + "}\n"}, {}),
     ({"a.jsonl": '{"x": ' + "[" * 500 + "]" * 500 + '}\n{"x": 1}\n'}, {}),
+    ({"a.json": '{"x": 1, "x": 2}\n{"x": 1}\n'}, {}),
     ({"a.txt": "id,x\n1,2\n"}, {}),
     ({"a.data": "id,x\n1,2\n", "b.data": "id,x\n3,4\n"}, {"null_values": ["-"]}),
     ({"a.data": "id,x\n1,2\n", "a.names": "1. id\n2. x\n"}, {}),

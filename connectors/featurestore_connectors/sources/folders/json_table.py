@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
@@ -41,6 +42,8 @@ _LONGEST_RECORD = 256 << 20
 _BOM = b"\xef\xbb\xbf"
 _SPACE = " \t\r\n"
 _NOT_UTF_8 = "the bytes are not UTF-8"
+# Errors of a line of a document that spans lines.
+_MAY_SPAN_LINES = re.compile("the value is (an array|not JSON: (Expecting|Extra|Unterminated))")
 
 
 class JsonTable(FolderTable):
@@ -169,7 +172,7 @@ class JsonTable(FolderTable):
         if reason.endswith("nanoseconds"):
             hint = f"{self.table.call(timestamp_precision='us')} rounds them"
         # By default, a file with the extension .json has one object per line.
-        elif reason.startswith("the value is") and file.ending == ".json":
+        elif _MAY_SPAN_LINES.match(reason) and file.ending == ".json":
             hint = f"{self.table.call(format='json')} reads arrays, and objects that span lines"
         elif reason == _NOT_UTF_8 and not bad_rows.quarantines:
             hint = f"{conversion_hint(file)}; on_bad_rows='quarantine' skips and counts such rows"

@@ -43,6 +43,7 @@ SIMILAR_ENDINGS: Mapping[str, Mapping[str, str]] = {
     **{ending: {"format": "csv"} for ending in (".txt", ".text", ".data", ".dat", "")},
     ".tab": {"format": "csv", "delimiter": "tab"},
     ".psv": {"format": "csv", "delimiter": "|"},
+    ".geojsonl": {"format": "jsonl"},
     **{ending: {"format": "json"} for ending in (".geojson", ".topojson")},
 }
 NAMES = (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -273,6 +275,15 @@ def test_iceberg_metadata_file_is_a_source(table: Any, tmp_path: Path) -> None:
     outside = open_source("iceberg", f"iceberg+{path}")
     with pytest.raises(SourceError, match="local path outside of the folder"):
         outside.snapshot().read(SourceQuery()).read_all()
+
+
+def test_sql_catalog_names_metadata_files_below_folder_only(table: Any, tmp_path: Path) -> None:
+    outside = tmp_path.parent / f"{tmp_path.name}-outside.metadata.json"
+    outside.write_bytes(Path(table.metadata_location.removeprefix("file://")).read_bytes())
+    with closing(sqlite3.connect(tmp_path / "catalog.db")) as database, database:
+        database.execute("update iceberg_tables set metadata_location = ?", (f"file://{outside}",))
+    with pytest.raises(SourceError, match=r"'sales\.orders': the location .*outside of the folder"):
+        read(tmp_path)
 
 
 @given(

@@ -86,7 +86,8 @@ class SourceCalls(StoreBase):
     def check_source(self, name: str) -> SourceReport:
         """Check a source: whether it is reachable, which tables are readable, and some sample rows.
 
-        Errors are not raised but listed in the report (``.problems``).
+        Errors are not raised but listed in the report (``.problems``), also those that
+        ``read_source`` would raise for one of the first 20 tables.
 
         >>> report = store.check_source("shop")
         >>> (report.ok, [table.name for table in report.tables], report.sample[0]["total"])
@@ -255,7 +256,8 @@ class SourceCalls(StoreBase):
             table: A table or view, such as ``"orders"`` or ``"sales.orders"``.
             sql: A query in the SQL dialect of the source.
             path: Files below the folder of the source; None: all files.
-            at: A version or time of a Delta table.
+            at: A version or time of a Delta table; a snapshot id, time, branch or tag of an Iceberg
+                table.
             columns: The columns to read, by their original or new names; use it to omit columns
                 with unsupported types.
             rename: New column names (``{"Country Name": "country_name"}``), or ``"snake_case"`` for

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 
 import pyarrow as pa
 
+from featurestore.dbt import freshness
 from featurestore.dbt.definitions import (
     DBT_TAGS,
     NODE_TAG,
@@ -49,13 +48,9 @@ from featurestore.featuregroups.redefinition import (
     read_definition,
 )
 from featurestore.featuregroups.table import OpenGroup
-from featurestore.jobs.monitors.definitions import WATCHED_INPUT, MonitorOptions, monitor_spec
-from featurestore.jobs.registration import JobFile, grant_job, register_job
 from featurestore.model.featuregroup import FeatureGroupSpec
-from featurestore.model.job import DBT_ORIGIN, JobSpec
-from featurestore.model.monitor import MonitorSpec
+from featurestore.model.job import JobSpec
 from featurestore.model.names import check_name
-from featurestore.model.times import format_duration
 from featurestore.registry import artifacts, featuregroups, jobs
 from featurestore.registry import sources as registered_sources
 from featurestore.session import Session
@@ -64,7 +59,6 @@ from featurestore.sources import define_external
 # The fields of an import whose change requires the next version of a group.
 _FIXED_FIELDS = ("primary_key", "event_time", "created_time", "external")
 _MAX_PROBLEMS = 20
-_MAX_MONITORED_NAME = 53
 
 
 @dataclass(frozen=True)
@@ -125,7 +119,7 @@ def import_project(
     """
     plan = _plan(session, manifest, source=source, select=select)
     for step in plan.steps:
-        _apply(session, step, origin=_origin_of(plan.result.project))
+        _apply(session, step, origin=freshness.origin_of(plan.result.project))
     with session.registry.transaction() as connection:
         for name in plan.ended_monitors:
             jobs.set_paused(connection, name, True)
@@ -177,7 +171,9 @@ def _plan(
         tuple(notes),
         tuple(rejections.skipped),
     )
-    return _Plan(result, tuple(steps), tuple(find_ended_monitors(session, steps)))
+    unlimited = [step.definition.name for step in steps if step.monitor is None]
+    ended_monitors = freshness.find_ended_monitors(session, unlimited)
+    return _Plan(result, tuple(steps), tuple(ended_monitors))
 
 
 @dataclass
@@ -309,11 +305,11 @@ def plan_node(
         features=dict(declared.descriptions or {}),
         tags=dict(declared.tags),
     )
-    monitor = build_freshness_monitor(node, name, definition.max_age)
+    monitor = freshness.build_freshness_monitor(node, name, definition.max_age)
     if existing is None:
         with session.registry.reading() as connection:
             version = featuregroups.latest_version(connection, name) + 1
-        differences = [] if monitor is None else [_describe_monitor(definition.max_age)]
+        differences = [] if monitor is None else [freshness.describe_limit(definition.max_age)]
         change = DbtChange(node.unique_id, name, "created", version, tuple(differences))
         return _Step(change, definition, schema, spec, None, True, metadata, monitor)
     differences = definition_differences(
@@ -324,8 +320,8 @@ def plan_node(
     differences += describe_changes(current, change_fields(current, spec))
     metadata = merge_metadata(current.meta, metadata)
     differences += compare_metadata(current.meta, metadata)
-    if _is_new_monitor(session, monitor, origin=_origin_of(project.name)):
-        differences.append(_describe_monitor(definition.max_age))
+    if freshness.is_new_monitor(session, monitor, origin=freshness.origin_of(project.name)):
+        differences.append(freshness.describe_limit(definition.max_age))
     change = DbtChange(
         node.unique_id,
         name,
@@ -384,75 +380,6 @@ def compare_metadata(stored: commits.Meta, merged: commits.Meta) -> list[str]:
     return differences
 
 
-# -- freshness --------------------------------------------------------------------------------
-
-
-def monitor_name(name: str) -> str:
-    """Return the name of the freshness monitor of a group.
-
-    >>> monitor_name("orders")
-    'orders_freshness'
-    """
-    if len(name) > _MAX_MONITORED_NAME:
-        name = f"{name[: _MAX_MONITORED_NAME - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    return f"{name}_freshness"
-
-
-def build_freshness_monitor(node: DbtNode, name: str, max_age: timedelta | None) -> JobSpec | None:
-    """Return a monitor that compares the age of the newest row with its limit."""
-    if max_age is None:
-        return None
-    watched = MonitorSpec(name, drift={}, freshness=max_age, volume=None, schema=False)
-    options = MonitorOptions(
-        # A limit of hours is checked each hour, so that an alarm is at most an hour late.
-        schedule="*/5 * * * *" if max_age < timedelta(hours=1) else "0 * * * *",
-        window=None,
-        start=None,
-        allowed_lateness="0s",
-        timezone="UTC",
-        retries=2,
-        catchup=1,
-        alert=(),
-        remind="1d",
-        description=f"Freshness of {node}",
-        tags=None,
-    )
-    return monitor_spec(monitor_name(name), {WATCHED_INPUT: name}, watched, options)
-
-
-def _describe_monitor(max_age: timedelta | None) -> str:
-    return f"freshness monitor: at most {format_duration(max_age or timedelta(0))}"
-
-
-def _origin_of(project: str) -> str:
-    """Return the origin of the jobs of a dbt project."""
-    return f"{DBT_ORIGIN} {project}"
-
-
-def _is_new_monitor(session: Session, monitor: JobSpec | None, *, origin: str) -> bool:
-    """Return whether a monitor is not registered with this definition and origin, or is paused."""
-    if monitor is None:
-        return False
-    with session.registry.reading() as connection:
-        registered = jobs.find(connection, monitor.name)
-    if registered is None or registered.paused:
-        return True
-    # The grant is for the definition with its origin.
-    return (registered.spec.hash, registered.origin) != (monitor.hash, origin)
-
-
-def find_ended_monitors(session: Session, steps: Iterable[_Step]) -> list[str]:
-    """Return the freshness monitors of nodes that no longer limit the age of their rows."""
-    names = []
-    with session.registry.reading() as connection:
-        for step in steps:
-            name = monitor_name(step.definition.name)
-            registered = jobs.find(connection, name) if step.monitor is None else None
-            if registered is not None and not registered.paused and registered.spec.watched:
-                names.append(name)
-    return names
-
-
 # -- writes -----------------------------------------------------------------------------------
 
 
@@ -487,14 +414,8 @@ def _apply(session: Session, step: _Step, *, origin: str) -> None:
     if step.existing is not None and not step.needs_version:
         # The group may have been imported on another machine.
         grant_rows(session, step.existing.spec)
-    if step.monitor is None:
-        return
-    file = JobFile(origin, None, None)
-    grant_job(session, step.monitor, file)
-    if _is_new_monitor(session, step.monitor, origin=origin):
-        register_job(session, step.monitor, file)
-        with session.registry.transaction() as connection:
-            jobs.set_paused(connection, step.monitor.name, False)
+    if step.monitor is not None:
+        freshness.start_monitor(session, step.monitor, origin=origin)
 
 
 def find_removed(session: Session, project: DbtProject) -> list[DbtChange]:

@@ -1,0 +1,94 @@
+"""Freshness of dbt tables: a monitor of the age of their newest row."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from datetime import timedelta
+
+from featurestore.dbt.manifest import DbtNode
+from featurestore.jobs.monitors.definitions import WATCHED_INPUT, MonitorOptions, monitor_spec
+from featurestore.jobs.registration import JobFile, grant_job, register_job
+from featurestore.model.job import DBT_ORIGIN, JobSpec
+from featurestore.model.monitor import MonitorSpec
+from featurestore.model.times import format_duration
+from featurestore.registry import jobs
+from featurestore.session import Session
+
+_MAX_MONITORED_NAME = 53
+
+
+def monitor_name(name: str) -> str:
+    """Return the name of the freshness monitor of a group.
+
+    >>> monitor_name("orders")
+    'orders_freshness'
+    """
+    if len(name) > _MAX_MONITORED_NAME:
+        name = f"{name[: _MAX_MONITORED_NAME - 9]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{name}_freshness"
+
+
+def build_freshness_monitor(node: DbtNode, name: str, max_age: timedelta | None) -> JobSpec | None:
+    """Return a monitor that compares the age of the newest row with its limit."""
+    if max_age is None:
+        return None
+    watched = MonitorSpec(name, drift={}, freshness=max_age, volume=None, schema=False)
+    options = MonitorOptions(
+        # A limit of hours is checked each hour, so that an alarm is at most an hour late.
+        schedule="*/5 * * * *" if max_age < timedelta(hours=1) else "0 * * * *",
+        window=None,
+        start=None,
+        allowed_lateness="0s",
+        timezone="UTC",
+        retries=2,
+        catchup=1,
+        alert=(),
+        remind="1d",
+        description=f"Freshness of {node}",
+        tags=None,
+    )
+    return monitor_spec(monitor_name(name), {WATCHED_INPUT: name}, watched, options)
+
+
+def describe_limit(max_age: timedelta | None) -> str:
+    """Return the limit of a freshness monitor as a difference of an import."""
+    return f"freshness monitor: at most {format_duration(max_age or timedelta(0))}"
+
+
+def origin_of(project: str) -> str:
+    """Return the origin of the jobs of a dbt project."""
+    return f"{DBT_ORIGIN} {project}"
+
+
+def is_new_monitor(session: Session, monitor: JobSpec | None, *, origin: str) -> bool:
+    """Return whether a monitor is not registered with this definition and origin, or is paused."""
+    if monitor is None:
+        return False
+    with session.registry.reading() as connection:
+        registered = jobs.find(connection, monitor.name)
+    if registered is None or registered.paused:
+        return True
+    # The grant is for the definition with its origin.
+    return (registered.spec.hash, registered.origin) != (monitor.hash, origin)
+
+
+def find_ended_monitors(session: Session, names: Iterable[str]) -> list[str]:
+    """Return the active freshness monitors of groups whose nodes limit no age of their rows."""
+    ended = []
+    with session.registry.reading() as connection:
+        for monitor in map(monitor_name, names):
+            registered = jobs.find(connection, monitor)
+            if registered is not None and not registered.paused and registered.spec.watched:
+                ended.append(monitor)
+    return ended
+
+
+def start_monitor(session: Session, monitor: JobSpec, *, origin: str) -> None:
+    """Grant a monitor on this machine, and register it if it is new."""
+    file = JobFile(origin, None, None)
+    grant_job(session, monitor, file)
+    if is_new_monitor(session, monitor, origin=origin):
+        register_job(session, monitor, file)
+        with session.registry.transaction() as connection:
+            jobs.set_paused(connection, monitor.name, False)

@@ -12,7 +12,7 @@ null and another type          the other type
 =============================  =======================================================
 
 A schema that has no such column, or a keyword that is not evaluated, is refused by name. Unknown keywords
-and formats are annotations, as the specification says. References are resolved only within the
+and formats are annotations, by the specification. References are resolved only within the
 schema: nothing is loaded.
 
 https://json-schema.org/draft/2020-12/json-schema-validation
@@ -195,7 +195,7 @@ def schema_from_json_schema(text: str) -> pa.Schema:
     """Convert a JSON Schema of objects to an Arrow schema.
 
     Raises:
-        InvalidJob: The text is not a schema, or a part of it has no column.
+        InvalidJob: The text is not a schema, or a part has no column.
 
     >>> schema_from_json_schema('{"type": "object", "properties": {"id": {"type": "integer"}}}')
     id: int64
@@ -207,7 +207,7 @@ def parse_json_schema(text: str) -> JsonNode:
     """Parse a JSON Schema whose values are objects.
 
     Raises:
-        InvalidJob: The text is not a schema, or a part of it has no column.
+        InvalidJob: The text is not a schema, or a part has no column.
     """
     try:
         if len(text) > MAX_TEXT_CHARACTERS:
@@ -282,10 +282,10 @@ class _Parser:
     ) -> JsonNode:
         """Parse a union of null and another type."""
         branches = branches if isinstance(branches, list) else []
-        others = [branch for branch in branches if not _is_null(branch)]
-        if len(others) != 1:
+        types = [branch for branch in branches if not _is_null(branch)]
+        if len(types) != 1:
             raise _unsupported(path, "a union of several types")
-        node = self.parse(others[0], path, references)
+        node = self.parse(types[0], path, references)
         null_count = len(branches) - 1 + node.is_nullable
         # With oneOf, a value that is valid in two branches is invalid.
         is_nullable = null_count == 1 if keyword == "oneOf" else null_count > 0
@@ -322,18 +322,18 @@ class _Parser:
         is_nullable: bool,
     ) -> JsonNode:
         properties = schema.get("properties") or {}
-        others = schema.get("additionalProperties", True)
+        additional = schema.get("additionalProperties", True)
         required = schema.get("required") or []
         if not isinstance(properties, dict) or not isinstance(required, list):
             raise _unsupported(path, "an object with invalid properties or required")
-        if not isinstance(others, bool) and not properties:
+        if not isinstance(additional, bool) and not properties:
             if not path:
                 raise _unsupported(path, "an object without properties")
-            item = self.parse(others, [*path, "{}"], references)
+            item = self.parse(additional, [*path, "{}"], references)
             entry = pa.struct([pa.field("key", pa.string()), pa.field("value", item.column_type)])
             column_type = pa.list_(pa.field("item", entry))
             return JsonNode("map", column_type, is_nullable, item=item)
-        if not isinstance(others, bool):
+        if not isinstance(additional, bool):
             raise _unsupported(path, "an object with properties and a schema of others")
         if not properties:
             raise _unsupported(path, "an object without properties")
@@ -349,7 +349,7 @@ class _Parser:
             is_nullable,
             properties=nodes,
             required=tuple(required),
-            is_closed=not others,
+            is_closed=not additional,
         )
 
 
@@ -367,15 +367,17 @@ def _type_of(schema: dict[str, Any], path: list[str]) -> tuple[str, bool]:
     names = declared if isinstance(declared, list) else [declared]
     if declared is None:
         names = _implied_types(schema)
-    others = [name for name in dict.fromkeys(names) if name != "null"]
-    if set(others) == {"integer", "number"}:
-        others = ["number"]
-    if len(others) != 1:
-        description = "a union of several types" if len(others) > 1 else "a schema without a type"
+    value_types = [name for name in dict.fromkeys(names) if name != "null"]
+    if set(value_types) == {"integer", "number"}:
+        value_types = ["number"]
+    if len(value_types) != 1:
+        description = (
+            "a union of several types" if len(value_types) > 1 else "a schema without a type"
+        )
         raise _unsupported(path, description)
-    if others[0] not in (*_SCALARS, "array", "object"):
-        raise _unsupported(path, f"a schema of the type {short_repr(others[0])}")
-    return others[0], "null" in names
+    if value_types[0] not in (*_SCALARS, "array", "object"):
+        raise _unsupported(path, f"a schema of the type {short_repr(value_types[0])}")
+    return value_types[0], "null" in names
 
 
 def _implied_types(schema: dict[str, Any]) -> list[str]:

@@ -209,11 +209,11 @@ class ProtoSchema:
         return resolved
 
     def _search(self, name: str, scope: str) -> MessageType | EnumType | None:
-        first, _, rest = name.partition(".")
+        first, dot, _ = name.partition(".")
         while True:
             prefix = f"{scope}." if scope else ""
             is_scope = prefix + first in self.types or prefix + first in self.packages
-            if is_scope and (rest or prefix + first in self.types):
+            if is_scope and (dot or prefix + first in self.types):
                 return self.types.get(prefix + name)
             if not scope:
                 return None

@@ -363,10 +363,8 @@ class _Parser:
                 raise self._error(f"expected {expected[-1]!r}")
 
     def _refuse_repeated(self, fields: Sequence[tuple[str, int]], message: str) -> None:
-        for what in (0, 1):
-            values = [field[what] for field in fields]
-            if len(set(values)) < len(values):
-                raise self._error(f"two fields of {message} have the same name or number")
+        if any(len(set(values)) < len(values) for values in zip(*fields, strict=True)):
+            raise self._error(f"two fields of {message} have the same name or number")
 
     def _field_number(self) -> int:
         number = self._integer()
@@ -410,8 +408,8 @@ class _Parser:
         if token != symbol:
             raise self._error(f"expected {symbol!r}, not {token!r}")
 
-    def _peek(self, ahead: int = 0) -> str:
-        return self._tokens[min(self._next + ahead, len(self._tokens) - 1)]
+    def _peek(self, skipped: int = 0) -> str:
+        return self._tokens[min(self._next + skipped, len(self._tokens) - 1)]
 
     def _take(self) -> str:
         """Return the next token; at the end of the text, the empty token."""

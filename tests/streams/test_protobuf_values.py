@@ -29,7 +29,7 @@ from featurestore.arrow.proto_schemas import (
 from featurestore.arrow.proto_text import ProtoError, parse_proto
 from featurestore.errors import FeatureStoreError, InvalidJob
 from featurestore.model.stream import StreamSpec
-from featurestore_connectors.kafka.protobuf_descriptors import parse_registered
+from featurestore_connectors.kafka.protobuf_values import parse_registered
 from tests.streams.registry_server import (
     Registered,
     descriptors,

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from featurestore.arrow.proto_schemas import (
@@ -157,9 +159,9 @@ class _Compiler:
         if key not in self._messages:
             descriptor, message_reader = self._add_message()
             self._messages[key] = descriptor.name, message_reader
-            written = {declared.number: declared for declared in writer.fields}
+            sources = {declared.number: declared for declared in writer.fields}
             for declared in reader.fields:
-                self._add_column(descriptor, message_reader, (reader, declared), (writer, written))
+                self._add_column(descriptor, message_reader, (reader, declared), (writer, sources))
             self._add_oneofs(descriptor, writer)
             message_reader.finish = _FINISHERS.get(reader.name)
         return self._messages[key]
@@ -177,8 +179,8 @@ class _Compiler:
     ) -> None:
         """Add a field of the reader's message, with the writer's field of its number."""
         reader_message, declared = reader
-        writer_message, written = writer
-        source = written.get(declared.number)
+        writer_message, sources = writer
+        source = sources.get(declared.number)
         if declared.label == "required" or (source is not None and source.label == "required"):
             message_reader.required.append(declared.name)
         reader_type = self._reader_schema.field_type(reader_message, declared)
@@ -206,7 +208,7 @@ class _Compiler:
         elif source.default or not writer_message.has_presence(source, writer_type):
             default = converter(default_value(source, writer_type))
         if declared.label == "repeated":
-            converter = _each_value(converter)
+            converter = list if converter is _unchanged else partial(_each_value, converter)
         message_reader.fields[declared.number] = declared.name, converter
         message_reader.defaults[declared.name] = default
 
@@ -264,14 +266,14 @@ class _Compiler:
                 default = converter(default_value(writer_field, pair[0]))
                 entry_reader.defaults[reader_field.name] = default
         empty = converter.empty if isinstance(converter, _MessageReader) else None
-        return _map_entries(entry_reader, empty)
+        return partial(_map_entries, entry_reader, empty)
 
     def _scalar_converter(
         self, declared: ProtoField, writer_type: FieldType, reader_type: FieldType
     ) -> Converter:
         """Return the converter of decoded values of the writer's type."""
         if isinstance(writer_type, EnumType) and isinstance(reader_type, EnumType):
-            return _enum_name(reader_type)
+            return partial(_enum_name, reader_type.names, reader_type.name)
         same = writer_type == reader_type
         if same and writer_type in _CONVERTERS:
             return _CONVERTERS[str(writer_type)]
@@ -329,13 +331,15 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
-def _to_bool(value: int) -> bool:
+def to_bool(value: int) -> bool:
+    """Return a boolean, which is encoded as a number."""
     if value not in (0, 1):
         raise RecordError(f"{value} is not a boolean")
     return bool(value)
 
 
-def _to_text(value: bytes | str) -> str:
+def to_text(value: bytes | str) -> str:
+    """Return the text of a string, which is decoded as bytes."""
     if isinstance(value, str):  # a default
         return value
     try:
@@ -344,42 +348,34 @@ def _to_text(value: bytes | str) -> str:
         raise RecordError("the value is not UTF-8 text") from None
 
 
-_CONVERTERS: Mapping[str, Converter] = {"bool": _to_bool, "string": _to_text}
+_CONVERTERS: Mapping[str, Converter] = {"bool": to_bool, "string": to_text}
 
 
-def _enum_name(enum: EnumType) -> Converter:
-    names = enum.names
-
-    def convert(number: int) -> str:
-        if number not in names:
-            raise RecordError(f"{number} is not a value of the enum {enum.name} in schema=")
-        return names[number]
-
-    return convert
+def _enum_name(names: Mapping[int, str], enum: str, number: int) -> str:
+    if number not in names:
+        raise RecordError(f"{number} is not a value of the enum {enum} in schema=")
+    return names[number]
 
 
-def _each_value(converter: Converter) -> Converter:
-    if converter is _unchanged:
-        return list
-    return lambda values: [converter(value) for value in values]
+def _each_value(converter: Converter, values: Any) -> list[Any]:
+    return [converter(value) for value in values]
 
 
-def _map_entries(reader: _MessageReader, empty: Callable[[], Any] | None) -> Converter:
-    """Return a converter of entries to a list that is sorted by key; the last entry of a key counts.
+def _map_entries(
+    reader: _MessageReader, empty: Callable[[], Any] | None, entries: Any
+) -> list[dict[str, Any]]:
+    """Return the entries of a map, sorted by key; the last entry of a key counts.
 
     ``empty`` returns the value of an entry without one, if the values are messages.
     """
-
-    def convert(entries: Any) -> list[dict[str, Any]]:
-        values = {entry["key"]: entry["value"] for entry in map(reader, entries)}
-        if empty is not None:
-            values = {key: empty() if value is None else value for key, value in values.items()}
-        return [{"key": key, "value": values[key]} for key in sorted(values)]
-
-    return convert
+    values = {entry["key"]: entry["value"] for entry in map(reader, entries)}
+    if empty is not None:
+        values = {key: empty() if value is None else value for key, value in values.items()}
+    return [{"key": key, "value": values[key]} for key in sorted(values)]
 
 
-def _timestamp_micros(fields: Mapping[str, int]) -> int:
+def timestamp_micros(fields: Mapping[str, int]) -> int:
+    """Return the microseconds of a Timestamp since 1970."""
     if not 0 <= fields["nanos"] < _NANOS_PER_SECOND:
         raise RecordError(f"{fields['nanos']} nanoseconds are not in a second")
     if not _FIRST_SECOND <= fields["seconds"] <= _LAST_SECOND:
@@ -387,7 +383,8 @@ def _timestamp_micros(fields: Mapping[str, int]) -> int:
     return _to_micros(fields)
 
 
-def _duration_micros(fields: Mapping[str, int]) -> int:
+def duration_micros(fields: Mapping[str, int]) -> int:
+    """Return the microseconds of a Duration."""
     seconds, nanos = fields["seconds"], fields["nanos"]
     if abs(nanos) >= _NANOS_PER_SECOND or seconds * nanos < 0:
         raise RecordError(f"{seconds} seconds and {nanos} nanoseconds are not a duration")
@@ -401,20 +398,17 @@ def _to_micros(fields: Mapping[str, int]) -> int:
     return micros
 
 
-def _to_date(fields: Mapping[str, int]) -> date:
+def to_date(fields: Mapping[str, int]) -> date:
+    """Return a date of all three parts."""
     try:
         return date(fields["year"], fields["month"], fields["day"])
     except (ValueError, OverflowError) as error:
         raise RecordError(f"{dict(fields)} is not a date") from error
 
 
-def _wrapped_value(fields: Mapping[str, Any]) -> Any:
-    return fields["value"]
-
-
 _FINISHERS: Mapping[str, Converter] = {
-    **dict.fromkeys(SPECIAL_MESSAGES, _wrapped_value),
-    TIMESTAMP_MESSAGE: _timestamp_micros,
-    DURATION_MESSAGE: _duration_micros,
-    DATE_MESSAGE: _to_date,
+    **dict.fromkeys(SPECIAL_MESSAGES, itemgetter("value")),
+    TIMESTAMP_MESSAGE: timestamp_micros,
+    DURATION_MESSAGE: duration_micros,
+    DATE_MESSAGE: to_date,
 }

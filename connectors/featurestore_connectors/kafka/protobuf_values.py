@@ -5,6 +5,9 @@ https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-d
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +15,15 @@ from typing import Any
 import pyarrow as pa
 
 from featurestore.arrow.proto_schemas import MessageType, ProtoSchema
-from featurestore.arrow.proto_text import MAX_MESSAGE_LEVELS, ProtoError, parse_proto
-from featurestore_connectors.kafka.protobuf_descriptors import parse_registered
+from featurestore.arrow.proto_text import (
+    MAX_MESSAGE_LEVELS,
+    ProtoEnum,
+    ProtoError,
+    ProtoField,
+    ProtoFile,
+    ProtoMessage,
+    parse_proto,
+)
 from featurestore_connectors.kafka.protobuf_messages import MessagePlan, import_library
 from featurestore_connectors.kafka.record_values import Decoded, convert_column, read_each
 from featurestore_connectors.kafka.schema_registry import RecordError, fetch_schema, split_header
@@ -59,17 +69,17 @@ class ProtobufValues:
             RecordError: The schema has no such message, or it is another one.
             ProtoError: A schema is invalid, or the types of a field do not match.
         """
-        own = load_once(("own", self.text), lambda: ProtoSchema([parse_proto(self.text)]))
-        writer = own if self.registry is None else _registered(self.registry, number)
+        job = load_once(("job", self.text), lambda: ProtoSchema([parse_proto(self.text)]))
+        writer = job if self.registry is None else _registered(self.registry, number)
         candidates = _indexed_messages(writer, number, indexes)
         names = [_short_name(message) for message in candidates]
-        if _short_name(own.message) not in names:
+        if _short_name(job.message) not in names:
             raise RecordError(
-                f"the value is the message {candidates[0].name}, not {own.message.name}, which is "
+                f"the value is the message {candidates[0].name}, not {job.message.name}, which is "
                 "the first message of schema="
             )
-        message = candidates[names.index(_short_name(own.message))]
-        return MessagePlan((writer, message), (own, own.message))
+        message = candidates[names.index(_short_name(job.message))]
+        return MessagePlan((writer, message), (job, job.message))
 
 
 def read_registered(value: bytes, registry: str) -> Any:
@@ -124,7 +134,7 @@ def _read_zigzag(content: bytes, position: int) -> tuple[int, int]:
     raise RecordError("the value ends within its message indexes")
 
 
-# Schemas and plans, or the reason why there is none; schemas of an id do not change.
+# Schemas and plans, or the errors of those that cannot be read; the schema of an id does not change.
 _loaded: dict[Any, Any] = {}
 
 
@@ -152,3 +162,97 @@ def _registered(registry: str, number: int) -> ProtoSchema:
 
     schema: ProtoSchema = load_once(("writer", registry, number), load)
     return schema
+
+
+def parse_registered(text: str) -> ProtoFile:
+    """Parse a schema of a registry: text, or the base64 of a descriptor.
+
+    Raises:
+        ProtoError: The text is neither.
+
+    >>> parse_registered('syntax = "proto3"; message A { }').messages[0].name
+    'A'
+    """
+    from google.protobuf import descriptor_pb2, message
+
+    try:
+        content = base64.b64decode(text, validate=True)
+        file = descriptor_pb2.FileDescriptorProto.FromString(content)
+    except (binascii.Error, ValueError, message.DecodeError):
+        return parse_proto(text)
+    if file.syntax not in ("", "proto2", "proto3"):
+        raise ProtoError(f"syntax {file.syntax!r} is not supported, only proto2 and proto3")
+    return ProtoFile(
+        syntax=file.syntax or "proto2",
+        package=file.package,
+        imports=tuple(file.dependency),
+        messages=tuple(_message(nested, file.syntax, level=1) for nested in file.message_type),
+        enums=tuple(map(_enum, file.enum_type)),
+    )
+
+
+def _message(descriptor: Any, syntax: str, *, level: int) -> ProtoMessage:
+    if level > MAX_MESSAGE_LEVELS:
+        raise ProtoError(f"messages are nested deeper than {MAX_MESSAGE_LEVELS} levels")
+    nested = [
+        None if inner.options.map_entry else _message(inner, syntax, level=level + 1)
+        for inner in descriptor.nested_type
+    ]
+    entries = {inner.name: inner for inner in descriptor.nested_type if inner.options.map_entry}
+    return ProtoMessage(
+        name=descriptor.name,
+        fields=tuple(_field(field, descriptor, entries, syntax) for field in descriptor.field),
+        nested=tuple(nested),
+        enums=tuple(map(_enum, descriptor.enum_type)),
+    )
+
+
+def _field(field: Any, message: Any, entries: dict[str, Any], syntax: str) -> ProtoField:
+    label, map_key, value = "", None, field
+    if field.label == field.LABEL_REPEATED:
+        label = "repeated"
+        entry = entries.get(field.type_name.rpartition(".")[2])
+        if entry is not None:
+            label, map_key, value = "", _type_name(entry.field[0]), entry.field[1]
+    elif field.label == field.LABEL_REQUIRED:
+        label = "required"
+    elif field.proto3_optional or (syntax != "proto3" and not field.HasField("oneof_index")):
+        label = "optional"
+    oneof = None
+    if field.HasField("oneof_index") and not field.proto3_optional:
+        oneof = message.oneof_decl[field.oneof_index].name
+    return ProtoField(
+        name=field.name,
+        number=field.number,
+        type_name=_type_name(value),
+        label=label,
+        oneof=oneof,
+        default=_default(field),
+        map_key=map_key,
+        is_group=field.type == field.TYPE_GROUP,
+    )
+
+
+def _type_name(field: Any) -> str:
+    if field.type_name:
+        return str(field.type_name)
+    return str(field.Type.Name(field.type).removeprefix("TYPE_").lower())
+
+
+def _default(field: Any) -> tuple[str, ...]:
+    """Return the default of a field as tokens of the text format."""
+    if not field.HasField("default_value"):
+        return ()
+    if field.type == field.TYPE_STRING:
+        return (json.dumps(field.default_value, ensure_ascii=False),)
+    if field.type == field.TYPE_BYTES:  # escaped as in the text format
+        return (f'"{field.default_value}"',)
+    return (field.default_value,)
+
+
+def _enum(descriptor: Any) -> ProtoEnum:
+    if not descriptor.value:
+        raise ProtoError(f"the enum {descriptor.name} has no values")
+    return ProtoEnum(
+        descriptor.name, tuple((value.name, value.number) for value in descriptor.value)
+    )

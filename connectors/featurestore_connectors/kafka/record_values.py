@@ -30,11 +30,12 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from featurestore.arrow.column_names import check_feature_names
-from featurestore.arrow.json_columns import JsonColumns
-from featurestore.arrow.json_text import NonFinite, NumberText
+from featurestore.arrow.json_columns import JsonColumns, parse_object
+from featurestore.arrow.json_schemas import JsonNode, parse_json_schema
+from featurestore.arrow.json_text import JsonError, NonFinite, NumberText
 from featurestore.arrow.text_values import TextRules
 from featurestore.errors import InvalidJob
-from featurestore_connectors.kafka.schema_registry import RecordError
+from featurestore_connectors.kafka.schema_registry import RecordError, fetch_schema, split_header
 
 _UNITS = {
     "io.debezium.time.Date": "D",
@@ -174,6 +175,46 @@ class JsonValues:
             pc.is_null(texts), "the record has no value", pa.array(reasons, pa.string())
         )
         return Decoded(columns, pc.if_else(broken, "the value is not UTF-8 text", errors))
+
+
+@dataclass(frozen=True)
+class JsonSchemaValues:
+    """Decoder of JSON objects after the header of a schema registry.
+
+    An object must be valid by the job's JSON Schema. Clients do not have to validate what they
+    write, so the writer's schema is not evaluated; with a registry it must be a JSON Schema.
+    """
+
+    schema: pa.Schema
+    text: str
+    registry: str | None = None
+    node: JsonNode = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "node", parse_json_schema(self.text))
+
+    def decode(self, values: pa.Array) -> Decoded:
+        rows, reasons = read_each(values, self._read)
+        objects = [row or {} for row in rows]
+        columns, bad = JsonColumns(self.schema, rules=TextRules(declared=True)).convert(objects)
+        for row_number, reason in bad.items():
+            reasons[row_number] = reasons[row_number] or reason
+        return Decoded(columns, pa.array(reasons, pa.string()))
+
+    def _read(self, value: bytes) -> Any:
+        """Return the valid object in a value."""
+        number, content = split_header(value)
+        if self.registry is not None:
+            fetch_schema(self.registry, number, schema_type="JSON")
+        try:
+            members, reason = parse_object(content.decode(), exact=True)
+            if reason is not None:
+                raise RecordError(reason)
+            return self.node.read(members)
+        except UnicodeDecodeError:
+            raise RecordError("the value is not UTF-8 text") from None
+        except JsonError as error:
+            raise RecordError(str(error)) from None
 
 
 def check_fields(fields: Iterable[pa.Field], prefix: str = "") -> None:

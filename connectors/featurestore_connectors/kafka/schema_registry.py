@@ -67,21 +67,18 @@ def fetch_schema(registry: str, number: int, *, schema_type: str | None) -> Regi
     key = (registry, number)
     with _fetching:
         if key not in _schemas:
-            _schemas[key] = _request_schema(registry, number)
+            response = _request(registry, f"schemas/ids/{number}", f"schema {number}")
+            imports: dict[tuple[str, str], str] = {}
+            _add_imports(registry, number, response, imports)
+            registered_type = str(response.get("schemaType") or "AVRO")
+            texts = tuple(imports.values())
+            _schemas[key] = RegisteredSchema(response["schema"], registered_type, texts)
         schema = _schemas[key]
     if schema_type not in (None, schema.schema_type):
         raise RecordError(
             f"schema {number} of the registry has the type {schema.schema_type}, not {schema_type}"
         )
     return schema
-
-
-def _request_schema(registry: str, number: int) -> RegisteredSchema:
-    response = _request(registry, f"schemas/ids/{number}", f"schema {number}")
-    imports: dict[tuple[str, str], str] = {}
-    _add_imports(registry, number, response, imports)
-    schema_type = str(response.get("schemaType") or "AVRO")
-    return RegisteredSchema(response["schema"], schema_type, tuple(imports.values()))
 
 
 def _add_imports(

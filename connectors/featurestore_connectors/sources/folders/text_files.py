@@ -24,11 +24,10 @@ from featurestore_connectors.sources.folders.listing import FolderFile
 from featurestore_connectors.sources.folders.options import TableName
 from featurestore_connectors.sources.folders.tables import truncate_text
 
-_LONGEST = 2**31 - 1
 _CHUNK_BYTES = 1 << 20
 _HEAD_BYTES = 4096
-# Arrow's parser also refuses records of this size.
-_LONGEST_LINE = 64 << 20
+# The limit of a line and of a field. Arrow's parser also refuses records of this size.
+_LONGEST = 64 << 20
 # UTF-32 comes first, since its little-endian mark begins with the mark of UTF-16.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -258,7 +257,7 @@ class Lines:
     """
 
     def __init__(self, text: TextIO, dialect: CsvDialect) -> None:
-        self._text = iter(partial(text.readline, _LONGEST_LINE), "")
+        self._text = iter(partial(text.readline, _LONGEST), "")
         self._dialect = dialect
         self._is_quoted = False
         self.number = 0
@@ -271,10 +270,10 @@ class Lines:
         while True:
             line = next(self._text)
             self.number += 1
-            if len(line) == _LONGEST_LINE:
+            if len(line) == _LONGEST:
                 raise InvalidCsv(
                     self.number,
-                    f"the line has {_LONGEST_LINE} characters or more",
+                    f"the line has {_LONGEST} characters or more",
                     has_quotes=False,
                 )
             # Arrow's parser also omits a byte order mark, which the decoder keeps if the name of the
@@ -373,4 +372,6 @@ def _short_message(message: str) -> str:
         return "a quote is opened and never closed"
     if "expected after" in message:
         return "text follows a closing quote"
+    if "field limit" in message:
+        return f"a field has more than {_LONGEST} characters, perhaps because of an unclosed quote"
     return message

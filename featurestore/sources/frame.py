@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -26,6 +27,7 @@ from featurestore.external.reading import (
     read_batches,
     stage_partitions,
 )
+from featurestore.external.renaming import RenamedSnapshot
 from featurestore.model.arguments import warn_caller
 from featurestore.model.featuregroup import ExternalRows
 from featurestore.model.names import RENAME, SNAKE_CASE
@@ -273,20 +275,11 @@ def source_schema(
     """
     snapshot = open_snapshot(session, spec, query.at)
     try:
-        schema = snapshot.schema(query)
-        description = snapshot.description(query)
+        schema, description = read_schema(spec, snapshot, query)
     finally:
         snapshot.close()
-    header_types = {}
-    if description is not None and description["dialect"].get("header"):
-        # Partition columns are in the names of folders.
-        partitions = description["partitions"]
-        header_types = {
-            name: kind for name, kind in description["columns"].items() if name not in partitions
-        }
-    check_names(spec, query, schema.names, header_types=header_types)
-    if description is not None and description["unread"]:
-        unread = description["unread"]
+    unread = description.get("unread")
+    if unread:
         warn_caller(
             f"Source {spec.name!r} ignores {len(unread)} files of other formats or with hidden names, "
             f"which begin with '.' or '_': {listing(unread)}."
@@ -294,6 +287,27 @@ def source_schema(
     if time is not None:
         check_time(spec, query, schema, time)
     return schema
+
+
+def read_schema(
+    spec: SourceSpec, snapshot: RenamedSnapshot, query: SourceQuery
+) -> tuple[pa.Schema, Mapping[str, Any]]:
+    """Return the schema of a query, and what the source inferred.
+
+    Raises:
+        InvalidName: Columns have names that are not valid feature names.
+    """
+    schema = snapshot.schema(query)
+    description = snapshot.description(query) or {}
+    header_types = {}
+    if description.get("dialect", {}).get("header"):
+        # Partition columns are in the names of folders.
+        partitions = description["partitions"]
+        header_types = {
+            name: dtype for name, dtype in description["columns"].items() if name not in partitions
+        }
+    check_names(spec, query, schema.names, header_types=header_types)
+    return schema, description
 
 
 def check_names(

@@ -1,18 +1,15 @@
-"""Registration of sources: add, list, check and remove sources; options are stored as strings."""
+"""Registration of sources: add, list and remove sources; options are stored as strings."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 
 from sqlalchemy.engine import Connection
 
-from featurestore.errors import FeatureStoreError, InvalidArgument, listing
+from featurestore.errors import InvalidArgument, listing
 from featurestore.external import reading
-from featurestore.external.reading import open_snapshot
-from featurestore.external.renaming import RenamedSnapshot
 from featurestore.model.names import (
     RENAME,
     check_name,
@@ -20,7 +17,6 @@ from featurestore.model.names import (
 )
 from featurestore.model.source import (
     FOLDER_KIND,
-    SourceReport,
     SourceSpec,
     check_uri,
     make_path_absolute,
@@ -28,14 +24,11 @@ from featurestore.model.source import (
 )
 from featurestore.model.source_options import options_to_strings
 from featurestore.model.times import to_micros, utc_now
-from featurestore.plugins.source import SourceQuery
 from featurestore.recovery import record_files
 from featurestore.registry import sources
 from featurestore.session import Session
 from featurestore.storage import files
 from featurestore.storage.grants import acting_source, grant
-
-_SAMPLE_ROWS = 5
 
 
 def add(
@@ -140,84 +133,6 @@ def remove(session: Session, name: str) -> None:
     with session.registry.transaction() as connection:
         sources.remove(connection, name)
         record_files.remove_source(session.location, name)
-
-
-def check(session: Session, name: str) -> SourceReport:
-    """Check that a source can be reached; return its tables and a few sample rows.
-
-    Problems are reported in the result, not raised.
-    """
-    spec = get(session, name)
-    try:
-        snapshot = open_snapshot(session, spec)
-    except FeatureStoreError as error:
-        return SourceReport(spec.name, spec.kind, problems=(_describe_problem(error),))
-    try:
-        return _inspect_tables(spec, snapshot)
-    except FeatureStoreError as error:
-        return SourceReport(
-            spec.name, spec.kind, snapshot.server, problems=(_describe_problem(error),)
-        )
-    finally:
-        snapshot.close()
-
-
-def _inspect_tables(spec: SourceSpec, snapshot: RenamedSnapshot) -> SourceReport:
-    """Return a report on the tables, with sample rows of the first readable one."""
-    tables = tuple(snapshot.tables())
-    problems = [
-        f"The user of the URI may not read the table {table.name!r}."
-        for table in tables
-        if not table.readable
-    ]
-    if not tables:
-        problems.append("The source has no tables, or none that the user may read.")
-    report = SourceReport(
-        spec.name,
-        spec.kind,
-        snapshot.server,
-        tables,
-        problems=tuple(problems),
-        unread=tuple(snapshot.unread),
-    )
-    readable = [table for table in tables if table.readable]
-    if not readable:
-        return report
-    if spec.kind == FOLDER_KIND:
-        # Files with the same schema form one table.
-        with suppress(FeatureStoreError):
-            return _add_sample(report, snapshot, SourceQuery(), ".")
-    try:
-        return _add_sample(report, snapshot, snapshot.query_of(readable[0]), readable[0].name)
-    except FeatureStoreError as error:
-        return replace(
-            report, sampled=readable[0].name, problems=(*report.problems, _describe_problem(error))
-        )
-
-
-def _add_sample(
-    report: SourceReport, snapshot: RenamedSnapshot, query: SourceQuery, name: str
-) -> SourceReport:
-    """Add the first rows of a table to the report, with the types that the source inferred."""
-    rows: list[Mapping[str, object]] = []
-    for batch in snapshot.read(query):
-        rows += batch.slice(0, _SAMPLE_ROWS - len(rows)).to_pylist()
-        if len(rows) >= _SAMPLE_ROWS:
-            break
-    description = snapshot.description(query) or {}
-    return replace(
-        report,
-        sampled=name,
-        sample=tuple(rows),
-        dialect=description.get("dialect", {}),
-        columns=description.get("columns", {}),
-    )
-
-
-def _describe_problem(error: FeatureStoreError) -> str:
-    if error.hint is None:
-        return error.message
-    return f"{error.message} ({error.hint})"
 
 
 def check_folder_options(spec: SourceSpec, options: Mapping[str, str]) -> None:

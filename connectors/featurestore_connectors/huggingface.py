@@ -15,12 +15,10 @@ import posixpath
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 
-from featurestore.arrow.batches import take_values
+from featurestore.arrow.batches import without_hidden_values
 from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.stream_messages import StreamBatch, stream_batches
 from featurestore.errors import DatasetDamaged, InvalidArgument, UnsupportedType
@@ -107,7 +105,7 @@ class HuggingFaceFormat(PlainFormat):
             pa.ipc.new_stream(sink, schema) as writer,
         ):
             for batch in rebatch(batches, rows=layout["batch_rows"]):
-                arrays = [_without_hidden_values(batch.column(name)) for name in schema.names]
+                arrays = [without_hidden_values(batch.column(name)) for name in schema.names]
                 writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
                 rows += batch.num_rows
         return WrittenShard(file.written_file, rows)
@@ -184,15 +182,6 @@ def _write_json(directory: str, path: str, content: dict[str, Any]) -> WrittenFi
     with ShardFile(directory, path) as file:
         file.write(json.dumps(content, indent=2, ensure_ascii=False).encode())
     return file.written_file
-
-
-def _without_hidden_values(array: pa.Array) -> pa.Array:
-    """Return an array whose buffers do not depend on its offset, nor on values under nulls."""
-    rows = pa.array(np.arange(len(array)))
-    if array.null_count:
-        # Rows that are taken with a null index are zeros.
-        rows = pc.if_else(array.is_valid(), rows, None)
-    return take_values(array, rows)
 
 
 class StreamShard:

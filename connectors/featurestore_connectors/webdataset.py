@@ -262,8 +262,10 @@ class TarShard:
         first, end = int(self._offsets[start]), int(self._offsets[stop])
         reader = TarReader(io.BytesIO(self._file.read(first, end - first)), size=end - first)
         # A row begins with its JSON file.
-        starts = {int(offset) - first: {} for offset in self._offsets[start:stop]}
-        rows: list[dict[str, bytes]] = list(starts.values())
+        starts: dict[int, dict[str, bytes]] = {
+            int(offset) - first: {} for offset in self._offsets[start:stop]
+        }
+        rows = list(starts.values())
         members: dict[str, bytes] = {}
         for member in reader:
             members = starts.get(member.header, members)

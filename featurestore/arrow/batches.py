@@ -53,6 +53,19 @@ def take_values(array: Any, positions: Any, *, pool: pa.MemoryPool | None = None
     return _matrix_to_lists(np.take(rows, indices.to_numpy(), axis=0), array.type)
 
 
+def without_hidden_values(array: Any) -> Any:
+    """Return an equal array whose buffers depend neither on its offset nor on values under nulls.
+
+    >>> without_hidden_values(pa.array([1, None, 3]).slice(1)).offset
+    0
+    """
+    rows = pa.array(np.arange(len(array)))
+    if array.null_count:
+        # Rows that are taken with a null index are zeros.
+        rows = pc.if_else(array.is_valid(), rows, None)
+    return take_values(array, rows)
+
+
 def concat_arrays(arrays: Sequence[Any]) -> Any:
     """Concatenate arrays of one type.
 

@@ -73,6 +73,7 @@ def read_array(data: bytes) -> Any:
     size = math.prod(header.shape) * header.dtype.itemsize
     if len(data) - header.start != size:
         raise ValueError(f"an array of shape {header.shape} has {size} bytes")
-    order = "F" if header.is_fortran else "C"
     values = np.frombuffer(data, header.dtype, offset=header.start)
-    return values.reshape(header.shape, order=order)
+    if header.is_fortran:
+        return values.reshape(header.shape[::-1]).T
+    return values.reshape(header.shape)

@@ -21,7 +21,7 @@ _USER_WORD = "access_key_id"
 FOLDER_KIND = "file"
 _ALIASES = {"postgres": "postgresql", "sqlite3": "sqlite"}
 _FOLDER_SCHEMES = ("abfs", "abfss", "az", "azure", "gcs", "gs", "hdfs", "s3", "s3a", "s3n")
-_PATH_KINDS = ("delta", "duckdb", FOLDER_KIND, "sqlite")
+_PATH_KINDS = ("delta", "duckdb", FOLDER_KIND, "lance", "sqlite")
 # SQLAlchemy reads the rest as a path: ``catalog.db`` is relative, ``/data/catalog.db`` absolute.
 _SQLITE_CATALOG = "iceberg+sqlite:///"
 
@@ -122,7 +122,7 @@ def make_path_absolute(uri: str, *, absolute: Callable[[str], str]) -> str:
         return uri
     if not separator:
         before, separator, path = "", "", uri
-        if source_kind(uri) == "delta":
+        if source_kind(uri) in ("delta", "lance"):
             before, separator, path = uri.partition("+")
     return f"{before}{separator}{absolute(path)}"
 

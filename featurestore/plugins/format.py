@@ -275,6 +275,16 @@ class ShardFitting(Protocol):
 
 
 @runtime_checkable
+class ShardFolder(Protocol):
+    """An optional capability of formats whose shards are in a folder of their split."""
+
+    @property
+    def shard_folder(self) -> str:
+        """The name of the folder: shards are ``<split>/<folder>/<format>-00000-of-00008``."""
+        ...
+
+
+@runtime_checkable
 class SequentialReading(Protocol):
     """An optional capability of formats: the rows of layouts that ``refuse_reading`` refuses."""
 
@@ -321,7 +331,7 @@ class DatasetFormat(Protocol):
     ``StorageError`` for file system errors.
 
     Optional capabilities are detected with ``isinstance``: ``NativeReading``, ``NarrowProfile``,
-    ``ShardFitting``, ``SequentialReading``, ``plugins.native.DescribesRecords``, and for a
+    ``ShardFitting``, ``ShardFolder``, ``SequentialReading``, ``plugins.native.DescribesRecords``, and for a
     ``RecordAccess`` ``RecordChecksums``.
     """
 

@@ -8,6 +8,7 @@ determine the order or the split are stored without loss.
 from __future__ import annotations
 
 import os
+import posixpath
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -164,11 +165,17 @@ def unknown_files(directory: str, manifest: Manifest) -> Iterator[Problem]:
             known_paths.add(shard.path)
             for sidecar in shard.sidecars:
                 known_paths.add(sidecar.path)
-    for split in manifest.splits:
-        for name in files.list_directory(os.path.join(directory, split.name)):
+    splits = {split.name for split in manifest.splits}
+    # A format may write to folders of a split.
+    folders = splits | {
+        posixpath.dirname(path) for path in known_paths if path.partition("/")[0] in splits
+    }
+    for folder in sorted(folders):
+        for name in files.list_directory(os.path.join(directory, folder)):
+            path = f"{folder}/{name}"
             # A task attempt that is killed after the end of the export leaves a temporary file.
-            if f"{split.name}/{name}" not in known_paths and not is_temporary(name):
-                yield Problem(f"{split.name}/{name}", "is not in the manifest")
+            if path not in known_paths | folders and not is_temporary(name):
+                yield Problem(path, "is not in the manifest")
 
 
 def shard_problems(

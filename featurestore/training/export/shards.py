@@ -20,7 +20,7 @@ from featurestore.arrow.types import is_nested
 from featurestore.errors import DatasetDamaged
 from featurestore.hashing import canonical_bytes
 from featurestore.plugins.engine import Engine, HoldsRows, Relation
-from featurestore.plugins.format import DatasetFormat, Layout, WrittenShard
+from featurestore.plugins.format import DatasetFormat, Layout, ShardFolder, WrittenShard
 from featurestore.plugins.native import (
     DescribesRecords,
     RecordPlan,
@@ -115,10 +115,10 @@ def write_shards(
     _check_rows(shards, summaries)
     _check_splits(request, plan, summaries)
     # If a cluster retried a task, its first attempt may have left temporary files.
-    for split in request.rule.names:
-        for name in files.list_directory(os.path.join(directory, split)):
+    for folder in sorted({os.path.dirname(shard.path) for shard in shards}):
+        for name in files.list_directory(os.path.join(directory, folder)):
             if is_temporary(name):
-                files.remove(os.path.join(directory, split, name), below=directory)
+                files.remove(os.path.join(directory, folder, name), below=directory)
     return summaries
 
 
@@ -128,6 +128,9 @@ def planned_shards(request: ExportRequest, plan: ShardPlan) -> tuple[PlannedShar
     extension = ""
     if dataset_format.extension:
         extension = f".{dataset_format.extension}"
+    folder = ""
+    if isinstance(dataset_format, ShardFolder):
+        folder = f"{dataset_format.shard_folder}/"
     shards = []
     for split, sizes, boundaries in zip(
         request.rule.names, plan.shard_rows, plan.assignment.boundaries, strict=True
@@ -135,7 +138,8 @@ def planned_shards(request: ExportRequest, plan: ShardPlan) -> tuple[PlannedShar
         # No boundary precedes the empty shards at the end.
         skips = [0, *(boundary.offset for boundary in boundaries)]
         for index, rows in enumerate(sizes):
-            path = f"{split}/{dataset_format.name}-{index:05d}-of-{len(sizes):05d}{extension}"
+            name = f"{dataset_format.name}-{index:05d}-of-{len(sizes):05d}{extension}"
+            path = f"{split}/{folder}{name}"
             skip = 0
             if index < len(skips):
                 skip = skips[index]

@@ -179,7 +179,7 @@ def _split_manifest(layout: Layout, split: ManifestSplit) -> tuple[str, bytes]:
             row, os.path.join(folder, "example"), data_storage_version=layout["file_version"]
         )
         (columns,) = example.get_fragments()[0].data_files()
-        fragments = []
+        fragments: list[Any] = []
         for shard in split.shards:
             if not shard.rows:
                 continue

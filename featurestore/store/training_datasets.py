@@ -69,7 +69,7 @@ class TrainingDatasetCalls(StoreBase):
             exclude: Columns that are not inputs; they remain in the files and can be read by name.
             weight: A numeric column with row weights; readers return it for the loss.
             data_format: "tfrecord", "petastorm", "parquet", "csv", "huggingface" (a folder for
-                ``datasets.load_from_disk``), "webdataset" or the name of an entry point in
+                ``datasets.load_from_disk``), "webdataset", "lance" or the name of an entry point in
                 ``featurestore.formats``.
             splits: Fractions that sum to 1, or a TimeSplit; None writes all rows to "train".
             split_by: Columns whose equal values stay in one split (such as all rows of a user).

@@ -75,8 +75,11 @@ class CsvFileParser:
             for _, fields in records(self.file, self.dialect):
                 if not fields and skip_empty:
                     continue
+                # A header cannot be a bad row.
+                is_required = self.dialect.header or not self._bad_rows.quarantines
                 # Latin letters in UTF-16 without a byte order mark are also UTF-8.
-                if any("\0" in field or not is_utf8_string(field) for field in fields):
+                has_zeros = any("\0" in field for field in fields)
+                if has_zeros or (is_required and not _is_decoded(fields)):
                     raise encoding_error(self.file, self.dialect.encoding, self._bad_rows.table)
                 return fields or [""]
         except (OSError, UnicodeError, InvalidCsv) as error:
@@ -150,14 +153,6 @@ class CsvFileParser:
             # Python's parser either accepts the file or raises an error with the line number.
             for _ in data_records(self.file, dialect, width=width):
                 pass
-        convert = arrow_csv.ConvertOptions(
-            column_types={f"f{number}": pa.string() for number in range(width)},
-            strings_can_be_null=True,
-            # An empty field is null, but "" is an empty string.
-            quoted_strings_can_be_null=False,
-            null_values=[""],
-            include_columns=[f"f{number}" for number in columns],
-        )
         parse = arrow_csv.ParseOptions(
             delimiter=dialect.delimiter,
             quote_char=dialect.quote or False,
@@ -169,11 +164,15 @@ class CsvFileParser:
             # Without quarantine, Arrow raises an error, and with it the bytes are replaced.
             invalid_row_handler=self._skip_ragged if self._bad_rows.quarantines else None,
         )
+        # Without names, Arrow takes a first block without a line end for an empty file. The header is
+        # read as a record, since its names are checked by this package.
+        names = [f"f{number}" for number in range(width)]
         yielded = 0
         for size in _BLOCK_BYTES:
             row_count = 0
+            read = arrow_csv.ReadOptions(column_names=names, block_size=size)
             try:
-                for batch in self._parsed(size, parse, convert):
+                for batch in self._parsed(read, parse, [names[number] for number in columns]):
                     new = batch.slice(max(yielded - row_count, 0))
                     row_count += batch.num_rows
                     yielded = max(yielded, row_count)
@@ -188,41 +187,26 @@ class CsvFileParser:
             self._has_ragged = False
 
     def _parsed(
-        self, block_bytes: int, parse: arrow_csv.ParseOptions, convert: arrow_csv.ConvertOptions
+        self, read: arrow_csv.ReadOptions, parse: arrow_csv.ParseOptions, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of Arrow's parser with a block size."""
-        # The header is read as a record, since its names are checked by this package.
-        read = arrow_csv.ReadOptions(autogenerate_column_names=True, block_size=block_bytes)
+        """Yield the batches of Arrow's parser, with the values of these columns as strings."""
+        convert = arrow_csv.ConvertOptions(
+            column_types=dict.fromkeys(read.column_names, pa.string()),
+            strings_can_be_null=True,
+            # An empty field is null, but "" is an empty string.
+            quoted_strings_can_be_null=False,
+            null_values=[""],
+            include_columns=columns,
+        )
         stream = self._stream()
         _open.append(stream)
-        with stream:
-            try:
-                reader = arrow_csv.open_csv(
-                    stream, read_options=read, parse_options=parse, convert_options=convert
-                )
-            except pa.ArrowInvalid as error:
-                if not _is_without_line(error):
-                    raise
-                reader = arrow_csv.open_csv(
-                    pa.BufferReader(self._single_block(block_bytes, error)),
-                    read_options=read,
-                    parse_options=parse,
-                    convert_options=convert,
-                )
-            with reader:
-                yield from reader
-
-    def _single_block(self, block_bytes: int, error: pa.ArrowInvalid) -> bytes:
-        """Return the bytes of a file of one block, with a line end; raise the error for others.
-
-        Arrow takes a first block for empty if no record ends in it. The file has records, so that its
-        only record has no line end, or exceeds the block.
-        """
-        with self._stream() as stream:
-            data: bytes = stream.read(block_bytes)
-            if stream.read(1):
-                raise error
-        return data + b"\n"
+        with (
+            stream,
+            arrow_csv.open_csv(
+                stream, read_options=read, parse_options=parse, convert_options=convert
+            ) as reader,
+        ):
+            yield from reader
 
     def _is_suspicious(self) -> bool:
         """Return whether the bytes around quotes indicate unclosed quotes."""
@@ -256,10 +240,10 @@ class CsvFileParser:
         for line, fields in self._strictly(width):
             text = replace_undecoded(self.dialect.delimiter.join(fields))
             if len(fields) != width:
-                reason = (
-                    f"{count_fields(fields)}, but the first line has {width}: "
-                    f"{truncate_text(text)!r}"
+                expected = (
+                    f"the first line has {width}" if self.dialect.header else f"names= has {width}"
                 )
+                reason = f"{count_fields(fields)}, but {expected}: {truncate_text(text)!r}"
                 self._bad_rows.add(BadRow(self.file.name, line, None, reason, text), hint=hint)
             elif not _is_decoded(fields):
                 if not self._bad_rows.quarantines:
@@ -322,14 +306,9 @@ def count_fields(fields: Sequence[str]) -> str:
     return "1 field" if len(fields) == 1 else f"{len(fields)} fields"
 
 
-def _is_without_line(error: pa.ArrowInvalid) -> bool:
-    """Return whether no record ends in the first block; Arrow has no error class for it."""
-    return "Empty CSV file" in str(error)
-
-
 def _exceeds_block(error: pa.ArrowInvalid) -> bool:
     """Return whether a record does not fit into a block; Arrow has no error class for it."""
-    return _is_without_line(error) or "straddling" in str(error)
+    return "straddling" in str(error)
 
 
 def _is_decoded(fields: Sequence[str]) -> bool:

@@ -192,7 +192,7 @@ class CsvTable(FolderTable):
             check_names(first, self.table, file, line=self.options.skip_rows + 1)
             return first
         names = list(self.options.names)
-        if len(first) != len(names):
+        if len(first) != len(names) and not bad_rows.quarantines:
             raise self.table.invalid_file_error(
                 f"{file.name}: the first line has {count_fields(first)}, but names={names!r}.",
                 hint="names= and delimiter= apply to all files",

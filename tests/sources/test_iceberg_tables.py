@@ -325,6 +325,13 @@ def test_unsupported_iceberg_features_are_refused(table: Any, tmp_path: Path) ->
     with pytest.raises(UnsupportedType, match=r"'tags' \(map<string, long>\)"):
         read(tmp_path)
     assert read(tmp_path, SourceQuery(table="sales.orders", columns=("id",))).num_rows == 20
+    with table.update_schema() as changes:
+        changes.delete_column("tags")
+        changes.add_column("CUSTOMER", StringType())
+    with pytest.raises(UnsupportedType, match="'CUSTOMER' .a name that differs in case only"):
+        read(tmp_path)
+    query = SourceQuery(table="sales.orders", columns=("CUSTOMER",))
+    assert read(tmp_path, query).to_pydict() == {"CUSTOMER": [None] * 20}
     with pytest.raises(SourceTableNotFound, match=r"unknown table 'sales.order'.*'sales.orders'"):
         read(tmp_path, SourceQuery(table="sales.order"))
     expired_id = table.metadata.snapshots[0].snapshot_id

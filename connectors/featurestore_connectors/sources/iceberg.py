@@ -334,13 +334,20 @@ def translate_errors(config: SourceConfig, secret: str | None) -> Iterator[None]
                 hint="pass the metadata file of a table: "
                 "iceberg+/path/to/table/metadata/....metadata.json",
             ) from None
-        # The text of an error of SQLAlchemy contains the statement.
-        reason = str(getattr(error, "orig", None) or error)
+        reason = to_single_line(_describe_failure(error), secret)
         # Not chained: the message of the cause may contain the secret.
         raise SourceUnavailable(
-            f"Source {config.name!r} cannot be read: {to_single_line(reason, secret)}",
+            f"Source {config.name!r} cannot be read: {reason}",
             hint="check the URI, the name of the catalog (options={'catalog': ...}) and the secret",
         ) from None
+
+
+def _describe_failure(error: Exception) -> str:
+    """Return the text of an error without the statement of SQLAlchemy and the request of urllib3."""
+    cause = getattr(error, "orig", None)
+    if cause is None and error.args:
+        cause = getattr(error.args[0], "reason", None)
+    return str(cause or error)
 
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ Columns that were renamed, added or widened after a file was written are resolve
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -151,11 +152,18 @@ def _plan_paths(
 
 def _readable_fields(schema: Any, query: SourceQuery) -> list[Any]:
     """Return the readable fields; raise UnsupportedType if other fields are requested."""
+    requested = [field for field in schema.fields if _is_requested(field, query)]
+    # DuckDB does not distinguish names by case. A name that is not requested gives way.
+    counts = Counter(field.name.lower() for field in requested)
     readable, unsupported = [], []
     for field in schema.fields:
-        if duckdb_type(field.field_type) is not None:
+        is_requested = field in requested
+        if counts[field.name.lower()] > is_requested:
+            if is_requested:
+                unsupported.append(f"{field.name!r} (a name that differs in case only)")
+        elif duckdb_type(field.field_type) is not None:
             readable.append(field)
-        elif query.columns is None or field.name in query.columns:
+        elif is_requested:
             unsupported.append(f"{field.name!r} ({field.field_type})")
     if unsupported:
         raise UnsupportedType(

@@ -19,20 +19,19 @@ from featurestore.dbt.expectations import (
     differences,
     to_expectation,
 )
+from featurestore.dbt.freshness import find_max_age
 from featurestore.dbt.keys import find_columns, read_key
 from featurestore.dbt.manifest import (
     DbtNode,
     DbtProject,
     is_node_id,
     parse_owner,
-    parse_period,
 )
 from featurestore.dbt.snapshots import SQL_KINDS, SnapshotTable
 from featurestore.errors import InvalidDbtProject, InvalidExpectation, did_you_mean, listing
 from featurestore.featuregroups import Declaration
 from featurestore.featuregroups.definition import normalize_expectations
 from featurestore.model.json_object import JsonObject, MalformedJson
-from featurestore.model.times import parse_duration
 from featurestore.plugins.validator import find_validator
 
 # The keys of meta.featurestore.
@@ -190,7 +189,7 @@ class _NodeReader:
             sql=sql,
             columns=column_names,
             declared=declared,
-            max_age=self._max_age(event_time),
+            max_age=find_max_age(node, event_time=event_time, notes=self._notes),
             snapshots=settings.optional_text("snapshots") or "training",
             notes=tuple(f"{node}: {note}" for note in self._notes),
         )
@@ -332,23 +331,3 @@ class _NodeReader:
                 # dbt packages may define the same test twice.
                 expectations[repr(normalized)] = normalized
         return tuple(expectations.values())
-
-    def _max_age(self, event_time: str | None) -> timedelta | None:
-        """Return the maximum age of the newest row, the smallest of all limits."""
-        ages = []
-        freshness = self._settings.optional_text("freshness")
-        if freshness is not None:
-            ages.append(parse_duration(freshness, argument="freshness"))
-        elif self._node.freshness is not None:
-            ages.append(self._node.freshness)
-        for test in self._node.tests:
-            if test.kind in RECENCY_TESTS:
-                arguments = JsonObject(test.arguments, f"test {test.name!r}")
-                try:
-                    ages.append(parse_period(arguments, "interval", "datepart"))
-                except MalformedJson as error:
-                    self._notes.append(f"test {test.name!r} was not imported: {error}")
-        if ages and event_time is None:
-            self._notes.append("its freshness is not monitored, because it has no event time")
-            return None
-        return min(ages, default=None)

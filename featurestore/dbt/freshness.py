@@ -6,16 +6,39 @@ import hashlib
 from collections.abc import Iterable
 from datetime import timedelta
 
-from featurestore.dbt.manifest import DbtNode
+from featurestore.dbt.expectations import RECENCY_TESTS
+from featurestore.dbt.manifest import DbtNode, parse_period
 from featurestore.jobs.monitors.definitions import WATCHED_INPUT, MonitorOptions, monitor_spec
 from featurestore.jobs.registration import JobFile, grant_job, register_job
 from featurestore.model.job import DBT_ORIGIN, JobSpec
+from featurestore.model.json_object import JsonObject, MalformedJson
 from featurestore.model.monitor import MonitorSpec
-from featurestore.model.times import format_duration
+from featurestore.model.times import format_duration, parse_duration
 from featurestore.registry import jobs
 from featurestore.session import Session
 
 _MAX_MONITORED_NAME = 53
+
+
+def find_max_age(node: DbtNode, *, event_time: str | None, notes: list[str]) -> timedelta | None:
+    """Return the maximum age of the newest row, the smallest of all limits; note what is ignored."""
+    ages = []
+    setting = None if node.settings is None else node.settings.optional_text("freshness")
+    if setting is not None:
+        ages.append(parse_duration(setting, argument="freshness"))
+    elif node.freshness is not None:
+        ages.append(node.freshness)
+    for test in node.tests:
+        if test.kind in RECENCY_TESTS:
+            arguments = JsonObject(test.arguments, f"test {test.name!r}")
+            try:
+                ages.append(parse_period(arguments, "interval", "datepart"))
+            except MalformedJson as error:
+                notes.append(f"test {test.name!r} was not imported: {error}")
+    if ages and event_time is None:
+        notes.append("its freshness is not monitored, because it has no event time")
+        return None
+    return min(ages, default=None)
 
 
 def monitor_name(name: str) -> str:

@@ -141,18 +141,18 @@ def _plan(
     rejections = _Rejections(imported_nodes, has_selection=select is not None)
     importable_nodes = []
     for node in nodes:
-        with rejections.of(node):
+        with rejections.record(node):
             check_importable(node)
             importable_nodes.append(node)
     check_database(importable_nodes, source)
     tables: list[_Table] = []
     steps: list[_Step] = []
     for node in importable_nodes:
-        with rejections.of(node):
+        with rejections.record(node):
             tables.append(define_table(session, project, node, source, source_kind))
     groups = find_related_groups(session, tables)
     for table in tables:
-        with rejections.of(table.definition.node):
+        with rejections.record(table.definition.node):
             steps.append(plan_node(session, project, table, groups))
     problems = [*rejections.problems, *find_equal_names(steps)]
     if problems:
@@ -190,7 +190,7 @@ class _Rejections:
     skipped: list[DbtSkipped] = field(default_factory=list)
 
     @contextmanager
-    def of(self, node: DbtNode) -> Iterator[None]:
+    def record(self, node: DbtNode) -> Iterator[None]:
         """Record an error of a node."""
         try:
             yield

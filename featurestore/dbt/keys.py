@@ -71,7 +71,7 @@ def read_key(
         names = (value,) if isinstance(value, str) else settings.texts("primary_key")
         return find_columns(node, columns, names, origin="meta.featurestore.primary_key")
     keys = set()
-    for candidate in _declared_keys(node, columns, notes):
+    for candidate in declared_keys(node, columns, notes):
         entity_columns = tuple(name for name in candidate if name not in times)
         if entity_columns:
             keys.add(entity_columns)
@@ -92,7 +92,7 @@ def read_key(
     return keys.pop()
 
 
-def _declared_keys(node: DbtNode, columns: Columns, notes: list[str]) -> list[tuple[str, ...]]:
+def declared_keys(node: DbtNode, columns: Columns, notes: list[str]) -> list[tuple[str, ...]]:
     """Return the keys that the constraint, the snapshot or else the tests declare."""
     if node.constraint_key:
         names = node.constraint_key

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
+from featurestore.dbt.snapshots import SnapshotConfig
 from featurestore.errors import InvalidDbtProject, listing
 from featurestore.model.json_object import JsonObject, MalformedJson, parse_object
 from featurestore.storage import files
@@ -71,20 +72,6 @@ class DbtTest:
     def covers_all_rows(self) -> bool:
         """Whether the test fails for any row that violates it."""
         return not self.limits and self.where is None
-
-
-@dataclass(frozen=True)
-class SnapshotConfig:
-    """The configuration of a dbt snapshot: its key, and the names of the columns that dbt adds.
-
-    ``is_chain``: each row of a key ends when the next one begins, and the last row does not end.
-    ``has_current_marker``: the rows that are valid now have a time in the future instead of null.
-    """
-
-    unique_key: tuple[str, ...]
-    columns: Mapping[str, str]
-    is_chain: bool
-    has_current_marker: bool
 
 
 @dataclass(frozen=True)

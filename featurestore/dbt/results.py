@@ -16,7 +16,7 @@ _MAX_SKIPPED = 20
 class DbtChange:
     """The change of one dbt node: ``version`` is that of its feature group after the import.
 
-    ``differences`` describe what changed. A removed node is no longer in the project; its feature
+    ``differences`` describe what changed. A removed node was deleted from the project; its feature
     group remains.
     """
 

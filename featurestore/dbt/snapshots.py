@@ -7,15 +7,31 @@ of this module therefore adds a row at each end that no other version follows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from featurestore.dbt.expectations import Columns
-from featurestore.dbt.manifest import SnapshotConfig
 from featurestore.usersql.text import quote
+
+if TYPE_CHECKING:
+    from featurestore.dbt.expectations import Columns
 
 # Databases whose SQL quotes names with double quotes, and has DISTINCT ON.
 SQL_KINDS = ("duckdb", "postgresql")
+
+
+@dataclass(frozen=True)
+class SnapshotConfig:
+    """The configuration of a dbt snapshot: its key, and the names of the columns that dbt adds.
+
+    ``is_chain``: each row of a key ends when the next one begins, and the last row does not end.
+    ``has_current_marker``: the rows that are valid now have a time in the future instead of null.
+    """
+
+    unique_key: tuple[str, ...]
+    columns: Mapping[str, str]
+    is_chain: bool
+    has_current_marker: bool
 
 
 @dataclass(frozen=True)
@@ -37,7 +53,7 @@ class SnapshotTable:
         """Return the query of the rows in the SQL that DuckDB and Postgres share.
 
         At every time the last row of an entity has the values of the version that is valid then, or
-        nulls if there is none. A version is valid from ``dbt_valid_from`` until before ``dbt_valid_to``.
+        nulls without such a version. A version is valid from ``dbt_valid_from`` until before ``dbt_valid_to``.
         If several are valid, the one with the latest ``dbt_valid_from`` counts, of equal ones the
         one that ends first, as dbt wrote it first.
         """
@@ -101,9 +117,9 @@ class SnapshotTable:
             return column
         return f"case when versions.{quote(is_deleted)} = 'True' then null else {column} end"
 
-    def _has_equal_key(self, left: str, right: str) -> str:
+    def _has_equal_key(self, table: str, other_table: str) -> str:
         return " and ".join(
-            f"{left}.{quote(name)} = {right}.{quote(name)}" for name in self.primary_key
+            f"{table}.{quote(name)} = {other_table}.{quote(name)}" for name in self.primary_key
         )
 
     def _quote(self, name: str) -> str:

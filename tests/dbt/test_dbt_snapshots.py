@@ -22,7 +22,7 @@ CREATE = """create table main.plans (id integer, plan varchar, dbt_valid_from ti
     dbt_valid_to timestamp, dbt_updated_at timestamp, dbt_is_deleted varchar)"""
 
 
-def valid_plan(rows: Iterable[Mapping[str, Any]], key: object, at: datetime) -> str | None:
+def valid_plan(rows: Iterable[Mapping[str, Any]], key: object, time: datetime) -> str | None:
     """Return the plan of the version that is valid at a time, read from the rows that dbt wrote.
 
     Of several versions the one with the latest ``dbt_valid_from`` counts, then the first to end.
@@ -30,7 +30,7 @@ def valid_plan(rows: Iterable[Mapping[str, Any]], key: object, at: datetime) -> 
     versions = [
         (row["dbt_valid_to"] or OPEN, row)
         for row in rows
-        if row["id"] == key and row["dbt_valid_from"] <= at < (row["dbt_valid_to"] or OPEN)
+        if row["id"] == key and row["dbt_valid_from"] <= time < (row["dbt_valid_to"] or OPEN)
     ]
     if not versions:
         return None
@@ -47,8 +47,8 @@ def read_plans(
 ) -> list[Any]:
     """Return the plans of a group at the times of keys, in UTC."""
     labels = [
-        {"number": number, "id": key, "at": at.replace(tzinfo=UTC)}
-        for number, (key, at) in enumerate(cases)
+        {"number": number, "id": key, "at": time.replace(tzinfo=UTC)}
+        for number, (key, time) in enumerate(cases)
     ]
     frame = store.get_features([f"{group}.plan"], labels=labels, label_time="at")
     rows = sorted(frame.to_arrow().to_pylist(), key=lambda row: row["number"])
@@ -114,6 +114,6 @@ def test_read_of_snapshot_equals_validity(
     manifest = edited(of_config("snapshot.shop.plans", dbt_valid_to_current=marker))
     empty_store.add_dbt_project(manifest, source="warehouse", select="plans")
     times = [START + timedelta(hours=12 * number) for number in range(-1, 17)]
-    cases = [(key, at) for key in KEYS for at in times]
-    expected = [valid_plan(rows, key, at) for key, at in cases]
+    cases = [(key, time) for key in KEYS for time in times]
+    expected = [valid_plan(rows, key, time) for key, time in cases]
     assert read_plans(empty_store, "plans", cases) == expected

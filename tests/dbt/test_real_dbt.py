@@ -198,8 +198,10 @@ def test_reads_of_each_snapshot_equal_its_validity(dbt: Path, tmp_path: Path) ->
             times |= {row["dbt_valid_to"] or START for row in rows} - {OPEN}
             steps = (timedelta(microseconds=-1), timedelta(0), timedelta(microseconds=1))
             keys = sorted({row["id"] for row in rows})
-            cases = [(key, at + step) for key in keys for at in sorted(times) for step in steps]
-            expected = [valid_plan(rows, key, at) for key, at in cases]
+            cases = [
+                (key, start + step) for key in keys for start in sorted(times) for step in steps
+            ]
+            expected = [valid_plan(rows, key, time) for key, time in cases]
             assert read_plans(store, name, cases) == expected, name
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pat
 
-from featurestore.arrow.types import TIMESTAMP
+from featurestore.arrow.types import MAX_LEVELS, TIMESTAMP
 from featurestore.errors import InvalidJob, UnsupportedType, listing
 
 _AVRO_TYPES = {
@@ -119,7 +119,7 @@ def parse_type(type_or_name: Any, *, column: str) -> pa.DataType:
     """Parse a type: an Arrow type, or a name such as "timestamp".
 
     Raises:
-        UnsupportedType: The name is unknown.
+        UnsupportedType: The name is unknown, or lists are nested deeper than ``MAX_LEVELS``.
 
     >>> parse_type("list<double>", column="scores"), parse_type("timestamp", column="at")
     (ListType(list<item: double>), TimestampType(timestamp[us, tz=UTC]))
@@ -131,6 +131,11 @@ def parse_type(type_or_name: Any, *, column: str) -> pa.DataType:
     del types_by_name["null"]
     if isinstance(type_or_name, str):
         text = type_or_name.strip()
+        if text.count("<") > MAX_LEVELS:
+            raise UnsupportedType(
+                f"Column {column!r}: the type is nested deeper than {MAX_LEVELS} levels.",
+                hint="the type 'string' is for JSON text",
+            )
         if text.startswith("list<") and text.endswith(">"):
             return pa.list_(pa.field("item", parse_type(text[5:-1], column=column)))
         if text in types_by_name:

@@ -50,7 +50,7 @@ def _inspect_tables(session: Session, spec: SourceSpec, snapshot: RenamedSnapsho
         if not table.readable
     ]
     if not tables:
-        problems.append("The source has no tables, or none that the user may read.")
+        problems.append(_describe_missing_tables(spec, snapshot))
     report = SourceReport(
         spec.name,
         spec.kind,
@@ -77,6 +77,17 @@ def _inspect_tables(session: Session, spec: SourceSpec, snapshot: RenamedSnapsho
                 # A failed statement ends the transaction of a snapshot.
                 snapshot = snapshots.enter_context(closing(open_snapshot(session, spec)))
     return replace(report, problems=tuple(problems))
+
+
+def _describe_missing_tables(spec: SourceSpec, snapshot: RenamedSnapshot) -> str:
+    """Return the problem of a source without tables."""
+    if spec.kind == FOLDER_KIND:
+        try:
+            read_schema(spec, snapshot, SourceQuery())
+        except FeatureStoreError as error:
+            # The error names hidden files and the options that read other ones.
+            return _describe_problem(error)
+    return "The source has no tables, or none that the user may read."
 
 
 def _add_sample(

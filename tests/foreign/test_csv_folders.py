@@ -80,6 +80,8 @@ def test_files_with_different_columns_are_refused(lake: Lake) -> None:
         lake(files)
     declared = lake(files, dtypes={"y": "int64"})
     assert rows(declared) == [{"id": 1, "x": 2, "y": None}, {"id": 3, "x": 4, "y": 5}]
+    with pytest.raises(InvalidArgument, match=r"'y': the type is nested deeper than 16"):
+        lake(files, dtypes={"y": "list<" * 2_000 + "int64" + ">" * 2_000})
     with pytest.raises(InvalidArgument, match=r"no file of source .* has the column 'z'"):
         lake(files, dtypes={"y": "int64", "z": "string"})
     with pytest.raises(InvalidSourceFile, match="duplicate columns 'x'"):
@@ -251,12 +253,14 @@ def test_files_of_other_extensions_are_read_with_format(lake: Lake) -> None:
         lake({"a.data": text, "a.names": "1. id"}, format="csv")
 
 
-def test_hidden_files_are_named(lake: Lake) -> None:
+def test_hidden_files_are_named(empty_store: FeatureStore, lake: Lake) -> None:
     for name in ("_a.csv", "day=1/.a.jsonl"):
         hidden = Path(name).name
         with pytest.raises(SourceTableNotFound, match=r"Hidden files, .*begin with") as error:
             lake({name: "id\n1\n"})
         assert repr(hidden) in error.value.message
+    (problem,) = empty_store.check_source("lake_0").problems
+    assert "read_source('lake_0', path='_a.csv') reads it" in problem
     # Writers use other hidden names for files that are not data.
     assert len(rows(lake({"a.csv": "id\n1\n", "_SUCCESS": "", "_tmp/b.csv": "x\n"}))) == 1
 

@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Context, Decimal
+from decimal import Context, Decimal, InvalidOperation
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -87,7 +87,9 @@ class WidenedTable:
         if add.get("stats"):
             action["stats"] = _statistics_without(add["stats"], changed)
         if add.get("deletionVector") is not None:
-            action["deletionVector"] = _absolute_vector(self.path, add["deletionVector"])
+            action["deletionVector"] = _absolute_vector(
+                self.path, add["deletionVector"], folder=self.folder
+            )
         return action
 
 
@@ -258,7 +260,10 @@ def _to_partition_value(text: str, dtype: str) -> str:
     if digits is not None:
         precision, scale = digits
         step = Decimal(1).scaleb(-scale)
-        return f"{Decimal(text).quantize(step, context=Context(prec=precision)):f}"
+        try:
+            return f"{Decimal(text).quantize(step, context=Context(prec=precision)):f}"
+        except InvalidOperation:  # the error of the kernel names the value
+            return text
     if dtype == _TIMES and len(text) == len("2024-05-01"):
         return f"{text} 00:00:00"
     return text
@@ -277,13 +282,14 @@ def _file_url(path: str) -> str:
     return f"file://{quote(path)}"
 
 
-def _absolute_vector(path: str, vector: Mapping[str, Any]) -> dict[str, Any]:
+def _absolute_vector(path: str, vector: Mapping[str, Any], *, folder: str | None) -> dict[str, Any]:
     """Return the descriptor of a deletion vector with an absolute path."""
     descriptor = {name: value for name, value in vector.items() if value is not None}
     if descriptor.get("storageType") == _VECTOR_IN_TABLE:
         text = str(descriptor["pathOrInlineDv"])
         prefix, name = text[:-_Z85_UUID], f"deletion_vector_{_decode_uuid(text[-_Z85_UUID:])}.bin"
-        descriptor["pathOrInlineDv"] = _file_url(os.path.join(path, prefix, name))
+        file = file_path(path, os.path.join(prefix, name), folder=folder)
+        descriptor["pathOrInlineDv"] = _file_url(file)
         descriptor["storageType"] = _VECTOR_ABSOLUTE
     return descriptor
 

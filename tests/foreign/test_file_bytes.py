@@ -127,12 +127,7 @@ def expected_csv(
     return [tuple(record) for record in good], bad_count
 
 
-@settings(max_examples=150, deadline=None)
-@given(csv_files())
-def test_csv_files_equal_python_parser_to_the_last_byte(
-    file: tuple[str, bytes, list[str], dict[str, Any]],
-) -> None:
-    name, data, columns, options = file
+def check_csv_file(name: str, data: bytes, columns: list[str], options: dict[str, Any]) -> None:
     suffix = name.removeprefix("a.csv")
     dtypes = dict.fromkeys(columns, "string")
     actual = read(name, COMPRESSORS[suffix](data), {**options, "dtypes": dtypes})
@@ -140,6 +135,23 @@ def test_csv_files_equal_python_parser_to_the_last_byte(
         # Python's parser does not distinguish null from an empty string.
         actual = [tuple(cell or "" for cell in row) for row in actual[0]], actual[1]
     assert actual == expected_csv(data, columns, options)
+
+
+@settings(max_examples=150, deadline=None)
+@given(csv_files())
+def test_csv_files_equal_python_parser_to_the_last_byte(
+    file: tuple[str, bytes, list[str], dict[str, Any]],
+) -> None:
+    check_csv_file(*file)
+
+
+@pytest.mark.soak
+@settings(max_examples=10_000, deadline=None)
+@given(csv_files())
+def test_many_csv_files_equal_python_parser_to_the_last_byte(
+    file: tuple[str, bytes, list[str], dict[str, Any]],
+) -> None:
+    check_csv_file(*file)
 
 
 def test_csv_files_in_every_encoding_are_read_or_refused(subtests: pytest.Subtests) -> None:

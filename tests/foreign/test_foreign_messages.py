@@ -36,6 +36,8 @@ REFUSED: list[tuple[dict[str, str | bytes], dict[str, Any]]] = [
     ({"a.csv": 'id,x\n1,"2\n'}, {}),
     ({"a.csv": "id;x\n1;2\n"}, {}),
     ({"a.csv": b"id,x\n1,\xff\n"}, {}),
+    ({"a.csv": "id,x\n1,ü\n".encode("utf-8-sig")}, {"encoding": "cp1252"}),
+    ({"a.csv": "id,x\n1,ü\n"}, {"encoding": "utf-16"}),
     ({"a.csv": ""}, {}),
     ({"a.csv": "x,x\n1,2\n"}, {}),
     ({"a.csv": "Total €,1978\n1,2\n"}, {}),

@@ -36,6 +36,7 @@ from featurestore_connectors.sources.folders.text_files import (
     InvalidCsv,
     PlainQuotes,
     SelectedLines,
+    contradicts_mark,
     data_records,
     encoding_error,
     has_undecodable_lines,
@@ -72,6 +73,8 @@ class CsvFileParser:
             skip_empty: Whether empty lines are not records.
         """
         try:
+            if contradicts_mark(self.file, self.dialect.encoding):
+                raise encoding_error(self.file, self.dialect.encoding, self._bad_rows.table)
             for _, fields in records(self.file, self.dialect):
                 if not fields and skip_empty:
                     continue

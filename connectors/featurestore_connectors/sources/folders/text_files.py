@@ -100,6 +100,18 @@ def detect_encoding(file: FolderFile, declared: str) -> str:
     return "cp1252"
 
 
+def contradicts_mark(file: FolderFile, encoding: str) -> bool:
+    """Return whether a file is UTF-8 with a byte order mark, but has another declared encoding.
+
+    Encodings of one byte per character decode such a file, with other characters.
+    """
+    if encoding.startswith("utf"):
+        return False
+    with file.open() as stream:
+        has_mark = stream.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
+    return has_mark and _decodes(file, "utf-8")
+
+
 def has_undecodable_lines(file: FolderFile, encoding: str) -> bool:
     """Return whether single lines of a file are not text in an encoding.
 

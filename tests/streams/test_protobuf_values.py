@@ -7,6 +7,7 @@ import random
 import re
 from base64 import b64encode
 from collections.abc import Mapping
+from datetime import date
 from importlib.metadata import distribution
 from itertools import count
 from operator import methodcaller
@@ -451,6 +452,24 @@ def test_tombstone_has_key_of_registered_schema() -> None:
     actual = [(row["id"], row["kind"]) for row in rows[:3]]
     assert actual == [(2**64 - 1, "YES"), (0, "NO"), (5, "YES")]
     assert [row["record_error"] is None for row in rows] == [True] * 3 + [False] * 4
+
+
+def test_date_message_is_date_or_refused() -> None:
+    text = PROTO3 + 'import "google/type/date.proto"; message Row { google.type.Date a = 1; }'
+    files = distribution("googleapis-common-protos").files or ()
+    (file,) = [file for file in files if str(file) == "google/type/date.proto"]
+    imports = {str(file): Path(str(file.locate())).read_text(encoding="utf-8")}
+    message = message_class(text, "Row", imports)
+    values = [
+        None,
+        {"year": 2024, "month": 2, "day": 29},
+        {"year": 2024, "month": 2},
+        {"year": 2**31 - 1},
+    ]
+    records = [message(a=value).SerializeToString() for value in values]
+    rows = decoded(spec_of(text), [header(1, 0) + record for record in records])
+    assert [row["a"] for row in rows[:2]] == [None, date(2024, 2, 29)]
+    assert all("is not a date" in str(row["record_error"]) for row in rows[2:])
 
 
 def test_schema_that_imports_itself_is_read_once() -> None:

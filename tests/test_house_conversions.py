@@ -52,6 +52,8 @@ EXCEPTIONS = {
     "featurestore/aggregates/window_side.py::WindowFeatures._add_features": RESULTS,
     "featurestore/arrow/batches.py::_matrix_to_lists": "a matrix of this type of number",
     "featurestore/arrow/frames.py::column_from_polars": "values that do not fit are refused next",
+    "featurestore/arrow/json_rows.py::_map_values": "texts and bytes of base64",
+    "featurestore/arrow/json_rows.py::rows_from_json": "JSON that the export wrote for values",
     "featurestore/arrow/spark_connect.py::open_frame.read_batches": DECLARED,
     "featurestore/experiments/models/dataframes.py::_cast_polars": (
         "columns of models, whose dtypes are those of the training"
@@ -97,6 +99,7 @@ EXCEPTIONS = {
     "featurestore/validation/quarantine.py::AddReasons.__call__": DECLARED,
     "connectors/featurestore_connectors/csv.py::_from_text": "texts that the export wrote for values",
     "connectors/featurestore_connectors/csv.py::_map_values": "texts and bytes of base64",
+    "connectors/featurestore_connectors/sources/folders/sample_values.py::_decode_arrays": DECLARED,
     "connectors/featurestore_connectors/duckdb_delta/relations.py::RowExpressions._restore_times": (
         CLOCK
     ),

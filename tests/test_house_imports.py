@@ -137,10 +137,13 @@ for group in ("featurestore.engines", "featurestore.formats", "featurestore.vali
         "csv",
         "duckdb",
         "great_expectations",
+        "huggingface",
+        "lance",
         "parquet",
         "petastorm",
         "spark",
         "tfrecord",
+        "webdataset",
     }
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from featurestore.arrow.batches import without_hidden_values
+from featurestore.arrow.casts import cast_array
 from featurestore.arrow.schemas import schema_from_json, schema_to_json
 from featurestore.arrow.types import is_list_type
 from featurestore.errors import (
@@ -274,7 +275,7 @@ class LanceShard:
             table.validate(full=True)
             if table.num_rows != stop - start:
                 raise ValueError(f"the file has {table.num_rows:,} of these rows")
-            arrays = [combine_chunks(table[field.name]).cast(field.type) for field in schema]
+            arrays = [cast_array(combine_chunks(table[field.name]), field.type) for field in schema]
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _reader(self, columns: tuple[str, ...]) -> Any:

@@ -286,7 +286,7 @@ class TarShard:
         for field in schema:
             values = [row.get(self._extension(field.name)) for row in rows]
             if self._storage[field.name] == _BYTES:
-                columns[field.name] = pa.array(values, field.type)
+                columns[field.name] = pa.array(values, pa.binary())
             elif self._storage[field.name] == _ARRAY:
                 columns[field.name] = _decode_arrays(values, field.type)
         return [columns[field.name] for field in schema]

@@ -111,7 +111,7 @@ def _from_json_values(array: pa.Array, dtype: pa.DataType) -> pa.Array:
         return _map_values(lambda text: base64.b64decode(text, validate=True), array, dtype)
     if pat.is_date(dtype) or pat.is_timestamp(dtype):
         return array.view(dtype)
-    return array.cast(dtype)
+    return cast_array(array, dtype)
 
 
 def _map_values(convert: Callable[[Any], Any], array: pa.Array, dtype: pa.DataType) -> pa.Array:

@@ -145,7 +145,7 @@ class SampleDecoder:
     ) -> tuple[pa.Array, dict[int, str]]:
         """Return the values of files with one extension, and the reasons of invalid rows."""
         if pat.is_binary(column.kind):
-            return pa.array(files, column.kind), {}
+            return pa.array(files, pa.binary()), {}
         if last_part(column.name) == ARRAY_SUFFIX:
             return _decode_arrays(files, column.kind)
         reasons: dict[int, str] = {}
